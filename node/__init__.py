@@ -1,16 +1,26 @@
 """What people run and import: `from node import Swarm` in a trainer, `swarm-node` at a prompt.
 
-The name is loaded when first used, so that importing this package needs neither torch nor trio.
+The names below are the public API; `docs/trainers.md` is its guide. Each is loaded when it is first used, so that
+importing this package needs neither torch nor trio.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from codec.errors import SwarmError, UsageError
     from node.engines.base import SamplingParams
-    from node.trainers.api import Check, PromptRefused, Publication, RefusedPrompt, Rollout, RolloutGroup, Swarm
-    from node.trainers.errors import PublishFailed, RolloutsFailed, SwarmBusy, SwarmDown, SwarmTimeout
+    from node.trainers.api import Swarm
+    from node.trainers.errors import (
+        PromptRefused,
+        PublishFailed,
+        RolloutsFailed,
+        SwarmBusy,
+        SwarmDown,
+        SwarmTimeout,
+    )
+    from node.trainers.publish.publication import Publication
+    from node.trainers.rollouts import Check, RefusedPrompt, Rollout, RolloutGroup
 
 __all__ = [
     "Check",
@@ -30,8 +40,8 @@ __all__ = [
     "UsageError",
 ]
 
-_HOME_OF = {
-    "Check": "node.trainers.api",
+_MODULE_OF = {
+    "Check": "node.trainers.rollouts",
     "PromptRefused": "node.trainers.errors",
     "Publication": "node.trainers.publish.publication",
     "PublishFailed": "node.trainers.errors",
@@ -48,8 +58,12 @@ _HOME_OF = {
     "UsageError": "codec.errors",
 }
 
+if not TYPE_CHECKING:  # a type checker reads the imports above, and reports a name that is not among them
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'node' has no attribute {name!r}")
-    return getattr(import_module(_HOME_OF[name]), name)
+    def __getattr__(name):
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'node' has no attribute {name!r}")
+        return getattr(import_module(_MODULE_OF[name]), name)
+
+    def __dir__():
+        return sorted({*globals(), *_MODULE_OF})

@@ -44,7 +44,7 @@ def imports(name: str, path: Path) -> Iterator[tuple[str, int]]:
         elif isinstance(node, ast.ImportFrom):
             base = ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
             source = ".".join(filter(None, (base, node.module)))
-            for alias in node.names:  # `from swarm import shell` names swarm.runtime
+            for alias in node.names:  # `from swarm import runtime` names swarm.runtime
                 yield f"{source}.{alias.name}", node.lineno
 
 
@@ -125,7 +125,7 @@ def test_one_noun_a_file(name: str, path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ("from swarm import shell", ["swarm.shell"]),
+        ("from swarm import runtime", ["swarm.runtime"]),
         ("def f():\n    import trio.abc", ["trio.abc"]),
         ("from . import wire\nfrom ..store import disk", ["swarm.protocol.wire", "swarm.store.disk"]),
     ],

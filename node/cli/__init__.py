@@ -1,4 +1,4 @@
-"""The command line: `app` parses, calls, and turns errors into sentences and exit codes.
+"""The command line: `app` parses it, calls the command, and turns errors into sentences and exit codes.
 
 One module for each group of commands. Each imports what it needs when it runs, so `--help` stays fast. What a
 command does is in `node.coordinator`, `node.member` and `node.tools`.
@@ -6,21 +6,21 @@ command does is in `node.coordinator`, `node.member` and `node.tools`.
 Modules:
 
 - `app`: `swarm-node`
-- `asking`: Asking the seed that runs on this machine; and whom of its members a person means
-- `authority`: Commands of whoever runs the trainer
-- `hidden`: Keeps secrets out of the list of processes, which every user of a machine can read
+- `asking`: How a command asks the seed of this machine, and finds the member that a person named
+- `authority`: Commands on the trainer's machine
+- `hidden`: Keeps secrets out of the list of processes
 - `lifetime`: How long a command lives
-- `member`: Commands of whoever lends a machine
-- `removal`: Commands that show somebody out
-- `report`: What every command has
-- `watch`: Commands that show
-- `weights`: Commands on checkpoints, for which no swarm is needed
+- `member`: Commands on a rollout machine
+- `removal`: Commands that remove members
+- `report`: What every command shares: its place in the help, its examples, its JSON
+- `watch`: Commands that show something
+- `weights`: Commands on checkpoints, without a swarm
 - `work`: Commands about work
 """
 
 
 def main() -> None:
-    """The console script `swarm-node`. The commands are imported here, and not with the package."""
+    """The console script `swarm-node`. Imports the commands here, so that importing the package stays fast."""
     from node.cli.app import main as run_command_line
 
     run_command_line()

@@ -1,10 +1,9 @@
-"""`swarm-node`: parses, calls, and turns whatever went wrong into one or two sentences and an exit code.
+"""`swarm-node`: parses the command line, calls the command, and turns an error into a sentence and an exit code.
 
-    0  done       1  failed       2  usage: the person can fix it       3  cannot reach a peer or process
+    0  done       1  failed       2  usage: the user can correct it     3  cannot reach a peer or process
     130 SIGINT    143 SIGTERM
 
-The commands are in `node.cli`; each imports what it needs when it runs, so that `--help` answers at once and
-needs neither torch nor libp2p.
+Each command imports what it needs when it runs, so that `--help` answers at once and needs neither torch nor libp2p.
 """
 
 import errno
@@ -36,7 +35,7 @@ INTERRUPTED: Final = 130
 
 
 def _flowing(console: "Console", options: "ConsoleOptions", panel: "HelpPanel") -> None:
-    """A flag's help is a docstring, whose lines are broken and indented for readers of the code."""
+    """Draw a panel of the help with its texts as paragraphs: they are docstrings, wrapped and indented for the code."""
     from cyclopts.help import DefaultFormatter
     from rich.text import Text
 
@@ -49,7 +48,7 @@ def _flowing(console: "Console", options: "ConsoleOptions", panel: "HelpPanel") 
 
 app = App(
     name="swarm-node",
-    help="Carry a policy from one trainer to any number of rollout nodes, as signed deltas passed on peer to peer.",
+    help="Move a policy's weights from one trainer to any number of rollout nodes, as signed deltas, peer to peer.",
     help_format="plaintext",
     help_formatter=_flowing,
     help_epilogue="""Begin with:
@@ -82,10 +81,11 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; its exit code. Never raises for what can be foreseen, never shows a traceback unasked."""
+    """Run one command line; its exit code. Prints a sentence for any error; a traceback only with --debug or
+    SWARM_DEBUG."""
     words = list(arguments)
     debug = "--debug" in words or bool(os.environ.get("SWARM_DEBUG"))
-    # A lone dash is no option to anybody but the parser.
+    # The parser takes a lone dash for an option.
     words = ["--ticket-file=-" if word == "-" else word for word in words if word != "--debug"]
     try:
         result = app(words, exit_on_error=False)
@@ -95,7 +95,7 @@ def run(arguments: Sequence[str]) -> int:
         command = next((word for word in words if not word.startswith("-") and word in app), "")
         print(f"See swarm-node {command} --help".replace("  ", " "), file=sys.stderr)
         return USAGE
-    except BaseException as error:  # the one policy point of the face
+    except BaseException as error:  # the one place of the command line that catches everything
         if isinstance(error, SystemExit | GeneratorExit):
             raise
         if debug:
@@ -107,9 +107,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def explain(error: BaseException) -> tuple[str, int]:
-    """What a person is told about `error` ("" when they know), and the exit code."""
+    """The sentence for `error` ("" when the user knows already), and the exit code."""
     leaves = list(_leaves(error))
-    # Of several errors at once, the one that the person can act on is the one to tell.
+    # Of several errors at once, report the one that the user can act on.
     for leaf in leaves:
         if isinstance(leaf, UsageError):
             return str(leaf), USAGE
@@ -127,8 +127,8 @@ def explain(error: BaseException) -> tuple[str, int]:
         if isinstance(leaf, OSError) and (text := _explain_os(leaf)):
             return text, FAILED
     first = leaves[0]
-    what = f"{type(first).__name__}: {first}" if str(first) else type(first).__name__
-    return f"unexpected {what}. This is a bug; run the command with --debug for the traceback.", FAILED
+    text = f"{type(first).__name__}: {first}" if str(first) else type(first).__name__
+    return f"unexpected {text}. This is a bug; run the command with --debug for the traceback.", FAILED
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
@@ -140,7 +140,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is(error: BaseException, module: str, name: str) -> bool:
-    """Whether `error` is of that class, without importing trio to ask: what is not imported has raised nothing."""
+    """Whether `error` is of that class. Does not import the module: one that is not imported has raised nothing."""
     loaded = sys.modules.get(module)
     return loaded is not None and isinstance(error, getattr(loaded, name))
 

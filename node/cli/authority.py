@@ -1,4 +1,4 @@
-"""Commands of whoever runs the trainer: keygen, seed, invite, rotate-key, publish."""
+"""Commands on the trainer's machine: keygen, seed, invite, rotate-key, publish."""
 
 import os
 import sys
@@ -21,14 +21,14 @@ __all__ = ["register"]
 def keygen(*, out: Path | None = None, home: Path | None = None, as_json: AsJson = False) -> None:
     """Make the key of a new swarm, and print its PeerId.
 
-    Whoever has this file is the swarm: keep it on the trainer's machine, and a copy where you keep secrets.
+    A person who has this file controls the swarm: keep it on the trainer's machine, and a copy where you keep secrets.
 
     Parameters
     ----------
     out
-        File to make; without it SWARM_HOME/authority.key, which seed and invite use.
+        File to make. Default: SWARM_HOME/authority.key, which seed and invite use.
     home
-        SWARM_HOME, where out is not given.
+        SWARM_HOME, if --out is not given.
     """
     from swarm.transport.identity import peer_id
 
@@ -39,14 +39,14 @@ def keygen(*, out: Path | None = None, home: Path | None = None, as_json: AsJson
         print_json({"peer_id": peer_id(key.public), "public_key": key.public.hex(), "file": str(path)})
     else:
         print(peer_id(key.public))
-        print(f"The key is in {path}; nobody but you may read it.", file=sys.stderr)
+        print(f"The key is in {path}; only your user can read it.", file=sys.stderr)
 
 
 async def seed(*, config: Annotated[SeedConfig | None, Parameter(name="*")] = None) -> None:
     """Run the swarm's seed beside the trainer, until interrupted.
 
-    It holds the key, admits nodes by their tickets, and deals each version that is published to it. Where nobody can
-    dial this machine, name a relay that they can (--via): its tickets then lead through that one.
+    The seed holds the key, admits nodes that show a ticket, and sends each version that is published to it. If nodes
+    cannot dial this machine, name a relay that they can dial (--via): the tickets then lead through that relay.
     """
     from node.cli.lifetime import owner_only, until_signalled
     from node.coordinator.coordinator import run
@@ -58,9 +58,9 @@ async def seed(*, config: Annotated[SeedConfig | None, Parameter(name="*")] = No
 
 
 def invite(*, config: Annotated[InviteConfig, Parameter(name="*")] = InviteConfig(), as_json: AsJson = False) -> None:
-    """Print a ticket: everything that a machine needs to come in, as one string.
+    """Print a ticket: everything that a machine needs to join, as one string.
 
-    Whoever has a ticket can fetch the policy until it expires, so send it as you would a password.
+    A machine with a ticket can fetch the policy until the ticket expires, so send it as you would a password.
     """
     from node.settings.contact import Contact, only_near
     from node.settings.ticket import Ticket
@@ -87,8 +87,8 @@ def invite(*, config: Annotated[InviteConfig, Parameter(name="*")] = InviteConfi
     print(f"For {config.nodes} machines at a time{ever}, until {until}: swarm-node join TICKET", file=sys.stderr)
     if only_near(addrs):
         print(
-            f"It leads to {', '.join(addrs)}, which only machines nearby can reach. For others, start the seed with "
-            "--announce HOST:PORT, as the world sees it, or with --via a relay that they can reach.",
+            f"It leads to {', '.join(addrs)}, which only nearby machines can reach. For other machines, start the seed "
+            "with --announce HOST:PORT, its address on the internet, or with --via and a relay that they can reach.",
             file=sys.stderr,
         )
 
@@ -101,20 +101,20 @@ def rotate_key(
     expires: str = "30d",
     as_json: AsJson = False,
 ) -> None:
-    """Give the swarm a new key; its members follow by themselves. For when somebody else may have the old one.
+    """Give the swarm a new key; its members follow by themselves. For the case that the old key may be known to others.
 
-    Stop the seed first. The old key signs who takes its place; the new swarm begins with the weights of the newest
-    version. Start the seed as before, at the same address: it first tells the members of the old swarm, which keep
-    their copy of the model and come into the new one. Tickets of the old swarm are no use any more: make new ones.
+    Stop the seed first. The old key signs its successor; the new swarm begins with the weights of the newest version.
+    Then start the seed as before, at the same address: it first tells the members of the old swarm, which keep their
+    copy of the model and join the new one. Tickets of the old swarm stop working: make new ones.
 
     Parameters
     ----------
     home
         The seed's SWARM_HOME.
     key
-        The old key's file, where it is not SWARM_HOME's own.
+        The old key's file, if it is not the one in SWARM_HOME.
     out
-        The new key's file then; give it to the seed with --key.
+        The new key's file, required with --key; give it to the seed with --key.
     expires
         How long members that are away now can follow: 24h, 30d.
     """
@@ -159,19 +159,19 @@ def publish(
     home
         The seed's SWARM_HOME.
     step
-        Your own count, for people.
+        Your own step number, for logs and reports.
     wait
-        Wait until every live node holds it, and not only until it is sealed.
+        Wait until every live node holds the version; without it, only until it is sealed.
     raw
-        It is any file, and the seed was started with --raw-mb.
+        FOLDER is any file, and the seed was started with --raw-mb.
     """
     from node.status.progress import Progress
     from node.status.terminal import size
     from node.trainers.publish_files import publish_file, publish_folder
 
     with Progress(f"Publishing {folder.name}"):
-        carry = publish_file if raw else publish_folder
-        report = carry(home or default_home(), folder, step=step, everywhere=wait)
+        publish_path = publish_file if raw else publish_folder
+        report = publish_path(home or default_home(), folder, step=step, everywhere=wait)
     if as_json:
         print_json(report)
         return
@@ -193,7 +193,7 @@ def register(app: App) -> None:
         "swarm-node seed --raw-mb 512",
     )
     offer(app, invite, TRAIN, "swarm-node invite", "swarm-node invite --expires 7d --nodes 100 --quota-gb 500 --json",
-          "swarm-node invite --nodes 1 --nodes-ever 1                (for one machine, and no other ever)")  # fmt: skip
+          "swarm-node invite --nodes 1 --nodes-ever 1                (for one machine and no other)")  # fmt: skip
     offer(
         app,
         rotate_key,

@@ -1,11 +1,11 @@
 """Keeps secrets out of the list of processes, which every user of a machine can read.
 
-A ticket or an API key that was typed as an argument stands in `/proc/PID/cmdline` for as long as the process lives. So
-a command that finds one there starts itself anew at once, in the same process (`execve` keeps its id), with a
-placeholder in that argument's place and the secret in one environment variable, which only the same user can read. The
-new program takes the variable out of its environment again before anything else, so no child inherits it.
+A ticket or an API key that was typed as an argument stays in `/proc/PID/cmdline` for as long as the process lives. So a
+command that finds one there executes itself again at once, in the same process (`execve` keeps its id), with a
+placeholder in place of that argument and the secret in an environment variable, which only the same user can read. The
+new program removes the variable from its environment before anything else, so no child process inherits it.
 
-What was typed is visible until then: a third of a second. `join -`, `--ticket-file` and `SWARM_TICKET` never show it.
+The secret is visible until then, for a third of a second. `join -`, `--ticket-file` and `SWARM_TICKET` never show it.
 """
 
 import json
@@ -18,16 +18,16 @@ from typing import Final
 __all__ = ["PLACEHOLDER", "hidden_words", "hide", "restore"]
 
 PLACEHOLDER: Final = "[hidden]"
-"""What the list of processes shows instead."""
+"""What the list of processes shows instead of a secret."""
 _VARIABLE: Final = "_SWARM_NODE_HIDDEN"
 """It does not begin with SWARM_, so that no setting is ever read from it."""
 _TICKET: Final = re.compile(r"[\s'\"]*swarm\d[a-z2-7]{32}", re.IGNORECASE)
-"""The beginning of a ticket: a word that is shorter opens nothing."""
+"""How a ticket begins; a shorter word is of no use to a thief."""
 _SECRET_FLAG: Final = "--api-key"
 
 
 def hidden_words(words: Sequence[str]) -> dict[int, str]:
-    """The secrets among the words of a command line, by their places; of `--api-key=KEY` only the value counts."""
+    """The secrets among the words of a command line, by index; `--api-key=KEY` as a whole word."""
     found: dict[int, str] = {}
     for at, word in enumerate(words):
         follows_flag = at > 0 and words[at - 1] == _SECRET_FLAG
@@ -37,10 +37,10 @@ def hidden_words(words: Sequence[str]) -> dict[int, str]:
 
 
 def hide() -> None:
-    """Start this process anew if its command line shows a secret; put back what an earlier start hid.
+    """Execute this program again if its command line shows a secret; restore what an earlier call hid.
 
-    For the console script alone, and before it does anything else. Where the interpreter does not say how it was
-    started, or the system refuses, the command runs on as it is.
+    Only for the console script, before it does anything else. If the interpreter does not know its own command line, or
+    the system refuses, the command goes on as it is.
     """
     if restore(sys.argv, os.environ):
         return
@@ -61,8 +61,7 @@ def hide() -> None:
 
 
 def restore(argv: list[str], environment: MutableMapping[str, str]) -> bool:
-    """Put the secrets that `hide` moved into `environment` back into `argv`, and take them out there. Whether it had
-    moved any."""
+    """Move the secrets that `hide` put into `environment` back into `argv`. Returns whether there were any."""
     text = environment.pop(_VARIABLE, None)
     if text is None:
         return False

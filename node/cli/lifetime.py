@@ -1,4 +1,4 @@
-"""How long a command lives: until its work is done, or a signal asks it to go."""
+"""How long a command runs: until its work is done, or until a signal asks it to stop."""
 
 import gc
 import os
@@ -14,27 +14,27 @@ __all__ = ["Interrupted", "owner_only", "until_signalled"]
 T = TypeVar("T")
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _GARBAGE: Final = 10_000
-"""Objects made, less those freed, until the youngest are looked through. Thousands of messages a second are made and
-freed, and hardly any is part of a cycle: Python's own 700 spends some three percent of a relay's time on looking."""
+"""Threshold of the garbage collector's first generation. A process makes and frees thousands of messages a second,
+hardly any part of a cycle; with Python's own threshold of 700 a relay spends some 3 % of its time on collections."""
 
 
 class Interrupted(Exception):
-    """A signal ended the command; everything it had begun is unwound. `args`: the signal's name, the exit code."""
+    """A signal ended the command, after its tasks were cancelled. `args`: the signal's name, the exit code."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name, 128 + number)
 
 
 def owner_only() -> None:
-    """From here on whatever this process and its children make is for their owner alone: the home of a swarm holds
-    keys, weights and prompts, and may have been made with wide permissions by whoever mounted it."""
+    """From here on only the owner can read files that this process and its children make: a home holds keys, weights
+    and prompts, and may itself have wide permissions."""
     os.umask(0o077)
 
 
 async def until_signalled(work: Callable[[], Awaitable[T]]) -> T:
-    """What `work` returns. SIGINT or SIGTERM cancels it, waits for it to unwind, and raises `Interrupted`.
+    """Run `work` and return its result. SIGINT or SIGTERM cancels it, waits for it to end, and raises `Interrupted`.
 
-    A second signal does not wait: the replica proves or repairs itself at the next start, so this is safe.
+    A second signal ends the process at once. That is safe: the replica is verified or repaired at the next start.
     """
     gc.set_threshold(_GARBAGE)
     received: list[int] = []

@@ -1,4 +1,4 @@
-"""Commands of whoever lends a machine: join, relay."""
+"""Commands on a rollout machine: join, relay."""
 
 import sys
 from functools import partial
@@ -18,29 +18,29 @@ _ENGINE_NEEDS: Final = {"none": (), "transformers": ("torch", "transformers"), "
 
 
 def check_engine(engine: str) -> None:
-    """`UsageError` when the packages of `engine` are not installed; looks without importing them."""
+    """Raise `UsageError` if the packages of `engine` are not installed; does not import them."""
     if missing := lacking(_ENGINE_NEEDS[engine]):
         raise UsageError(
             f"--engine {engine} needs {' and '.join(missing)}: {how_to_get('torch')}. "
-            "With --engine none this machine holds the policy and passes it on."
+            "With --engine none this machine holds the policy and passes it on, but generates nothing."
         )
 
 
 def check_vllm(python: Path | None) -> None:
-    """`UsageError` unless that environment (None: this one) has a vLLM that can follow a swarm."""
+    """Raise `UsageError` unless that environment (None: this one) has a vLLM that can follow a swarm."""
     from node.engines.vllm.server import installed
 
     installed(python or Path(sys.executable))
 
 
 async def join(ticket: str = "", /, *, config: Annotated[JoinConfig, Parameter(name="*")] = JoinConfig()) -> None:
-    """Come into a swarm, hold its policy, generate rollouts; until interrupted.
+    """Join a swarm, hold its policy and generate rollouts, until interrupted.
 
     Parameters
     ----------
     ticket
-        What swarm-node invite printed; - reads it from standard input. It goes before SWARM_TICKET, and so does
-        --ticket-file; give one of the two.
+        What swarm-node invite printed; - reads it from standard input. It takes precedence over SWARM_TICKET, and so
+        does --ticket-file; give only one of the two.
     """
     from node.settings.given import ticket_text
     from node.settings.ticket import Ticket
@@ -59,16 +59,16 @@ async def join(ticket: str = "", /, *, config: Annotated[JoinConfig, Parameter(n
 
 
 async def relay(ticket: str = "", /, *, config: Annotated[RelayConfig, Parameter(name="*")] = RelayConfig()) -> None:
-    """Come into a swarm and pass chunks on: no model, no GPU, no torch; until interrupted.
+    """Join a swarm and pass chunks on, until interrupted: without a model, a GPU or torch.
 
-    On a machine that the world can dial it also leads to those that it cannot: start them with --via and this machine's
-    address. What passes through is encrypted between the two ends.
+    On a machine that can be dialed from the internet, it also connects machines that cannot be: start those with --via
+    and this machine's address. What passes through is encrypted between the two ends.
 
     Parameters
     ----------
     ticket
-        What swarm-node invite printed; - reads it from standard input. It goes before SWARM_TICKET, and so does
-        --ticket-file; give one of the two.
+        What swarm-node invite printed; - reads it from standard input. It takes precedence over SWARM_TICKET, and so
+        does --ticket-file; give only one of the two.
     """
     from node.settings.given import ticket_text
     from node.settings.ticket import Ticket

@@ -1,6 +1,9 @@
-"""What every command has: its place and examples in the help, and how it reports: JSON for programs, lines for people,
-on stdout and nothing else there."""
+"""What every command shares: its place and examples in the help, and how it reports.
 
+The result goes to stdout, as JSON for programs or lines for people; everything else goes to stderr.
+"""
+
+import inspect
 import json
 from collections.abc import Callable
 from typing import Annotated, Any, Final
@@ -24,6 +27,12 @@ def print_json(value: Any) -> None:
 
 
 def offer(app: App, command: Callable[..., Any], group: Group | None, *examples: str) -> None:
-    """Take `command` into `app`; the examples stand at the end of its help."""
+    """Register `command` with `app`; its help ends with the examples."""
     epilogue = "\n".join(["Examples:", "", *(f"  {line}" for line in examples)])
-    app.command(command, group=group, help_epilogue=epilogue)
+    app.command(command, group=group, help=_description(command), help_epilogue=epilogue)
+
+
+def _description(command: Callable[..., Any]) -> str:
+    """The docstring up to its list of parameters, each paragraph on one line: a terminal wraps it by its own width."""
+    text = (inspect.getdoc(command) or "").partition("\n\nParameters\n")[0]
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))

@@ -1,11 +1,11 @@
-"""Commands that show: status, demo, config show, version."""
+"""Commands that show something: status, demo, config show, version."""
 
 import sys
 import time
 from functools import partial
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
@@ -14,10 +14,14 @@ from node.cli.report import SEE, TRY, AsJson, offer, print_json
 from node.settings.config import DemoConfig, default_home
 from node.settings.sources import CONFIGURABLE, explain, toml_path
 
+if TYPE_CHECKING:
+    from node.status.schema import Status
+    from node.status.terminal import Picture
+
 __all__ = ["register", "version"]
 
 LOOK_WITHIN_S: Final = 2.0
-"""A live view that waits longer for one answer would not notice its own keys and signals."""
+"""A live view does not see signals while it waits for an answer."""
 
 
 def version() -> str:
@@ -33,18 +37,19 @@ async def status(*, home: Path | None = None, watch: bool = False, prove: bool =
     home
         SWARM_HOME of the process to ask.
     watch
-        Keep showing it, until interrupted, also while that process is restarted.
+        Keep showing it until interrupted, also while that process is restarted.
     prove
-        Have this machine's engines read all their weights back first. Exit code 1 when they are not, bit for bit, those
-        of the version that they generate by.
+        First have this machine's engines read back all their weights. Exit code 1 if these are not, bit for bit, the
+        weights of the version that the engines generate with.
     """
     from node.status.query import ask
+    from node.status.schema import to_plain
 
     folder = home or default_home()
-    state = ask(folder, prove=prove)
-    proven = _proven(state) if prove else True
+    answer = ask(folder, prove=prove)
+    proven = _is_proven(answer) if prove else True
     if as_json:
-        print_json(state)
+        print_json(to_plain(answer))
         return 0 if proven else 1
     from rich.console import Console
 
@@ -53,57 +58,65 @@ async def status(*, home: Path | None = None, watch: bool = False, prove: bool =
 
     console = Console()
     if watch:
-        await until_signalled(partial(terminal.watch, Seen(folder, state), console=console, refresh_s=1.0))
+        await until_signalled(partial(terminal.watch, LastAnswer(folder, answer), console=console, refresh_s=1.0))
     else:
-        console.print(terminal.view(state))
+        console.print(terminal.view(terminal.Picture(answer)))
     if prove and proven:
         console.print("Proven: every bit that the engines here hold is the policy's.", style="green")
     elif prove:
-        console.print("The engines here do NOT hold the policy's bits. Start this node anew.", style="red")
+        console.print("The engines here do NOT hold the policy's bits. Restart this node.", style="red")
     return 0 if proven else 1
 
 
-class Seen:
-    """The state of a swarm process that may be restarted meanwhile: while it is away, the last one and a sentence."""
+class LastAnswer:
+    """Asks a swarm process, which may be restarted meanwhile: while it does not answer, its last status and a sentence
+    that says so."""
 
-    def __init__(self, home: Path, state: dict[str, Any]) -> None:
-        self._home, self._state = home, state
+    def __init__(self, home: Path, answer: "Status") -> None:
+        self._home, self._answer = home, answer
         self._away_since: float | None = None
 
-    def __call__(self) -> dict[str, Any]:
+    def __call__(self) -> "Picture":
         from node.status.query import ask
+        from node.status.terminal import Picture
         from swarm.transport.base import Unreachable
 
         now = time.monotonic()
         try:
-            self._state = ask(self._home, within_s=LOOK_WITHIN_S)
-            self._away_since = None
+            self._answer = ask(self._home, within_s=LOOK_WITHIN_S)
         except Unreachable:
             self._away_since = now if self._away_since is None else self._away_since
             text = (
-                f"The {self._state.get('role', 'swarm process')} of {self._home} has not answered for "
-                f"{now - self._away_since:.0f} s; this was its state before. Waiting for it to be started again."
+                f"The {_role(self._answer)} of {self._home} has not answered for {now - self._away_since:.0f} s; "
+                "this was its state before. Waiting for it to be started again."
             )
-            return self._state | {"away": text}
-        return self._state
+            return Picture(self._answer, away=text)
+        self._away_since = None
+        return Picture(self._answer)
 
 
-def _proven(state: dict[str, Any]) -> bool:
-    """Raises `UsageError` where no engine can be asked."""
-    found = state["nodes"][0].get("live_proven") if state.get("role") == "node" else None
-    if found is None:
+def _role(answer: "Status") -> str:
+    return str(type(answer).__struct_config__.tag)
+
+
+def _is_proven(answer: "Status") -> bool:
+    """Whether the engines hold the right bits. Raises `UsageError` where no engine was asked."""
+    from node.status.schema import NodeStatus
+
+    proven = answer.nodes[0].live_proven if isinstance(answer, NodeStatus) else None
+    if not isinstance(proven, bool):
         raise UsageError(
             "No engine is ready here, so nothing can be read back. Ask a node that joined with an engine (--home), "
             "once swarm-node status shows what its engine holds."
         )
-    return found
+    return proven
 
 
 async def demo(*, config: Annotated[DemoConfig, Parameter(name="*")] = DemoConfig(), as_json: AsJson = False) -> int:
     """Run a whole swarm on this machine: a trainer, its seed, and nodes that generate, each a process of its own.
 
-    A node is killed during step 3 and another joins during step 4. At the end each node's bits, and each engine's, are
-    compared with the trainer's; a difference is exit code 1.
+    One node is killed during step 3, and another joins during step 4. At the end the bits of each node and of each
+    engine are compared with the trainer's; the exit code is 1 if any differ.
     """
     if config.engine == "vllm":
         from node.cli.member import check_vllm
@@ -127,7 +140,7 @@ async def demo(*, config: Annotated[DemoConfig, Parameter(name="*")] = DemoConfi
 
 def _config_show(app: App, command: str | None, as_json: bool) -> None:
     if command is not None and command not in CONFIGURABLE:
-        raise UsageError(f"{command} has no settings of its own. These do: {', '.join(CONFIGURABLE)}.")
+        raise UsageError(f"{command} has no settings. These commands have: {', '.join(CONFIGURABLE)}.")
     shown = {name: explain(app, name) for name in ([command] if command else CONFIGURABLE)}
     if as_json:
         print_json({"file": str(toml_path() or ""), "commands": shown})
@@ -155,9 +168,9 @@ def register(app: App) -> None:
     config = App(name="config", help="Show what is configured, and where.", help_epilogue="", group=SEE)
 
     def show(command: str | None = None, /, *, as_json: AsJson = False) -> None:
-        """Show every setting of a command (of all: leave it out), and where its value comes from.
+        """Show every setting of a command, or of all commands, and where its value comes from.
 
-        A flag beats SWARM_*, which beats swarm.toml, which beats the default.
+        A flag takes precedence over SWARM_* variables, these over swarm.toml, and that over the default.
 
         Parameters
         ----------

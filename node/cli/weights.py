@@ -1,4 +1,4 @@
-"""Commands on checkpoints, for which no swarm is needed: delta, apply."""
+"""Commands on checkpoints, without a swarm: delta, apply."""
 
 from pathlib import Path
 
@@ -21,20 +21,20 @@ def delta(
     out: Path | None = None,
     as_json: AsJson = False,
 ) -> int:
-    """Tell what a training step costs: how much of NEW differs from OLD, and what it takes to send that.
+    """Show what a training step costs: how much of NEW differs from OLD, and how long it takes to send that.
 
     Parameters
     ----------
     old
         Checkpoint before the step: a Hugging Face folder or a safetensors file, of any sharding.
     new
-        Checkpoint after it.
+        Checkpoint after the step.
     up_mbit
-        Uplink of the trainer and of each node in Mbit/s, for the seconds.
+        Uplink of the trainer and of each node in Mbit/s, to estimate the seconds.
     nodes
-        How many nodes, for the seconds.
+        Number of nodes, to estimate the seconds.
     out
-        File to write the delta to, which swarm-node apply applies.
+        File to write the delta to, for swarm-node apply.
     """
     if not 0 < up_mbit <= MAX_MBIT or not 1 <= nodes <= 1_000_000:
         raise UsageError("--up-mbit must be more than 0, and --nodes 1 or more.")
@@ -58,9 +58,9 @@ def apply(base: Path, delta: Path, out: Path, /, *, as_json: AsJson = False) -> 
     base
         The checkpoint that the delta was made from.
     delta
-        What swarm-node delta --out wrote.
+        The file that swarm-node delta --out wrote.
     out
-        Folder to make.
+        Folder to make; it must not exist.
     """
     from node.status.progress import Progress
     from node.tools import delta as weights
@@ -70,7 +70,7 @@ def apply(base: Path, delta: Path, out: Path, /, *, as_json: AsJson = False) -> 
     if as_json:
         print_json({"out": str(out), "root": root.hex()})
     else:
-        print(f"{out} holds {root.hex()[:16]}, as the delta says.")
+        print(f"{out} holds {root.hex()[:16]}, the root that the delta names.")
 
 
 def register(app: App) -> None:

@@ -1,16 +1,19 @@
-"""Commands about work: gateway, quarantine. Both speak to the seed that runs on this machine."""
+"""Commands about work: gateway, quarantine. Both ask the seed that runs on this machine."""
 
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
 from codec.errors import UsageError
-from node.cli.asking import seed_of
+from node.cli.asking import connect_to_seed
 from node.cli.report import SEE, TRAIN, AsJson, offer, print_json
 from node.settings.config import GatewayConfig, default_home
+
+if TYPE_CHECKING:
+    from node.status.schema import SeedReport
 
 __all__ = ["register"]
 
@@ -18,12 +21,13 @@ __all__ = ["register"]
 def gateway(
     *, config: Annotated[GatewayConfig, Parameter(name="*")] = GatewayConfig(), as_json: AsJson = False
 ) -> None:
-    """Serve OpenAI's clients from the swarm's nodes, until interrupted.
+    """Serve OpenAI's API from the swarm's nodes, until interrupted.
 
-    Under /v1: models, completions (of text or token ids), chat/completions; streams, log-probabilities, n. The
-    seed of this machine does it; this command asks it to, and waits. A request is a work lease like any other: it goes
-    to the node that has room and is fastest, stays with it for a session (X-Session-Id), is done again elsewhere if
-    that node dies, and is answered once. While the seed is away, requests are answered with 503 and Retry-After.
+    Under /v1: models, completions (of text or token ids), chat/completions; with streams, log-probabilities and n. The
+    seed of this machine serves it; this command asks the seed to, and waits. A request becomes a work lease: it goes to
+    the fastest node that has room, and later requests of the same session (X-Session-Id) to the same node. If that node
+    dies, another one does the work, and the client gets one answer. While the seed is away, requests are answered with
+    503 and Retry-After.
     """
     from node.settings.given import api_key
     from node.trainers.errors import SwarmDown
@@ -54,7 +58,7 @@ def gateway(
             print_json({"url": gateway.url, "model": config.model_name})
         else:
             print(gateway.url)
-            print(f"serves {config.model_name}. Interrupt to end.", file=sys.stderr)
+            print(f"Serving {config.model_name}. Interrupt to end.", file=sys.stderr)
         sys.stdout.flush()
         gateway.run()
     finally:
@@ -70,58 +74,61 @@ def quarantine(
     home: Path | None = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show which nodes get no work, and why; put a node there, or release it.
+    """Show which nodes get no work, and why; or put a node into quarantine, or release it.
 
-    A node goes there by itself when it sends what no honest node sends, when its leases run out with nothing to show,
-    or when others compute other probabilities for its samples. It comes back after a while, except from the last,
-    which needs --release.
+    The ledger puts a node into quarantine when it sends what no honest node sends, when its leases expire without a
+    result, or when other nodes compute other probabilities for its samples. The quarantine ends after a while; the last
+    kind ends only with --release.
 
     Parameters
     ----------
     node
-        Its name, or its PeerId or the end of it, as in swarm-node status; without it, the record is shown.
+        The node's name, its PeerId, or the end of its PeerId, as in swarm-node status. Without it, the record is shown.
     release
-        Let it work again.
+        Give the node work again.
     why
-        For the record.
+        The reason, for the record.
     home
         The seed's SWARM_HOME.
     """
+    from node.status.schema import to_plain
     from node.trainers.connection.seedlink import expect, speaking
     from node.trainers.messages import AskState, Judge, Judged, State
 
     folder = (home or default_home()).expanduser().absolute()
     if release and not node:
-        raise UsageError("--release: which node? swarm-node quarantine lists them.")
-    with speaking("it was asked about quarantine"), seed_of(folder) as channel:
+        raise UsageError("--release needs a node. swarm-node quarantine lists those in quarantine.")
+    with speaking("it was asked about quarantine"), connect_to_seed(folder) as channel:
         channel.send(AskState())
-        state = expect(channel, State)[0].info
-    key = _find(node, state) if node else b""
-    with speaking("it was asked about quarantine"), seed_of(folder) as channel:
+        report = expect(channel, State)[0].info
+    key = _key_of(node, report) if node else b""
+    with speaking("it was asked about quarantine"), connect_to_seed(folder) as channel:
         channel.send(Judge(key, release, why))
         judged, _ = expect(channel, Judged)
-    names = _names(state)
-    there = {k: v["quarantine"] for k, v in state["work"]["nodes"].items() if v["quarantine"]}
+    penalties = {
+        key: to_plain(found.quarantine) for key, found in report.work.nodes.items() if found.quarantine is not None
+    }
     if node and not release:
-        there[key.hex()] = {"why": why or "put there by hand", "left_s": None}
+        penalties[key.hex()] = {"why": why or "put there by hand", "left_s": None}
     elif node:
-        there.pop(key.hex(), None)
-    record = [entry | {"node": names.get(entry["node"].hex(), entry["node"].hex())} for entry in judged.record]
-    aside: dict[str, dict[str, Any]] = {names.get(k, k): penalty for k, penalty in there.items()}
+        penalties.pop(key.hex(), None)
+    peers = _peer_ids(report)
+    record = [entry | {"node": peers.get(entry["node"].hex(), entry["node"].hex())} for entry in judged.record]
+    quarantined: dict[str, dict[str, Any]] = {peers.get(key, key): penalty for key, penalty in penalties.items()}
     if as_json:
-        print_json({"changed": judged.changed, "quarantine": aside, "record": record})
+        print_json({"changed": judged.changed, "quarantine": quarantined, "record": record})
         return
     if node:
-        did = "works again" if release else "gets no more work"
-        print(f"{node} {did}." if judged.changed else f"{node}: nothing to change.")
-    elif not there:
+        outcome = "gets work again" if release else "gets no more work"
+        print(f"{node} {outcome}." if judged.changed else f"{node}: nothing to change.")
+    elif not penalties:
         print("No node is in quarantine.")
-    _show(aside, record)
+    _show(quarantined, record)
 
 
-def _show(there: dict[str, dict[str, Any]], record: list[dict[str, Any]]) -> None:
-    """Who is in quarantine, on stdout; what happened lately, on stderr."""
-    for name, penalty in there.items():
+def _show(quarantined: dict[str, dict[str, Any]], record: list[dict[str, Any]]) -> None:
+    """The nodes in quarantine on stdout; the last ten entries of the record on stderr."""
+    for name, penalty in quarantined.items():
         left = "until released" if penalty["left_s"] is None else f"for another {penalty['left_s']:.0f} s"
         print(f"{name}  {left}: {penalty['why']}")
     for entry in record[-10:]:
@@ -129,29 +136,25 @@ def _show(there: dict[str, dict[str, Any]], record: list[dict[str, Any]]) -> Non
         print(f"  {at}  {entry['node']}  {entry['what']}: {entry['why']}", file=sys.stderr)
 
 
-def _names(state: dict[str, Any]) -> dict[str, Any]:
-    """PeerIds of the nodes that the ledger knows, by public key in hex."""
+def _peer_ids(report: "SeedReport") -> dict[str, str]:
+    """PeerIds of the nodes in the ledger, by public key in hex."""
     from swarm.transport.identity import peer_id
 
-    return {key: peer_id(bytes.fromhex(key)) for key in state["work"]["nodes"]}
+    return {key: peer_id(bytes.fromhex(key)) for key in report.work.nodes}
 
 
-def _name(names: dict[str, str], key: bytes) -> str:
-    return names.get(key.hex(), key.hex())
-
-
-def _find(node: str, state: dict[str, Any]) -> bytes:
-    """The one node that is meant. Raises `UsageError`."""
-    named = {member.get("peer"): member.get("name") for member in state["swarm"].get("nodes", [])}
+def _key_of(node: str, report: "SeedReport") -> bytes:
+    """The public key of the one node that `node` names. Raises `UsageError`."""
+    names = {member.peer: member.name for member in report.swarm.nodes}
     found = [
         key
-        for key, peer in _names(state).items()
-        if node in (key, named.get(peer)) or (peer.endswith(node) and len(node) >= 4)
+        for key, peer in _peer_ids(report).items()
+        if node in (key, names.get(peer)) or (peer.endswith(node) and len(node) >= 4)
     ]
     if len(found) == 1:
         return bytes.fromhex(found[0])
     if found:
-        raise UsageError(f"{len(found)} nodes are meant by {node!r}: give more of its PeerId, as in swarm-node status.")
+        raise UsageError(f"{node!r} matches {len(found)} nodes: give more of the PeerId, as in swarm-node status.")
     raise UsageError(f"No node {node!r} has asked for work. swarm-node status lists names and PeerIds.")
 
 

@@ -5,13 +5,15 @@ turns block deltas into a sealed version; `admin` removes members and revokes ti
 
 Modules:
 
-- `admin`: Who is let in, and who is shown out
-- `coordinator`: The trainer's own process
+- `admin`: Removes members, revokes tickets and undoes both, in a running seed
+- `coordinator`: The seed process
 - `handover`: The last run of a swarm whose key was replaced
-- `offline`: What a person may do about members and tickets while the seed does not run
+- `offline`: Removes members and revokes tickets while the seed does not run
 - `publisher`: From block deltas to a sealed version
-- `rank_group`: The ranks of one trainer at the seed's desk
-- `rotation`: Replacing a swarm's key while its seed does not run
+- `rank_group`: The ranks of one trainer, which publish a version together
+- `recovery`: The seed's replica at a start
+- `rotation`: Replaces a swarm's key while its seed does not run
+- `seed_status`: The seed's status
 - `track`: What the seed remembers of each version for people
-- `trainer_server`: The seed's end of its Unix socket
+- `trainer_server`: Answers trainers over a Unix socket
 """

@@ -1,8 +1,8 @@
-"""The last run of a swarm whose key was replaced: its seed tells the members where to go, and ends.
+"""The last run of a swarm whose key was replaced: a seed with the old key tells the members of the new swarm, and ends.
 
-It listens where the seed always did, with the old key, before the new swarm's seed starts there. Members come back by
-themselves, hear of the successor, tell their neighbours, release their leases and go. It is over when no lease is left:
-one that nobody renews expires.
+It listens where the seed always did, before the new swarm's seed starts there. Members reconnect by themselves, hear of
+the successor, tell their neighbours, release their leases and leave. The run ends when no lease is left; a lease that
+is not renewed expires.
 """
 
 import os
@@ -20,7 +20,7 @@ import trio
 from codec.errors import UsageError
 from codec.sign import Key
 from node.host.announce import reached_at
-from node.host.endpoint import Endpoint, open_store
+from node.host.endpoint import Endpoint, NetworkOptions, open_store
 from node.settings import keyfile
 from node.settings.config import SeedConfig
 from swarm.protocol.authority import Authority
@@ -37,11 +37,11 @@ __all__ = ["Handover", "hand_over"]
 _log = structlog.get_logger(__name__)
 _NAME: Final = "handover.json"
 _AT_MOST_S: Final = 900.0
-"""Leases end long before, by themselves: a fault of ours must not keep the new swarm from starting."""
+"""Limit of the run. Leases expire long before; a bug of ours must not keep the new swarm from starting."""
 
 
 class Handover(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is still to be told, in the seed's home."""
+    """A file in the seed's home: the members of this old swarm are still to be told."""
 
     swarm: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
     """Public key of the old swarm."""
@@ -49,7 +49,7 @@ class Handover(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """File of its private key."""
 
     def write(self, home: Path) -> None:
-        """Put it in `home`, whole or not at all."""
+        """Write it to `home`, atomically."""
         fresh = home / f"{_NAME}.new"
         fresh.unlink(missing_ok=True)
         with open(fresh, "xb", opener=lambda path, flags: os.open(path, flags, FILE_MODE)) as file:
@@ -60,7 +60,7 @@ class Handover(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def read(cls, home: Path) -> "Handover | None":
-        """What an earlier `rotate-key` left; None when there is nothing to tell. Raises `UsageError`."""
+        """What `rotate-key` left in `home`; None: nothing. Raises `UsageError` when it cannot be read."""
         try:
             data = (home / _NAME).read_bytes()
             return msgspec.json.decode(data, type=cls, dec_hook=lambda kind, value: kind(value))
@@ -71,17 +71,17 @@ class Handover(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 async def hand_over(config: SeedConfig, own: bytes) -> None:
-    """Tell the members of the old swarm, if this home has any to tell. `own`: the key that the seed is to run with.
-    Raises `UsageError`."""
+    """Tell the members of the old swarm, if `rotate-key` left one to tell. `own`: the public key that the seed will run
+    with. Raises `UsageError`."""
     due = Handover.read(config.home)
     if due is None:
         return
     if due.swarm == own:
-        raise UsageError("This key is being replaced: finish that (swarm-node rotate-key), then start the seed again.")
+        raise UsageError("This key is being replaced: run swarm-node rotate-key again, then start the seed.")
     key = keyfile.load(due.key)
     if key.public != due.swarm:
         raise UsageError(
-            f"{due.key} is not the key of {peer_id(due.swarm)}, whose members are to be told. Put it back."
+            f"{due.key} is not the key of {peer_id(due.swarm)}, whose members are still to be told. Put that key back."
         )
     with open_store(config.home, key.public) as store:
         newest, sealed = store.newest(), store.records.get("succession")
@@ -91,11 +91,11 @@ async def hand_over(config: SeedConfig, own: bytes) -> None:
 
 
 class _Last:
-    """The running handover: the face of its shell."""
+    """A running handover. The runtime notifies it (`swarm.runtime.Application`)."""
 
     def __init__(self, config: SeedConfig, key: Key, store: Store, head: bytes, sealed: bytes) -> None:
         self._left = 0
-        """Members that released their leases: they have been told."""
+        """Members that released their leases, so they were told."""
         self._over = trio.Event()
         start, tuning = trio.current_time(), Tuning.named(config.preset)
         wall = time.time() - start
@@ -110,8 +110,10 @@ class _Last:
         )  # fmt: skip
         self.endpoint = Endpoint.build(
             self.core, key, key.public, store, self,
-            listen=config.listen, announce=config.announce, tuning=tuning,
-            via=config.via, up_mbit=config.up_mbit, outward=partial(reached_at, config),
+            NetworkOptions(
+                config.listen, config.announce, config.via, config.up_mbit, outward=partial(reached_at, config)
+            ),
+            tuning=tuning,
         )  # fmt: skip
 
     async def run(self) -> None:
@@ -124,7 +126,7 @@ class _Last:
                 await self._over.wait()
         _log.info("handed_over", left=self._left, lost=before - self._left)
 
-    # ------------------------------------------------------------ what the shell tells us
+    # ------------------------------------------------------------ what the runtime tells us
 
     def committed(self, version: Any, manifest: Any, changes: Any) -> None:
         """Nothing is published in this run."""

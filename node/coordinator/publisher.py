@@ -1,12 +1,12 @@
-"""From block deltas to a sealed version: packs, signs and hands on each chunk as soon as it is full.
+"""From block deltas to a sealed version: packs and signs each chunk, and hands it on as soon as it is full.
 
-Trusted bytes only: the trainer is on this host and runs as the same user. Yet it may die at any byte; what it leaves
-open is abandoned, and the next attempt names itself.
+The bytes are trusted: the trainer is on this host and runs as the same user. But it may die at any byte; the version
+that it leaves open is abandoned, and the next attempt has its own number.
 """
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import trio
@@ -30,7 +30,7 @@ from node.trainers.messages import VersionRef
 from swarm.runtime.publishing import Attempt
 from swarm.store import Seal
 
-__all__ = ["Attempt", "Busy", "Publisher", "Sealed", "VersionSink", "Went"]
+__all__ = ["Attempt", "Busy", "Publisher", "Returned", "Sealed", "VersionSink"]
 
 
 class Busy(SwarmError):
@@ -38,15 +38,15 @@ class Busy(SwarmError):
 
 
 class Sealed(NamedTuple):
-    """A version that is out."""
+    """A published version."""
 
     root: bytes
     payload_bytes: int
     chunks: int
 
 
-class Went(NamedTuple):
-    """The head after a way back. `payload_bytes`: of what it took; 0 when it was the head anyway."""
+class Returned(NamedTuple):
+    """The head after a return to an older version. `payload_bytes`: of its delta; 0 when it was the head already."""
 
     epoch: int
     version: int
@@ -64,12 +64,12 @@ class VersionSink(Protocol):
 
     @property
     def replica(self) -> Replica:
-        """The truth; holds the parent until `seal` returns."""
+        """The authoritative bits: the parent version until `seal` returns."""
         ...
 
     @property
     def key(self) -> Key:
-        """The authority."""
+        """The swarm's key."""
         ...
 
     def coder(self) -> int:
@@ -81,35 +81,30 @@ class VersionSink(Protocol):
         ...
 
     async def open_attempt(self, back_to: Seal | None = None) -> Attempt:
-        """Durably begin the next version (again); or the way back to an older one, in a new epoch."""
+        """Durably begin the next version or its next attempt; `back_to`: an older version again, in a new epoch."""
         ...
 
     def rewind(self, to: Seal) -> AsyncGenerator[list[tuple[BlockDelta, int]], None]:
-        """What turns the replica into an older version, from what is kept: (delta, elements changed), some at a time.
-
-        Raises `UsageError` when not enough of it is kept.
+        """The deltas that turn the replica into an older version, from what the store keeps, some at a time; each with
+        its number of changed elements. Raises `UsageError` when the store does not keep enough.
         """
         ...
 
     async def add_chunk(self, chunk: Chunk) -> None:
-        """Store and deal a chunk of the open attempt. Waits while the store is full; never for a slow peer."""
+        """Store and assign a chunk of the open attempt. Waits while the store is behind; never for a slow peer."""
         ...
 
     async def seal(self, manifest: Manifest) -> bytes:
-        """Make the version durable, send its seal, scatter it into the replica; its root."""
+        """Make the version durable, send its seal, apply it to the replica; its root."""
         ...
 
     async def abandon(self) -> None:
-        """The open attempt, if there is one, is dead: drop what it left."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """Plain values for `Swarm.state`."""
+        """Drop the open attempt, if there is one."""
         ...
 
 
 class Publisher:
-    """One seed's publishing side. Calls come one at a time from one conversation: begin, add..., end, begin, ..."""
+    """Publishes the versions of one seed. Calls come one at a time: begin, add..., end, begin, ..."""
 
     def __init__(self, seed: VersionSink) -> None:
         self.seed = seed
@@ -122,13 +117,14 @@ class Publisher:
 
     @property
     def hashes(self) -> NDArray[np.uint8]:
-        """uint8 (n_blocks, 32): of the open version, as far as it is known. Raises `PeerError` when none is open."""
+        """Block hashes of the open version as far as it is known, uint8 (n_blocks, 32). Raises `PeerError` when none is
+        open."""
         return self._current().hashes
 
     async def begin(self, again: VersionRef | None = None) -> Attempt:
-        """Open the next version, or (`again`) the way back to an older one, whose very bits will come.
+        """Open the next version. `again`: an older version instead, whose exact bits the trainer will send.
 
-        Raises `Busy` when one is open; `UsageError` when there is no such older one.
+        Raises `Busy` when a version is open, `UsageError` when there is no such older one.
         """
         target = None if again is None else await self.seed.find(again.root, again.version)
         return await self._begin(target)
@@ -140,14 +136,14 @@ class Publisher:
         self._open = _Version(attempt, self.seed, target)
         return attempt
 
-    async def go_back(self, wanted: VersionRef) -> Went:
-        """Make an older version the head again, in a new epoch, from what the seed keeps; nothing if it is the head.
+    async def go_back(self, wanted: VersionRef) -> Returned:
+        """Make an older version the head again, in a new epoch, from what the seed keeps. No effect if it is the head.
 
         Raises `UsageError` when there is no such version, or too little of it is kept; `Busy`.
         """
         target = await self.seed.find(wanted.root, wanted.version)
         if target.root == self.seed.replica.root:
-            return Went(*self.seed.head, target.root, 0)
+            return Returned(*self.seed.head, target.root, 0)
         attempt = await self._begin(target)
         try:
             changed = 0
@@ -160,10 +156,10 @@ class Publisher:
             with trio.CancelScope(shield=True):
                 await self.abandon()
             raise
-        return Went(attempt.epoch, attempt.version, sealed.root, sealed.payload_bytes)
+        return Returned(attempt.epoch, attempt.version, sealed.root, sealed.payload_bytes)
 
     async def add(self, deltas: Sequence[BlockDelta]) -> None:
-        """Take changed blocks, in any order, each once. Raises `PeerError` for a block that cannot be."""
+        """Add changed blocks, in any order, each once. Raises `PeerError` for an impossible or repeated block."""
         version = self._current()
         for delta in deltas:
             version.note(delta)
@@ -171,13 +167,13 @@ class Publisher:
                 await version.send(full)
 
     async def end(self, changed: int, root: bytes) -> Sealed:
-        """Seal the version, whose root the trainer knows from its own bits. Raises `PeerError` if ours differs."""
+        """Seal the version. `root`: computed by the trainer from its own bits; raises `PeerError` if ours differs."""
         version = self._current()
         if version.root() != root:
             raise PeerError("publish.root: the blocks received do not add up to the trainer's weights")
         if version.target is not None and root != version.target.root:
             raise UsageError(
-                f"These weights are not those of version {version.target.id}, which were to come back: load the "
+                f"These weights are not those of version {version.target.id}, to which you return: load the "
                 "checkpoint that was published as that version."
             )
         for rest in version.packer.flush():
@@ -199,7 +195,7 @@ class Publisher:
 
 
 class _Version:
-    """What is known of the open version so far."""
+    """The open version so far."""
 
     def __init__(self, attempt: Attempt, seed: VersionSink, target: Seal | None) -> None:
         self.attempt = attempt

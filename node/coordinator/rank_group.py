@@ -1,8 +1,8 @@
-"""The ranks of one trainer at the seed's desk: one publishes a version together with the others, or none does.
+"""The ranks of one trainer, as the coordinator sees them: they publish a version together, or not at all.
 
-Rank 0 begins; each rank brings the blocks that it encoded, in any order, and says which it had and what their hashes
-add up to. When all have, and every block was somebody's, the version is sealed, and all are told. Whatever goes wrong
-with one of them ends the version for all: each is told why, and has to attach anew.
+Rank 0 begins a version. Each rank sends the blocks that it encoded, in any order, then the ranges that it had and the
+root over their hashes. When all ranks have done so and the ranges cover the whole model, the version is sealed and all
+ranks are told. An error of one rank ends the version for all; each rank is told why, and has to attach again.
 """
 
 import contextlib
@@ -35,15 +35,16 @@ from node.trainers.ranks.peers import have, named
 __all__ = ["RankGroup", "RankGroups"]
 
 GATHER_WITHIN_S: Final = 60.0
-"""All ranks attach within moments of one another; after a restart of the seed as soon as each looks for it."""
+"""For the first version. All ranks attach within moments of one another; after a restart of the seed each attaches when
+it next looks for it."""
 RETURN_WITHIN_S: Final = 10.0
-"""A rank that was there and hung up comes back at once, or not at all."""
+"""For later versions: a rank that hung up comes back at once, or not at all."""
 BATCHES_A_CHUNK: Final = 4
-"""A chunk leaves as it fills: blocks come in parts of one."""
+"""Ranks send blocks in batches of a fraction of a chunk, so that a chunk leaves as soon as it is full."""
 
 
 class RankGroup:
-    """One trainer's ranks. `open`: a version is being published by them."""
+    """One trainer's ranks. `open`: they are publishing a version."""
 
     def __init__(self, publisher: Publisher, world: int) -> None:
         self._publisher = publisher
@@ -51,12 +52,12 @@ class RankGroup:
         self._members: dict[int, AsyncChannel] = {}
         self._arrived = trio.Event()
         self._met = False
-        """All ranks were there once."""
+        """All ranks were attached at the same time once."""
         self._ended: dict[int, PublishEnd] = {}
         self._sending = trio.Lock()
         self.open = False
         self._sealing: int | None = None
-        """The rank whose word was the last: the version is sealed now whoever else hangs up."""
+        """The last rank to end: the version is being sealed, even if other ranks hang up."""
 
     def __bool__(self) -> bool:
         return bool(self._members)
@@ -67,11 +68,11 @@ class RankGroup:
         self._arrived = trio.Event()
 
     def has(self, rank: int, channel: AsyncChannel) -> bool:
-        """Whether `channel` speaks for `rank` (still)."""
+        """Whether `channel` is the current connection of `rank`."""
         return self._members.get(rank) is channel
 
     async def begin(self, message: PublishBegin) -> None:
-        """Wait for all ranks, open the version, tell them. Raises `UsageError`, `Busy`."""
+        """Wait for all ranks, open the version, and tell them. Raises `UsageError`, `Busy`."""
         await self._gather()
         attempt = await self._publisher.begin(message.again)
         self.open, self._ended = True, {}
@@ -84,12 +85,12 @@ class RankGroup:
         )  # fmt: skip
 
     async def add(self, deltas: Sequence[Delta]) -> None:
-        """Blocks of one rank; the ranks take turns. Waits while the store is full."""
+        """Add blocks of one rank; ranks take turns. Waits while the store is behind."""
         async with self._sending:
             await self._publisher.add([delta.unwrap() for delta in deltas])
 
     async def end(self, rank: int, message: PublishEnd) -> None:
-        """This rank has brought all of its blocks. The last one seals. Raises `PeerError`."""
+        """This rank has sent all of its blocks; the last rank to do so seals the version. Raises `PeerError`."""
         if rank in self._ended:
             raise PeerError("publish.end: came twice")
         self._check(message)
@@ -104,13 +105,13 @@ class RankGroup:
         await self._tell(PublishSealed(sealed.root, sealed.payload_bytes, sealed.chunks, changed))
 
     async def go_back(self, message: GoBack) -> None:
-        """An older version from what the seed keeps; tell all ranks. Raises `UsageError`, `Busy`."""
+        """Return to an older version from what the seed keeps, and tell all ranks. Raises `UsageError`, `Busy`."""
         await self._gather()
-        went = await self._publisher.go_back(message.wanted)
-        await self._tell(WentBack(message.number, went.epoch, went.version, went.root, went.payload_bytes))
+        head = await self._publisher.go_back(message.wanted)
+        await self._tell(WentBack(message.number, head.epoch, head.version, head.root, head.payload_bytes))
 
     async def leave(self, rank: int, channel: AsyncChannel, why: SwarmError | None) -> None:
-        """This connection is over. With a version open, so is the version, for all."""
+        """This connection has ended. An open version ends with it, for all ranks."""
         if not self.has(rank, channel):
             return
         del self._members[rank]
@@ -143,7 +144,7 @@ class RankGroup:
             raise UsageError(f"{who} {have(missing)} not attached. Call Swarm.attach on every rank.")
 
     def _check(self, message: PublishEnd) -> None:
-        """The blocks received from this rank are those that it sent."""
+        """Raise `PeerError` unless the blocks received from this rank are those that it sent."""
         hashes = self._publisher.hashes
         if any(first + count > len(hashes) for first, count in message.blocks):
             raise PeerError(f"publish.blocks: beyond {len(hashes)}")
@@ -153,7 +154,7 @@ class RankGroup:
             raise PeerError("publish.root: the blocks received do not add up to the trainer's weights")
 
     def _whole(self) -> bytes:
-        """The root, when every block was looked at by one rank."""
+        """The version's root. Raises `PeerError` unless the ranks' ranges cover each block exactly once."""
         runs = sorted(run for ended in self._ended.values() for run in ended.blocks)
         at = 0
         for first, count in runs:
@@ -163,20 +164,20 @@ class RankGroup:
         return state_root(self._publisher.seed.replica.layout.hash, self._publisher.hashes)
 
     async def _tell(self, message: msgspec.Struct) -> None:
-        """Rank 0 last: it may have started this seed, and end it when it has heard what it waits for."""
+        """Send to all ranks, to rank 0 last: it may have started this seed, and may end it on this message."""
         for _, channel in sorted(self._members.items(), reverse=True):
             await _try(channel, message)
 
 
 class RankGroups:
-    """All trainers that are attached, by session."""
+    """The attached trainers, by session."""
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
         self._rank_groups: dict[bytes, RankGroup] = {}
 
     def join(self, attach: Attach, channel: AsyncChannel) -> RankGroup:
-        """Raises `PeerError` for a rank that cannot be."""
+        """Raises `PeerError` for an impossible rank or world size."""
         if attach.rank >= attach.world:
             raise PeerError(f"attach.rank: {attach.rank} of {attach.world}")
         rank_group = self._rank_groups.setdefault(attach.session, RankGroup(self._publisher, attach.world))
@@ -193,6 +194,6 @@ class RankGroups:
 
 
 async def _try(channel: AsyncChannel, message: msgspec.Struct) -> None:
-    """Who has hung up is found out by who reads from it."""
+    """Send, unless the peer hung up; the task that reads from the channel finds that out."""
     with contextlib.suppress(ChannelClosed):
         await channel.send(message)

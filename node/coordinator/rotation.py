@@ -1,13 +1,14 @@
-"""Replacing a swarm's key while its seed does not run: a new swarm at the same bits, and the old key's word for it.
+"""Replaces a swarm's key while its seed does not run: a new swarm with the same bits, to which the old key signs over.
 
-Each step is durable and can be done again, so a rotation that was cut short is finished by asking for it once more:
+Each step is durable and can be repeated, so a rotation that was interrupted is finished by running it again:
 
-1. the new key, beside the old one: `authority.key.next`
-2. a new store whose version 0 is the old one's newest, in the next epoch, so that versions go on rising
-3. in the new store a ticket for the peers that the old swarm knew, and for nobody else; and the barred ones
-4. in the old store the succession, signed by the old key
-5. `handover.json`: the seed's next start first tells the members of the old swarm (`node.coordinator.handover`)
-6. the keys change places; `contact.json` names the new one, so that `invite` makes tickets of the new swarm
+1. Make the new key beside the old one: `authority.key.next`.
+2. Make a new store. Its version 0 has the bits of the old swarm's newest, in the next epoch, so versions go on rising.
+3. Write to the new store a ticket for exactly the peers that the old swarm knew, and the barred peers.
+4. Write to the old store the succession, signed by the old key.
+5. Write `handover.json`: the seed's next start first tells the members of the old swarm (`node.coordinator.handover`).
+6. Move the new key to the old one's place, and name it in `contact.json`, so that `invite` makes tickets of the new
+   swarm.
 """
 
 import os
@@ -41,7 +42,7 @@ _RECORD: Final = "succession"
 
 @dataclass(frozen=True, slots=True)
 class Rotated:
-    """What became of it."""
+    """The result of a rotation."""
 
     old: bytes
     new: bytes
@@ -51,55 +52,61 @@ class Rotated:
     ticket: bytes
     """Id of the ticket by which the old swarm's members come in."""
     peers: int
-    """How many it is for."""
+    """For how many members the ticket is."""
     version: tuple[int, int]
-    """The new swarm's first, which has the bits of the old one's newest."""
+    """(epoch, version) of the new swarm's first version, which has the bits of the old one's newest."""
 
 
 def rotate(home: Path, key: Path | None, out: Path | None, expires_s: float) -> Rotated:
-    """Do it. `key`, `out`: the files of the old and of the new key, where they are not the home's own. `expires_s`: for
-    how long members of the old swarm can come in by its word. Raises `UsageError` when the seed runs, or something is
-    missing."""
+    """Replace the key of the swarm of `home`.
+
+    `key`, `out`: files of the old and the new key, if they are not in `home`. `expires_s`: for how long members of the
+    old swarm can follow. Raises `UsageError` when the seed runs or something is missing.
+    """
     if (key is None) != (out is None):
-        raise UsageError("--key, --out: say both, the old key's file and the new one's, or neither.")
+        raise UsageError(
+            "--key and --out go together: give the file of the old key and that of the new one, or neither."
+        )
     old_path = key or home / keyfile.AUTHORITY_KEY
     new_path = out or home / keyfile.AUTHORITY_KEY
     contact, begun = Contact.read(home), Handover.read(home)
     if key is None and begun is not None and begun.swarm == contact.authority and begun.key.exists():
-        old_path = begun.key  # an earlier try came as far as step 5; the keys may have changed places
+        old_path = begun.key  # an earlier run came as far as step 5, so step 6 may be done
     old = keyfile.load(old_path)
     if contact.authority != old.public:
-        raise UsageError(f"The seed of {home} has another key than {old_path}: say which with --key and --out.")
+        raise UsageError(f"The seed of {home} has another key than {old_path}: give its file with --key and --out.")
     next_path = out or new_path.with_name(new_path.name + _NEXT)
     if begun is not None and old_path == begun.key and not next_path.exists():
         next_path = new_path
     new = keyfile.load_or_make(next_path)
     with open_store(home, old.public) as before:
         with open_store(home, new.public) as after:
-            version = _begin(before, after, old, new)
-            ticket, peers = _reserve(before, after, old, new, contact, expires_s)
+            version = _first_version(before, after, old, new)
+            ticket, peers = _sign_over(before, after, old, new, contact, expires_s)
         retired = old_path if key is not None else _retired(old_path, old)
         Handover(old.public, retired).write(home)
-    _change_places(next_path, new_path)
+    _activate_key(next_path, new_path)
     Contact(new.public, contact.addrs, contact.preset).write(home)
     return Rotated(old.public, new.public, retired, new_path, ticket, peers, version)
 
 
-def _begin(before: Store, after: Store, old: Key, new: Key) -> tuple[int, int]:
-    """The new swarm's first version, unless an earlier try made it."""
+def _first_version(before: Store, after: Store, old: Key, new: Key) -> tuple[int, int]:
+    """Make the new swarm's first version, unless an earlier run did; its (epoch, version)."""
     begun = after.newest()
     if begun is not None:
         return begun.id
     newest = before.newest()
     if newest is None:
-        raise UsageError(f"{before.folder} holds no version yet: there is nothing to carry over. Make a new swarm.")
+        raise UsageError(
+            f"{before.folder} holds no version yet, so there is nothing to carry over. Make a new swarm instead."
+        )
     replica = _bits(before, newest)
     if open_manifest(newest.manifest, old.public).root != replica.root:
         raise UsageError(f"{before.folder} does not hold the bits of version {newest.id}. Start the seed and stop it.")
     files = {spec.name: before.file(spec.hash) for spec in replica.layout.files}
     lacking = sorted(name for name, data in files.items() if data is None)
     if lacking:
-        raise UsageError(f"{before.folder} lacks {', '.join(lacking)}. Start the seed, which mends it, and stop it.")
+        raise UsageError(f"{before.folder} lacks {', '.join(lacking)}. Start the seed, which repairs it, and stop it.")
     found = {name: data for name, data in files.items() if data is not None}
     after.anchors.keep = 2
     return genesis(after, Model(after), replica, new, files=found, epoch=newest.id.epoch + 1).id
@@ -110,22 +117,24 @@ def _bits(store: Store, newest: Seal) -> Replica:
     found = model.restore()
     if found is None or found.id < newest.id or not isinstance(model.replica, Replica):
         raise UsageError(
-            f"What {store.folder} holds of version {newest.id}, the newest, is damaged. Start the seed, which mends it "
-            "or says what is lost, and stop it."
+            f"What {store.folder} holds of version {newest.id}, the newest, is damaged. Start the seed, which repairs "
+            "it or says what is lost, and stop it."
         )
     while model.audit():
         pass
     return model.replica
 
 
-def _reserve(before: Store, after: Store, old: Key, new: Key, contact: Contact, expires_s: float) -> tuple[bytes, int]:
-    """The old key's word, and the ticket that it carries: its id, and for how many peers it is."""
+def _sign_over(
+    before: Store, after: Store, old: Key, new: Key, contact: Contact, expires_s: float
+) -> tuple[bytes, int]:
+    """Sign the succession, and the ticket in it: the ticket's id, and for how many peers it is."""
     sealed = before.records.get(_RECORD)
     if sealed and (kept := open_successor(sealed, old.public)).successor == new.public:
-        made = msgspec.msgpack.decode(kept.capability[64:], type=Capability)  # ours: signed a moment ago
-        return made.id, made.nodes
+        capability = msgspec.msgpack.decode(kept.capability[64:], type=Capability)  # signed by an earlier run
+        return capability.id, capability.nodes
     if sealed:
-        raise UsageError("This key was replaced before. A swarm has one successor: rotate that one's key.")
+        raise UsageError("This key was replaced before. A swarm has one successor: rotate the key of that one.")
     peers, barred = _known(before, old.public)
     capability = Capability(
         new.public, os.urandom(16), time.time() + expires_s, len(peers), 0, max(1, len(peers))
@@ -144,7 +153,7 @@ def _reserve(before: Store, after: Store, old: Key, new: Key, contact: Contact, 
 
 
 def _known(store: Store, swarm: bytes) -> tuple[set[bytes], list[bytes]]:
-    """Who may follow: holders of leases, and users of tickets that are good; and who was barred."""
+    """The peers that may follow (those with a lease or a ticket that is not revoked), and the barred ones."""
     tickets = Tickets()
     tickets.restore(store.records.all("ticket/").values(), [r for r in store.records.all("bar/").values() if r])
     peers = {peer for ticket in tickets if not ticket.revoked for peer in ticket.peers}
@@ -155,13 +164,13 @@ def _known(store: Store, swarm: bytes) -> tuple[set[bytes], list[bytes]]:
 
 
 def _retired(path: Path, old: Key) -> Path:
-    """A second name for the old key's file: the seed signs with it once more, to tell its members."""
+    """A second name for the old key's file: the handover runs with that key once more."""
     retired = path.with_name(f"retired-{old.public.hex()[:16]}.key")
     if path != retired and not retired.exists():
         os.link(path, retired)
     return retired
 
 
-def _change_places(next_path: Path, new_path: Path) -> None:
-    """At no moment is there no key: a seed without one would make itself another swarm."""
+def _activate_key(next_path: Path, new_path: Path) -> None:
+    """Move the new key into place. Atomic: a seed that found no key would make one, and with it another swarm."""
     os.replace(next_path, new_path)

@@ -1,27 +1,26 @@
-"""What the seed remembers of each version for people: when it was published, when everybody had it, what it cost.
+"""What the seed remembers of each version for people: its size, when it was published and held by all, what it cost.
 
-Bytes are those at the seed's sockets from the publish of a version until its last holder reported, so that a copy more
-than needed shows. A member that leaves or dies is not waited for.
+Bytes are counted at the seed's sockets from the begin of a publish until the last member reports the version, so that a
+copy too many shows. A member that leaves or dies is not waited for.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from codec import Manifest
+from node.ledger.assignment.commit_stats import Slowest
+from node.status.schema import Step
 from swarm.protocol.core.events import VersionId
-from swarm.runtime import Counts
-from swarm.transport.base import Traffic
 
-__all__ = ["Track"]
+__all__ = ["SentBytes", "Track"]
 
 KEPT: Final = 256
 """Versions remembered."""
 
 
-@dataclass(slots=True)
-class _Meter:
-    """Bytes sent so far."""
+class SentBytes(NamedTuple):
+    """What the seed has sent since its start."""
 
     sockets: int
     payload: int
@@ -29,115 +28,115 @@ class _Meter:
 
 
 @dataclass(slots=True)
-class _Step:
-    """One version. `density`: changed elements / all."""
+class _Tracked:
+    """One version. `before`, `after`: sent at the begin of its publish, and when its last member reported it."""
 
     version: VersionId
     payload_bytes: int
     changed: int
+    """Elements."""
     density: float
-    at: float
-    before: _Meter
-    after: _Meter
+    """Changed elements by all elements."""
+    began_at: float
+    before: SentBytes
+    after: SentBytes
     extract_s: float
     first_chunk_s: float | None
     waiting: set[bytes] = field(default_factory=set)
+    """Members that have not reported it."""
     held: int = 0
+    """Members that have."""
     to_all_s: float | None = None
 
 
 class Track:
-    """Fed by the seed's face; read by `status`, by `Swarm.state` and by the demo."""
+    """The coordinator tells it what happens, with `sent()` to read the counters; the status reads it."""
 
-    def __init__(self, traffic: Traffic, counts: Counts, clock: Callable[[], float]) -> None:
-        self._traffic, self._counts, self._clock = traffic, counts, clock
-        self._steps: dict[VersionId, _Step] = {}
-        self._began: tuple[float, _Meter] | None = None
-        self._first_chunk: float | None = None
+    def __init__(self, sent: Callable[[], SentBytes], clock: Callable[[], float]) -> None:
+        self._sent, self._clock = sent, clock
+        self._versions: dict[VersionId, _Tracked] = {}
+        self._began: tuple[float, SentBytes] | None = None
+        self._first_chunk_at: float | None = None
 
-    def _meter(self) -> _Meter:
-        counts = self._counts
-        return _Meter(self._traffic.sent, counts.pushed + counts.pulled + counts.blobs, counts.control_sent)
+    def begin_publish(self) -> None:
+        """From here on bytes count towards the next version."""
+        self._began = (self._clock(), self._sent())
+        self._first_chunk_at = None
 
-    def begin(self) -> None:
-        """A publish begins: from here on bytes count towards it."""
-        self._began = (self._clock(), self._meter())
-        self._first_chunk = None
-
-    def assigned(self) -> None:
-        """A chunk of it has left."""
-        if self._first_chunk is None:
-            self._first_chunk = self._clock()
+    def chunk_left(self) -> None:
+        """A chunk of the open version was handed to the swarm."""
+        if self._first_chunk_at is None:
+            self._first_chunk_at = self._clock()
 
     def sealed(self, manifest: Manifest, elements: int, members: Iterable[bytes]) -> None:
-        """All of it was extracted, of a model of so many elements, and it is about to be sealed. `members`: those that
-        are to have it."""
-        version = VersionId(manifest.epoch, manifest.version)
-        at, before = self._began or (self._clock(), self._meter())
+        """The open version is encoded and about to be sealed. `elements`: of the model. `members`: public keys of those
+        that will get it."""
+        began_at, before = self._began or (self._clock(), self._sent())
         self._began = None
-        density = manifest.changed / max(1, elements)
-        step = _Step(
-            version,
+        tracked = _Tracked(
+            VersionId(manifest.epoch, manifest.version),
             manifest.payload_bytes,
             manifest.changed,
-            density,
-            at,
-            before,
-            self._meter(),
-            extract_s=self._clock() - at,
-            first_chunk_s=None if self._first_chunk is None else self._first_chunk - at,
+            density=manifest.changed / max(1, elements),
+            began_at=began_at,
+            before=before,
+            after=self._sent(),
+            extract_s=self._clock() - began_at,
+            first_chunk_s=None if self._first_chunk_at is None else self._first_chunk_at - began_at,
             waiting=set(members),
         )
-        self._steps[version] = step
-        self._finish(step)
-        while len(self._steps) > KEPT:
-            del self._steps[next(iter(self._steps))]
+        self._versions[tracked.version] = tracked
+        self._finish(tracked)
+        while len(self._versions) > KEPT:
+            del self._versions[next(iter(self._versions))]
 
     def held(self, peer: bytes, version: VersionId) -> None:
-        """`peer` reported that it holds `version`, and with it all before."""
-        for step in self._steps.values():
-            if step.version <= version and peer in step.waiting:
-                step.waiting.discard(peer)
-                step.held += 1
-                self._finish(step)
+        """`peer` reported that it holds `version`, which includes all before it."""
+        for tracked in self._versions.values():
+            if tracked.version <= version and peer in tracked.waiting:
+                tracked.waiting.discard(peer)
+                tracked.held += 1
+                self._finish(tracked)
 
     def gone(self, peer: bytes) -> None:
-        for step in self._steps.values():
-            if peer in step.waiting:
-                step.waiting.discard(peer)
-                self._finish(step)
+        """`peer` is no member any more."""
+        for tracked in self._versions.values():
+            if peer in tracked.waiting:
+                tracked.waiting.discard(peer)
+                self._finish(tracked)
 
-    def _finish(self, step: _Step) -> None:
-        if step.to_all_s is None:
-            step.after = self._meter()
-            if not step.waiting and step.held:
-                step.to_all_s = self._clock() - step.at
+    def _finish(self, tracked: _Tracked) -> None:
+        """Count what was sent, and the time if no member is missing, unless that was done before."""
+        if tracked.to_all_s is None:
+            tracked.after = self._sent()
+            if not tracked.waiting and tracked.held:
+                tracked.to_all_s = self._clock() - tracked.began_at
 
-    def steps(self) -> list[dict[str, Any]]:
-        """Oldest first: `version`, `density`, `bits_per_change`, `delta_bytes` (F), `trainer_sent_bytes` (at the
-        sockets), `trainer_control_bytes`, `trainer_copies` (payload sent / F), `publish_to_all_s`, `age_s` (since its
-        publish began), `held` and `waiting` (numbers of members)."""
+    def steps(self, slowest: Callable[[VersionId], Slowest]) -> list[Step]:
+        """All remembered versions, oldest first. `slowest`: what a version took on the nodes' engines."""
         now = self._clock()
-        return [
-            {
-                "version": list(step.version),
-                "density": step.density,
-                "bits_per_change": 8 * step.payload_bytes / step.changed if step.changed else None,
-                "delta_bytes": step.payload_bytes,
-                "trainer_sent_bytes": step.after.sockets - step.before.sockets,
-                "trainer_control_bytes": step.after.control - step.before.control,
-                "trainer_copies": (step.after.payload - step.before.payload) / max(1, step.payload_bytes),
-                "first_chunk_s": step.first_chunk_s,
-                "extract_s": step.extract_s,
-                "publish_to_all_s": step.to_all_s,
-                "age_s": now - step.at,
-                "held": step.held,
-                "waiting": len(step.waiting),
-            }
-            for step in self._steps.values()
-        ]
+        return [_step(tracked, slowest(tracked.version), now) for tracked in self._versions.values()]
 
-    def holders(self, version: VersionId) -> tuple[int, int]:
-        """(members that hold it, members that it is waiting for)."""
-        step = self._steps.get(version)
-        return (0, 0) if step is None else (step.held, len(step.waiting))
+
+def _step(tracked: _Tracked, slowest: Slowest, now: float) -> Step:
+    before, after = tracked.before, tracked.after
+    return Step(
+        version=tracked.version,
+        density=tracked.density,
+        bits_per_change=8 * tracked.payload_bytes / tracked.changed if tracked.changed else None,
+        delta_bytes=tracked.payload_bytes,
+        trainer_sent_bytes=after.sockets - before.sockets,
+        trainer_control_bytes=after.control - before.control,
+        trainer_copies=(after.payload - before.payload) / max(1, tracked.payload_bytes),
+        first_chunk_s=tracked.first_chunk_s,
+        extract_s=tracked.extract_s,
+        publish_to_all_s=tracked.to_all_s,
+        age_s=now - tracked.began_at,
+        held=tracked.held,
+        waiting=len(tracked.waiting),
+        engines=slowest.engines,
+        wait_s=slowest.wait_s,
+        stage_s=slowest.stage_s,
+        pause_s=slowest.pause_s,
+        resume_s=slowest.resume_s,
+    )

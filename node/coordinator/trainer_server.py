@@ -1,14 +1,14 @@
-"""The seed's end of its Unix socket: where the trainers of this host publish, get rollouts and ask how things are.
+"""Answers trainers over a Unix socket of the seed's host: they publish, get rollouts and ask for the status.
 
 Each connection has one purpose, named by its first message; see `node.trainers.messages`. A trainer may die at any
-byte: what it was publishing is abandoned, the work that only it wanted is withdrawn.
+byte: the version that it was publishing is abandoned, and work that only it wanted is withdrawn.
 """
 
 import contextlib
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import trio
 
@@ -16,7 +16,7 @@ from codec import shared
 from codec.errors import PeerError, SwarmError, UsageError
 from node.coordinator.publisher import Publisher, VersionSink
 from node.coordinator.rank_group import RankGroups
-from node.ipc.async_channel import AsyncChannel, serve
+from node.ipc.async_channel import AsyncChannel, serve_socket
 from node.ipc.channel import ChannelClosed, close_fds
 from node.ledger.model_limits import limits_of
 from node.ledger.service import VOLATILE, LedgerService
@@ -24,6 +24,7 @@ from node.ledger.session import Session
 from node.ledger.state import Group
 from node.settings.config import GatewayConfig
 from node.settings.extras import how_to_get, lacking
+from node.status.schema import SeedReport, SeedStatus
 from node.trainers.messages import (
     MAX_RANKS,
     PROTOCOL,
@@ -57,44 +58,44 @@ from swarm.guard import Source
 __all__ = ["TrainerServer"]
 
 MOST_CONNECTIONS: Final = MAX_RANKS + 64
-"""Every rank that a trainer may have, its rollouts, gateways, and people who ask."""
+"""Every rank that a trainer may have, and some for rollouts, gateways and commands."""
 SAY_WITHIN_S: Final = 60.0
-"""A process that connects says at once what for; one that was stopped may need a moment."""
+"""Until the first message. A process sends it at once; one that was stopped (SIGSTOP) may need a moment."""
 HANG_UP_WITHIN_S: Final = 2.0
-"""A trainer that asks again with a key has just closed its last connection: its end is waited for."""
+"""A trainer that asks again with the same key has just closed its last connection; wait this long for its end."""
 LEAVE_WITHIN_S: Final = 10.0
-"""To drop what an open version left, and tell the other ranks."""
+"""To drop the open version and tell the other ranks."""
 
 
 class Host(VersionSink, Protocol):
-    """What the desk asks of the running seed."""
+    """What the trainer server asks of the running seed."""
 
-    async def put_out(self, asked: Evict) -> Evicted:
-        """A person's word about who may be in the swarm; done when it is durable."""
+    async def evict(self, request: Evict) -> Evicted:
+        """Remove a member or revoke a ticket, or undo that; returns when it is durable."""
         ...
+
+    def status(self) -> SeedStatus: ...
 
 
 class TrainerServer:
-    """Serves trainers. `head`: (epoch, version) of the replica, asked when a publisher attaches. `files`: the base's
-    small files by name, for a gateway's tokenizer."""
+    """Serves trainers. `files`: the base checkpoint's small files by name, for a gateway's tokenizer."""
 
     def __init__(
         self,
         seed: Host,
-        head: Callable[[], tuple[int, int]],
         ledger: LedgerService,
         files: Callable[[], Mapping[str, bytes]] = dict,
     ) -> None:
         self._files = files
         self._seed = seed
-        self._head = head
         self._ledger = ledger
         self._rank_groups = RankGroups(Publisher(seed))
 
     async def run(self, path: Path, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve `path` until cancelled; see `node.ipc.async_channel.serve`."""
-        await serve(
-            path, self._converse, receives=FromTrainer, source=Source.TRAINER, most=MOST_CONNECTIONS, farewell=Refusal,
+        """Serve `path` until cancelled; see `node.ipc.async_channel.serve_socket`."""
+        await serve_socket(
+            path, self._converse, receives=FromTrainer, source=Source.TRAINER,
+            max_connections=MOST_CONNECTIONS, farewell=Refusal,
             task_status=task_status,
         )  # fmt: skip
 
@@ -110,33 +111,30 @@ class TrainerServer:
                 case OpenRollouts():
                     await self._rollouts(channel, message)
                 case AskState():
-                    await channel.send(State(self._state()))
+                    await channel.send(State(SeedReport(swarm=self._seed.status(), work=self._ledger.status())))
                 case OpenGateway():
                     with _listening(fds) as sockets:
                         await self._gateway(channel, message, sockets)
                 case Judge(node, release, why):
                     await channel.send(await self._judge(node, release, why))
                 case Evict():
-                    await channel.send(await self._seed.put_out(message))
+                    await channel.send(await self._seed.evict(message))
                 case _:
                     raise PeerError(f"first message: {type(message).__name__}")
         except ChannelClosed:
             raise
-        except SwarmError as error:  # the trainer is told; anything else is our bug
+        except SwarmError as error:  # told to the trainer; anything else is a bug of ours
             await channel.send(Refusal(str(error), usage=isinstance(error, UsageError)))
-
-    def _state(self) -> dict[str, Any]:
-        return {"swarm": self._seed.state(), "work": self._ledger.state()}
 
     # ------------------------------------------------------------ work
 
     async def _gateway(self, channel: AsyncChannel, asked: OpenGateway, listening: list[socket.socket]) -> None:
-        """Serve until whoever asked hangs up."""
+        """Serve until the process that asked hangs up."""
         if asked.listening and not listening:
-            raise UsageError("gateway: it listens already, and its sockets did not come along")
+            raise UsageError("gateway: it listens already, but its sockets were not sent")
         if missing := lacking(("h11",)):
             raise UsageError(f"A gateway needs {' and '.join(missing)} where the seed runs: {how_to_get('gateway')}")
-        from node.gateway import Gateway  # most seeds never need it
+        from node.gateway import Gateway  # most seeds do not need it
 
         config = GatewayConfig(
             at=f"[{asked.host}]:{asked.port}" if ":" in asked.host else f"{asked.host}:{asked.port}",
@@ -146,13 +144,13 @@ class TrainerServer:
             in_flight=asked.in_flight,
             inexact_seeds=asked.inexact_seeds,
         )
-        gateway = Gateway(self._ledger, self._files, self._head, config, listening)
+        gateway = Gateway(self._ledger, self._files, lambda: self._seed.head, config, listening)
         try:
             async with trio.open_nursery() as nursery:
                 url = await nursery.start(gateway.run)
                 await channel.send(GatewayOpened(url))
                 await channel.recv()
-                raise PeerError("gateway: nothing more is said here")
+                raise PeerError("gateway: no further message is allowed here")
         except BaseExceptionGroup as errors:
             raise _first(errors) from errors
 
@@ -207,7 +205,7 @@ class TrainerServer:
             raise shared.no_sharing()
         try:
             memory[: replica.hashes.nbytes] = replica.hashes.tobytes()
-            epoch, version = self._head()
+            epoch, version = self._seed.head
             attached = Attached(epoch, version, replica.root, replica.layout.to_bytes())
             await channel.send(attached, [replica.seal_for_readers(), hashes_fd])
         finally:
@@ -266,7 +264,8 @@ class TrainerServer:
             session.wake()
 
     async def _tell(self, channel: AsyncChannel, session: Session, refusals: bool) -> None:
-        """`refusals`: the trainer knows that a single prompt may be refused."""
+        """Send what happens in `session`. `refusals`: the trainer understands `OfferRefused`; otherwise a refused
+        prompt ends the session."""
         allowed = 0
         while True:
             news = session.news
@@ -304,7 +303,7 @@ class TrainerServer:
 
 @contextlib.contextmanager
 def _listening(fds: Sequence[int]) -> Iterator[list[socket.socket]]:
-    """Sockets that came as descriptors; closed at the end. Raises `UsageError` for what does not listen for TCP."""
+    """The sockets of these descriptors, closed at the end. Raises `UsageError` for one that does not listen for TCP."""
     sockets: list[socket.socket] = []
     try:
         for fd in fds:
@@ -319,13 +318,13 @@ def _listening(fds: Sequence[int]) -> Iterator[list[socket.socket]]:
                 raise UsageError("gateway: a socket does not listen for TCP")
         yield sockets
     finally:
-        for each in sockets:
-            each.close()
+        for listener in sockets:
+            listener.close()
         close_fds(fds[len(sockets) :])
 
 
 def _first(errors: BaseExceptionGroup) -> BaseException:
-    """A nursery of two that fail together: one of their errors, the most serious first."""
+    """The most serious of the errors of a nursery whose tasks failed together."""
     flat: list[BaseException] = []
     for error in errors.exceptions:
         flat.append(_first(error) if isinstance(error, BaseExceptionGroup) else error)

@@ -1,21 +1,25 @@
-"""What generates tokens at a node: the `Engine` seam, its processes, and the transformers engine.
+"""The engines of a node: what generates tokens, in processes of its own.
 
-`base` is the seam, `host` the node's side of an engine process, `worker` the process itself. `vllm` has the
-second engine.
+`interface` defines an engine, `host` is the node's side of an engine process, and `worker` is that process. The engines
+are `transformers` and `vllm`.
 
 Modules:
 
 - `vllm/`
-- `base`: The one seam between a node and whatever generates its tokens
-- `cohort`: Equally long prompts that are continued together, a token at a time, by a plain loop with a KV cache
-- `group`: Several engines of one node, as one
+- `base`: The values that a node and its engines exchange
+- `cohort`: Equally long prompts that are continued together, a token at a time
+- `generation`: How an engine process generates, for each style of engine
+- `group`: Several engines of one node, used as one
 - `host`: The node's side of its engine
+- `interface`: The interface between a node's engine process and the engine in it
+- `link`: One connection of the node to an engine process
 - `live`: The bits of a torch model's live parameters, by checkpoint name
-- `load`: Loading a Hugging Face folder, for engines and trainers alike
-- `messages`: What a node and its engine's process say over their Unix socket
-- `sampling`: Drawing tokens from logits, with randomness that belongs to each row alone
-- `texts`: The text of a continuation, token by token, and the stop texts in it
+- `load`: Loads a Hugging Face folder, for engines and trainers
+- `messages`: The messages between a node and its engine's process
+- `process`: The engine's process, started and killed by the node
+- `sampling`: Drawing tokens from logits
+- `texts`: The text of a continuation, and the stop texts in it
 - `transformers`: The reference engine
-- `widths`: A checkpoint's bits as those of a live tensor of the same or another dtype, and back
+- `widths`: Converts a checkpoint's bits to those of a live tensor of another dtype, and back
 - `worker`: The engine's own process
 """

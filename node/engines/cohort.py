@@ -1,14 +1,14 @@
 """Equally long prompts that are continued together, a token at a time, by a plain loop with a KV cache.
 
-A row's random numbers depend on (seed, stream) and its tokens on those and its own logits, so it gets the same tokens
-whoever shares its cohort, as far as the machine's matrix kernels sum a row in the same order for every batch size (and
-who needs certainty beyond that generates the same rows together). Rows have equal length: no padding, no mask, nothing
-that one row could change for another.
+A row's random numbers depend on (seed, stream), and its tokens on those and its own logits. So a row gets the same
+tokens in any cohort, provided that the machine's matrix kernels sum a row in the same order for every batch size. Where
+they do not, only the same rows together give the same tokens. The rows have equal length, so there is no padding and
+no mask, and no row can change another.
 
-Between any two tokens the weights may become another version. Then each token's log-probability is that of the version
-that drew it, and its span says which. What was cached under the older weights is either computed anew, so that every
-token was drawn from its version's own distribution over the whole text before it (and another can check that), or kept
-stale, which is cheaper and cannot be checked.
+Between any two tokens the weights may become another version. Each token's log-probability is that of the version that
+drew it, and its span names that version. The cache of the older version is either computed anew or kept. If it is
+computed anew, every token is drawn from its version's own distribution over the whole text before it, and another node
+can check that. Keeping it is cheaper and cannot be checked.
 """
 
 import inspect
@@ -25,16 +25,17 @@ from node.engines.texts import StopText
 __all__ = ["Cohort", "can_cache", "score"]
 
 CACHE_PROBE_TOKENS: Final = 8
-"""A prompt and two steps."""
+"""Tokens of the text that `can_cache` tries: a prompt and two steps."""
 CACHE_WITHIN: Final = 0.001
-"""In standard deviations of the logits: sums in another order differ by 1e-6 of them, a cache that is not used by 1;
-and Bamba's two ways of computing, in transformers 5.23, by 0.006, in float64 too."""
+"""The largest difference of logits, in their standard deviations, at which a cache counts as correct. Sums in another
+order differ by 1e-6, and a cache that the model does not use by 1. Bamba's two ways of computing differ by 0.006 in
+transformers 5.23, in float64 too."""
 CACHE_WITHIN_HALVES: Final = 0.3
-"""The same for 16-bit arithmetic, whose roundings differ by some hundredths."""
+"""The same for 16-bit arithmetic, whose rounding differs by some hundredths."""
 
 
 class Cohort:
-    """`prompts` must be equally long. Call `step` until `done`."""
+    """Some prompts of equal length. Call `step` until `done`, then `completions`."""
 
     def __init__(
         self,
@@ -45,8 +46,8 @@ class Cohort:
         cached: bool = True,
         tokenizer: Any = None,
     ) -> None:
-        """`cached`: see `can_cache`; without, the whole text is read for each token. `tokenizer`: of the `tokenizers`
-        package, for stop texts.
+        """`prompts`: of equal length. `cached`: see `can_cache`; if false, the whole text is read for each token.
+        `tokenizer`: a `tokenizers.Tokenizer`, for stop texts.
 
         Raises `ValueError` for a token id that the model does not have, and for stop texts without a tokenizer.
         """
@@ -66,25 +67,25 @@ class Cohort:
         self._lengths = torch.full((len(prompts),), sampling.max_tokens, device=device)
         self._running = torch.ones(len(prompts), dtype=torch.bool, device=device)
         self._texts = [_stop_text(tokenizer, prompt, sampling) for prompt in prompts if sampling.extra.stop_texts]
-        """Of each row, where there are stop texts."""
-        self._said: set[int] = set()
+        """One for each row, if the sampling has stop texts."""
+        self._ended_by_text: set[int] = set()
         """Rows that ended with a stop text."""
         self._versions: list[tuple[Version, int]] = []
-        """Each version that drew tokens, and the first of those."""
+        """(version, index of the first token that it drew), for each version that drew tokens."""
         self.done = False
         self.refresh()
 
     def refresh(self) -> None:
-        """Forget what was computed: the next step reads the whole text again, under the weights that are live then."""
+        """Drop the cache: the next step reads the whole text again, under the weights that are live then."""
         self._past = _Past(self._model) if self._cached else None
         self._current = torch.cat([self._prompts, *(token[:, None] for token in self._tokens)], 1)
 
     @torch.inference_mode()
     def step(self, version: Version) -> None:
-        """One more token for each row, drawn from `version`, which is what the model holds.
+        """Draw one more token for each row. `version`: the one that the model holds.
 
-        A row that met a stop token rides along until all have, because dropping it would change the shape of the batch
-        for the others.
+        A row that has ended stays in the batch until all have, because dropping it would change the batch's shape for
+        the others.
         """
         at = len(self._tokens)
         logits = _read_all(self._model, self._current) if self._past is None else self._past.read(self._current)
@@ -95,20 +96,21 @@ class Cohort:
         if not self._versions or self._versions[-1][0] != version:
             self._versions.append((version, at))
         ended = self._running & torch.isin(token, self._stops)
-        for row in self._ended_by_text(token, ended):
+        for row in self._find_stop_texts(token, ended):
             ended[row] = True
         self._lengths[ended] = at + 1
         self._running &= ~ended
         self._current = token[:, None] if self._cached else torch.cat([self._current, token[:, None]], 1)
         self.done = at + 1 == self._sampling.max_tokens or not bool(self._running.any())
 
-    def _ended_by_text(self, token: torch.Tensor, ended: torch.Tensor) -> list[int]:
-        """Rows whose stop text this token completes. A row that a stop token ended is none: that is no text."""
+    def _find_stop_texts(self, token: torch.Tensor, ended: torch.Tensor) -> list[int]:
+        """The rows whose stop text this token completes. Rows that a stop token just ended are skipped: a stop token is
+        not part of the text."""
         if not self._texts:
             return []
         going = (self._running & ~ended).tolist()
         found = [row for row, value in enumerate(token.tolist()) if going[row] and self._texts[row].add(value)]
-        self._said.update(found)
+        self._ended_by_text.update(found)
         return found
 
     @property
@@ -117,20 +119,22 @@ class Cohort:
         return self._lengths.clamp(max=len(self._tokens)).tolist()
 
     def completions(self) -> list[Completion]:
-        """Of a cohort that is done."""
+        """One completion for each row. The cohort must be done."""
         tokens, logprobs = torch.stack(self._tokens, 1).cpu(), torch.stack(self._logprobs, 1).cpu()
-        made = []
+        completions = []
         for row, length in enumerate(self._lengths.tolist()):
             ids = tuple(tokens[row, :length].tolist())
-            made.append(
+            completions.append(
                 Completion(
                     token_ids=ids,
                     logprobs=tuple(logprobs[row, :length].tolist()),
-                    finish_reason="stop" if row in self._said or ids[-1] in self._sampling.stop_tokens else "length",
+                    finish_reason="stop"
+                    if row in self._ended_by_text or ids[-1] in self._sampling.stop_tokens
+                    else "length",
                     spans=self._spans(length),
                 )
             )
-        return made
+        return completions
 
     def _spans(self, length: int) -> tuple[Span, ...]:
         starts = [(version, start) for version, start in self._versions if start < length]
@@ -139,14 +143,14 @@ class Cohort:
 
 
 class _Past:
-    """What a model has computed of the text so far: keys and values, states, or both."""
+    """A model's cache of the text so far: keys and values, states, or both."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self._given: dict[str, Any] = {_cache_argument(model): DynamicCache(config=model.config)}
 
     def read(self, ids: torch.Tensor) -> torch.Tensor:
-        """Logits after the text that was read before and `ids`: (rows, vocabulary)."""
+        """Read `ids` after the text so far. Returns the logits after the last of them: (rows, vocabulary)."""
         return self._model(input_ids=ids, use_cache=True, logits_to_keep=1, **self._given).logits[:, -1]
 
 
@@ -155,17 +159,17 @@ def _read_all(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _cache_argument(model: PreTrainedModel) -> str:
-    """As the model's `forward` calls it."""
+    """The name of the cache argument of the model's `forward`."""
     known = inspect.signature(model.forward).parameters
     return "cache_params" if "cache_params" in known and "past_key_values" not in known else "past_key_values"
 
 
 @torch.inference_mode()
 def can_cache(model: PreTrainedModel) -> bool:
-    """Whether reading a short text in parts, with a cache, gives this model's logits of reading it at once.
+    """Whether this model gives the same logits for a short text read in parts, with a cache, as for the text at once.
 
-    Some architectures want a cache of their own kind, some take ours and do not use it: they would draw from the last
-    token alone, and nothing would say so.
+    Some architectures need another kind of cache. Others accept ours and do not use it: they would draw from the last
+    token alone, without any error.
     """
     vocabulary = vocabulary_of(model)
     ids = (torch.arange(CACHE_PROBE_TOKENS, device=model.device) * 7 + 3).remainder(vocabulary)[None]
@@ -187,9 +191,9 @@ def score(
 ) -> tuple[float, ...]:
     """The log-probability that `model` gives each of `token_ids` after `prompt`: float32; see `Completion.logprobs`.
 
-    Read in one pass, so its rounding is another than that of sampling token by token: differences of 1e-5 (float32)
-    or some 1e-2 (bfloat16) mean nothing. -inf for a token that the top-p cut leaves out by more than rounding. Raises
-    `ValueError` for a token id that the model does not have.
+    The text is read in one pass, which rounds otherwise than sampling token by token: differences of 1e-5 (float32) or
+    some 1e-2 (bfloat16) mean nothing. -inf for a token that is outside the top-p cut by more than rounding explains.
+    Raises `ValueError` for a token id that the model does not have.
     """
     ids = torch.tensor([[*prompt, *token_ids]], dtype=torch.int64)
     check_tokens(model, ids)
@@ -215,7 +219,7 @@ def check_tokens(model: PreTrainedModel, ids: torch.Tensor) -> None:
 
 
 def vocabulary_of(model: PreTrainedModel) -> int:
-    """How many tokens `model` has."""
+    """The number of tokens in `model`'s vocabulary."""
     return len(cast(torch.nn.Embedding, model.get_input_embeddings()).weight)
 
 

@@ -1,8 +1,8 @@
-"""Several engines of one node, as one: each generates at its own rate and takes each version by its own commit."""
+"""Several engines of one node, used as one: each generates at its own rate and commits each version by itself."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TypeVar
 
 import trio
 
@@ -11,15 +11,17 @@ from node.engines.host import Commitment, Counts, EngineFailed, EngineHost, Engi
 
 __all__ = ["EngineGroup"]
 
+Answer = TypeVar("Answer")
+
 
 class EngineGroup:
-    """An engine seat of one or more hosts. What it says of itself is true of every ready one."""
+    """An engine client of one or more hosts. Its properties hold for every ready host."""
 
     def __init__(self, hosts: Sequence[EngineHost]) -> None:
         assert hosts
         self.hosts = tuple(hosts)
         self._load = dict.fromkeys(range(len(self.hosts)), 0)
-        """Sequences that each of them generates."""
+        """Sequences that each host generates at the moment, by its index."""
 
     @property
     def _ready(self) -> list[EngineHost]:
@@ -31,7 +33,7 @@ class EngineGroup:
 
     @property
     def version(self) -> Version:
-        """The oldest that a ready one holds: work for it can be done by any."""
+        """The oldest version that a ready host holds. Every ready host can do work for it."""
         return self._oldest.version
 
     @property
@@ -78,7 +80,7 @@ class EngineGroup:
             task_status.started()
 
     async def wait_ready(self) -> None:
-        """Wait until one of them is."""
+        """Wait until one of the hosts is ready."""
         if not self.ready:
             async with trio.open_nursery() as nursery:
 
@@ -94,7 +96,7 @@ class EngineGroup:
     async def generate(
         self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Counts | None = None
     ) -> tuple[Sequence[Completion], float]:
-        """As `EngineHost.generate`, by the ready one that has least to do."""
+        """As `EngineHost.generate`, by the ready host that generates the fewest sequences."""
         ready = [i for i, host in enumerate(self.hosts) if host.ready]
         if not ready:
             raise EngineLost("no engine is ready")
@@ -103,7 +105,7 @@ class EngineGroup:
             return await self.hosts[chosen].generate(prompts, sampling, counts)
 
     @contextmanager
-    def _busy(self, i: int, count: int):
+    def _busy(self, i: int, count: int) -> Iterator[None]:
         self._load[i] += count
         try:
             yield
@@ -118,39 +120,45 @@ class EngineGroup:
     # ------------------------------------------------------------ versions
 
     async def stage(self, patch_fd: int, version: Version) -> float:
-        """All of them at once; the longest. One that cannot fails at its commit, and is reloaded."""
+        """Stage on all ready hosts at once. Returns the longest time, in seconds.
+
+        A host that cannot stage fails at its commit, and is reloaded.
+        """
         behind = [host for host in self._ready if host.version < version]
         return max(await _together(behind, lambda host: host.stage(patch_fd, version)), default=0.0)
 
     async def commit(self, version: Version, root: bytes) -> Commitment | None:
-        """Each by itself: one that has to wait holds up no other. The longest pause."""
+        """Commit on each ready host by itself, so that no host waits for another. Returns the longest pauses."""
         behind = [host for host in self._ready if host.version < version]
-        took = [each for each in await _together(behind, lambda host: host.commit(version, root)) if each is not None]
-        if not took:
+        answers = await _together(behind, lambda host: host.commit(version, root))
+        commits = [commit for commit in answers if commit is not None]
+        if not commits:
             return None
-        return Commitment(max(each.pause_s for each in took), max(each.resume_s for each in took))
+        return Commitment(max(commit.pause_s for commit in commits), max(commit.resume_s for commit in commits))
 
     async def reload(self) -> None:
-        """All that are ready, from the replica as it is."""
+        """Reload every ready host from the replica as it is now."""
         await _together(self._ready, lambda host: host.reload())
 
     async def prove(self) -> tuple[bytes, bool]:
-        """(The root that all of them hold, empty when they hold different ones; is each one's that of the version that
-        it says it holds?). Raises `EngineLost`."""
+        """(the root that all ready hosts hold, or empty when they differ; whether each holds the root of its version).
+
+        Raises `EngineLost` when none is ready.
+        """
         roots: set[bytes] = set()
         proven = True
         for host in self._ready:
-            said = host.root
+            claimed = host.root
             roots.add(root := await host.prove())
-            proven = proven and root in (said, host.root)  # a commit may have been before it in the queue
+            proven = proven and root in (claimed, host.root)  # a commit may have come first in the queue
         if not roots:
             raise EngineLost("no engine is ready")
         return roots.pop() if len(roots) == 1 else b"", proven
 
 
-async def _together(hosts: Sequence[EngineHost], call: Callable[[EngineHost], Any]) -> list[Any]:
-    """What each of them answers; raises the first error when all fail, else leaves out those that do."""
-    answers: list[Any] = []
+async def _together(hosts: Sequence[EngineHost], call: Callable[[EngineHost], Awaitable[Answer]]) -> list[Answer]:
+    """The answers of the hosts that do not fail. Raises the first error when all of them fail."""
+    answers: list[Answer] = []
     errors: list[EngineLost | EngineFailed] = []
 
     async def one(host: EngineHost) -> None:

@@ -1,9 +1,10 @@
-"""The bits of a torch model's live parameters, by checkpoint name: write, scatter, read back.
+"""The bits of a torch model's live parameters, by checkpoint name: written whole, patched, and read back.
 
-A transformers model may hold several of a checkpoint's tensors fused in one parameter (`node.models.conversion`); each
-element has its one place then too. Live tensors may be of another dtype than the checkpoint's (`node.engines.widths`):
-where that is exact, the bits are read back from them; where it rounds, as `from_pretrained` does, the checkpoint's own
-bits are kept beside them on the host, and it is proven that the live ones are those, rounded.
+A transformers model may hold several of a checkpoint's tensors fused in one parameter (`node.models.conversion`); even
+then each element has exactly one place. Live tensors may have another dtype than the checkpoint's
+(`node.engines.widths`). If the conversion is exact, the checkpoint's bits are read back from the live tensor. If it
+rounds, as `from_pretrained` does, the checkpoint's bits are also kept on the host, and reading back checks that the
+live values are those bits, rounded.
 """
 
 from collections.abc import Iterable
@@ -20,25 +21,30 @@ from codec.layout import Layout, TensorSpec
 from node.engines.widths import INTEGERS, Width, width_of
 from node.models.pieces import Piece, strides_of, whole
 
-__all__ = ["LiveParameters", "Scatter"]
+__all__ = ["DevicePatch", "LiveParameters"]
 
 Bits = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Scatter:
-    """One tensor's share of a patch, ready: (live or kept storage, indices, integers), each on the storage's device."""
+class DevicePatch:
+    """One tensor's changes, ready to be written.
+
+    `parts`: (live or kept storage, flat; int64 indices into it; integers as wide as its elements), all three on the
+    storage's device.
+    """
 
     parts: tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], ...]
 
-    def apply(self) -> None:
+    def write(self) -> None:
+        """Write the new bits into the live parameters."""
         for target, indices, bits in self.parts:
             target.index_copy_(0, indices, bits)
 
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """A box of a parameter. `storage`: all of the parameter as integers, in its shape."""
+    """A box of a parameter. `storage`: the whole parameter as integers, in its own shape."""
 
     storage: torch.Tensor
     piece: Piece
@@ -50,7 +56,7 @@ class _Box:
         return self.storage[tuple(slice(start, start + size) for start, size in ends)]
 
     def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """Which elements of the checkpoint's tensor lie in this box, and where those are in the flat parameter."""
+        """(which of the flat checkpoint `indices` lie in this box, their flat indices in the parameter)."""
         piece = self.piece
         left = indices - piece.offset
         there = np.zeros_like(indices)
@@ -67,8 +73,11 @@ class _Box:
 
 @dataclass(slots=True)
 class _Tensor:
-    """One tensor of the checkpoint. `kept`: its bits on the host, where the live ones cannot say them; None until
-    they were written, and never where all boxes are exact."""
+    """One tensor of the checkpoint, and where it is live.
+
+    `kept`: its bits on the host, where they cannot be read back from rounded live values. None until they are written,
+    and always None where all boxes are exact.
+    """
 
     spec: TensorSpec
     boxes: tuple[_Box, ...]
@@ -84,14 +93,14 @@ class _Tensor:
 
     @property
     def is_plain(self) -> bool:
-        """One box that is the whole of a parameter, in order."""
+        """The tensor is one whole parameter, in the same order."""
         if len(self.boxes) != 1:
             return False
         piece = self.boxes[0].piece
         shape = tuple(self.boxes[0].storage.shape)
         return piece.shape == shape and piece.offset == 0 and piece.strides == strides_of(shape)
 
-    def convert(self, indices: NDArray[np.int64], bits: Bits) -> Scatter:
+    def prepare(self, indices: NDArray[np.int64], bits: Bits) -> DevicePatch:
         parts = []
         for box in self.boxes:
             inside, there = (slice(None), np.array(indices)) if self.is_plain else box.locate(indices)
@@ -101,7 +110,7 @@ class _Tensor:
                 parts.append((box.storage.view(-1), torch.from_numpy(there).to(device), values.to(device)))
         if self.kept is not None:
             parts.append((self.kept, torch.from_numpy(np.array(indices)), _integers(bits)))
-        return Scatter(tuple(parts))
+        return DevicePatch(tuple(parts))
 
     def write(self, bits: Bits) -> None:
         flat = bits.reshape(-1)
@@ -118,7 +127,8 @@ class _Tensor:
             self.kept = _integers(flat)
 
     def read(self) -> Bits:
-        """All of its bits, flat. Raises `ValueError` when what is live is not theirs, or they were never written."""
+        """All bits of the tensor, flat. Raises `ValueError` when a live value is not a checkpoint's, or nothing was
+        written yet."""
         if self.exact and self.is_plain:
             return self.read_part(0, self.spec.elements)
         if self.exact:
@@ -159,30 +169,30 @@ class LiveParameters:
     """Where each tensor of a layout lives in a model."""
 
     def __init__(self, model: torch.nn.Module, layout: Layout, dtype: torch.dtype | None = None) -> None:
-        """`dtype`: as what a transformers model was loaded (None: by its first parameter's).
+        """`dtype`: the one that a transformers model was loaded as (None: that of its first parameter).
 
-        Raises `UsageError` unless the layout's tensors and the model's are the same, tied alike.
+        Raises `UsageError` unless the layout and the model have the same tensors, tied in the same way.
         """
         self._tensors = _of_library(model, layout, dtype) if _is_library(model) else _by_name(model, layout)
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The tensors whose bits are kept beside the model: they are to be written before they can be read."""
+        """The tensors whose bits are kept on the host. They must be written before they can be read."""
         return tuple(name for name, tensor in self._tensors.items() if not tensor.exact)
 
-    def convert(self, name: str, indices: NDArray[np.int64], bits: Bits) -> Scatter:
-        """Check one tensor's share of a patch and bring it to the device. Raises `ValueError` when it does not fit."""
+    def prepare(self, name: str, indices: NDArray[np.int64], bits: Bits) -> DevicePatch:
+        """Check one tensor's changes and copy them to the device. Raises `ValueError` when they do not fit."""
         tensor = self._tensors.get(name)
         if tensor is None:
             raise ValueError(f"patch: no tensor named {name}")
         if indices.ndim != 1 or indices.shape != bits.shape or indices.dtype != np.int64:
-            raise ValueError(f"patch of {name}: flat int64 indices and as many bits, please")
+            raise ValueError(f"patch of {name}: flat int64 indices and as many bits are needed")
         if bits.dtype != tensor.bits_dtype:
             raise ValueError(f"patch of {name}: bits: {bits.dtype} for a tensor of {tensor.bits_dtype}")
         last = tensor.spec.elements - 1
         if indices.size and (indices[0] < 0 or indices[-1] > last or (np.diff(indices) <= 0).any()):
             raise ValueError(f"patch of {name}: indices must rise from 0 to {last}")
-        return tensor.convert(indices, bits)
+        return tensor.prepare(indices, bits)
 
     def write(self, name: str, bits: Bits) -> None:
         """Overwrite a whole tensor with its checkpoint bits (flat or shaped). Raises `ValueError` on a wrong size."""
@@ -194,8 +204,7 @@ class LiveParameters:
     def read(self, name: str, start: int = 0, count: int | None = None) -> Bits:
         """Checkpoint bits of elements [start, start + count), flat.
 
-        Raises `ValueError` when what is live is not a checkpoint's. That cannot happen unless something computed on
-        the parameter: it is how such a thing would be found.
+        Raises `ValueError` when a live value is not a checkpoint's: something computed on the parameter.
         """
         tensor = self._tensors[name]
         return tensor.read_part(start, tensor.spec.elements if count is None else start + count)
@@ -232,13 +241,13 @@ def _is_library(model: torch.nn.Module) -> bool:
 
 
 def _of_library(model: Any, layout: Layout, dtype: torch.dtype | None) -> dict[str, _Tensor]:
-    """By the library's own loader: places, and the dtypes in which `from_pretrained` would hold them."""
+    """The tensors of a transformers model: places and dtypes as `from_pretrained` would give them."""
     from node.models.conversion import conversion_of
 
     conversion = conversion_of(model, layout, dtype or model.dtype)
     named = _named(model)
     for name, kind in conversion.dtypes.items():
-        if name in named and named[name].dtype != kind:  # built from a config, which knows no exceptions
+        if name in named and named[name].dtype != kind:  # a model built from a config has no exceptions
             named[name].data = named[name].data.to(kind)
     _untie(model, [name for name in named if name in conversion.shapes])
     named = _named(model)
@@ -254,7 +263,10 @@ def _of_library(model: Any, layout: Layout, dtype: torch.dtype | None) -> dict[s
 
 
 def _untie(model: torch.nn.Module, names: Iterable[str]) -> None:
-    """What the checkpoint stores apart is apart in the model too, whatever its config says: so does the loader do."""
+    """Give parameters that share memory, but are stored apart in the checkpoint, memory of their own.
+
+    transformers' loader does the same, whatever the model's config says about tying.
+    """
     owners: dict[int, str] = {}
     named = _named(model)
     for name in names:
@@ -267,7 +279,7 @@ def _untie(model: torch.nn.Module, names: Iterable[str]) -> None:
 
 
 def _by_name(model: torch.nn.Module, layout: Layout) -> dict[str, _Tensor]:
-    """A module of any other kind: its names are the checkpoint's."""
+    """The tensors of any other module, whose names are the checkpoint's."""
     named = _named(model)
     tensors: dict[str, _Tensor] = {}
     owner: dict[int, str] = {}
@@ -287,13 +299,14 @@ def _by_name(model: torch.nn.Module, layout: Layout) -> dict[str, _Tensor]:
 
 
 def _named(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and saved buffers, tied ones under each of their names."""
+    """Parameters and saved buffers by name; a tied tensor has several names."""
     saved = model.state_dict(keep_vars=True)
     buffers = {name: buffer for name, buffer in model.named_buffers(remove_duplicate=False) if name in saved}
     return dict(model.named_parameters(remove_duplicate=False)) | buffers
 
 
 def _check_all_fed(named: dict[str, torch.Tensor], layout: Layout, fed: Iterable[torch.Tensor]) -> None:
+    """Raises `UsageError` when the model has a tensor that gets nothing from the checkpoint."""
     ties = {alias: spec.name for spec in layout.tensors for alias in spec.aliases}
     known = {tensor.data_ptr() for tensor in fed}
     for name, tensor in named.items():
@@ -305,7 +318,7 @@ def _check_all_fed(named: dict[str, torch.Tensor], layout: Layout, fed: Iterable
 
 
 def _find(named: dict[str, torch.Tensor], spec: TensorSpec) -> torch.Tensor:
-    """The tensor of this name. Raises `UsageError` when it is missing or of another shape."""
+    """The model's tensor for `spec`. Raises `UsageError` when it is missing, tied otherwise or of another shape."""
     found = [named[name] for name in (spec.name, *spec.aliases) if name in named]
     if not found:
         raise UsageError(f"The checkpoint has a tensor {spec.name} that the model lacks: is it another model's?")
@@ -318,6 +331,7 @@ def _find(named: dict[str, torch.Tensor], spec: TensorSpec) -> torch.Tensor:
 
 
 def _storage(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's memory as integers of the same width. Raises `UsageError` when it is not contiguous."""
     if not tensor.is_contiguous():
         raise UsageError(f"{name} does not lie in one piece in the model: it cannot be patched in place.")
     shaped = tensor.detach()

@@ -1,20 +1,23 @@
-"""What a node and its engine's process say over their Unix socket. Weights never travel here: they go as descriptors.
+"""The messages between a node and its engine's process, over their Unix socket.
+
+No message contains weights: the replica and the patches are descriptors of shared memory.
 
     node                                    engine process
-      <------------------------------------ Ready          after it connected
-      Attach (replica) ------------------->  Proof          load, take every bit from the replica, hash what is live
+      <------------------------------------ Ready          after the process connected
+      Attach (replica) ------------------->  Proof          load, take every bit from the replica, hash the live bits
       Stage (patch) ---------------------->  Done           in the background; generation goes on
       Commit ----------------------------->  Done           between two batches
       Generate --------------------------->  Progress..., Completions
-      Cancel ----------------------------->                 of a Generate; nothing is answered any more
+      Cancel ----------------------------->                 drops a Generate, which gets no answer any more
       Score ------------------------------>  Scores
       Prove ------------------------------>  Proof
       Reload ----------------------------->  Proof
 
+Each request has a number, which its answer repeats. `Failed` may take the place of any answer.
+
 `Ready.preemptible`: the engine can stop after any token, so a commit falls between two steps and several `Generate` may
-run at once; otherwise one runs at a time, and a commit waits for its end. `Ready.continuous_batching`: what runs at
-once shares its steps, so each sequence is a `Generate` by itself, and none waits for a longer one. Each request has a
-number, which its answer repeats; instead of any answer there may be `Failed`.
+run at once. Without it one runs at a time, and a commit waits for its end. `Ready.continuous_batching`: running
+sequences share their steps, so each sequence may be a `Generate` by itself, and none waits for a longer one.
 """
 
 from typing import Annotated
@@ -47,11 +50,11 @@ Root = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Name = tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)], Number]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
-"""As in `node.ledger.messages`: the ledger is told, and drops a node whose numbers make no sense."""
+"""The bounds are those of `node.ledger.messages`: the ledger gets these numbers, and drops a node that exceeds them."""
 
 
 class Attach(msgspec.Struct, frozen=True, tag="attach"):
-    """Load the model of `folder`'s config and fill it from the replica whose descriptor comes along."""
+    """Load the model of `folder`'s config, and fill it from the replica whose descriptor comes with the message."""
 
     number: Number
     layout: bytes
@@ -61,14 +64,14 @@ class Attach(msgspec.Struct, frozen=True, tag="attach"):
 
 
 class Stage(msgspec.Struct, frozen=True, tag="stage"):
-    """Make ready the patch whose descriptor comes along; it leads to `version`. Replaces what was staged."""
+    """Make the patch to `version` ready; its descriptor comes with the message. Replaces what was staged."""
 
     number: Number
     version: Name
 
 
 class Commit(msgspec.Struct, frozen=True, tag="commit"):
-    """Scatter what was staged for `version`, and be it."""
+    """Write what was staged for `version` into the live parameters, and become it."""
 
     number: Number
     version: Name
@@ -84,13 +87,13 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Nobody wants the completions of `Generate` number `number` any more."""
+    """Drop the `Generate` whose number is `number`."""
 
     number: Number
 
 
 class Score(msgspec.Struct, frozen=True, tag="score"):
-    """How likely are these tokens after this prompt, under the version held now?"""
+    """Give the log-probabilities of these tokens after this prompt, under the version that the engine holds."""
 
     number: Number
     prompt: tuple[int, ...]
@@ -105,7 +108,7 @@ class Prove(msgspec.Struct, frozen=True, tag="prove"):
 
 
 class Reload(msgspec.Struct, frozen=True, tag="reload"):
-    """Take every bit anew from the replica, which now holds `version`."""
+    """Take every bit from the replica again; it now holds `version`."""
 
     number: Number
     version: Name
@@ -113,9 +116,11 @@ class Reload(msgspec.Struct, frozen=True, tag="reload"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The process runs; nothing is loaded yet. `preemptible`, `continuous_batching`, `scores`, `abilities`: what its
-    engine can do (`node.engines.base.ABILITIES`). `kind`: engines of one kind draw the same tokens for the same
-    seed."""
+    """The process runs, and has loaded nothing yet.
+
+    `preemptible`, `continuous_batching`: see the module. `scores`: it answers `Score`. `abilities`: a subset of
+    `node.engines.base.ABILITIES`. `kind`: engines of one kind draw the same tokens for the same seed.
+    """
 
     pid: int
     preemptible: bool = msgspec.field(default=False, name="carries")
@@ -126,8 +131,11 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """It is done; `seconds`: of staging, or the pause of a commit. `resume_s`: after a commit, until everything that
-    ran before it had its next token."""
+    """The request was carried out.
+
+    `seconds`: the duration of staging, or the pause of a commit. `resume_s`: after a commit, the time until every
+    sequence that was running had its next token.
+    """
 
     number: Number
     seconds: Seconds
@@ -135,7 +143,7 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 
 
 class Completions(msgspec.Struct, frozen=True, tag="completions"):
-    """In the order of the prompts."""
+    """Answer to `Generate`, in the order of the prompts. `seconds`: how long it took."""
 
     number: Number
     completions: tuple[Completion, ...]
@@ -143,14 +151,14 @@ class Completions(msgspec.Struct, frozen=True, tag="completions"):
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """Tokens so far, of each prompt of a `Generate` that runs."""
+    """The number of tokens that each prompt of a running `Generate` has so far."""
 
     number: Number
     counts: tuple[Number, ...]
 
 
 class Scores(msgspec.Struct, frozen=True, tag="scores"):
-    """One log-probability a token, and the version that gave them."""
+    """Answer to `Score`: one log-probability a token, and the version that gave them."""
 
     number: Number
     logprobs: tuple[float, ...]
@@ -158,14 +166,14 @@ class Scores(msgspec.Struct, frozen=True, tag="scores"):
 
 
 class Proof(msgspec.Struct, frozen=True, tag="proof"):
-    """The root that the live parameters add up to, read back out of the engine."""
+    """The root of the live parameters, read back out of the engine."""
 
     number: Number
     root: Root
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """It could not be done. `usage`: the user can fix it. `poisoned`: the engine serves nothing until reloaded."""
+    """The request failed. `usage`: the user can fix it. `poisoned`: the engine serves nothing until it is reloaded."""
 
     number: Number
     why: str
@@ -175,4 +183,4 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 FromNode = Attach | Stage | Commit | Generate | Cancel | Score | Prove | Reload
 FromEngine = Ready | Done | Completions | Progress | Scores | Proof | Failed
-"""A message of a whole batch is bounded by the frame: `node.ipc.channel.MAX_BODY_BYTES`."""
+"""A message is at most as large as a frame: `node.ipc.framing.MAX_BODY_BYTES`."""

@@ -1,4 +1,4 @@
-"""Drawing tokens from logits, with randomness that belongs to each row alone."""
+"""Drawing tokens from logits, with random numbers that depend on the row alone, not on its batch."""
 
 from collections.abc import Sequence
 
@@ -15,25 +15,25 @@ __all__ = ["check_options", "draw", "log_probabilities", "reshaped", "scores", "
 def uniforms(seed: int, streams: Sequence[int], count: int) -> NDArray[np.float64]:
     """Random numbers in [0, 1): float64, (len(streams), count); row i depends on (seed, streams[i]) only.
 
-    Philox, so that they stay the same from one release of numpy to the next.
+    The generator is Philox, whose numbers are the same in every release of numpy.
     """
     rows = [np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, s)))).random(count) for s in streams]
     return np.stack(rows)
 
 
 def draw(logits: torch.Tensor, uniform: torch.Tensor, sampling: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token a row and its log-probability, by inverting the cumulated distribution at `uniform`.
+    """One token a row and its log-probability, by inverting the cumulative distribution at `uniform`.
 
     `logits`: (rows, vocabulary), any float dtype. `uniform`: float64, (rows,). Returns int64 and float32, both (rows,);
-    see `Completion.logprobs` for which distribution. Inverting keeps a token where it is when logits move in their last
-    bits, except for a `uniform` that sits on the border of two tokens.
+    `Completion.logprobs` defines the distribution. When logits change in their last bits only, the drawn token stays
+    the same, except where `uniform` is at the border between two tokens.
     """
     logprobs = log_probabilities(logits, sampling)
     if sampling.temperature == 0.0:
         token = logprobs.argmax(-1)
         return token, logprobs.gather(-1, token[:, None])[:, 0]
     cumulated = logprobs.double().exp().cumsum(-1)
-    # right=True never lands on a token of probability 0; the clamp is for a product that rounds up to the whole sum.
+    # right=True never picks a token of probability 0. The clamp is for a product that rounds up to the whole sum.
     token = torch.searchsorted(cumulated, (uniform * cumulated[:, -1])[:, None], right=True)
     token = token.clamp_max_(logits.shape[-1] - 1)
     return token[:, 0], logprobs.gather(-1, token)[:, 0]
@@ -52,22 +52,22 @@ def check_options(sampling: SamplingParams, vocabulary: int) -> None:
 def reshaped(
     logits: torch.Tensor, prompts: torch.Tensor, drawn: Sequence[torch.Tensor], sampling: SamplingParams
 ) -> torch.Tensor:
-    """`logits` as `sampling.options` change them before the temperature; the very same where they do not.
+    """`logits` after the changes of `sampling.options`, before the temperature; the same tensor if there are none.
 
-    `prompts`: (rows, length). `drawn`: each step's tokens, (rows,).
+    `logits`: (rows, vocabulary). `prompts`: (rows, length). `drawn`: the tokens of each step, (rows,).
     """
     options = sampling.extra
     if not options.reshapes:
         return logits
-    made = torch.stack(list(drawn), 1) if drawn else prompts[:, :0]
+    so_far = torch.stack(list(drawn), 1) if drawn else prompts[:, :0]
     known = [token for token in sampling.stop_tokens if token < logits.shape[-1]]
-    return reshape(logits, prompts, made, options, known)
+    return reshape(logits, prompts, so_far, options, known)
 
 
 def log_probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
-    """What `Completion.logprobs` are measured in: float32, (rows, vocabulary); -inf for what is cut off.
+    """The log-probabilities of `Completion.logprobs`: float32, (rows, vocabulary); -inf for tokens that are cut off.
 
-    `logits`: as `reshaped` gives them.
+    `logits`: as `reshaped` returns them.
     """
     if sampling.temperature == 0.0:
         return torch.log_softmax(logits.float(), -1)
@@ -77,8 +77,10 @@ def log_probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.T
 
 
 def scores(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
-    """`log_probabilities`, but a token that lies just outside a border (`SamplingParams.widest_top_p`, `BORDER_NATS`)
-    is as likely as it would be inside: by another's rounding it was."""
+    """`log_probabilities`, except that a token just outside a border is scored as if it were inside.
+
+    By another engine's rounding it may have been inside. See `SamplingParams.widest_top_p` and `BORDER_NATS`.
+    """
     if sampling.temperature == 0.0:
         return log_probabilities(logits, sampling)
     logprobs = torch.log_softmax(logits.float() / sampling.temperature, -1)
@@ -89,7 +91,10 @@ def scores(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
 
 
 def _cut(logprobs: torch.Tensor, options: SamplingOptions, top_p: float, slack: float) -> torch.Tensor:
-    """`logprobs` as they are where a token may be drawn, else -inf; the very same where nothing is cut off."""
+    """`logprobs` with -inf for tokens that `min_p`, `top_k` and `top_p` exclude; the same tensor if they exclude none.
+
+    `slack`: nats by which the borders of `min_p` and `top_k` are lowered.
+    """
     kept = keep(logprobs, options, slack)
     if top_p == 1.0:
         return kept
@@ -100,7 +105,8 @@ def _cut(logprobs: torch.Tensor, options: SamplingOptions, top_p: float, slack: 
 
 
 def _nucleus(logprobs: torch.Tensor, top_p: float) -> torch.Tensor:
-    """The smallest set of likeliest tokens whose probability reaches `top_p`, as they are; the others at -inf."""
+    """`logprobs` with -inf outside the nucleus: the smallest set of likeliest tokens whose probability reaches `top_p`
+    (Holtzman et al., 2020, arXiv:1904.09751)."""
     ordered, order = torch.sort(logprobs, dim=-1, descending=True, stable=True)
     before = ordered.exp().cumsum(-1) - ordered.exp()
     kept = ordered.masked_fill(before >= top_p, float("-inf"))

@@ -1,8 +1,7 @@
 """The text of a continuation, token by token, and the stop texts in it. Needs `tokenizers` only.
 
-The gateway cuts answers and engines end samples by this same code, so that they never disagree about where a stop text
-is. It is how vLLM does it, too: a `DecodeStream` that is given the prompt first, so that the first token keeps the
-space that it begins with.
+The gateway cuts answers, and engines end samples, by this code, so they never disagree about where a stop text is. vLLM
+does the same: it feeds a `DecodeStream` the prompt first, so that the first token keeps its leading space.
 """
 
 from collections.abc import Sequence
@@ -10,13 +9,12 @@ from typing import Any, Final
 
 __all__ = ["Continuation", "StopText"]
 
-
 PRIMED: Final = 32
-"""Tokens of the prompt that are decoded first: enough to know whether the first token begins with a space."""
+"""The last tokens of the prompt that are decoded first: enough to tell whether the first token begins with a space."""
 
 
 class Continuation:
-    """Text of the tokens that follow `prompt`. Bytes that are no whole character yet wait for the next token."""
+    """The text of the tokens that follow `prompt`. The bytes of an incomplete character wait for the next token."""
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int], *, special: bool = False) -> None:
         """`tokenizer`: a `tokenizers.Tokenizer`. `special`: special tokens are part of the text."""
@@ -26,19 +24,21 @@ class Continuation:
         self._stream = DecodeStream(ids=list(prompt[-PRIMED:]), skip_special_tokens=not special)
 
     def add(self, token: int) -> str:
-        """What `token` adds to the text."""
+        """The text that `token` adds; empty while a character is incomplete."""
         try:
             return self._stream.step(self._tokenizer, token) or ""
         except Exception as error:  # tokenizers raises nothing narrower
             if "Invalid prefix" not in str(error):
                 raise
-            self._stream = self._fresh()  # bytes that are no text, and never will be: begin behind them, as vLLM does
+            self._stream = self._fresh()  # the bytes so far are not UTF-8: start again after them, as vLLM does
             return self._stream.step(self._tokenizer, token) or ""
 
 
 class StopText:
-    """Finds the first of `stops` in the text of a continuation. One that ends in the text of the first `least` tokens
-    does not count."""
+    """Finds the first of `stops` in the text of a continuation.
+
+    A stop text that ends within the first `least` tokens does not count.
+    """
 
     def __init__(
         self, tokenizer: Any, prompt: Sequence[int], stops: Sequence[str], *, special: bool = False, least: int = 0
@@ -46,14 +46,17 @@ class StopText:
         self._text = Continuation(tokenizer, prompt, special=special)
         self._stops, self._least = tuple(stops), least
         self._held = max(map(len, stops), default=1) - 1
-        """Characters of the text before that a stop text may begin in."""
+        """Characters at the end of the text so far in which a stop text may begin."""
         self._tail = ""
         self._tokens = self._length = 0
         self.span: tuple[int, int] | None = None
-        """Where in the text the stop text is that was found."""
+        """(start, end) in the text of the stop text that was found, in characters; None before."""
 
     def add(self, token: int) -> bool:
-        """`token` completes a stop text. Of several it is the one that ends first, and of those the longest."""
+        """Whether `token` completes a stop text.
+
+        Of several stop texts, `span` is the one that ends first, and of those the longest.
+        """
         self._tokens += 1
         added = self._text.add(token)
         text = self._tail + added

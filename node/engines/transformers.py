@@ -1,12 +1,11 @@
-"""The reference engine: a Hugging Face `transformers` model, on a CPU or on a GPU where there is one.
+"""The reference engine: a Hugging Face `transformers` model, on a GPU or on a CPU.
 
-Its parameters carry checkpoint names and lie in one piece, so taking a version is one `index_copy_` a tensor. It
-batches prompts of equal length and knows no paging and no prefix cache: the fast engine is vLLM, this one shows what
-is right.
+A commit is one `index_copy_` a tensor. Prompts of equal length are batched; there is no paging and no prefix cache.
+vLLM is the fast engine, and this one defines what is correct.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -17,38 +16,29 @@ from transformers import PreTrainedModel
 
 from codec.checkpoint import Checkpoint
 from codec.layout import Layout
-from node.engines.base import (
-    ABILITIES,
-    BASE_VERSION,
-    Completion,
-    EngineError,
-    Patch,
-    Prompt,
-    SamplingParams,
-    SteppedEngine,
-    Version,
-)
+from node.engines.base import ABILITIES, BASE_VERSION, Completion, EngineError, Prompt, SamplingParams, Version
 from node.engines.cohort import Cohort, can_cache, score
-from node.engines.live import LiveParameters, Scatter
+from node.engines.interface import InProcessEngine, SteppedEngine, TensorChanges
+from node.engines.live import DevicePatch, LiveParameters
 from node.engines.load import build_model, chosen_dtype, load_model
 
 __all__ = ["Arithmetic", "Carry", "TransformersEngine"]
 
 Arithmetic = Literal["auto", "bfloat16", "float16", "float32"]
-"""In what the model computes: as what `from_pretrained(dtype=...)` loads the checkpoint. Where that rounds, patches are
-rounded in the same way (`node.engines.live`)."""
+"""The dtype in which the model computes, as `from_pretrained(dtype=...)` would load the checkpoint. Where that rounds,
+patches are rounded in the same way (`node.engines.live`)."""
 
 Carry = Literal["recompute", "stale"]
-"""What becomes of the KV cache of sequences that are running when a version is committed. "recompute": their text is
-read again under the new bits, so each token's log-probability is exactly its version's, and can be checked. "stale":
-it is kept, as some trainers do; cheaper by one pass over the text, and what follows cannot be recomputed by anyone."""
+"""What becomes of the KV cache of running sequences at a commit. "recompute": their text is read again under the new
+bits, so each token's log-probability is exactly its version's, and another node can check it. "stale": the cache is
+kept, as some trainers do; that saves one pass over the text, and no node can recompute the later tokens."""
 
 BATCH_ROWS: Final = 128
-"""Rows sampled at once: past this a CPU gains nothing, and the KV cache stays small."""
+"""Rows sampled together. More rows gain nothing on a CPU, and the KV cache stays small."""
 
 
-class TransformersEngine(SteppedEngine):
-    """See `SteppedEngine`."""
+class TransformersEngine(InProcessEngine, SteppedEngine):
+    """See `InProcessEngine` and `SteppedEngine`. Also a `Scorer`."""
 
     abilities = ABILITIES
 
@@ -60,38 +50,36 @@ class TransformersEngine(SteppedEngine):
         arithmetic: Arithmetic = "auto",
         carry: Carry = "recompute",
     ) -> None:
-        """`threads`: CPU threads of torch, for the whole process (None: as is). `device`: None takes a GPU if any.
+        """`threads`: CPU threads of torch, for the whole process (None: torch's choice). `device`: its name in torch;
+        None: a GPU if there is one.
 
         `arithmetic`: "auto" is the dtype that the base's config names on a GPU (float32 where it names none), and
-        float32 on a CPU, where few have bf16 units.
+        float32 on a CPU, because few CPUs have bf16 units.
         """
         self._carry: Carry = carry
         self._flights: dict[int, list[tuple[Cohort, list[int]]]] = {}
-        """Cohorts of each flight, with the places of their rows among its prompts."""
+        """By flight: its cohorts, each with the indices of its rows among the flight's prompts."""
         if threads is not None:
             torch.set_num_threads(threads)
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._arithmetic: Arithmetic = arithmetic
+        self.kind = f"transformers/{arithmetic}/{self.device.type}"
         self._dtype = torch.float32
         self._texts: Path | None = None
-        """The tokenizer's file, where the base has one."""
+        """The tokenizer's file; it may be missing."""
         self._tokenizer: Any = None
-        """Read when a stop text is asked for."""
+        """Read from the file when a request has stop texts."""
         self._folder: Path | None = None
-        """Where the weights were loaded from; None: they were not."""
+        """Where the weights were loaded from; None: only the config was."""
         self._model: PreTrainedModel | None = None
         self._live: LiveParameters | None = None
         self._layout: Layout | None = None
-        self._staged: list[Scatter] = []
+        self._staged: list[DevicePatch] = []
         self._cached: bool | None = None
-        """Whether the model generates with a cache; None: not found out yet."""
+        """Whether the model can generate with a cache; None: not tried yet."""
         self.version = BASE_VERSION
         self.root = b""
         self.poisoned: str | None = None
-
-    @property
-    def kind(self) -> str:  # type: ignore[override]
-        return f"transformers/{self._arithmetic}/{self.device.type}"
 
     def load(self, folder: Path, *, weights: bool = True) -> None:
         self._dtype = chosen_dtype(folder, self._arithmetic, self.device)
@@ -112,20 +100,20 @@ class TransformersEngine(SteppedEngine):
         self._live, self._layout = live, layout
         self._staged, self.version, self.root = [], version, root
 
-    def stage(self, patch: Patch) -> None:
+    def stage(self, changes: Iterable[TensorChanges]) -> None:
         live = self._attached()
         self._refuse_if_poisoned()
         self._staged = []
-        self._staged = [live.convert(name, indices, bits) for name, indices, bits in patch]
+        self._staged = [live.prepare(name, indices, bits) for name, indices, bits in changes]
 
     @torch.no_grad()
     def commit(self, version: Version, root: bytes) -> float:
         self._attached()
         self._refuse_if_poisoned()
         started = time.perf_counter()
-        self.poisoned = f"the commit of version {version} did not finish"  # stands unless every line below is reached
-        for scatter in self._staged:
-            scatter.apply()
+        self.poisoned = f"the commit of version {version} did not finish"  # stays unless every line below is reached
+        for patch in self._staged:
+            patch.write()
         self._synchronize()
         self.version, self.root, self._staged = version, root, []
         self.poisoned = None
@@ -140,7 +128,7 @@ class TransformersEngine(SteppedEngine):
         by_length: dict[int, list[int]] = {}
         for i, prompt in enumerate(prompts):
             by_length.setdefault(len(prompt.token_ids), []).append(i)
-        most = 1 if sampling.extra.exact else BATCH_ROWS  # matrix kernels round a row by how many there are
+        most = 1 if sampling.extra.exact else BATCH_ROWS  # the rounding of matrix kernels depends on the number of rows
         parts = [rows[at : at + most] for rows in by_length.values() for at in range(0, len(rows), most)]
         if self._cached is None:
             self._cached = can_cache(model)
@@ -183,7 +171,7 @@ class TransformersEngine(SteppedEngine):
         assert layout is not None
         self.poisoned = f"the reload of version {version} did not finish"
         self._staged = []
-        self._flights.clear()  # what they were drawn from is not known to have been what it said
+        self._flights.clear()  # it is unknown whether the weights that they were drawn from were their version's
         for spec in layout.tensors:
             live.write(spec.name, bits(spec.name))
         self._synchronize()
@@ -194,11 +182,13 @@ class TransformersEngine(SteppedEngine):
 
     @staticmethod
     def _collect(parts: list[tuple[Cohort, list[int]]]) -> list[Completion]:
-        placed = {place: made for cohort, rows in parts for place, made in zip(rows, cohort.completions(), strict=True)}
-        return [placed[place] for place in range(len(placed))]
+        by_index = {
+            i: completion for cohort, rows in parts for i, completion in zip(rows, cohort.completions(), strict=True)
+        }
+        return [by_index[i] for i in range(len(by_index))]
 
     def _read_tokenizer(self) -> Any:
-        """None where the base has none."""
+        """The base's tokenizer, or None where it has no tokenizer.json."""
         if self._tokenizer is None and self._texts is not None and self._texts.exists():
             from tokenizers import Tokenizer
 

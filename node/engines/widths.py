@@ -1,11 +1,10 @@
-"""A checkpoint's bits as those of a live tensor of the same or another dtype, and back.
+"""Converts a checkpoint's bits to those of a live tensor, which may have another dtype, and back.
 
-    the same dtype            the bits
-    bf16 or f16 in f32        the float32 of equal value: exact, and the way back is checked
-    any other pair of floats  rounded as `from_pretrained` does, which torch does; there is no way back
+    the same dtype            the same bits
+    bf16 or f16 to f32        the float32 of equal value: exact, and the way back is checked
+    any other pair of floats  rounded by torch, as `from_pretrained` does; there is no way back
 
-Bits are moved through integers and never computed with where that can be, so -0, NaN payloads and denormals arrive as
-they were.
+Wherever possible the bits are moved as integers, so -0, NaN payloads and denormals are preserved.
 """
 
 from collections.abc import Callable
@@ -20,13 +19,13 @@ from node.models.dtypes import TORCH_DTYPES
 __all__ = ["INTEGERS", "Width", "width_of"]
 
 INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By bytes an element: the type that a live tensor's bits are moved as."""
+"""By bytes an element: the integer type that a live tensor's bits are moved as."""
 
 Bits = NDArray[Any]
 
 
 class Width:
-    """One pair of dtypes: in the checkpoint, and live. `exact`: the live bits say which the checkpoint's are."""
+    """A pair of dtypes, of a tensor in the checkpoint and of the live tensor. Make one with `width_of`."""
 
     def __init__(self, stored: str, live: torch.dtype) -> None:
         self.stored, self.live = TORCH_DTYPES[stored], live
@@ -42,10 +41,14 @@ class Width:
 
     @property
     def exact(self) -> bool:
+        """The checkpoint's bits can be read back from the live ones."""
         return self._back is not None
 
     def convert(self, bits: Bits) -> torch.Tensor:
-        """Checkpoint bits as integers of the live tensor's, copied, on the CPU. Raises `ValueError`."""
+        """The live tensor's bits for the checkpoint's `bits`: integers as wide as the live dtype, copied, on the CPU.
+
+        Raises `ValueError` when `bits` are not of the checkpoint's width.
+        """
         if bits.dtype != self.bits:
             raise ValueError(f"bits: {bits.dtype} for a tensor of {self.bits}")
         if self.stored == self.live:
@@ -57,14 +60,16 @@ class Width:
         return there.to(self.live).view(INTEGERS[self.live.itemsize])
 
     def back(self, live: torch.Tensor) -> Bits:
-        """The checkpoint bits of live integers. Raises `ValueError` where they are of no value of the checkpoint's
-        dtype, which cannot happen unless something computed on the parameter: it is how that would be found."""
+        """The checkpoint's bits for `live`, the live tensor's bits as integers. Only where `exact`.
+
+        Raises `ValueError` for a value that the checkpoint's dtype does not have: something computed on the parameter.
+        """
         assert self._back is not None, "a rounded tensor has no way back"
         return self._back(live.cpu().numpy())
 
 
 def width_of(stored: str, live: torch.dtype) -> Width | None:
-    """None: no value of one dtype is put in the place of the other's."""
+    """The pair of `stored` (a safetensors name) and `live`; None when values of one are never stored as the other."""
     kind = TORCH_DTYPES.get(stored)
     if kind is None or (kind != live and not (kind.is_floating_point and live.is_floating_point)):
         return None
@@ -84,7 +89,7 @@ def _narrow_bf16(wide: Bits) -> Bits:
 
 def _widen_f16(bits: Bits) -> Bits:
     wide = bits.view(np.float16).astype(np.float32).view(np.uint32)
-    nan = (bits & np.uint16(0x7FFF)) > 0x7C00  # whose payload the processor would change
+    nan = (bits & np.uint16(0x7FFF)) > 0x7C00  # the processor would change their payload
     if nan.any():
         kept = bits[nan].astype(np.uint32)
         wide[nan] = ((kept & 0x8000) << 16) | 0x7F800000 | ((kept & 0x3FF) << 13)

@@ -1,20 +1,22 @@
-"""An OpenAI-compatible endpoint in front of the swarm: a request is a work lease like any other.
+"""The gateway: OpenAI-compatible endpoints in front of the swarm; each request becomes request groups in the ledger.
 
-`app` has the endpoints, `http` the server, `parsed_request` a request's meaning, `request_tracker` its way
-through the ledger. `parameters` lists every field and what happens with it.
+`http` serves connections, `app` has the endpoints, `parsed_request` turns a body into prompts, `request_tracker` asks
+the ledger, and `answers` encodes the result. `parameters` lists every field and what happens with it.
 
 Modules:
 
-- `answers`: Accepted samples as OpenAI's clients read them
+- `answers`: Encodes accepted rollouts as OpenAI's clients read them
 - `app`: The endpoints
-- `bodies`: Byte budgets that all clients of the gateway share
-- `gateway`: The gateway as its seed runs it
-- `http`: HTTP/1.1 on trio over h11, for a few JSON endpoints
+- `connection`: One client's HTTP/1.1 connection over h11
+- `gateway`: The gateway as the seed runs it
+- `http`: An HTTP/1.1 server for a few JSON endpoints, which bounds what clients may cost
+- `http_messages`: The HTTP vocabulary: limits, request heads, requests, responses, errors
+- `memory_budget`: Memory budgets that all clients share
 - `parameters`: Every field that a request may have, and what happens with it
-- `parsed_request`: What a client asks for, in OpenAI's words and vLLM's, understood
-- `request_tracker`: Requests over the counter
-- `strangers`: Connections that have not yet said anything valid
-- `text`: Between text and token ids, as the base checkpoint says
+- `parsed_request`: Turns a request body into prompts and sampling parameters
+- `request_tracker`: Follows each prompt of a request through the ledger
+- `strangers`: Connections that have not sent a valid head yet
+- `text`: Converts between text and token ids
 """
 
 from node.gateway.gateway import Gateway

@@ -1,11 +1,11 @@
-"""Accepted samples as OpenAI's clients read them: whole, or as the events of a stream.
+"""Encodes accepted rollouts as OpenAI's clients read them: complete, or as the events of a stream.
 
-Each choice is worded by itself, when it is about to be sent: an answer of 256 samples echoes its prompt 256 times, and
-would need hundreds of megabytes at once.
+Each choice is encoded when it is about to be sent: an answer of 256 samples repeats its prompt 256 times, and would
+need hundreds of megabytes at once.
 
-Beside what they know, each choice has `token_ids` and `versions` (for each token the [epoch, version] that drew it),
-and a completion `prompt_token_ids`: what a trainer needs. A stream begins when the sample was accepted, so it never
-holds a token that the swarm takes back.
+Besides OpenAI's fields, each choice has what a trainer needs: `token_ids`, `versions` (for each token, the [epoch,
+version] that it was sampled from) and `prompt_token_ids`. A stream begins after its samples were accepted, so it never
+contains a token that the swarm discards.
 """
 
 import time
@@ -21,24 +21,25 @@ from node.gateway.text import Text
 from node.ledger.messages import Rollout, unpack_floats, unpack_tokens
 from node.ledger.state import Group
 
-__all__ = ["DONE", "Answer", "Broken", "event"]
+__all__ = ["DONE", "Answer", "InvalidSample", "event"]
 
 DONE: Final = b"data: [DONE]\n\n"
+"""The event that ends a stream."""
 PROMPT_TOKEN_BYTES: Final = 48
 TOKEN_BYTES: Final = 256
 LOGPROB_BYTES: Final = 1024
-"""Upper estimates of what wording one token takes, as Python objects and as JSON: of a prompt, of a sample, and more of
-a sample whose log-probabilities are asked for."""
+"""Upper estimates of the memory for encoding one token, as Python objects and as JSON: of a prompt, of a sample, and in
+addition for its log-probability."""
 CHOICE_BYTES: Final = 4096
-"""The rest of a choice."""
+"""The memory for encoding the rest of a choice."""
 
 
-class Broken(SwarmError):
+class InvalidSample(SwarmError):
     """A node's sample is not what was asked for."""
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """One sample. `text`: without its end token, cut at the first stop text."""
+    """One sample. `text` has no end token, and ends at the first stop text."""
 
     index: int
     text: str
@@ -50,82 +51,82 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class Answer:
-    """To one request: `groups`, one for each of its prompts. `kinds`: of the engines that drew them, if that is known.
-
-    Raises `Broken`."""
+    """The answer to one request. The methods that encode a choice raise `InvalidSample`."""
 
     def __init__(
-        self, name: str, wanted: ParsedRequest, groups: Sequence[Group], text: Text, *, chat: bool, kinds: str = ""
+        self, name: str, parsed: ParsedRequest, groups: Sequence[Group], text: Text, *, chat: bool, kinds: str = ""
     ) -> None:
-        self._wanted, self._text, self._chat, self._kinds = wanted, text, chat, kinds
+        """`name`: the model's. `groups`: one for each prompt of `parsed`. `kinds`: the kinds of the engines that
+        generated them, if known."""
+        self._parsed, self._text, self._chat, self._kinds = parsed, text, chat, kinds
         self._created = int(time.time())
-        self._id = ("chatcmpl-" if chat else "cmpl-") + (wanted.request_id or groups[0].id.hex())
+        self._id = ("chatcmpl-" if chat else "cmpl-") + (parsed.request_id or groups[0].id.hex())
         self._name = name
         self._samples = [
-            (p * wanted.n + sample, prompt, group.done[sample].rollout)
-            for p, (prompt, group) in enumerate(zip(wanted.prompts, groups, strict=True))
+            (p * parsed.n + sample, prompt, group.done[sample].rollout)
+            for p, (prompt, group) in enumerate(zip(parsed.prompts, groups, strict=True))
             for sample in sorted(group.done)
         ]
-        self._made = 0
-        """Tokens of the choices that were worded."""
+        self._encoded_tokens = 0
+        """Tokens of the choices that were encoded."""
 
     @property
     def held_bytes(self) -> int:
-        """What the samples take while the answer waits to be sent."""
+        """The memory of the samples until the answer is sent."""
         return sum(len(rollout.token_ids) + len(rollout.logprobs) for _, _, rollout in self._samples)
 
     def costs(self) -> list[int]:
-        """For each choice: bytes that wording it takes, at most."""
-        each = TOKEN_BYTES + (LOGPROB_BYTES if self._wanted.logprobs else 0)
+        """For each choice, the most memory that encoding it takes, in bytes."""
+        token_bytes = TOKEN_BYTES + (LOGPROB_BYTES if self._parsed.logprobs else 0)
         return [
-            CHOICE_BYTES + PROMPT_TOKEN_BYTES * len(prompt) + each * (len(rollout.token_ids) // 4)
+            CHOICE_BYTES + PROMPT_TOKEN_BYTES * len(prompt) + token_bytes * rollout.length
             for _, prompt, rollout in self._samples
         ]
 
     def whole(self, i: int) -> bytes:
-        """The part of the body that has choice `i`. All parts, worded and joined in order, are the body."""
+        """The part of the body with choice `i`. The body is all parts, encoded and joined in order."""
         head = self._head("chat.completion" if self._chat else "text_completion")
         choice = self._choice(i)
         return self._part(i, head, self._chat_choice(choice) if self._chat else self._completion_choice(choice))
 
     def tokens(self, i: int) -> bytes:
-        """As `whole`, for `/inference/v1/generate`, in vLLM's words: no texts, and tokens by number."""
+        """As `whole`, for `/inference/v1/generate`, as vLLM answers: no texts, and tokens by number."""
         choice = self._choice(i)
-        head = {"request_id": self._wanted.request_id or self._id, "prompt_token_ids": tuple(choice.prompt)}
+        head = {"request_id": self._parsed.request_id or self._id, "prompt_token_ids": tuple(choice.prompt)}
         content = [
             {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
             for token, logprob in zip(choice.token_ids, choice.logprobs, strict=True)
         ]
-        said = {
+        fields = {
             "index": choice.index,
             "token_ids": choice.token_ids,
             "logprobs": {"content": content},
             "finish_reason": choice.finish_reason,
             "versions": choice.versions,
         }
-        return self._part(i, head, said)
+        return self._part(i, head, fields)
 
     def events(self, i: int) -> bytes:
-        """The events of choice `i` in a stream; of the last choice also those that end the stream."""
+        """The events of choice `i` in a stream; for the last choice, also those that end the stream."""
         kind = "chat.completion.chunk" if self._chat else "text_completion"
-        usage = {"usage": None} if self._wanted.usage else {}
+        usage = {"usage": None} if self._parsed.usage else {}
         choice = self._choice(i)
-        said = self._deltas(choice) if self._chat else [self._completion_choice(choice)]
-        events = [event(self._head(kind) | {"choices": [part]} | usage) for part in said]
+        parts = self._deltas(choice) if self._chat else [self._completion_choice(choice)]
+        events = [event(self._head(kind) | {"choices": [part]} | usage) for part in parts]
         if i == len(self._samples) - 1:
-            if self._wanted.usage:
+            if self._parsed.usage:
                 events.append(event(self._head(kind) | {"choices": [], "usage": self._usage()}))
             events.append(DONE)
         return b"".join(events)
 
     def _choice(self, i: int) -> Choice:
         index, prompt, rollout = self._samples[i]
-        choice = _choice(self._wanted, self._text, prompt, index, rollout)
-        self._made += len(choice.token_ids)
+        choice = _choice(self._parsed, self._text, prompt, index, rollout)
+        self._encoded_tokens += len(choice.token_ids)
         return choice
 
     def _part(self, i: int, head: dict[str, Any], choice: dict[str, Any]) -> bytes:
-        """`head` comes before the first choice, and `usage` follows the last one."""
+        """`choice` as JSON; the first one with `head` before it, the last one with `usage` after it."""
         before = b"," if i else msgspec.json.encode(head)[:-1] + b',"choices":['
         last = i == len(self._samples) - 1
         after = b'],"usage":' + msgspec.json.encode(self._usage()) + b"}" if last else b""
@@ -136,11 +137,11 @@ class Answer:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._name} | known
 
     def _usage(self) -> dict[str, int]:
-        read = sum(map(len, self._wanted.prompts))
-        return {"prompt_tokens": read, "completion_tokens": self._made, "total_tokens": read + self._made}
+        prompts, drawn = sum(map(len, self._parsed.prompts)), self._encoded_tokens
+        return {"prompt_tokens": prompts, "completion_tokens": drawn, "total_tokens": prompts + drawn}
 
     def _completion_choice(self, choice: Choice) -> dict[str, Any]:
-        tokens = [self._token(token) for token in choice.token_ids] if self._wanted.logprobs else []
+        tokens = [self._token(token) for token in choice.token_ids] if self._parsed.logprobs else []
         offsets = list(accumulate(map(len, tokens[:-1]), initial=0)) if tokens else []
         logprobs = {
             "tokens": tokens,
@@ -151,7 +152,7 @@ class Answer:
         return {
             "index": choice.index,
             "text": choice.text,
-            "logprobs": logprobs if self._wanted.logprobs else None,
+            "logprobs": logprobs if self._parsed.logprobs else None,
             "finish_reason": choice.finish_reason,
             "prompt_token_ids": tuple(choice.prompt),
             "token_ids": choice.token_ids,
@@ -182,10 +183,10 @@ class Answer:
         yield nothing | {"delta": {}, "finish_reason": choice.finish_reason}
 
     def _token(self, token_id: int) -> str:
-        return f"token_id:{token_id}" if self._wanted.tokens_as_ids else self._text.token(token_id)
+        return f"token_id:{token_id}" if self._parsed.tokens_as_ids else self._text.token(token_id)
 
     def _chat_logprobs(self, choice: Choice) -> dict[str, Any] | None:
-        if not self._wanted.logprobs:
+        if not self._parsed.logprobs:
             return None
         content: list[dict[str, Any]] = []
         for token_id, logprob in zip(choice.token_ids, choice.logprobs, strict=True):
@@ -199,7 +200,7 @@ def event(value: object) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
-def _choice(wanted: ParsedRequest, text: Text, prompt: Sequence[int], index: int, rollout: Rollout) -> Choice:
+def _choice(parsed: ParsedRequest, text: Text, prompt: Sequence[int], index: int, rollout: Rollout) -> Choice:
     tokens, logprobs = unpack_tokens(rollout.token_ids), unpack_floats(rollout.logprobs)
     starts = [0, *(span.end for span in rollout.spans)]
     versions = [
@@ -208,27 +209,27 @@ def _choice(wanted: ParsedRequest, text: Text, prompt: Sequence[int], index: int
         for version in [(span.epoch, span.version)] * (span.end - start)
     ]
     reason: str = rollout.finish_reason
-    options = wanted.sampling.extra
-    ended = reason == "stop" and tokens[-1] in wanted.sampling.stop_tokens
-    if (found := _stop_text(wanted, text, prompt, tokens[:-1] if ended else tokens)) is not None:
+    options = parsed.sampling.extra
+    ended = reason == "stop" and tokens[-1] in parsed.sampling.stop_tokens
+    if (found := _stop_text(parsed, text, prompt, tokens[:-1] if ended else tokens)) is not None:
         count, span = found
         tokens, reason = tokens[:count], "stop"
-        said = text.decode(prompt, tokens, special=options.special)[: span[1] if wanted.keep_stop else span[0]]
+        shown = text.decode(prompt, tokens, special=options.special)[: span[1] if parsed.keep_stop else span[0]]
     elif reason == "stop" and not ended:
-        raise Broken("A node ended a sample at a stop text that is not there. Ask again.")
+        raise InvalidSample("A node ended a sample at a stop text that is not there. Ask again.")
     else:
-        shown = tokens[:-1] if ended and not wanted.keep_stop else tokens
-        said = text.decode(prompt, shown, special=wanted.show_special)
+        kept = tokens[:-1] if ended and not parsed.keep_stop else tokens
+        shown = text.decode(prompt, kept, special=parsed.show_special)
     count = len(tokens)
-    return Choice(index, said, reason, tokens, logprobs[:count], tuple(versions[:count]), prompt)
+    return Choice(index, shown, reason, tokens, logprobs[:count], tuple(versions[:count]), prompt)
 
 
 def _stop_text(
-    wanted: ParsedRequest, text: Text, prompt: Sequence[int], tokens: Sequence[int]
+    parsed: ParsedRequest, text: Text, prompt: Sequence[int], tokens: Sequence[int]
 ) -> tuple[int, tuple[int, int]] | None:
-    """How many tokens there are up to the end of the first stop text, and where in their text that is. Engines look for
-    it in the same way."""
-    options = wanted.sampling.extra
+    """The number of tokens up to the end of the first stop text, and its (start, end) in their text; None: there is
+    none. Engines search in the same way."""
+    options = parsed.sampling.extra
     if not options.stop_texts:
         return None
     stop = text.stop_text(prompt, options.stop_texts, special=options.special, least=options.min_tokens)

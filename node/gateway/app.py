@@ -1,4 +1,4 @@
-"""The endpoints: an HTTP request in, work in the ledger, an answer out."""
+"""The gateway's endpoints: each turns an HTTP request into request groups in the ledger, and these into an answer."""
 
 import hmac
 from array import array
@@ -10,10 +10,10 @@ import trio
 
 from codec.errors import PeerError
 from node.gateway import parameters
-from node.gateway.answers import Answer, Broken, event
-from node.gateway.bodies import Bodies, Full, Held
-from node.gateway.http import CutShort, Head, Request, Response, Say, Streaming, failure, json_response
-from node.gateway.parsed_request import BadRequest, ParsedRequest, want_chat, want_completion, want_tokens
+from node.gateway.answers import Answer, InvalidSample, event
+from node.gateway.http_messages import CutShort, Head, Request, Response, Send, Streaming, failure, json_response
+from node.gateway.memory_budget import BudgetFull, MemoryBudget, MemoryShare
+from node.gateway.parsed_request import BadRequest, ParsedRequest, parse_chat, parse_completion, parse_tokens
 from node.gateway.request_tracker import Impossible, NoNodes, Overloaded, RequestTracker
 from node.gateway.text import BadText, Text
 from node.ledger.state import Group
@@ -22,49 +22,50 @@ from swarm.guard import Source, guarded
 __all__ = ["App"]
 
 KEEP_ALIVE_S: Final = 10.0
-"""While a stream waits for its tokens it says something this often, or a proxy would think it dead."""
+"""A stream that waits for its tokens sends a comment this often, so that proxies do not close it."""
 SESSION_HEADERS: Final = ("x-session-id", "x-session-affinity")
 RETRY_S: Final = "1"
 READERS: Final = 2
-"""Threads that read requests (JSON, chat templates, tokenizers), and as many that word answers: a long text must
-neither stop the swarm's loop nor fill its threads, and answers must not wait behind prompts."""
+"""Threads that parse requests (JSON, chat templates, tokenizers), and as many that encode answers. A long text must not
+stop the swarm's event loop or occupy its threads, and answers must not wait for prompts."""
 HELD_BYTES: Final = 64 << 20
-"""What prompts in flight, and samples of answers that are not yet sent, may take in all: eight million tokens."""
-WORDED_BYTES: Final = 32 << 20
-"""What is being worded, or is worded and being sent, may take in all."""
-WORDED_WAIT_S: Final = 60.0
-"""A choice waits this long for room to be worded. Slow readers lose theirs by the minimum rate of `http.Limits`."""
+"""Memory of the prompts in flight, and of the samples of answers that are not sent yet: eight million tokens."""
+ENCODED_BYTES: Final = 32 << 20
+"""Memory of the answers that are being encoded, or are encoded and being sent."""
+ENCODED_WAIT_S: Final = 60.0
+"""A choice waits this long for room to be encoded. Slow readers lose their room by `Limits.write_rate`."""
 AT_ONCE_BYTES: Final = 1 << 20
-"""An answer that takes no more than this is sent at once, with its length; a larger one choice by choice."""
+"""An answer that takes at most this much memory is sent at once, with its length; a larger one choice by choice."""
 REQUEST_BYTES: Final = 4096
+"""Memory of a request without its prompts."""
 TOKEN_BYTES: Final = 8
-"""Of a prompt: four bytes here and four in the ledger."""
+"""Memory of a token of a prompt: four bytes here and four in the ledger."""
 MAX_BRACKETS: Final = 1 << 18
 """Opening brackets in a body. Each may become an object of two hundred bytes, and text has far fewer."""
 
 
 class _Post(NamedTuple):
-    """An endpoint that takes a body. `fields`: of `parameters.BODIES`. `understand`: what is asked for. `word`: how
-    each choice of a whole answer is worded."""
+    """An endpoint that takes a body."""
 
     fields: str
-    understand: Callable[..., ParsedRequest]
+    """The key in `parameters.BODIES`."""
+    parse: Callable[..., ParsedRequest]
     chat: bool = False
-    word: Callable[[Answer, int], bytes] = Answer.whole
+    encode: Callable[[Answer, int], bytes] = Answer.whole
+    """Encodes one choice of an answer that is no stream."""
 
 
 _POSTS: Final = {
-    "/v1/completions": _Post("completions", lambda *asked, **how: want_completion(*asked, **how)),
-    "/v1/chat/completions": _Post("chat", lambda *asked, **how: want_chat(*asked, **how), chat=True),
-    "/inference/v1/generate": _Post("generate", lambda *asked, **how: want_tokens(*asked, **how), word=Answer.tokens),
+    "/v1/completions": _Post("completions", lambda *body, **how: parse_completion(*body, **how)),
+    "/v1/chat/completions": _Post("chat", lambda *body, **how: parse_chat(*body, **how), chat=True),
+    "/inference/v1/generate": _Post("generate", lambda *body, **how: parse_tokens(*body, **how), encode=Answer.tokens),
 }
 _GETS: Final = ("/v1/models", "/health")
 _MODEL: Final = "/v1/models/"
 
 
 class App:
-    """`name`: what the model is called. `head()`: (epoch, version). `key`: what clients must say, if anything.
-    `exact_seeds`: a request with a seed is refused where no engine can draw the same tokens again."""
+    """Handles the requests of `HttpServer`."""
 
     def __init__(
         self,
@@ -77,6 +78,8 @@ class App:
         answer_within_s: float = 600.0,
         exact_seeds: bool = True,
     ) -> None:
+        """`name`: the model's. `head()`: the newest (epoch, version). `key`: the API key that clients must send, if
+        any. `exact_seeds`: refuse a request with a seed where no engine can generate the same tokens again."""
         self._name = name
         self._text = text
         self._tracker = tracker
@@ -86,20 +89,20 @@ class App:
         self._exact_seeds = exact_seeds
         self._readers = trio.CapacityLimiter(READERS)
         self._writers = trio.CapacityLimiter(READERS)
-        self.held = Bodies(HELD_BYTES, 0.0)
-        self.worded = Bodies(WORDED_BYTES, WORDED_WAIT_S)
+        self.held = MemoryBudget(HELD_BYTES, 0.0)
+        self.encoded = MemoryBudget(ENCODED_BYTES, ENCODED_WAIT_S)
 
     async def __call__(self, request: Request) -> Response:
-        """Where whatever goes wrong with one request ends: the process behind this is the swarm's seed."""
+        """The answer to a request. A bug becomes a 500, because the process is the swarm's seed and must go on."""
         with guarded(Source.HTTP):
-            return await self._told(request)
+            return await self._answer_or_failure(request)
         return failure(500, "This is a bug in the gateway; the seed's log has more.")
 
     def check(self, head: Head) -> Response | None:
-        """Judges a request before its body is read: None when it may go on."""
+        """Judge a request before its body is read: None, or the refusal."""
         if "origin" in head.headers:
-            return failure(403, "Web pages may not speak to this gateway.")
-        if not self._may(head.headers.get("authorization", "")):
+            return failure(403, "Web pages may not use this gateway.")
+        if not self._is_authorized(head.headers.get("authorization", "")):
             return failure(401, "Wrong or missing API key.", "invalid_api_key")
         path = head.path.rstrip("/")
         if head.method == "POST" and path in _POSTS:
@@ -112,15 +115,14 @@ class App:
         shown = path[:64] or "/"
         return failure(404, f"There is no {shown} here; /v1/models, /v1/completions, /v1/chat/completions.")
 
-    async def _told(self, request: Request) -> Response:
-        """An answer, also to what cannot be done."""
+    async def _answer_or_failure(self, request: Request) -> Response:
         try:
             return await self._route(request)
         except BadRequest as error:
             return failure(400, str(error), param=error.param)
         except BadText as error:
             return failure(400, str(error))
-        except Broken as error:
+        except InvalidSample as error:
             return failure(502, str(error))
         except PeerError as error:
             return failure(400, f"No node could do this: {error}.")
@@ -130,17 +132,17 @@ class App:
             return failure(429, f"{error} Try again in a moment.", "overloaded", (("Retry-After", RETRY_S),))
         except NoNodes as error:
             return failure(503, str(error), "no_nodes")
-        except Full:
+        except BudgetFull:
             why = "Too many answers are held for clients at the moment. Try again in a moment."
             return failure(503, why, "overloaded", (("Retry-After", RETRY_S),))
         except trio.TooSlowError:
             return failure(504, f"No node finished this within {self._answer_within_s:.0f} s.")
 
     async def _route(self, request: Request) -> Response:
-        """Of a request whose head `check` let pass."""
+        """The answer to a request whose head `check` admitted."""
         path = request.path.rstrip("/")
         if (post := _POSTS.get(path)) is not None:
-            return await self._serve(request, post)
+            return await self._generate(request, post)
         if path == "/health":
             self._tracker.check(0)
             return json_response({"status": "ok"})
@@ -148,8 +150,8 @@ class App:
             return json_response({"object": "list", "data": [self._model()]})
         return self._unknown_model(path.removeprefix(_MODEL)) or json_response(self._model())
 
-    def _may(self, said: str) -> bool:
-        return not self._key or hmac.compare_digest(said.encode(), f"Bearer {self._key}".encode())
+    def _is_authorized(self, authorization: str) -> bool:
+        return not self._key or hmac.compare_digest(authorization.encode(), f"Bearer {self._key}".encode())
 
     def _model(self) -> dict[str, Any]:
         epoch, version = self._head()
@@ -169,133 +171,133 @@ class App:
             404, f"There is no model {name[:64]!r} here, only {self._name!r}.", "model_not_found", param="model"
         )
 
-    async def _serve(self, request: Request, post: _Post) -> Response:
+    async def _generate(self, request: Request, post: _Post) -> Response:
         session = next((found for name in SESSION_HEADERS if (found := request.headers.get(name))), "")
-        self._tracker.check(0)  # before a tokenizer works for nothing
+        self._tracker.check(0)  # before a tokenizer works in vain
         if self.held.held >= self.held.most:
-            raise Full
-        wanted = await self._read(request, post, session)
-        if isinstance(wanted, Response):
-            return wanted
-        prompts = REQUEST_BYTES + TOKEN_BYTES * sum(map(len, wanted.prompts))
-        if self.held.held and self.held.held + prompts > self.held.most:  # one alone may be larger
-            raise Full
-        held = Held(self.held)
+            raise BudgetFull
+        parsed = await self._parse(request, post, session)
+        if isinstance(parsed, Response):
+            return parsed
+        prompts = REQUEST_BYTES + TOKEN_BYTES * sum(map(len, parsed.prompts))
+        if self.held.held and self.held.held + prompts > self.held.most:  # a single request may exceed the budget
+            raise BudgetFull
+        held = MemoryShare(self.held)
         request.until_sent.callback(held.resize, 0)
         held.resize(prompts)
-        self._tracker.check(wanted.n * len(wanted.prompts))
+        self._tracker.check(parsed.n * len(parsed.prompts))
         try:
-            await self._tracker.check_abilities(wanted.sampling)
+            await self._tracker.check_abilities(parsed.sampling)
         except Impossible as error:
-            param = wanted.blame(error.lacking)
+            param = parsed.field_for(error.lacking)
             raise BadRequest(f"{param}: {error}", param) from error
-        if wanted.stream:
-            stream = self._stream(wanted, post.chat, held)
+        if parsed.stream:
+            stream = self._stream(parsed, post.chat, held)
             return Response(200, stream, "text/event-stream; charset=utf-8", (("Cache-Control", "no-store"),))
-        answer = await self._answer(wanted, post.chat, held)
+        answer = await self._answer(parsed, post.chat, held)
         costs = answer.costs()
         if sum(costs) > AT_ONCE_BYTES:
 
-            async def send(say: Say) -> None:
+            async def stream_choices(send: Send) -> None:
                 try:
-                    await self._say(answer, post.word, say)
-                except (Broken, Full) as error:
+                    await self._send_choices(answer, post.encode, send)
+                except (InvalidSample, BudgetFull) as error:
                     raise CutShort from error
 
-            return Response(200, send)
-        await self.worded.reserve(sum(costs))
-        worded = Held(self.worded)
-        worded.count = sum(costs)
-        request.until_sent.callback(worded.resize, 0)
-        parts = await trio.to_thread.run_sync(
-            lambda: b"".join(post.word(answer, i) for i in range(len(costs))), limiter=self._writers
+            return Response(200, stream_choices)
+        await self.encoded.reserve(sum(costs))
+        encoded = MemoryShare(self.encoded)
+        encoded.count = sum(costs)
+        request.until_sent.callback(encoded.resize, 0)
+        body = await trio.to_thread.run_sync(
+            lambda: b"".join(post.encode(answer, i) for i in range(len(costs))), limiter=self._writers
         )
-        worded.resize(2 * len(parts))
-        return Response(200, parts)
+        encoded.resize(2 * len(body))
+        return Response(200, body)
 
-    async def _say(self, answer: Answer, word: Callable[[Answer, int], bytes], say: Say) -> None:
-        """Word and send one choice after the other: no more of an answer is held than its client takes."""
+    async def _send_choices(self, answer: Answer, encode: Callable[[Answer, int], bytes], send: Send) -> None:
+        """Encode and send one choice after the other, so that no more is encoded than the client reads."""
         for i, cost in enumerate(answer.costs()):
-            async with self.worded.room(cost) as worded:
-                part = await trio.to_thread.run_sync(word, answer, i, limiter=self._writers)
-                worded.resize(2 * len(part))  # and its copy with the length of the chunk before it
-                await say(part)
+            async with self.encoded.share(cost) as encoded:
+                part = await trio.to_thread.run_sync(encode, answer, i, limiter=self._writers)
+                encoded.resize(2 * len(part))  # and its copy with the length of the chunk before it
+                await send(part)
 
-    async def _read(self, request: Request, post: _Post, session: str) -> ParsedRequest | Response:
-        """What is asked for. Waits for its turn; whoever hangs up meanwhile is out of the queue."""
+    async def _parse(self, request: Request, post: _Post, session: str) -> ParsedRequest | Response:
+        """Parse a request in one of the readers' threads. A client that hangs up while it waits leaves the queue."""
         if self._readers.statistics().tasks_waiting >= self._tracker.most:
             raise Overloaded("Too many requests wait to be read.")
 
-        def read() -> ParsedRequest | Response:
+        def parse() -> ParsedRequest | Response:
             body = _decode(request.body, post.fields)
             if (unknown := self._unknown_model(body.model or "")) is not None:
                 return unknown
-            wanted = post.understand(body, self._text, session, exact=self._exact_seeds)
-            # An array has four bytes a token, a tuple of numbers thirty-six.
-            return msgspec.structs.replace(wanted, prompts=tuple(array("I", prompt) for prompt in wanted.prompts))
+            parsed = post.parse(body, self._text, session, exact=self._exact_seeds)
+            # An array has four bytes per token, a tuple of numbers thirty-six.
+            return msgspec.structs.replace(parsed, prompts=tuple(array("I", prompt) for prompt in parsed.prompts))
 
         try:
-            return await trio.to_thread.run_sync(read, limiter=self._readers)
+            return await trio.to_thread.run_sync(parse, limiter=self._readers)
         finally:
-            request.let_go()
+            request.release_body()
 
-    async def _answer(self, wanted: ParsedRequest, chat: bool, held: Held) -> Answer:
-        """`held`: grows by what the samples take."""
+    async def _answer(self, parsed: ParsedRequest, chat: bool, held: MemoryShare) -> Answer:
+        """The samples of all prompts. `held` grows by their memory."""
         groups: dict[int, Group] = {}
         errors: list[Exception] = []
 
         async def ask(i: int, scope: trio.CancelScope) -> None:
             try:
-                groups[i] = await self._tracker.ask(wanted.prompts[i], wanted.n, wanted.sampling, wanted.affinity)
+                groups[i] = await self._tracker.ask(parsed.prompts[i], parsed.n, parsed.sampling, parsed.affinity)
             except (Impossible, NoNodes, Overloaded, PeerError) as error:
                 errors.append(error)
                 scope.cancel()
 
         with trio.fail_after(self._answer_within_s):
             async with trio.open_nursery() as nursery:
-                for i in range(len(wanted.prompts)):
+                for i in range(len(parsed.prompts)):
                     nursery.start_soon(ask, i, nursery.cancel_scope)
         if errors:
             raise errors[0]
-        ordered = [groups[i] for i in range(len(wanted.prompts))]
+        ordered = [groups[i] for i in range(len(parsed.prompts))]
         kinds = self._tracker.kinds(ordered)
 
-        answer = Answer(self._name, wanted, ordered, self._text, chat=chat, kinds=kinds)
+        answer = Answer(self._name, parsed, ordered, self._text, chat=chat, kinds=kinds)
         held.resize(held.count + answer.held_bytes)
         return answer
 
-    def _stream(self, wanted: ParsedRequest, chat: bool, held: Held) -> Streaming:
-        """Its head is out already, so what goes wrong now is told as an event."""
+    def _stream(self, parsed: ParsedRequest, chat: bool, held: MemoryShare) -> Streaming:
+        """The answer as events. Its head is sent before the samples exist, so errors are sent as an event, too."""
 
-        async def stream(say: Say) -> None:
-            over = trio.Event()
+        async def stream(send: Send) -> None:
+            finished = trio.Event()
             answer: Answer | None = None
             why = ""
 
-            async def work() -> None:
+            async def wait_for_answer() -> None:
                 nonlocal answer, why
                 try:
-                    answer = await self._answer(wanted, chat, held)
+                    answer = await self._answer(parsed, chat, held)
                 except (Impossible, NoNodes, Overloaded, PeerError, trio.TooSlowError) as error:
                     why = str(error) or "No node finished this in time."
-                over.set()
+                finished.set()
 
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(work)
-                while not over.is_set():
+                nursery.start_soon(wait_for_answer)
+                while not finished.is_set():
                     with trio.move_on_after(KEEP_ALIVE_S):
-                        await over.wait()
-                    if not over.is_set():
-                        await say(b": waiting\n\n")
+                        await finished.wait()
+                    if not finished.is_set():
+                        await send(b": waiting\n\n")
             if answer is not None:
                 try:
-                    await self._say(answer, Answer.events, say)
-                except Broken as error:
+                    await self._send_choices(answer, Answer.events, send)
+                except InvalidSample as error:
                     why = str(error)
-                except Full:
+                except BudgetFull:
                     why = "Too many answers are held for clients at the moment."
             if why:
-                await say(event({"error": {"message": why, "type": "server_error", "code": 503}}))
+                await send(event({"error": {"message": why, "type": "server_error", "code": 503}}))
 
         return stream
 

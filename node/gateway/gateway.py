@@ -1,4 +1,4 @@
-"""The gateway as its seed runs it: address, name, key, and how much it takes."""
+"""The gateway as the seed runs it: builds its parts from a `GatewayConfig`, and listens."""
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,8 @@ import trio
 
 from codec.errors import UsageError
 from node.gateway.app import App
-from node.gateway.http import Limits, serve
+from node.gateway.http import serve
+from node.gateway.http_messages import Limits
 from node.gateway.request_tracker import RequestTracker
 from node.gateway.text import Text
 from node.ledger.service import LedgerService
@@ -18,7 +19,7 @@ __all__ = ["Gateway"]
 
 
 class Gateway:
-    """`files()`: the base's small files, by name. `head()`: (epoch, version)."""
+    """An OpenAI-compatible endpoint over `ledger`."""
 
     def __init__(
         self,
@@ -28,21 +29,22 @@ class Gateway:
         config: GatewayConfig,
         listening: Sequence[socket.socket] = (),
     ) -> None:
-        """`listening`: sockets of the process that asked for this gateway, which listen at its address."""
+        """`files()`: the base checkpoint's small files, by name. `head()`: the newest (epoch, version). `listening`:
+        sockets of the process that asked for this gateway, which listen at its address already."""
         self._listening = listening
         self._ledger, self._files, self._head, self._config = ledger, files, head, config
         self.url = ""
 
     async def run(self, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled; `started` with the URL that clients use. Raises `UsageError`."""
+        """Serve until cancelled; `started` with the URL for clients. Raises `UsageError`."""
         config = self._config
         text = await trio.to_thread.run_sync(lambda: Text(self._files()))
-        counter = RequestTracker(self._ledger, max_lag=config.max_lag, most=config.in_flight)
+        tracker = RequestTracker(self._ledger, max_lag=config.max_lag, most=config.in_flight)
         exact = not config.inexact_seeds
-        app = App(config.model_name, text, counter, self._head, key=config.api_key, exact_seeds=exact)
+        app = App(config.model_name, text, tracker, self._head, key=config.api_key, exact_seeds=exact)
         limits = Limits(connections=2 * config.in_flight)
         async with trio.open_nursery() as nursery:
-            await nursery.start(counter.run)
+            await nursery.start(tracker.run)
             try:
                 port = await nursery.start(
                     partial(serve, app, config.host, config.port, limits, app.check, listening=self._listening)

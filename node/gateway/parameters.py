@@ -1,9 +1,9 @@
-"""Every field that a request may have, and what happens with it: the one list that the parser, the documentation and
-the tests go by.
+"""Every field that a request may have, and what happens with it: the parser, the documentation and the tests all use
+this list.
 
 A field is *done* (it has its effect), *refused* (400, with the field's name in `error.param`) or *harmless* (accepted,
-because the tokens of an answer do not depend on it). A field that is in no row is refused, too. `markdown`
-is the table of docs/parameters.md.
+because the tokens of an answer do not depend on it). A field without a row is refused, too. `markdown` makes the table
+of docs/parameters.md.
 """
 # ruff: noqa: E501 - a row is a line
 
@@ -34,7 +34,7 @@ Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
 class BadRequest(ValueError):
-    """The client can mend it; the message says how. `param`: the field that is wrong, where it is one."""
+    """The client can correct the request; the message says how. `param`: the wrong field, if it is a single one."""
 
     def __init__(self, why: str, param: str | None = None) -> None:
         super().__init__(why)
@@ -42,16 +42,19 @@ class BadRequest(ValueError):
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """One field. `kind`: its type. `on`: the endpoints that have it. `nothing`: values, beside null, that ask for
-    nothing, so that they are accepted although the field is refused. `example`: a value that asks for something."""
+    """A field of the endpoints in `on`."""
 
     name: str
     happens: Happens
     on: tuple[str, ...]
     says: str
+    """The text of the table; for a refused field also the end of the error."""
     kind: Any = Any
+    """Its type."""
     nothing: tuple[Any, ...] = ()
+    """Values, besides null, that ask for nothing: they are accepted although the field is refused."""
     example: Any = None
+    """A value that asks for something."""
 
 
 def _done(name: str, kind: Any, on: tuple[str, ...], says: str, example: Any = None) -> Parameter:
@@ -67,11 +70,11 @@ def _refused(name: str, on: tuple[str, ...], says: str, example: Any, *nothing: 
 
 
 _TEXTS = str | list[str]
-_ONE_LOGPROB = "Only the log-probabilities of the drawn tokens are known."
-_FORMATS = "No engine here draws by a grammar."
-_IMAGES = "Models read and write text only."
-_TOKENS_ALONE = "Only tokens can be read."
-_EXPERTS = "Which experts were asked is not recorded."
+_ONE_LOGPROB = "Only the log-probabilities of the sampled tokens are known."
+_FORMATS = "No engine here follows a grammar."
+_IMAGES = "Models read and write only text."
+_TOKENS_ALONE = "Only tokens are read."
+_EXPERTS = "The choice of experts is not recorded."
 _BEAMS = "There is no beam search."
 
 _SAMPLING: Final = (
@@ -79,15 +82,15 @@ _SAMPLING: Final = (
         "max_tokens",
         int,
         (C, H, S),
-        "At most so many tokens are drawn. Default: 16 for completions, else as many as the model still reads, or 4,096 where its config.json does not say how many it reads.",
+        "The most tokens of an answer. Default: 16 for completions; otherwise as many as the model can read after the prompt, or 4,096 where its config.json does not say how many it reads.",
         3,
     ),
-    _done("max_completion_tokens", int, (H,), "The newer name of `max_tokens`. Both, with different values: 400.", 3),
+    _done("max_completion_tokens", int, (H,), "The newer name of `max_tokens`. Both with different values: 400.", 3),
     _done(
         "temperature",
         float,
         (C, H, S),
-        "0 (greedy), or 0.01 to 100; engines of vLLM draw at most by 2. Default 1.",
+        "0 (greedy), or 0.01 to 100; vLLM engines accept at most 2. Default: 1.",
         0.0,
     ),
     _done("top_p", float, (C, H, S), "As vLLM.", 0.5),
@@ -95,54 +98,58 @@ _SAMPLING: Final = (
     _done("min_p", float, (C, H, S), "As vLLM.", 0.9),
     _done("presence_penalty", float, (C, H, S), "-2 to 2, as OpenAI.", 2.0),
     _done("frequency_penalty", float, (C, H, S), "-2 to 2, as OpenAI.", 2.0),
-    _done("repetition_penalty", float, (C, H, S), "As vLLM: counts the prompt's tokens, too.", 5.0),
+    _done("repetition_penalty", float, (C, H, S), "As vLLM: the prompt's tokens count, too.", 5.0),
     _done(
         "logit_bias",
         dict[str, float],
         (C, H, S),
-        "Token id to a value from -100 to 100; at most 1,024 tokens.",
+        "Maps token ids to values from -100 to 100; at most 1,024 tokens.",
         {"1": 100},
     ),
     _done(
         "allowed_token_ids",
         list[Token],
         (C, H, S),
-        "Only these tokens, of which there are at most 4,096, are drawn. The model's end token is no exception.",
+        "Only these tokens, at most 4,096, are sampled. This holds for the model's end token, too.",
         [1],
     ),
     _done(
         "bad_words",
         list[str],
         (C, H, S),
-        "As vLLM: the tokens of each word, with and without a space before it, are not drawn in this order. The same text in other tokens may be.",
+        "As vLLM: the tokens of each word, with and without a space before it, are not sampled in this order. The same text may be sampled as other tokens.",
         ["a"],
     ),
     _done(
         "seed",
         int,
         (C, H, S),
-        "The same request with the same seed on the same version gives the same tokens, whatever else runs: see below.",
+        "The same request with the same seed on the same version gives the same tokens, whatever else runs: see above.",
         7,
     ),
     _done("n", int, (C, H, S), "Samples of each prompt; at most 256 in one request.", 2),
-    _refused("best_of", (C,), "Samples are not ranked. The value of `n` asks for nothing.", 3, 1),
+    _refused("best_of", (C,), "Samples are not ranked. The value of `n` is accepted.", 3, 1),
     _done(
         "stop",
         _TEXTS,
         (C, H, S),
-        "At most 16 texts. The engine draws no token after the one that completes one of them; the answer is cut before it, and says how many tokens were drawn.",
+        "At most 16 texts. The engine samples no token after the one that completes one of them. The answer ends before the stop text; its `usage` includes the tokens of the stop text.",
         "a",
     ),
     _done(
-        "stop_token_ids", list[Token], (C, H, S), "Drawing ends with one of these, beside the model's end tokens.", [1]
+        "stop_token_ids",
+        list[Token],
+        (C, H, S),
+        "The answer ends with one of these, besides the model's end tokens.",
+        [1],
     ),
-    _done("ignore_eos", bool, (C, H, S), "The model's end tokens end nothing.", True),
-    _done("min_tokens", int, (C, H, S), "Nothing ends the drawing before so many tokens.", 3),
+    _done("ignore_eos", bool, (C, H, S), "The model's end tokens do not end the answer.", True),
+    _done("min_tokens", int, (C, H, S), "The answer does not end before this many tokens.", 3),
     _done(
         "include_stop_str_in_output",
         bool,
         (C, H),
-        "The answer ends behind the stop text or stop token, not before it.",
+        "The answer includes the stop text or stop token.",
         True,
     ),
     _harmless(
@@ -156,7 +163,7 @@ _SAMPLING: Final = (
         "skip_special_tokens",
         bool,
         (C, H, S),
-        "False: the text, in which stop texts are looked for, has special tokens in it.",
+        "False: the text includes special tokens, also where stop texts are searched in it.",
         False,
     ),
     _refused(
@@ -166,14 +173,14 @@ _SAMPLING: Final = (
     _refused("use_beam_search", (C, H), _BEAMS, True, False),
     _refused("length_penalty", (C, H), _BEAMS, 2.0, 1.0),
     _refused("watermarking", (C, H, S), "Tokens are not watermarked.", True, False),
-    _refused("typical_p", (C, H, S), "No engine here draws by it.", 0.5, 1.0),
+    _refused("typical_p", (C, H, S), "No engine here implements it.", 0.5, 1.0),
     _refused(
         "repetition_detection",
         (C, H, S),
-        "Drawing does not end by itself where tokens repeat.",
+        "An answer does not end because its tokens repeat.",
         {"max_pattern_size": 4, "min_count": 3},
     ),
-    _refused("thinking_token_budget", (C, H, S), "Tokens of thoughts are not counted apart.", 8, -1),
+    _refused("thinking_token_budget", (C, H, S), "Tokens of reasoning are not counted separately.", 8, -1),
     _refused("prompt_logprobs", (C, H, S), "Engines score no prompts for clients.", 1),
     _refused("logprob_token_ids", (C, H, S), _ONE_LOGPROB, [1]),
     _refused("response_format", (C, H), _FORMATS, {"type": "json_object"}, {"type": "text"}),
@@ -182,35 +189,38 @@ _SAMPLING: Final = (
         _refused(f"guided_{what}", (C, H, S), _FORMATS, "a")
         for what in ("json", "regex", "choice", "grammar", "decoding_backend", "whitespace_pattern")
     ),
-    _refused("vllm_xargs", (C, H), "There are no extensions that would read it.", {"a": 1}, {}),
+    _refused("vllm_xargs", (C, H), "No extension reads it.", {"a": 1}, {}),
 )
 
 _PROMPT: Final = (
-    _done("model", str, (C, H, G), "Another name than this gateway's (`--model-name`): 404. Empty: this one."),
+    _done("model", str, (C, H, G), "A name other than this gateway's (`--model-name`): 404. Empty: this gateway's."),
     _done("prompt", str | list[int | str | list[int]], (C,), "A text, token ids, or a list of up to 256 of either."),
     _refused("prompt_embeds", (C,), _TOKENS_ALONE, "AAAA"),
     _done(
-        "messages", list[dict[str, Any]], (H,), "Rendered by the base's own chat template. Parts other than text: 400."
+        "messages",
+        list[dict[str, Any]],
+        (H,),
+        "Rendered by the base checkpoint's chat template. Parts other than text: 400.",
     ),
     _done(
         "add_special_tokens",
         bool,
         (C, H),
-        "Whether the tokenizer puts its special tokens around a text. Default: true for completions, false for chat, where the template does it.",
+        "Whether the tokenizer adds its special tokens to a text. Default: true for completions; false for chat, where the template adds them.",
         False,
     ),
     _done(
         "truncate_prompt_tokens",
         int,
         (C, H),
-        "So many tokens of a prompt are kept; -1: as many as leave room for `max_tokens`.",
+        "The number of tokens of a prompt that are kept; -1: as many as leave room for `max_tokens`.",
         1,
     ),
-    _done("truncation_side", Literal["left", "right"], (C, H), "The side that is cut off: left by default.", "right"),
+    _done("truncation_side", Literal["left", "right"], (C, H), "The side that is cut off. Default: left.", "right"),
     _refused(
         "echo",
         (C, H),
-        "The prompt's log-probabilities are not known; `prompt_token_ids` is in every answer.",
+        "The prompt's log-probabilities are not known; every answer has `prompt_token_ids`.",
         True,
         False,
     ),
@@ -219,52 +229,52 @@ _PROMPT: Final = (
         "add_generation_prompt",
         bool,
         (H,),
-        "Given to the template. Default: true, and false with `continue_final_message`.",
+        "A variable for the template. Default: true; false with `continue_final_message`.",
         False,
     ),
-    _done("continue_final_message", bool, (H,), "The last message is left open, and the answer goes on with it.", True),
+    _done("continue_final_message", bool, (H,), "The last message is not ended, and the answer continues it.", True),
     _refused(
         "chat_template",
         (H,),
-        "A template is a program, and this gateway runs the base's own only. Render by yourself and send the text to /v1/completions.",
+        "A template is a program, and this gateway runs only that of the base checkpoint. Render the text yourself and send it to /v1/completions.",
         "{{ messages }}",
     ),
     _done(
         "chat_template_kwargs",
         dict[str, Any],
         (H,),
-        "Variables for the template. One that it does not read: 400.",
+        "Variables for the template. A variable that it does not read: 400.",
         {"thinking": True},
     ),
     _done(
         "reasoning_effort",
         str,
         (H,),
-        "A variable of that name, for the template. One that does not read it: 400.",
+        "A variable of that name for the template. A template that does not read it: 400.",
         "high",
     ),
     _done(
         "documents",
         list[dict[str, Any]],
         (H,),
-        "A variable of that name, for the template. One that does not read it: 400.",
+        "A variable of that name for the template. A template that does not read it: 400.",
         [{"text": "a"}],
     ),
     _done(
         "tools",
         list[dict[str, Any]],
         (H,),
-        "A variable of that name, for the template; the answer is text, in which whoever asks finds the calls. A template that does not read it: 400.",
+        "A variable of that name for the template. The answer is text; the client parses the calls. A template that does not read it: 400.",
         [{"type": "function", "function": {"name": "f"}}],
     ),
     _done(
         "tool_choice",
         Any,
         (H,),
-        "`auto`: the model decides. `none`: the template hears of no tools. Others: 400, for nothing makes the model call one.",
+        "`auto`: the model decides. `none`: the template gets no tools. Others: 400, because nothing can make the model call a tool.",
         "none",
     ),
-    _refused("parallel_tool_calls", (H,), "Nothing keeps the model from calling several tools.", False, True),
+    _refused("parallel_tool_calls", (H,), "Nothing can keep the model from calling several tools.", False, True),
     _refused("functions", (H,), "Use `tools`.", [{"name": "f"}], []),
     _refused("function_call", (H,), "Use `tools`.", {"name": "f"}, "none", "auto"),
     _refused("modalities", (H,), _IMAGES, ["text", "audio"], ["text"]),
@@ -273,12 +283,14 @@ _PROMPT: Final = (
     _refused("mm_processor_kwargs", (H,), _IMAGES, {"a": 1}, {}),
     _refused("mm_payload", (C, H), "Requests are not rendered for others here.", "none", "tensors"),
     _refused("return_mm_kwargs", (C, H), "Requests are not rendered for others here.", True, False),
-    _refused("prediction", (H,), "Engines do not draw ahead by it.", {"type": "content", "content": "a"}),
+    _refused(
+        "prediction", (H,), "Engines do not use it for speculative decoding.", {"type": "content", "content": "a"}
+    ),
     _refused("web_search_options", (H,), "Nothing is searched.", {}),
     _refused("moderation", (H,), "Nothing is moderated.", {"model": "a"}),
-    _refused("verbosity", (H,), "Nothing makes the model more or less verbose.", "low", "medium"),
+    _refused("verbosity", (H,), "Nothing can make the model more or less verbose.", "low", "medium"),
     _done("token_ids", list[int], (G,), "The prompt."),
-    _done("sampling_params", Any, (G,), "See the rows that have this column."),
+    _done("sampling_params", Any, (G,), "See the rows of `sampling_params`."),
     _harmless("token_offsets", (G,), "Only the prompt's tokens are read.", [[0, 1]]),
     _refused("features", (G,), _TOKENS_ALONE, {"mm_hashes": {}}, {}),
     _refused("content_parts", (G,), _TOKENS_ALONE, [{"type": "text", "text": "a"}], []),
@@ -291,33 +303,35 @@ _ANSWER: Final = (
         "logprobs",
         int,
         (C,),
-        "0: the log-probability of each drawn token. 1 the same, where temperature is 0, so that the drawn token is the likeliest. Else 400: others are not known.",
+        "0: the log-probability of each sampled token. 1: the same if the temperature is 0, where the sampled token is the likeliest. Others: 400, because other log-probabilities are not known.",
         0,
     ),
-    _done("logprobs", bool, (H,), "The log-probability of each drawn token.", True),
+    _done("logprobs", bool, (H,), "The log-probability of each sampled token.", True),
     _done(
         "logprobs",
         int,
         (S,),
-        "0 or 1: the log-probability of each drawn token, which is always in the answer; `top_logprobs` is empty.",
+        "0 or 1: the log-probability of each sampled token, which every answer has; `top_logprobs` is empty.",
         1,
     ),
     _refused("top_logprobs", (H,), _ONE_LOGPROB, 2, 0),
     _done("return_tokens_as_token_ids", bool, (C, H), "Tokens in `logprobs` are written as `token_id:7`.", True),
     _harmless("return_token_ids", (C, H, G), "Every answer has `token_ids` and `prompt_token_ids`.", True, bool),
-    _refused("return_token_offsets", (C, H), "Where tokens are in the prompt's text is not known.", True, False),
+    _refused(
+        "return_token_offsets", (C, H), "The positions of tokens in the prompt's text are not known.", True, False
+    ),
     _refused("return_prompt_text", (H,), "Answers have no prompt text; they have `prompt_token_ids`.", True, False),
-    _refused("include_reasoning", (H,), "Thoughts are not told apart from the rest of an answer.", False, True),
+    _refused("include_reasoning", (H,), "Reasoning is not separated from the rest of an answer.", False, True),
     _refused("routed_experts_prompt_start", (C, H, S), _EXPERTS, 1, 0),
-    _done("request_id", str, (C, H, G), "Is in the answer's `id` (`request_id` of generate).", "r1"),
-    _done("stream", bool, (C, H), "The answer comes as events, when the sample is accepted.", True),
-    _refused("stream", (G,), "Answers come whole.", True, False),
+    _done("request_id", str, (C, H, G), "Part of the answer's `id` (`request_id` for generate).", "r1"),
+    _done("stream", bool, (C, H), "The answer is sent as events, once its samples are accepted.", True),
+    _refused("stream", (G,), "Answers are not streamed.", True, False),
     _done(
         "stream_options", dict[str, Any], (C, H), "`include_usage`. Others, unless false: 400.", {"include_usage": True}
     ),
-    _refused("stream_options", (G,), "Answers come whole.", {"include_usage": True}),
-    _refused("stream_interval", (C, H, S), "A sample comes whole, as soon as it is accepted.", 4),
-    _refused("output_mode", (G,), "Answers have tokens and no text.", "text", "tokens"),
+    _refused("stream_options", (G,), "Answers are not streamed.", {"include_usage": True}),
+    _refused("stream_interval", (C, H, S), "A sample is sent at once, as soon as it is accepted.", 4),
+    _refused("output_mode", (G,), "Answers have tokens but no text.", "text", "tokens"),
 )
 
 _SERVICE: Final = (
@@ -325,14 +339,14 @@ _SERVICE: Final = (
         "session_id",
         str,
         (C, H),
-        "Requests of one session go to the node that has its prefix, while that has room.",
+        "Requests of one session go to the node that has its prefix in its cache, while that node has room.",
         "s",
     ),
-    _done("prompt_cache_key", str, (C, H), "As `session_id`, where there is none.", "s"),
-    _done("user", str, (C, H), "As `session_id`, where there is neither that nor `prompt_cache_key`.", "u"),
-    _harmless("safety_identifier", (H,), "Nothing is done with it.", "u"),
-    _harmless("metadata", (C, H), "Nothing is kept of requests, so nothing is labelled.", {"a": "b"}),
-    _refused("store", (H,), "Nothing is kept of requests.", True, False),
+    _done("prompt_cache_key", str, (C, H), "As `session_id`, if that is missing.", "s"),
+    _done("user", str, (C, H), "As `session_id`, if that and `prompt_cache_key` are missing.", "u"),
+    _harmless("safety_identifier", (H,), "It is not used.", "u"),
+    _harmless("metadata", (C, H), "Requests are not stored, so there is nothing to label.", {"a": "b"}),
+    _refused("store", (H,), "Requests are not stored.", True, False),
     _refused("service_tier", (H,), "There is one tier.", "priority", "auto", "default"),
     _harmless("prompt_cache_retention", (H,), "Engines keep prefixes for as long as they have room.", "24h"),
     _harmless(
@@ -341,25 +355,25 @@ _SERVICE: Final = (
     _harmless(
         "cache_salt",
         (C, H, G),
-        "Engines never use the prefix of another version. Within one, requests of all clients share their prefixes.",
+        "Engines never use the cached prefix of another version. Within a version, the requests of all clients share prefixes.",
         "1",
     ),
     _refused("priority", (C, H, G), "Requests have no priorities.", 1, 0),
-    _refused("kv_transfer_params", (C, H, G), "Engines do not hand caches on.", {"a": 1}, {}),
-    _refused("ec_transfer_params", (C, H, G), "Engines do not hand caches on.", {"a": 1}, {}),
+    _refused("kv_transfer_params", (C, H, G), "Engines do not transfer caches.", {"a": 1}, {}),
+    _refused("ec_transfer_params", (C, H, G), "Engines do not transfer caches.", {"a": 1}, {}),
 )
 
 _INSIDE_VLLM: Final = (
-    _harmless("detokenize", (S,), "The answer has no text. Stop texts are looked for all the same.", False, bool),
-    _harmless("output_kind", (S,), "Answers come whole.", 2),
-    _harmless("flat_logprobs", (S,), "How vLLM keeps them in memory.", True),
-    _harmless("skip_clone", (S,), "How vLLM keeps parameters in memory.", True),
-    _harmless("output_text_buffer_length", (S,), "How vLLM streams text.", 4),
+    _harmless("detokenize", (S,), "The answer has no text. Stop texts are searched nevertheless.", False, bool),
+    _harmless("output_kind", (S,), "Answers are not streamed.", 2),
+    _harmless("flat_logprobs", (S,), "It concerns how vLLM stores them in memory.", True),
+    _harmless("skip_clone", (S,), "It concerns how vLLM stores parameters in memory.", True),
+    _harmless("output_text_buffer_length", (S,), "It concerns how vLLM streams text.", 4),
     _harmless("skip_reading_prefix_cache", (S,), "An engine may read the prefix from its cache.", True),
     _refused("prompt_logprob_token_ids", (S,), "Engines score no prompts for clients.", [[1]]),
     _refused("prompt_logprob_start", (S,), "Engines score no prompts for clients.", 1),
-    _refused("trace_decode_token_ids", (S,), "Tokens are drawn, not given.", [1]),
-    _refused("extra_args", (S,), "There are no extensions that would read it.", {"a": 1}, {}),
+    _refused("trace_decode_token_ids", (S,), "Tokens are sampled, not given.", [1]),
+    _refused("extra_args", (S,), "No extension reads it.", {"a": 1}, {}),
 )
 
 PARAMETERS: Final = (*_SAMPLING, *_PROMPT, *_ANSWER, *_SERVICE, *_INSIDE_VLLM)
@@ -374,7 +388,7 @@ def _body(endpoint: str) -> type[msgspec.Struct]:
 
 
 BODIES: Final = {endpoint: _body(endpoint) for endpoint in (C, H, S)}
-"""What a body may be, by endpoint; see `parse`."""
+"""The type of a body, by endpoint; see `parse`."""
 _of_generate = _body(G)
 BODIES[G] = msgspec.defstruct(
     "GenerateBody", [("sampling_params", BODIES[S])], bases=(_of_generate,), kw_only=True, forbid_unknown_fields=True
@@ -387,7 +401,7 @@ _ROWS: Final[Mapping[str, tuple[Parameter, ...]]] = {
 
 
 def parse(endpoint: str, data: bytes | bytearray | memoryview) -> Any:
-    """The body of a request to `endpoint`: one of `BODIES`, with None for what it does not say. Raises `BadRequest`."""
+    """The body of a request to `endpoint`: one of `BODIES`, with None for missing fields. Raises `BadRequest`."""
     try:
         body: Any = unpack(_DECODERS[endpoint], memoryview(data), "The body cannot be read")
     except PeerError as error:
@@ -399,7 +413,7 @@ def parse(endpoint: str, data: bytes | bytearray | memoryview) -> Any:
 
 
 def _refuse(endpoint: str, body: Any) -> None:
-    """What asks for something that is not done."""
+    """Raises `BadRequest` for a refused field that asks for something."""
     for row in _ROWS[endpoint]:
         value = getattr(body, row.name)
         if value is None or value in row.nothing or (row.name == "best_of" and value == body.n):
@@ -409,7 +423,7 @@ def _refuse(endpoint: str, body: Any) -> None:
 
 
 def _unreadable(error: str) -> BadRequest:
-    """What to say of msgspec's sentence."""
+    """Names the field that an error of msgspec is about."""
     inside = f"{S}." if f"at `$.{S}" in error else ""
     if unknown := re.search(r"unknown field `([^`]{1,64})`", error):
         name = inside + unknown[1]

@@ -1,7 +1,7 @@
-"""What a client asks for, in OpenAI's words and vLLM's, understood: a request body -> prompts and how to sample them.
+"""Turns a request body in OpenAI's or vLLM's format into prompts and sampling parameters.
 
-`node.gateway.parameters` says what happens with each field, and refuses those that cannot be done. Here is what the
-others do.
+`node.gateway.parameters` lists what happens with each field, and refuses those that are not offered. This module gives
+the others their effect.
 """
 
 import secrets
@@ -18,25 +18,25 @@ from node.gateway.text import BadText, Text
 from node.ledger.messages import MAX_TOKENS, pack_tokens
 from node.ledger.model_limits import Limits
 
-__all__ = ["BadRequest", "ParsedRequest", "want_chat", "want_completion", "want_tokens"]
+__all__ = ["BadRequest", "ParsedRequest", "parse_chat", "parse_completion", "parse_tokens"]
 
 MAX_PROMPTS: Final = 256
 MAX_SAMPLES: Final = 256
-"""Of one request, over all its prompts."""
+"""Samples of one request, over all its prompts."""
 MAX_MESSAGES: Final = 8192
-"""Of a conversation: a template is a program, and takes some ten microseconds for each."""
+"""Messages of a conversation: a template is a program, and takes some ten microseconds for each."""
 MAX_BAD_WORDS: Final = 128
 MAX_NAME: Final = 256
-"""Characters of a session's or a request's name."""
+"""Characters of the name of a session or a request."""
 COLDEST: Final = 0.01
-"""vLLM draws by this where a temperature is lower and not 0."""
+"""vLLM samples at this temperature if a lower one, other than 0, is asked for."""
 UNSAID_MAX_TOKENS: Final = 4096
-"""Of an answer, where neither the request nor the model's config.json says how long it may be."""
+"""The default of `max_tokens` where neither the request nor the model's config.json bounds an answer."""
 _NOT_READ: Final = "the model's chat template does not read it, so it would change nothing."
 
 
 class ParsedRequest(msgspec.Struct, frozen=True):
-    """One request, understood. Each of `prompts` is sampled `n` times. `affinity`: of its session, or empty."""
+    """A parsed request: each of `prompts` (token ids) is sampled `n` times."""
 
     model: str
     prompts: tuple[Sequence[int], ...]
@@ -45,26 +45,28 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     logprobs: bool
     stream: bool
     usage: bool
-    """Of a stream: end with what was used."""
+    """End a stream with the numbers of tokens."""
     affinity: bytes
+    """A hash of its session's name, or empty."""
     asked: tuple[str, ...] = ()
     """The fields that only some engines can do."""
     keep_stop: bool = False
-    """The text ends behind a stop text or stop token, not before it."""
+    """The text includes the stop text or stop token."""
     show_special: bool = False
-    """The text has special tokens in it."""
+    """The text includes special tokens."""
     tokens_as_ids: bool = False
     """Tokens with log-probabilities are written by number."""
     request_id: str = ""
-    """As the client calls this request, or empty."""
+    """The client's name for this request, or empty."""
 
-    def blame(self, lacking: str) -> str | None:
-        """The field for which an engine needs the ability `lacking`."""
-        return "seed" if lacking == EXACT_SEED else next(iter(self.asked), None)
+    def field_for(self, ability: str) -> str | None:
+        """The field that needs `ability` of an engine."""
+        return "seed" if ability == EXACT_SEED else next(iter(self.asked), None)
 
 
-def want_completion(body: Any, text: Text, session: str = "", *, exact: bool = True) -> ParsedRequest:
-    """Raises `BadRequest`. `session`: as a header named it. `exact`: a seed gives the same tokens every time."""
+def parse_completion(body: Any, text: Text, session: str = "", *, exact: bool = True) -> ParsedRequest:
+    """The request in the body of /v1/completions. `session`: its name in a header. `exact`: a seed must give the same
+    tokens every time. Raises `BadRequest`."""
     most = 16 if body.max_tokens is None else body.max_tokens
     logprobs = body.logprobs
     if logprobs is not None and logprobs != 0 and not (logprobs == 1 and body.temperature == 0):
@@ -72,20 +74,20 @@ def want_completion(body: Any, text: Text, session: str = "", *, exact: bool = T
         raise BadRequest(f"logprobs: {why}", "logprobs")
     special = body.add_special_tokens is not False
     with _about("prompt"):
-        given = body.prompt
-        if isinstance(given, str):
-            prompts = [text.encode(given, special=special)]
-        elif given and all(isinstance(part, int) for part in given):
-            prompts = [tuple(part for part in given if isinstance(part, int))]
-        elif not given or len(given) > MAX_PROMPTS:
+        prompt = body.prompt
+        if isinstance(prompt, str):
+            prompts = [text.encode(prompt, special=special)]
+        elif prompt and all(isinstance(part, int) for part in prompt):
+            prompts = [tuple(part for part in prompt if isinstance(part, int))]
+        elif not prompt or len(prompt) > MAX_PROMPTS:
             raise BadRequest(f"prompt: a text, token ids, or a list of 1 to {MAX_PROMPTS} of these.")
         else:
-            prompts = [_tokens(part, text, special) for part in given]
-    return _wanted(body, prompts, most, logprobs is not None, text, session, exact)
+            prompts = [_tokens(part, text, special) for part in prompt]
+    return _parse_common(body, prompts, most, logprobs is not None, text, session, exact)
 
 
-def want_chat(body: Any, text: Text, session: str = "", *, exact: bool = True) -> ParsedRequest:
-    """Raises `BadRequest`, `BadText`. `session`: as a header named it. `exact`: as `want_completion`."""
+def parse_chat(body: Any, text: Text, session: str = "", *, exact: bool = True) -> ParsedRequest:
+    """The request in the body of /v1/chat/completions; see `parse_completion`. Raises `BadRequest`, `BadText`."""
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if body.max_tokens is not None and body.max_tokens != most:
         raise BadRequest("max_completion_tokens: max_tokens says another number.", "max_completion_tokens")
@@ -98,11 +100,11 @@ def want_chat(body: Any, text: Text, session: str = "", *, exact: bool = True) -
     with _about("messages"):
         rendered = text.render(messages, open_ended=open_ended, **variables)
         prompts = [text.encode(rendered, special=bool(body.add_special_tokens))]
-    return _wanted(body, prompts, most, bool(body.logprobs), text, session, exact)
+    return _parse_common(body, prompts, most, bool(body.logprobs), text, session, exact)
 
 
-def want_tokens(body: Any, text: Text, session: str = "", *, exact: bool = True) -> ParsedRequest:
-    """Raises `BadRequest`. Without `max_tokens`: as many as the model reads. `exact`: as `want_completion`."""
+def parse_tokens(body: Any, text: Text, session: str = "", *, exact: bool = True) -> ParsedRequest:
+    """The request in the body of /inference/v1/generate; see `parse_completion`. Raises `BadRequest`."""
     if not body.token_ids:
         raise BadRequest("token_ids: at least one.", "token_ids")
     sampling = body.sampling_params
@@ -111,7 +113,7 @@ def want_tokens(body: Any, text: Text, session: str = "", *, exact: bool = True)
         raise BadRequest(f"sampling_params.logprobs: {why}", "sampling_params.logprobs")
     prompts = [tuple(body.token_ids)]
     try:
-        return _wanted(sampling, prompts, sampling.max_tokens, True, text, session, exact, outer=body)
+        return _parse_common(sampling, prompts, sampling.max_tokens, True, text, session, exact, outer=body)
     except BadRequest as error:
         here = error.param in {field.name for field in msgspec.structs.fields(sampling)}
         raise BadRequest(str(error), f"sampling_params.{error.param}" if here else error.param) from error
@@ -119,7 +121,7 @@ def want_tokens(body: Any, text: Text, session: str = "", *, exact: bool = True)
 
 @contextmanager
 def _about(param: str) -> Iterator[None]:
-    """What goes wrong here is wrong with this field, where nothing more exact is known."""
+    """Names this field in the errors of the block that name none."""
     try:
         yield
     except BadText as error:
@@ -129,7 +131,7 @@ def _about(param: str) -> Iterator[None]:
 
 
 def _variables(body: Any, text: Text) -> dict[str, Any]:
-    """What the chat template is given besides the messages."""
+    """The variables for the chat template, besides the messages."""
     given: dict[str, Any] = {}
     if body.tools and body.tool_choice != "none":
         given["tools"] = body.tools
@@ -139,8 +141,8 @@ def _variables(body: Any, text: Text) -> dict[str, Any]:
         if getattr(body, name) is not None:
             given[name] = getattr(body, name)
     for name in given:
-        asks = name != "add_generation_prompt" or not given[name]  # that it is added is what happens anyway
-        if asks and not text.reads(name):
+        is_default = name == "add_generation_prompt" and given[name]
+        if not is_default and not text.reads(name):
             raise BadRequest(f"{name}: {_NOT_READ}", name)
     more = body.chat_template_kwargs or {}
     for name in more:
@@ -150,14 +152,12 @@ def _variables(body: Any, text: Text) -> dict[str, Any]:
             raise BadRequest(f"chat_template_kwargs: {name[:64]}: {_NOT_READ}", "chat_template_kwargs")
     found = {"add_generation_prompt": not body.continue_final_message} | given | more
     if body.continue_final_message and found["add_generation_prompt"]:
-        why = (
-            "the last message cannot be left open behind the beginning of another: set add_generation_prompt to false."
-        )
+        why = "the last message cannot be continued after a generation prompt: set add_generation_prompt to false."
         raise BadRequest(f"continue_final_message: {why}", "continue_final_message")
     return found
 
 
-def _wanted(
+def _parse_common(
     body: Any,
     prompts: Sequence[tuple[int, ...]],
     most: int | None,
@@ -167,7 +167,8 @@ def _wanted(
     exact: bool,
     outer: Any = None,
 ) -> ParsedRequest:
-    """`body`: has the sampling's fields; `outer`: the others, where that is another."""
+    """Parses the fields that all endpoints share. `body` has those of the sampling, and `outer` the others, if they are
+    in another object."""
     outer = body if outer is None else outer
     n = 1 if body.n is None else body.n
     if not 1 <= n * len(prompts) <= MAX_SAMPLES:
@@ -212,8 +213,10 @@ def _wanted(
 def _fitted(
     body: Any, prompts: Sequence[tuple[int, ...]], most: int | None, limits: Limits, where: str
 ) -> tuple[Sequence[tuple[int, ...]], int]:
-    """The prompts, truncated if that is asked for, and `max_tokens`. Raises `BadRequest` for what the model cannot
-    read: `limits` are those of `rollouts`. `where`: the prompts' field."""
+    """The prompts, truncated if that is asked for, and `max_tokens`. `where`: the field of the prompts.
+
+    Raises `BadRequest` for what is beyond `limits`, which also hold for `rollouts`.
+    """
     reads = 2 * MAX_TOKENS if limits.context is None else limits.context
     prompts = _truncated(body, prompts, min(reads - (most or 1), MAX_TOKENS))
     longest = max(map(len, prompts))
@@ -234,12 +237,12 @@ def _fitted(
 
 
 def _own(body: Any, name: str) -> Any:
-    """A field that not every endpoint has."""
+    """The value of a field that not every endpoint has."""
     return getattr(body, name, None)
 
 
 def _options(body: Any, text: Text, exact: bool) -> tuple[SamplingOptions, tuple[str, ...]]:
-    """What only some engines can do, and the fields that ask for it."""
+    """The options that only some engines can do, and the names of the fields that ask for them."""
     stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     if len(stops) > MAX_STOP_TEXTS:
         raise BadRequest(f"stop: at most {MAX_STOP_TEXTS} texts.", "stop")
@@ -272,7 +275,7 @@ def _options(body: Any, text: Text, exact: bool) -> tuple[SamplingOptions, tuple
 
 
 def _out_of_range(why: str) -> BadRequest:
-    """`SamplingParams` and `SamplingOptions` say their own field first."""
+    """Replaces the field names of `SamplingParams` and `SamplingOptions`, which begin their errors."""
     name, _, rest = why.partition(":")
     name = {"allowed": "allowed_token_ids", "banned": "bad_words", "stop_tokens": "stop_token_ids"}.get(name, name)
     return BadRequest(f"{name}:{rest}.", name)
@@ -295,7 +298,7 @@ def _biases(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
 
 
 def _banned(words: Sequence[str], text: Text) -> tuple[tuple[int, ...], ...]:
-    """As vLLM: the tokens of each word, and those that it has behind a space where these begin otherwise."""
+    """As vLLM: the tokens of each word, and those after a space if these begin with another token."""
     if len(words) > MAX_BAD_WORDS:
         raise BadRequest(f"bad_words: at most {MAX_BAD_WORDS}.", "bad_words")
     found: list[tuple[int, ...]] = []
@@ -344,11 +347,11 @@ def _tokens(part: int | str | list[int], text: Text, special: bool) -> tuple[int
 
 
 def _flat(content: Any) -> Any:
-    """Content in parts, where all are text, as the one text that chat templates expect."""
+    """Joins content in parts, all of which must be text, into the one text that chat templates expect."""
     if not isinstance(content, list):
         return content
     texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
-    said = [text for text in texts if isinstance(text, str)]
-    if len(said) != len(content):
+    parts = [text for text in texts if isinstance(text, str)]
+    if len(parts) != len(content):
         raise BadText("messages: only text can be read.")
-    return "".join(said)
+    return "".join(parts)

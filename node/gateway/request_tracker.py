@@ -1,7 +1,7 @@
-"""Requests over the counter: each is a group in the ledger, under leases like any other work, answered once.
+"""Follows each prompt of a gateway request through the ledger, as a request group, until it is complete.
 
-A group that is complete was accepted by the ledger's rule and is durable. A request whose client hung up is withdrawn.
-After a crash of the seed nobody waits any more, so the session is volatile: the next start forgets it.
+A complete group was accepted by the ledger's rules and is durable. A request whose client hangs up is withdrawn. After
+a crash of the seed no client waits any more, so the session is volatile: the next start drops its groups.
 """
 
 import os
@@ -19,10 +19,10 @@ from node.ledger.state import Group
 
 __all__ = ["Impossible", "NoNodes", "Overloaded", "RequestTracker"]
 
-LOOK_EVERY_S: Final = 1.0
-"""So often a waiting request looks whether there are still nodes."""
+CHECK_EVERY_S: Final = 1.0
+"""A waiting request checks this often whether there are still nodes."""
 ABILITIES_WITHIN_S: Final = 5.0
-"""A node answers what its engine can do within a round trip; until then nobody knows whether a request can be done."""
+"""A node answers what its engine can do within a round trip; a request that depends on it waits at most this long."""
 _LACKING: Final = {
     OPTIONS: "no node here can draw by it. Install a newer swarm-node on the nodes.",
     EXACT_SEED: "no engine here draws the same tokens again whatever else it draws meanwhile. Engines of transformers "
@@ -36,11 +36,11 @@ class NoNodes(SwarmError):
 
 
 class Overloaded(SwarmError):
-    """As many requests are in flight as this gateway takes. Try again in a moment."""
+    """As many sequences are in flight as this gateway takes. Try again in a moment."""
 
 
 class Impossible(SwarmError):
-    """No engine can do this; the message says why. `lacking`: the ability that none has, where that is it."""
+    """No engine can do this; the message says why. `lacking`: the ability that no engine has, if that is the reason."""
 
     def __init__(self, why: str, lacking: str = "") -> None:
         super().__init__(why)
@@ -48,33 +48,35 @@ class Impossible(SwarmError):
 
 
 @dataclass(eq=False)
-class _Waiting:
+class _Pending:
+    """A group that was asked for. When `done` is set, it has either a `group` or a reason `why` there is none."""
+
     group: Group | None = None
     why: str | None = None
     done: trio.Event = field(default_factory=trio.Event)
 
 
 class RequestTracker:
-    """`most`: sequences in flight at a time. `without_nodes_s`: a request outlives the last node by so long, for the
-    next to come."""
+    """Asks the ledger for request groups on behalf of the gateway's clients."""
 
     def __init__(
         self, ledger: LedgerService, *, max_lag: int = 1, most: int = 1024, without_nodes_s: float = 30.0
     ) -> None:
+        """`most`: sequences that may be in flight. `without_nodes_s`: how long a request waits for a new node after the
+        last one has gone."""
         self._ledger = ledger
         self.most = most
-        """Sequences that may be in flight."""
         self._without_nodes_s = without_nodes_s
         name = f"{VOLATILE}gateway-{os.urandom(8).hex()}"
         self._session = ledger.open(name, 1, SamplingParams(1), max_lag)
-        self._waiting: dict[bytes, _Waiting] = {}
+        self._pending: dict[bytes, _Pending] = {}
         self.in_flight = 0
-        """Sequences asked for and not yet answered."""
+        """Sequences that were asked for and are not answered yet."""
         self.answered = 0
         self.refused = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Hand out what is done, until cancelled; then nothing is wanted any more."""
+        """Hand out complete groups until cancelled; then close the session, which drops the others."""
         task_status.started()
         try:
             while True:
@@ -82,22 +84,22 @@ class RequestTracker:
                 while self._session.groups:
                     group = self._session.groups.popleft()
                     self._ledger.taken(group.id)
-                    self._tell(group.id, group=group)
+                    self._finish(group.id, group=group)
                 for group_id, why in list(self._session.impossible.items()):
-                    self._tell(group_id, why=why)
+                    self._finish(group_id, why=why)
                     self._session.impossible.pop(group_id, None)
                 await news.wait()
         finally:
             self._ledger.close(self._session)
 
-    def _tell(self, group_id: bytes, *, group: Group | None = None, why: str | None = None) -> None:
-        waiting = self._waiting.pop(group_id, None)
-        if waiting is not None:
-            waiting.group, waiting.why = group, why
-            waiting.done.set()
+    def _finish(self, group_id: bytes, *, group: Group | None = None, why: str | None = None) -> None:
+        pending = self._pending.pop(group_id, None)
+        if pending is not None:
+            pending.group, pending.why = group, why
+            pending.done.set()
 
     def check(self, samples: int) -> None:
-        """Raises `NoNodes` or `Overloaded` when so many more sequences cannot be taken now."""
+        """Raises `NoNodes` or `Overloaded` when `samples` more sequences cannot be taken now."""
         if not self._ledger.capacity:
             self.refused += 1
             raise NoNodes(
@@ -109,14 +111,16 @@ class RequestTracker:
             raise Overloaded(f"{self.in_flight} sequences are in flight, and this gateway takes {self.most}.")
 
     async def check_abilities(self, sampling: SamplingParams) -> None:
-        """Raises `Impossible` when no engine of the nodes that generate can draw by `sampling`. Nodes that have not
-        said what theirs can do are asked; one of an older release never answers."""
+        """Raises `Impossible` when no engine of a generating node can do `sampling`.
+
+        Nodes that have not said what their engines can do are asked; a node of an older release never answers.
+        """
         wanted = needs(sampling)
         found = self._ledger.abilities.able(wanted) if wanted else True
         with trio.move_on_after(ABILITIES_WITHIN_S):
             while found is None:
                 heard = self._ledger.abilities.heard
-                with trio.move_on_after(LOOK_EVERY_S):
+                with trio.move_on_after(CHECK_EVERY_S):
                     await heard.wait()
                 found = self._ledger.abilities.able(wanted)
         if not found:
@@ -125,38 +129,41 @@ class RequestTracker:
             raise Impossible(_LACKING[lacking], lacking)
 
     def kinds(self, groups: Iterable[Group]) -> str:
-        """The kinds of engine that drew these, as far as their nodes were asked."""
+        """The kinds of the engines that generated `groups`, as far as their nodes have said."""
         nodes = {done.node for group in groups for done in group.done.values()}
         return "+".join(sorted({kind for node in nodes if (kind := self._ledger.abilities.kind(node))}))
 
     async def ask(self, prompt: Sequence[int], n: int, sampling: SamplingParams, affinity: bytes = b"") -> Group:
-        """All `n` samples of `prompt`. Raises `Overloaded`, `NoNodes` or `Impossible`; `PeerError` for what no node
-        could do. Cancelled: the work is withdrawn."""
+        """All `n` samples of `prompt`. When cancelled, the work is withdrawn.
+
+        Raises `Overloaded`, `NoNodes` or `Impossible`, and `PeerError` for work that no node could do.
+        """
         self.check(n)
         group_id = os.urandom(16)
         self._ledger.offer(self._session, group_id, pack_tokens(prompt), n=n, sampling=sampling, affinity=affinity)
-        waiting = self._waiting[group_id] = _Waiting()
+        pending = self._pending[group_id] = _Pending()
         self.in_flight += n
         try:
-            await self._wait(waiting, needs(sampling))
+            await self._wait(pending, needs(sampling))
         finally:
             self.in_flight -= n
-            if self._waiting.pop(group_id, None) is not None:
+            if self._pending.pop(group_id, None) is not None:
                 self._ledger.withdraw(self._session, group_id)
-        if waiting.group is None:
-            raise Impossible(waiting.why or "nobody can do this")
+        if pending.group is None:
+            raise Impossible(pending.why or "no node can do this")
         self.answered += 1
-        return waiting.group
+        return pending.group
 
-    async def _wait(self, waiting: _Waiting, wanted: frozenset[str]) -> None:
-        """`wanted`: abilities that a node needs for it."""
-        alone_since = None
-        while not waiting.done.is_set():
-            with trio.move_on_after(LOOK_EVERY_S):
-                await waiting.done.wait()
+    async def _wait(self, pending: _Pending, wanted: frozenset[str]) -> None:
+        """Wait until `pending` is done. Raises `NoNodes` when no generating node has had the abilities in `wanted` for
+        `without_nodes_s`."""
+        without_since = None
+        while not pending.done.is_set():
+            with trio.move_on_after(CHECK_EVERY_S):
+                await pending.done.wait()
                 return
             now = trio.current_time()
-            someone = self._ledger.capacity and (not wanted or self._ledger.abilities.able(wanted))
-            alone_since = None if someone else alone_since or now
-            if alone_since is not None and now - alone_since >= self._without_nodes_s:
+            has_node = self._ledger.capacity and (not wanted or self._ledger.abilities.able(wanted))
+            without_since = None if has_node else without_since or now
+            if without_since is not None and now - without_since >= self._without_nodes_s:
                 raise NoNodes("The last node that generates has gone, and no other came. swarm-node status shows more.")

@@ -1,8 +1,9 @@
-"""Connections that have not yet said anything valid: how many there may be, in all and of one address, and how long.
+"""Strangers: connections that have not sent a valid head yet; bounds how many there are, in all and per address.
 
-A client is a stranger from its connection until the head of a request with the right key is here. A newcomer for which
-there is no place gets that of the oldest stranger: of its own address where that has its share, else of the address
-that has most. So a flood from some addresses keeps no other address out, and known clients are never touched.
+A client is a stranger from the opening of its connection until it has sent the head of a request with the right key. A
+new connection for which there is no place takes that of the oldest stranger: of its own address, if that address has
+its share, otherwise of the address that has most. So a flood from some addresses keeps no other address out, and known
+clients are never affected.
 """
 
 import ipaddress
@@ -17,22 +18,23 @@ from swarm.protocol.core.bucket import Bucket
 __all__ = ["Place", "Strangers", "address_of"]
 
 MOST: Final = 512
-"""Strangers in all: each may hold one head of 16 KiB and a task, some 20 MiB together."""
+"""Strangers in all. Each may hold one head of 16 KiB and a task: some 20 MiB together."""
 MOST_OF_ONE: Final = 128
-"""Of one address. An honest client is a stranger for one round trip, so this many begin in each of them."""
+"""Strangers of one address. An honest client is a stranger for one round trip, so this many may connect in each."""
 YOUNG_S: Final = 5.0
-"""A stranger is not closed for another of its own address before this age: a burst from one proxy waits its turn."""
+"""A stranger younger than this is not closed for another of its own address, so that a burst from one proxy waits."""
 WAITING: Final = 512
-"""Newcomers that wait for a place; one more is closed."""
+"""New connections that may wait for a place; further ones are closed."""
 RATE: Final = Bucket(64.0, 1024.0)
-"""Connections a second of one address, and at once, that may come to nothing. One that says something valid is not
-counted, so this bounds only what guessing keys and knocking costs: half a millisecond each."""
+"""Connections of one address, per second and at once, that send no valid head. One that does is not counted, so this
+bounds only what clients cost that guess keys or only connect: half a millisecond each."""
 REMEMBERED: Final = 4096
-"""Addresses whose rate is remembered, the last ones seen."""
+"""Addresses whose rate is remembered: the most recent ones."""
 
 
 def address_of(host: str) -> str:
-    """What counts as one client: an IPv4 address, or the 64 bits of an IPv6 address that a site chooses from."""
+    """What counts as one client: an IPv4 address, or the /64 network of an IPv6 address, because a site has all of
+    it."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -46,7 +48,7 @@ def address_of(host: str) -> str:
 
 @dataclass(eq=False)
 class Place:
-    """A stranger's. `scope` is cancelled when another gets it."""
+    """The place of one stranger. `scope` is cancelled when another connection takes the place."""
 
     address: str
     since: float
@@ -54,7 +56,7 @@ class Place:
 
 
 class Strangers:
-    """All the places. Times are trio's."""
+    """The places of all strangers. Times are trio's."""
 
     def __init__(self, most: int = MOST, most_of_one: int = MOST_OF_ONE) -> None:
         self._most = most
@@ -65,13 +67,13 @@ class Strangers:
         self._left = trio.Event()
         self._rates: OrderedDict[str, Bucket] = OrderedDict()
         self.refused = 0
-        """Connections that were closed because there was no place for them, or another got theirs."""
+        """Connections that were closed because there was no place for them, or because another took theirs."""
 
     def __len__(self) -> int:
         return self._count
 
     async def enter(self, address: str) -> Place | None:
-        """A place for a new connection; None: close it."""
+        """A place for a new connection, perhaps after a wait. None: close the connection."""
         if not self._rate(address).take(1.0, trio.current_time()):
             self.refused += 1
             return None
@@ -94,12 +96,13 @@ class Strangers:
         return place
 
     def known(self, place: Place) -> None:
-        """It said something valid: a stranger no more. Its connection counts for nothing."""
+        """The client sent a valid head: it is no stranger any more, and its connection does not count against its
+        address."""
         if self._remove(place):
             self._rate(place.address).spend(-1.0, trio.current_time())
 
     def leave(self, place: Place) -> None:
-        """Its connection is closed. Safe to call of one that is known, or whose place another has."""
+        """The connection is closed. Safe to call for a place that was given up or taken."""
         self._remove(place)
 
     async def _wait(self, seconds: float) -> None:

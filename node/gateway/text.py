@@ -1,6 +1,6 @@
-"""Between text and token ids, as the base checkpoint says: its tokenizer, its chat template, its stop tokens.
+"""Converts between text and token ids with the base checkpoint's tokenizer, chat template and stop tokens.
 
-Needs neither torch nor transformers; `tokenizers` and `jinja2` only where text is used at all.
+Needs neither torch nor transformers, and `tokenizers` and `jinja2` only where the checkpoint has a tokenizer.
 """
 
 import datetime
@@ -16,22 +16,22 @@ from node.settings.extras import how_to_get, lacking
 __all__ = ["BadText", "Text"]
 
 MAX_CHARACTERS: Final = 4 << 20
-"""More cannot be as few tokens as a prompt may have, of any tokenizer."""
+"""No tokenizer makes a longer text into as few tokens as a prompt may have."""
 
 
 _CONTINUED: Final = "CONTINUED-HERE-9f2c "
-"""Put behind a message that is continued, to find its end in what the template makes of it."""
+"""Appended to a message that is to be continued, to find the end of its text in the rendered conversation."""
 
 
 class BadText(ValueError):
-    """What the client sent cannot be made into tokens; the message is for it."""
+    """The client's text cannot be converted to tokens. The client is shown the message."""
 
 
 class Text:
-    """`files`: the base's small files, by name."""
+    """The tokenizer, the chat template and the limits of one base checkpoint."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        """Raises `UsageError` when a file is damaged."""
+        """`files`: the checkpoint's small files, by name. Raises `UsageError` when one is damaged."""
         configs = {name: _json(files, name) for name in ("config.json", "generation_config.json")}
         self._config = _json(files, "tokenizer_config.json")
         self._tokenizer = _tokenizer(files.get("tokenizer.json"))
@@ -39,56 +39,56 @@ class Text:
         self._compiled: Any = None
         self._variables: frozenset[str] | None = None
         model = configs["config.json"]
-        said = model.get("text_config")
-        inner: dict[str, Any] = said if isinstance(said, dict) else {}
+        text_config = model.get("text_config")
+        inner: dict[str, Any] = text_config if isinstance(text_config, dict) else {}
         self.limits = limits_of(files)
-        """The same that `rollouts` goes by."""
+        """The same limits as for `rollouts`."""
         ends = [c.get("eos_token_id") for c in (configs["generation_config.json"], model, inner)]
         self.stop_tokens = self._stops(next((end for end in ends if end is not None), None))
 
-    def _stops(self, said: Any) -> tuple[int, ...]:
-        if isinstance(said, int):
-            return (said,)
-        if isinstance(said, list):
-            return tuple(int(token) for token in said)
+    def _stops(self, configured: Any) -> tuple[int, ...]:
+        if isinstance(configured, int):
+            return (configured,)
+        if isinstance(configured, list):
+            return tuple(int(token) for token in configured)
         end = _content(self._config.get("eos_token"))
         found = self._tokenizer.token_to_id(end) if self._tokenizer is not None and end else None
         return () if found is None else (found,)
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
-        """`special`: with the tokens that this model begins a text with. Raises `BadText`."""
+        """The token ids of `text`; `special`: with the tokens that begin a text of this model. Raises `BadText`."""
         if self._tokenizer is None:
             raise BadText("This model's base has no tokenizer.json: give the prompt as token ids.")
         if len(text) > MAX_CHARACTERS:
             raise BadText(f"The prompt is longer than {MAX_CHARACTERS} characters.")
-        # Not `encode`, which holds the interpreter's lock: the seed would stand still, six seconds for a body of 4 MiB.
+        # Not `encode`, which holds the interpreter's lock: a body of 4 MiB would stop the seed for six seconds.
         return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids)
 
     @property
     def has_tokenizer(self) -> bool:
-        """Text can be read and written at all."""
+        """Whether this model has text at all, not only token ids."""
         return self._tokenizer is not None
 
     def decode(self, prompt: Sequence[int], token_ids: Sequence[int], *, special: bool = False) -> str:
-        """The text of tokens that follow `prompt`; empty without a tokenizer. `special`: with special tokens."""
+        """The text of `token_ids`, which follow `prompt`; empty without a tokenizer. `special`: with special tokens."""
         if self._tokenizer is None:
             return ""
         text = Continuation(self._tokenizer, prompt, special=special)
         return "".join(text.add(token) for token in token_ids)
 
     def stop_text(self, prompt: Sequence[int], stops: Sequence[str], *, special: bool, least: int) -> StopText:
-        """Finds a stop text as engines do; see `node.engines.texts`. Not without a tokenizer."""
+        """Finds a stop text as engines do; see `node.engines.texts`. Needs a tokenizer."""
         assert self._tokenizer is not None
         return StopText(self._tokenizer, prompt, stops, special=special, least=least)
 
     def token(self, token_id: int) -> str:
-        """One token for people: its text, or its id where it has none."""
+        """The text of one token, or its id where it has none."""
         if self._tokenizer is None or self._tokenizer.id_to_token(token_id) is None:
             return f"token_id:{token_id}"
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
 
     def reads(self, name: str) -> bool:
-        """The chat template reads this variable."""
+        """Whether the chat template reads the variable `name`."""
         if self._variables is None:
             import jinja2
             import jinja2.meta
@@ -103,19 +103,21 @@ class Text:
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Any = None, *, open_ended: bool = False, **more: Any
     ) -> str:
-        """A conversation as the text that the model was trained on. `open_ended`: up to the end of what the last
-        message says, and nothing of what the template puts behind it. Raises `BadText`."""
+        """A conversation as text, by the model's chat template. Raises `BadText`.
+
+        `open_ended`: only up to the end of the last message's content, for the model to continue it.
+        """
         if not open_ended:
             return self._render(messages, tools, more)
         *before, last = messages
-        said = last.get("content")
-        if not isinstance(said, str):
+        content = last.get("content")
+        if not isinstance(content, str):
             raise BadText("continue_final_message: the last message has no text.")
-        rendered = self._render([*before, {**last, "content": said + _CONTINUED}], tools, more)
+        rendered = self._render([*before, {**last, "content": content + _CONTINUED}], tools, more)
         at = rendered.rfind(_CONTINUED.strip())
         if at < 0:
             raise BadText("continue_final_message: the chat template does not write what the last message says.")
-        kept = rendered[:at]  # a template that strips messages took the space off the mark's end
+        kept = rendered[:at]  # a template that strips messages has removed the space at the end of the mark
         return kept if rendered.startswith(_CONTINUED, at) else kept.rstrip()
 
     def _render(self, messages: Sequence[Mapping[str, Any]], tools: Any, more: Mapping[str, Any]) -> str:
@@ -158,22 +160,22 @@ def _tokenizer(data: bytes | None) -> Any:
 def _template(files: Mapping[str, bytes], config: Mapping[str, Any]) -> str | None:
     if (found := files.get("chat_template.jinja")) is not None:
         return found.decode()
-    said = config.get("chat_template")
-    if isinstance(said, list):  # several, by name
-        named = {entry.get("name"): entry.get("template") for entry in said if isinstance(entry, dict)}
-        said = named.get("default")
-    return said if isinstance(said, str) else None
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
 
 
 def _content(token: Any) -> str:
-    """A special token, which is a string or an object that has one."""
+    """The text of a special token, which is a string or an object with a `content`."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else ""
 
 
 def _environment() -> Any:
-    """As chat templates expect it; sandboxed, for a template is a program that came with a model."""
+    """The jinja environment that chat templates expect; sandboxed, because a template is a program from a model."""
     from jinja2.exceptions import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

@@ -1,15 +1,14 @@
-"""What coordinator and members share on a machine: endpoint, addresses, limits, audit, raw files.
+"""What coordinator and members share on a machine: endpoint, addresses, daily limit, audit, raw files.
 
-`endpoint` opens store, replica, transport, gossip and runtime in order, and closes them in reverse. The rest
-measures this machine or counts what it may do.
+`endpoint` opens store, replica, transport, gossip and runtime in order, and closes them in reverse. The other modules
+find out something about this machine, or count what it may send.
 
 Modules:
 
-- `announce`: Where the world reaches this machine
-- `audit`: Prove, beside everything else, what a start took on trust; and pass on what turns out to be damaged
-- `daily`: What this machine may send today (`--up-gb-day`), counted in its home
+- `announce`: The addresses at which others reach this machine
+- `audit`: Hashes in the background what a start did not, and reports damaged blocks
+- `daily`: The bytes that this machine may send today (`--up-gb-day`), counted in its home
 - `endpoint`: One process's end of the swarm
-- `kernels`: Compiling the coder's kernels once a machine, at start and out of the way, so that the first version is
-  not late
-- `raw`: Any file through a swarm of its own
+- `kernels`: Compiles the coder's kernels once on a machine, when a process starts
+- `raw`: Carries any file through a swarm of its own
 """

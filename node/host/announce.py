@@ -1,9 +1,9 @@
-"""Where the world reaches this machine: as its user says, as a rented box's environment says, or as the system does.
+"""The addresses at which others reach this machine: from its user, a rented machine's environment, or the system.
 
-Rented boxes are containers behind a shared public address, a few of whose ports lead inside, under other numbers as a
-rule. Vast.ai and RunPod say which in the environment, by one pattern: a variable with the public address, and for each
-inside port a variable with the outside one, `VAST_TCP_PORT_22=31022`. An inside port from 70000 up exists nowhere; it
-asks for a pair of equal numbers, and the variable's value is that number, inside and out.
+A rented machine is usually a container behind a shared public address. A few ports of that address lead inside, mostly
+under other numbers. Vast.ai and RunPod describe them in the environment with one pattern: a variable with the public
+address, and for each inside port a variable with the outside port, `VAST_TCP_PORT_22=31022`. Inside ports from 70000 up
+do not exist; such a number requests a pair of equal ports, and the variable's value is that port, inside and outside.
 """
 
 import ipaddress
@@ -26,25 +26,26 @@ _BOXES: Final = (
     ("Vast.ai", "PUBLIC_IPADDR", "VAST_TCP_PORT_"),
     ("RunPod", "RUNPOD_PUBLIC_IP", "RUNPOD_TCP_PORT_"),
 )
-_FIRST_ASKED_FOR: Final = 70_000
+_FIRST_PAIR: Final = 70_000
+"""Inside "ports" from here up are requests for a pair of equal ports."""
 _log = structlog.get_logger(__name__)
 
 Config = TypeVar("Config", bound=PeerConfig)
 
 
 class BoxPorts(NamedTuple):
-    """What a rented box's environment says."""
+    """The ports of a rented machine, from its environment."""
 
     provider: str
     host: str
     outside: dict[int, int]
-    """By inside port."""
+    """The outside port, by inside port."""
     pairs: tuple[int, ...]
-    """Inside ports with the same number outside that were asked for, and are nobody else's."""
+    """Ports with one number inside and outside, which were requested and have no other use."""
 
 
 def box_ports(environment: Mapping[str, str]) -> BoxPorts | None:
-    """None where there is no such box, or no port of it leads inside."""
+    """None when this is not a rented machine, or none of its ports leads inside."""
     for provider, host_name, prefix in _BOXES:
         try:
             host = str(ipaddress.ip_address(environment.get(host_name, "").strip()))
@@ -56,7 +57,7 @@ def box_ports(environment: Mapping[str, str]) -> BoxPorts | None:
             inside, port = name.removeprefix(prefix), value.strip()
             if not (name.startswith(prefix) and inside.isdecimal() and port.isdecimal() and 0 < int(port) < 65536):
                 continue
-            if int(inside) >= _FIRST_ASKED_FOR:
+            if int(inside) >= _FIRST_PAIR:
                 pairs.append(int(port))
             else:
                 outside[int(inside)] = int(port)
@@ -66,10 +67,10 @@ def box_ports(environment: Mapping[str, str]) -> BoxPorts | None:
 
 
 def with_box_ports(config: Config, environment: Mapping[str, str]) -> Config:
-    """`config` with what the box's environment says, unless the user said where the world reaches us.
+    """`config` with the addresses from the rented machine's environment, unless the user gave some.
 
-    Whoever may take any port takes one that leads inside: a pair that was asked for, or libp2p's customary one. Other
-    ports (22, 8080) are somebody else's.
+    A process that may listen on any port takes one that leads inside: a requested pair, or libp2p's usual port. Other
+    ports (22, 8080) belong to other programs.
     """
     box = box_ports(environment)
     if config.announce or box is None:
@@ -86,21 +87,21 @@ def with_box_ports(config: Config, environment: Mapping[str, str]) -> Config:
 
 
 def announced(config: Config) -> Config:
-    """`with_box_ports` of this process's environment, and say so."""
-    made, box = with_box_ports(config, os.environ), box_ports(os.environ)
-    if box is not None and not made.announce:
+    """`with_box_ports` for this process's environment; the result is logged."""
+    with_ports, box = with_box_ports(config, os.environ), box_ports(os.environ)
+    if box is not None and not with_ports.announce:
         mapped = ", ".join(str(port) for port in sorted(box.outside))
         _log.warning("no_port_for_us", provider=box.provider, mapped=mapped, hint=f"map port {SEED_PORT}, or --listen")
-    elif made is not config:
-        _log.info("announcing", addrs=", ".join(made.announce))
-    return made
+    elif with_ports is not config:
+        _log.info("announcing", addrs=", ".join(with_ports.announce))
+    return with_ports
 
 
 def resolved(config: Config) -> Config:
-    """`config` with the addresses that its names (`--announce`, `--via`) have now. The seed dials nobody by name, since
-    a name could lead it to any host of its own network. Asks the name server, so call it off the loop.
+    """`config` with the present addresses of its host names (`--announce`, `--via`).
 
-    Raises `UsageError` for a name that leads nowhere.
+    Names are resolved here because the seed dials no member by name: a name could lead it to any host of its own
+    network. Asks the name server, so call it in a worker thread. Raises `UsageError` for a name without an address.
     """
     announce = tuple(_resolve(text) for text in config.announce)
     via = tuple(_resolve(text) for text in config.via)
@@ -108,7 +109,7 @@ def resolved(config: Config) -> Config:
 
 
 def _resolve(text: str) -> str:
-    """An address, perhaps with /p2p/ID behind it, whose host is no name any more."""
+    """An address, with or without /p2p/ID behind it, whose host name is replaced by its IP address."""
     if not is_name(text):
         return text
     _, kind, host, rest = text.split("/", 3)
@@ -118,16 +119,16 @@ def _resolve(text: str) -> str:
     except OSError as error:
         raise UsageError(
             f"The name {host} of --announce or --via leads nowhere ({error.strerror or error}). "
-            "Give the address itself, or mend the name."
+            "Give the address itself, or correct the name."
         ) from error
     ip = str(found[0][4][0])
     return f"/{'ip6' if ':' in ip else 'ip4'}/{ip}/{rest}"
 
 
 def reached_at(config: PeerConfig, listening: Sequence[str]) -> tuple[str, ...]:
-    """Where others reach whoever listens at `listening`, the best first.
+    """The addresses at which others reach a process that listens at `listening`, the best first.
 
-    Who keeps a place at a relay (`via`) is taken to be out of reach, but for what was announced on purpose.
+    A process with a reservation at a relay (`via`) counts as unreachable except at the addresses that it announces.
     """
     circuits = tuple(circuit(relay) for relay in config.via)
     direct = config.announce or (() if circuits else dialable(listening))

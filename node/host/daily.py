@@ -1,6 +1,6 @@
-"""What this machine may send today (`--up-gb-day`), counted in its home: over restarts, kills and days.
+"""The bytes that this machine may send today (`--up-gb-day`), counted in its home across restarts and kills.
 
-The file says what may have been sent, ahead of what was: see `swarm.protocol.transfer.allowance`.
+The file counts bytes before they are sent, so a kill cannot lose any: see `swarm.protocol.transfer.allowance`.
 """
 
 import contextlib
@@ -8,14 +8,14 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import structlog
 
 from codec.errors import UsageError
 from swarm.protocol.core.events import LocalBudget
-from swarm.protocol.transfer.allowance import Allowance, Record
+from swarm.protocol.transfer.allowance import Allowance, AllowanceStatus, Record
 
 __all__ = ["Daily"]
 
@@ -25,7 +25,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Daily:
-    """The allowance of one home. `sent`: bytes that this process sent so far. `clock`: Unix time."""
+    """The daily allowance of one home. `sent()`: bytes sent by this process so far. `clock()`: Unix time in seconds."""
 
     def __init__(
         self, home: Path, gb_day: float, up_mbit: float, sent: Callable[[], int], clock: Callable[[], float] = time.time
@@ -33,18 +33,18 @@ class Daily:
         self._path = home / _NAME
         self._sent, self._clock = sent, clock
         self._allowance = Allowance.resume(round(gb_day * 1e9), up_mbit, self._read())
-        self._told = LocalBudget(saving=False, spent=False)
+        self._last = LocalBudget(saving=False, spent=False)
 
     def look(self) -> LocalBudget | None:
-        """Count what was sent; what the core is to be told, if anything. Raises `UsageError` when it cannot be written
-        down."""
+        """Count what was sent. Returns the event for the core when the budget's state has changed. Raises `UsageError`
+        when the count cannot be written to disk."""
         record = self._allowance.look(int(self._clock()) // _DAY_S, self._sent())
         if record is not None:
             self._write(record)
         now = LocalBudget(self._allowance.saving, self._allowance.spent)
-        if now == self._told:
+        if now == self._last:
             return None
-        self._told = now
+        self._last = now
         if now.saving:
             _log.warning("uplink_budget", left_bytes=self._allowance.left_bytes, passes_on=False)
         else:
@@ -52,26 +52,27 @@ class Daily:
         return now
 
     def close(self) -> None:
-        """At a clean end what was really sent is what counts; where that cannot be written, a little more counts."""
+        """Write the exact count at a clean end. If that fails, the file counts a little more than was sent."""
         self._allowance.look(int(self._clock()) // _DAY_S, self._sent())
         with contextlib.suppress(UsageError):
             self._write(self._allowance.close())
 
     @property
     def spent(self) -> bool:
-        return self._told.spent
+        """Whether the allowance of this day is used up."""
+        return self._last.spent
 
     @property
     def news(self) -> str:
-        """A line for people; empty while there is enough."""
-        if not self._told.saving:
+        """A line for the status page; empty while this machine still passes chunks on."""
+        if not self._last.saving:
             return ""
         at = time.strftime("%H:%M", time.localtime((int(self._clock()) // _DAY_S + 1) * _DAY_S))
         gb = self._allowance.limit_bytes / 1e9
         return f"The {gb:g} GB that this machine may send a day are used up: it passes nothing on until {at}."
 
-    def state(self) -> dict[str, Any]:
-        return self._allowance.state()
+    def status(self) -> AllowanceStatus:
+        return self._allowance.status()
 
     def _read(self) -> Record | None:
         try:
@@ -80,8 +81,8 @@ class Daily:
             return None
         except (OSError, msgspec.DecodeError) as error:
             raise UsageError(
-                f"{self._path} cannot be read ({error}), so nobody knows what this machine has sent today. "
-                "Remove it to begin counting anew."
+                f"{self._path} cannot be read ({error}), so what this machine has sent today is unknown. "
+                "Remove the file to start counting again."
             ) from error
 
     def _write(self, record: Record) -> None:

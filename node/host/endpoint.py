@@ -1,6 +1,6 @@
-"""One process's end of the swarm: store, model, transport, gossip and shell, opened in order, closed in reverse.
+"""One process's end of the swarm: store, model, transport, gossip and runtime, opened in order, closed in reverse.
 
-The seed, a node and a relay differ in their core and in their face; what lies between is this.
+The seed, a node and a relay differ in their core and in the application around it. What lies between is this.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from swarm.gossip.announcements import Gossip
 from swarm.protocol.core.events import Send
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.wire import Work
-from swarm.runtime import Core, Face, Limits, Manifests, Shell, in_thread
+from swarm.runtime import Application, Core, Limits, Manifests, Runtime, in_thread
 from swarm.store import Store
 from swarm.transport.base import Unreachable
 from swarm.transport.dialer import DialRules
@@ -32,37 +32,59 @@ if TYPE_CHECKING:
     from swarm.runtime.replica.jobs import Jobs
     from swarm.runtime.replica.model import Model
 
-__all__ = ["Endpoint", "open_store", "store_folder"]
+__all__ = ["Endpoint", "NetworkOptions", "open_store", "store_folder"]
 
 _TOPIC: Final = "/swarm-node/{}/manifests/1"
 _GOSSIP_AFTER_S: Final = (1.0, 2.0)
-"""Trees carry a seal; gossip is for those whom none reaches. It begins, by whoever is first, when a version's last
-pieces have most likely come: forty small messages would compete with them for processors."""
+"""A manifest is announced after a random time between these, unless another member has announced it. The trees carry
+the seal; gossip is for members that no tree reaches. It waits until a version's last pieces have most likely arrived,
+because forty small messages would compete with them for processors."""
 _LEAVE_S: Final = 2.0
-"""Spot machines are told little before they are taken away; a goodbye that takes longer is not worth it."""
+"""For the goodbye at the end: spot machines are announced only shortly before they are taken away."""
 
 
 def store_folder(home: Path, authority: bytes) -> Path:
-    """Where this home keeps what it has of that swarm."""
+    """The folder in `home` for the swarm of this authority."""
     return home / f"swarm-{authority.hex()[:16]}"
 
 
 def open_store(home: Path, authority: bytes) -> Store:
-    """What this home keeps of that swarm. Raises `UsageError` when another process uses it."""
+    """The store in `home` for the swarm of this authority. Raises `UsageError` when another process uses it."""
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     return Store(store_folder(home, authority), authority)
 
 
+@dataclass(frozen=True, slots=True)
+class NetworkOptions:
+    """How an endpoint meets the network."""
+
+    listen: tuple[str, ...]
+    """Addresses to listen on, as multiaddr text."""
+    announce: tuple[str, ...] = ()
+    """Addresses at which others reach it, where those differ."""
+    via: tuple[str, ...] = ()
+    """Relays at which it keeps a reservation."""
+    up_mbit: float | None = None
+    """What the uplink carries, in Mbit/s, if the user said."""
+    relay_for: Callable[[bytes], bool] | None = None
+    """Which peers may reserve a place at this member; None: it is no relay."""
+    outward: Callable[[Sequence[str]], tuple[str, ...]] = tuple
+    """Maps the addresses that are listened on to those that the core is told."""
+
+
 @dataclass
 class Endpoint:
-    """A running shell with everything under it."""
+    """A running runtime with everything under it."""
 
-    shell: Shell
+    runtime: Runtime
     transport: Libp2pTransport
     store: Store
     manifests: Manifests
     jobs: "Jobs | None"
+    """None for a relay."""
+    gossip: Gossip
     addrs: tuple[str, ...] = ()
+    """The addresses listened on, once it runs."""
 
     @classmethod
     def build(
@@ -71,45 +93,35 @@ class Endpoint:
         key: Key,
         authority: bytes,
         store: Store,
-        face: Face,
+        application: Application,
+        network: NetworkOptions,
         *,
-        listen: tuple[str, ...],
-        announce: tuple[str, ...] = (),
         tuning: Tuning,
         model: "Model | None" = None,
-        limits: Limits | None = None,
-        via: tuple[str, ...] = (),
-        relay_for: Callable[[bytes], bool] | None = None,
-        up_mbit: float | None = None,
-        outward: Callable[[Sequence[str]], tuple[str, ...]] = tuple,
     ) -> "Endpoint":
-        """Put the parts together; nothing runs yet. `model` None: a relay. `tuning`: the core's. `via`: relays at which
-        it keeps a place. `relay_for`: it gives places itself, to whom this says. `up_mbit`: what the uplink
-        carries, if anybody said. `outward`: what the core is told of the addresses that are listened on.
-        """
-        limits = limits or Limits()
-        if up_mbit and up_mbit < DEFAULT_MBIT:  # above, it is processors that hold back
+        """Put the parts together; nothing runs yet. `tuning`: the core's. `model`: None for a relay."""
+        limits = Limits()
+        up_mbit = network.up_mbit
+        if up_mbit and up_mbit < DEFAULT_MBIT:  # above it, processors are the limit
             limits = replace(limits, up_mbit=up_mbit)
         manifests = Manifests(authority)
         for seal in store.records.seals():
             manifests.note(seal.manifest)
-        # Who is dialed again when is the core's decision; the transport's own pause must have passed by then.
+        # The core decides when a peer is dialed again; the transport's own pause must have passed by then.
         pause_s = tuning.dial_retry_s / 2
         yamux, dial = Yamux(), DialRules(backoff_first_s=pause_s, backoff_most_s=pause_s)
         transport = Libp2pTransport(
-            key, listen, announce,
+            key, network.listen, network.announce,
             up_mbit=DEFAULT_MBIT if up_mbit is None else up_mbit,
-            via=via,
-            policy=PeerPolicy(admits=core.admits, knows=core.knows, may_reserve=relay_for),
+            via=network.via,
+            policy=PeerPolicy(admits=core.admits, knows=core.knows, may_reserve=network.relay_for),
             rules=TransportRules(limits=yamux.lean() if key.public == authority else yamux, dial=dial),
         )  # fmt: skip
-        jobs = answers = None
+        services = None
         if model is not None:
-            from swarm.runtime.replica.jobs import Jobs
-            from swarm.runtime.sessions.answers import Answers
+            from swarm.runtime.services import ReplicaServices
 
-            jobs = Jobs(store, model, manifests, limits, in_thread)
-            answers = Answers(store, jobs, manifests, in_thread)
+            services = ReplicaServices.build(store, model, manifests, limits, in_thread)
         gossip = Gossip(transport, _TOPIC.format(authority.hex()[:16]), _is_signed_by(authority))
 
         async def announce_manifest(sealed: bytes) -> None:
@@ -118,20 +130,15 @@ class Endpoint:
                 with contextlib.suppress(Unreachable, ValueError):
                     await gossip.publish(sealed)
 
-        shell = Shell(
-            core, transport, store, manifests, face,
-            authority=authority, jobs=jobs, answers=answers, announce=announce_manifest, limits=limits,
-            outward=outward,
+        runtime = Runtime(
+            core, transport, store, manifests, application,
+            services=services, announce=announce_manifest, limits=limits, outward=network.outward,
         )  # fmt: skip
-        endpoint = cls(shell, transport, store, manifests, jobs)
-        endpoint._gossip = gossip
-        return endpoint
-
-    _gossip: Gossip | None = None
+        return cls(runtime, transport, store, manifests, None if services is None else services.jobs, gossip)
 
     @contextlib.asynccontextmanager
     async def running(self, *, leave: bool) -> AsyncIterator["Endpoint"]:
-        """Run while the block does. `leave`: a member, which says goodbye at the end, however it ends."""
+        """Run while the block does. `leave`: release the lease and say goodbye at the end, however the block ends."""
         over = trio.Event()
         async with trio.open_nursery() as nursery:
             await nursery.start(self._live, over, leave)
@@ -141,27 +148,26 @@ class Endpoint:
                 over.set()
 
     async def _live(self, over: trio.Event, leave: bool, *, task_status: trio.TaskStatus[None]) -> None:
-        """Once started, this outlives the cancellation that ends the block: a goodbye needs a running shell."""
+        """Outlives the cancellation that ends the block, once started: a goodbye needs a running runtime."""
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
-                self.addrs = tuple(await nursery.start(self.shell.run))
-                assert self._gossip is not None
-                await nursery.start(self._gossip.run, lambda sealed: nursery.start_soon(self._hear_gossip, sealed))
-                await self.shell.recall()
+                self.addrs = tuple(await nursery.start(self.runtime.run))
+                await nursery.start(self.gossip.run, lambda sealed: nursery.start_soon(self._take_gossip, sealed))
+                await self.runtime.post_stored_chunks()
                 scope.shield = True
                 task_status.started()
                 await over.wait()
                 if leave:
                     with trio.move_on_after(_LEAVE_S):
-                        await self.shell.leave()
+                        await self.runtime.leave()
                 nursery.cancel_scope.cancel()
 
-    async def _hear_gossip(self, sealed: bytes) -> None:
-        await self.shell.gossiped(sealed)
+    async def _take_gossip(self, sealed: bytes) -> None:
+        await self.runtime.take_gossip(sealed)
 
     def send_work(self, peer: bytes, body: bytes) -> None:
-        """Hand a `Work` body to the session with `peer`; lost when there is none."""
-        self.shell.perform([Send(peer, Work(body))])
+        """Send a `Work` body to `peer`; it is lost when there is no session."""
+        self.runtime.perform([Send(peer, Work(body))])
 
 
 def _is_signed_by(authority: bytes) -> Callable[[bytes], bool]:

@@ -1,7 +1,7 @@
-"""Compiling the coder's kernels once a machine, at start and out of the way, so that the first version is not late.
+"""Compiles the coder's kernels once on a machine, when a process starts, so that the first version is not late.
 
-A first compilation takes some 20 seconds of a core and most of the interpreter's lock, so a child process does it and
-leaves it in numba's cache. Of several processes that start together one compiles, the others wait for it.
+The first compilation takes some 20 seconds of a core and most of the interpreter's lock, so a child process does it and
+leaves the result in numba's cache. When several processes start together, one compiles and the others wait for it.
 """
 
 import os
@@ -23,13 +23,13 @@ __all__ = ["warm_up"]
 
 _log = structlog.get_logger(__name__)
 _DEFAULT: Final = "BF16"
-"""What policies are made of, where the layout is not known yet."""
+"""Used while the layout is not known: the dtype of most policies."""
 
 _CHILD: Final = """
 import fcntl, os, signal, sys, threading
-signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
 def end_with_parent():
-    sys.stdin.buffer.read()  # ends when whoever started us does, however it ends
+    sys.stdin.buffer.read()  # ends when the parent ends, in any way
     os._exit(1)
 threading.Thread(target=end_with_parent, daemon=True).start()
 from pathlib import Path
@@ -46,14 +46,14 @@ os._exit(0)
 
 
 async def warm_up(dtypes: Iterable[str] = ()) -> None:
-    """Have the kernels for these dtypes (none: bf16) compiled and loaded. Says so where it takes time."""
+    """Compile and load the kernels for these dtypes (none: bf16). Logs a line when it has to compile."""
     names = sorted(set(dtypes) or {_DEFAULT})
     missing = [name for name in names if not _marker(name).exists()]
     if missing:
         _log.info("compiling_kernels", dtypes=", ".join(missing), note="once on this machine, about 20 s")
         began = trio.current_time()
         if not await _compile(missing):
-            return  # no room for a cache, say: the first use compiles
+            return  # the cache is full or read-only, for example: the first use compiles
         _log.info("compiled_kernels", seconds=round(trio.current_time() - began, 1))
     from codec.rice import warm_up as load
 
@@ -62,11 +62,11 @@ async def warm_up(dtypes: Iterable[str] = ()) -> None:
 
 
 async def _compile(names: list[str]) -> bool:
-    """In a child, which is killed when we are cancelled and ends by itself when we are killed."""
+    """Compile in a child process, which is killed on cancellation and ends by itself when this process is killed."""
     start = partial(
         trio.run_process,
         [sys.executable, "-P", "-c", _CHILD, *names],
-        stdin=subprocess.PIPE,  # open, and empty, for as long as we live
+        stdin=subprocess.PIPE,  # stays open, and empty, while this process lives
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         check=False,
@@ -80,7 +80,7 @@ async def _compile(names: list[str]) -> bool:
 
 
 async def _kill(process: trio.Process) -> None:
-    process.kill()  # numba's cache is written beside its place and renamed, so this harms nothing
+    process.kill()  # safe: numba writes each cache file under another name and renames it
 
 
 def _marker(name: str) -> Path:

@@ -1,10 +1,10 @@
-"""Any file through a swarm of its own: the file is the "model", tensors of some of its bytes each, and its length.
+"""Carries any file through a swarm of its own. The file is the "model": tensors of its bytes, and one with its length.
 
-    swarm-node seed --raw-mb 512               an empty file of at most 512 MB is version 0
-    swarm-node publish --raw FILE              the file is the next version; what did not change is not sent again
-    swarm-node join TICKET --raw-out FILE      each version that arrives is written there, whole
+    swarm-node seed --raw-mb 512               version 0 is an empty file that can grow to 512 MB
+    swarm-node publish --raw FILE              FILE is the next version; unchanged blocks are not sent again
+    swarm-node join TICKET --raw-out FILE      each version that arrives is written to FILE, whole
 
-Everything else is as with a policy: signed chunks, trees, catch-up, and a root that proves the bits.
+Everything else is as for a policy: signed chunks, trees, catch-up, and a root that proves the bits.
 """
 
 import json
@@ -26,22 +26,23 @@ PART: Final = "file.bytes.{:04}"
 LENGTH: Final = "file.length"
 LEAST_PART_BYTES: Final = 64 << 10
 PARTS: Final = 256
-"""What is new throughout travels as whole blocks, and chunks are made of blocks: a file in one tensor would have blocks
-of a megabyte, too few for the stripes. So the base is cut as `codec.chunk_target` cuts a version of its size."""
+"""Tensors of a file, as a rule. An entirely new file is sent as whole blocks, and chunks are made of blocks. In
+one tensor its blocks would have a megabyte each: too few for the stripes. So the base is divided as
+`codec.chunk_target` divides a version of its size."""
 BLOCK_BYTES: Final = 1 << 20
-MOST_PARTS: Final = 4096
-"""Larger files have larger parts, of several blocks: a layout names each."""
+MAX_PARTS: Final = 4096
+"""Larger files have larger parts, of several blocks, because the layout names each part."""
 
 
 def write_raw_base(folder: Path, capacity_bytes: int) -> Path:
-    """A checkpoint folder of an empty file that can grow to `capacity_bytes`; a sparse one, so it takes no disk.
+    """Write a checkpoint folder of an empty file that can grow to `capacity_bytes`. It is sparse: it takes no disk.
 
-    One that is there already is left as it is. Raises `UsageError` when it is of another size, or cannot be written.
+    An existing one is kept. Raises `UsageError` when that has another size, or the folder cannot be written.
     """
     path = folder / "model.safetensors"
     table: dict[str, Any] = {LENGTH: {"dtype": "I64", "shape": [], "data_offsets": [0, 8]}}
     usual_bytes = min(BLOCK_BYTES, -(-capacity_bytes // PARTS))
-    part_bytes = max(LEAST_PART_BYTES, usual_bytes, -(-capacity_bytes // MOST_PARTS))
+    part_bytes = max(LEAST_PART_BYTES, usual_bytes, -(-capacity_bytes // MAX_PARTS))
     for number, at in enumerate(range(0, capacity_bytes, part_bytes)):
         size = min(part_bytes, capacity_bytes - at)
         table[PART.format(number)] = {"dtype": "U8", "shape": [size], "data_offsets": [8 + at, 8 + at + size]}
@@ -70,7 +71,7 @@ def check_raw(layout: Layout) -> int:
 
 
 def _parts(layout: Layout) -> dict[str, int]:
-    """The parts of the file in their order, and how many bytes each holds. Raises `UsageError`."""
+    """The bytes of each part, by name, in the order of the file. Raises `UsageError`."""
     specs = {spec.name: spec for spec in layout.tensors}
     names = [PART.format(number) for number in range(len(specs) - 1)]
     if (
@@ -83,7 +84,7 @@ def _parts(layout: Layout) -> dict[str, int]:
 
 
 def raw_tensors(file: Path, layout: Layout) -> Iterator[tuple[str, Bits]]:
-    """`file` as the tensors of a raw swarm. Raises `UsageError` when it is too large, or cannot be read."""
+    """`file` as tensors of a raw swarm: (name, bits). Raises `UsageError` when it is too large or cannot be read."""
     capacity = check_raw(layout)
     try:
         size = file.stat().st_size

@@ -1,12 +1,11 @@
-"""The frames of `node.ipc.channel` on trio: for the swarm's own processes (seed, node)."""
+"""One end of a local socket on trio, and the server of a socket file: for the swarm's own processes (seed, node).
+
+It exchanges the same frames (`node.ipc.framing`) as `node.ipc.channel`.
+"""
 
 import contextlib
-import fcntl
 import logging
-import os
 import socket
-import stat
-import struct
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,44 +14,54 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from codec.errors import PeerError, UsageError
-from node.ipc.channel import MAX_FDS, ChannelClosed, Frames, check_path, check_same_user, pack
+from codec.errors import PeerError
+from node.ipc.framing import ANCILLARY_BYTES, READ_BYTES, FrameReader, encode_frame, encode_rights
+from node.ipc.sockets import (
+    ChannelClosed,
+    bind_socket,
+    check_path,
+    check_same_user,
+    lock_socket,
+    remove_socket,
+    remove_stale_socket,
+)
 from swarm.guard import Source, guarded
 
-__all__ = ["AsyncChannel", "serve"]
+__all__ = ["AsyncChannel", "serve_socket"]
 
-_READ_BYTES: Final = 1 << 18
-_ANCILLARY: Final = socket.CMSG_SPACE(MAX_FDS * struct.calcsize("i"))
-MOST: Final = 64
-"""Connections to one socket at a time: people, programs and an engine's processes of one user."""
+MAX_CONNECTIONS: Final = 64
+"""Connections to one socket at a time. Its clients are the commands, programs and engine processes of one user."""
+_BACKLOG: Final = 16
+_FAREWELL_S: Final = 1.0
+"""A last message to a client is dropped when the client does not read it within this."""
 _log = logging.getLogger(__name__)
 
 
 class AsyncChannel:
-    """One end of a local socket on trio. One task may receive while others send; deadlines are the caller's.
+    """One end of a local socket on trio. One task may receive while others send; the caller sets deadlines.
 
-    A cancelled `recv` loses nothing. A `send` cancelled halfway closes the channel, because nobody could make sense of
-    what would follow.
+    A cancelled `recv` loses nothing. A `send` that is cancelled halfway closes the channel, because the other end could
+    not tell where the next frame begins.
     """
 
     def __init__(self, sock: trio.socket.SocketType, receives: Any) -> None:
-        """Takes `sock` over. `receives`: the tagged union of Structs that may arrive."""
+        """Takes ownership of `sock`. `receives`: the tagged union of Structs that may arrive."""
         self._sock = sock
-        self._frames = Frames(receives)
+        self._frames = FrameReader(receives)
         self._sending = trio.Lock()
         self._receiving = trio.Lock()
 
     @classmethod
     def adopt(cls, sock: socket.socket, receives: Any) -> "AsyncChannel":
-        """A channel over a plain connected socket (one end of a `socketpair`, say)."""
+        """A channel over a connected socket of the standard library (one end of a `socketpair`, for example)."""
         return cls(trio.socket.from_stdlib_socket(sock), receives)
 
     async def send(self, message: msgspec.Struct, fds: Sequence[int] = ()) -> None:
-        """Send `message` and duplicates of `fds` (the originals stay the caller's). Raises `ChannelClosed`."""
-        frame = memoryview(pack(message, fds))
+        """Send `message` and duplicates of `fds`; the caller keeps the originals. Raises `ChannelClosed`."""
+        frame = memoryview(encode_frame(message, fds))
         async with self._sending:
             sent = 0
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))] if fds else []
+            rights = encode_rights(fds)
             try:
                 while sent < len(frame):
                     sent += await self._sock.sendmsg([frame[sent:]], rights)
@@ -66,15 +75,15 @@ class AsyncChannel:
                 raise
 
     async def recv(self) -> tuple[Any, list[int]]:
-        """The next message and its descriptors, which are the caller's to close.
+        """The next message and its descriptors, which the caller closes.
 
-        Raises `ChannelClosed`, or `PeerError` when what came makes no sense (the channel is closed then).
+        Raises `ChannelClosed`, or `PeerError` for an invalid frame (the channel is closed then).
         """
         async with self._receiving:
             try:
-                while (found := self._frames.next()) is None:
+                while (found := self._frames.next_message()) is None:
                     data, ancillary, flags, _ = await self._sock.recvmsg(
-                        _READ_BYTES, _ANCILLARY, socket.MSG_CMSG_CLOEXEC
+                        READ_BYTES, ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
                     )
                     self._frames.feed(data, ancillary, flags)
                     if not data:
@@ -88,7 +97,7 @@ class AsyncChannel:
                 raise
 
     def close(self) -> None:
-        """Close this end; tasks waiting in it get `ChannelClosed`. Safe to call twice."""
+        """Close this end; tasks that wait in `send` or `recv` get `ChannelClosed`. Safe to call twice."""
         self._sock.close()
         self._frames.close()
 
@@ -100,55 +109,57 @@ def _no_farewell(why: str) -> msgspec.Struct | None:
     return None
 
 
-async def serve(
+async def serve_socket(
     path: Path,
     conversation: Conversation,
     *,
     receives: Any,
     source: Source,
-    most: int = MOST,
+    max_connections: int = MAX_CONNECTIONS,
     farewell: Callable[[str], msgspec.Struct | None] = _no_farewell,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve `path` until cancelled: `conversation(channel)` runs in a task of its own for each process that connects.
+    """Serve `path` until cancelled: `conversation(channel)` runs in a task of its own for each client process.
 
-    `started()` once processes can connect. A socket file that a dead process left is replaced. At most `most` processes
-    are connected at a time; one more is closed. A conversation runs under the guard of `source`, so whatever ends it
-    ends it alone; one that a bug of ours ends hears `farewell(why)`, if that is a message. Raises `UsageError` when the
-    path is too long, is not a socket, or is served by another living process; and one that a conversation raises.
+    `started()` is called once processes can connect. A socket file that a dead process left is replaced. A client
+    beyond `max_connections` is disconnected at once.
+
+    Each conversation runs under the guard of `source`: an error ends that connection and no other. When the cause is a
+    bug of this program, the client is sent `farewell(why)`, unless that is None.
+
+    Raises `UsageError` when the path is too long, is not a socket, or is served by another living process; and the
+    `UsageError` of a conversation.
     """
-    served = _Served(conversation, receives, source, farewell)
+    server = _Server(conversation, receives, source, farewell)
     check_path(path)
-    with _lock_of(path), trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        _remove_stale(path)
-        await listener.bind(str(path))
-        try:
-            os.chmod(path, 0o600)  # nobody can connect before listen()
-            listener.listen(16)
-            async with trio.open_nursery() as nursery:
-                task_status.started()
-                while True:
-                    sock, _ = await listener.accept()
-                    if len(nursery.child_tasks) >= most:
-                        _log.info("local connection closed: %d are open", most)
-                        sock.close()
-                        continue
-                    nursery.start_soon(served.converse, sock)
-        finally:
-            _remove(path)
+    with lock_socket(path):
+        remove_stale_socket(path)
+        with trio.socket.from_stdlib_socket(bind_socket(path, _BACKLOG)) as listener:
+            try:
+                async with trio.open_nursery() as nursery:
+                    task_status.started()
+                    while True:
+                        sock, _ = await listener.accept()
+                        if len(nursery.child_tasks) >= max_connections:
+                            _log.info("local connection closed: %d are open", max_connections)
+                            sock.close()
+                            continue
+                        nursery.start_soon(server.serve_client, sock)
+            finally:
+                remove_socket(path)
 
 
 @dataclass(frozen=True, slots=True)
-class _Served:
-    """See `serve`."""
+class _Server:
+    """The arguments of `serve_socket` that each connection needs."""
 
     conversation: Conversation
     receives: Any
     source: Source
     farewell: Callable[[str], msgspec.Struct | None]
 
-    async def converse(self, sock: trio.socket.SocketType) -> None:
-        """Where the errors of one connection end: it is dropped, the others go on."""
+    async def serve_client(self, sock: trio.socket.SocketType) -> None:
+        """Hold one conversation. Its errors end here; other connections continue."""
         channel = AsyncChannel(sock, self.receives)
         try:
             with guarded(self.source, "a local process") as outcome:
@@ -157,44 +168,12 @@ class _Served:
             if outcome.error is not None:
                 _log.info("local connection ended: %s", outcome.why)
             if outcome.is_rule_broken and not isinstance(outcome.error, PeerError):
-                await self._say_farewell(channel)
+                await self._send_farewell(channel)
         finally:
             channel.close()
 
-    async def _say_farewell(self, channel: AsyncChannel) -> None:
+    async def _send_farewell(self, channel: AsyncChannel) -> None:
         last = self.farewell("This is a bug of swarm-node: the log of the process that you asked has more.")
         if last is not None:
-            with trio.move_on_after(1.0), contextlib.suppress(ChannelClosed):
+            with trio.move_on_after(_FAREWELL_S), contextlib.suppress(ChannelClosed):
                 await channel.send(last)
-
-
-@contextlib.contextmanager
-def _lock_of(path: Path):
-    """Hold `path.lock` while serving. Whoever holds it owns the socket file; the kernel lets go when we die."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fd = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UsageError(
-                f"Another process already serves {path}. Stop it first, or choose another folder with SWARM_HOME."
-            ) from error
-        yield
-    finally:
-        os.close(fd)
-
-
-def _remove_stale(path: Path) -> None:
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise UsageError(f"{path} exists and is not a socket. Move it away, or choose another folder with SWARM_HOME.")
-    _remove(path)
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()

@@ -1,24 +1,21 @@
-"""The ledger: request groups in, work leases out, accepted rollouts back, each durable before told.
+"""The ledger: request groups come in, work leases go out, rollouts come back; each is durable before anybody is told.
 
-`rules` is pure and decides, `service` connects it with members and trainers, `book` is its SQLite file.
-`docs/ledger.md` specifies it.
+`rules` is pure and decides, `service` connects it with nodes and trainers, `book` is its SQLite file. `assignment` has
+the rules about which node gets which samples, `trust` those about which rollouts count. See `docs/ledger.md`.
 
 Modules:
 
-- `binding`: What a session's key stands for
-- `book`: The ledger's memory on disk
-- `callers`: What each node may say to the ledger
-- `facts`: What must be durable before anybody is told of it; `node.ledger.book` writes a list of facts as one
-  transaction
-- `intake`: What counts
-- `messages`: What a node and the ledger say to one another, as the bytes that ride in the swarm's `Work` messages
-- `model_limits`: What a model can read, as the `config.json` of its checkpoint says
+- `binding`: A session's key stands for one batch of work for ever
+- `book`: The ledger's SQLite file, with one transaction for each list of facts
+- `facts`: The facts that the ledger must make durable before anybody is told of them
+- `messages`: The messages between a node and the ledger, and their encoding
+- `model_limits`: The limits of a model by its config.json: how many tokens it reads, and which
+- `node_messages`: The conversation of the ledger with its nodes: reads what they send, and queues what they are told
 - `report`: The ledger as people and programs see it
-- `rules`: The rules of work
-- `service`: The ledger at work, in the seed
-- `session`: What a trainer, or a gateway, has with the ledger while it waits for groups
-- `settings`: Every number that the ledger runs by, with its reason
-- `state`: What the ledger knows
-- `transitions`: Moves samples between their places, and notes each move as a fact
-- `wording`: What the ledger decided, as messages to its nodes
+- `rules`: The rules of work: request groups become work leases, and work leases become accepted rollouts
+- `service`: The ledger as it runs in the seed: connects rules and book with the nodes' messages and the trainer
+- `session`: What a trainer or the gateway has with the ledger while it waits for request groups
+- `settings`: The numbers that the ledger runs by, each with its reason
+- `state`: The records that the ledger keeps: heads, request groups, work leases, accepted rollouts, nodes
+- `transitions`: The changes of a sample's state, each noted as a fact
 """

@@ -1,7 +1,7 @@
-"""What a session's key stands for: a key names one batch of work for ever, so that asking again goes on with it.
+"""Bindings: a session's key stands for one batch of work for ever, so that a trainer that asks again continues it.
 
-Asked with anything else that decides what is drawn, it would hand old samples out under new prompts. So the first use
-of a key is kept, durably, and another under it is refused with both named.
+Under the same key, other prompts or other sampling would receive the old samples. So the ledger keeps the first use of
+a key durably, and refuses other work under it with an error that names both.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,13 @@ from blake3 import blake3
 from codec.errors import UsageError
 from node.engines.base import SamplingParams
 
-__all__ = ["KEPT", "Binding", "KeyTaken", "refuse", "work_pairs"]
+__all__ = ["KEPT", "Binding", "KeyTaken", "refuse_if_different", "work_pairs"]
 
 KEPT: Final = 1 << 14
-"""Bindings remembered, the newest: one a step makes this many steps."""
-
+"""The newest bindings that are kept: with one key per step, this many steps."""
 
 Pair = tuple[str, object, object]
-"""A name, the value that the key is bound to, the value that is asked now."""
+"""A name, the value that the key is bound to, the value that is asked for now."""
 
 
 class KeyTaken(UsageError):
@@ -27,22 +26,23 @@ class KeyTaken(UsageError):
 
 
 class Binding(NamedTuple):
-    """`prompts`: hash of all `prompt_count` of them; empty where they were not known beforehand (an iterator)."""
+    """The work that a key stands for."""
 
     n: int
     sampling: SamplingParams
     max_lag: int
     whole: bool
     prompts: bytes = b""
+    """A hash of all prompts; empty where they were not known in advance (an iterator)."""
     prompt_count: int = 0
 
     def check(self, key: str, asked: "Binding") -> "Binding":
-        """What the key stands for from now on. Raises `KeyTaken` when that is not what is asked."""
+        """The work that the key stands for from now on. Raises `KeyTaken` when `asked` is other work."""
         pairs = work_pairs(self.n, asked.n, self.sampling, asked.sampling)
         pairs += [("whole", self.whole, asked.whole), ("max_lag", self.max_lag, asked.max_lag)]
         if self.prompts and asked.prompts and (self.prompts, self.prompt_count) != (asked.prompts, asked.prompt_count):
-            pairs.append(("prompts", _prompts(self), _prompts(asked)))
-        refuse(key, pairs)
+            pairs.append(("prompts", _describe_prompts(self), _describe_prompts(asked)))
+        refuse_if_different(key, pairs)
         return self if self.prompts or not asked.prompts else asked
 
 
@@ -54,15 +54,15 @@ def work_pairs(
     prompt: bytes = b"",
     asked: bytes = b"",
 ) -> list[Pair]:
-    """What decides the samples of one prompt (packed tokens): each as it is bound, and as it is asked now."""
+    """Everything that decides the samples of one prompt (packed tokens), as it is bound and as it is asked for now."""
     fields = SamplingParams.__struct_fields__
     pairs: list[Pair] = [("n", n, asked_n)]
     pairs += [(name, getattr(sampling, name), getattr(asked_sampling, name)) for name in fields]
-    return [*pairs, ("the prompt", _digest(prompt), _digest(asked))]
+    return [*pairs, ("the prompt", _describe_prompt(prompt), _describe_prompt(asked))]
 
 
-def refuse(key: str, pairs: Sequence[Pair]) -> None:
-    """Raises `KeyTaken` when any of (name, what it is bound to, what is asked now) differ."""
+def refuse_if_different(key: str, pairs: Sequence[Pair]) -> None:
+    """Raises `KeyTaken` when the two values of any pair differ."""
     differing = [(name, bound, asked) for name, bound, asked in pairs if bound != asked]
     if differing:
         bound = ", ".join(f"{name}={bound}" for name, bound, _ in differing)
@@ -74,9 +74,9 @@ def refuse(key: str, pairs: Sequence[Pair]) -> None:
         )
 
 
-def _digest(prompt: bytes) -> str:
+def _describe_prompt(prompt: bytes) -> str:
     return f"{len(prompt) // 4} tokens with hash {blake3(prompt).hexdigest(4)}"
 
 
-def _prompts(binding: Binding) -> str:
+def _describe_prompts(binding: Binding) -> str:
     return f"{binding.prompt_count} prompts with hash {binding.prompts[:4].hex()}"

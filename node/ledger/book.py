@@ -1,20 +1,20 @@
-"""The ledger's memory on disk: SQLite, one transaction for each list of facts.
+"""The book: the ledger's SQLite file, with one transaction for each list of facts.
 
-What is durable when. `write` returns after the commit has reached the disk (WAL, synchronous=FULL), and nobody is told
-of anything before: so
+`write` returns after the commit has reached the disk (WAL, synchronous=FULL), and nobody is told of anything before. So
 
-- an offered group survives from the moment the trainer is told how much more it may offer;
-- a lease survives from before its node hears of it: after a restart its holder may still deliver, and its token stays
-  taken for ever (ids only grow, also when everything else was pruned);
-- what a key stands for survives from before the trainer may offer its first group;
-- an accepted rollout survives from before its verdict is sent: a node that heard "accepted" may forget it;
-- `taken` survives before the group is forgotten; a crash in between hands the group over once more, under its old id;
-- a quarantine survives, with its reason, and so does its end; one with a term begins that anew after a restart;
-- not durable, on purpose: rates (measured anew), deadlines (a lease found open gets its first duration again, because
-  no clock outlives a restart), who is a member, what was handed over but not taken, refusals, checks that are open,
-  which node has which session's prefix.
+- an offered group is durable before the trainer is told how many more it may offer;
+- a lease is durable before its node hears of it: after a restart its node may still deliver, and its token is never
+  used again (ids only grow, also when everything else was pruned);
+- the work that a key stands for is durable before the trainer may offer its first group;
+- an accepted rollout is durable before its verdict is sent: a node that received "accepted" may forget it;
+- that a group was taken is durable before the group is forgotten; a crash in between hands the group over once more,
+  under its old id;
+- a quarantine is durable with its reason, and so is its end; after a restart, a limited one begins again;
+- not durable, on purpose: rates (they are measured again), deadlines (a lease that is open in the book gets its first
+  duration again, because no clock survives a restart), the members, what was handed over and not taken, refusals, open
+  checks, and which node has the prefix of which affinity.
 
-A crash inside `write` leaves none of its facts: then nobody was told of them either.
+A crash during `write` leaves none of its facts, and nobody was told of them.
 """
 
 import contextlib
@@ -51,16 +51,17 @@ from node.ledger.facts import (
 from node.ledger.messages import Rollout
 from node.ledger.rules import Ledger
 from node.ledger.settings import Settings
-from node.ledger.state import Done, Group, Head, Lease
-from node.ledger.trust.judge import oldest_version
+from node.ledger.state import AcceptedRollout, Group, Head, Lease
 from swarm.store.private import make_private
 
 __all__ = ["Book"]
 
 FORMAT: Final = 4
+"""`pragma user_version` of the file."""
 KEEP_TAKEN: Final = 20_000
-"""Groups kept after the trainer took them, as a record, and to be handed over again if it dies before using them."""
+"""Groups kept after the trainer took them: as a record, and to be handed over again if it dies before it uses them."""
 KEEP_HEADS: Final = 64
+"""Seals kept; a lag is a few versions."""
 
 _TABLES: Final = """
 create table if not exists numbers (name text primary key, value integer not null) without rowid;
@@ -86,8 +87,8 @@ create table if not exists bindings (id integer primary key, session text not nu
 create table if not exists requeues (id integer primary key, lease integer, grp blob not null, samples blob not null,
     why text not null);
 """
-"""`reputation`: quarantines and releases, with wall-clock time for people. `slots`: leased samples. A sample is free,
-or in `slots`, or in `rollouts`; the primary keys see to it."""
+"""`conduct`: quarantines and releases, with wall-clock time for people. `slots`: leased samples. A sample is free, or
+in `slots`, or in `rollouts`; the primary keys allow it only once in each."""
 
 _LATER: Final = {
     1: """
@@ -100,14 +101,14 @@ insert or ignore into bindings (session, n, sampling, max_lag, whole, prompts, c
     select session, n, sampling, max_lag, whole, x'', 0 from groups group by session;
 """,
 }
-"""What each format added to the one before: by the number of that one."""
+"""By format: the statements that turn it into the next one."""
 
 
 class Book:
-    """One open database. Any thread may call."""
+    """An open book. Any thread may call it."""
 
     def __init__(self, path: Path) -> None:
-        """Open or create `path`. Raises `UsageError` when it is damaged, of a later format, or cannot be written."""
+        """Open or create `path`. Raises `UsageError` when it is damaged, of a later format, or not writable."""
         self._path = path
         self._lock = threading.Lock()
         try:
@@ -128,14 +129,14 @@ class Book:
             raise UsageError(f"Cannot open the ledger {path}: {error}. Move it away to start a new one.") from error
 
     def close(self) -> None:
-        """Safe to call twice."""
+        """Close the database. Safe to call twice."""
         self._db.close()
 
     def write(self, facts: Iterable[Fact]) -> None:
         """Make `facts` durable, all or none. Raises `UsageError` when the disk is full or gone."""
         with self._transaction():
             for fact in facts:
-                self._note(fact)
+                self._write_fact(fact)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -153,7 +154,7 @@ class Book:
                     ) from error
                 raise
 
-    def _note(self, fact: Fact) -> None:
+    def _write_fact(self, fact: Fact) -> None:
         run = self._db.execute
         match fact:
             case Bound(session, binding):
@@ -167,7 +168,7 @@ class Book:
                 values = (*fields, group.max_lag, group.affinity, group.whole)
                 run(f"insert into groups ({columns}) values (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
             case Leased(lease):
-                self._note_lease(lease)
+                self._write_lease(lease)
             case Requeued(lease, group, samples, why):
                 for sample in samples:
                     run("delete from slots where grp = ? and sample = ? and lease = ?", (group, sample, lease))
@@ -189,15 +190,15 @@ class Book:
             case Advanced(head):
                 run("insert or replace into heads values (?, ?, ?)", head[:3])
             case Quarantined(node, why, seconds, times):
-                self._note_reputation(node, "quarantined", why, seconds, times)
+                self._write_reputation(node, "quarantined", why, seconds, times)
             case Released(node, why):
-                self._note_reputation(node, "released", why, None, None)
+                self._write_reputation(node, "released", why, None, None)
 
-    def _note_reputation(self, node: bytes, what: str, why: str, seconds: float | None, times: int | None) -> None:
+    def _write_reputation(self, node: bytes, what: str, why: str, seconds: float | None, times: int | None) -> None:
         fields = (node, int(time.time()), what, why, seconds, times)
         self._db.execute("insert into conduct (node, at, what, why, seconds, times) values (?, ?, ?, ?, ?, ?)", fields)
 
-    def _note_lease(self, lease: Lease) -> None:
+    def _write_lease(self, lease: Lease) -> None:
         epoch, version = lease.minimum
         samples = _pack(lease.samples)
         fields = (lease.id, lease.token, lease.node, lease.group, samples, lease.duration_s, epoch, version)
@@ -207,7 +208,7 @@ class Book:
         self._db.execute("insert or replace into numbers values ('next_id', ?)", (lease.id + 1,))
 
     def restore(self, settings: Settings, head: Head, now: float, rng: random.Random | None = None) -> Ledger:
-        """The ledger as its last facts left it. `head`: the swarm's, which may be newer than what is written here."""
+        """The ledger as its last facts left it. `head` is the swarm's, which may be newer than the book's."""
         ledger = Ledger(settings, head, rng)
         heads = self._db.execute("select epoch, version, root from heads").fetchall()
         known = {(epoch, version): root for epoch, version, root in heads if (epoch, version) <= head.name}
@@ -233,7 +234,10 @@ class Book:
         return ledger
 
     def reputation(self, node: bytes | None = None) -> list[dict[str, Any]]:
-        """Quarantines and releases, oldest first: `node`, `at` (Unix time, s), `what`, `why`, `seconds`, `times`."""
+        """The quarantines and releases of all nodes, or of `node`, oldest first.
+
+        Each has `node`, `at` (Unix time, s), `what` ("quarantined" or "released"), `why`, `seconds` and `times`.
+        """
         where = "" if node is None else "where node = ? "
         query = f"select node, at, what, why, seconds, times from conduct {where}order by id"
         names = ("node", "at", "what", "why", "seconds", "times")
@@ -242,20 +246,21 @@ class Book:
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def was_taken(self, group: bytes) -> bool:
-        """Whether its trainer has it, as far as this is still known."""
+        """Whether its trainer has `group`; False also when the book has forgotten it."""
         with self._lock:
             row = self._db.execute("select taken from groups where id = ?", (group,)).fetchone()
         return row is not None and bool(row[0])
 
     def taken_work(self, group: bytes) -> tuple[bytes, int, SamplingParams] | None:
-        """Prompt, number of samples and sampling of a group that was taken, if it is kept here."""
+        """Prompt, number of samples and sampling of a group that was taken, if the book has it."""
         query = "select prompt, n, sampling from groups where id = ? and taken = 1"
         with self._lock:
             row = self._db.execute(query, (group,)).fetchone()
         return None if row is None else (row[0], row[1], _sampling(row[2]))
 
     def recall(self, group: bytes) -> Group | None:
-        """A group that was taken and is wanted again: whole, and untaken from now on. None if it is not kept here."""
+        """A group that was taken and is wanted again: complete, and not taken from now on. None if the book does not
+        have it."""
         if not self.was_taken(group):
             return None
         with self._transaction():
@@ -263,7 +268,7 @@ class Book:
             return self._group(group)
 
     def prune(self) -> None:
-        """Forget what was taken long ago."""
+        """Delete the oldest of the groups that were taken, and everything that only they needed."""
         run = self._db.execute
         with self._transaction():
             old = "select id from groups where taken = 1 order by ord desc limit -1 offset ?"
@@ -280,12 +285,12 @@ class Book:
             )
 
     def discarded(self, group: bytes, sample: int) -> int:
-        """How often this sample was accepted and then became too old."""
+        """How often an accepted rollout of this sample was discarded."""
         query = "select count(*) from requeues where grp = ? and samples = ? and lease is null"
         return self._db.execute(query, (group, _pack((sample,)))).fetchone()[0]
 
     def counts(self) -> dict[str, int]:
-        """Rows that people may want to know of."""
+        """Rows by table."""
         count = {name: f"select count(*) from {name}" for name in ("groups", "leases", "rollouts", "requeues")}
         return {name: self._db.execute(query).fetchone()[0] for name, query in count.items()}
 
@@ -297,8 +302,8 @@ class Book:
             found.leased[sample] = lease
         rows = self._db.execute("select sample, lease, token, node, sealed from rollouts where grp = ?", (group,))
         for sample, lease, token, node, sealed in rows:
-            rollout = msgspec.msgpack.decode(sealed[SIGNATURE_BYTES:], type=Rollout)  # ours: verified when accepted
-            found.done[sample] = Done(node, lease, token, oldest_version(rollout), rollout, sealed)
+            rollout = msgspec.msgpack.decode(sealed[SIGNATURE_BYTES:], type=Rollout)  # verified when it was accepted
+            found.done[sample] = AcceptedRollout(node, lease, token, rollout.oldest, rollout, sealed)
         found.free = set(range(n)) - set(found.leased) - set(found.done)
         return found
 

@@ -1,9 +1,12 @@
-"""What must be durable before anybody is told of it; `node.ledger.book` writes a list of facts as one transaction."""
+"""The facts that the ledger must make durable before anybody is told of them.
+
+`node.ledger.book` writes a list of facts as one transaction.
+"""
 
 from typing import NamedTuple
 
 from node.ledger.binding import Binding
-from node.ledger.state import Done, Group, Head, Lease
+from node.ledger.state import AcceptedRollout, Group, Head, Lease
 
 __all__ = [
     "Accepted",
@@ -22,32 +25,32 @@ __all__ = [
 
 
 class Bound(NamedTuple):
-    """This session's key stands for this work from now on."""
+    """The key of this session stands for this work from now on."""
 
     session: str
     binding: Binding
 
 
 class Offered(NamedTuple):
-    """The trainer wants this group."""
+    """The trainer wants this request group."""
 
     group: Group
 
 
 class Dropped(NamedTuple):
-    """The trainer no longer wants this group."""
+    """The trainer no longer wants this request group."""
 
     group: bytes
 
 
 class Leased(NamedTuple):
-    """A lease was given."""
+    """A work lease was granted."""
 
     lease: Lease
 
 
 class Requeued(NamedTuple):
-    """These samples of a lease are free again; if they were all that was open, the lease is over."""
+    """These samples of a lease are free again. The lease ends when none of its samples is open."""
 
     lease: int
     group: bytes
@@ -56,15 +59,15 @@ class Requeued(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """A sample is done."""
+    """A rollout counts for this sample."""
 
     group: bytes
     sample: int
-    done: Done
+    done: AcceptedRollout
 
 
 class Discarded(NamedTuple):
-    """An accepted sample is worth nothing before its group was handed over, and is free again."""
+    """An accepted rollout no longer counts, and its sample is free again."""
 
     group: bytes
     sample: int
@@ -72,7 +75,7 @@ class Discarded(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The trainer has this group."""
+    """The trainer has this request group."""
 
     group: bytes
 
@@ -84,12 +87,14 @@ class Advanced(NamedTuple):
 
 
 class Quarantined(NamedTuple):
-    """A node gets no work and no say. `seconds`: for how long; None: until somebody releases it. `times`: how often."""
+    """A node gets no work, and its results are refused."""
 
     node: bytes
     why: str
     seconds: float | None
+    """The duration; None: until a person releases the node."""
     times: int
+    """The node's quarantines so far, this one included."""
 
 
 class Released(NamedTuple):

@@ -1,25 +1,25 @@
-"""What a node and the ledger say to one another, as the bytes that ride in the swarm's `Work` messages.
+"""The messages between a node and the ledger, and their encoding in the body of the swarm's `Work` messages.
 
     node                                   ledger (in the seed)
-      WorkRequest  ------------------------->  what it can take, at which version, how fast it is
-      <------------------------------- WorkLease  one for each part of a group
-      Renew        ------------------------->  tokens flow, give me longer
+      WorkRequest  ------------------------->  the node's free capacity, version and rate
+      <------------------------------- WorkLease  one for each part of a request group
+      Renew        ------------------------->  progress; asks for a later deadline
       <--------------------------------- Renewed
-      SignedRollout ------------------------>  one finished sample; repeated until its verdict comes
+      SignedRollout ------------------------>  one finished sample; repeated until its verdict arrives
       <--------------------------------- Verdict
-      GiveBack     ------------------------->  I shall not do this
-      Cannot       ------------------------->  my engine refuses it
-      <--------------------------------- Withdraw  nobody wants this any more
-      <------------------------------------ Unfit  not with that engine
-      <-------------------------------------- Ask  how likely are these tokens, of another's sample?
+      GiveBack     ------------------------->  the node will not finish these leases
+      Cannot       ------------------------->  the node's engine refuses this work
+      <--------------------------------- Withdraw  these leases are void
+      <------------------------------------ Unfit  no work for this engine
+      <-------------------------------------- Ask  score these tokens of another node's sample
       Answer       ------------------------->
-      Timesheet    ------------------------->  where my time went
+      Timesheet    ------------------------->  how the node's time divides
       <------------------------------ AskAbilities  what can your engine do?
       Abilities    ------------------------->
 
-Any of these may be lost, repeated or late: requests name what the node holds, so that a lost lease is sent again, and a
-result is safe to repeat. A message is a byte of protocol version and a MessagePack array `[tag, field...]`. A rollout
-is signed by the node that made it, under `ROLLOUT_DOMAIN`, and the ledger keeps the signed bytes.
+Any message may be lost, repeated or late: a request names the leases that the node holds, so that a lost lease is sent
+again, and a result is safe to repeat. A body is one byte of protocol version and a MessagePack array `[tag, field...]`.
+The node that generated a rollout signs it under `ROLLOUT_DOMAIN`, and the ledger keeps the signed bytes.
 """
 
 from collections.abc import Sequence
@@ -73,11 +73,11 @@ __all__ = [
 
 PROTOCOL: Final = 1
 MAX_BODY_BYTES: Final = 1 << 20
-"""The swarm's own limit for a `Work` message."""
+"""The swarm's limit for the body of a `Work` message."""
 MAX_TOKENS: Final = 1 << 16
-"""Tokens of a prompt, and of a completion: 8 bytes each with its log-probability, so half of a message."""
+"""Tokens of a prompt, and of a sample. A sample has 8 bytes per token, log-probability included: half of a body."""
 MAX_CAPACITY: Final = 4096
-"""Sequences that one node may hold at a time."""
+"""Sequences that one node may hold at once."""
 ROLLOUT_DOMAIN: Final = b"swarm-node rollout 1"
 
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
@@ -118,14 +118,14 @@ class Reason(StrEnum):
 
 
 class WorkMessage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Root of all messages between a node and the ledger."""
+    """The base of all messages between a node and the ledger."""
 
 
 class WorkRequest(WorkMessage, frozen=True, tag=1):
-    """I can take `capacity` more sequences. A newer request (by `serial`) replaces an older one.
+    """A node can take `capacity` more sequences. A newer request (by `serial`) replaces an older one.
 
-    `holding`: the leases that the node knows of; one that is not named was lost on the way. `tokens_per_s`: of a
-    self-test, for a start; the ledger then goes by what it sees.
+    `holding` names the leases that the node has; the ledger sends the others again, because they were lost on the way.
+    `tokens_per_s` is the result of a self-test; the ledger uses it until it has measured the node itself.
     """
 
     serial: U63
@@ -140,10 +140,10 @@ class WorkRequest(WorkMessage, frozen=True, tag=1):
 class WorkLease(WorkMessage, frozen=True, tag=2):
     """The right to generate these samples of a group until `deadline_s` from receipt, at (epoch, version) or later.
 
-    What was begun at a version may go on over the commit of later ones, as long as its oldest token is at most
-    `max_lag` versions behind the newest. `whole`: where it is not 0, so many samples, from number 0 on, are drawn in
-    one batch that holds nothing else, and those that were leased are returned. `urgent`: before others, because what
-    is done of its group grows old.
+    A sample may continue over the commits of later versions, as long as its oldest token is at most `max_lag` versions
+    behind the newest. If `whole` is not 0, the node generates that many samples, from number 0 on, in a batch of their
+    own, and returns those that are leased to it. An `urgent` lease comes before others, because the accepted rollouts
+    of its group age.
     """
 
     lease: U63
@@ -161,7 +161,7 @@ class WorkLease(WorkMessage, frozen=True, tag=2):
 
 
 class Renew(WorkMessage, frozen=True, tag=3):
-    """`tokens` of this lease's samples exist by now. Counts as progress only if that is more than last time."""
+    """The samples of this lease have `tokens` tokens so far. It is progress only if that is more than last time."""
 
     lease: U63
     token: U63
@@ -182,7 +182,7 @@ class SignedRollout(WorkMessage, frozen=True, tag=5):
 
 
 class Verdict(WorkMessage, frozen=True, tag=6):
-    """What became of a sample; `refused` is None when it was accepted. After either, the node may forget it."""
+    """A rollout was accepted (`refused` is None) or refused. In both cases the node may forget it."""
 
     lease: U63
     sample: U32
@@ -190,26 +190,26 @@ class Verdict(WorkMessage, frozen=True, tag=6):
 
 
 class GiveBack(WorkMessage, frozen=True, tag=7):
-    """The node will not finish these leases: it is leaving, or its engine broke."""
+    """The node will not finish these leases, because it is leaving or its engine broke."""
 
     leases: Leases
 
 
 class Withdraw(WorkMessage, frozen=True, tag=8):
-    """Nobody wants these leases' results any more."""
+    """These leases are void: nobody wants their results any more."""
 
     leases: Leases
 
 
 class Unfit(WorkMessage, frozen=True, tag=9):
-    """The request `serial` gets no work, ever: the node's engine is too old, or its bits are not what it says."""
+    """The request `serial` will never get work: the engine's version is too old, or has another root than sealed."""
 
     serial: U63
     reason: Reason
 
 
 class Cannot(WorkMessage, frozen=True, tag=10):
-    """The node's engine refuses this lease's prompt or sampling: another try would end the same."""
+    """The node's engine refuses the prompt or the sampling of this lease; another attempt would end the same."""
 
     lease: U63
     token: U63
@@ -217,7 +217,8 @@ class Cannot(WorkMessage, frozen=True, tag=10):
 
 
 class Ask(WorkMessage, frozen=True, tag=11):
-    """How likely are tokens [start, end) of `token_ids` after `prompt` and those before them, at this very version?"""
+    """Asks for the log-probabilities of tokens [start, end) of `token_ids`, which follow `prompt`, at exactly this
+    version."""
 
     check: U63
     prompt: Packed32
@@ -230,8 +231,11 @@ class Ask(WorkMessage, frozen=True, tag=11):
 
 
 class Answer(WorkMessage, frozen=True, tag=12):
-    """Log-probabilities (f32, packed) of the tokens asked for, by the engine at `version`. None of them, at the version
-    that was asked for: this engine cannot score. None at another version: the node has moved on."""
+    """The log-probabilities (f32, packed) that were asked for, by the engine at `version`.
+
+    Empty at the version that was asked for: the engine cannot score. Empty at another version: the engine no longer
+    holds the version that was asked for.
+    """
 
     check: U63
     epoch: U32
@@ -240,8 +244,12 @@ class Answer(WorkMessage, frozen=True, tag=12):
 
 
 class Commits(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What one version took on a node: from its replica's commit to its engine's (`wait_s`), of which `stage_s` in the
-    background; `pause_s` while nothing was generated; `resume_s` until what ran before had its next token."""
+    """The durations of one version's commit on a node, in seconds.
+
+    `wait_s`: from the commit of its replica to that of its engine, of which `stage_s` were spent on staging in the
+    background. `pause_s`: the engine generated nothing. `resume_s`: until the sequences that ran before had their next
+    token.
+    """
 
     epoch: U32
     version: U63
@@ -252,10 +260,11 @@ class Commits(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Timesheet(WorkMessage, frozen=True, tag=13):
-    """Where the node's time went since it started, s; the sum is all of it. `commits`: the last versions, newest last.
+    """How the node's time since its start divides, in seconds; the four add up to all of it.
 
-    `generate`: at least one sequence was being drawn. `wait_version`: idle, because the engine's version is too old.
-    `commit`: nothing was drawn because a version was being taken, or the engine was being filled anew.
+    `generate_s`: at least one sequence was generated. `wait_version_s`: idle, because the engine's version is too old.
+    `commit_s`: nothing was generated because a version was committed, or the engine was filled anew. `commits`: the
+    last versions, newest last.
     """
 
     generate_s: Seconds
@@ -266,26 +275,30 @@ class Timesheet(WorkMessage, frozen=True, tag=13):
 
     @property
     def useful(self) -> float:
-        """Share of its time in which it generated."""
+        """The share of its time in which it generated."""
         total = self.generate_s + self.wait_work_s + self.wait_version_s + self.commit_s
         return self.generate_s / total if total else 0.0
 
 
 class AskAbilities(WorkMessage, frozen=True, tag=14):
-    """What can your engine do beyond what every release can? Asked where work needs it. A node of an older release
-    drops this unread, and gets no such work."""
+    """Asks what the node's engine can do beyond what every release can; sent when there is work that needs it.
+
+    A node of an older release drops this message, and gets no such work.
+    """
 
 
 class Abilities(WorkMessage, frozen=True, tag=15):
-    """Answer to `AskAbilities`: of `node.engines.base.ABILITIES`, and the engine's kind (`Engine.kind`). Never sent
-    unasked: an older seed would count it as nonsense."""
+    """The answer to `AskAbilities`: names from `node.engines.base.ABILITIES`, and the engine's kind (`Engine.kind`).
+
+    A node never sends it unasked: a seed of an older release would count it as malformed.
+    """
 
     names: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=64)], ...], msgspec.Meta(max_length=64)]
     kind: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
 class VersionSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Tokens up to `end` (exclusive; from the previous span's end) were sampled from this version with this root."""
+    """The tokens from the previous span's end up to `end` (exclusive) were sampled from this version with this root."""
 
     epoch: U32
     version: U63
@@ -294,9 +307,10 @@ class VersionSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class Rollout(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One finished sample: token ids (u32) and log-probabilities (f32), little-endian; see `Completion` for meanings.
+    """A finished sample: token ids (u32) and log-probabilities (f32), little-endian; see
+    `node.engines.base.Completion`.
 
-    `work`: the `work_hash` of what was asked for, so that a signature binds answer and question.
+    `work` is the `work_hash` of what was leased, so that the signature covers the question and the answer.
     """
 
     lease: U63
@@ -307,6 +321,16 @@ class Rollout(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     logprobs: Packed32
     finish_reason: Literal["stop", "length"]
     spans: Annotated[tuple[VersionSpan, ...], msgspec.Meta(min_length=1, max_length=64)]
+
+    @property
+    def length(self) -> int:
+        """The number of tokens."""
+        return len(self.token_ids) // 4
+
+    @property
+    def oldest(self) -> tuple[int, int]:
+        """The oldest (epoch, version) that any token was sampled from."""
+        return min((span.epoch, span.version) for span in self.spans)
 
 
 _ALL = (
@@ -332,7 +356,7 @@ _rollout_decoder = msgspec.msgpack.Decoder(Rollout)
 
 
 def encode(message: WorkMessage) -> bytes:
-    """`message` as it rides in a `Work` message. `ValueError` when it is too large for one."""
+    """The body of a `Work` message with `message`. Raises `ValueError` when it is too large."""
     data = bytes((PROTOCOL,)) + _encoder.encode(message)
     if len(data) > MAX_BODY_BYTES:
         raise ValueError(f"{type(message).__name__}: {len(data)} bytes is more than a message may have")
@@ -340,7 +364,7 @@ def encode(message: WorkMessage) -> bytes:
 
 
 def decode(data: bytes) -> WorkMessage:
-    """The message in `data`; `PeerError` unless it is exactly one well-formed message of our protocol version."""
+    """The message in `data`. Raises `PeerError` unless it is exactly one well-formed message of `PROTOCOL`."""
     if not 1 < len(data) <= MAX_BODY_BYTES:
         raise PeerError(f"work message: {len(data)} bytes")
     if data[0] != PROTOCOL:
@@ -349,30 +373,33 @@ def decode(data: bytes) -> WorkMessage:
 
 
 def seal_rollout(key: Key, rollout: Rollout) -> bytes:
-    """`rollout` signed by the node that made it."""
+    """`rollout` signed with `key`, the key of the node that generated it."""
     return key.seal(ROLLOUT_DOMAIN, _encoder.encode(rollout))
 
 
 def open_rollout(node: bytes, sealed: bytes) -> Rollout:
-    """The rollout in `sealed` if `node` (public key) signed it; `PeerError` otherwise."""
+    """The rollout in `sealed`. Raises `PeerError` unless `node` (a public key) signed it."""
     return unpack(_rollout_decoder, open_sealed(node, ROLLOUT_DOMAIN, sealed), "rollout")
 
 
 def work_hash(group: bytes, sample: int, prompt: bytes, sampling: SamplingParams) -> bytes:
-    """BLAKE3 of all that decides a sample: group (16 bytes), its number, packed prompt, sampling."""
+    """BLAKE3 of everything that decides a sample: group (16 bytes), number (u32), sampling (MessagePack), prompt
+    (packed)."""
     return blake3(group + sample.to_bytes(4, "little") + _encoder.encode(sampling) + prompt).digest()
 
 
 def stream_of(group: bytes, sample: int, sampling: SamplingParams | None = None) -> int:
-    """The random stream of a sample: the same whichever node draws it, and however often. Where `sampling` is seeded,
-    the same in every group: its number."""
+    """The number of a sample's random stream: the same at each node and each attempt.
+
+    With a seeded `sampling` it is the number of the sample, so that it is the same in every group.
+    """
     if sampling is not None and sampling.extra.seeded:
         return sample
     return int.from_bytes(blake3(group + sample.to_bytes(4, "little")).digest(8), "little")
 
 
 def pack_tokens(token_ids: Sequence[int]) -> bytes:
-    """Token ids as little-endian u32. `ValueError` when one is out of range or there are too many."""
+    """Token ids as little-endian u32. Raises `ValueError` when one is out of range or there are too many."""
     if len(token_ids) > MAX_TOKENS:
         raise ValueError(f"{len(token_ids)} tokens is more than {MAX_TOKENS}")
     try:
@@ -382,7 +409,7 @@ def pack_tokens(token_ids: Sequence[int]) -> bytes:
 
 
 def unpack_tokens(data: bytes) -> tuple[int, ...]:
-    """The other way; `PeerError` when `data` is no whole number of tokens."""
+    """The inverse of `pack_tokens`. Raises `PeerError` when the length of `data` is not a multiple of 4 bytes."""
     if len(data) % 4:
         raise PeerError(f"token ids: {len(data)} bytes")
     return tuple(np.frombuffer(data, "<u4").tolist())
@@ -394,7 +421,7 @@ def pack_floats(values: tuple[float, ...] | list[float]) -> bytes:
 
 
 def unpack_floats(data: bytes) -> tuple[float, ...]:
-    """The other way; `PeerError` when `data` is no whole number of values."""
+    """The inverse of `pack_floats`. Raises `PeerError` when the length of `data` is not a multiple of 4 bytes."""
     if len(data) % 4:
         raise PeerError(f"log-probabilities: {len(data)} bytes")
     return tuple(np.frombuffer(data, "<f4").tolist())

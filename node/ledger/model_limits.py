@@ -1,4 +1,4 @@
-"""What a model can read, as the `config.json` of its checkpoint says: how many tokens, and which. Needs no torch."""
+"""The limits of a model by the `config.json` of its checkpoint: how many tokens it reads, and which. Needs no torch."""
 
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -12,20 +12,21 @@ from codec.unpack import unpack
 __all__ = ["NO_LIMITS", "Limits", "limits_of"]
 
 LENGTHS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
-"""What different families call the number of positions."""
+"""The names that model families give to the number of positions."""
 _CONFIG: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 class Limits(NamedTuple):
-    """None: the model does not say."""
+    """What a model can read. None: its config.json does not say."""
 
     context: int | None = None
-    """Tokens of prompt and completion together."""
+    """Tokens of prompt and sample together."""
     vocabulary: int | None = None
-    """Token ids are below it."""
+    """Token ids are smaller than this."""
 
     def why_not(self, prompt: bytes, max_tokens: int) -> str | None:
-        """Why `prompt` (packed token ids) cannot be continued by `max_tokens` more, in a sentence; None: it can."""
+        """Why the model cannot continue `prompt` (packed token ids) by `max_tokens` tokens, in a sentence; None: it
+        can."""
         tokens = len(prompt) // 4
         if self.context is not None and tokens + max_tokens > self.context:
             room = self.context - tokens
@@ -45,7 +46,7 @@ NO_LIMITS: Final = Limits()
 
 
 def limits_of(files: Mapping[str, bytes]) -> Limits:
-    """`files`: the checkpoint's small files, by name."""
+    """The limits by `files`, the small files of a checkpoint by name."""
     try:
         config = unpack(_CONFIG, files.get("config.json") or b"{}", "config.json")
     except PeerError:
@@ -56,14 +57,14 @@ def limits_of(files: Mapping[str, bytes]) -> Limits:
 
 
 def _context(config: Mapping[str, Any]) -> int | None:
-    """With scaled rotary positions the longer of what the config says and what the scaling makes of it."""
-    said = next((found for name in LENGTHS if (found := _number(config, name))), None)
+    """The context in tokens; with scaled rotary positions, the larger of the configured and the scaled one."""
+    length = next((found for name in LENGTHS if (found := _number(config, name))), None)
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
-    if said is None or not isinstance(scaling, dict):
-        return said
+    if length is None or not isinstance(scaling, dict):
+        return length
     factor = scaling.get("factor")
-    original = _number(scaling, "original_max_position_embeddings") or said
-    return max(said, int(original * factor)) if isinstance(factor, int | float) else said
+    original = _number(scaling, "original_max_position_embeddings") or length
+    return max(length, int(original * factor)) if isinstance(factor, int | float) else length
 
 
 def _number(config: Mapping[str, Any], name: str) -> int | None:

@@ -1,8 +1,7 @@
-"""The rules of work: groups of samples -> leases -> accepted rollouts. Pure: time is an argument, nothing is sent.
+"""The rules of work: request groups become work leases, and work leases become accepted rollouts. Pure.
 
-What changes is also noted as facts (see `node.ledger.transitions` for the places of a sample); whoever calls must make
-`take_facts()` durable before it tells anybody of the outcome, so that after a crash the ledger goes on where the world
-believes it stands.
+Time is an argument, and nothing is sent or written. What changes is noted as facts; the caller makes `take_facts()`
+durable before it tells anybody of the outcome, so that after a crash the ledger continues from what others know.
 """
 
 import math
@@ -13,69 +12,71 @@ from typing import Final
 
 from node.engines.base import SamplingParams, Version
 from node.ledger.assignment.assigner import Assigner
+from node.ledger.assignment.consumption import Consumption
 from node.ledger.assignment.leases import remember
 from node.ledger.assignment.pool import check_offer
-from node.ledger.assignment.use import Use
-from node.ledger.binding import KEPT, Binding, refuse, work_pairs
+from node.ledger.binding import KEPT, Binding, refuse_if_different, work_pairs
 from node.ledger.facts import Advanced, Bound, Fact, Taken
-from node.ledger.intake import Intake
 from node.ledger.messages import Reason, Rollout, WorkRequest
 from node.ledger.settings import Settings
-from node.ledger.state import Done, Group, Head, Lease
+from node.ledger.state import AcceptedRollout, Group, Head, Lease
 from node.ledger.transitions import Transitions
-from node.ledger.trust.judge import lag_reason, oldest_version
+from node.ledger.trust.acceptance import Acceptance
 from node.ledger.trust.quarantine import Quarantine
 
 __all__ = ["Ledger"]
 
 SLOWEST: Final = 1e-3
-"""Tokens a second. A claim below it is none: shares divide by it, and a number next to 0 makes infinities."""
+"""Tokens per second. A lower claim counts as none: shares divide by it, and a number near 0 makes infinities."""
 STRANGERS: Final = 4096
-"""Nodes that are no members any more and are remembered all the same, with their rates and counts."""
+"""Nodes that are no longer members and are still remembered, with their rates and counts."""
 
 
 class Ledger:
-    """All the state of work. Every method may add facts; none does IO. `now`: any clock that only moves forward, s.
+    """The state of all work, and the rules that change it. `now` is any clock that only moves forward, in seconds.
 
-    `rng` picks the samples that are checked: nobody else may foresee it.
+    `rng` picks the rollouts that are checked; nobody else may be able to predict it.
     """
 
     def __init__(self, settings: Settings, head: Head, rng: random.Random | None = None) -> None:
         self.settings = settings
         self.head = head
         self.roots: OrderedDict[Version, bytes] = OrderedDict({head.name: head.root})
+        """The roots of the sealed versions that may still count, oldest first."""
         self.members: set[bytes] = set()
         self.transitions = transitions = Transitions(settings)
         self.pool, self.table, self.nodes = transitions.pool, transitions.table, transitions.nodes
         self.quarantine = Quarantine(transitions, self.members, rng or random.Random(0))
-        self.intake = Intake(settings, self.table)
-        self.uses: dict[str, Use] = {}
-        """Of the sessions of trainers: how fast each takes what is drawn for it."""
-        self.assigner = Assigner(settings, self.pool, self.table, self.nodes, self.members, self.uses)
+        self.acceptance = Acceptance(settings, self.table)
+        self.consumption: dict[str, Consumption] = {}
+        """By trainer's session: how fast its trainer takes samples."""
+        self.assigner = Assigner(transitions, self.members, self.consumption)
         self.bindings: OrderedDict[str, Binding] = OrderedDict()
         """By key: the work that it stands for."""
         transitions.facts.append(Advanced(head))
 
     @property
     def groups(self) -> dict[bytes, Group]:
+        """The request groups that are known, by id."""
         return self.pool.groups
 
     @property
     def leases(self) -> dict[int, Lease]:
+        """The live work leases, by id."""
         return self.table.leases
 
     def take_facts(self) -> list[Fact]:
-        """What happened since the last call, in order; the caller writes it down."""
+        """The facts since the last call, in order, for the caller to write."""
         facts, self.transitions.facts = self.transitions.facts, []
         return facts
 
     @property
-    def unwritten(self) -> bool:
-        """Something happened that nobody has taken to write down."""
+    def has_facts(self) -> bool:
+        """Whether there are facts that the caller has not taken."""
         return bool(self.transitions.facts)
 
     def just_taken(self, group: bytes) -> bool:
-        """`group` was taken, and the book does not know it yet."""
+        """Whether `group` was taken, and that fact is not written yet."""
         return Taken(group) in self.transitions.facts
 
     # ------------------------------------------------------------ the trainer's side
@@ -93,16 +94,16 @@ class Ledger:
         whole: bool = False,
         now: float = 0.0,
     ) -> bool:
-        """Ask for `n` samples of `prompt` (packed tokens). False when this very group is known: it simply goes on.
+        """Ask for `n` samples of `prompt` (packed tokens). False: the same group is known already, and continues.
 
-        `max_lag`, `affinity`, `whole`: see `Group`. Raises `ValueError` for what no node could do (see `check_offer`),
-        and `KeyTaken` when the group that is known under this id is another.
+        `max_lag`, `affinity`, `whole`: see `Group`. Raises `ValueError` for work that no node could do (see
+        `check_offer`), and `KeyTaken` when another group is known under this id.
         """
         check_offer(prompt, n, sampling)
         if (known := self.groups.get(group)) is not None:
-            refuse(session, work_pairs(known.n, n, known.sampling, sampling, known.prompt, prompt))
-            if known.complete and (use := self.uses.get(session)) is not None:
-                use.give(n, now)
+            refuse_if_different(session, work_pairs(known.n, n, known.sampling, sampling, known.prompt, prompt))
+            if known.complete and (consumption := self.consumption.get(session)) is not None:
+                consumption.give(n, now)
             return False
         lag = self.settings.max_lag if max_lag is None else max_lag
         order, free = self.pool.next_order, set(range(n))
@@ -117,23 +118,23 @@ class Ledger:
         if binding != known:
             self.transitions.facts.append(Bound(key, binding))
 
-    def pace(self, session: str, max_lag: int, now: float) -> None:
-        """A trainer takes the groups of `session` one after another: no more is begun for it than it will use."""
-        self.uses[session] = Use(max_lag, now, None if self.pool.complete(session) else now)
+    def track_consumption(self, session: str, max_lag: int, now: float) -> None:
+        """A trainer takes the groups of `session` one after another: begin no more for it than it will use."""
+        self.consumption[session] = Consumption(max_lag, now, None if self.pool.complete(session) else now)
 
-    def gone(self, session: str) -> None:
-        """Nobody takes the groups of `session` at the moment."""
-        self.uses.pop(session, None)
+    def forget_consumption(self, session: str) -> None:
+        """No trainer takes the groups of `session` at the moment."""
+        self.consumption.pop(session, None)
 
-    def waits(self, session: str, now: float) -> None:
-        """What the trainer of `session` was given it has refused: it may have nothing left to use."""
-        if (use := self.uses.get(session)) is not None and not self.pool.complete(session):
-            use.take(0, 0, now)
+    def trainer_refused(self, session: str, now: float) -> None:
+        """The trainer of `session` refused a group that it was given, and may have nothing left to use."""
+        if (consumption := self.consumption.get(session)) is not None and not self.pool.complete(session):
+            consumption.take(0, 0, now)
             self.pool.freed += 1
 
     def expect(self, session: str, samples: int | None) -> None:
-        """So many more samples will be offered in `session`, so that all nodes can end with the last of them; None:
-        nobody knows, or it is over."""
+        """`samples` more will be offered in `session`, so that all nodes can finish together. None: unknown, or the
+        session is over."""
         if samples is None:
             self.pool.to_come.pop(session, None)
         else:
@@ -142,29 +143,25 @@ class Ledger:
     def adopt(self, group: Group) -> None:
         """Take in a group that the book kept."""
         self.pool.add(group)
-        self.intake.adopt(group)
+        self.acceptance.adopt(group)
 
     def adopt_lease(self, lease: Lease, now: float) -> None:
-        """Take in a lease that the book kept; its samples must be marked in its group already."""
-        self.table.add(lease)
-        node = self.transitions.node(lease.node)
-        node.leases.add(lease.id)
-        node.outstanding += len(lease.open)
-        node.busy_since = now
+        """Take in a lease that the book kept. Its samples must be marked in its group already."""
+        node = self.transitions.adopt_lease(lease, now)
         node.liveness.hear(now + self.settings.return_s)
 
     def drop(self, group: bytes) -> list[Lease]:
-        """The trainer no longer wants `group`. Gives the leases that are void now, for their nodes to be told."""
+        """The trainer no longer wants `group`. Returns the leases that are void now; their nodes should be told."""
         found = self.groups.get(group)
         return [] if found is None else self.transitions.drop(found)
 
     def drop_session(self, session: str) -> list[Lease]:
-        """The trainer that opened `session` is gone and nobody will ask for its groups again."""
+        """The trainer of `session` is gone, and nobody will ask for its groups again."""
         groups = [group.id for group in self.groups.values() if group.session == session]
         return [lease for group in groups for lease in self.drop(group)]
 
     def reopen(self, session: str) -> None:
-        """The trainer of `session` came back: what was on its way to it, and not taken, is handed over again."""
+        """The trainer of `session` came back: groups that were handed over and not taken are ready again."""
         self.pool.reopen(session)
         self.discard_old()
 
@@ -178,41 +175,40 @@ class Ledger:
             yield group
 
     def taken(self, group: bytes, now: float) -> None:
-        """The trainer has `group` and has made it its own: the ledger may forget it."""
+        """The trainer has `group`: the ledger may forget it."""
         found = self.groups.get(group)
         if found is None or not found.complete:
             return
         self.transitions.take(found)
-        if (use := self.uses.get(found.session)) is not None:
-            use.take(found.n, self.pool.complete(found.session), now)
+        if (consumption := self.consumption.get(found.session)) is not None:
+            consumption.take(found.n, self.pool.complete(found.session), now)
             self.pool.freed += 1  # more may be begun now
 
     def room(self, session: str, n: int) -> int:
-        """Groups of `n` samples that the trainer should offer now: enough to keep the nodes busy, and no more than it
-        will use.
+        """How many groups of `n` samples the trainer should offer now, to keep the nodes busy and no more than that.
 
-        Complete groups count until they are taken, so a trainer that is slow to take them is not drowned in them.
+        Complete groups count until they are taken, so that they do not pile up for a trainer that is slow to take them.
         """
         capacity, cold = self.capacity, min(self.settings.cold_groups * n, self.settings.max_open_samples)
         wanted = self.settings.open_samples(capacity) if capacity else cold
         short = wanted - self.pool.samples(session)
-        if (use := self.uses.get(session)) is not None and (most := use.most_open()) is not None:
-            short = min(most + n, self.settings.max_open_samples) - self.pool.held(session) + use.hand
+        if (used := self.consumption.get(session)) is not None and (most := used.most_open()) is not None:
+            short = min(most + n, self.settings.max_open_samples) - self.pool.held(session) + used.hand
         return max(0, math.ceil(short / n))
 
     @property
     def capacity(self) -> int:
-        """Sequences that the members can hold in all."""
+        """How many sequences all members can hold."""
         return sum(self.nodes[key].capacity for key in self.members if key in self.nodes)
 
     def advance(self, head: Head, now: float | None = None) -> None:
-        """A version was sealed: the staleness bound moves, and what fell out of it must be drawn anew."""
+        """A version was sealed: discard the accepted rollouts that are too old now."""
         if head.name < self.head.name:
             raise ValueError(f"head: {head.name} after {self.head.name}")
         if now is not None and head.name > self.head.name:
             self.assigner.version_timing.sealed(head.name, now)
-            for use in self.uses.values():
-                use.seal(now)
+            for consumption in self.consumption.values():
+                consumption.seal(now)
         self.head = head
         self.roots[head.name] = head.root
         while len(self.roots) > self._longest_lag() + 16:
@@ -220,19 +216,19 @@ class Ledger:
         self.transitions.facts.append(Advanced(head))
         self.discard_old()
 
-    def begin(self, version: Version) -> None:
-        """The trainer's weights are `version` from now on, long before nodes hold it."""
+    def begin_version(self, version: Version) -> None:
+        """The trainer's weights are at `version` from now on, long before nodes hold it."""
         if version > self.head.name:
             self.head = self.head._replace(coming=version)
             self.discard_old()
 
-    def abandon(self) -> None:
-        """What was begun will not be sealed."""
+    def abandon_version(self) -> None:
+        """The version that was begun will not be sealed."""
         self.head = self.head._replace(coming=None)
 
-    def stale(self, group: bytes, newest: Version) -> bool:
-        """`group` is on its way to the trainer, which counts from `newest`. What is too old there is drawn anew, and
-        the group handed over again. False: nothing is."""
+    def discard_stale(self, group: bytes, newest: Version) -> bool:
+        """The trainer, which counts lags from `newest`, was given `group`: discard the rollouts that are too old for
+        it. The group is handed over again when it is complete. False: none is too old."""
         found = self.groups.get(group)
         if found is None:
             return False
@@ -244,10 +240,10 @@ class Ledger:
         return bool(old)
 
     def discard_old(self) -> None:
-        """Free the samples of groups not yet handed over that fell out of their staleness bound."""
+        """Discard the rollouts that are too old, in groups that were not handed over yet."""
         for group in self.groups.values():
             for sample, done in list(group.done.items()):
-                if (reason := lag_reason(done.oldest, self.head, group.max_lag)) and not group.handed_over:
+                if (reason := self.head.lag_reason(done.oldest, group.max_lag)) and not group.handed_over:
                     self.transitions.discard(group, sample, reason)
 
     def _longest_lag(self) -> int:
@@ -261,27 +257,27 @@ class Ledger:
         self.transitions.node(node)
 
     def member_lost(self, node: bytes, now: float) -> None:
-        """The membership lease of `node` is dead, or it left: its work goes to others."""
+        """The membership lease of `node` ended: its work goes to other nodes."""
         self.members.discard(node)
         found = self.nodes.get(node)
         if found is None:
             return
-        found.capacity, found.asked = 0, float("-inf")
-        found.abilities, found.abilities_asked = None, float("-inf")  # it may come back as another release
-        found.scores = True
+        found.leave()
         self.quarantine.checks.refuse(node)
         self.assigner.version_timing.forget(node)
         for lease in sorted(found.leases):
             self.transitions.requeue(self.leases[lease], Reason.NOT_A_MEMBER, now)
 
     def leases_of(self, node: bytes) -> int:
-        """How many leases `node` holds."""
+        """How many work leases `node` holds."""
         found = self.nodes.get(node)
         return 0 if found is None else len(found.leases)
 
     def forget_strangers(self) -> None:
-        """Of nodes that left, keep the last `STRANGERS`, and those in quarantine: these were all let in by a person's
-        ticket, so they cannot be many, and must not get out by being forgotten."""
+        """Of the nodes that left, keep the last `STRANGERS` and those in quarantine.
+
+        Forgetting a node in quarantine would release it. There cannot be many: each came in by a ticket.
+        """
         if len(self.nodes) <= len(self.members) + 2 * STRANGERS:
             return
         gone = [
@@ -294,9 +290,9 @@ class Ledger:
     def request_work(
         self, node: bytes, request: WorkRequest, now: float, received: float | None = None
     ) -> list[Lease] | Reason:
-        """Leases for `node`: new ones, and those that it should have and does not know of. Or why there are none.
+        """Leases for `node`: new ones, and those that were lost on the way. Or the reason why there are none.
 
-        A request may wait until there is work: `received` says when it came (None: now).
+        A request may wait until there is work: `received` is when it came (None: now).
         """
         received = now if received is None else received
         if node not in self.members:
@@ -310,14 +306,14 @@ class Ledger:
         found.serial, found.asked = request.serial, received
         found.liveness.hear(received)
         found.rate.claimed = request.tokens_per_s if request.tokens_per_s >= SLOWEST else 0.0
+        # The node does not know of these leases, which are on their way or lost; they take a part of its room.
         unheard = [self.leases[lease] for lease in sorted(found.leases - set(request.holding))]
-        """On their way, or lost: what the node has room for, it has for these too."""
         capacity = max(0, request.capacity - sum(len(lease.open) for lease in unheard))
         found.capacity = capacity + found.outstanding
         version = (request.epoch, request.version)
         lag = max(self._longest_lag(), self.settings.max_lag)
         found.version = version
-        if reason := lag_reason(version, self.head, lag):
+        if reason := self.head.lag_reason(version, lag):
             return reason
         if self.roots.get(version) != request.root:
             return Reason.WRONG_ROOT
@@ -326,11 +322,11 @@ class Ledger:
             return Reason.NO_WORK
         lost = [lease for lease in unheard if received - lease.granted >= self.settings.resend_after_s]
         granted, why = self.assigner.assign(found, self.head, lag, capacity, now)
-        self.transitions.grant(granted)
         return lost + granted or why
 
     def renew(self, node: bytes, lease: int, token: int, tokens: int, now: float) -> float | None:
-        """Tokens flow: the lease's new seconds to live, or None when it is not (or no longer) this node's."""
+        """`node` reports progress. Returns the lease's remaining seconds, or None when it is not a live lease of
+        `node`."""
         self._expire(now)
         found = self.leases.get(lease)
         if found is None or found.token != token or found.node != node or node not in self.members:
@@ -346,37 +342,42 @@ class Ledger:
         return found.deadline - now
 
     def submit(self, node: bytes, rollout: Rollout, sealed: bytes, now: float) -> Reason | None:
-        """Take `node`'s result (its signature checked; `sealed`: as it was signed). None: accepted. Safe to repeat."""
+        """A rollout of `node`, whose signature is verified; `sealed` is the signed form. None: accepted.
+
+        Safe to repeat: the same bytes get the same verdict.
+        """
         found = self.transitions.node(node)
         if found.leases:
             found.liveness.hear(now)
-        if (before := self.intake.before(rollout, sealed)) is not None:
-            return before[0]
+        if (earlier := self.acceptance.earlier_verdict(rollout, sealed)) is not None:
+            return earlier[0]
         self._expire(now)
         if found.reputation.penalty is not None:
             reason = Reason.QUARANTINED
         else:
-            reason = self.intake.lease_reason(node, rollout, member=node in self.members)
+            reason = self.acceptance.lease_reason(node, rollout, member=node in self.members)
         if reason is None:
             lease = self.leases[rollout.lease]
-            reason = self.intake.judge(lease, self.groups[lease.group], rollout, self.head, self.roots, now)
+            reason = self.acceptance.judge(lease, self.groups[lease.group], rollout, self.head, self.roots, now)
             if reason is None:
                 self._accept(lease, rollout, sealed, now)
             else:
                 self.transitions.requeue(lease, reason, now, (rollout.sample,))
-            self.intake.said(rollout, sealed, reason)
+            self.acceptance.remember_verdict(rollout, sealed, reason)
         if reason is not None:
-            self.transitions.waste(node, len(rollout.token_ids) // 4, reason)
+            self.transitions.count_unused(node, rollout.length, reason)
         return self.quarantine.note(node, reason, now)
 
-    def void(self, node: bytes, lease: int) -> bool:
-        """`node` still draws for a lease that is not its own any more. One of which all was delivered is none such: its
-        verdicts are on their way."""
+    def is_void(self, node: bytes, lease: int) -> bool:
+        """Whether `node`, which holds `lease`, should stop generating for it.
+
+        False for a lease whose rollouts were all accepted: its verdicts are on their way.
+        """
         found = self.leases.get(lease)
         return found.node != node if found is not None else self.table.ended(lease) is not Reason.DUPLICATE
 
     def give_back(self, node: bytes, leases: Iterable[int], now: float) -> int:
-        """`node` will not finish these: they go to others at once. How many of them were its own."""
+        """`node` will not finish `leases`: they go to other nodes at once. Returns how many were its own."""
         count = 0
         for lease in leases:
             found = self.leases.get(lease)
@@ -385,9 +386,12 @@ class Ledger:
                 count += 1
         return count
 
-    def cannot(self, node: bytes, lease: int, token: int, now: float) -> Group | None:
-        """`node`'s engine refuses this work: others may try. The group, when each node that generates has refused it,
-        and `refusers` of them: an error for the trainer, which a few members that refuse everything must not cause."""
+    def refuse_work(self, node: bytes, lease: int, token: int, now: float) -> Group | None:
+        """The engine of `node` refuses the work of `lease`, and other nodes may try.
+
+        Returns the group when every generating node has refused it, and at least `Settings.refusers` of them. That is
+        an error for the trainer, which a few members that refuse everything must not be able to cause.
+        """
         found = self.leases.get(lease)
         if found is None or found.node != node or found.token != token:
             return None
@@ -398,42 +402,42 @@ class Ledger:
         return group if enough and not any(self._may_take(group, key, now) for key in self.members) else None
 
     def _may_take(self, group: Group, key: bytes, now: float) -> bool:
-        """This member generates, and has not refused the group: it may still be asked."""
+        """Whether this member generates and has not refused `group`."""
         node = self.nodes.get(key)
         if node is None or key in group.refusers or node.reputation.penalty is not None:
             return False
         return node.capacity > 0 and (bool(node.leases) or now - node.asked <= self.settings.asking_ttl_s)
 
     def tick(self, now: float) -> None:
-        """End leases whose deadline has passed or whose node is gone or hangs, checks that nobody can make, quarantines
-        that are over."""
+        """End the leases whose deadline has passed or whose node is silent or stalled, the checks that no node can
+        make, and the quarantines whose time is over."""
         self._expire(now)
         for node in self.nodes.values():
             lost = node.liveness.lost(now, self.settings) if node.leases else None
             for lease in sorted(node.leases) if lost else ():
                 if lost == "stalled":
                     self.quarantine.lapse(self.leases[lease], now)
-                else:  # which is no hoarding
+                else:  # a silent node does not hoard work
                     self.transitions.requeue(self.leases[lease], Reason.EXPIRED, now)
         self.quarantine.tick(now)
 
     def _expire(self, now: float) -> None:
-        """Before each message: a lease whose deadline has passed is over. The rest of a `tick` looks at every node."""
+        """End the leases whose deadline has passed. Cheap enough for each message, while `tick` inspects each node."""
         while (lease := self.table.expired(now)) is not None:
             self.quarantine.lapse(lease, now)
 
     def next_deadline(self) -> float | None:
-        """When `tick` should be called at the latest."""
+        """The latest time for the next call of `tick`."""
         times = [self.quarantine.next_deadline(), self.table.next_deadline()]
         times += [node.liveness.look_at(self.settings) for node in self.nodes.values() if node.leases]
         return min((time for time in times if time is not None), default=None)
 
     def _accept(self, lease: Lease, rollout: Rollout, sealed: bytes, now: float) -> None:
         group = self.groups[lease.group]
-        done = Done(lease.node, lease.id, lease.token, oldest_version(rollout), rollout, sealed)
-        self.assigner.length.observe(len(rollout.token_ids) // 4)
-        self.intake.accepted(group, done)
+        done = AcceptedRollout(lease.node, lease.id, lease.token, rollout.oldest, rollout, sealed)
+        self.assigner.length.observe(rollout.length)
+        self.acceptance.accepted(group, done)
         self.transitions.accept(lease, rollout.sample, done, now)
-        if group.complete and (use := self.uses.get(group.session)) is not None:
-            use.give(group.n, now)
+        if group.complete and (consumption := self.consumption.get(group.session)) is not None:
+            consumption.give(group.n, now)
         self.quarantine.pick(lease.node, group, rollout, now)

@@ -1,6 +1,7 @@
-"""What a trainer, or a gateway, has with the ledger while it waits for groups."""
+"""A session: what a trainer or the gateway has with the ledger while it waits for request groups."""
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import trio
@@ -8,6 +9,7 @@ import trio
 from codec.errors import PeerError
 from node.engines.base import SamplingParams
 from node.ledger.assignment.pool import check_offer
+from node.ledger.binding import Binding
 from node.ledger.model_limits import NO_LIMITS, Limits
 from node.ledger.state import Group
 
@@ -16,46 +18,50 @@ __all__ = ["Offer", "Session"]
 
 @dataclass(eq=False)
 class Session:
-    """One batch of prompts that a trainer waits for. `news` is set when there may be a group or more room."""
+    """An open session. `news` is set, and replaced, when a group is ready, refused or impossible, or more are wanted.
+
+    The ledger fills `groups`, `impossible` and `refused`; the session's owner empties them.
+    """
 
     name: str
-    n: int
-    sampling: SamplingParams
-    max_lag: int
+    work: Binding
+    """The defaults of its groups: `n`, sampling, lag, and whether they are whole."""
     keep: bool
     """Its work outlives the connection."""
-    whole: bool = False
-    """Groups are drawn whole; see `node.ledger.state.Group`."""
     total: int | None = None
     """Groups that will be offered since the session was opened, if the trainer knows."""
     limits: Limits = NO_LIMITS
-    """What the model can read; a prompt beyond it is refused when it is offered."""
+    """What the model can read; an offer of a prompt beyond it is refused."""
     news: trio.Event = field(default_factory=trio.Event)
     offered: int = 0
+    """Groups offered since the session was opened."""
     skipped: int = 0
-    """Of `total`, those that will not be offered: the trainer's prompt cannot be drawn."""
+    """Of `total`, the groups that will not be offered, because their prompts cannot be continued."""
     allowed: int = 0
-    """Groups that may be offered since the session was opened: a total, so that news in flight cannot be misread."""
+    """Groups that may be offered since the session was opened: a total, so that a message in flight cannot make it
+    ambiguous."""
     impossible: dict[bytes, str] = field(default_factory=dict)
-    """Groups that no node can do, and why."""
+    """Groups that no node can generate, and why."""
     wanted: set[bytes] = field(default_factory=set)
-    """Groups that were offered since the session was opened, and not taken. No other is handed over: of those that an
-    earlier trainer left under this name, nobody has said yet that it asks for the same."""
+    """Groups that were offered since the session was opened, and not taken. Only these are handed over: nobody has
+    confirmed yet that groups which an earlier trainer left under this name are still wanted."""
     refused: dict[bytes, tuple[str, bool]] = field(default_factory=dict)
-    """Groups that are not drawn, a sentence that says why, and whether it is that the key stands for other work."""
+    """Groups that will not be generated: a sentence that says why, and whether the reason is that the session's key
+    stands for other work."""
     groups: deque[Group] = field(default_factory=deque)
-    """Complete and durable, not yet fetched."""
-
+    """Complete and durable groups that the owner has not fetched yet."""
     ended: trio.Event = field(default_factory=trio.Event)
-    """Its trainer hung up."""
+    """Set when the session is closed."""
 
     def offer(
         self, group: bytes, prompt: bytes, n: int | None, sampling: SamplingParams | None, affinity: bytes
     ) -> "Offer":
-        """Samples of `prompt`: as many, and sampled, as the session says unless said otherwise here. Raises `PeerError`
-        for what no node could do."""
+        """A request for samples of `prompt`; `n` and `sampling` default to the session's.
+
+        Raises `PeerError` for work that no node could do.
+        """
         self.offered += 1
-        n, sampling = self.n if n is None else n, self.sampling if sampling is None else sampling
+        n, sampling = self.work.n if n is None else n, self.work.sampling if sampling is None else sampling
         try:
             check_offer(prompt, n, sampling)
         except ValueError as error:
@@ -64,14 +70,44 @@ class Session:
             raise PeerError(why)
         return Offer(self, group, prompt, n, sampling, affinity)
 
+    def samples_to_come(self) -> int | None:
+        """Samples that will still be offered; None when the trainer has not said how many."""
+        if self.total is None:
+            return None
+        return self.work.n * max(0, self.total - self.offered - self.skipped)
+
+    def hand_over(self, groups: Iterable[Group], allowed: int) -> None:
+        """`groups` are ready, and `allowed` groups may be offered in all. Wakes the owner when either is news."""
+        groups = list(groups)
+        if groups or allowed > self.allowed:
+            self.groups = deque(sorted([*self.groups, *groups], key=lambda group: group.order))
+            self.allowed = max(self.allowed, allowed)
+            self.wake()
+
+    def give_up(self, group: bytes, why: str) -> None:
+        """No node can generate `group`."""
+        self.impossible[group] = why
+        self.wake()
+
+    def refuse(self, group: bytes, why: str) -> None:
+        """`group` will not be generated, because the session's key stands for other work."""
+        self.refused[group] = (why, True)
+        self.wake()
+
+    def forget(self, group: bytes) -> None:
+        """The owner no longer wants `group`."""
+        self.impossible.pop(group, None)
+        self.wanted.discard(group)
+
     def wake(self) -> None:
+        """Set `news`."""
         self.news.set()
         self.news = trio.Event()
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A prompt that is to become a group. It does with the next write."""
+    """A prompt that becomes a request group at the next write."""
 
     session: Session
     group: bytes

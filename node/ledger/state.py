@@ -1,4 +1,7 @@
-"""What the ledger knows: groups, leases, nodes. Values only, no rules."""
+"""The records that the ledger keeps: heads, request groups, work leases, accepted rollouts, nodes.
+
+Values and what follows from one of them alone; the rules are in `node.ledger.rules`.
+"""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,11 +16,11 @@ from node.ledger.assignment.version_timing import Average
 from node.ledger.messages import Reason, Rollout, Timesheet
 from node.ledger.trust.reputation import Reputation
 
-__all__ = ["Done", "Group", "Head", "Lease", "Node"]
+__all__ = ["AcceptedRollout", "Group", "Head", "Lease", "Node"]
 
 
 class Head(NamedTuple):
-    """The newest sealed version. `coming`: the one that the trainer has begun to publish since."""
+    """The newest sealed version. `coming`: the version that the trainer has begun to publish since, if any."""
 
     epoch: int
     version: int
@@ -29,85 +32,108 @@ class Head(NamedTuple):
         return (self.epoch, self.version)
 
     def counted_from(self, max_lag: int) -> Version:
-        """The version that lags are counted from: the newest sealed one. Where none is allowed, what the trainer has
-        begun to publish: those are its weights, and it waits for their tokens."""
+        """The version that lags are counted from: the newest sealed one.
+
+        With `max_lag` 0 it is the version that the trainer has begun to publish: its weights are at that version, and
+        it waits for tokens of that version.
+        """
         return self.coming or self.name if max_lag == 0 else self.name
+
+    def lag_reason(self, version: Version, max_lag: int) -> Reason | None:
+        """None when `version` is at most `max_lag` versions behind the head. A version of another epoch is too old."""
+        if version > self.name:
+            return Reason.TOO_NEW
+        epoch, newest = self.counted_from(max_lag)
+        if version[0] != epoch or newest - version[1] > max_lag:
+            return Reason.TOO_OLD
+        return None
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """An accepted sample. `oldest`: the oldest version that any of its tokens came from. `sealed`: as it was signed."""
+class AcceptedRollout:
+    """A rollout that counts for its sample. `sealed`: the bytes that its node signed."""
 
     node: bytes
     lease: int
     token: int
     oldest: Version
+    """The oldest version that any of its tokens was sampled from."""
     rollout: Rollout
     sealed: bytes
 
 
 @dataclass(slots=True)
 class Group:
-    """One prompt, of which `n` samples are wanted. Every sample is in exactly one of `free`, `leased` and `done`."""
+    """A request group: one prompt, and `n` samples wanted of it.
+
+    Each sample is in exactly one of `free`, `leased` and `done`.
+    """
 
     id: bytes
     session: str
     order: int
-    """Groups are worked on in this order, also after a restart."""
+    """Groups are assigned in this order, also after a restart."""
     prompt: bytes
+    """Packed token ids."""
     n: int
     sampling: SamplingParams
     max_lag: int = 1
-    """A token may be this many versions older than the newest sealed one when the trainer gets the group."""
+    """How many versions older than the head a token may be when the trainer gets the group."""
     affinity: bytes = b""
-    """Groups of one affinity go to one node where they can, for its prefix cache. Empty: to any."""
+    """Groups of one affinity go to one node where possible, because it has their prefix in its cache. Empty: none."""
     whole: bool = False
-    """All its samples are drawn by one node, in one batch, so that their bits do not depend on who draws them."""
+    """One node generates all samples in one batch, so that their bits do not depend on which node it is."""
     since: float = 0.0
     """When it was offered."""
     free: set[int] = field(default_factory=set)
     leased: dict[int, int] = field(default_factory=dict)
     """sample -> lease"""
-    done: dict[int, Done] = field(default_factory=dict)
+    done: dict[int, AcceptedRollout] = field(default_factory=dict)
     refusers: set[bytes] = field(default_factory=set)
     """Nodes whose engines refuse it."""
     handed_over: bool = False
-    """On its way to the trainer, which has not said yet that it has it."""
+    """It was handed to the trainer, which has not confirmed that it took it."""
 
     @property
     def complete(self) -> bool:
         return len(self.done) == self.n
 
     def fits(self, abilities: frozenset[str] | None) -> bool:
-        """An engine with these abilities (None: nobody knows which) can draw it."""
+        """Whether an engine with these abilities (None: unknown) can generate it."""
         return self.sampling.options is msgspec.UNSET or needs(self.sampling) <= (abilities or frozenset())
 
     @property
     def urgent(self) -> bool:
-        """What is done of it grows old: the rest goes to whoever has a place, and is begun there before all else."""
+        """Its accepted rollouts age while the other samples are missing: any node with room may generate those, and
+        begins them before its other work."""
         return bool(self.done) and not self.whole
 
 
 @dataclass(slots=True)
 class Lease:
-    """`samples`: those still to come. `token` rises with every lease ever given, over restarts too."""
+    """A work lease: the right of one node to generate samples of one group until `deadline`."""
 
     id: int
     token: int
+    """The fencing token; each new lease has a higher one, over restarts too."""
     node: bytes
     group: bytes
     samples: tuple[int, ...]
+    """The samples that were leased."""
     granted: float
-    """-inf for one that was found in the book: nobody knows when."""
+    """When; -inf for a lease restored from the book, which does not record it."""
     deadline: float
     duration_s: float
-    """As first given: what a renewal adds."""
+    """The duration at the grant; a renewal adds the same."""
     minimum: Version
+    """The oldest version that its tokens may be sampled from."""
     open: set[int]
+    """The samples of which no rollout was accepted or refused yet."""
     progress: int = 0
-    """Tokens that the node last said it has."""
+    """Tokens that the node last reported."""
     begun_at: Version = (0, 0)
-    """The head when that was counted from nothing: a version that comes may make a node begin anew, once each."""
+    """The head when `progress` was last counted from 0. A new version may make a node generate from the beginning, once
+    per version."""
 
 
 @dataclass(slots=True)
@@ -120,35 +146,77 @@ class Node:
     liveness: Liveness = field(default_factory=Liveness)
     leases: set[int] = field(default_factory=set)
     outstanding: int = 0
-    """Samples leased to it and still to come."""
+    """Samples leased to it that are still open."""
     capacity: int = 0
-    """Sequences that it can hold in all: outstanding + what it last asked for."""
+    """Sequences that it can hold in all: `outstanding` plus the room that it last reported."""
     asked: float = float("-inf")
+    """When it last asked for work."""
     serial: int = -1
+    """Of its newest request for work."""
     version: Version | None = None
-    """What its engine held when it last asked."""
+    """The version that its engine held when it last asked for work."""
     token_s: Average = field(default_factory=Average)
-    """Of one sequence, its waiting at the node included, lately."""
+    """Recent seconds per token of one sequence, waiting at the node included."""
     gone_since: float = float("-inf")
-    """When it was last heard of, at the last lapse of a lease that nothing was heard after."""
+    """`liveness.heard` at the last lapse that happened while the node was silent: one silence counts as one lapse."""
     busy_since: float = 0.0
+    """Since when `busy_tokens` are counted: the beginning of work, or the last measurement."""
     busy_tokens: int = 0
     accepted: int = 0
+    """Rollouts accepted."""
     tokens: int = 0
-    """Of accepted samples."""
+    """Tokens of accepted rollouts."""
     used: int = 0
     """Samples that a trainer, or a client of the gateway, has taken."""
     used_tokens: int = 0
     unused: Counter[Reason] = field(default_factory=Counter)
-    """Samples that were drawn and will never be used, by the reason."""
+    """Samples that were generated and will never be used, by reason."""
     unused_tokens: int = 0
     refused: dict[Reason, int] = field(default_factory=dict)
+    """Rollouts refused, by reason."""
     scores: bool = True
-    """Its engine can score tokens, as far as is known."""
+    """False once it answered that its engine cannot score tokens."""
     abilities: frozenset[str] | None = None
-    """What its engine can do beyond what every release can; None: it has not said."""
+    """What its engine can do beyond what every release can. None: it has not answered."""
     abilities_asked: float = float("-inf")
+    """When it was last asked for its abilities."""
     kind: str = ""
-    """Of its engine, as it said with its abilities."""
+    """The kind of its engine, as it reported with its abilities."""
     timesheet: Timesheet | None = None
-    """Where its time went, as it says."""
+    """How its time divides, as it last reported."""
+
+    def leave(self) -> None:
+        """Its membership lease ended. It may come back with another release and another engine."""
+        self.capacity, self.asked = 0, float("-inf")
+        self.abilities, self.abilities_asked = None, float("-inf")
+        self.scores = True
+
+    def begin_work(self, samples: int, now: float) -> None:
+        """It was leased `samples` more."""
+        if not self.outstanding:
+            self.busy_since, self.busy_tokens = now, 0
+            self.liveness.begin(now)
+        self.outstanding += samples
+
+    def count_accepted(self, tokens: int) -> None:
+        """A rollout of `tokens` tokens was accepted."""
+        self.accepted += 1
+        self.tokens += tokens
+        self.busy_tokens += tokens
+
+    def count_used(self, tokens: int) -> None:
+        """A trainer or client took an accepted rollout of `tokens` tokens."""
+        self.used += 1
+        self.used_tokens += tokens
+
+    def count_unused(self, tokens: int, why: Reason) -> None:
+        """A rollout of `tokens` tokens was generated and will never be used."""
+        self.unused[why] += 1
+        self.unused_tokens += tokens
+
+    def measure(self, now: float, window_s: float) -> None:
+        """Observe the rate: at the end of each time with work, or every `window_s` seconds of it."""
+        busy_s = now - self.busy_since
+        if not self.outstanding or busy_s >= window_s:
+            self.rate.observe(self.busy_tokens, busy_s)
+            self.busy_since, self.busy_tokens = now, 0

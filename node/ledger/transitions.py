@@ -1,4 +1,4 @@
-"""Moves samples between their places, and notes each move as a fact. Pure: whether one is due is decided elsewhere.
+"""The changes of a sample's state, each noted as a fact. Pure: the callers decide whether a change is due.
 
 offered ---> free --lease--> leased --accepted--> done --all n--> ready --taken--> forgotten
               ^                |                    |
@@ -12,13 +12,16 @@ from node.ledger.assignment.pool import Pool
 from node.ledger.facts import Accepted, Discarded, Dropped, Fact, Leased, Offered, Requeued, Taken
 from node.ledger.messages import Reason
 from node.ledger.settings import Settings
-from node.ledger.state import Done, Group, Lease, Node
+from node.ledger.state import AcceptedRollout, Group, Head, Lease, Node
 
 __all__ = ["Transitions"]
 
 
 class Transitions:
-    """Groups, leases and nodes agree about where every sample is, after each of these methods."""
+    """Owns the pool of groups, the table of leases, the nodes, and the facts that are not written yet.
+
+    After each method, groups, leases and nodes agree on the state of every sample.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -28,20 +31,21 @@ class Transitions:
         self.facts: list[Fact] = []
 
     def node(self, key: bytes) -> Node:
-        """What is known of a node; of one that was never heard of, nothing."""
+        """The record of a node; a new one for a node that was never heard of."""
         return self.nodes.setdefault(key, Node(key))
 
     def offer(self, group: Group) -> None:
+        """A trainer or client wants `group`."""
         self.pool.add(group)
         self.facts.append(Offered(group))
 
     def drop(self, group: Group) -> list[Lease]:
-        """Nobody wants it. Gives the leases that are void now."""
+        """Nobody wants `group` any more. Returns the leases that are void now."""
         self.pool.remove(group.id)
         leases = [self.table.leases[lease] for lease in sorted(set(group.leased.values()))]
         for done in group.done.values():
-            self.waste(done.node, len(done.rollout.token_ids) // 4, Reason.WITHDRAWN)
-        for lease in leases:  # nothing goes back to a group that is gone
+            self.count_unused(done.node, done.rollout.length, Reason.WITHDRAWN)
+        for lease in leases:  # their samples do not become free: their group is gone
             self.nodes[lease.node].outstanding -= len(lease.open)
             lease.open.clear()
             self._end(lease, Reason.WITHDRAWN)
@@ -49,53 +53,75 @@ class Transitions:
         return leases
 
     def take(self, group: Group) -> None:
-        """The trainer has it."""
+        """The trainer has `group`."""
         self.pool.remove(group.id)
         for done in group.done.values():
-            node = self.node(done.node)
-            node.used += 1
-            node.used_tokens += len(done.rollout.token_ids) // 4
+            self.node(done.node).count_used(done.rollout.length)
         self.facts.append(Taken(group.id))
 
-    def grant(self, leases: list[Lease]) -> None:
-        """They were dealt, and are in their places already."""
-        self.facts.extend(Leased(lease) for lease in leases)
+    def lease(self, node: Node, head: Head, group: Group, samples: tuple[int, ...], now: float) -> Lease:
+        """Lease free `samples` of `group` to `node`. The caller sets the lease's duration and deadline."""
+        node.begin_work(len(samples), now)
+        lease = Lease(
+            id=self.table.next_id,
+            token=self.table.next_id,
+            node=node.key,
+            group=group.id,
+            samples=samples,
+            granted=now,
+            deadline=now,
+            duration_s=0.0,
+            minimum=(head.epoch, max(0, head.version - group.max_lag)),
+            open=set(samples),
+            begun_at=head.name,
+        )
+        self.table.add(lease)
+        node.leases.add(lease.id)
+        self.pool.lease(group, samples, lease.id)
+        self.facts.append(Leased(lease))
+        return lease
 
-    def accept(self, lease: Lease, sample: int, done: Done, now: float) -> None:
+    def adopt_lease(self, lease: Lease, now: float) -> Node:
+        """Take in a lease that the book kept, whose samples are marked in its group already. Returns its node."""
+        self.table.add(lease)
+        node = self.node(lease.node)
+        node.leases.add(lease.id)
+        node.outstanding += len(lease.open)
+        node.busy_since = now
+        return node
+
+    def accept(self, lease: Lease, sample: int, done: AcceptedRollout, now: float) -> None:
+        """`done` counts for `sample`, which is open in `lease`."""
         group, node = self.pool.groups[lease.group], self.nodes[lease.node]
         self._close(lease, (sample,), Reason.DUPLICATE)
         self.pool.finish(group, sample, done)
-        tokens = len(done.rollout.token_ids) // 4
-        node.accepted += 1
-        node.tokens += tokens
-        node.busy_tokens += tokens
+        tokens = done.rollout.length
+        node.count_accepted(tokens)
         if math.isfinite(lease.granted):
             node.token_s.observe((now - lease.granted) / tokens)
-        self._measure(node, now)
+        node.measure(now, self.settings.busy_window_s)
         node.liveness.flow(now, counted=False)
         self.facts.append(Accepted(group.id, sample, done))
 
     def requeue(self, lease: Lease, why: Reason, now: float, samples: tuple[int, ...] | None = None) -> None:
-        """What is open of `lease` (or these) is free again."""
+        """The open samples of `lease`, or only `samples`, are free again."""
         samples = tuple(sorted(lease.open)) if samples is None else samples
         group = self.pool.groups[lease.group]
         self._close(lease, samples, why)
-        self._measure(self.nodes[lease.node], now)
+        self.nodes[lease.node].measure(now, self.settings.busy_window_s)
         self.facts.append(Requeued(lease.id, group.id, samples, str(why)))
         self.pool.free(group, samples)
 
     def discard(self, group: Group, sample: int, why: Reason) -> None:
-        """What was accepted, and not handed over, is worth nothing: it is free again."""
+        """The accepted rollout of `sample` no longer counts; the sample is free again."""
         done = group.done[sample]
-        self.waste(done.node, len(done.rollout.token_ids) // 4, why)
+        self.count_unused(done.node, done.rollout.length, why)
         self.pool.undo(group, sample)
         self.facts.append(Discarded(group.id, sample, str(why)))
 
-    def waste(self, node: bytes, tokens: int, why: Reason) -> None:
-        """A sample was drawn and will never be used."""
-        found = self.node(node)
-        found.unused[why] += 1
-        found.unused_tokens += tokens
+    def count_unused(self, node: bytes, tokens: int, why: Reason) -> None:
+        """A rollout of `node` was generated and will never be used."""
+        self.node(node).count_unused(tokens, why)
 
     def _close(self, lease: Lease, samples: tuple[int, ...], why: Reason) -> None:
         group, node = self.pool.groups[lease.group], self.nodes[lease.node]
@@ -108,13 +134,7 @@ class Transitions:
 
     def _end(self, lease: Lease, why: Reason) -> None:
         self.table.end(lease, why)
-        self.nodes[lease.node].leases.discard(lease.id)
-        if why is Reason.DUPLICATE:  # all of it was delivered
-            self.nodes[lease.node].reputation.note_lease(False, self.settings)
-
-    def _measure(self, node: Node, now: float) -> None:
-        """Tokens by the time in which the node had work, at the end of each such time, or every few seconds of it."""
-        busy_s = now - node.busy_since
-        if not node.outstanding or busy_s >= self.settings.busy_window_s:
-            node.rate.observe(node.busy_tokens, busy_s)
-            node.busy_since, node.busy_tokens = now, 0
+        node = self.nodes[lease.node]
+        node.leases.discard(lease.id)
+        if why is Reason.DUPLICATE:  # its last open sample was accepted
+            node.reputation.note_lease(False, self.settings)

@@ -5,14 +5,14 @@ engine; `engine_updater` stages and commits each version.
 
 Modules:
 
-- `engine_client`: What a node's working life asks of its engine, wherever that runs
-- `engine_runtime`: A node's engine and its work, tied to the node's replica
-- `engine_updater`: An engine that follows its node's replica
-- `following`: A member's way from one swarm to its successor
+- `engine_client`: What the rollout worker uses of an engine
+- `engine_runtime`: The engine, its processes and its worker on one node
+- `engine_updater`: Brings each version into the engine
+- `following`: A member's move from one swarm to its successor
 - `join`: A member's process
-- `lease_inventory`: What a node holds of the ledger
+- `lease_inventory`: The work leases that a node holds, and where each stands
 - `relay`: A relay's process
-- `scorer`: Says how likely the tokens of others' samples are, one at a time
-- `time_accounting`: Where a node's time goes
-- `worker`: The node's working life
+- `scorer`: Scores other nodes' samples on this node's engine
+- `time_accounting`: How a node's time divides
+- `worker`: The rollout worker
 """

@@ -1,4 +1,4 @@
-"""What a node's working life asks of its engine, wherever that runs."""
+"""What the rollout worker uses of an engine; see `node.engines.host.EngineHost` for each."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,7 +10,7 @@ __all__ = ["EngineClient"]
 
 
 class EngineClient(Protocol):
-    """`node.engines.host.EngineHost` is one."""
+    """One engine (`node.engines.host.EngineHost`) or several that act as one (`node.engines.group.EngineGroup`)."""
 
     @property
     def version(self) -> Version: ...

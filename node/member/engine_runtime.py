@@ -1,4 +1,4 @@
-"""A node's engine and its work, tied to the node's replica.
+"""The engine, its processes and its worker on one node, from start to end.
 
 replica committed --> patch (memfd) --> worker: staged while the engine generates, committed between two batches
 replica changed otherwise (catch-up, repair) --> the engine is reloaded from it
@@ -7,7 +7,7 @@ replica changed otherwise (catch-up, repair) --> the engine is reloaded from it
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 import structlog
 import trio
@@ -15,10 +15,11 @@ import trio
 from codec import Staged, write_patch
 from codec.sign import Key
 from node.engines.group import EngineGroup
-from node.engines.host import EngineDeadlines, EngineHost, EngineLost, ReplicaRef, worker_command
+from node.engines.host import EngineDeadlines, EngineHost, EngineLost, EngineSpec, ReplicaRef, worker_command
 from node.engines.vllm.specs import specs_of
 from node.member.worker import NodeWorker
 from node.settings.config import JoinConfig
+from node.status.schema import EngineCommit, OwnStatus
 from swarm.protocol.core.events import VersionId
 from swarm.runtime import in_thread
 from swarm.runtime.replica.model import Model
@@ -30,93 +31,111 @@ _log = structlog.get_logger(__name__)
 _SOCKET: Final = "engine.sock"
 _LOG: Final = "engine.log"
 _FILES: Final = "model-files"
+_VLLM_COMMIT_S: Final = 300.0
+"""Deadline of a commit in vLLM; engine processes of our own have that of `EngineDeadlines`."""
+_LEND_AGAIN_S: Final = 0.1
+"""Interval at which a replica that is catching up is asked again for its bits."""
 
 Changes = Sequence[Staged] | None
+"""What was written into the replica since its last version; None: not known, so the engine has to be reloaded."""
+
+
+class _Commit(NamedTuple):
+    """The replica became `version`."""
+
+    version: VersionId
+    root: bytes
+    changes: Changes
+
+
+class _Proof(NamedTuple):
+    """What was read back out of the engines."""
+
+    root: bytes
+    """Empty: they hold different bits."""
+    is_right: bool
+    """It is the root of the version that they generate with."""
 
 
 class EngineRuntime:
-    """One engine, one worker. `send(body)` hands a `Work` body to the authority and may lose it."""
+    """One node's engines and their worker. `send(body)` hands a `Work` body to the authority and may lose it."""
 
     def __init__(self, config: JoinConfig, key: Key, store: Store, model: Model, send: Callable[[bytes], None]) -> None:
         self._config, self._store, self._model = config, store, model
         self._send_body = send
-        self._held = trio.Event()
-        """The replica is a version, so there is something to fill an engine from."""
-        self._commits: deque[tuple[VersionId, bytes, Changes]] = deque()
-        self._news = trio.Event()
-        self.urls: tuple[str, ...] = ()
-        """Of the engines' OpenAI endpoints."""
-        self.host = EngineGroup(self._vllms() if config.engine == "vllm" else [self._own()])
+        self._has_version = trio.Event()
+        """The replica is a version, so an engine can be loaded from it."""
+        self._commits: deque[_Commit] = deque()
+        self._committed = trio.Event()
+        """`_commits` has grown; replaced when it was read."""
+        specs = specs_of(config) if config.engine == "vllm" else None
+        self.urls = () if specs is None else tuple(spec.url for spec in specs)
+        """OpenAI endpoints of the engines; empty without vLLM."""
+        hosts = [self._own_host()] if specs is None else [
+            EngineHost(spec, self._lend_replica, EngineDeadlines(commit_s=_VLLM_COMMIT_S))
+            for spec in specs
+        ]  # fmt: skip
+        self.host = EngineGroup(hosts)
         self.worker = NodeWorker(key, self.host, self._send)
-        self.live_root: bytes | None = None
-        self.live_proven: bool | None = None
+        self._proof: _Proof | None = None
 
-    def _own(self) -> EngineHost:
+    def _own_host(self) -> EngineHost:
         """An engine in a process of this very environment."""
         config, socket = self._config, self._config.home / _SOCKET
         device = None if config.device == "auto" else config.device
         command = worker_command(socket, config.engine, config.threads, device)
-        return EngineHost(socket, command, config.home / _LOG, self._source)
-
-    def _vllms(self) -> list[EngineHost]:
-        """A driver process for each vLLM, which starts it or attaches to it."""
-        specs = specs_of(self._config)
-        self.urls = tuple(spec.url for spec in specs)
-        return [
-            EngineHost(spec.socket, spec.command, spec.log, self._source, EngineDeadlines(commit_s=300.0))
-            for spec in specs
-        ]
+        return EngineHost(EngineSpec(socket, command, config.home / _LOG), self._lend_replica)
 
     async def run(self) -> None:
-        """Until cancelled. Raises `UsageError` when the engine cannot be started or refuses the model."""
+        """Runs until cancelled. Raises `UsageError` when the engine cannot be started or refuses the model."""
         if self._model.version is not None:
-            self._held.set()
+            self._has_version.set()
         async with trio.open_nursery() as nursery:
             await nursery.start(self.host.run)
-            nursery.start_soon(self._follow)
+            nursery.start_soon(self._follow_replica)
             await nursery.start(self.worker.run)
             await trio.sleep_forever()
 
     # ------------------------------------------------------------ from the swarm
 
     def committed(self, version: VersionId, root: bytes, changes: Changes) -> None:
-        """The replica is `version`; `changes`: what was written since the one before, None when that is not known."""
-        self._commits.append((version, root, changes))
-        self._held.set()
-        self._news.set()
+        """The replica became `version`."""
+        self._commits.append(_Commit(version, root, changes))
+        self._has_version.set()
+        self._committed.set()
 
-    async def _follow(self) -> None:
-        """Hand each commit on, in order: as a patch, or as word to start over from the replica."""
+    async def _follow_replica(self) -> None:
+        """Hand each commit to the worker as a patch, in order; reload the engine where the changes are not known."""
         while True:
-            await self._news.wait()
-            self._news = trio.Event()
+            await self._committed.wait()
+            self._committed = trio.Event()
             while self._commits:
                 version, root, changes = self._commits.popleft()
                 if changes is None:
-                    await self._start_over(version)
+                    await self._reload(version)
                 else:
                     assert self._model.layout is not None
                     descriptor, _ = await in_thread(write_patch, changes, self._model.layout)
                     self.worker.update(version, root, descriptor)
 
-    async def _start_over(self, version: VersionId) -> None:
+    async def _reload(self, version: VersionId) -> None:
         if not self.host.ready or self.host.version >= version:
-            return  # it will be filled with what the replica is then
+            return  # an engine that is not ready is loaded with what the replica is then
         try:
             await self.host.reload()
         except EngineLost as error:
             _log.warning("engine_lost", why=str(error))
 
-    async def _source(self) -> ReplicaRef:
-        """What to fill an engine from, as it is now."""
-        await self._held.wait()
+    async def _lend_replica(self) -> ReplicaRef:
+        """The bits and files to load an engine from, as they are now. Waits until the replica is a version."""
+        await self._has_version.wait()
         folder = await in_thread(self._write_files)
-        while (loan := await in_thread(self._model.lend)) is None:  # noqa: ASYNC110 - catching up, which tells nobody
-            await trio.sleep(0.1)
+        while (loan := await in_thread(self._model.lend)) is None:  # noqa: ASYNC110 - a catch-up tells nobody its end
+            await trio.sleep(_LEND_AGAIN_S)
         return ReplicaRef(loan.layout, loan.fd, folder, loan.version, loan.root)
 
     def _write_files(self) -> Path:
-        """Config, tokenizer and the like, as the layout names them, where an engine can load them."""
+        """Write config, tokenizer and the like, as the layout names them, into a folder that an engine can load."""
         folder = self._config.home / _FILES
         folder.mkdir(parents=True, exist_ok=True)
         assert self._model.layout is not None
@@ -134,7 +153,7 @@ class EngineRuntime:
 
     @property
     def engine_name(self) -> str:
-        """What generates, while it can; empty until then."""
+        """The kind of engine while one is ready; empty until then."""
         return self._config.engine if self.host.ready else ""
 
     @property
@@ -142,23 +161,24 @@ class EngineRuntime:
         return VersionId(*self.host.version)
 
     async def prove(self) -> None:
-        """Read the bits back out of the engine; `state` then says what root they add up to, and if it is right."""
-        self.live_root = self.live_proven = None
+        """Read the bits back out of the engines; the status then has their root, and whether it is right."""
+        self._proof = None
         try:
-            self.live_root, self.live_proven = await self.host.prove()
+            self._proof = _Proof(*await self.host.prove())
         except EngineLost as error:
             _log.warning("engine_lost", why=str(error))
 
-    def state(self) -> dict[str, Any]:
-        """Plain values for `status`."""
-        return {
-            "engine": list(self.host.version) if self.host.ready else None,
-            "live_root": None if self.live_root is None else self.live_root.hex(),
-            "live_proven": self.live_proven,
-            "engine_restarts": self.host.restarts,
-            "engine_reloads": self.host.reloads,
-            "engine_urls": list(self.urls),
-            "tokens_s": self.worker.tokens_per_s,
-            "commits": [{"version": [c.epoch, c.version], "pause_ms": 1e3 * c.pause_s} for c in self.worker.commits],
-            "work": self.worker.state(),
-        }
+    def add_status(self, own: OwnStatus) -> None:
+        """Fill in what `own` says of the engine and its work."""
+        own.engine = self.host.version if self.host.ready else None
+        own.live_root = None if self._proof is None else self._proof.root.hex()
+        own.live_proven = None if self._proof is None else self._proof.is_right
+        own.engine_restarts = self.host.restarts
+        own.engine_reloads = self.host.reloads
+        own.engine_urls = list(self.urls)
+        own.tokens_s = self.worker.tokens_per_s
+        own.commits = [
+            EngineCommit(version=(commit.epoch, commit.version), pause_ms=1e3 * commit.pause_s)
+            for commit in self.worker.commits
+        ]
+        own.work = self.worker.status()

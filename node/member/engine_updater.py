@@ -1,7 +1,7 @@
-"""An engine that follows its node's replica: each version is staged while the engine generates, then committed.
+"""Brings each version into a node's engine: staged while the engine generates, then committed.
 
-Where the engine can carry sequences over a commit, at once: no token is lost. Elsewhere when the sequences that run are
-done, and none is begun meanwhile (`taking`).
+A preemptible engine keeps its sequences over a commit, so it commits at once and no token is lost. Another engine
+commits when its running sequences are done; none is begun meanwhile (`taking`).
 """
 
 import logging
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Update:
-    """A version that the replica holds since `at`, for the engine to follow. `patch_fd`: ours to close."""
+    """The replica became `version` at `at`, s; the engine has to follow. `patch_fd`: closed by the updater."""
 
     version: Version
     root: bytes
@@ -33,8 +33,8 @@ class _Update:
 
 
 class EngineUpdater:
-    """`idle()` waits until nothing is generated; `coming(version, root)` is told just before a commit and
-    `paused(seconds)` just after it; `changed()` when something is different for whoever begins sequences."""
+    """Calls `idle()` to wait until nothing is generated, `coming(version, root)` just before a commit,
+    `paused(seconds)` just after it, and `changed()` when sequences may be begun again."""
 
     def __init__(
         self,
@@ -53,19 +53,19 @@ class EngineUpdater:
         self.taking = False
         """A version is staged, or about to be committed."""
         self.commits: deque[Commits] = deque(maxlen=256)
-        """The last versions committed, and what each took."""
+        """The last commits, and what each took."""
 
     @property
     def pending(self) -> bool:
         return bool(self._updates) or self.taking
 
     def update(self, version: Version, root: bytes, patch_fd: int) -> None:
-        """The replica became `version`. Takes over `patch_fd` (see `codec.write_patch`)."""
+        """The replica became `version`. Closes `patch_fd` (see `codec.write_patch`) when done."""
         self._updates.append(_Update(version, root, patch_fd, self._clock()))
         self._news.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         try:
             while True:
                 if not self._updates:
@@ -78,7 +78,9 @@ class EngineUpdater:
                 os.close(self._updates.popleft().patch_fd)
 
     async def _follow(self, update: _Update) -> None:
-        if update.version <= self._engine.version:  # the engine was reloaded meanwhile, and is past it
+        if (
+            update.version <= self._engine.version
+        ):  # the engine was reloaded meanwhile, with this version or a newer one
             os.close(update.patch_fd)
             return
         try:
@@ -95,7 +97,7 @@ class EngineUpdater:
         try:
             return await self._engine.stage(update.patch_fd, update.version)
         except (EngineLost, EngineFailed) as error:
-            # The commit of what is not staged fails, and the engine is reloaded from the replica.
+            # The commit fails too, and the engine is reloaded from the replica.
             _log.warning("version %s was not staged: %s", update.version, error)
             return 0.0
         finally:

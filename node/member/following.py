@@ -1,8 +1,8 @@
-"""A member's way from one swarm to its successor: what it writes down, and what of the old swarm's bits it takes along.
+"""A member's move from one swarm to its successor: what it records, and which bits it keeps.
 
-The succession is written into what the home keeps of the old swarm before the member leaves that. So a machine that is
-started again with its old ticket goes to the new swarm at once, as long as its home is there. The bits of the old
-replica are the base of the new one: only blocks that differ are fetched.
+The succession is recorded in the home's store of the old swarm before the member leaves that swarm. So a machine that
+is started again with its old ticket joins the new swarm at once, as long as it has its home. The old replica is the
+base of the new one: only blocks that differ are fetched.
 """
 
 from pathlib import Path
@@ -21,15 +21,15 @@ __all__ = ["PATIENCE_S", "Way", "follow", "note", "ticket_of"]
 _log = structlog.get_logger(__name__)
 _RECORD: Final = "succession"
 _MAX_STEPS: Final = 64
-"""Successions in a row: more than keys that anybody replaces; a circle ends here."""
+"""Successions in a row: more than any swarm has. Ends a circle of them."""
 PATIENCE_S: Final = 86_400.0
-"""How long a member that followed looks for the new seed: it starts when the old one has told everybody, or when its
-owner gets to it."""
+"""How long a member that followed looks for the new seed, which starts after the old one has told all members, or when
+its owner starts it."""
 
 
 class Way:
-    """Where a ticket leads by now. `ticket`: of the swarm to join. `base`: a checkpoint of its predecessor's bits, None
-    where there is none. `followed`: it is another swarm than the first ticket's."""
+    """Where a ticket leads now. `ticket`: of the swarm to join. `base`: a checkpoint of the predecessor's bits, if
+    there is one. `followed`: it is not the swarm of the original ticket."""
 
     def __init__(self, ticket: Ticket) -> None:
         self.ticket, self.followed = ticket, False
@@ -37,7 +37,7 @@ class Way:
 
 
 def ticket_of(sealed: bytes, swarm: bytes) -> Ticket:
-    """The ticket that a succession of `swarm` comes to. `PeerError` when it is none, or names no addresses."""
+    """The ticket in a succession of `swarm`. Raises `PeerError` when it is not valid or names no addresses."""
     found = open_successor(sealed, swarm)
     try:
         return Ticket(found.successor, found.addrs, found.capability, found.preset)
@@ -46,13 +46,14 @@ def ticket_of(sealed: bytes, swarm: bytes) -> Ticket:
 
 
 def note(store: Store, sealed: bytes) -> None:
-    """Write down, durably, that this swarm has a successor. The first one counts."""
+    """Record durably that this swarm has a successor. The first one counts."""
     if not store.records.get(_RECORD):
         store.records.put([(_RECORD, sealed)])
 
 
 def follow(home: Path, ticket: Ticket) -> Way:
-    """Where `ticket` leads, by what `home` knows. Raises `UsageError` when another process uses the home."""
+    """Where `ticket` leads, by the successions recorded in `home`. Raises `UsageError` when another process uses the
+    home."""
     way, left = Way(ticket), list[Path]()
     for _ in range(_MAX_STEPS):
         folder = store_folder(home, way.ticket.authority)
@@ -65,7 +66,7 @@ def follow(home: Path, ticket: Ticket) -> Way:
         try:
             way.ticket = ticket_of(sealed, way.ticket.authority)
         except PeerError as error:
-            raise UsageError(f"{folder} names a successor that makes no sense ({error}): move it away.") from error
+            raise UsageError(f"{folder} names an invalid successor ({error}): move that folder away.") from error
         way.followed = True
         left.append(folder)
         way.base = kept_checkpoint(folder) or way.base

@@ -1,6 +1,6 @@
-"""What a node holds of the ledger: leases, the samples of them that wait or are drawn, results without a verdict.
+"""The work leases that a node holds: their samples that wait or are being generated, and results without a verdict.
 
-Plain bookkeeping: no engine, no messages sent, and time is an argument.
+Only bookkeeping: it uses no engine and sends no messages, and time is an argument.
 """
 
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ __all__ = ["Held", "Job", "LeaseInventory", "Result", "together"]
 
 @dataclass(eq=False)
 class Held:
-    """A lease. `deadline`: by our clock, counted from its arrival or its last renewal."""
+    """A work lease. `deadline`: by this node's clock, counted from its arrival or its last renewal."""
 
     message: WorkLease
     deadline: float
     prompt: tuple[int, ...]
     waiting: set[int]
-    """Samples not yet begun."""
+    """Samples not begun."""
     drawing: set[int] = field(default_factory=set)
     tokens: dict[int, int] = field(default_factory=dict)
-    """Drawn so far, by sample."""
+    """Generated so far, by sample."""
     alone: bool = False
-    """The engine refused a batch with it: it is tried by itself."""
+    """The engine refused a batch that it was part of, so it is tried by itself."""
     renewed_at: float = 0.0
     renewed_tokens: int = 0
 
@@ -40,17 +40,17 @@ class Held:
 
     @property
     def apart(self) -> bool:
-        """It shares no batch with others."""
+        """It shares no batch with other leases."""
         return self.alone or bool(self.message.whole)
 
 
 Job = tuple[Held, int]
-"""A lease and one of its samples."""
+"""A lease and the number of one of its samples."""
 
 
 @dataclass(slots=True)
 class Result:
-    """A signed sample (`body`), said again until its verdict comes."""
+    """A signed rollout (`body`), sent again until the ledger's verdict comes."""
 
     body: bytes
     held: Held
@@ -58,14 +58,14 @@ class Result:
 
 
 class LeaseInventory:
-    """All of one node's leases, oldest first."""
+    """All work leases of one node, oldest first."""
 
     def __init__(self) -> None:
         self.leases: dict[int, Held] = {}
         self.results: dict[tuple[int, int], Result] = {}
 
     def take(self, lease: WorkLease, now: float) -> None:
-        """One that is known already (it was thought lost, and sent again) changes nothing. Raises `PeerError`."""
+        """Add a lease; one that is known (it was sent again) changes nothing. Raises `PeerError` without a prompt."""
         if lease.lease in self.leases:
             return
         prompt = unpack_tokens(lease.prompt)
@@ -74,14 +74,14 @@ class LeaseInventory:
         self.leases[lease.lease] = Held(lease, now + lease.deadline_s, prompt, set(lease.samples), renewed_at=now)
 
     def drop(self, lease: int) -> bool:
-        """Nobody wants it, or its time is over. False: it was not here."""
+        """Forget a lease, which was withdrawn or has expired, and its results. False: it was not known."""
         if self.leases.pop(lease, None) is None:
             return False
         self.results = {key: result for key, result in self.results.items() if key[0] != lease}
         return True
 
     def settle(self, lease: int, sample: int) -> Held | None:
-        """The verdict on a result came: its lease, which is forgotten with its last one."""
+        """The verdict on a result came; its lease, which is forgotten after the last verdict. None: not known."""
         result = self.results.pop((lease, sample), None)
         if result is None:
             return None
@@ -95,22 +95,22 @@ class LeaseInventory:
 
     @property
     def waiting(self) -> int:
-        """Samples not yet begun."""
+        """How many samples are not begun."""
         return sum(len(held.waiting) for held in self.leases.values())
 
     @property
     def unfinished(self) -> tuple[int, ...]:
-        """Leases with samples that wait or are drawn."""
+        """Ids of the leases with samples that wait or are being generated."""
         return tuple(sorted(held.id for held in self.leases.values() if held.unfinished))
 
     def expired(self, now: float) -> list[int]:
         return [held.id for held in self.leases.values() if held.deadline <= now]
 
     def begin(self, version: Version, room: int) -> list[Job]:
-        """The next samples of equal sampling, at most `room`, that an engine at `version` may draw; now it does.
+        """Begin the next samples that an engine at `version` may generate: at most `room`, all with equal sampling.
 
-        What is urgent comes first. A whole group is a batch by itself, which waits for room, and for all where there
-        will never be enough.
+        Urgent leases come first. A whole group is a batch by itself; it waits until there is room for it, or, if there
+        will never be enough, until nothing else is being generated.
         """
         fit = [h for h in self.leases.values() if h.waiting and (h.message.epoch, h.message.version) <= version]
         fit.sort(key=lambda held: not held.message.urgent)
@@ -129,14 +129,14 @@ class LeaseInventory:
         return jobs
 
     def undo(self, jobs: Sequence[Job]) -> None:
-        """These are to be drawn anew, and their tokens counted from nothing."""
+        """These samples will be generated again, and their tokens counted from 0."""
         for held, sample in jobs:
             held.drawing.discard(sample)
             held.waiting.add(sample)
             held.renewed_tokens = 0
 
     def renewals(self, now: float, every_s: float) -> list[Renew]:
-        """For each lease whose tokens flow, now and then, how far it is."""
+        """For each lease that has new tokens, at most every `every_s` seconds, how many it has."""
         found: list[Renew] = []
         for held in self.leases.values():
             tokens = sum(held.tokens.get(sample, 0) for sample in held.message.samples)
@@ -147,7 +147,7 @@ class LeaseInventory:
 
 
 def together(jobs: Sequence[Job]) -> list[Job]:
-    """What a batch consists of: the samples of a whole group all, also those that somebody else has delivered, because
-    a sample's last bits may depend on how many are drawn with it."""
+    """The samples of a batch. Of a whole group these are all of its samples, also those that another node delivered,
+    because a sample's last bits may depend on the size of its batch."""
     (held, _), *_ = jobs
     return [(held, sample) for sample in range(held.message.whole)] or list(jobs)

@@ -1,7 +1,7 @@
-"""A relay's process: it passes chunks on, and leads to the seed where that cannot be dialed. No model, no torch.
+"""A relay's process: it passes chunks on, and connects members to a seed that cannot be dialed. Without a model.
 
-A seed behind NAT is started with `--via` and this machine's address; it comes to the relay, keeps a place there, and
-its tickets name the relay. So a relay whose ticket leads nowhere, or to itself, only has to wait.
+A seed behind NAT is started with `--via` and this machine's address; it dials the relay, keeps a reservation there, and
+its tickets name the relay. So a relay whose ticket names an address that does not answer, or its own, has to wait.
 """
 
 import structlog
@@ -25,18 +25,20 @@ _log = structlog.get_logger(__name__)
 async def run(
     ticket: Ticket, config: RelayConfig, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Run until cancelled. Raises `UsageError`, or `Unreachable` when no seed answers. Where the swarm gets a new key
-    the relay follows."""
+    """Run a relay until cancelled. Raises `UsageError`, or `Unreachable` when no seed answers.
+
+    When the swarm gets a new key the relay goes on in the new swarm.
+    """
     logs.configure()
     config = await in_thread(resolved, announced(config))
     key = keyfile.load_or_make(config.home / keyfile.NODE_KEY)
     while True:
         way = await in_thread(following.follow, config.home, ticket)
         with open_store(config.home, way.ticket.authority) as store:
-            member = Member(way, config, key, store, relay=True)
+            member = Member(way, config, key, store)
             async with trio.open_nursery() as nursery:
                 await nursery.start(member.run)
                 place = next(iter(config.announce or dialable(member.endpoint.addrs)))
-                _log.info("relaying", hint=f"a seed or node that cannot be dialed reaches the world with --via {place}")
+                _log.info("relaying", hint=f"start a seed or node that cannot be dialed with --via {place}")
                 task_status.started()
                 task_status = trio.TASK_STATUS_IGNORED

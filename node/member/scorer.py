@@ -1,4 +1,4 @@
-"""Says how likely the tokens of others' samples are, one at a time: a node's part in spot checks."""
+"""Scores other nodes' samples on this node's engine, one at a time, so that the ledger can compare."""
 
 import logging
 from collections import deque
@@ -15,13 +15,13 @@ from node.member.engine_client import EngineClient
 __all__ = ["Scorer"]
 
 ASKS_HELD: Final = 8
-"""Others' samples waiting to be scored; more than that and the older are for somebody else."""
+"""Samples that wait to be scored; the oldest is dropped for one more, and the ledger asks another node."""
 
 _log = logging.getLogger(__name__)
 
 
 class Scorer:
-    """`send(body)` takes a message to the ledger and may lose it."""
+    """`send(body)` hands a `Work` body to the ledger and may lose it."""
 
     def __init__(self, engine: EngineClient, send: Callable[[bytes], Awaitable[None]]) -> None:
         self._engine, self._send = engine, send
@@ -29,7 +29,7 @@ class Scorer:
         self._news = trio.Event()
 
     def ask(self, ask: Ask) -> None:
-        """Raises `PeerError` for what nobody can score."""
+        """Score this sample when its turn comes. Raises `PeerError` for a request without tokens."""
         tokens = len(ask.token_ids) // 4
         if not ask.prompt or (len(ask.prompt) | len(ask.token_ids)) % 4 or not ask.start < ask.end <= tokens:
             raise PeerError("ask: no tokens to score")
@@ -37,7 +37,7 @@ class Scorer:
         self._news.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while True:
             if not self._asks:
                 self._news = trio.Event()

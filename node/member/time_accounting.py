@@ -1,4 +1,4 @@
-"""Where a node's time goes: at every moment it is in one of four states, so the seconds add up to all of it."""
+"""How a node's time divides: at every moment it is in one of four states, so their seconds add up to all of it."""
 
 from collections.abc import Callable
 from typing import Final, Literal
@@ -7,12 +7,13 @@ __all__ = ["STATES", "State", "TimeAccounting"]
 
 State = Literal["generate", "wait_work", "wait_version", "commit"]
 STATES: Final[tuple[State, ...]] = ("generate", "wait_work", "wait_version", "commit")
-"""generate: at least one sequence is being drawn. wait_version: idle, because what the engine holds is too old for the
-work there is. commit: nothing is drawn because a version is being taken, or the engine filled anew."""
+"""generate: at least one sequence is being generated. wait_work: idle, without work. wait_version: idle, because the
+engine's version is too old for the work there is. commit: nothing is generated because a version is being committed or
+the engine is being loaded."""
 
 
 class TimeAccounting:
-    """`clock`: any that only moves forward, s."""
+    """Begins in `commit`. `clock`: monotonic, s."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -21,13 +22,13 @@ class TimeAccounting:
         self._since = clock()
 
     def enter(self, state: State) -> None:
-        """From now on it is `state`."""
+        """The node is in `state` from now on."""
         now = self._clock()
         self._seconds[self._state] += now - self._since
         self._state, self._since = state, now
 
     def correct(self, seconds: float) -> None:
-        """Of what was just booked as `generate`, so much was `commit`: who draws learns of a pause when it is over."""
+        """Move so many seconds from `generate` to `commit`: an engine reports a pause only when it is over."""
         self.enter(self._state)
         moved = min(seconds, self._seconds["generate"])
         self._seconds["generate"] -= moved
@@ -39,6 +40,6 @@ class TimeAccounting:
 
     @property
     def seconds(self) -> dict[State, float]:
-        """By state, up to this moment."""
+        """Seconds by state, up to this moment."""
         self.enter(self._state)
         return dict(self._seconds)

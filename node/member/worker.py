@@ -1,12 +1,12 @@
-"""The node's working life: ask for work, run it on the engine, sign and return it, take new versions as they come.
+"""The rollout worker: asks for work, runs it on the engine, signs and returns it, and brings new versions in.
 
-Everything that can go wrong is somebody else's decision: the seed may be away (results are said again until a verdict
-or their deadline), the engine may be away (work waits for it until its deadline), messages may be lost either way
-(requests and results are repeated).
+It goes on through every failure of others: while the seed is away, results are sent again until a verdict or their
+deadline; while the engine is away, work waits for it until its deadline; requests and results are repeated, because any
+message may be lost.
 
-A version is staged while the engine generates, and committed where that loses the fewest tokens: at once where the
-engine can carry sequences over a commit (what could not count any more is cancelled first), else when the sequences
-that run are done, and none is begun meanwhile.
+A version is staged while the engine generates (see `engine_updater`), and committed so that the fewest tokens are lost:
+a preemptible engine commits at once, after samples that would be refused as too old are cancelled; another engine
+commits when its running sequences are done, and none is begun meanwhile.
 """
 
 import logging
@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import trio
 
@@ -54,17 +54,18 @@ from node.member.engine_updater import EngineUpdater
 from node.member.lease_inventory import Held, Job, LeaseInventory, Result, together
 from node.member.scorer import Scorer
 from node.member.time_accounting import TimeAccounting
+from node.status.schema import TimeSplit, WorkerStatus
 from swarm.guard import Source, guarded
 
 __all__ = ["NodeWorker", "Pace"]
 
 COMMITS_TOLD: Final = 4
-"""Versions in a timesheet: it is sent more often than versions come."""
+"""Versions in a timesheet; timesheets are sent more often than versions come."""
 FEW: Final = 8
-"""Work is asked for when a batch's so-many-th has become free, or nothing waits."""
+"""Work is asked for when this fraction (1 / FEW) of a batch has become free, or nothing waits."""
 
 _Asking = tuple[int, Version, bytes]
-"""Room for so many sequences, at this version, with this root."""
+"""What a request for work says: room for sequences, the engine's version, and its root."""
 
 _log = logging.getLogger(__name__)
 
@@ -74,28 +75,27 @@ class Pace:
     """How a node works."""
 
     capacity: int = 64
-    """Sequences taken at a time: what is held, generating or waiting."""
+    """Sequences held at a time, generating or waiting."""
     batch: int = 32
-    """Sequences generated at once. Where a commit waits for a batch, a large one delays versions; a small one is
-    slow."""
+    """Sequences generated at once. A small batch is slow; a large one delays versions where a commit waits for it."""
     ask_every_s: float = 5.0
-    """A request for work is repeated this often, in case it was lost or the seed restarted."""
+    """Interval of requests for work, in case one was lost or the seed was restarted."""
     say_again_s: float = 3.0
-    """A result without a verdict is sent again after this: several round trips of the longest links."""
+    """A result without a verdict is sent again after this time, several round trips of the longest links."""
     renew_every_s: float = 3.0
-    """A lease whose tokens flow is renewed this often, well within the shortest lease."""
+    """Interval of renewals of a lease that gets new tokens, well within the shortest lease."""
     memory_s: float = 60.0
-    """The rate told to the ledger forgets over this time."""
+    """Time constant of the rate that the ledger is told."""
     self_test_rows: int = 8
     self_test_tokens: int = 16
-    """Drawn before the first request, to tell the ledger a rate to begin with. 0: none."""
+    """Generated before the first request, so that the ledger has a rate to begin with. 0: no self-test."""
     self_test_within_s: float = 10.0
-    """An engine that is slower than that is slow enough to find out by work."""
+    """Limit of the self-test; the rate of a slower engine is found out by its work."""
 
 
 @dataclass(eq=False)
 class _Flight:
-    """Samples that are drawn together. `version`: of its oldest tokens."""
+    """Samples that are generated together. `version`: of its oldest tokens."""
 
     jobs: list[Job]
     version: Version
@@ -103,8 +103,8 @@ class _Flight:
 
 
 class NodeWorker:
-    """One engine's work. The swarm's shell feeds `hear` (bodies from the seed) and `update` (versions committed to the
-    replica); `send(body)` takes a message to the seed, may lose it, must not wait for long, and never raises."""
+    """The worker of one engine. `hear` gets bodies from the seed, `update` the versions that the replica became.
+    `send(body)` hands a message to the seed, may lose it, must not wait for long, and never raises."""
 
     def __init__(
         self,
@@ -126,18 +126,18 @@ class NodeWorker:
             engine, clock, idle=self._until_idle, coming=self._coming, paused=self._paused, changed=self._changed
         )
         self._largest = 1
-        """Samples of a lease, so far."""
+        """The most samples that a lease had so far."""
         self._behind = False
-        """The ledger says that our version is too old for the work there is."""
+        """The ledger says that this engine's version is too old for the work there is."""
         self._abilities_wanted = False
-        """The ledger asked what our engine can do."""
+        """The ledger asked what this engine can do."""
         self._news = trio.Event()
         self._serial = time.time_ns()
-        """Of requests: must also rise over our own restarts, and nobody but us compares it with anything."""
+        """Of requests; rises over restarts of this process too. Only its order counts."""
         self._asked: _Asking | None = None
         self._asked_at = float("-inf")
         self._tested = not pace.self_test_tokens
-        """The self-test is over: work may be asked for."""
+        """The self-test is over, so work may be asked for."""
         self._roots: OrderedDict[Version, bytes] = OrderedDict()
         self.time_accounting = TimeAccounting(clock)
         self.tokens_per_s = 0.0
@@ -147,11 +147,11 @@ class NodeWorker:
         self.commits = self._updater.commits
         self.accepted = 0
         self.lost_tokens = 0
-        """Drawn, and then worth nothing: cancelled, too late, refused."""
+        """Generated in vain: cancelled, too late or refused."""
         self.refused: dict[str, int] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Work until cancelled; then what was not finished is given back."""
+        """Work until cancelled, then give back what is not finished."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._generate_for_ever, nursery)
@@ -166,34 +166,34 @@ class NodeWorker:
     # ------------------------------------------------------------ from the swarm
 
     def hear(self, body: bytes) -> None:
-        """A `Work` body from the seed (its key proven). What makes no sense is logged and dropped."""
+        """A `Work` body from the seed, whose key is proven. An invalid one is logged and dropped."""
         with guarded(Source.WORK, "the seed"):
             self._hear(decode(body))
         self._wake()
 
     def update(self, version: Version, root: bytes, patch_fd: int) -> None:
-        """The replica became `version`; the engine follows. Takes over `patch_fd` (see `codec.write_patch`)."""
+        """The replica became `version`; the engine follows. Closes `patch_fd` (see `codec.write_patch`) when done."""
         self._updater.update(version, root, patch_fd)
         self._book_time()
 
-    def state(self) -> dict[str, Any]:
-        """Plain values, for people and programs."""
-        sheet = self._timesheet()
-        return {
-            "engine_ready": self._engine.ready,
-            "engine_version": list(self._engine.version),
-            "tokens_per_s": round(self.tokens_per_s, 3),
-            "jobs": self._inventory.waiting,
-            "generating": self._rows,
-            "unanswered": len(self._inventory.results),
-            "accepted": self.accepted,
-            "refused": dict(self.refused),
-            "lost_tokens": self.lost_tokens,
-            "doing": self.time_accounting.state,
-            "seconds": {name: round(value, 3) for name, value in self.time_accounting.seconds.items()},
-            "useful": round(sheet.useful, 4),
-            "worst_pause_s": max((commit.pause_s for commit in self.commits), default=0.0),
-        }
+    def status(self) -> WorkerStatus:
+        """For people and programs."""
+        seconds = {name: round(value, 3) for name, value in self.time_accounting.seconds.items()}
+        return WorkerStatus(
+            engine_ready=self._engine.ready,
+            engine_version=self._engine.version,
+            tokens_per_s=round(self.tokens_per_s, 3),
+            jobs=self._inventory.waiting,
+            generating=self._rows,
+            unanswered=len(self._inventory.results),
+            accepted=self.accepted,
+            refused=dict(self.refused),
+            lost_tokens=self.lost_tokens,
+            doing=self.time_accounting.state,
+            seconds=TimeSplit(**seconds),
+            useful=round(self._timesheet().useful, 4),
+            worst_pause_s=max((commit.pause_s for commit in self.commits), default=0.0),
+        )
 
     def _hear(self, message: WorkMessage) -> None:
         match message:
@@ -228,7 +228,7 @@ class NodeWorker:
             self.lost_tokens += held.tokens.get(sample, 0)
 
     def _drop(self, lease: int) -> None:
-        """Nobody wants it, or its time is over; a flight that draws nothing else is cancelled."""
+        """Forget a lease that was withdrawn or has expired; cancel a flight that generates only such leases."""
         if self._inventory.drop(lease):
             for flight in self._flights:
                 if all(other.id not in self._inventory.leases for other, _ in flight.jobs):
@@ -265,16 +265,16 @@ class NodeWorker:
                 self._wake()
             news = self._news
             while (jobs := self._next_jobs()) and self._engine.ready:
-                for each in self._apart(jobs):
-                    flight = _Flight(each, self._engine.version)
+                for batch in self._batches(jobs):
+                    flight = _Flight(batch, self._engine.version)
                     self._flights.append(flight)
                     nursery.start_soon(self._fly, flight)
             self._book_time()
-            with trio.move_on_after(self._pace.ask_every_s):  # deadlines pass without news, too
+            with trio.move_on_after(self._pace.ask_every_s):  # deadlines pass without any event
                 await news.wait()
 
     async def _test_self(self) -> None:
-        """A rate to begin with: once a token to warm up, then a few."""
+        """Measure a rate to begin with: one token to warm up, then a few sequences."""
         rows, tokens = self._pace.self_test_rows, self._pace.self_test_tokens
         if not tokens:
             return
@@ -284,8 +284,8 @@ class NodeWorker:
                 started = self._clock()
                 prompts = [Prompt((0,), stream) for stream in range(rows)]
                 completions, _ = await self._engine.generate(prompts, SamplingParams(tokens))
-                made = sum(len(completion.token_ids) for completion in completions)
-                self.tokens_per_s = made / max(self._clock() - started, 1e-6)
+                tokens_made = sum(len(completion.token_ids) for completion in completions)
+                self.tokens_per_s = tokens_made / max(self._clock() - started, 1e-6)
         except (EngineLost, EngineFailed) as error:
             _log.warning("the self-test failed: %s", error)
         self._tested = True
@@ -297,7 +297,7 @@ class NodeWorker:
                 await self._generate(flight)
         except EngineLost as error:
             _log.warning("%d sequences lost with the engine: %s", len(flight.jobs), error)
-            await self._give_back()  # an engine may take minutes to load; others need not wait
+            await self._give_back()  # an engine may take minutes to load; other nodes need not wait
         except EngineFailed as error:
             await self._isolate(flight, str(error))
         finally:
@@ -309,7 +309,7 @@ class NodeWorker:
         self.lost_tokens += sum(held.tokens.pop(sample, 0) for held, sample in flight.jobs)
 
     async def _give_back(self) -> None:
-        """All that is not finished goes to others."""
+        """Give all unfinished leases back, for other nodes."""
         leases = self._inventory.unfinished
         for lease in leases:
             self._drop(lease)
@@ -317,29 +317,30 @@ class NodeWorker:
             await self._send(encode(GiveBack(leases)))
 
     async def _isolate(self, flight: _Flight, why: str) -> None:
-        """The engine refused a batch: find out whose fault it was, and say so, or it would come back for ever."""
-        culprits = list({held.id: held for held, _ in flight.jobs}.values())
-        if len(culprits) > 1:
-            for held in culprits:
+        """The engine refused a batch: try its leases one by one, and report the one that is refused alone. Without that
+        report the ledger would lease it again and again."""
+        leases = list({held.id: held for held, _ in flight.jobs}.values())
+        if len(leases) > 1:
+            for held in leases:
                 held.alone = True
             self._inventory.undo(flight.jobs)
             return
-        held = culprits[0]
+        held = leases[0]
         _log.warning("the engine refuses lease %d: %s", held.id, why)
         self._drop(held.id)
         await self._send(encode(Cannot(held.id, held.message.token, why[:512])))
 
     def _next_jobs(self) -> list[Job]:
-        """What may be begun now."""
+        """The samples to begin now."""
         if (self._updater.taking or self._flights) and not self._engine.preemptible:
             return []
         for lease in self._inventory.expired(self._clock()):
             self._drop(lease)
         return self._inventory.begin(self._engine.version, self._pace.batch - self._rows)
 
-    def _apart(self, jobs: list[Job]) -> list[list[Job]]:
-        """What is drawn in one call. It ends with its longest sample, and the others' places are empty until then: so
-        it is one sample wherever that costs the engine nothing, unless a group wants to be drawn whole."""
+    def _batches(self, jobs: list[Job]) -> list[list[Job]]:
+        """The samples of each call of the engine. A call ends with its longest sample, and places of shorter ones stay
+        empty until then; so where the engine batches continuously each sample is a call, except in a whole group."""
         if not self._engine.continuous_batching or jobs[0][0].message.whole:
             return [jobs]
         return [[job] for job in jobs]
@@ -360,11 +361,11 @@ class NodeWorker:
         count(tuple(len(completion.token_ids) for completion in completions))
         self._measure()
         if any(span.version not in self._roots for completion in completions for span in completion.spans):
-            raise EngineLost("the engine was filled anew while it drew")
+            raise EngineLost("the engine was reloaded while it generated")
         now = self._clock()
         for (held, sample), completion in zip(jobs, completions, strict=True):
             if sample not in held.drawing:
-                continue  # drawn for company: somebody else has delivered it
+                continue  # generated to fill its group; another node has delivered it
             held.drawing.discard(sample)
             if held.id in self._inventory.leases:
                 sealed = seal_rollout(self._key, self._rollout(held, sample, completion))
@@ -391,7 +392,7 @@ class NodeWorker:
             self._roots.popitem(last=False)
 
     def _measure(self) -> None:
-        """Tokens by the time in which at least one sequence was drawn."""
+        """Update the rate: tokens by the seconds in which at least one sequence was generated."""
         generated_s = self.time_accounting.seconds["generate"]
         seconds, tokens = generated_s - self._generated_s, self._unmeasured
         if seconds > 0:
@@ -408,12 +409,13 @@ class NodeWorker:
         self._book_time()
 
     def _coming(self, version: Version, root: bytes) -> None:
-        """A commit is next. What was begun at a version that the bound will not allow would be refused when done."""
+        """A commit is next. Cancel samples that were begun at a version which `max_lag` will not allow after it: they
+        would be refused."""
         self._know(version, root)
         for flight in self._flights:
             epoch, oldest = flight.version
             if all(epoch != version[0] or version[1] - oldest > held.message.max_lag for held, _ in flight.jobs):
-                self._inventory.undo(flight.jobs)  # to be drawn anew, at the new version
+                self._inventory.undo(flight.jobs)  # to be generated again, at the new version
                 self._cancel(flight)
 
     def _paused(self, seconds: float) -> None:
@@ -424,7 +426,7 @@ class NodeWorker:
         self._behind = False
         self._wake()
 
-    # ------------------------------------------------------------ talking
+    # ------------------------------------------------------------ messages
 
     async def _talk_for_ever(self) -> None:
         while True:
@@ -450,7 +452,7 @@ class NodeWorker:
                 await news.wait()
 
     async def _ask_if_due(self) -> None:
-        """Ask when what we could take has changed, and every few seconds all the same."""
+        """Ask when the room, version or root has changed, and at least every `ask_every_s`."""
         now = self._clock()
         if not self._engine.ready or not self._tested:
             self._asked_at = now
@@ -468,16 +470,16 @@ class NodeWorker:
         await self._send(encode(self._timesheet()))
 
     def _is_news(self, asking: _Asking) -> bool:
-        """Room for a sample more is none while others wait to be begun: where each ends by itself, that would be a
-        request for each."""
+        """Whether a request is due because of a change. While samples wait, room has to change by a part of a batch:
+        samples that end one by one would otherwise cause a request each."""
         if self._asked is None or asking[1:] != self._asked[1:] or not self._inventory.waiting:
             return asking != self._asked
         return abs(asking[0] - self._asked[0]) >= max(1, self._pace.batch // FEW)
 
     @property
     def _most(self) -> int:
-        """Sequences to hold. Where places become free one by one, a group in hand is enough: what waits here is begun
-        at the version that is live then, while the ledger knows of a newer one."""
+        """Sequences to hold. With continuous batching, where places become free one by one, one group in reserve is
+        enough: a sample that waits here may be begun at an older version than the ledger would choose."""
         pace = self._pace
         if not self._engine.continuous_batching:
             return pace.capacity
@@ -485,5 +487,5 @@ class NodeWorker:
 
     def _timesheet(self) -> Timesheet:
         s = self.time_accounting.seconds
-        told = tuple(self.commits)[-COMMITS_TOLD:]
-        return Timesheet(s["generate"], s["wait_work"], s["wait_version"], s["commit"], told)
+        commits = tuple(self.commits)[-COMMITS_TOLD:]
+        return Timesheet(s["generate"], s["wait_work"], s["wait_version"], s["commit"], commits)

@@ -1,9 +1,10 @@
-"""Where each tensor of a checkpoint stands in a transformers model: found by running the library's own loader.
+"""Where each tensor of a checkpoint is in a transformers model, found by running the library's own loader.
 
-transformers renames, fuses, splits and transposes a checkpoint's tensors when it loads them, by tables of its own for
-each architecture. Here its loader is run once on a model without memory and tensors without elements
-(`node.models.symbols`); what then stands in each parameter is what `from_pretrained` would have put there. So nothing
-is assumed about any architecture, and what only moves elements is known element by element. What computes is refused.
+transformers renames, fuses, splits and transposes a checkpoint's tensors when it loads them, by tables for each
+architecture. This module runs its loader once on a model without memory and tensors without elements
+(`node.models.symbols`). Each parameter then shows which elements `from_pretrained` would have put where. So nothing is
+assumed about any architecture. A loader that only moves elements is followed element by element; one that computes is
+refused.
 """
 
 import copy
@@ -31,7 +32,7 @@ _SAVE_ANEW: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A box of a model's parameter and what stands in it; see `Piece`, whose `source` is the checkpoint tensor."""
+    """A box of the parameter `param`, and the checkpoint elements in it (`Piece.source` is the checkpoint tensor)."""
 
     param: str
     piece: Piece
@@ -39,11 +40,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Conversion:
-    """The checkpoint's tensors in the model's parameters.
+    """The places of the checkpoint's tensors in the model's parameters.
 
-    `places`: by checkpoint tensor. `shapes`, `dtypes`: by parameter (or saved buffer), as `from_pretrained` makes them;
-    those that hold nothing of the checkpoint (tied ones, as a rule) are missing. `unused`: tensors of the checkpoint
-    that the model's class says it has no use for.
+    `places`: by checkpoint tensor. `shapes`, `dtypes`: by parameter or saved buffer, as `from_pretrained` makes them;
+    parameters without checkpoint elements (usually tied ones) are missing. `unused`: the checkpoint's tensors that the
+    model's class declares unused.
     """
 
     places: dict[str, tuple[Place, ...]]
@@ -52,7 +53,7 @@ class Conversion:
     unused: frozenset[str]
 
     def plain(self, spec: TensorSpec) -> str | None:
-        """The parameter that is this tensor, element by element; None: there is none."""
+        """The parameter that equals this tensor element by element, or None."""
         places = self.places.get(spec.name, ())
         if not spec.elements or len(places) != 1 or self.shapes[places[0].param] != spec.shape:
             return None
@@ -61,7 +62,7 @@ class Conversion:
 
 
 def plain_class(model: Any) -> type:
-    """The class that the model was made from: `fully_shard` puts one of its own in its place."""
+    """The model's class without FSDP2: `fully_shard` replaces a model's class by a subclass of its own."""
     for kind in type(model).__mro__:
         if not any(base.__name__ == "FSDPModule" for base in kind.__mro__):
             return kind
@@ -69,10 +70,10 @@ def plain_class(model: Any) -> type:
 
 
 def conversion_of(model: Any, layout: Layout, dtype: torch.dtype = torch.float32) -> Conversion:
-    """How `layout`'s tensors stand in `model`, a `PreTrainedModel`, loaded as `dtype`.
+    """Where `layout`'s tensors are in `model`, a `PreTrainedModel` that is loaded as `dtype`.
 
-    Raises `UsageError` naming the tensor, when the checkpoint is not this model's, or more was done to its tensors
-    than moving elements.
+    Raises `UsageError`, which names the tensor, when the checkpoint is not this model's, or when loading does more than
+    move elements.
     """
     if getattr(model.config, "quantization_config", None) is not None:
         raise UsageError(
@@ -102,7 +103,7 @@ def conversion_of(model: Any, layout: Layout, dtype: torch.dtype = torch.float32
 
 
 def _load_symbols(model: Any, layout: Layout, dtype: torch.dtype) -> tuple[Any, Any]:
-    """A model of the same class without memory, its tensors as the loader made them; and the loader's report."""
+    """(a model of the same class without memory, with its tensors as the loader made them; the loader's report)."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import convert_and_load_state_dict_in_model
     from transformers.modeling_utils import LoadStateDictConfig
@@ -118,8 +119,10 @@ def _load_symbols(model: Any, layout: Layout, dtype: torch.dtype) -> tuple[Any, 
 
 
 def _by_name(model: Any, layout: Layout, why: Exception) -> Conversion:
-    """Where the loader of this release cannot be followed: by names, if it would change nothing but names, and all are
-    alike. Raises `UsageError`."""
+    """The conversion by names, for a release of transformers whose loader cannot be followed (`why`).
+
+    Raises `UsageError` unless the names and shapes are the same and the model has no converters.
+    """
     from transformers import __version__
 
     state = {name: tensor for name, tensor in model.state_dict().items() if name in {s.name for s in layout.tensors}}
@@ -139,14 +142,14 @@ def _has_converters(model: Any) -> bool:
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter
-    except ImportError:  # before there were any
+    except ImportError:  # a release without converters
         return False
-    return any(isinstance(each, WeightConverter) for each in get_model_conversion_mapping(model))
+    return any(isinstance(rule, WeightConverter) for rule in get_model_conversion_mapping(model))
 
 
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
-    """The loader draws one; here nothing is loaded."""
+    """Hide the loader's progress bar, because nothing is loaded here."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -159,6 +162,7 @@ def _no_progress_bar() -> Iterator[None]:
 
 
 def _check_loaded(ghost: Any, info: Any) -> None:
+    """Raises `UsageError` when the loader computed something or found another shape."""
     for name, why in sorted(info.conversion_errors.items()):
         line = str(why).strip().splitlines()[-2 if "\n" in str(why).strip() else -1]
         raise UsageError(f"{name} is not merely moved elements of the checkpoint's tensors ({line}). {_SAVE_ANEW}.")
@@ -167,7 +171,7 @@ def _check_loaded(ghost: Any, info: Any) -> None:
 
 
 def _unused(ghost: Any, specs: Iterable[TensorSpec]) -> frozenset[str]:
-    """Of tensors that the loader left lying: all of them, if the model's class ignores such. Raises `UsageError`."""
+    """The names of `specs`, tensors that the loader did not use. Raises `UsageError` unless the class ignores them."""
     patterns = set(getattr(ghost, "_keys_to_ignore_on_load_unexpected", None) or ())
     names = [name for name, _ in ghost.named_buffers()]
     patterns |= {r"rotary_emb\.inv_freq"} if any(name.endswith("rotary_emb.inv_freq") for name in names) else set()
@@ -187,12 +191,12 @@ def _all_of(spec: TensorSpec) -> Piece:
 
 
 def _once(spec: TensorSpec, pieces: list[Piece]) -> bool:
-    """Whether each element of the tensor is in exactly one of the boxes."""
+    """Whether each element of the tensor is in exactly one of the pieces."""
     if sum(piece.elements for piece in pieces) != spec.elements:
         return False
     if len(pieces) == 1:
         return True
-    # Rows that all boxes take whole are counted as one element: the rest is small.
+    # If every piece consists of whole rows, rows are counted instead of elements, which takes less memory.
     row = spec.shape[-1] if spec.shape else 1
     rows = [_by_rows(piece, row) for piece in pieces]
     if any(piece is None for piece in rows):
@@ -208,7 +212,7 @@ def _once(spec: TensorSpec, pieces: list[Piece]) -> bool:
 
 
 def _by_rows(piece: Piece, row: int) -> Piece | None:
-    """The same box with a row as its element; None: it holds parts of rows."""
+    """The same box in units of rows; None when it has parts of rows."""
     inner = [i for i, (size, step) in enumerate(zip(piece.shape, piece.strides, strict=True)) if step == 1 < size]
     if row == 1 or len(inner) != 1 or piece.shape[inner[0]] != row or piece.offset % row:
         return None

@@ -12,3 +12,4 @@ TORCH_DTYPES: Final[dict[str, torch.dtype]] = {
     "C64": torch.complex64, "I8": torch.int8, "U8": torch.uint8, "I16": torch.int16, "U16": torch.uint16,
     "I32": torch.int32, "U32": torch.uint32, "I64": torch.int64, "U64": torch.uint64, "BOOL": torch.bool,
 }  # fmt: skip
+"""By the name in safetensors' header."""

@@ -1,8 +1,8 @@
-"""Where the elements of a checkpoint's tensor stand in a model's parameter: boxes, each an affine map. Pure.
+"""Where the elements of a checkpoint's tensor are in a model's parameter: boxes, each an affine map. Pure.
 
-A library that fuses tensors when it loads a checkpoint (the experts of a layer into one parameter, say) only moves
-elements. A `Piece` says of one box of the parameter which elements of which checkpoint tensor stand in it. The
-functions follow such boxes through the moves: permute, narrow, concatenate, reshape.
+A library that fuses tensors when it loads a checkpoint (for example the experts of a layer into one parameter) only
+moves elements. A `Piece` is one box of the parameter, with the checkpoint elements that are in it. The functions follow
+pieces through the moves: permute, narrow, concatenate, reshape.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,11 +23,11 @@ __all__ = [
 ]
 
 MAX_PIECES: Final = 1 << 16
-"""Of one tensor. Fusing makes a handful, a permutation of heads two a head; more would be slower than it is worth."""
+"""Pieces of one tensor. Fusing makes a handful, and a permutation of heads two a head; more would be too slow."""
 
 
 class Unfollowed(Exception):
-    """A move that is not one of those above, so that nobody can say where each element went."""
+    """An operation that is not one of these moves, so the places of its elements are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Piece:
         return prod(self.shape)
 
     def cut(self, dim: int, start: int, stop: int) -> "Piece | None":
-        """What of it has an index from `start` to `stop` along `dim`, still in the same coordinates; None: nothing."""
+        """The part with indices [start, stop) along `dim`, in the same coordinates; None when it is empty."""
         low, high = max(self.start[dim], start), min(self.start[dim] + self.shape[dim], stop)
         if low >= high:
             return None
@@ -58,11 +58,12 @@ class Piece:
         )  # fmt: skip
 
     def shift(self, dim: int, by: int) -> "Piece":
+        """The same elements, `by` further along `dim`."""
         return replace(self, start=_put(self.start, dim, self.start[dim] + by))
 
 
 def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
-    """Of a tensor of this shape whose elements lie in order."""
+    """The strides, in elements, of a contiguous tensor of this shape."""
     strides: list[int] = []
     step = 1
     for size in reversed(shape):
@@ -72,55 +73,55 @@ def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def whole(name: str, shape: Sequence[int]) -> list[Piece]:
-    """A checkpoint tensor as it is stored."""
+    """The pieces of a checkpoint tensor as it is stored."""
     shape = tuple(shape)
     return [Piece(name, (0,) * len(shape), shape, 0, strides_of(shape))] if prod(shape) else []
 
 
 def permuted(pieces: Iterable[Piece], order: Sequence[int]) -> list[Piece]:
-    """Dimension i of the result is dimension `order[i]`."""
+    """The pieces after a permutation: dimension i of the result is dimension `order[i]`."""
     return [
         Piece(p.source, _take(p.start, order), _take(p.shape, order), p.offset, _take(p.strides, order)) for p in pieces
     ]
 
 
 def narrowed(pieces: Iterable[Piece], dim: int, start: int, length: int) -> list[Piece]:
-    """Indices `start` to `start + length` along `dim`."""
+    """The pieces with indices [start, start + length) along `dim`, counted from `start`."""
     found = (piece.cut(dim, start, start + length) for piece in pieces)
     return [piece.shift(dim, -start) for piece in found if piece is not None]
 
 
 def concatenated(parts: Iterable[tuple[Sequence[Piece], int]], dim: int) -> list[Piece]:
-    """`parts`: pieces, and the size along `dim`, of each."""
-    made: list[Piece] = []
+    """The pieces of tensors that are concatenated along `dim`. `parts`: (pieces, size along `dim`) of each tensor."""
+    found: list[Piece] = []
     at = 0
     for pieces, size in parts:
-        made += [piece.shift(dim, at) for piece in pieces]
+        found += [piece.shift(dim, at) for piece in pieces]
         at += size
-    return made
+    return found
 
 
 def reshaped(pieces: Iterable[Piece], old: Sequence[int], new: Sequence[int]) -> list[Piece]:
-    """The same elements in the same order, in another shape. Raises `Unfollowed` when that takes too many boxes."""
-    made: list[Piece] = []
+    """The same elements in the same order, in another shape. Raises `Unfollowed` when that takes too many pieces."""
+    found: list[Piece] = []
     groups = _groups(tuple(old), tuple(new))
     for piece in pieces:
-        made += _reshape(piece, groups)
-        if len(made) > MAX_PIECES:
+        found += _reshape(piece, groups)
+        if len(found) > MAX_PIECES:
             raise Unfollowed("more boxes than can be kept")
-    return made
+    return found
 
 
 Groups = list[tuple[tuple[int, ...], tuple[int, ...]]]
 
 
 def _groups(old: tuple[int, ...], new: tuple[int, ...]) -> Groups:
-    """Runs of dimensions of equal product, as short as can be."""
+    """The shortest runs of old and new dimensions whose products are equal."""
     groups: Groups = []
     i = j = 0
     while i < len(old) or j < len(new):
         a, b = [i, i + 1], [j, j + 1]
-        if i >= len(old) or j >= len(new):  # ones are left over
+        if i >= len(old) or j >= len(new):  # only dimensions of size 1 are left
             groups.append((old[i:], new[j:]))
             break
         while prod(old[a[0] : a[1]]) != prod(new[b[0] : b[1]]):
@@ -136,6 +137,7 @@ def _groups(old: tuple[int, ...], new: tuple[int, ...]) -> Groups:
 
 
 def _reshape(piece: Piece, groups: Groups) -> list[Piece]:
+    """A piece in the new shape: each group of dimensions is merged into one, which is then split."""
     found = [replace(piece, start=(), shape=(), strides=())]
     at = 0
     for old, new in groups:
@@ -154,7 +156,7 @@ def _reshape(piece: Piece, groups: Groups) -> list[Piece]:
 
 
 def _merge(box: Piece, sizes: tuple[int, ...]) -> list[Piece]:
-    """The dimensions of a box as one: runs in it."""
+    """The box in one dimension instead of those of `sizes`: runs of elements."""
     if not sizes:
         return [Piece("", (0,), (1,), box.offset, (0,))]
     runs = [Piece("", box.start[-1:], box.shape[-1:], box.offset, box.strides[-1:])]
@@ -179,7 +181,7 @@ def _merge(box: Piece, sizes: tuple[int, ...]) -> list[Piece]:
 
 
 def _split(run: Piece, sizes: tuple[int, ...]) -> list[Piece]:
-    """A run in one dimension as boxes in several of the same product."""
+    """A run of one dimension as boxes in the dimensions `sizes`, whose product is its size."""
     (start,), (length,), (stride,) = run.start, run.shape, run.strides
     if not sizes:
         return [Piece("", (), (), run.offset, ())]

@@ -1,8 +1,8 @@
-"""Tensors without elements that know where each of their elements came from.
+"""Tensors without elements that record where each of their elements came from.
 
-A library's own code that fuses, splits and transposes a checkpoint's tensors is run on these, and what comes out says
-which element went where, for a model of any size, in milliseconds. Whatever does more than move elements (adds,
-multiplies, dequantizes) is not followed: it raises, and nothing is guessed.
+A library's own code that fuses, splits and transposes a checkpoint's tensors runs on them, and the results show which
+element went where, for a model of any size, in milliseconds. An operation that does more than move elements (adds,
+multiplies, dequantizes) raises `Unfollowed`.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,19 +17,19 @@ __all__ = ["Symbol"]
 
 
 class Symbol(torch.Tensor):
-    """See the module. `pieces`: what stands where."""
+    """A tensor without elements. `pieces`: which checkpoint elements are where in it."""
 
     pieces: list[Piece]
 
     @staticmethod
     def __new__(cls, pieces: list[Piece], shape: Sequence[int], dtype: torch.dtype) -> "Symbol":
-        made = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device="cpu")  # type: ignore[attr-defined]
-        made.pieces = pieces
-        return made
+        symbol = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device="cpu")  # type: ignore[attr-defined]
+        symbol.pieces = pieces
+        return symbol
 
     @classmethod
     def stored(cls, name: str, shape: Sequence[int], dtype: torch.dtype) -> "Symbol":
-        """A tensor as it lies in the checkpoint."""
+        """A tensor as the checkpoint stores it."""
         return cls(moves.whole(name, shape), shape, dtype)
 
     def __repr__(self, **_: Any) -> str:
@@ -73,8 +73,8 @@ def _unsqueeze(x: Symbol, dim: int) -> Symbol:
 
 def _squeeze(x: Symbol, dims: int | Sequence[int] | None = None) -> Symbol:
     given = range(x.dim()) if dims is None else [dims] if isinstance(dims, int) else dims
-    gone = {dim % x.dim() for dim in given if x.shape[dim] == 1}
-    return _view(x, [size for dim, size in enumerate(x.shape) if dim not in gone])
+    dropped = {dim % x.dim() for dim in given if x.shape[dim] == 1}
+    return _view(x, [size for dim, size in enumerate(x.shape) if dim not in dropped])
 
 
 def _slice(x: Symbol, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Symbol:

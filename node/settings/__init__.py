@@ -1,17 +1,17 @@
-"""What a person may choose and where it comes from: flags, `SWARM_*`, `swarm.toml`, defaults.
+"""Settings of a user and where they come from: flags, `SWARM_*`, `swarm.toml`, defaults.
 
-`config` has every setting as frozen values; `sources` and `given` find them. Tickets, key files, log lines and
-the choice of memory or disk are here too: every process reads them first.
+`config` has every setting as frozen values; `sources` and `given` read them. Tickets, key files, logging and the choice
+of memory or disk are here too, because every process needs them first.
 
 Modules:
 
-- `config`: What a person may choose, as frozen values
-- `contact`: Where the seed of this SWARM_HOME can be reached
-- `extras`: How the packages of an extra are installed where this process runs
-- `given`: Secrets that a person hands to a command
+- `config`: The settings of every command, as frozen values
+- `contact`: Where the seed of a SWARM_HOME can be reached
+- `extras`: The command that installs an extra's packages into this environment
+- `given`: Secrets that a user hands to a command
 - `keyfile`: The file that holds a private key
-- `logs`: Log lines
-- `memory`: Where the replica goes
-- `sources`: Where a flag's value comes from when it is not given
-- `ticket`: A ticket
+- `logs`: Logging: lines, levels and rate limits
+- `memory`: Whether the replica is kept in memory or on disk
+- `sources`: Where a flag's value comes from when it is not on the command line
+- `ticket`: Tickets: everything that a machine needs to join, in one string
 """

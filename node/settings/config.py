@@ -1,7 +1,7 @@
-"""What a person may choose, as frozen values: `swarm.toml`, then `SWARM_*`, then flags; the later one wins.
+"""The settings of every command, as frozen values: from `swarm.toml`, `SWARM_*` and flags, in rising precedence.
 
-Each class is the flags of one command (a field's docstring is its help). Nothing but the command line builds them from
-text, so code and tests make them directly. A constructor raises `UsageError` for a value that makes no sense.
+Each class has the flags of one command; a field's docstring is its help text. Only the command line builds them from
+text; other code and tests construct them directly. A constructor raises `UsageError` for an invalid value.
 """
 
 import ipaddress
@@ -39,22 +39,22 @@ Running = Literal["continue", "recompute", "drain"]
 ModelName = Literal["tiny", "small", "smollm2"]
 
 SEED_PORT: Final = 4001
-"""libp2p's customary port."""
+"""libp2p's usual port."""
 DEFAULT_MBIT: Final = 100.0
-"""Taken for a link of which nothing is said. Too low, it idles; too high, whoever hangs on this node is late."""
+"""Assumed for a link of unknown rate, in Mbit/s. Too low, the link idles; too high, this node's children are late."""
 MAX_MBIT: Final = 1e7
 MAX_ADDRESSES: Final = 4
-"""As many as a ticket has room for; a machine has one or two that the world can dial."""
+"""As many as a ticket has room for. A machine has one or two that others can dial."""
 MAX_NODES_EVER: Final = 10_000
-"""The seed keeps 32 bytes of each, and writes all of a ticket's anew when another comes."""
+"""The seed keeps 32 bytes for each, and writes all of a ticket's again when another machine joins."""
 MAX_RELAYS: Final = 3
-"""Each costs a connection, and a place in the ticket."""
+"""Each costs a connection, and an address in the ticket."""
 _EXAMPLE: Final = "203.0.113.7:4001"
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def default_home() -> Path:
-    """Where keys, replicas and chunks live unless SWARM_HOME or --home says otherwise."""
+    """Where keys, replicas and chunks are kept unless SWARM_HOME or --home says otherwise."""
     return user_data_path("swarm-node")
 
 
@@ -63,41 +63,41 @@ def _host_name() -> str:
 
 
 def duration_s(text: str) -> float:
-    """Seconds in "90s", "15m", "24h" or "7d". Raises `UsageError`."""
+    """The seconds of "90s", "15m", "24h" or "7d". Raises `UsageError`."""
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smhd])", text.strip())
     if match is None or float(match[1]) <= 0:
-        raise UsageError(f"{text!r} is no duration; write it like 30m, 24h or 7d")
+        raise UsageError(f"{text!r} is not a duration; write it like 30m, 24h or 7d")
     return float(match[1]) * _UNITS_S[match[2]]
 
 
 def address(text: str) -> str:
-    """A TCP address as multiaddr text, from that itself, "host:port", ":port" or "port". Raises `UsageError`."""
+    """A TCP address as multiaddr text, from multiaddr text, "host:port", ":port" or "port". Raises `UsageError`."""
     text = text.strip()
     if text.startswith("/"):
         kind, host, tcp, port = (text.split("/")[1:] + [""] * 4)[:4]
         if tcp != "tcp" or text.count("/") != 4 or kind not in ("ip4", "ip6", "dns", "dns4", "dns6"):
-            raise UsageError(f"{text!r} is no TCP address; write it like {_EXAMPLE} or /ip4/203.0.113.7/tcp/4001")
+            raise UsageError(f"{text!r} is not a TCP address; write it like {_EXAMPLE} or /ip4/203.0.113.7/tcp/4001")
     else:
         host, _, port = text.rpartition(":")
-        bracketed = host.startswith("[") and host.endswith("]")  # without them nobody knows where the port begins
+        bracketed = host.startswith("[") and host.endswith("]")  # without brackets it is unclear where the port begins
         host = (host[1:-1] if bracketed else host) or "0.0.0.0"
         kind = "ip6" if bracketed else "ip4" if re.fullmatch(r"[0-9.]+", host) else "dns"
     if not _is_host(kind, host):
-        raise UsageError(f"{text!r} names no machine; write it like {_EXAMPLE}")
+        raise UsageError(f"{text!r} names no host; write it like {_EXAMPLE}")
     if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
         raise UsageError(f"{text!r} names no port from 0 to 65535; write it like {_EXAMPLE}")
     return f"/{kind}/{host}/tcp/{int(port)}"
 
 
 def relay_address(text: str) -> str:
-    """A relay's address: as `address`, and perhaps its /p2p/ID. Raises `UsageError`."""
+    """A relay's address: as for `address`, with or without its /p2p/ID. Raises `UsageError`."""
     place, _, id_ = text.strip().partition("/p2p/")
     if id_ and not re.fullmatch(r"12D3Koo[1-9A-HJ-NP-Za-km-z]{45}", id_):
         raise UsageError(f"{text!r} ends in no PeerId; write it as its relay printed it, or without /p2p/...")
-    made = address(place)
-    if made.endswith("/tcp/0") or "/0.0.0.0/" in made or "/::/" in made:
-        raise UsageError(f"{text!r} is no relay that can be dialed; write it like {_EXAMPLE}")
-    return made + f"/p2p/{id_}" * bool(id_)
+    relay = address(place)
+    if relay.endswith("/tcp/0") or "/0.0.0.0/" in relay or "/::/" in relay:
+        raise UsageError(f"{text!r} cannot be dialed as a relay; write it like {_EXAMPLE}")
+    return relay + f"/p2p/{id_}" * bool(id_)
 
 
 def _is_host(kind: str, host: str) -> bool:
@@ -118,31 +118,31 @@ def _check_mbit(flag: str, value: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerConfig:
-    """What every process of a swarm may be told."""
+    """Settings of every process of a swarm."""
 
     home: Path = field(default_factory=default_home)
     """Folder for the key, the replica and the chunks; one process at a time."""
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     """Address to listen on, as host:port, a port, or a multiaddr; repeat for more. Port 0: any free one."""
     announce: tuple[str, ...] = ()
-    """Address at which the world reaches this machine, where that is not the one listened on (a port mapping, say;
-    those of Vast.ai and RunPod are found without it); repeat for more."""
+    """Address at which others reach this machine, where it differs from the one listened on (a port mapping, for
+    example; those of Vast.ai and RunPod are found without it); repeat for more."""
     via: tuple[str, ...] = ()
-    """Relay through which this machine can be reached though nobody can dial it: host:port of a machine on which
+    """Relay through which others reach this machine when they cannot dial it: host:port of a machine on which
     swarm-node relay runs; repeat for more."""
     name: str = field(default_factory=_host_name)
-    """What people call this machine."""
+    """Name of this machine, for people."""
     region: str = ""
-    """Machines that say the same region are near one another: lagging nodes ask there first."""
+    """Machines with the same region are near one another: lagging nodes ask there first."""
     up_mbit: float | None = None
-    """Uplink in Mbit/s: plans reckon with it, and below 1000 no more is sent. 0: pass nothing on. Without it plans
-    reckon with 100, and nothing holds back what is sent."""
+    """Uplink in Mbit/s: used for planning, and below 1000 as a limit of what is sent. 0: pass nothing on. Without it
+    planning assumes 100, and sending is not limited."""
     down_mbit: float | None = None
-    """Downlink in Mbit/s: a machine with much less than the others passes nothing on. Without it plans reckon with the
-    uplink, or with 100 where that is less."""
+    """Downlink in Mbit/s: a machine with much less than the others passes nothing on. Without it planning assumes the
+    uplink's rate, but at least 100."""
 
     def __post_init__(self) -> None:
-        # Frozen: canonical values are put in place the one time that they are made.
+        # The class is frozen; canonical values replace the given ones once, here.
         object.__setattr__(self, "home", self.home.expanduser().absolute())
         object.__setattr__(self, "listen", tuple(address(text) for text in self.listen))
         object.__setattr__(self, "announce", tuple(address(text) for text in self.announce))
@@ -162,48 +162,48 @@ class PeerConfig:
 
     @property
     def planned_up_mbit(self) -> float:
-        """What plans reckon with."""
+        """The uplink that planning assumes, in Mbit/s."""
         return DEFAULT_MBIT if self.up_mbit is None else self.up_mbit
 
     @property
     def planned_down_mbit(self) -> float:
-        """The same: hardly a link is slower down than up."""
+        """The downlink that planning assumes, in Mbit/s. Few links are slower down than up."""
         return max(DEFAULT_MBIT, self.planned_up_mbit) if self.down_mbit is None else self.down_mbit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedConfig(PeerConfig):
-    """The trainer's own process: it holds the key, admits nodes, and deals each version."""
+    """The trainer's own process: it holds the key, admits nodes, and sends each version to them."""
 
     base: Path | None = None
     """Checkpoint folder of version 0: config, tokenizer and safetensors weights."""
     raw_mb: int = 0
     """Carry files instead of a policy (publish --raw): the largest one, in MB."""
     key: Path | None = None
-    """The swarm's key file; without it SWARM_HOME's own, made at the first start."""
+    """The swarm's key file; without it the one in SWARM_HOME, made at the first start."""
     listen: tuple[str, ...] = (f"/ip4/0.0.0.0/tcp/{SEED_PORT}",)
     """Address to listen on, as host:port, a port, or a multiaddr; repeat for more."""
     preset: Preset = "wan"
-    """How patient the swarm is: heartbeats, leases, deadlines for such a network."""
+    """The kind of network, which sets heartbeats, leases and deadlines."""
     coder: CoderName = "auto"
-    """How changes are coded: rice (the smallest), pco (decoded sooner by few cores behind fast links), or auto:
-    whichever lets the nodes finish sooner, by --up-mbit, what the nodes say of their links, and --node-cores."""
+    """How changes are coded: rice (the smallest), pco (faster to decode, for few cores behind fast links), or auto: the
+    one with which the nodes finish sooner, by --up-mbit, the links that the nodes report, and --node-cores."""
     node_cores: int = 4
     """Cores that the slowest node can spend on decoding, for --coder auto."""
     check_share: float = 0.02
-    """Share of accepted samples whose log-probabilities a second node computes anew; 0: none."""
+    """Share of accepted samples whose log-probabilities a second node computes again; 0: none."""
     check_tolerance: float = 0.1
-    """Nats a token, on average, by which honest nodes may differ: 0.1 across engines and bfloat16; 0.0001 where all
-    compute in float32 finds samples of a version too old, too (python -m scenarios.bench.check_tolerance)."""
+    """Nats a token, on average, by which honest nodes may differ: 0.1 for different engines and bfloat16. If all nodes
+    compute in float32, 0.0001 also finds samples of a too old version (python -m scenarios.bench.check_tolerance)."""
     watch: Path | None = None
-    """Folder in which a trainer writes checkpoints (at any depth): each is published as soon as it is whole."""
+    """Folder in which a trainer writes checkpoints (at any depth): each is published as soon as it is complete."""
     watch_marker: str = ""
-    """File that the trainer writes into a checkpoint's folder when it is whole (STABLE, say)."""
+    """File that the trainer writes into a checkpoint's folder when it is complete (STABLE, for example)."""
     watch_quiet: str = "10s"
-    """Without a marker, a checkpoint is whole when nothing in its folder has changed for this long."""
+    """Without a marker, a checkpoint is complete when nothing in its folder has changed for this long."""
     egress_copies: float | None = None
-    """Send at most so many copies of each version, and of the model to machines that come without it, even if the swarm
-    must wait; 1.1 leaves some for nodes that are lost on the way. Without it there is no cap."""
+    """Send at most this many copies of each version, and of the model to machines that join without it, even if the
+    swarm must wait; 1.1 leaves a reserve for nodes that are lost meanwhile. Without it there is no cap."""
 
     def __post_init__(self) -> None:
         PeerConfig.__post_init__(self)  # super() cannot find a slotted dataclass
@@ -217,10 +217,10 @@ class SeedConfig(PeerConfig):
             object.__setattr__(self, "watch", self.watch.expanduser().absolute())
             if not self.watch.is_dir():
                 raise UsageError(
-                    f"--watch: {self.watch} is no folder. Make it (mkdir -p) before, or give the right one."
+                    f"--watch: {self.watch} is not a folder. Make it first (mkdir -p), or give the right one."
                 )
         if self.egress_copies is not None and not 1 <= self.egress_copies <= 1e6:
-            raise UsageError("--egress-copies: 1 or more; with less than one copy nobody would get anything")
+            raise UsageError("--egress-copies: 1 or more; with less than one copy no node would get a whole version")
         if not 1 <= self.node_cores <= 1024:
             raise UsageError("--node-cores: 1 to 1024")
         if "/" in self.watch_marker or len(self.watch_marker) > 255:
@@ -234,15 +234,15 @@ class SeedConfig(PeerConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberConfig(PeerConfig):
-    """What whoever comes in by a ticket may be told."""
+    """Settings of every process that joins with a ticket."""
 
     wait_for_seed: str = "60s"
     """How long to look for the seed at the start before giving up: 60s, 30m, 24h."""
     up_gb_day: float | None = None
-    """Send at most so many GB a day (UTC), whatever for. When they are used up this machine passes nothing on until the
-    next day; it still gets each version. Without it there is no limit."""
+    """Send at most this many GB a day (UTC), of any kind. When they are used up this machine passes nothing on until
+    the next day; it still gets each version. Without it there is no limit."""
     ticket_file: Path | None = None
-    """File that holds the ticket, so that it stands in no list of processes."""
+    """File that holds the ticket, so that it does not appear in a list of processes."""
 
     def __post_init__(self) -> None:
         PeerConfig.__post_init__(self)  # super() cannot find a slotted dataclass
@@ -260,31 +260,31 @@ class JoinConfig(MemberConfig):
     """A rollout node: a replica, and an engine that generates from it."""
 
     engine: EngineName = "transformers"
-    """What generates; none: hold the policy and pass it on."""
+    """The engine that generates; none: hold the policy and pass it on."""
     model: Path | None = None
-    """Folder of the base checkpoint, if this machine has it; what differs or lacks is fetched from peers."""
+    """Folder of the base checkpoint, if this machine has it; what is missing or differs is fetched from peers."""
     replica: ReplicaPlace = "auto"
-    """Where this machine keeps its copy of the model: ram, disk (as much is written, but more is decoded), none
+    """Where this machine keeps its copy of the model: ram, disk (no more is written, but more is decoded), none
     (pass chunks on, as a relay does; an engine needs a copy), or auto: ram if the container has enough, else disk."""
     device: str = "auto"
     """Where the engine runs: auto, cpu, cuda or cuda:1."""
     threads: int | None = None
-    """CPU threads of the engine; without it torch decides."""
+    """CPU threads of the engine; without it torch chooses."""
     engines: int = 1
-    """How many engines to run beside one another; each takes --tp GPUs, in their order."""
+    """How many engines to run; each takes the next --tp GPUs."""
     tp: int = 1
-    """GPUs (or CPU ranks) that each vLLM is spread over."""
+    """GPUs (or CPU ranks) of each vLLM."""
     vllm_python: Path | None = None
     """Python of the environment that has vLLM and the plugin; without it, this one's."""
     vllm_arg: tuple[str, ...] = ()
-    """A flag handed on to vLLM, as --vllm-arg=--max-model-len=4096; repeat for more."""
+    """A flag for vLLM, as --vllm-arg=--max-model-len=4096; repeat for more."""
     engine_port: int = 8000
-    """Port of vLLM's OpenAI endpoint, on this machine only; of more engines, the ones after it. 0: any free ones."""
+    """Port of vLLM's OpenAI endpoint, on this machine only; further engines get the next ports. 0: any free ones."""
     engine_url: tuple[str, ...] = ()
-    """A vLLM that you run yourself, with the plugin, to follow the swarm; repeat for more."""
+    """URL of a vLLM that you run yourself, with the plugin, to follow the swarm; repeat for more."""
     running: Running = "continue"
-    """What becomes of vLLM's running requests when a version comes: they go on with the keys and values they have, are
-    read again from their first token (recompute), or are waited for (drain)."""
+    """What happens to vLLM's running requests when a version arrives: they continue with the keys and values that they
+    have (continue), compute them again from the first token (recompute), or finish first (drain)."""
     raw_out: Path | None = None
     """In a swarm that carries files: where to write each one that arrives. Needs --engine none."""
 
@@ -292,7 +292,7 @@ class JoinConfig(MemberConfig):
         MemberConfig.__post_init__(self)
         object.__setattr__(self, "engine_url", tuple(self.engine_url))
         object.__setattr__(self, "vllm_arg", tuple(self.vllm_arg))
-        if self.engine_url and self.engine == "transformers":  # an URL says which engine it is
+        if self.engine_url and self.engine == "transformers":  # the URL implies the engine
             object.__setattr__(self, "engine", "vllm")
         if self.engine_url and (self.engine != "vllm" or self.engines != 1):
             raise UsageError("--engine-url: once for each vLLM that you run; leave out --engine and --engines")
@@ -303,7 +303,7 @@ class JoinConfig(MemberConfig):
         if not 0 <= self.engine_port <= 65535 - self.engines:
             raise UsageError("--engine-port: a port, or 0")
         if self.raw_out is not None and self.engine != "none":
-            raise UsageError("--raw-out: a file is no policy; say --engine none")
+            raise UsageError("--raw-out: no engine can generate from a file; say --engine none")
         if self.replica == "none" and self.engine != "none":
             raise UsageError("--replica none: an engine needs a copy of the model; say --engine none too, or leave it")
         if self.threads is not None and not 1 <= self.threads <= 1024:
@@ -314,13 +314,13 @@ class JoinConfig(MemberConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayConfig(MemberConfig):
-    """Passes chunks on, and is the way to machines that cannot be dialed: no model, no GPU, no torch."""
+    """Passes chunks on, and connects machines that cannot be dialed: no model, no GPU, no torch."""
 
     listen: tuple[str, ...] = (f"/ip4/0.0.0.0/tcp/{SEED_PORT}",)
     """Address to listen on, as host:port, a port, or a multiaddr; repeat for more."""
     wait_for_seed: str = "24h"
-    """How long to look for the seed at the start before giving up: 60s, 30m, 24h. Longer than a node does: a seed that
-    cannot be dialed comes to its relay."""
+    """How long to look for the seed at the start before giving up: 60s, 30m, 24h. Longer than for a node, because a
+    seed that cannot be dialed connects to its relay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,15 +332,15 @@ class InviteConfig:
     key: Path | None = None
     """The swarm's key file, where it is not SWARM_HOME's own."""
     announce: tuple[str, ...] = ()
-    """Address at which nodes reach the seed; without it, those that the seed last announced; repeat for more."""
+    """Address at which nodes reach the seed; without it, the last announced ones; repeat for more."""
     expires: str = "24h"
-    """How long it can be used to come in (nodes that are in may stay): 30m, 24h, 7d."""
+    """How long it can be used to join (nodes that have joined may stay): 30m, 24h, 7d."""
     nodes: int = 10
-    """How many machines may be in by it at a time; the place of one that left or was lost is free again."""
+    """How many machines may be members by it at a time; one that left or was lost no longer counts."""
     nodes_ever: int = 0
-    """How many different machines may come in by it ever. 0: no limit."""
+    """How many different machines may ever join by it. 0: no limit."""
     quota_gb: float = 0.0
-    """How many GB they may fetch in all while catching up; whoever fetches more is put out. 0: no limit."""
+    """How many GB they may fetch in all while catching up; a machine that fetches more is removed. 0: no limit."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "home", self.home.expanduser().absolute())
@@ -367,22 +367,22 @@ class GatewayConfig:
     home: Path = field(default_factory=default_home)
     """The seed's SWARM_HOME."""
     at: str = "127.0.0.1:8000"
-    """Address to listen on, as host:port. Port 0: any free one. Beyond this machine only with a key."""
+    """Address to listen on, as host:port. Port 0: any free one. Other machines can connect only with a key."""
     model_name: str = "policy"
     """What clients call the model."""
     api_key: str = ""
-    """What clients must give as their API key; without it, nothing. SWARM_API_KEY and --api-key-file do not show it to
-    other users of this machine."""
+    """The API key that clients must send; without it, none. SWARM_API_KEY and --api-key-file hide it from other users
+    of this machine."""
     api_key_file: Path | None = None
-    """File that holds that key; it goes before SWARM_API_KEY."""
+    """File that holds that key; it has precedence over SWARM_API_KEY."""
     max_lag: int = 1
-    """How many versions older than the newest a token may be when it is answered with; 0: none."""
+    """How many versions older than the newest a token in an answer may be; 0: none."""
     in_flight: int = 1024
-    """Sequences in flight at a time; whoever wants more is told to come back (429)."""
+    """Sequences in flight at a time; further requests get status 429."""
     inexact_seeds: bool = False
-    """Take requests with a seed also where no engine can draw the same tokens again whatever else it draws. The seed
-    picks the random numbers then, and rounding may pick another token now and then. Samples are drawn together, which
-    is faster."""
+    """Accept requests with a seed even when no engine can draw the same tokens again beside other requests. The seed
+    then fixes the random numbers, but rounding may pick another token now and then. Samples are drawn in one batch,
+    which is faster."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "home", self.home.expanduser().absolute())
@@ -396,16 +396,18 @@ class GatewayConfig:
             raise UsageError("--model-name: 1 to 256 characters")
         if not self.api_key and self.api_key_file is None and not _is_loopback(self.host):
             raise UsageError(
-                f"Whoever reaches {self.host} could use the swarm: give a key (SWARM_API_KEY, or --api-key-file), "
+                f"Everyone who reaches {self.host} could use the swarm: give a key (SWARM_API_KEY, or --api-key-file), "
                 "or listen on 127.0.0.1 only."
             )
 
     @property
     def host(self) -> str:
+        """The host of `at`."""
         return address(self.at).split("/")[2]
 
     @property
     def port(self) -> int:
+        """The port of `at`."""
         return int(address(self.at).split("/")[4])
 
 
@@ -427,11 +429,11 @@ class DemoConfig:
     model: ModelName = "tiny"
     """Policy to train."""
     seed: int = 0
-    """Of every random number in training and sampling."""
+    """Seed of all random numbers in training and sampling."""
     keep: bool = False
-    """Keep the folders of all processes (keys, replicas, logs) and say where they are."""
+    """Keep the folders of all processes (keys, replicas, logs) and print where they are."""
     engine: DemoEngine = "transformers"
-    """What generates in the nodes."""
+    """The nodes' engine."""
     vllm_python: Path | None = None
     """Python of the environment that has vLLM and the plugin; without it, this one's."""
 

@@ -1,4 +1,4 @@
-"""How the packages of an extra are installed where this process runs: a command that works as it stands."""
+"""The command that installs an extra's packages into this environment, complete and ready to run."""
 
 import re
 import shlex
@@ -12,18 +12,21 @@ from typing import Final
 __all__ = ["how_to_get", "lacking"]
 
 ROOT: Final = Path(__file__).parents[2]
-"""Of a clone: has the Makefile. Of an installed package: site-packages."""
+"""In a clone: the folder with the Makefile. In an installed package: site-packages."""
 
 
 def lacking(modules: Sequence[str]) -> list[str]:
-    """Those that cannot be imported here; looks without importing them."""
+    """The modules that cannot be imported here; they are looked up without being imported."""
     return [name for name in modules if find_spec(name) is None]
 
 
 def how_to_get(extra: str) -> str:
-    """A command that adds `extra` to this environment. swarm-node is on no package index, so pip is never told to fetch
-    it from one: in the environment that `make install` made it is make that adds to it, in another one with a clone pip
-    installs from the clone, and without a clone it installs what the extra needs."""
+    """A command that adds `extra` to this environment.
+
+    swarm-node is on no package index, so the command never asks pip to fetch it from one. In the environment that
+    `make install` made, the command is make; in another environment with a clone, pip installs from the clone; without
+    a clone, pip installs the packages that the extra requires.
+    """
     if not (ROOT / "install.sh").is_file():
         return shlex.join([sys.executable, "-m", "pip", "install", *_needs(extra)])
     if Path(sys.prefix).resolve() == (ROOT / ".venv").resolve():
@@ -33,7 +36,7 @@ def how_to_get(extra: str) -> str:
 
 
 def _needs(extra: str) -> list[str]:
-    """Requirements of an extra, as its package says."""
+    """The requirements of an extra, from the package's metadata."""
     try:
         found = requires("swarm-node") or []
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Secrets that a person hands to a command: a ticket or an API key, by argument, file, standard input or variable."""
+"""Secrets that a user hands to a command: a ticket or an API key, by argument, file, standard input or variable."""
 
 import getpass
 import os
@@ -12,15 +12,15 @@ __all__ = ["api_key", "secret_file", "ticket_text"]
 
 _STDIN: Final = "-"
 _MAX_CHARS: Final = 16_384
-"""Twice what the longest ticket has, in lines of any length; what is longer is no secret of ours."""
+"""Room for the longest ticket with line breaks; a longer file holds neither a ticket nor a key."""
 
 
 def ticket_text(argument: str, file: Path | None, stdin: TextIO | None = None) -> str:
-    """The text of the ticket: TICKET or --ticket-file (both are an error), else SWARM_TICKET. A file named "-" is
-    standard input: `join -` is `join --ticket-file=-`.
+    """The text of the ticket: from TICKET or --ticket-file (both are an error), else from SWARM_TICKET.
 
-    `argument` is as the parser has it, which puts the variable there if nothing was typed. The variable is taken out of
-    the environment, so that engines do not inherit it. Raises `UsageError`.
+    A file named "-" is standard input: `join -` is `join --ticket-file=-`. `argument` comes from the parser, which
+    fills it from the variable if nothing was typed. The variable is removed from the environment, so that engines do
+    not inherit it. Raises `UsageError`.
     """
     variable = os.environ.pop("SWARM_TICKET", "")
     typed = argument if argument != variable else ""
@@ -37,8 +37,10 @@ def ticket_text(argument: str, file: Path | None, stdin: TextIO | None = None) -
 
 
 def api_key(typed: str, file: Path | None) -> str:
-    """The gateway's key: --api-key or --api-key-file (both are an error), else SWARM_API_KEY, which is in `typed` too
-    and is taken out of the environment. Raises `UsageError`."""
+    """The gateway's key: from --api-key or --api-key-file (both are an error), else from SWARM_API_KEY.
+
+    The parser fills `typed` from the variable too, which is removed from the environment. Raises `UsageError`.
+    """
     variable = os.environ.pop("SWARM_API_KEY", "")
     if file is None:
         return typed
@@ -51,12 +53,12 @@ def api_key(typed: str, file: Path | None) -> str:
 
 
 def secret_file(path: Path, flag: str) -> str:
-    """What is written in the file that `flag` names, without white space around it. Raises `UsageError`."""
+    """The contents of the file that `flag` names, without surrounding white space. Raises `UsageError`."""
     try:
         with path.expanduser().open(encoding="utf-8") as file:
             text = file.read(_MAX_CHARS + 1)
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(f"{flag}: {path} cannot be read ({why}).") from error
     if len(text) > _MAX_CHARS:
         raise UsageError(f"{flag}: {path} is far too long.")
@@ -64,7 +66,7 @@ def secret_file(path: Path, flag: str) -> str:
 
 
 def _from_stdin(stdin: TextIO) -> str:
-    """A ticket from standard input; a person at a terminal is asked, and what is typed or pasted is not shown."""
+    """A ticket from standard input. At a terminal there is a prompt, and the input is not shown."""
     try:
         text = getpass.getpass("Ticket: ", sys.stderr) if stdin.isatty() else stdin.read(_MAX_CHARS + 1)
     except (OSError, EOFError, UnicodeDecodeError) as error:

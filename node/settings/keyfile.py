@@ -12,9 +12,9 @@ from codec.sign import Key
 __all__ = ["AUTHORITY_KEY", "NODE_KEY", "load", "load_or_make", "write"]
 
 AUTHORITY_KEY: Final = "authority.key"
-"""In the seed's SWARM_HOME: whoever has it is the swarm."""
+"""In the seed's SWARM_HOME. Its holder controls the swarm."""
 NODE_KEY: Final = "node.key"
-"""In a member's SWARM_HOME: made at its first start."""
+"""In a member's SWARM_HOME, made at its first start."""
 
 _PREFIX: Final = "swarm-key-1:"
 _MAX_BYTES: Final = 256
@@ -36,7 +36,7 @@ def write(path: Path, key: Key) -> None:
 
 
 def load(path: Path) -> Key:
-    """The key in `path`. Raises `UsageError` when it is not there, is no key, or others may read it."""
+    """The key in `path`. Raises `UsageError` when there is no file, it holds no key, or other users may read it."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -49,12 +49,12 @@ def load(path: Path) -> Key:
         raise UsageError(f"Others on this machine may read the key at {path}. Close it: chmod 600 {path}")
     match = re.fullmatch(rb"%b([0-9a-f]{64})\s*" % _PREFIX.encode(), text)
     if match is None:
-        raise UsageError(f"{path} is no swarm-node key file: it does not hold one line that begins with {_PREFIX}")
+        raise UsageError(f"{path} is not a swarm-node key file: it does not hold one line that begins with {_PREFIX}")
     return Key(bytes.fromhex(match[1].decode()))
 
 
 def load_or_make(path: Path) -> Key:
-    """The key in `path`, which is made at the first call: a machine keeps its identity over restarts."""
+    """The key in `path`, made at the first call, so that a machine keeps its identity across restarts."""
     if not path.exists():
         write(path, Key.generate())
     return load(path)

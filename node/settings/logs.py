@@ -1,7 +1,7 @@
-"""Log lines: an event name and fields, on stderr. For people on a terminal, as JSON elsewhere.
+"""Logging: an event name and fields on stderr, formatted for people on a terminal and as JSON elsewhere.
 
-No peer can fill a disk with them: beyond a rate, lines of one name are left out, and the next that is written says how
-many were (`suppressed`). That is a net below the code that logs, which is to be seldom enough by itself.
+No peer can fill a disk with log lines: above a rate, lines of one name are left out, and the next one that is written
+says how many (`suppressed`). This is a safety net; code that logs must be seldom enough by itself.
 """
 
 import logging
@@ -22,28 +22,28 @@ __all__ = ["LineLimit", "configure"]
 
 _LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 MAX_VALUE: Final = 2000
-"""Characters of one field: more than any honest one has."""
+"""Characters of one field: more than any legitimate value has."""
 MAX_TRACE: Final = 20_000
 """Characters of a traceback."""
 NAMES: Final = 1024
-"""Names whose rate is remembered; the program has some hundreds, and one that a peer chose must not make it grow."""
+"""Names whose rate is remembered. The program has some hundreds; the bound holds even if a peer could choose one."""
 
 
 class LineLimit:
-    """Says which lines are written: of each name `rate` a second and `burst` at once, of all together ten times that.
+    """Decides which lines are written: `rate` a second and `burst` at once of each name, ten times that of all names.
 
-    Ten a second of 300 bytes are 250 MB a day; 500 at once are a large swarm that joins. Safe to use from any thread.
+    Ten lines of 300 bytes a second are 250 MB a day; 500 at once are those of a large swarm that joins. Thread-safe.
     """
 
     def __init__(self, rate: float = 10.0, burst: float = 500.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate, self._burst, self._clock = rate, burst, clock
         self._all = Bucket(10.0 * rate, 10.0 * burst)
         self._names: OrderedDict[str, tuple[Bucket, int]] = OrderedDict()
-        """By name: what it may still write, and how many lines of it were left out since the last."""
+        """By name: its allowance, and how many of its lines were left out since the last one that was written."""
         self._lock = threading.Lock()
 
     def due(self, name: str) -> int | None:
-        """How many lines of this name were left out since the last that was written; None: leave this one out too."""
+        """How many lines of this name were left out since the last one written; None: leave this one out too."""
         with self._lock:
             now = self._clock()
             bucket, left_out = self._names.pop(name, None) or (Bucket(self._rate, self._burst), 0)
@@ -54,7 +54,7 @@ class LineLimit:
             return left_out if written else None
 
     def processor(self, _: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        """For structlog: drops the line, or notes how many were."""
+        """A structlog processor: drops the line, or adds how many were dropped before it."""
         if (left_out := self.due(str(event.get("event", "")))) is None:
             raise structlog.DropEvent
         if left_out:
@@ -62,7 +62,7 @@ class LineLimit:
         return event
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """For the standard module, where a line's name is the place in the code that wrote it."""
+        """A filter for the `logging` module, where the name of a line is the place in the code that wrote it."""
         if (left_out := self.due(f"{record.pathname}:{record.lineno}")) is None:
             return False
         if left_out:
@@ -71,7 +71,7 @@ class LineLimit:
 
 
 def _plain(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Keys and hashes by their first eight hex digits, and nothing that a peer wrote may move the cursor."""
+    """Shorten keys and hashes to eight hex digits, and escape what a peer wrote, so that it cannot move the cursor."""
     for name, value in event.items():
         if isinstance(value, bytes):
             event[name] = value[:4].hex()
@@ -85,9 +85,9 @@ def _plain(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[s
 
 
 def configure(level: str | None = None, stream: TextIO | None = None) -> None:
-    """Set up logging for this process; `level` (SWARM_LOG, else info) is debug, info, warning or error.
+    """Set up logging for this process. `level`: debug, info, warning or error; default SWARM_LOG, else info.
 
-    Raises `UsageError` for another level. stdout stays free for what a command reports.
+    Raises `UsageError` for another level. Lines go to `stream` (default stderr); stdout is left to a command's report.
     """
     name = (level or os.environ.get("SWARM_LOG") or "info").lower()
     if name not in _LEVELS:
@@ -108,7 +108,7 @@ def configure(level: str | None = None, stream: TextIO | None = None) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[name]),
         logger_factory=structlog.PrintLoggerFactory(out),
     )
-    # Libraries log through the standard module; what they say of every connection is of use to nobody but us.
+    # Libraries use the standard module; their lines about each connection are of no use to a user.
     level_number = max(_LEVELS[name], logging.WARNING)
     logging.basicConfig(stream=out, level=level_number, format="%(name)s: %(message)s", force=True)
     for handler in logging.getLogger().handlers:

@@ -1,6 +1,6 @@
-"""Where the replica goes: in memory, on disk, or nowhere, by what this machine (or container) really has.
+"""Whether the replica is kept in memory or on disk, by what this machine (or container) really has.
 
-A container sees the whole machine's memory in /proc; what it may take stands in its control group.
+A container sees the whole machine's memory in /proc; the memory that it may use is in its control group.
 """
 
 import ctypes
@@ -16,43 +16,45 @@ __all__ = ["ReplicaPlace", "disk_free_bytes", "free_bytes", "give_back_promptly"
 ReplicaPlace = Literal["auto", "ram", "disk", "none"]
 
 _SPARE_BYTES: Final = 1 << 30
-"""For all else: the process, scratch for coding (140 MB a thread), what is staged of a version (3 % of the model)."""
+"""For all but the replica: the process, scratch for coding (140 MB a thread), staged chunks (3 % of the model)."""
 _MARGIN: Final = 1.1
+"""A replica counts as this many times its bytes."""
 _MMAP_THRESHOLD: Final = -3
 _TRIM_THRESHOLD: Final = -1
 _ARENA_MAX: Final = -8
-"""Names of three settings in glibc's malloc.h."""
+"""Three parameters of mallopt(3), with their numbers in glibc's malloc.h."""
 _MAPPED_FROM: Final = 1 << 20
-"""Bytes. Below it the heap serves, as before; a request body or a chunk above it goes back when it is freed."""
+"""Bytes. Smaller blocks come from the heap, as before; a larger one (a request body, a chunk) goes back to the system
+when it is freed."""
 _HEAPS: Final = 2
-"""For all threads. glibc would give each thread one of its own, and what one frees, the others cannot use: ten members
-that flooded a seed had it keep 20 MiB more."""
+"""Heaps shared by all threads. glibc would give each thread its own, and no thread can use what another has freed: ten
+members that flooded a seed made it keep 20 MiB more."""
 _NO_LIMIT: Final = 1 << 60
-"""Control groups of version 1 write a number near 2^63 for no limit."""
+"""Control groups of version 1 report a number near 2^63 when there is no limit."""
 
 
 def free_bytes(root: Path = Path("/")) -> int | None:
-    """Bytes of memory that can still be taken: the machine's, or less if a control group above this process says so.
+    """Bytes of memory that this process can still use: the machine's, or less if a control group limits it.
 
-    Page cache that can be given up counts as free. `root`: where /proc and /sys are. None where neither tells.
+    Reclaimable page cache counts as free. `root`: where /proc and /sys are. None when neither says.
     """
     found = [value for value in (_machine(root), *_groups(root)) if value is not None]
     return min(found, default=None)
 
 
 def disk_free_bytes(folder: Path) -> int:
-    """Bytes free where `folder` is, or is going to be."""
+    """Free bytes of the file system on which `folder` is or would be."""
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
 
 
 def keep_on_disk(place: ReplicaPlace, model_bytes: int, memory_bytes: int | None, disk_bytes: int) -> bool:
-    """Whether the replica is to be on disk. What is asked for is done; "auto" takes memory where there is enough of it.
+    """Whether to keep the replica on disk. `place`: the user's choice; "auto" prefers memory when there is enough.
 
-    In memory a version is written in milliseconds and read for nothing. On disk (`codec.layered`) a version is not
-    written at all, and each block that is read is read from the disk and brought forward by up to eight versions.
-    Raises `UsageError` when neither has room.
+    In memory a version is written in milliseconds and reading is free. On disk (`codec.layered`) a version is not
+    written at all; each block is read from the disk and brought forward by up to eight versions. Raises `UsageError`
+    when neither has room.
     """
     if place != "auto":
         return place == "disk"
@@ -68,13 +70,14 @@ def keep_on_disk(place: ReplicaPlace, model_bytes: int, memory_bytes: int | None
 
 
 def give_back_promptly(libc: str | None = None) -> bool:
-    """Have this process return large blocks to the system as soon as they are freed. False: its libc has no such
-    setting (musl needs none, others keep what they do). Call it once, before the process does its work.
+    """Make this process return large blocks to the system as soon as they are freed. Call it once, at the start.
 
-    glibc maps large blocks apart, but moves the border up to 32 MiB once one of them was freed. From then on they come
-    from the heap, which shrinks only from its end: a hundred request bodies at once stayed in the process for ever.
-    Setting the border turns that off. A block mapped apart costs a page fault for every 4 KiB, some 0.2 ms for 1 MiB.
-    Threads share `_HEAPS` heaps.
+    Returns False when the libc has no such setting (musl needs none; others keep their behaviour).
+
+    glibc gives large blocks a mapping of their own, but raises the threshold to up to 32 MiB once such a block was
+    freed. From then on large blocks come from the heap, which shrinks only at its end: after a hundred request bodies
+    at once their memory stayed in the process for ever. Setting the threshold turns this off. A mapped block costs a
+    page fault for every 4 KiB, some 0.2 ms for 1 MiB. All threads share `_HEAPS` heaps.
     """
     try:
         mallopt = ctypes.CDLL(libc).mallopt
@@ -93,7 +96,7 @@ def _machine(root: Path) -> int | None:
 
 
 def _groups(root: Path) -> Iterator[int | None]:
-    """What each control group above this process leaves."""
+    """The bytes that each control group above this process leaves."""
     for line in _lines(root / "proc/self/cgroup"):
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -106,7 +109,8 @@ def _groups(root: Path) -> Iterator[int | None]:
 
 
 def _up(mount: Path, path: str, limit: str, usage: str, cache: tuple[str, ...]) -> Iterator[int | None]:
-    """From the group at `path` up to the mount; in a container that sees only its own, the mount is that group."""
+    """The bytes left in the group at `path` and in each one above it. In a container that sees only its own group, the
+    mount point is that group."""
     folder = mount / path.strip("/")
     for group in (folder, *folder.parents):
         if not group.is_relative_to(mount):
@@ -123,7 +127,7 @@ def _left(group: Path, limit: str, usage: str, cache: tuple[str, ...]) -> int | 
 
 
 def _number(path: Path) -> int | None:
-    """None for "max", and where there is no such file."""
+    """The number in a file; None for "max", and when there is no such file."""
     lines = _lines(path)
     return int(lines[0]) if lines and lines[0].isdigit() else None
 

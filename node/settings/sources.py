@@ -1,7 +1,8 @@
-"""Where a flag's value comes from when it is not given: `SWARM_*` first, then `swarm.toml`, then its default.
+"""Where a flag's value comes from when it is not on the command line: `SWARM_*`, then `swarm.toml`, then its default.
 
-`swarm.toml` is looked for in the current folder, or is the file that SWARM_CONFIG names. A key at its top counts for
-every command that has such a flag; one in a table named like a command counts for that command only, and wins:
+`swarm.toml` is read from the current folder, or is the file that SWARM_CONFIG names. A key at the top level applies to
+every command that has such a flag. A key in a table named like a command applies to that command only, and has
+precedence:
 
     home = "/data/swarm"
     up_mbit = 200
@@ -33,13 +34,13 @@ CONFIGURABLE: Final = {
     "gateway": GatewayConfig,
     "demo": DemoConfig,
 }
-"""The commands that a table of swarm.toml may be named after."""
+"""The commands that have settings: a table of swarm.toml may have one of these names."""
 _DEFAULT_FILE: Final = "swarm.toml"
 _MAX_BYTES: Final = 1 << 20
 
 
 def toml_path() -> Path | None:
-    """The configuration file, if there is one. Raises `UsageError` when SWARM_CONFIG names none."""
+    """The configuration file, if there is one. Raises `UsageError` when SWARM_CONFIG names a missing file."""
     named = os.environ.get("SWARM_CONFIG")
     path = Path(named or _DEFAULT_FILE).expanduser()
     if path.is_file():
@@ -50,7 +51,7 @@ def toml_path() -> Path | None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The file's content; every key known, every table a command's."""
+    """The file's content. Raises `UsageError` for an unknown key or table."""
     try:
         with path.open("rb") as file:
             content = tomllib.loads(file.read(_MAX_BYTES).decode())
@@ -67,33 +68,33 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 class Toml:
-    """swarm.toml as a source for cyclopts: called once for each command line, fills what has no value yet."""
+    """swarm.toml as a source for cyclopts, which calls it once for each command line to fill flags without a value."""
 
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
         path = toml_path()
         if path is None or not commands or commands[0] not in CONFIGURABLE:
             return
         content = _read(path)
-        mine = {field.name for field in fields(CONFIGURABLE[commands[0]])}
-        values = {key: value for key, value in content.items() if key in mine}
+        own_keys = {field.name for field in fields(CONFIGURABLE[commands[0]])}
+        values = {key: value for key, value in content.items() if key in own_keys}
         values |= content.get(commands[0], {})
         Dict(values, source=str(path), use_commands_as_keys=False)(app, commands, arguments)
 
 
 def sources() -> tuple[Env, Toml]:
-    """What stands behind the flags, the stronger first."""
+    """The sources of values behind the flags, in order of precedence."""
     return Env("SWARM_", command=False), Toml()
 
 
 def explain(app: App, command: str) -> dict[str, dict[str, Any]]:
-    """For each setting of `command`: its value as text, and where that comes from."""
+    """For each setting of `command`: its `value`, and its `source` (a variable, a file, or "default")."""
     sub = app[command]
     with app.app_stack([app, sub]):
         arguments = sub.assemble_argument_collection()
         for source in sources():
             source(sub, (command,), arguments)
     config = CONFIGURABLE[command]
-    answer: dict[str, dict[str, Any]] = {}
+    settings: dict[str, dict[str, Any]] = {}
     defaults = {field.name: field for field in fields(config)}
     for argument in arguments:
         name = argument.keys[0] if argument.keys else ""
@@ -105,12 +106,12 @@ def explain(app: App, command: str) -> dict[str, dict[str, Any]]:
             value: Any = [token.value for token in tokens] if len(tokens) > 1 else tokens[0].value
         else:
             origin, value = "default", _plain(argument.field_info.default)
-        answer[name] = {"value": value, "source": origin}
-    return answer
+        settings[name] = {"value": value, "source": origin}
+    return settings
 
 
 def _plain(value: Any) -> Any:
-    """A default as JSON has it."""
+    """A default as a JSON value."""
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if isinstance(value, tuple):

@@ -1,12 +1,11 @@
-"""A ticket: everything that a machine needs to come in, as one string that survives being pasted.
+"""Tickets: everything that a machine needs to join, in one string that can be copied and pasted.
 
-    swarm1<base32 of: length (u16) || body || checksum>
+    swarm1<base32 of: length (u16, big-endian) || body || checksum>
 
 The body is a MessagePack array: the authority's public key, addresses at which to reach it, the sealed capability
-(opaque here: `swarm.protocol.membership.lease` opens it, and only the authority's word on it counts), and the preset of
-numbers that the swarm runs by. Base32 because it has no signs that a chat, a shell or a double click trips over, and
-because capitals do not matter. The length tells a ticket that was cut off from one that was mistyped; people do the
-first.
+(opaque here: `swarm.protocol.membership.lease` opens it, and only the authority judges it), and the name of the
+swarm's tuning preset. Base32 has no characters that a chat program, a command line or a double click treats specially,
+and ignores case. The length tells a truncated ticket, which is the common mistake, from a mistyped one.
 """
 
 import base64
@@ -27,19 +26,19 @@ __all__ = ["MAX_TICKET_CHARS", "TICKET_VERSION", "Ticket"]
 TICKET_VERSION: Final = 1
 MAX_TICKET_CHARS: Final = 4096
 _CHECKSUM_BYTES: Final = 4
-"""One mistyped ticket in four thousand million passes, and then its capability does not verify."""
+"""One mistyped ticket in 2^32 passes, and then its capability does not verify."""
 _PREFIX: Final = f"swarm{TICKET_VERSION}"
 
 
 class Ticket(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The way in. Built with `ValueError`, read with `UsageError`."""
+    """The contents of a ticket. The constructor raises `ValueError`, `parse` raises `UsageError`."""
 
     authority: Annotated[bytes, msgspec.Meta(min_length=PUBLIC_KEY_BYTES, max_length=PUBLIC_KEY_BYTES)]
-    """Ed25519 public key: the swarm's name."""
+    """Ed25519 public key, which identifies the swarm."""
     addrs: Annotated[
         tuple[Annotated[str, msgspec.Meta(max_length=256)], ...], msgspec.Meta(min_length=1, max_length=MAX_ADDRESSES)
     ]
-    """Multiaddr text, without the authority's peer id: direct ones, and circuits of its relays."""
+    """Multiaddr text without the authority's peer id: direct addresses, and circuits through its relays."""
     capability: Annotated[bytes, msgspec.Meta(min_length=1, max_length=1024)]
     """Sealed bytes, as the authority signed them."""
     preset: Preset
@@ -66,14 +65,14 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     @classmethod
     def parse(cls, text: str) -> "Ticket":
-        """The ticket in `text`; line breaks, spaces and capitals do not matter. Raises `UsageError`."""
+        """The ticket in `text`; line breaks, spaces and case are ignored. Raises `UsageError`."""
         if len(text) > 2 * MAX_TICKET_CHARS:
             raise UsageError("This is far too long to be a ticket. Paste only what swarm-node invite printed.")
         text = re.sub(r"\s+", "", text).lower().strip("'\"")
         _check_prefix(text)
         letters = text[len(_PREFIX) :]
         try:
-            # A length that base32 cannot have is padded all the same: the length inside says how much is missing.
+            # Text of a length that base32 cannot have is cut and decoded: the length inside says how much is missing.
             whole = letters[: len(letters) - (len(letters) % 8 in (1, 3, 6))]
             framed = base64.b32decode(whole.upper() + "=" * (-len(whole) % 8))
         except (binascii.Error, ValueError) as error:
@@ -91,7 +90,7 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
             return msgspec.msgpack.decode(body, type=cls)
         except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
             raise UsageError(
-                f"This ticket makes no sense ({error}). Ask for a new one: swarm-node invite, on the seed's machine."
+                f"This ticket is invalid ({error}). Ask for a new one: swarm-node invite, on the seed's machine."
             ) from error
 
 
@@ -101,10 +100,10 @@ _DAMAGED: Final = "This ticket was damaged in copying: a character is wrong or m
 def _check_prefix(text: str) -> None:
     ask = "Ask for one: swarm-node invite, on the seed's machine."
     if text.startswith(("12d3koo", "/ip", "/dns")):
-        raise UsageError(f"This is an address or a peer id, and no ticket. {ask}")
+        raise UsageError(f"This is an address or a peer id, not a ticket. {ask}")
     match = re.match(r"swarm(\d)", text)
     if match is None:
-        raise UsageError(f'This is no ticket: one begins with "{_PREFIX}". {ask}')
+        raise UsageError(f'This is not a ticket: tickets begin with "{_PREFIX}". {ask}')
     if int(match[1]) != TICKET_VERSION:
         raise UsageError(
             f"This ticket is of version {match[1]} and this swarm-node reads version {TICKET_VERSION}. "

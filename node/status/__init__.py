@@ -1,13 +1,15 @@
-"""How a running swarm is shown: the question to its process, and the view in a terminal.
+"""How a running swarm is shown: what a process says of itself, the socket to ask it, and the view in a terminal.
 
-`query` asks the process of this `SWARM_HOME` over its Unix socket; `terminal` draws the answer; `progress` is
-the one line for whatever takes longer than two seconds.
+`schema` defines every field; `query` asks the process of this `SWARM_HOME` over its Unix socket; `terminal` draws the
+answer.
 
 Modules:
 
-- `keys`: Keys as they are pressed, for a live view; nothing where there is no terminal
-- `progress`: One line on stderr for whatever takes longer than two seconds
-- `query`: Asking the swarm process of this machine how it stands
-- `reached`: How peers are reached, for `status`
+- `keys`: Keys as they are pressed, for a live view
+- `progress`: One line on stderr for work that takes longer than two seconds
+- `query`: Asks the swarm process of this machine for its status
+- `reached`: How peers are reached, for the status and the log
+- `roster`: The roster's trees, as the status shows them
+- `schema`: What a swarm process says about itself
 - `terminal`: The swarm as a person watches it in a terminal
 """

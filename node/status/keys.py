@@ -1,4 +1,4 @@
-"""Keys as they are pressed, for a live view; nothing where there is no terminal."""
+"""Keys as they are pressed, for a live view."""
 
 import contextlib
 import os
@@ -9,15 +9,18 @@ from collections.abc import AsyncIterator
 
 import trio
 
-__all__ = ["pressed"]
+__all__ = ["pressed_keys"]
 
 
-async def pressed() -> AsyncIterator[str]:
-    """Each key, without waiting for Enter. The terminal is put back as it was when the iterator is closed."""
+async def pressed_keys() -> AsyncIterator[str]:
+    """Each key, without waiting for Enter; ends at once where stdin is no terminal.
+
+    The terminal's mode is restored when the iterator is closed.
+    """
     if not sys.stdin.isatty():
         return
     descriptor = sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
+    mode = termios.tcgetattr(descriptor)
     try:
         tty.setcbreak(descriptor)
         while True:
@@ -26,4 +29,4 @@ async def pressed() -> AsyncIterator[str]:
                 yield key
     finally:
         with contextlib.suppress(termios.error):
-            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, mode)

@@ -1,4 +1,4 @@
-"""One line on stderr for whatever takes longer than two seconds."""
+"""One line on stderr for work that takes longer than two seconds."""
 
 import sys
 import threading
@@ -9,18 +9,19 @@ from typing import Final, TextIO
 __all__ = ["Progress"]
 
 QUIET_S: Final = 2.0
-"""A person waits this long without wondering."""
+"""Nothing is shown for shorter work: a person waits this long without wondering."""
 TICK_S: Final = 0.2
+"""Interval at which the thread looks whether a line is due."""
 LONGEST_PAUSE_S: Final = 30.0
-"""Without a terminal the lines grow rarer, up to this, so that a log of hours stays readable."""
+"""Longest interval between two lines where stderr is no terminal; a log of hours stays readable."""
 
 
 class Progress:
     """`with Progress("Reading OLD", total=291, unit="tensors") as progress: ... progress.update(17)`.
 
-    Silent for two seconds. Then, on a terminal, one line that rewrites itself and is wiped at the end; elsewhere a
-    line after 2, 4, 8... seconds. A thread of its own writes it, so work that never calls `update` shows up too;
-    `update` and `label` may be used from any thread.
+    Silent for `QUIET_S`. Then, on a terminal, one line that is rewritten and erased at the end; elsewhere a line after
+    2, 4, 8... seconds. A thread of its own writes the line, so work that never calls `update` shows up too; `update`
+    and `label` may be used from any thread.
     """
 
     def __init__(
@@ -39,34 +40,34 @@ class Progress:
         self._stream = stream if stream is not None else sys.stderr
         self._live = self._stream.isatty()
         self._clock = clock
-        self._began = clock()
-        self._next_at = self._began + QUIET_S
+        self._started_at = clock()
+        self._next_at = self._started_at + QUIET_S
         self._shown = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
 
     def update(self, done: float, total: float | None = None) -> None:
-        """So much is done (of `total`, where that became known only now)."""
+        """`done` units are done. `total`: pass it here if it was not known at the start."""
         self.done = done
         if total is not None:
             self.total = total
 
     def tick(self) -> None:
-        """Write what is due now. The thread calls this; so may a test."""
+        """Write the line if it is due. Called by the thread, and by tests."""
         now = self._clock()
         if now < self._next_at:
             return
-        line = self.line(now - self._began)
+        line = self.line(now - self._started_at)
         if self._live:
             self._stream.write(f"\r\x1b[2K{line}")
         else:
             self._stream.write(line + "\n")
-            self._next_at = now + min(now - self._began, LONGEST_PAUSE_S)
+            self._next_at = now + min(now - self._started_at, LONGEST_PAUSE_S)
         self._stream.flush()
         self._shown = True
 
     def line(self, elapsed_s: float) -> str:
-        """What is said `elapsed_s` seconds after the start."""
+        """The text at `elapsed_s` seconds after the start."""
         if self.total:
             share = f"{self.done:,.0f} of {self.total:,.0f} {self.unit}".rstrip()
             return f"{self.label}: {share} ({100 * min(1.0, self.done / self.total):.0f} %), {elapsed_s:.0f} s"

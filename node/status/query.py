@@ -1,44 +1,41 @@
-"""Asking the swarm process of this machine how it stands: one question and one answer over `SWARM_HOME/status.sock`.
-
-The state is a plain dict of plain values, made by the process asked; `terminal` says which keys it shows.
-"""
+"""Asks the swarm process of this machine for its status: one question, one answer over `SWARM_HOME/status.sock`."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import trio
 
 from codec.errors import PeerError
-from node.ipc.async_channel import AsyncChannel
-from node.ipc.async_channel import serve as serve_socket
+from node.ipc.async_channel import AsyncChannel, serve_socket
 from node.ipc.channel import ChannelClosed, ChannelTimeout, close_fds, connect
+from node.status.schema import Status
 from swarm.guard import Source
 from swarm.transport.base import Unreachable
 
-__all__ = ["SOCKET_NAME", "Ask", "State", "ask", "serve"]
+__all__ = ["SOCKET_NAME", "Answer", "Ask", "ask", "serve"]
 
 SOCKET_NAME: Final = "status.sock"
 ANSWER_WITHIN_S: Final = 10.0
 """A swarm process answers between two events of its core; one that takes longer than this is stuck."""
 
 ASK_WITHIN_S: Final = 60.0
-"""A process that connects asks at once; one that does not is let go."""
+"""A process that connects asks at once; one that does not is disconnected."""
 PROOF_WITHIN_S: Final = 120.0
 """An engine reads back and hashes a gigabyte or more a second, between two batches."""
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
-    """How do you stand? `prove`: read the bits back out of the engine first, and say what root they add up to."""
+    """Asks for the status. `prove`: first read the bits back out of the engine, and report the root of those."""
 
     prove: bool = False
 
 
-class State(msgspec.Struct, frozen=True, tag="state"):
-    """Thus."""
+class Answer(msgspec.Struct, frozen=True, tag="state"):
+    """The status at the moment of the question."""
 
-    state: dict[str, Any]
+    state: Status
 
 
 async def _nothing_to_prove() -> None:
@@ -47,13 +44,17 @@ async def _nothing_to_prove() -> None:
 
 async def serve(
     home: Path,
-    state: Callable[[], dict[str, Any]],
+    status: Callable[[], Status],
     prove: Callable[[], Awaitable[None]] = _nothing_to_prove,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer until cancelled; `state()` is called at each question and must be quick. `prove` may take its time, and
-    leaves what it found in the state. Raises `UsageError`."""
+    """Answer questions until cancelled.
+
+    `status()` is called for each question and must be quick. `prove()` is awaited before that when the question asks
+    for a proof; it may take minutes, and its result shows in `status()`. Raises `UsageError` when another process
+    serves this home.
+    """
 
     async def converse(channel: AsyncChannel) -> None:
         while True:
@@ -62,20 +63,23 @@ async def serve(
             close_fds(fds)
             if question.prove:
                 await prove()
-            await channel.send(State(state()))
+            await channel.send(Answer(status()))
 
     await serve_socket(home / SOCKET_NAME, converse, receives=Ask, source=Source.STATUS, task_status=task_status)
 
 
-def ask(home: Path, *, prove: bool = False, within_s: float = ANSWER_WITHIN_S) -> dict[str, Any]:
-    """The state of the swarm process of `home`. Raises `Unreachable` when none answers `within_s`."""
+def ask(home: Path, *, prove: bool = False, within_s: float = ANSWER_WITHIN_S) -> Status:
+    """The status of the swarm process of `home`. Raises `Unreachable` when none answers within `within_s` seconds.
+
+    With `prove` the answer may take `PROOF_WITHIN_S`.
+    """
     try:
-        with connect(home / SOCKET_NAME, State) as channel:
+        with connect(home / SOCKET_NAME, Answer) as channel:
             channel.send(Ask(prove), timeout_s=within_s)
             answer, _ = channel.recv(PROOF_WITHIN_S if prove else within_s)
             return answer.state
     except (ChannelClosed, ChannelTimeout, PeerError) as error:
         raise Unreachable(
             f"No swarm process answers in {home} ({error}). Start one (swarm-node seed, join or relay), "
-            "or name the folder of the one that runs: --home, or SWARM_HOME."
+            "or name the home of one that runs: --home, or SWARM_HOME."
         ) from error

@@ -1,45 +1,52 @@
-"""How peers are reached, for `status`: directly, by a connection that they made, or through a relay."""
+"""How peers are reached, for the status and the log: directly, by a connection that they made, or through a relay."""
 
-from typing import Any, Final
+from typing import Final
 
 import structlog
 import trio
 
+from node.status.schema import RelayStatus
 from swarm.transport.libp2p import Libp2pTransport
+from swarm.transport.nat.relay import Relay
 
-__all__ = ["reached", "relayed", "tell"]
+__all__ = ["add_relay_counts", "how_reached", "log_reservations"]
 
 _LOOK_EVERY_S: Final = 5.0
+"""A reservation takes seconds to get, so a line in the log that is this late misses nothing."""
 _log = structlog.get_logger(__name__)
 
 
-def reached(transport: Libp2pTransport, peer: bytes, dialable: bool | None) -> str:
-    """As `Way` says: direct, dialed us, punched, circuit. Without a connection as the roster says (`dialable`): "can be
-    dialed" or "cannot be dialed"; empty: nothing is known."""
+def how_reached(transport: Libp2pTransport, peer: bytes, dialable: bool | None) -> str:
+    """The value of `PathKind`: "direct", "dialed us", "punched" or "circuit".
+
+    Without a connection, what the roster says (`dialable`): "can be dialed" or "cannot be dialed"; empty if it says
+    nothing.
+    """
     path_kind = transport.path_kind(peer)
     if path_kind is not None:
         return path_kind.value
     return {None: "", True: "can be dialed", False: "cannot be dialed"}[dialable]
 
 
-async def tell(transport: Libp2pTransport) -> None:
-    """Say, when it changes, at which relays we have a place and where we have none, and why. For ever."""
-    told: dict[str, str] = {}
+async def log_reservations(transport: Libp2pTransport) -> None:
+    """Log each relay that begins or ceases to lead to this machine, and why. Runs until cancelled."""
+    logged: dict[str, str] = {}
     while True:
         await trio.sleep(_LOOK_EVERY_S)
         for relay, why in transport.reservations.state.items():
-            if told.get(relay) == why:
+            if logged.get(relay) == why:
                 continue
-            told[relay] = why
+            logged[relay] = why
             if why:
-                _log.warning("no_relay", relay=relay, why=why, hint="nobody reaches this machine through it until then")
+                _log.warning(
+                    "no_relay", relay=relay, why=why, hint="no peer reaches this machine through that relay until then"
+                )
             else:
                 _log.info("reached_through", relay=relay)
 
 
-def relayed(transport: Libp2pTransport) -> dict[str, Any]:
-    """What a relay does for those that cannot be dialed; nothing where this is no relay."""
-    relay = transport.relay
-    if relay is None:
-        return {}
-    return {"places": len(relay.reservations), "circuits": relay.circuits, "relayed_bytes": relay.relayed_bytes}
+def add_relay_counts(status: RelayStatus, relay: Relay) -> None:
+    """Fill in what `relay` does for peers that cannot be dialed."""
+    status.places = len(relay.reservations)
+    status.circuits = relay.circuits
+    status.relayed_bytes = relay.relayed_bytes

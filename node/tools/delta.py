@@ -1,6 +1,6 @@
-"""`swarm-node delta OLD NEW` and `swarm-node apply BASE DELTA OUT`: what would my steps cost, without any swarm.
+"""`swarm-node delta OLD NEW` and `swarm-node apply BASE DELTA OUT`: the size of a training step, without any swarm.
 
-Both stream block by block from mapped checkpoints, so that a model larger than the memory is no obstacle.
+Both read mapped checkpoints block by block, so a model may be larger than the memory.
 """
 
 import os
@@ -30,19 +30,19 @@ from node.tools.delta_file import DeltaFile, DeltaWriter
 __all__ = ["DeltaReport", "Progress", "apply", "delta", "render"]
 
 Progress = Callable[[float, float], None]
-"""Called with how many blocks are done, and how many there are to do; a block is looked at more than once."""
+"""Called with the number of block visits done, and with the number in all; a block is visited more than once."""
 
 _ROUNDS: Final = 4
-"""Every block is looked at so often: hashed in OLD and NEW, coded and decoded, and coded in the other ways."""
-_WAYS: Final = {"leb128": "in LEB128", "gaps16_zstd": "in u16 and zstd"}
-"""The published ways, for people."""
+"""Visits of every block: hashed in OLD, hashed in NEW, encoded and decoded, and encoded in the other formats."""
+_FORMATS: Final = {"leb128": "in LEB128", "gaps16_zstd": "in u16 and zstd"}
+"""Labels of the published formats in the table."""
 _SAMPLES: Final = 16
-"""Blocks coded beforehand to guess F, from which the chunk size follows."""
+"""Blocks that are encoded first, to estimate the payload, from which the chunk size follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineReport:
-    """What another way makes of the same step: no hashes, no signatures."""
+    """The same step in another format, without hashes and signatures. Speeds: GB of weights a second, on one core."""
 
     bits_per_change: float
     ratio: float
@@ -53,10 +53,10 @@ class BaselineReport:
 
 @dataclass(frozen=True, slots=True)
 class DeltaReport:
-    """What one step costs. Speeds: GB of weights a second, one core, block hashes included. Times: seconds.
+    """What one step costs. Speeds: GB of weights a second, on one core, block hashes included. Times: seconds.
 
-    `delta_bytes`: everything on the wire (chunks with headers, and the manifest). `bits_per_change`: of it, in bits.
-    `exact`: every chunk was decoded, and the root of what came out is that of NEW.
+    `delta_bytes`: everything on the wire (chunks with headers, and the manifest). `bits_per_change`: bits of
+    `delta_bytes` for each changed element. `exact`: every chunk was decoded, and the result has the root of NEW.
     """
 
     elements: int
@@ -72,7 +72,7 @@ class DeltaReport:
     decode_gb_s: float
     exact: bool
     baselines: dict[str, BaselineReport]
-    """The published ways on the same bits: LEB128 gaps and raw values; u16 gaps, raw values and zstd (where the package
+    """Published formats on the same bits: LEB128 gaps and raw values; u16 gaps, raw values and zstd (if the package
     zstandard is installed)."""
     up_mbit: float
     nodes: int
@@ -88,13 +88,13 @@ class DeltaReport:
 
 
 def _quiet(done: float, total: float) -> None:
-    """No progress shown."""
+    """Show no progress."""
 
 
 class _Mapped:
-    """A checkpoint as a source of blocks (`codec.staging.Source`), in the coordinates of `layout`; hashes them all.
+    """A checkpoint as a source of the blocks of `layout` (`codec.staging.Source`); the constructor hashes them all.
 
-    `done`, `total`: blocks looked at before, and in the whole undertaking, for `progress`.
+    `done`, `total`: block visits before this, and in the whole command, for `progress`.
     """
 
     def __init__(self, checkpoint: Checkpoint, layout: Layout, progress: Progress, done: int, total: int) -> None:
@@ -119,7 +119,7 @@ class _Mapped:
 
 
 def _same_model(old: Checkpoint, new: Checkpoint) -> None:
-    """Raise `UsageError` unless both have the same tensors."""
+    """Raises `UsageError` unless both have the same tensors."""
     if old.layout.same_tensors(new.layout):
         return
     ours = {tensor.name: (tensor.dtype, tensor.shape) for tensor in old.layout.tensors}
@@ -141,9 +141,10 @@ def delta(
     coder: int = CODER_RICE,
     progress: Progress = _quiet,
 ) -> DeltaReport:
-    """Code the step from `old` to `new`, decode it again, compare, and report; `out`: also write it to a file.
+    """Encode the step from `old` to `new`, decode it again, compare, and report. `out`: also write it to this file.
 
-    `up_mbit`: each uplink's Mbit/s. Raises `UsageError`: not two versions of one model, unreadable, or `out` exists.
+    `up_mbit`: each node's uplink. Raises `UsageError` when the two are not versions of one model, one cannot be read,
+    or `out` exists.
     """
     before, after = Checkpoint.open(old), Checkpoint.open(new)
     _same_model(before, after)
@@ -165,7 +166,7 @@ def delta(
 
 
 class _Tally:
-    """Sums over the chunks of one delta, and the clocks that run while they are coded and decoded."""
+    """Sums over the chunks of one delta, with the CPU seconds of encoding and decoding."""
 
     def __init__(self, source: _Mapped) -> None:
         self.source = source
@@ -176,7 +177,7 @@ class _Tally:
         self.torn = False
 
     def check(self, chunk: Chunk, public: bytes) -> None:
-        """What a node does with a chunk: verify, decode, predict hashes, scatter (here into scratch)."""
+        """Do what a node does with a chunk: verify, decode, predict hashes, write (here into a copy of each block)."""
         start = time.thread_time()
         header = open_header(chunk.header, public)
         for piece in range(header.n_pieces):
@@ -199,8 +200,8 @@ class _Tally:
         self.changed += staged.changed
 
 
-def _guess_payload(source: _Mapped, target: _Mapped) -> int:
-    """F from a few blocks spread over the model."""
+def _estimate_payload(source: _Mapped, target: _Mapped) -> int:
+    """Payload bytes of the version, estimated from a few blocks across the model."""
     layout = source.layout
     sampled = total = 0
     for block in range(0, layout.n_blocks, max(1, layout.n_blocks // _SAMPLES)):
@@ -214,9 +215,9 @@ def _guess_payload(source: _Mapped, target: _Mapped) -> int:
 def _chunks(
     source: _Mapped, target: _Mapped, key: Key, coder: int, tally: _Tally, progress: Progress
 ) -> Iterator[Chunk]:
-    """Code block by block; each chunk as soon as it is full."""
+    """Encode block by block, and yield each chunk as soon as it is full."""
     layout = source.layout
-    expected = _guess_payload(source, target)
+    expected = _estimate_payload(source, target)
     packer = Packer(chunk_target(expected))
     root = source.root
     for block in range(layout.n_blocks + 1):
@@ -250,7 +251,7 @@ def _code(
     for chunk in _chunks(source, target, key, coder, tally, progress):
         tally.check(chunk, key.public)
         if writer is not None:
-            writer.add(chunk)
+            writer.add_chunk(chunk)
     layout, payload = source.layout, tally.payload_bytes
     root = state_root(layout.hash, tally.hashes)
     manifest = Manifest(
@@ -282,20 +283,20 @@ def _code(
         nodes=nodes,
         star_full_s=nodes * full / up,
         star_delta_s=nodes * cost / up,
-        # Every uplink works: the trainer's must carry F once, all together N copies of it.
+        # All uplinks work at once: the trainer's must carry the delta once, and all together N copies of it.
         swarm_s=max(cost / up, nodes * cost / (up + nodes * up)),
     )
 
 
 def _baselines(source: _Mapped, target: _Mapped, changed: int, progress: Progress) -> dict[str, BaselineReport]:
-    """The published ways, block by block."""
+    """Measure the published formats, block by block."""
     layout, full = source.layout, source.layout.full_bytes
     timed = {name: Timed() for name in BASELINES}
     for block in range(layout.n_blocks):
         for name, sums in timed.items():
             old, new, dtype = source.block(block), target.block(block), layout.block(block).dtype
             if block == 0:
-                measure(name, old[:64], new[:64], dtype, Timed())  # compiles
+                measure(name, old[:64], new[:64], dtype, Timed())  # compiles the kernels
             measure(name, old, new, dtype, sums)
         progress((_ROUNDS - 1) * layout.n_blocks + block + 1, _ROUNDS * layout.n_blocks)
     return {
@@ -317,10 +318,10 @@ def apply(
     *,
     progress: Progress = _quiet,
 ) -> bytes:
-    """Write the checkpoint that the file `delta` makes of `base` to the folder `out`, every block's hash checked.
+    """Apply the file `delta` to the checkpoint `base`, and write the result to the folder `out`, every hash checked.
 
-    Returns its state root (32 bytes).
-    Raises `UsageError`: another base, a damaged file, or `out` exists. Nothing is left behind then.
+    Returns its state root (32 bytes). Raises `UsageError` when `delta` was made from another base or is damaged, or
+    `out` exists; nothing is left behind then.
     """
     file = DeltaFile(delta)
     checkpoint = Checkpoint.open(base)
@@ -346,7 +347,7 @@ def apply(
     headers = list(file.headers)
 
     def patched(name: str) -> Bits:
-        """The tensor's new bits; every block of it that changes is checked against its signed hash."""
+        """The tensor's new bits. Every changed block is checked against its signed hash."""
         progress(layout.n_blocks + layout.blocks_of(name).start, 2 * layout.n_blocks)
         bits = checkpoint.bits(name).copy()
         first = layout.blocks_of(name)
@@ -395,8 +396,8 @@ def render(report: DeltaReport) -> str:
             "yes: decoded, and every block hash is NEW's" if report.exact else "NO: this is a bug, please report it",
         ),
         *(
-            (f"  {_WAYS[name]}", f"{way.bits_per_change:.2f} bits a change, full copy {way.ratio:.0f} x")
-            for name, way in report.baselines.items()
+            (f"  {_FORMATS[name]}", f"{found.bits_per_change:.2f} bits a change, full copy {found.ratio:.0f} x")
+            for name, found in report.baselines.items()
         ),
         (f"to {report.nodes} nodes", f"at {report.up_mbit:g} Mbit/s a node up, at best"),
         ("  star, full copies", _seconds(report.star_full_s)),

@@ -1,7 +1,7 @@
-"""The published ways to send a sparse step, built anew, to measure ours beside on the same bits.
+"""Published formats for sparse steps, reimplemented, to measure on the same bits as ours.
 
-leb128: gaps as LEB128, values raw (SparrowRL's way). gaps16_zstd: gaps as u16, values raw, zstd level 1 (PULSE's
-way). Both are as fast as numba makes them and work on whole parts of tensors, so that the comparison is one of methods.
+leb128: gaps as LEB128, values raw (as in SparrowRL). gaps16_zstd: gaps as u16, values raw, zstd level 1 (as in PULSE).
+Both are compiled with numba and work on whole parts of tensors, so that the comparison is one of methods.
 """
 
 import time
@@ -21,7 +21,7 @@ __all__ = ["BASELINES", "Timed", "measure", "seconds"]
 
 @kernel
 def _leb128_encode(old: Any, new: Any, gaps: Any, values: Any) -> tuple[int, int]:
-    """(bytes of gaps, changes)."""
+    """Fill `gaps` (uint8) and `values`. Returns (bytes of gaps, changes)."""
     at = count = 0
     after = 0
     for i in range(old.size):
@@ -56,7 +56,8 @@ def _leb128_decode(gaps: Any, values: Any, words: Any) -> None:
 
 @kernel
 def _gaps16_encode(old: Any, new: Any, gaps: Any, values: Any) -> int:
-    """Changes. A gap above 65535 is written as 65535 and the old value, which changes nothing, and goes on."""
+    """Fill `gaps` (uint16) and `values`. Returns the entries. A gap above 65535 is split: the extra entries rewrite the
+    old value at their position, which changes nothing."""
     count = 0
     after = 0
     for i in range(old.size):
@@ -114,12 +115,12 @@ def _gaps16_back(payload: bytes, words: Bits) -> None:
 BASELINES: Final[dict[str, tuple[Callable[[Bits, Bits, DType], bytes], Callable[[bytes, Bits], None]]]] = {
     "leb128": (_leb128, _leb128_back),
 } | ({"gaps16_zstd": (_gaps16, _gaps16_back)} if _zstd() else {})
-"""Each: (old, new, dtype) -> payload; and payload onto old bits, in place."""
+"""By name: encode (old, new, dtype) -> payload; and decode (payload, bits), which changes old bits in place."""
 
 
 @dataclass
 class Timed:
-    """Bytes and seconds of one coder, summed. Seconds: of this thread's CPU, the least of the repeats."""
+    """Bytes and seconds of one format, summed. Seconds: CPU time of this thread, the least of the repeats."""
 
     payload_bytes: int = 0
     encode_s: float = 0.0
@@ -128,19 +129,19 @@ class Timed:
 
 
 def measure(name: str, old: Bits, new: Bits, dtype: DType, timed: Timed, repeats: int = 1) -> None:
-    """Take a part of a tensor through the anchor `name`: no blocks, no hash, no signature."""
-    there, back = BASELINES[name]
-    spent, payload = seconds(repeats, lambda: there(old, new, dtype))
+    """Encode and decode a part of a tensor in the format `name`, without blocks, hashes or signatures."""
+    encode, decode = BASELINES[name]
+    spent, payload = seconds(repeats, lambda: encode(old, new, dtype))
     timed.encode_s += spent
     timed.payload_bytes += len(payload)
     words = old.copy()
-    spent, _ = seconds(repeats, lambda: back(payload, words))
+    spent, _ = seconds(repeats, lambda: decode(payload, words))
     timed.decode_s += spent
     timed.exact &= np.array_equal(words, new)
 
 
 def seconds(repeats: int, work: Callable[[], Any]) -> tuple[float, Any]:
-    """(least CPU seconds of this thread, the last result)."""
+    """Call `work` `repeats` times. Returns (least CPU seconds of this thread, last result)."""
     least, result = float("inf"), None
     for _ in range(repeats):
         start = time.thread_time()

@@ -1,7 +1,8 @@
 """A version's delta as one file: what `swarm-node delta --out` writes and `swarm-node apply` reads.
 
-Magic, public key (of a key made for this file alone), the new layout, the small files that differ, every chunk, and the
-manifest last. All lengths are u32, little endian. Nothing is believed before its signature holds.
+Contents in order: magic, public key (of a key made for this file alone), the new layout, the small files that differ,
+every chunk, the manifest. All lengths are u32, little-endian. The reader verifies every signature and bound before it
+uses what they cover.
 """
 
 import mmap
@@ -27,10 +28,10 @@ _MAX_FILES: Final = 256
 
 
 class DeltaWriter:
-    """Writes to a file beside `path`, which appears under its name when `finish` has made it durable."""
+    """Writes to a temporary file beside `path`; `finish` makes it durable and renames it to `path`."""
 
     def __init__(self, path: str | os.PathLike[str], public: bytes, layout: Layout, files: Mapping[str, bytes]) -> None:
-        """`files`: small files of the new version that the old one lacks or has otherwise. Raises `UsageError`."""
+        """`files`: small files of the new version that the old one lacks or has different. Raises `UsageError`."""
         self.path = Path(path)
         self._partial = self.path.with_name(f".{self.path.name}.partial-{os.getpid()}")
         if self.path.exists():
@@ -54,8 +55,8 @@ class DeltaWriter:
         self.abandon()
         return UsageError(f"Cannot write {self.path}: {error.strerror}.")
 
-    def add(self, chunk: Chunk) -> None:
-        """Append a chunk. Raises `UsageError`: disk full."""
+    def add_chunk(self, chunk: Chunk) -> None:
+        """Append a chunk. Raises `UsageError` when the disk is full."""
         try:
             self._put(chunk.header)
             self._stream.write(chunk.body)
@@ -63,7 +64,7 @@ class DeltaWriter:
             raise self._failed(error) from error
 
     def finish(self, sealed_manifest: bytes) -> None:
-        """Append the manifest and give the file its name. Raises `UsageError`: disk full."""
+        """Append the manifest and rename the file to `path`. Raises `UsageError` when the disk is full."""
         try:
             self._stream.write(_LENGTH.pack(0))
             self._put(sealed_manifest)
@@ -75,14 +76,14 @@ class DeltaWriter:
             raise self._failed(error) from error
 
     def abandon(self) -> None:
-        """Leave nothing behind."""
+        """Remove the temporary file. Does nothing after `finish`."""
         if hasattr(self, "_stream"):
             self._stream.close()
         self._partial.unlink(missing_ok=True)
 
 
 class DeltaFile:
-    """A delta file, mapped; signatures and bounds checked. Raises `UsageError` when it is none, or damaged."""
+    """A delta file, mapped. The constructor verifies it, and raises `UsageError` for a damaged or other file."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -96,7 +97,7 @@ class DeltaFile:
             self._read()
         except PeerError as error:
             raise UsageError(
-                f"{self.path} is no delta file, or it is damaged: {error}. Make or fetch it again."
+                f"{self.path} is not a delta file, or is damaged: {error}. Make or fetch it again."
             ) from error
         except OSError as error:
             raise UsageError(f"Cannot read {self.path}: {error.strerror}.") from error
@@ -152,11 +153,11 @@ class DeltaFile:
 
     @property
     def headers(self) -> Iterator[ChunkHeader]:
-        """Every chunk's verified header."""
+        """The verified headers of all chunks, in order."""
         return (header for header, _ in self._chunks)
 
     def body(self, index: int) -> memoryview:
-        """The body of chunk `index`, every piece verified. Raises `PeerError`."""
+        """The body of chunk `index`, after verifying every piece. Raises `PeerError`."""
         header, at = self._chunks[index]
         body = self._data[at : at + header.body_bytes]
         for piece in range(header.n_pieces):

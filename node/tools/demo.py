@@ -1,9 +1,9 @@
-"""A whole swarm on one machine, each part a process of its own: `swarm-node demo`.
+"""A whole swarm on one machine, each part in its own process: `swarm-node demo`.
 
-    trainer (torch) <--trainer.sock--> seed <--libp2p--> node 1..N (each with an engine process of its own)
+    trainer (torch) <--trainer.sock--> seed <--libp2p--> node 1..N (each with its own engine process)
 
-Node processes are real: one is killed with SIGKILL while it has work (step 3), one more joins from nothing (step 4). At
-the end the bits of every replica and of every engine's live parameters are compared with the trainer's own.
+The processes are real: one node is killed with SIGKILL while it has work (step 3), and another joins without a model
+(step 4). At the end the bits of every replica and of every engine's live parameters are compared with the trainer's.
 """
 
 import contextlib
@@ -29,9 +29,10 @@ from node.settings import logs
 from node.settings.config import DemoConfig
 from node.settings.contact import Contact
 from node.status import query
-from node.status.keys import pressed
+from node.status.keys import pressed_keys
 from node.status.progress import Progress
-from node.status.terminal import watch
+from node.status.schema import EngineCommit, OwnStatus, SeedStatus, Step, to_plain
+from node.status.terminal import Picture, watch
 from swarm.transport.base import Unreachable
 
 __all__ = ["render", "run"]
@@ -40,18 +41,18 @@ KILL_AT: Final = 3
 JOIN_AT: Final = 4
 START_WITHIN_S: Final = 120.0
 VLLM_STARTS_WITHIN_S: Final = 600.0
-"""Half a minute on a machine of its own; several share two cores here."""
+"""One vLLM takes half a minute on its own machine; here several may share two cores."""
 STEP_WITHIN_S: Final = 180.0
 SETTLE_WITHIN_S: Final = 60.0
 STOP_WITHIN_S: Final = 10.0
 
 
 class DemoFailed(SwarmError):
-    """The demo could not be carried through; the text says what happened and where the logs are."""
+    """The demo failed. The text says what happened, and how to get the logs."""
 
 
 async def run(config: DemoConfig, *, live: bool) -> dict[str, Any]:
-    """Run it; the report that `--json` prints. Raises `DemoFailed`. Leaves no process behind, whatever happens."""
+    """Run the demo. Returns the report that `--json` prints. Raises `DemoFailed`. Never leaves a process behind."""
     logs.configure("warning")
     folder = Path(tempfile.mkdtemp(prefix="swarm-demo-"))
     demo = _Demo(config, folder)
@@ -62,7 +63,7 @@ async def run(config: DemoConfig, *, live: bool) -> dict[str, Any]:
                     await demo.start(nursery, progress)
                 if live:
                     nursery.start_soon(partial(watch, demo.view))
-                    nursery.start_soon(demo.mind_keys)
+                    nursery.start_soon(demo.watch_keys)
                 await demo.train(quiet=live)
                 return await demo.compare()
             finally:
@@ -79,7 +80,7 @@ async def run(config: DemoConfig, *, live: bool) -> dict[str, Any]:
 
 
 def _reason(group: BaseExceptionGroup) -> BaseException:
-    """The one error that says why; a nursery adds cancellations to it."""
+    """The error that is the cause; a nursery adds cancellations to it."""
     for error in group.exceptions:
         inner = _reason(error) if isinstance(error, BaseExceptionGroup) else error
         if not isinstance(inner, trio.Cancelled):
@@ -89,14 +90,14 @@ def _reason(group: BaseExceptionGroup) -> BaseException:
 
 @dataclass
 class _Proc:
-    """One child process in a process group of its own."""
+    """One child process, in its own process group."""
 
     name: str
     home: Path
     log: Path
     process: subprocess.Popen[bytes]
     killed: bool = False
-    commits: list[dict[str, Any]] = field(default_factory=list)
+    commits: list[EngineCommit] = field(default_factory=list)
 
     def alive(self) -> bool:
         return self.process.poll() is None
@@ -105,18 +106,21 @@ class _Proc:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
-    def last_words(self) -> str:
-        """The end of its log, for whoever must find out."""
+    def last_log_line(self) -> str:
+        """The last line of its log, for an error text."""
         lines = self.log.read_text(errors="replace").strip().splitlines()
         return lines[-1][:300] if lines else "it said nothing"
 
 
 class _Demo:
-    """The processes and what is known of them."""
+    """The processes of the demo, and what they have reported."""
 
     def __init__(self, config: DemoConfig, folder: Path) -> None:
         self.config, self.folder = config, folder
         self.steps: list[dict[str, Any]] = []
+        """Of the report: what the trainer tells of each step, and the seed's `Step`."""
+        self._seen: list[Step] = []
+        self._rewards: dict[tuple[int, int], float] = {}
         self.nodes: list[_Proc] = []
         self.seed: _Proc | None = None
         self.trainer: _Proc | None = None
@@ -149,10 +153,10 @@ class _Demo:
         return _Proc(name, home, log, process)
 
     async def start(self, nursery: trio.Nursery, progress: Progress) -> None:
-        """Trainer (which makes the base), seed, nodes; until every node's engine holds version 0."""
+        """Start trainer (which makes the base), seed and nodes. Returns when every node's engine holds version 0."""
         config = self.config
         self._events, events = trio.open_memory_channel[dict[str, Any]](64)
-        self._heard = events
+        self._trainer_events = events
         self.trainer = self._spawn(
             "trainer",
             ["node.trainers.grpo.online", "--home", str(self.folder / "seed"), "--size", config.model,
@@ -160,7 +164,7 @@ class _Demo:
             pipes=True,
         )  # fmt: skip
         nursery.start_soon(self._listen, self.trainer)
-        async with trio.open_nursery() as meanwhile:  # else every process would wait for the compiler later
+        async with trio.open_nursery() as meanwhile:  # otherwise every process would wait for the compiler later
             meanwhile.start_soon(kernels.warm_up)
             base = (await self._await_event("base", 600.0, progress))["folder"]
         progress.label = "Starting the seed"
@@ -170,14 +174,14 @@ class _Demo:
              "--listen", "127.0.0.1:0", "--name", "trainer"],
         )  # fmt: skip
         await self._until(lambda: (self.folder / "seed" / "contact.json").exists(), START_WITHIN_S, "the seed starts")
-        await self._until(lambda: bool(self._state()), START_WITHIN_S, "the seed answers")
+        await self._until(lambda: bool(self._seed_status().swarm), START_WITHIN_S, "the seed answers")
         Contact.read(self.folder / "seed")
         self.ticket = await self._invite()
         progress.label = "Starting the nodes"
         for _ in range(config.nodes):
             self.add_node()
         await self._until(
-            lambda: self._engines_at([0, 0]) == config.nodes, self._engines_within_s, "the nodes' engines start"
+            lambda: self._engines_at((0, 0)) == config.nodes, self._engines_within_s, "the nodes' engines start"
         )
         self._tell_trainer()
 
@@ -199,7 +203,7 @@ class _Demo:
         return msgspec.json.decode(done.stdout)["ticket"]
 
     def add_node(self) -> _Proc:
-        """One more node, from nothing."""
+        """Start one more node, without a model."""
         name = f"node{len(self.nodes) + 1}"
         vllm = ["--engine-port", "0"] if self.config.engine == "vllm" else []
         if vllm and self.config.vllm_python is not None:
@@ -214,9 +218,8 @@ class _Demo:
         return proc
 
     def kill_one(self) -> None:
-        """SIGKILL to the living node that has most work; its engine goes with it."""
-        state = self._state()
-        busy = {node["name"]: node.get("outstanding", 0) for node in state.get("nodes", ())}
+        """Send SIGKILL to the living node with the most work; its engine ends with it."""
+        busy = {node.name: node.outstanding for node in self._seed_status().nodes}
         alive = [n for n in self.nodes if n.alive() and not n.killed]
         if len(alive) < 2:
             return
@@ -226,13 +229,13 @@ class _Demo:
         self.news = f"{victim.name} was killed with {busy.get(victim.name, 0)} samples leased to it"
 
     async def stop(self) -> None:
-        """End every process: politely, then for certain."""
+        """End every process: with SIGTERM, then with SIGKILL."""
         procs = [p for p in [self.trainer, *self.nodes, self.seed] if p is not None]
         for proc in procs:
             if proc.alive():
                 proc.signal(signal.SIGTERM)
         with trio.move_on_after(STOP_WITHIN_S):
-            while any(p.alive() for p in procs):  # noqa: ASYNC110 - children of a Popen tell nobody
+            while any(p.alive() for p in procs):  # noqa: ASYNC110 - a Popen has no event for the end of its child
                 await trio.sleep(0.05)
         for proc in procs:
             proc.signal(signal.SIGKILL)
@@ -242,10 +245,10 @@ class _Demo:
                     with contextlib.suppress(OSError):
                         pipe.close()
 
-    # ------------------------------------------------------------ what they say
+    # ------------------------------------------------------------ what the processes report
 
     async def _listen(self, proc: _Proc) -> None:
-        """JSON lines of the trainer, as events."""
+        """Read the trainer's JSON lines as events."""
         assert proc.process.stdout is not None
         stream = trio.lowlevel.FdStream(os.dup(proc.process.stdout.fileno()))
         rest = b""
@@ -255,20 +258,20 @@ class _Demo:
                 for line in lines:
                     await self._events.send(msgspec.json.decode(line))
 
-    async def _trainer_says(self, within_s: float) -> AsyncGenerator[dict[str, Any]]:
+    async def _events_of_trainer(self, within_s: float) -> AsyncGenerator[dict[str, Any]]:
         while True:
             with trio.move_on_after(within_s) as scope:
                 try:
-                    event = await self._heard.receive()
+                    event = await self._trainer_events.receive()
                 except trio.EndOfChannel:
                     assert self.trainer is not None
-                    raise DemoFailed(f"The trainer ended: {self.trainer.last_words()}{self._logs()}") from None
+                    raise DemoFailed(f"The trainer ended: {self.trainer.last_log_line()}{self._logs()}") from None
                 yield event
             if scope.cancelled_caught:
                 raise DemoFailed(f"The trainer said nothing for {within_s:.0f} s.{self._logs()}")
 
     async def _await_event(self, name: str, within_s: float, progress: Progress) -> dict[str, Any]:
-        async with contextlib.aclosing(self._trainer_says(within_s)) as events:
+        async with contextlib.aclosing(self._events_of_trainer(within_s)) as events:
             async for event in events:
                 if event["event"] == name:
                     return event
@@ -282,40 +285,45 @@ class _Demo:
         self.trainer.process.stdin.write(b"\n")
         self.trainer.process.stdin.flush()
 
-    def _state(self) -> dict[str, Any]:
+    def _seed_status(self) -> SeedStatus:
+        """An empty one while the seed does not answer."""
         try:
-            return query.ask(self.folder / "seed")
+            status = query.ask(self.folder / "seed")
         except Unreachable:
-            return {}
+            return SeedStatus()
+        assert isinstance(status, SeedStatus)
+        return status
 
-    async def _node_state(self, proc: _Proc, *, prove: bool = False) -> dict[str, Any]:
+    async def _prove(self, proc: _Proc) -> OwnStatus:
+        """The node's status after its engine read back its bits; an empty one if it does not answer."""
         try:
-            state = await trio.to_thread.run_sync(partial(query.ask, proc.home, prove=prove))
+            status = await trio.to_thread.run_sync(partial(query.ask, proc.home, prove=True))
         except Unreachable:
-            return {}
-        return state["nodes"][0]
+            return OwnStatus()
+        assert not isinstance(status, SeedStatus)
+        return status.nodes[0]
 
-    def _engines_at(self, version: list[int]) -> int:
-        return sum(node.get("engine") == version for node in self._state().get("nodes", ()))
+    def _engines_at(self, version: tuple[int, int]) -> int:
+        return sum(node.engine == version for node in self._seed_status().nodes)
 
-    async def _until(self, condition: Any, within_s: float, what: str) -> None:
+    async def _until(self, condition: Any, within_s: float, goal: str) -> None:
         deadline = trio.current_time() + within_s
         while not await trio.to_thread.run_sync(condition):
             for proc in [self.trainer, self.seed, *self.nodes]:
                 if proc is not None and not proc.alive() and not proc.killed:
-                    raise DemoFailed(f"{proc.name} ended: {proc.last_words()}{self._logs()}")
+                    raise DemoFailed(f"{proc.name} ended: {proc.last_log_line()}{self._logs()}")
             if trio.current_time() > deadline:
-                raise DemoFailed(f"Waited {within_s:.0f} s until {what}.{self._logs()}")
+                raise DemoFailed(f"Waited {within_s:.0f} s until {goal}.{self._logs()}")
             await trio.sleep(0.1)
 
     def _logs(self) -> str:
         return "" if self.config.keep else " Run it again with --keep to have the logs."
 
-    # ------------------------------------------------------------ the story
+    # ------------------------------------------------------------ training
 
     async def train(self, *, quiet: bool) -> None:
-        """Follow the trainer through its steps; kill and join on the way."""
-        async with contextlib.aclosing(self._trainer_says(STEP_WITHIN_S)) as events:
+        """Follow the trainer through its steps, kill a node and add one."""
+        async with contextlib.aclosing(self._events_of_trainer(STEP_WITHIN_S)) as events:
             async for event in events:
                 match event.pop("event"):
                     case "begins":
@@ -331,7 +339,7 @@ class _Demo:
     async def _at_step(self, step: int) -> None:
         if step == KILL_AT and self.config.steps >= KILL_AT:
             await self._until(
-                lambda: any(node.get("outstanding") for node in self._state().get("nodes", ())), 30.0, "a node has work"
+                lambda: any(node.outstanding for node in self._seed_status().nodes), 30.0, "a node has work"
             )
             self.kill_one()
         if step == JOIN_AT:
@@ -339,57 +347,63 @@ class _Demo:
             self.news = f"{self.nodes[-1].name} joins from nothing"
 
     async def _note_step(self, event: dict[str, Any]) -> None:
-        """Join what the trainer, the seed and the nodes know of one step."""
-        state = await trio.to_thread.run_sync(self._state)
-        known = next((s for s in state.get("steps", ()) if s["version"] == event["version"]), {})
-        self.steps.append(event | {"version": event["version"][1]} | {k: v for k, v in known.items() if k != "version"})
+        """Merge what the trainer and the seed report of one step."""
+        status = await trio.to_thread.run_sync(self._seed_status)
+        version = tuple(event["version"])
+        known = next((step for step in status.steps if step.version == version), None)
+        self._seen.append(known or Step(version=version))
+        self._rewards[version] = event["reward"]
+        self.steps.append(event | ({} if known is None else to_plain(known)) | {"version": version[1]})
 
     async def compare(self) -> dict[str, Any]:
-        """Bring everybody to the head, then hold all bits against the trainer's."""
-        head = [0, self.config.steps]
+        """Wait until every node is at the head, then compare all bits with the trainer's. Returns the report."""
+        head = (0, self.config.steps)
         alive = [n for n in self.nodes if n.alive() and not n.killed]
         await self._until(
             lambda: self._engines_at(head) >= len(alive),
             max(SETTLE_WITHIN_S, self._engines_within_s - START_WITHIN_S),
             "every node holds the last step",
         )
-        proofs = {n.name: await self._node_state(n, prove=True) for n in alive}
+        proofs = {n.name: await self._prove(n) for n in alive}
         for proc in alive:
-            proc.commits = proofs[proc.name].get("commits", [])
-        for step in self.steps:
-            pauses = [c["pause_ms"] for n in alive for c in n.commits if c["version"] == [0, step["version"]]]
+            commits = proofs[proc.name].commits
+            proc.commits = commits if isinstance(commits, list) else []
+        for step, seen in zip(self.steps, self._seen, strict=True):
+            pauses = [c.pause_ms for n in alive for c in n.commits if c.version == (0, step["version"])]
             step["commit_pause_ms"] = max(pauses, default=None)
-        state = self._state()
+            if pauses:
+                seen.pause_s = max(pauses) / 1e3
+        status = self._seed_status()
         self._tell_trainer()
-        work = state.get("work", {})
+        live_roots = {name: proof.live_root or None for name, proof in proofs.items()}
         return {
             "nodes": [
-                {"name": n.name, "killed": n.killed, "root": proofs.get(n.name, {}).get("root"),
-                 "engine_root": proofs.get(n.name, {}).get("live_root")}
+                {"name": n.name, "killed": n.killed, "root": proofs.get(n.name, OwnStatus()).root,
+                 "engine_root": live_roots.get(n.name)}
                 for n in self.nodes
             ],
             "trainer_root": self.trainer_root,
-            "seed_root": state.get("root"),
-            "roots_equal": state.get("root") == self.trainer_root
-            and all(proof.get("root") == self.trainer_root for proof in proofs.values()),
-            "engines_equal": bool(proofs)
-            and all(proof.get("live_root") == self.trainer_root for proof in proofs.values()),
-            "rollouts_accepted": work.get("accepted", 0),
-            "rollouts_refused": sum(work.get("refused", {}).values()),
-            "refused": work.get("refused", {}),
+            "seed_root": status.root,
+            "roots_equal": all(root == self.trainer_root for root in (status.root, *(p.root for p in proofs.values()))),
+            "engines_equal": bool(proofs) and all(root == self.trainer_root for root in live_roots.values()),
+            "rollouts_accepted": status.work.accepted,
+            "rollouts_refused": sum(status.work.refused.values()),
+            "refused": status.work.refused,
             "seconds": round(time.monotonic() - self.started, 1),
             "steps": self.steps,
         }  # fmt: skip
 
     # ------------------------------------------------------------ for people
 
-    def view(self) -> dict[str, Any]:
+    def view(self) -> Picture:
         """What the live view shows."""
-        return self._state() | {"steps": self.steps, "message": self.news or "k: kill a node   ctrl-c: stop"}
+        status = self._seed_status()
+        status.steps = self._seen
+        return Picture(status, message=self.news or "k: kill a node   ctrl-c: stop", rewards=self._rewards)
 
-    async def mind_keys(self) -> None:
-        """In the live view, k kills a node."""
-        async for key in pressed():
+    async def watch_keys(self) -> None:
+        """In the live view, the key k kills a node."""
+        async for key in pressed_keys():
             if key == "k":
                 self.kill_one()
 

@@ -1,13 +1,13 @@
-"""Three lines in a trainer:
+"""The trainer's API. Three lines make a training loop a publisher whose rollouts come from the swarm:
 
     swarm = Swarm.attach(model, base="Qwen/dir")
     pub = swarm.publish(model, step=step)
     for group in swarm.rollouts(prompts, n=8, sampling=...): ...
 
-Synchronous, typed, and never in the way: whatever waits has a deadline, whatever the swarm does ends in a typed error
-or in `swarm.state`, and `publish` returns as soon as the weights are copied. Needs codec, numpy, and torch where
-tensors are torch's; not libp2p, not trio: the seed is a process of its own, found by its Unix socket. A model that is
-sharded by FSDP2 is attached and published by every rank, with the same calls in the same order.
+Synchronous and typed. Every call that waits has a deadline, every failure is a typed error or a field of `swarm.state`,
+and `publish` returns as soon as the weights are copied. Needs codec and numpy, and torch where the tensors are torch
+tensors; neither libp2p nor trio, because the seed is a process of its own, found by its Unix socket. Every rank of a
+model that FSDP2 shards attaches and publishes, with the same calls in the same order.
 """
 
 import os
@@ -27,8 +27,8 @@ from node.trainers.errors import PromptRefused, SwarmBusy, SwarmDown, SwarmTimeo
 from node.trainers.held_gateway import HeldGateway
 from node.trainers.messages import OpenGateway, OpenRollouts, VersionRef
 from node.trainers.prompts import Prompt, Tokens, check_prompts
+from node.trainers.publish.line import OnBusy, PublishLine
 from node.trainers.publish.publication import Publication
-from node.trainers.publish.publishing import OnBusy, PublishLine
 from node.trainers.rollouts import Check, RefusedPrompt, Rollout, RolloutGroup, rollouts
 from node.trainers.standing import holders, standing
 
@@ -47,15 +47,19 @@ __all__ = [
 ]
 
 STATE_WITHIN_S: Final = 5.0
-"""Whoever looks at `state` in a training loop must not wait for a seed that is stuck."""
+"""How long `Swarm.state` waits for the seed: a training loop that logs it must not hang on a seed that is stuck."""
 
 
 class Swarm:
-    """A trainer's handle on its swarm. Make one with `attach`; use it from one thread, or as a context manager."""
+    """A trainer's handle on its swarm. Make one with `Swarm.attach`.
+
+    Use it from one thread. It is a context manager, whose end calls `close`.
+    """
 
     def __init__(
         self, home: Path, line: PublishLine, base: Path | None, seed: SeedProcess | None, max_lag: int
     ) -> None:
+        """For `attach`, which callers use instead."""
         self._home = home
         self._line = line
         self._tokens = Tokens(base)
@@ -74,67 +78,81 @@ class Swarm:
         threads: int | None = None,
         start: bool = True,
     ) -> "Swarm":
-        """Find the seed of `home` (default: SWARM_HOME), or start one on the checkpoint folder `base`.
+        """Attach to the seed on this host, or start one on the checkpoint folder `base`.
 
-        `model`, if given, is compared with the base's tensors now rather than at the first `publish`. A model that is
-        sharded by `fully_shard` must be given, and every rank must attach (a collective). `max_lag`: how many versions
-        older than the newest sealed one a rollout's tokens may be when you get them. What is sealed after that, or is
-        on its way while you gather a batch, adds to the lag behind the weights that you train: `RolloutGroup.oldest`
-        says it, and `publish(...).wait()` before you gather rules it out. 0 is synchronous: no token is older than the
-        version that you published last, sealed or not. `threads`: encoders of each rank (default: half the cores,
-        shared by the ranks, at most 4). A seed started here ends with `close`, or with this process. Raises
-        `UsageError` when there is no seed and none can be started, the model is another, or its ranks are on several
-        hosts; `SwarmTimeout`.
+        `model`: what will be published, as in `publish`. It is compared with the base's tensors now rather than at the
+        first `publish`. A model that `fully_shard` has sharded must be given, and every rank must attach (a
+        collective).
+
+        `base`: the checkpoint folder that training started from. A seed is started on it if none runs, and prompts that
+        are text are read by its tokenizer. A seed started here ends with `close`, or with this process.
+
+        `max_lag`: how many versions older than the newest sealed one a rollout's tokens may be when you get them, at
+        least 0. Versions that are sealed later, or are on their way while you gather a batch, add to the lag behind the
+        weights that you train: `RolloutGroup.oldest` tells it, and `publish(...).wait()` before you gather rules it
+        out. With 0, training is synchronous: no token is older than the version that you published last, sealed or not.
+
+        `home`: the seed's SWARM_HOME; by default the environment's, else that of `swarm-node`. `threads`: encoder
+        threads of each rank; by default half the cores divided among the ranks, at most 4. `start`: False: never start
+        a seed.
+
+        Raises `UsageError` when there is no seed and none can be started, the model differs from the base, or its ranks
+        are on several hosts; `SwarmTimeout` when the seed or another rank does not come in time; `SwarmDown` when the
+        seed ends during the call.
         """
         folder = home_folder(home)
         base = None if base is None else Path(base).expanduser().absolute()
-        found = attach(model, folder, base if start else None)
+        attachment = attach(model, folder, base if start else None)
         line = PublishLine(
-            found.rank_info,
-            found.link,
-            found.copies,
-            found.ownership,
-            threads or default_threads(found.rank_info.world),
+            attachment,
+            threads or default_threads(attachment.rank_info.world),
             lambda publication, within_s: holders(folder, publication, within_s),
-            found.peers,
-            found.seed,
         )
-        return cls(folder, line, base, found.seed, max_lag)
+        return cls(folder, line, base, attachment.seed, max_lag)
 
     def publish(self, model: Any, *, step: int, on_busy: OnBusy = "wait", timeout_s: float = 600.0) -> Publication:
-        """Publish these weights as the next version. Returns when they are copied; the rest happens in the background.
+        """Publish these weights as the next version. Returns when they are copied; a thread does the rest.
 
-        `model`: a `torch.nn.Module`, a mapping, or an iterable of (checkpoint name, tensor). At most two versions are
-        not sealed at a time. With a third, "wait" waits for the oldest, at most `timeout_s` (then `SwarmBusy`);
-        "coalesce" drops the one that has not begun, which this one replaces. Raises `UsageError` when the tensors are
-        not the base's. A seed that has ended is waited for, until a minute after its end and at most `timeout_s`; then
-        each call raises `SwarmDown` at once. What goes wrong later is in the publication's `error`, in `state`, and
-        logged.
+        `model`: a `torch.nn.Module`, a mapping, or an iterable of (checkpoint name, tensor), with the base's names and
+        shapes. Adapters are published merged, without touching the model. Once this returns, the weights may change.
+        `step`: your own count, for people.
 
-        Adapters are published merged, and the model is not touched for it. Nothing here runs by itself: with
-        gradient accumulation, call it after the steps that should become versions.
+        At most two versions are unsealed at a time. `on_busy`: what a third does. "wait": wait for the oldest to be
+        sealed. "coalesce": replace the one that has not begun, which becomes `superseded`. `timeout_s`: for that wait,
+        and for the wait for a seed that has ended; a seed is waited for at most a minute after its end.
+
+        Nothing is published by itself: with gradient accumulation, call this after the steps that should become
+        versions.
+
+        Raises `UsageError` when the tensors are not the base's, `SwarmBusy` when two versions are still unsealed after
+        `timeout_s`, `SwarmDown` when the seed stays down (then every call raises it at once), `PublishFailed` or
+        `SwarmTimeout` when another rank ended or does not publish. A failure after this call has returned is in the
+        publication's `error` and in `state`, and is logged.
         """
         return self._line.publish(model, step, on_busy, timeout_s)
 
     def resume(self, root: bytes, model: Any = None, *, timeout_s: float = 600.0) -> tuple[int, int]:
-        """The trainer begins again from the checkpoint that was published with this root: bring the swarm there.
+        """Bring the swarm back to the version with this root, after the trainer has loaded its checkpoint.
 
-        If that is the head, nothing happens. Else the version becomes the head again, under its number in a new epoch:
-        every node goes back to it, and rollouts of versions that came after it are refused. Without `model` from what
-        the seed keeps (eight versions at least); with `model`, whose bits must have this root, from any. Gives
-        (epoch, version) of the head. Raises `UsageError` when no version has this root, or its bits cannot be had;
-        what `publish` raises.
+        If that version is the head, nothing happens. Else it becomes the head again, under its number in a new epoch:
+        every node goes back to it, and rollouts of later versions are refused. `root`: `Publication.root`, 32 bytes.
+        `model`: your own weights, which must have this root; without it the seed uses the versions that it keeps, at
+        least eight. `timeout_s`: for each wait, the versions on their way among them. Returns (epoch, version) of the
+        head.
+
+        Raises `UsageError` when no version has this root, the seed no longer has its bits, or `model` has another root;
+        `SwarmTimeout`; and what `publish` raises.
         """
-        return self._back(VersionRef(root=root), model, timeout_s)
+        return self._go_back(VersionRef(root=root), model, timeout_s)
 
     def rollback(self, version: int, model: Any = None, *, timeout_s: float = 600.0) -> tuple[int, int]:
-        """As `resume`, by the number of a version in the history of the head."""
-        return self._back(VersionRef(version=version), model, timeout_s)
+        """As `resume`, by a version's number in the history of the head."""
+        return self._go_back(VersionRef(version=version), model, timeout_s)
 
-    def _back(self, wanted: VersionRef, model: Any, timeout_s: float) -> tuple[int, int]:
+    def _go_back(self, wanted: VersionRef, model: Any, timeout_s: float) -> tuple[int, int]:
         if model is None:
             self._line.go_back(wanted, timeout_s)
-        elif wanted.root != self._line.settle(timeout_s):
+        elif wanted.root != self._line.drain(timeout_s):
             self._line.publish(model, 0, "wait", timeout_s, again=wanted).wait(timeout_s=timeout_s)
         return self._line.head
 
@@ -149,49 +167,58 @@ class Swarm:
         check: Check | None = None,
         timeout_s: float = 600.0,
     ) -> Iterator[RolloutGroup | RefusedPrompt]:
-        """`n` accepted samples of every prompt, a group at a time, as they are complete; of those that are complete,
-        the earliest prompt first.
+        """`n` accepted samples of every prompt: an iterator of groups in the order in which they are complete.
 
-        `prompts` (token ids, text, or chat messages, for the base folder's tokenizer and chat template) are taken as
-        fast as you take groups, so an endless iterator is fine; of a list the nodes know where it ends, and end
-        together. A prompt that cannot be drawn (it is none, or longer than the model reads) is not: a `RefusedPrompt`
-        comes in the place of its group, and the others go on. Look at `group.refused`, or use the group: one that was
-        refused raises `PromptRefused` then.
+        Of several complete groups, the one with the earliest prompt comes first. Closing the iterator withdraws the
+        prompts that are left.
 
-        With a `key`, work that is done survives this process and the seed: asked again with the same key, it goes on.
-        The key stands for these prompts, `n`, `sampling`, `whole` and `max_lag` from its first use on; anything else
-        under it raises `UsageError`, so give each step its own. Of a list all prompts are compared before anything is
-        drawn, of other iterables each when its turn comes. `whole`: each group is
-        drawn by one node in one batch, so that with a `key` its bits do not depend on who draws it. `check`: look at
-        samples yourself before you get them. Raises `SwarmTimeout` when no group was completed for `timeout_s`,
-        `SwarmDown` when the seed stays away that long. Closing the iterator withdraws the rest.
+        `prompts`: each is token ids, a text, or chat messages (for the base folder's tokenizer and chat template). They
+        are taken as fast as you take groups, so an endless iterator is fine. The nodes know how long a list is, and
+        finish it together. For a prompt that cannot be generated for (it is none of these, or longer than the model
+        reads), the iterator yields a `RefusedPrompt` instead of a group, and goes on. Check `group.refused`, or use the
+        group: a refused one then raises `PromptRefused`.
+
+        `n`: samples of each prompt, 1 to 4096. `sampling`: how to sample; see `SamplingParams`.
+
+        `key`: 1 to 128 characters. With a key, finished work outlives this process and the seed: a later call with the
+        same key continues it. From its first use the key is bound to these prompts, `n`, `sampling`, `whole` and
+        `max_lag`, so give each step its own. The prompts of a list are all compared before any work is given out, those
+        of another iterable each in its turn.
+
+        `whole`: each group is generated by one node in one batch, so that with a `key` its bits do not depend on the
+        node. `check`: compares samples with your own scores before you get them; see `Check`. `timeout_s`: the longest
+        time without a complete group.
+
+        Raises `UsageError` when `prompts` is a single prompt, `n` or `key` is out of range, or the key is bound to
+        other work; `SwarmTimeout` when no group was completed for `timeout_s`, with the cause; `SwarmDown` when the
+        seed stays down that long; `RolloutsFailed` when the seed refuses the whole batch.
         """
         check_prompts(prompts)
-        if sampling.options == SamplingOptions():  # they ask for nothing, which every node can do
+        if sampling.options == SamplingOptions():  # default options, which nodes of every release can do
             sampling = msgspec.structs.replace(sampling, options=msgspec.UNSET)
         session = os.urandom(16).hex() if key is None else key
         total = len(prompts) if isinstance(prompts, Sized) else None
-        asked = OpenRollouts(
+        request = OpenRollouts(
             session, n, sampling, self._max_lag, keep=key is not None, whole=whole, total=total, refusals=True
         )
         try:
-            asked = msgspec.convert(msgspec.to_builtins(asked), OpenRollouts)
+            request = msgspec.convert(msgspec.to_builtins(request), OpenRollouts)
         except msgspec.ValidationError as error:
             raise UsageError(f"rollouts: {error} (session: the key; 1 to 128 characters).") from error
-        return rollouts(self._home, asked, prompts, self._tokens.of, timeout_s, check, self._counted_from)
+        return rollouts(self._home, request, prompts, self._tokens.of, timeout_s, check, self._lag_base)
 
-    def _counted_from(self) -> tuple[int, int]:
-        """The version that lags are counted from; see `attach`. Of two that are not sealed the second has not begun."""
+    def _lag_base(self) -> tuple[int, int]:
+        """The version that lags are counted from; see `attach`. Of two unsealed versions, the second has not begun."""
         epoch, version = self._line.head
-        waiting = [] if self._max_lag else [each for each in self._line.unsealed() if not each.superseded]
-        return epoch, version + any(each.version is None or each.version > version for each in waiting)
+        unsealed = [] if self._max_lag else [pub for pub in self._line.unsealed() if not pub.superseded]
+        return epoch, version + any(pub.version is None or pub.version > version for pub in unsealed)
 
     @property
     def state(self) -> dict[str, Any]:
-        """How things stand, as plain values; see `docs/trainers.md` for each.
+        """The state of the trainer's side and of the swarm, as plain values; `docs/trainers.md` lists the keys.
 
-        Never raises, and answers within seconds: for a seed that is down or does not answer, what only it knows is
-        missing, and `error` says why.
+        Never raises, and answers within `STATE_WITHIN_S`. When the seed is down or does not answer, the keys that only
+        it knows are missing, and `error` says why.
         """
         state: dict[str, Any] = {
             "head": self._line.head,
@@ -212,27 +239,28 @@ class Swarm:
 
     @property
     def layout(self) -> Layout:
-        """The base's tensor table."""
+        """The names, shapes and dtypes of the base's tensors."""
         return self._line.layout
 
     @property
     def openai_url(self) -> str:
-        """Where OpenAI's clients get completions from the swarm (model "policy"), on this machine only, until `close`.
+        """The URL, ending with /v1, at which OpenAI clients get completions from the swarm as the model "policy".
 
-        While the seed is away, requests are answered with 503 and Retry-After. Raises `SwarmDown`, `SwarmTimeout`,
-        `UsageError`.
+        Served on this machine only, from the first use of this property until `close`. While the seed is down, requests
+        are answered with 503 and Retry-After. Raises `SwarmDown`, `SwarmTimeout`, and `UsageError` when the seed cannot
+        serve a gateway.
         """
         if self._gateway is None:
-            asked = OpenGateway("127.0.0.1", 0, "policy", "", self._max_lag, 4096)
-            self._gateway = HeldGateway(self._home, asked, log.warning)
+            request = OpenGateway("127.0.0.1", 0, "policy", "", self._max_lag, 4096)
+            self._gateway = HeldGateway(self._home, request, log.warning)
             self._gateway.run_in_thread()
         return self._gateway.url
 
     def close(self, timeout_s: float = 60.0) -> None:
-        """Let what was published be sealed (at most `timeout_s`), then let go. Safe to call twice.
+        """Wait at most `timeout_s` until what was published is sealed, then disconnect. Safe to call twice.
 
-        Raises, after everything was let go, the error of what was on its way and was not sealed: `SwarmTimeout` for
-        what was given up after `timeout_s`.
+        Also stops the gateway, and a seed that `attach` started. Raises, after all of that, the error of the first
+        version that was not sealed: `SwarmTimeout` for one that was given up after `timeout_s`.
         """
         if self._gateway is not None:
             self._gateway.close()
@@ -249,6 +277,6 @@ class Swarm:
     def __exit__(self, kind: object, *_: object) -> None:
         try:
             self.close()
-        except SwarmError:  # it was logged
+        except SwarmError:  # the line has logged it
             if kind is None:
                 raise

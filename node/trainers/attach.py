@@ -1,4 +1,4 @@
-"""From a model and a seed's folder to a place at the seed's desk: by one process, or by all ranks together."""
+"""Attaches a trainer to the seed on its host as a publisher: one process alone, or all ranks of a sharded model."""
 
 import os
 from pathlib import Path
@@ -11,13 +11,15 @@ from node.trainers.errors import SwarmDown
 from node.trainers.ranks.copies import Copies
 from node.trainers.ranks.ownership import Ownership
 from node.trainers.ranks.peers import Peers
-from node.trainers.tensors.weights import check_names, is_sharded
+from node.trainers.tensors.sharding import is_sharded, sharded_over
+from node.trainers.tensors.weights import check_names
 
-__all__ = ["Attached", "attach", "default_threads"]
+__all__ = ["Attachment", "attach", "default_threads"]
 
 
-class Attached(NamedTuple):
-    """What a publish line needs. `seed`: started by this process. `peers`: the processes of all ranks."""
+class Attachment(NamedTuple):
+    """What a publish line needs of an attached trainer. `seed`: the seed, if this process started it. `peers`: the
+    processes of all ranks."""
 
     rank_info: RankInfo
     link: Link
@@ -28,12 +30,15 @@ class Attached(NamedTuple):
 
 
 def default_threads(world: int) -> int:
-    """Encoders of each of `world` ranks: half the cores between them, so that the trainer keeps the other half."""
+    """Encoder threads of each of `world` ranks, 1 to 4: half the cores, divided among the ranks."""
     return max(1, min(4, (os.cpu_count() or 2) // 2 // world))
 
 
-def attach(model: Any, home: Path, base: Path | None) -> Attached:
-    """`base`: what to start a seed on where there is none (None: do not). See `Swarm.attach` for what it raises."""
+def attach(model: Any, home: Path, base: Path | None) -> Attachment:
+    """Attach to the seed of `home`. `base`: the checkpoint folder to start a seed on if there is none; None: do not.
+
+    For `model`, and for the errors, see `Swarm.attach`.
+    """
     if model is not None and any(is_sharded(p) for p in getattr(model, "parameters", list)()):
         return _attach_ranks(model, home, base)
     rank_info = RankInfo(home, os.urandom(16))
@@ -43,18 +48,18 @@ def attach(model: Any, home: Path, base: Path | None) -> Attached:
         if model is not None:
             check_names(link.replica.layout, model)
         ownership = Ownership.alone(link.replica.layout)
-        return Attached(rank_info, link, Copies.create(link.replica.layout, 1), ownership, seed, Peers())
+        return Attachment(rank_info, link, Copies.create(link.replica.layout, 1), ownership, seed, Peers())
     except BaseException:
         if seed is not None:
             seed.stop()
         raise
 
 
-def _attach_ranks(model: Any, home: Path, base: Path | None) -> Attached:
-    """Every step on every rank, or on none: an error of one is raised by all."""
-    from node.trainers.tensors.fsdp2 import Ranks, sharded_over
+def _attach_ranks(model: Any, home: Path, base: Path | None) -> Attachment:
+    """Attach every rank, or none: an error on one rank is raised on all."""
+    from node.trainers.ranks.meeting import RankMeeting
 
-    ranks = Ranks(sharded_over(model))
+    meeting = RankMeeting(sharded_over(model))
     seed: SeedProcess | None = None
 
     def find() -> None:
@@ -62,31 +67,31 @@ def _attach_ranks(model: Any, home: Path, base: Path | None) -> Attached:
         seed = _find_or_start(home, base)
 
     try:
-        ranks.lead(find)
-        rank_info = RankInfo(home, ranks.lead(lambda: os.urandom(16)), ranks.rank, ranks.world)
-        link = ranks.gather_own(lambda: Link(rank_info))
+        meeting.lead(find)
+        rank_info = RankInfo(home, meeting.lead(lambda: os.urandom(16)), meeting.rank, meeting.world)
+        link = meeting.gather_own(lambda: Link(rank_info))
         layout = link.replica.layout
-        ownership = Ownership(layout, ranks.gather(lambda: check_names(layout, model)))
-        made = Copies.create(layout, rank_info.world) if rank_info.leads else None
-        owner = ranks.lead(lambda: (os.getpid(), _shared(made)))
-        copies = ranks.gather_own(lambda: made or Copies.open(layout, rank_info.world, owner))
-        return Attached(rank_info, link, copies, ownership, seed, Peers(ranks.gather(os.getpid)))
+        ownership = Ownership(layout, meeting.gather(lambda: check_names(layout, model)))
+        created = Copies.create(layout, rank_info.world) if rank_info.leads else None
+        owner = meeting.lead(lambda: (os.getpid(), _shared_fd(created)))
+        copies = meeting.gather_own(lambda: created or Copies.open(layout, rank_info.world, owner))
+        return Attachment(rank_info, link, copies, ownership, seed, Peers(meeting.gather(os.getpid)))
     except BaseException:
         if seed is not None:
             seed.stop()
         raise
     finally:
-        ranks.close()
+        meeting.close()
 
 
-def _shared(copies: Copies | None) -> int:
+def _shared_fd(copies: Copies | None) -> int:
     if copies is None or copies.fd is None:
         raise UsageError("This system has no memfds, so ranks cannot share memory; use Linux.")
     return copies.fd
 
 
 def _find_or_start(home: Path, base: Path | None) -> SeedProcess | None:
-    """The seed that this process had to start, serving; None when there was one."""
+    """None when a seed serves `home`; else the seed that this call has started, once it serves."""
     try:
         dial(home).close()
         return None

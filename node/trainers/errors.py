@@ -1,4 +1,4 @@
-"""What a trainer may have to catch. Each says what happened; none of them leaves anything half done."""
+"""The errors that a trainer may have to catch. Each says what happened; none leaves anything half done."""
 
 from codec.errors import SwarmError
 
@@ -6,11 +6,14 @@ __all__ = ["PromptRefused", "PublishFailed", "RolloutsFailed", "SwarmBusy", "Swa
 
 
 class RolloutsFailed(SwarmError):
-    """The seed refused the prompts or the sampling, or no node's engine can do what was asked for."""
+    """The seed refused a whole batch of rollouts, for example because another process uses its key."""
 
 
 class PromptRefused(RolloutsFailed):
-    """A prompt was refused, and its rollouts are asked for. `index`: which of the prompts; `reason`: a sentence."""
+    """A prompt was refused, and the rollouts of its group were read.
+
+    `index`: which of the prompts, counted from 0. `reason`: a sentence.
+    """
 
     def __init__(self, index: int, reason: str) -> None:
         super().__init__(f"Prompt {index} was refused, so it has no rollouts. {reason}")
@@ -19,16 +22,16 @@ class PromptRefused(RolloutsFailed):
 
 
 class SwarmDown(SwarmError):
-    """The seed on this host does not answer, or ended in the middle."""
+    """The seed on this host does not answer, or ended during the call."""
 
 
 class SwarmBusy(SwarmError):
-    """Two versions are not sealed yet, and waiting for one of them took too long."""
+    """Two versions are not sealed yet, and neither was within the time that `publish` may wait."""
 
 
 class SwarmTimeout(SwarmError):
-    """What was waited for did not happen before the deadline."""
+    """What the call waited for did not happen before its deadline."""
 
 
 class PublishFailed(SwarmError):
-    """The seed refused a version; the one before stands, and the next may be published."""
+    """The seed refused a version. The version before it stays the head, and the next one may be published."""

@@ -1,6 +1,6 @@
-"""What a trainer and the seed on its host say over the seed's Unix socket.
+"""The messages between a trainer and the seed on its host, over the seed's Unix socket.
 
-Each connection has one purpose, which its first message names, and the trainer speaks first:
+Each connection has one purpose, which its first message names, and the trainer sends first:
 
     Attach ---> Attached (replica, block hashes as descriptors)        a publisher's rank; then, for each version:
         PublishBegin (rank 0) ---> PublishOpened (to each rank)
@@ -10,12 +10,12 @@ Each connection has one purpose, which its first message names, and the trainer 
     OpenRollouts ---> Room                                             one batch of prompts; then, in any order:
         Offer..., Taken..., Accuse..., Stale...   Room..., Sample..., OfferRefused...
     AskState ---> State
-    OpenGateway ---> GatewayOpened                                     it serves until this connection ends
-    Judge ---> Judged                                                  a person's word about a node
-    PutOut ---> WentOut                                                and about who may be in the swarm
+    OpenGateway ---> GatewayOpened                                     the seed serves until this connection ends
+    Judge ---> Judged                                                  the operator quarantines or releases a node
+    Evict ---> Evicted                                                 the operator removes a member or revokes a ticket
 
-Instead of any answer the seed may send `Refusal`, whose text is for the person who runs the trainer. A publisher of
-which a rank hangs up in the middle of a version abandons it.
+Instead of any answer the seed may send `Refusal`, whose text is for the person who runs the trainer. When a rank hangs
+up in the middle of a version, the seed abandons that version.
 """
 
 from typing import Annotated, Any, Final, Literal
@@ -24,6 +24,7 @@ import msgspec
 
 from codec.chunk import MAX_BODY_BYTES, BlockDelta
 from node.engines.base import SamplingParams
+from node.status.schema import SeedReport
 
 __all__ = [
     "MAX_RANKS",
@@ -61,7 +62,9 @@ __all__ = [
 ]
 
 PROTOCOL: Final = 2
+"""Number of this protocol. It grows when old and new processes cannot understand each other."""
 MAX_RANKS: Final = 1024
+"""Ranks of one trainer. Ranks share a host, so this is far above what exists; it bounds what the seed allocates."""
 
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -73,7 +76,11 @@ Packed32 = Annotated[bytes, msgspec.Meta(max_length=4 << 16)]
 
 
 class Attach(msgspec.Struct, frozen=True, tag="attach"):
-    """I shall publish. `protocol`: ours; the seed refuses another. `session`: one trainer, whose ranks are `world`."""
+    """A rank asks to publish.
+
+    `protocol`: the trainer's `PROTOCOL`; the seed refuses another. `session`: the same on all ranks of one trainer.
+    `world`: the number of its ranks.
+    """
 
     protocol: int
     session: SessionId
@@ -82,7 +89,8 @@ class Attach(msgspec.Struct, frozen=True, tag="attach"):
 
 
 class Attached(msgspec.Struct, frozen=True, tag="attached"):
-    """The head, the layout, and two descriptors: the truth replica, sealed against writing, and its block hashes."""
+    """The rank is attached. Holds the head and the layout's bytes, and comes with two descriptors: the seed's replica,
+    which the memfd seals against writing, and its block hashes."""
 
     epoch: U32
     version: U63
@@ -91,16 +99,17 @@ class Attached(msgspec.Struct, frozen=True, tag="attached"):
 
 
 class VersionRef(msgspec.Struct, frozen=True, array_like=True):
-    """A sealed version, by its root, or by its number in the history of the head."""
+    """Names a sealed version by its root, or by its number in the history of the head."""
 
     root: Hash | None = None
     version: U63 | None = None
 
 
 class PublishBegin(msgspec.Struct, frozen=True, tag="begin"):
-    """A new version comes. `step`: the trainer's own count, for people. `number`: of the publish, alike on all ranks.
+    """Rank 0 begins a version. `step`: the trainer's own count, for people. `number`: of the publish, the same on all
+    ranks.
 
-    `again`: no new one; these are the very bits of this older version, and the swarm goes back to it, in a new epoch.
+    `again`: not a new version: the bits are those of this older one, and the swarm goes back to it, in a new epoch.
     """
 
     step: U63
@@ -109,10 +118,10 @@ class PublishBegin(msgspec.Struct, frozen=True, tag="begin"):
 
 
 class PublishOpened(msgspec.Struct, frozen=True, tag="opened"):
-    """Durable: this is what the version will be called. `parent`: the root that the replica has, to be compared with.
+    """The version has a name, which is durable. `parent`: the root of the replica, which the blocks are compared with.
 
-    `batch_bytes`: blocks are to be sent when they are so many, so that chunks leave as they fill. `coder`: how they are
-    to be coded.
+    `batch_bytes`: payload after which a rank sends its blocks, so that chunks leave as they fill. `coder`: of
+    `codec.chunk`, to code the blocks with.
     """
 
     number: U63
@@ -125,7 +134,7 @@ class PublishOpened(msgspec.Struct, frozen=True, tag="opened"):
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
-    """A `codec.BlockDelta` on its way."""
+    """A `codec.BlockDelta` as a message."""
 
     block: U63
     coder: Annotated[int, msgspec.Meta(ge=0, le=2)]
@@ -133,18 +142,20 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     payload: Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_BODY_BYTES)]
 
     def unwrap(self) -> BlockDelta:
+        """The delta that this message carries."""
         return BlockDelta(self.block, self.coder, self.new_hash, self.payload)
 
 
 class PublishBlocks(msgspec.Struct, frozen=True, tag="blocks"):
-    """Some changed blocks of the version that is open."""
+    """Some of the changed blocks of the open version."""
 
     deltas: tuple[Delta, ...]
 
 
 class PublishEnd(msgspec.Struct, frozen=True, tag="end"):
-    """That was all from this rank. `changed`: elements whose bits differ; `blocks`: those that it encoded, changed or
-    not, as (first, number); `root`: what the hashes of just these add up to (`codec.state_root`)."""
+    """This rank has sent all of its blocks. `changed`: elements whose bits differ. `blocks`: those that the rank
+    encoded, changed or not, as (first, count). `root`: the root over the hashes of these blocks
+    (`codec.state_root`)."""
 
     changed: U63
     blocks: tuple[tuple[U63, U63], ...]
@@ -152,7 +163,7 @@ class PublishEnd(msgspec.Struct, frozen=True, tag="end"):
 
 
 class PublishSealed(msgspec.Struct, frozen=True, tag="sealed"):
-    """The version is durable, signed and on its way, and the replica holds it. `changed`: of all ranks together."""
+    """The version is durable, signed and on its way, and the replica holds it. `changed`: elements, over all ranks."""
 
     root: Hash
     payload_bytes: U63
@@ -161,14 +172,14 @@ class PublishSealed(msgspec.Struct, frozen=True, tag="sealed"):
 
 
 class GoBack(msgspec.Struct, frozen=True, tag="back"):
-    """Make this version the head again, in a new epoch, from what you keep."""
+    """Asks the seed to make this version the head again, in a new epoch, from the versions that it keeps."""
 
     number: U63
     wanted: VersionRef
 
 
 class WentBack(msgspec.Struct, frozen=True, tag="went"):
-    """That is the head now. The replica has changed: attach again. `payload_bytes`: 0 where it was the head anyway."""
+    """The version is the head. The replica has changed: attach again. `payload_bytes`: 0 if it was the head."""
 
     number: U63
     epoch: U32
@@ -178,14 +189,15 @@ class WentBack(msgspec.Struct, frozen=True, tag="went"):
 
 
 class OpenRollouts(msgspec.Struct, frozen=True, tag="rollouts"):
-    """I want `n` samples of each prompt that I shall offer, none more than `max_lag` versions older than the newest
-    sealed one when I get it; with 0, none older than the version that I published last.
+    """The trainer asks for `n` samples of each prompt that it will offer.
 
-    `session` names the batch. With `keep`, what was done for it outlives this connection: whoever opens the same
-    session again goes on with it. `whole`: each group is drawn by one node, in one batch. `total`: how many prompts I
-    shall offer on this connection, if I know. `prompts`, `count`: hash and number of all the prompts of the session, if
-    I know them: with `keep` the session stands for these prompts, this `n` and this sampling, and for no others.
-    `refusals`: I know `OfferRefused`; without it a prompt that is refused ends the connection.
+    `session` names the batch. `max_lag`: no token may be more than this many versions older than the newest sealed one
+    when the trainer gets it; with 0, none older than the version that the trainer published last. `keep`: the results
+    outlive this connection, and a trainer that opens the same session again continues it. `whole`: each group is
+    generated by one node, in one batch. `total`: how many prompts the trainer will offer on this connection, if known.
+    `prompts`, `count`: hash and number of all prompts of the session, if known; with `keep` the session is bound to
+    these prompts, this `n` and this sampling. `refusals`: the trainer understands `OfferRefused`; without it, a refused
+    prompt ends the connection.
     """
 
     session: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
@@ -201,14 +213,14 @@ class OpenRollouts(msgspec.Struct, frozen=True, tag="rollouts"):
 
 
 class Room(msgspec.Struct, frozen=True, tag="room"):
-    """In all you may have offered `allowed` groups since you opened this session."""
+    """Flow control: the trainer may offer `allowed` groups in all, counted from the opening of this connection."""
 
     allowed: U63
 
 
 class Offer(msgspec.Struct, frozen=True, tag="offer"):
-    """One prompt (packed token ids). Offering a group twice does no harm. `skipped`: so many of the `total` prompts so
-    far are none, and will not be offered."""
+    """One prompt, as packed token ids. Offering a group twice does no harm. `skipped`: how many of the `total` prompts
+    so far were refused by the trainer's own side, and will not be offered."""
 
     group: GroupId
     prompt: Packed32
@@ -216,7 +228,7 @@ class Offer(msgspec.Struct, frozen=True, tag="offer"):
 
 
 class OfferRefused(msgspec.Struct, frozen=True, tag="offer-refused"):
-    """This prompt is not drawn, and why; the others go on. `usage`: they do not: the key stands for other work."""
+    """This prompt is refused, and why. `usage`: the whole batch is, because its key is bound to other work."""
 
     group: GroupId
     why: str
@@ -224,9 +236,10 @@ class OfferRefused(msgspec.Struct, frozen=True, tag="offer-refused"):
 
 
 class Sample(msgspec.Struct, frozen=True, tag="sample"):
-    """One sample of a complete group; a group's samples come one after another, `left` counts down to 0.
+    """One sample of a complete group. A group's samples come one after another, and `left` counts down to 0.
 
-    `token_ids` (u32) and `logprobs` (f32) are packed little-endian; `spans`: (epoch, version, end) each.
+    `token_ids` (u32) and `logprobs` (f32) are packed little-endian. `spans`: (epoch, version, end) each. `node`: public
+    key of the node that signed it.
     """
 
     group: GroupId
@@ -240,13 +253,14 @@ class Sample(msgspec.Struct, frozen=True, tag="sample"):
 
 
 class Taken(msgspec.Struct, frozen=True, tag="taken"):
-    """I have this group; forget it."""
+    """The trainer has used this group; the seed may forget it."""
 
     group: GroupId
 
 
 class Accuse(msgspec.Struct, frozen=True, tag="accuse"):
-    """This sample of a group that I was sent, and have not taken, is not from the version it names. I want it anew."""
+    """The trainer's check found that this sample is not from the version it names. The trainer was sent its group, has
+    not taken it, and wants another sample in its place."""
 
     group: GroupId
     sample: U32
@@ -254,8 +268,8 @@ class Accuse(msgspec.Struct, frozen=True, tag="accuse"):
 
 
 class Stale(msgspec.Struct, frozen=True, tag="stale"):
-    """A group that I was sent, and have not taken, has tokens that are too old: this version, from which I count, came
-    while the group was on its way. I want those anew."""
+    """A group that the trainer was sent, and has not taken, has tokens that are too old: this version, which lags are
+    counted from, came while the group was on its way. The trainer wants other samples in their place."""
 
     group: GroupId
     epoch: U32
@@ -263,19 +277,20 @@ class Stale(msgspec.Struct, frozen=True, tag="stale"):
 
 
 class AskState(msgspec.Struct, frozen=True, tag="ask"):
-    """How are things?"""
+    """Asks for the status of the seed and the swarm."""
 
 
 class State(msgspec.Struct, frozen=True, tag="state"):
-    """Plain values, for programs and people; see `Swarm.state`."""
+    """How the swarm and the ledger stand; `Swarm.state` is made of it."""
 
-    info: dict[str, Any]
+    info: SeedReport
 
 
 class OpenGateway(msgspec.Struct, frozen=True, tag="gateway"):
-    """Serve OpenAI's clients at this address until I hang up; see `node.settings.config.GatewayConfig`.
+    """Asks the seed to serve a gateway at this address until this connection ends.
 
-    `listening`: accept on the listening sockets that come as descriptors, which are of this address.
+    For the fields see `node.settings.config.GatewayConfig`. `listening`: the message comes with listening sockets of
+    this address, as descriptors, and the seed accepts on them.
     """
 
     host: str
@@ -289,13 +304,13 @@ class OpenGateway(msgspec.Struct, frozen=True, tag="gateway"):
 
 
 class GatewayOpened(msgspec.Struct, frozen=True, tag="serving"):
-    """At `url`, which ends with /v1."""
+    """The gateway is served at `url`, which ends with /v1."""
 
     url: str
 
 
 class Judge(msgspec.Struct, frozen=True, tag="judge"):
-    """Put `node` (public key) into quarantine, or release it; without a node: nothing, only tell."""
+    """Asks the seed to quarantine `node` (public key), or to `release` it; without a node, for the record only."""
 
     node: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
     release: bool = False
@@ -303,16 +318,16 @@ class Judge(msgspec.Struct, frozen=True, tag="judge"):
 
 
 class Judged(msgspec.Struct, frozen=True, tag="judged"):
-    """`changed`: it was not so before. `record`: quarantines and releases, oldest first; see `Book.conduct`."""
+    """`changed`: the request made a difference. `record`: quarantines and releases, oldest first."""
 
     changed: bool
     record: list[dict[str, Any]]
 
 
 class Evict(msgspec.Struct, frozen=True, tag="out"):
-    """End the lease of `peer` (public key); `for_good`: and let it in no more. Or revoke the ticket of this id.
+    """Asks the seed to end the lease of `peer` (public key), or to revoke the ticket with this id.
 
-    `undo`: let it come in again.
+    `for_good`: the peer is also barred from joining again. `undo`: allow the peer, or the ticket, again.
     """
 
     peer: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
@@ -322,14 +337,14 @@ class Evict(msgspec.Struct, frozen=True, tag="out"):
 
 
 class Evicted(msgspec.Struct, frozen=True, tag="gone"):
-    """It is durable. `changed`: it was not so before. `peers`: whose leases ended."""
+    """The change is durable. `changed`: the request made a difference. `peers`: the members whose leases ended."""
 
     changed: bool
     peers: list[bytes]
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
-    """No, and why; `usage`: the user can fix it. The connection ends."""
+    """The seed refuses, and why. `usage`: the user can fix it. The connection ends."""
 
     why: str
     usage: bool = False

@@ -1,11 +1,12 @@
-"""prime-rl on the swarm, without a change to it: what its orchestrator asks of inference servers, done by the swarm.
+"""prime-rl on the swarm, without a change to it: the admin routes of an inference server, served by the swarm.
 
     python -m node.trainers.prime_rl --model-name Qwen/Qwen3-8B --at 127.0.0.1:8100
 
-beside `swarm-node gateway --model-name Qwen/Qwen3-8B`, which answers `/inference/v1/generate`. In prime-rl's
-configuration: `weight_broadcast.type = "filesystem"`, no inference of its own, and of the orchestrator's client
-`base_url` (the gateway's) and `admin_base_url` (this one). Each checkpoint that its trainer broadcasts is published
-when the orchestrator says `/update_weights`, which is answered when the nodes hold it. For prime-rl 0.8.0 (559b4477).
+Run it beside `swarm-node gateway --model-name Qwen/Qwen3-8B`, which answers `/inference/v1/generate`. In prime-rl's
+configuration set `weight_broadcast.type = "filesystem"`, no inference of its own, and for the orchestrator's client
+`base_url` (the gateway's URL) and `admin_base_url` (this server's). When the orchestrator calls `/update_weights`, the
+checkpoint that the trainer has broadcast is published, and the call returns when the nodes hold it. For prime-rl 0.8.0
+(559b4477).
 """
 
 import argparse
@@ -26,13 +27,18 @@ from node.trainers.publish_files import folder_tensors
 __all__ = ["Admin", "main"]
 
 HEALTH_WITHIN_S: Final = 5.0
+"""How long `/health` waits for the seed."""
 
 
 class Admin:
-    """The routes under one address. `quorum`: the share of live nodes that must hold a version before prime-rl counts
-    it as the one that generates; it is waited for `timeout_s` at most, less than prime-rl waits for an answer."""
+    """The routes of one address."""
 
     def __init__(self, home: Path, model_name: str, quorum: float = 1.0, timeout_s: float = 600.0) -> None:
+        """`home`: the seed's. `model_name`: as prime-rl's orchestrator calls the model.
+
+        `quorum`: the share of live nodes, 0 to 1, that must hold a version before prime-rl counts it as the generating
+        one. `timeout_s`: for that wait; prime-rl waits longer for the answer.
+        """
         self._home, self._model_name = home, model_name
         self._quorum, self._timeout_s = quorum, timeout_s
         self._one_at_a_time = threading.Lock()
@@ -40,7 +46,7 @@ class Admin:
         self._newest: tuple[Path, Publication] | None = None
 
     async def __call__(self, request: Request) -> Response:
-        """Where errors end: 4xx for what asking again does not mend, 5xx, which prime-rl repeats, for the rest."""
+        """Answer a request. Errors that a retry cannot mend become 4xx, others 5xx, which prime-rl retries."""
         try:
             return await self._route(request)
         except UsageError as error:
@@ -57,7 +63,7 @@ class Admin:
                 return json_response({"status": "ok"})
             case "GET", "/models":
                 return json_response({"object": "list", "data": [{"id": self._model_name, "object": "model"}]})
-            case "POST", "/pause" | "/resume":  # nodes take a version between two steps of their engines
+            case "POST", "/pause" | "/resume":  # nodes apply a version between two steps of their engines
                 return json_response({"status": "nothing is paused"})
             case "POST", "/update_weights":
                 publication = await trio.to_thread.run_sync(self.update, _folder(bytes(request.body)))
@@ -69,7 +75,7 @@ class Admin:
         return failure(404, f"There is no {request.path} here.")
 
     def update(self, folder: Path) -> Publication:
-        """Publish the checkpoint in `folder`, once however often it is asked for, and wait for the quorum.
+        """Publish the checkpoint in `folder` and wait for the quorum. A repeated call for the newest folder only waits.
 
         Raises what `Swarm.attach`, `Swarm.publish` and `Publication.wait` raise.
         """
@@ -82,20 +88,21 @@ class Admin:
             return self._newest[1].wait(self._quorum, self._timeout_s)
 
     def close(self) -> None:
+        """Let what was published be sealed, and disconnect. Raises what `Swarm.close` raises."""
         if self._swarm is not None:
             self._swarm.close()
 
 
 def _folder(body: bytes) -> Path:
     try:
-        said: Any = msgspec.json.decode(body)
-        return Path(said["weight_dir"])
+        fields: Any = msgspec.json.decode(body)
+        return Path(fields["weight_dir"])
     except (msgspec.DecodeError, TypeError, KeyError) as error:
         raise UsageError('weight_dir: the folder of a checkpoint; set weight_broadcast.type = "filesystem".') from error
 
 
 def main(words: list[str] | None = None) -> int:
-    """Serve until interrupted."""
+    """Serve until interrupted. `words`: the command line (default: this process's). Returns the exit code."""
     parser = argparse.ArgumentParser(
         "python -m node.trainers.prime_rl", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -103,10 +110,12 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--at", default="127.0.0.1:8100", help="address to listen on (default: %(default)s)")
     parser.add_argument("--home", help="the seed's SWARM_HOME")
     parser.add_argument("--quorum", type=float, default=1.0, help="share of live nodes to wait for (default: 1)")
-    parser.add_argument("--timeout-s", type=float, default=600.0, help="for how long at most (default: 600)")
-    asked = parser.parse_args(words)
-    host, _, port = asked.at.rpartition(":")
-    admin = Admin(home_folder(asked.home), asked.model_name, asked.quorum, asked.timeout_s)
+    parser.add_argument(
+        "--timeout-s", type=float, default=600.0, help="seconds to wait for them at most (default: 600)"
+    )
+    options = parser.parse_args(words)
+    host, _, port = options.at.rpartition(":")
+    admin = Admin(home_folder(options.home), options.model_name, options.quorum, options.timeout_s)
 
     async def run() -> None:
         async with trio.open_nursery() as nursery:
@@ -119,7 +128,7 @@ def main(words: list[str] | None = None) -> int:
     except* KeyboardInterrupt:
         pass
     except* OSError as group:
-        print(f"Cannot listen on {asked.at}: {group.exceptions[0]}. Choose another with --at.", file=sys.stderr)
+        print(f"Cannot listen on {options.at}: {group.exceptions[0]}. Choose another with --at.", file=sys.stderr)
         code = 2
     finally:
         admin.close()

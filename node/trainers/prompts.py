@@ -1,4 +1,4 @@
-"""From what a trainer gives as a prompt to the token ids that nodes continue: token ids, a text, or chat messages."""
+"""Turns a trainer's prompt (token ids, a text, or chat messages) into the token ids that nodes continue."""
 
 import operator
 from collections.abc import Mapping, Sequence, Set
@@ -12,19 +12,19 @@ from node.ledger.messages import MAX_TOKENS
 __all__ = ["BadPrompt", "Prompt", "Tokens", "check_prompts"]
 
 Prompt = Sequence[int] | str | Sequence[Mapping[str, Any]]
-"""Token ids; a text; a conversation, as messages with `role` and `content`."""
+"""Token ids; a text; or a conversation, as messages with `role` and `content`."""
 
-TAKEN: Final = "token ids, a text, or chat messages such as [{'role': 'user', 'content': '...'}]"
+ACCEPTED: Final = "token ids, a text, or chat messages such as [{'role': 'user', 'content': '...'}]"
 
 
 class BadPrompt(ValueError):
-    """One prompt cannot be drawn; the message says why, and what to give instead."""
+    """One prompt cannot be generated for. The message says why, and what to give instead."""
 
 
 def check_prompts(prompts: object) -> None:
-    """Raises `UsageError` for what is a single prompt and no series of prompts."""
+    """Raises `UsageError` when `prompts` is a single prompt instead of a series of prompts."""
     if isinstance(prompts, str | bytes | Mapping):
-        raise UsageError(f"prompts is one {type(prompts).__name__}: give a list of prompts, each {TAKEN}.")
+        raise UsageError(f"prompts is one {type(prompts).__name__}: give a list of prompts, each {ACCEPTED}.")
     if isinstance(prompts, list | tuple) and prompts and isinstance(prompts[0], Mapping) and "role" in prompts[0]:
         raise UsageError("prompts is one conversation: give a list of conversations, even of one: [messages].")
     if isinstance(prompts, list | tuple) and prompts and isinstance(prompts[0], int):
@@ -32,24 +32,28 @@ def check_prompts(prompts: object) -> None:
 
 
 class Tokens:
-    """`base`: the folder whose tokenizer and chat template are used; loaded when the first text comes."""
+    """Reads prompts by the tokenizer and chat template of a base folder, loaded when the first text comes."""
 
     def __init__(self, base: Path | None) -> None:
+        """`base`: the checkpoint folder; None: only token ids can be read."""
         self._base = base
         self._loaded: Any = None
 
     def of(self, prompt: object) -> tuple[int, ...]:
-        """Raises `BadPrompt`; `UsageError` when no prompt of this kind can be read."""
+        """The token ids of one prompt.
+
+        Raises `BadPrompt` when this prompt cannot be read, `UsageError` when no prompt of its kind can.
+        """
         if isinstance(prompt, str):
-            found = self._tokenizer("text")(prompt)["input_ids"]
+            sequence = self._tokenizer("text")(prompt)["input_ids"]
         elif _is_chat(prompt):
-            found = self._chat(prompt)
+            sequence = self._chat(prompt)
         else:
-            found = None if isinstance(prompt, bytes | bytearray | Mapping | Set) else prompt
+            sequence = None if isinstance(prompt, bytes | bytearray | Mapping | Set) else prompt
         try:
-            ids = tuple(map(operator.index, found))  # type: ignore[arg-type]
+            ids = tuple(map(operator.index, sequence))  # type: ignore[arg-type]
         except TypeError as error:
-            raise BadPrompt(f"The prompt is {_kind(prompt)}: give {TAKEN}.") from error
+            raise BadPrompt(f"The prompt is {_kind(prompt)}: give {ACCEPTED}.") from error
         if not ids:
             raise BadPrompt("The prompt is empty: give at least one token.")
         if len(ids) > MAX_TOKENS:
@@ -66,7 +70,7 @@ class Tokens:
             )
         try:
             text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-        except Exception as error:  # a template is a program that came with a model, and jinja2 raises what it raises
+        except Exception as error:  # a template is a program that comes with a model, and may raise anything
             raise BadPrompt(f"The chat template refuses these messages: {error}") from error
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 

@@ -1,4 +1,4 @@
-"""Complete groups from the swarm, as an iterator that takes prompts only as fast as the nodes work them off."""
+"""Complete groups from the swarm, as an iterator that takes prompts only as fast as the nodes finish them."""
 
 import random
 import time
@@ -26,14 +26,17 @@ from node.trainers.standing import why_no_group
 __all__ = ["Check", "RefusedPrompt", "Rollout", "RolloutGroup", "group_id", "rollouts"]
 
 LOOK_AGAIN_S: Final = 0.2
-"""How soon a seed that went away is looked for again."""
+"""How often a seed that is down is dialed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One accepted sample. For `token_ids`, `logprobs`, `finish_reason` and `spans` see `node.engines.base.Completion`.
+    """One accepted sample.
 
-    `node`: public key (32 bytes) of the node that signed it.
+    `token_ids`: the completion, without the prompt. `logprobs`: the natural logarithm of each token's probability in
+    the distribution that it was sampled from, after temperature, top-p and options; for a greedy completion, at
+    temperature 1. `finish_reason`: "stop" (the last token is a stop token) or "length". `spans`: which version sampled
+    which tokens, in order. `node`: public key (32 bytes) of the node that signed it.
     """
 
     token_ids: tuple[int, ...]
@@ -50,7 +53,10 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class RolloutGroup:
-    """All samples of one prompt. `index`: which of the prompts, counted from 0; groups come as they are complete."""
+    """One prompt and its samples.
+
+    `index`: which of the prompts, counted from 0. `prompt`: its token ids. `rollouts`: the samples, `n` of them.
+    """
 
     index: int
     prompt: tuple[int, ...]
@@ -58,21 +64,20 @@ class RolloutGroup:
 
     @property
     def refused(self) -> None:
-        """Its prompt was drawn; see `RefusedPrompt`."""
+        """None: the prompt was not refused. See `RefusedPrompt.refused`."""
         return None
 
     @property
     def oldest(self) -> Version:
-        """The (epoch, version) of its oldest token."""
+        """(epoch, version) of the oldest token in the group."""
         return min(span.version for rollout in self.rollouts for span in rollout.spans)
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedPrompt:
-    """What the iterator gives in the place of a group when a prompt cannot be drawn; the other prompts go on.
+    """What the iterator yields instead of a group when a prompt cannot be generated for. The other prompts go on.
 
-    `index`: which of the prompts, counted from 0. `prompt`: as it was given. `refused`: why, in a sentence. A loop that
-    takes it for a group ends with `PromptRefused`, which names both.
+    `index`: which of the prompts, counted from 0. `prompt`: as it was given. `refused`: why, in a sentence.
     """
 
     index: int
@@ -81,76 +86,78 @@ class RefusedPrompt:
 
     @property
     def rollouts(self) -> NoReturn:
+        """Raises `PromptRefused`, which ends a loop that uses this object as a group."""
         raise PromptRefused(self.index, self.refused)
 
     @property
     def oldest(self) -> NoReturn:
+        """Raises `PromptRefused`."""
         raise PromptRefused(self.index, self.refused)
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The trainer's own look at what nodes say, before it uses it.
+    """The trainer's own check of the log-probabilities that nodes report, before it uses a group.
 
-    `score(prompt, rollout)`: the log-probability of each of its tokens under the version that it names, or None where
-    the trainer no longer has that version. A node that is further off than `tolerance` (mean, nats a token; see
-    `python -m scenarios.bench.check_tolerance` for what rounding makes) is out, and its samples are drawn anew. `share`
-    of the samples are looked at, picked by chance.
+    `score(prompt, rollout)`: the log-probability of each token of the rollout under the version that it names, or None
+    if the trainer no longer has that version. `share`: the share of the samples that is checked, picked at random, 0 to
+    1. `tolerance`: the mean difference in nats a token that is accepted; `python -m scenarios.bench.check_tolerance`
+    measures what rounding alone causes. A node beyond it is quarantined, and other samples take the place of its own.
     """
 
     score: Callable[[tuple[int, ...], Rollout], Sequence[float] | None]
     share: float = 0.02
     tolerance: float = 0.1
 
-    def lie(self, prompt: tuple[int, ...], rollout: Rollout) -> str | None:
-        """What is wrong with a rollout, if it is looked at and something is."""
-        if random.random() >= self.share or (found := self.score(prompt, rollout)) is None:
+    def find_lie(self, prompt: tuple[int, ...], rollout: Rollout) -> str | None:
+        """What is wrong with a rollout, in words. None: nothing, or it was not picked for a check."""
+        if random.random() >= self.share or (scores := self.score(prompt, rollout)) is None:
             return None
-        off = distance(rollout.logprobs, found)
-        return None if off <= self.tolerance else f"off by {off:.3g} nats a token"
+        difference = distance(rollout.logprobs, scores)
+        return None if difference <= self.tolerance else f"off by {difference:.3g} nats a token"
 
 
 def group_id(session: str, index: int) -> bytes:
-    """The name (16 bytes) of the group of the `index`th prompt. The samples' random streams follow from it, so a `key`
-    fixes them (`node.ledger.messages.stream_of`)."""
+    """The name (16 bytes) of the group of prompt `index`. The samples' random streams follow from it
+    (`node.ledger.messages.stream_of`), so a `key` fixes them."""
     return blake3(f"{session}/{index}".encode()).digest(16)
 
 
 def rollouts(
     home: Path,
-    asked: OpenRollouts,
+    request: OpenRollouts,
     prompts: Iterable[Any],
     tokens: Callable[[Any], tuple[int, ...]],
     timeout_s: float,
     check: Check | None = None,
-    counted_from: Callable[[], Version] = lambda: (0, 0),
+    lag_base: Callable[[], Version] = lambda: (0, 0),
 ) -> Iterator[RolloutGroup | RefusedPrompt]:
-    """See `Swarm.rollouts`. `tokens(prompt)`: its token ids; raises `BadPrompt`. `counted_from()`: the version that
-    lags are counted from."""
+    """See `Swarm.rollouts`. `tokens(prompt)`: its token ids; raises `BadPrompt`. `lag_base()`: the version that lags
+    are counted from."""
     read = (_read(index, prompt, tokens) for index, prompt in enumerate(prompts))
-    if asked.keep and isinstance(prompts, list | tuple):
+    if request.keep and isinstance(prompts, list | tuple):
         known = list(read)
-        read, asked = iter(known), replace(asked, prompts=_hash(known), count=len(known))
-    batch = _Batch(asked, read, timeout_s, check, counted_from, partial(why_no_group, home, asked.session))
-    away: Wait | None = None
+        read, request = iter(known), replace(request, prompts=_hash(known), count=len(known))
+    batch = _Batch(request, read, timeout_s, check, lag_base, partial(why_no_group, home, request.session))
+    reconnecting: Wait | None = None
     while True:
         try:
             with speaking("it was asked for rollouts"), dial(home) as channel:
-                away = None
+                reconnecting = None
                 yield from batch.converse(channel)
                 return
         except SwarmDown as error:
             if time.monotonic() >= batch.deadline:
                 raise
             why = str(error)
-            away = away or Wait(batch.deadline - time.monotonic(), lambda: f"rollouts: {why}")  # noqa: B023
-            away.say()
-            time.sleep(LOOK_AGAIN_S)  # a seed that is restarted kept what was done; only the news are lost
+            reconnecting = reconnecting or Wait(batch.deadline - time.monotonic(), lambda: f"rollouts: {why}")  # noqa: B023
+            reconnecting.log_if_due()
+            time.sleep(LOOK_AGAIN_S)  # the seed keeps finished work on its disk, so a restarted one continues it
 
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """`given`: by the trainer. `packed`: its token ids, or None where it is none, and `why`."""
+    """A prompt, as `given` and as `packed` token ids; None if it cannot be read, and `why`."""
 
     index: int
     given: Any
@@ -166,7 +173,7 @@ def _read(index: int, given: Any, tokens: Callable[[Any], tuple[int, ...]]) -> _
 
 
 def _hash(prompts: Sequence[_Prompt]) -> bytes:
-    """Of all of them in order; what is no prompt has no length."""
+    """BLAKE3 over the length and bytes of each prompt, in order. One that cannot be read has the length 2^32 - 1."""
     state = blake3()
     for prompt in prompts:
         length = (1 << 32) - 1 if prompt.packed is None else len(prompt.packed)
@@ -175,41 +182,48 @@ def _hash(prompts: Sequence[_Prompt]) -> bytes:
 
 
 class _Batch:
-    """What was offered and what is still to come, over any number of connections."""
+    """One call of `rollouts`: what was offered and what is still to come, over any number of connections."""
 
     def __init__(
         self,
-        asked: OpenRollouts,
+        request: OpenRollouts,
         prompts: Iterator[_Prompt],
         timeout_s: float,
         check: Check | None,
-        counted_from: Callable[[], Version],
+        lag_base: Callable[[], Version],
         explain: Callable[[], str],
     ) -> None:
+        """`lag_base`: see `rollouts`. `explain()`: why no group comes, in a sentence, for logs and errors."""
         self._explain = explain
         self._check = check
-        self._counted_from = counted_from
+        self._lag_base = lag_base
         self._timeout_s = timeout_s
         self.deadline = time.monotonic() + timeout_s
-        """For the next group; starts anew when the caller asks for it."""
-        self._asked = asked
+        """By when the next group must come. Set again each time the caller asks for a group."""
+        self._request = request
         self._prompts = prompts
         self._count = 0
+        """Prompts that were read."""
         self._skipped = 0
-        """Of these, those that are no prompts."""
+        """Of these, those that could not be read."""
         self._last = False
         """There are no more prompts."""
         self._open: dict[bytes, _Prompt] = {}
-        """By group, in the order of the prompts."""
+        """Offered and not yet handed out, by group, in the order of the prompts."""
         self._ready: dict[bytes, tuple[Rollout, ...]] = {}
-        """Of these, those whose samples are here, and that the caller may have."""
+        """Of these, the groups whose samples have all come."""
         self._taken: list[bytes] = []
         """Handed to the caller, and not yet confirmed to the seed."""
         self._parts: dict[bytes, list[Sample]] = {}
+        """Of the groups that have come in part, the samples so far."""
 
     def converse(self, channel: Channel) -> Iterator[RolloutGroup | RefusedPrompt]:
-        total, skipped_before = self._asked.total, self._skipped
-        channel.send(self._asked if total is None else replace(self._asked, total=self._left(total)))
+        """Offer prompts and yield groups over one connection, until every prompt has its answer.
+
+        Raises what `Swarm.rollouts` raises. After `SwarmDown` it may be called again, with a new connection.
+        """
+        total, skipped_before = self._request.total, self._skipped
+        channel.send(self._request if total is None else replace(self._request, total=self._left(total)))
         self._parts.clear()
         self._ready.clear()
         for group, prompt in self._open.items():
@@ -225,7 +239,7 @@ class _Batch:
                     yield RefusedPrompt(prompt.index, prompt.given, prompt.why)
                     self.deadline = time.monotonic() + self._timeout_s
                     continue
-                group = group_id(self._asked.session, prompt.index)
+                group = group_id(self._request.session, prompt.index)
                 self._open[group] = prompt
                 offered += 1
                 channel.send(Offer(group, prompt.packed, self._skipped - skipped_before))
@@ -245,38 +259,41 @@ class _Batch:
                     case Refusal(why, usage):
                         raise (UsageError if usage else RolloutsFailed)(why)
                 if not self._ready and not isinstance(message, Sample):
-                    break  # more may be offered, or nothing is open any more
+                    break  # more may be offered now, or nothing is open any more
             if (found := self._first(channel)) is not None:
-                group, made = found
-                yield made
+                name, group = found
+                yield group
                 self.deadline = time.monotonic() + self._timeout_s
-                self._taken.append(group)
+                self._taken.append(name)
 
     def _left(self, total: int) -> int:
-        """Of `total` prompts, those whose groups were not had yet."""
+        """How many of `total` prompts have no answer yet."""
         return max(0, total - self._count) + len(self._open)
 
     def _receive(self, channel: Channel, *, wait: bool) -> Any:
-        """The next message; None where there is none, and nobody is to `wait` for it. Raises `SwarmTimeout` with the
-        cause when none came until the deadline."""
-        waits = Wait(self.deadline - time.monotonic(), lambda: f"rollouts: no group yet. {self._explain()}")
+        """The next message. None: there is none, and the caller does not `wait`.
+
+        Raises `SwarmTimeout` with the cause when none comes before the deadline.
+        """
+        patience = Wait(self.deadline - time.monotonic(), lambda: f"rollouts: no group yet. {self._explain()}")
         while True:
             try:
-                message, fds = channel.recv(waits.slice_s() if wait else 0.0)
+                message, fds = channel.recv(patience.slice_s() if wait else 0.0)
             except ChannelTimeout as error:
                 if not wait:
                     return None
-                if waits.over:
+                if patience.over:
                     raise SwarmTimeout(
                         f"No group was completed within {self._timeout_s:.0f} s; {len(self._open)} are open. "
                         f"{self._explain()}"
                     ) from error
-                waits.say()
+                patience.log_if_due()
             else:
                 close_fds(fds)
                 return message
 
     def _next(self) -> _Prompt | None:
+        """The next prompt; None: there are no more."""
         if self._last:
             return None
         prompt = next(self._prompts, None)
@@ -287,8 +304,8 @@ class _Batch:
         return prompt
 
     def _collect(self, channel: Channel, sample: Sample) -> None:
-        """One more sample of a group; with the last of them the caller may have the group."""
-        if sample.group not in self._open:  # had before the connection broke
+        """Keep one more sample. With the last one its group becomes ready."""
+        if sample.group not in self._open:  # handed out before the connection broke
             if sample.left == 0:
                 channel.send(Taken(sample.group))
             return
@@ -298,25 +315,25 @@ class _Batch:
             self._ready[sample.group] = tuple(_rollout(part) for part in self._parts.pop(sample.group))
 
     def _first(self, channel: Channel) -> tuple[bytes, RolloutGroup] | None:
-        """Of the groups that are here, that of the earliest prompt. Those that may not be used are drawn anew."""
+        """The ready group of the earliest prompt, or None. Sends back groups that are too old or fail the check."""
         while self._ready:
             name = min(self._ready, key=lambda name: self._open[name].index)
-            made, prompt = self._ready.pop(name), self._open[name]
-            group = RolloutGroup(prompt.index, unpack_tokens(prompt.packed or b""), made)
-            newest = self._counted_from()
-            if group.oldest < (newest[0], max(0, newest[1] - self._asked.max_lag)):  # that came while it was on its way
+            samples, prompt = self._ready.pop(name), self._open[name]
+            group = RolloutGroup(prompt.index, unpack_tokens(prompt.packed or b""), samples)
+            newest = self._lag_base()
+            if group.oldest < (newest[0], max(0, newest[1] - self._request.max_lag)):  # a version came meanwhile
                 channel.send(Stale(name, *newest))
-            elif (lie := self._lie(group)) is not None:
+            elif (lie := self._find_lie(group)) is not None:
                 channel.send(Accuse(name, *lie))
             else:
                 del self._open[name]
                 return name, group
         return None
 
-    def _lie(self, group: RolloutGroup) -> tuple[int, str] | None:
-        """The sample that the trainer itself computes otherwise, and how."""
+    def _find_lie(self, group: RolloutGroup) -> tuple[int, str] | None:
+        """The index of a sample that fails the trainer's check, and what is wrong with it."""
         for i, rollout in enumerate(group.rollouts):
-            if self._check is not None and (why := self._check.lie(group.prompt, rollout)) is not None:
+            if self._check is not None and (why := self._check.find_lie(group.prompt, rollout)) is not None:
                 return i, why
         return None
 

@@ -20,26 +20,25 @@ __all__ = ["SwarmWeights"]
 
 
 class SwarmWeights:
-    """What TRL calls at each weight sync. Nothing is paused: nodes take a version between two steps of their engines.
-
-    `quorum`: the share of live nodes that must hold a version before TRL goes on (and counts it as the one that
-    generates); 0, the default, goes on as soon as the weights are copied, and TRL's `max_staleness` then counts from
-    the publication. `timeout_s`: for how long to wait at all, for the swarm or for the quorum.
-    """
+    """What TRL calls at each weight sync. Pauses nothing: nodes apply a version between two engine steps."""
 
     def __init__(self, swarm: Swarm, *, quorum: float = 0.0, timeout_s: float = 600.0) -> None:
+        """`quorum`: the share of live nodes, 0 to 1, that must hold a version before TRL goes on and counts it as the
+        generating one. With 0, the default, TRL goes on as soon as the weights are copied, and its `max_staleness`
+        counts from the publication. `timeout_s`: for each wait, for the swarm or for the quorum.
+        """
         self.swarm = swarm
         self.quorum = quorum
         self.timeout_s = timeout_s
         self.publication: Publication | None = None
-        """The newest one."""
+        """The newest version that was published."""
         self._syncs = 0
 
     def init_weight_transfer(self) -> None:
-        """Nothing to set up: the swarm is attached."""
+        """Does nothing: the swarm is attached already."""
 
     def pause(self) -> None:
-        """Nothing to pause."""
+        """Does nothing: no node has to stop."""
 
     def send_weights(self, iterator: Iterator[tuple[str, Any]]) -> None:
         """Publish (checkpoint name, tensor) pairs as the next version. Raises what `Swarm.publish` raises."""
@@ -47,11 +46,11 @@ class SwarmWeights:
         self._syncs += 1
 
     def resume(self) -> None:
-        """Wait for the quorum, if there is to be one. Raises `SwarmTimeout`, or why the version was not published."""
+        """Wait for the quorum, if one was asked for. Raises what `Publication.wait` raises."""
         if self.publication is not None and self.quorum > 0:
             self.publication.wait(self.quorum, self.timeout_s)
 
     def destroy(self) -> None:
-        """Wait until the last version is out. The swarm stays attached: whoever attached it closes it."""
+        """Wait until the last version is sealed. Does not close the swarm. Raises what `Publication.wait` raises."""
         if self.publication is not None:
             self.publication.wait(0.0, self.timeout_s)

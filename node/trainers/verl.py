@@ -5,8 +5,9 @@
         actor_rollout_ref.rollout.name=swarm actor_rollout_ref.rollout.checkpoint_engine.backend=swarm \\
         +actor_rollout_ref.rollout.engine_kwargs.swarm.url=http://127.0.0.1:8000
 
-`url` is a `swarm-node gateway`; the seed is found by SWARM_HOME. Implements and registers as "swarm" what verl 0.9.1
-calls `CheckpointEngine` and `RolloutReplica`; a replica takes no GPU: tokens are drawn by nodes outside its cluster.
+`url` is the URL of a `swarm-node gateway`; the seed is found by SWARM_HOME. Implements the `CheckpointEngine` and the
+`RolloutReplica` of verl 0.9.1, and registers both as "swarm". A replica takes no GPU, since nodes outside verl's
+cluster generate the tokens.
 """
 
 import asyncio
@@ -27,28 +28,30 @@ __all__ = ["SwarmCheckpointEngine", "SwarmReplica", "SwarmServer"]
 
 @CheckpointEngineRegistry.register("swarm")
 class SwarmCheckpointEngine(CheckpointEngine):
-    """The trainer's end: rank 0 publishes what all ranks gather together.
-
-    `home`, `base`: as for `Swarm.attach`. `quorum`: the share of live nodes that must hold a version before verl goes
-    on; with 0 it goes on when the version is sealed."""
+    """The trainer's side: all ranks gather each tensor together, and rank 0 publishes it."""
 
     def __init__(
         self, bucket_size: int, is_master: bool = False, home: str = "", base: str = "", quorum: float = 0.0,
         timeout_s: float = 600.0,
     ) -> None:  # fmt: skip
+        """`bucket_size`, `is_master`: from verl. `home`, `base`: as for `Swarm.attach`.
+
+        `quorum`: the share of live nodes, 0 to 1, that must hold a version before verl goes on; with 0 it goes on when
+        the version is sealed. `timeout_s`: for each wait.
+        """
         self._is_master, self._home, self._base = is_master, home, base
         self._quorum, self._timeout_s = quorum, timeout_s
         self._swarm: Swarm | None = None
 
     def prepare(self) -> dict[str, Any]:
-        """There is nothing to tell."""
+        """Returns no metadata: the swarm needs none."""
         return {}
 
     @classmethod
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """There is no group to join."""
+        """Returns no topology: there is no process group to join."""
         return {}, {}
 
     def init_process_group(self, **kwargs: Any) -> None:
@@ -60,13 +63,18 @@ class SwarmCheckpointEngine(CheckpointEngine):
         """The swarm stays attached from step to step."""
 
     async def send_weights(self, weights: Iterator[tuple[str, Any]], global_steps: int | None = None) -> dict[str, Any]:
-        """Publish full tensors by checkpoint names; gives metrics. Raises what `publish` and `wait` raise."""
+        """Publish (checkpoint name, full tensor) pairs as the next version, and return metrics of it.
+
+        Raises what `Swarm.publish` and `Publication.wait` raise.
+        """
         publication = None
         try:
             if self._swarm is not None:
                 publication = self._swarm.publish(weights, step=global_steps or 0, timeout_s=self._timeout_s)
         finally:
-            for _ in weights:  # all ranks gather each tensor together: one that stops early leaves the others waiting
+            for (
+                _
+            ) in weights:  # each tensor is gathered by a collective: a rank that stopped early would block the others
                 pass
         if publication is None:
             return {}
@@ -75,49 +83,54 @@ class SwarmCheckpointEngine(CheckpointEngine):
         return metrics | {"swarm/bytes": float(publication.bytes or 0), "swarm/density": publication.density or 0.0}
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, Any]]:
-        """Raises `UsageError`: the swarm's nodes take versions by themselves, other replicas would keep their old."""
+        """Raises `UsageError`: nodes get versions from the swarm, and other replicas would keep their old weights."""
         raise UsageError("Only rollout.name=swarm takes its weights from the swarm; give other replicas verl's own.")
         yield  # an async generator, as verl expects
 
 
 class SwarmServer:
-    """What verl takes for an inference server: it asks the gateway at `url` (without /v1), and knows which step became
-    which version. `room`: tokens of a prompt and its answer together, where verl does not say how many to draw."""
+    """An inference server for verl: asks the swarm's gateway, and remembers which step became which version."""
 
     def __init__(self, url: str, room: int, api_key: str = "", timeout_s: float = 600.0) -> None:
+        """`url`: the gateway's, without /v1. `room`: the most tokens of a prompt and its answer together, used where
+        verl does not say how many to generate. `timeout_s`: for each request.
+        """
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx.Limits(max_connections=1024)
         self._client = httpx.AsyncClient(base_url=url, headers=headers, limits=limits, timeout=timeout_s)
         self._room, self._step = room, 0
-        self._published: list[tuple[tuple[int, int], int]] = []  # (version, verl's step), ascending
+        self._published: list[tuple[tuple[int, int], int]] = []  # ((epoch, version), verl's step), ascending
 
     async def generate(
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **more: Any
     ) -> replica.TokenOutput:
-        """One sample, and the oldest and newest step that drew it. Raises `UsageError` for images and the like, and
-        with the gateway's sentence when it refuses."""
-        if found := [name for name, value in more.items() if value and name != "priority"]:
-            raise UsageError(f"The swarm's engines read tokens only, not {', '.join(found)}.")
-        known = (sampling_params.get(name) for name in ("max_tokens", "max_new_tokens"))
-        most = next(filter(None, known), self._room - len(prompt_ids))
-        asked = sampling_params | {"prompt": list(prompt_ids), "max_tokens": most, "logprobs": 0}
-        asked.pop("max_new_tokens", None)
-        while (answer := await self._client.post("/v1/completions", json=asked)).status_code == 429:  # noqa: ASYNC110
+        """One sample, with the oldest and the newest step whose weights generated it.
+
+        Raises `UsageError` for input that is not tokens, such as images, and with the gateway's sentence when it
+        refuses.
+        """
+        if unsupported := [name for name, value in more.items() if value and name != "priority"]:
+            raise UsageError(f"The swarm's engines read tokens only, not {', '.join(unsupported)}.")
+        limits = (sampling_params.get(name) for name in ("max_tokens", "max_new_tokens"))
+        max_tokens = next(filter(None, limits), self._room - len(prompt_ids))
+        request = sampling_params | {"prompt": list(prompt_ids), "max_tokens": max_tokens, "logprobs": 0}
+        request.pop("max_new_tokens", None)
+        while (answer := await self._client.post("/v1/completions", json=request)).status_code == 429:  # noqa: ASYNC110
             await asyncio.sleep(float(answer.headers.get("Retry-After", 1)))
         if answer.is_error:
-            raise UsageError(f"The gateway said {answer.status_code}: {answer.text[:400]}")
+            raise UsageError(f"The gateway answered {answer.status_code}: {answer.text[:400]}")
         choice = answer.json()["choices"][0]
         steps = [self._step_of((epoch, version)) for epoch, version in choice["versions"]]
         spans = {"global_steps": min(steps), "min_global_steps": min(steps), "max_global_steps": max(steps)}
-        said = {"token_ids": choice["token_ids"], "log_probs": choice["logprobs"]["token_logprobs"]}
-        return replica.TokenOutput(**said, stop_reason="completed", extra_fields=spans)
+        sample = {"token_ids": choice["token_ids"], "log_probs": choice["logprobs"]["token_logprobs"]}
+        return replica.TokenOutput(**sample, stop_reason="completed", extra_fields=spans)
 
     async def update_weights(self, global_steps: int | None = None) -> None:
-        """verl says which step is being published."""
+        """Note which step verl is publishing."""
         self._step = global_steps or 0
 
     async def execute_checkpoint_engine(self, method: str, **_: Any) -> dict[str, Any]:
-        """When verl finalizes, the step's version is sealed, so it is the gateway's newest."""
+        """On "finalize", note the gateway's newest version as that of the step: verl has waited until it is sealed."""
         if method == "finalize":
             answer = await self._client.get("/v1/models")
             epoch, version = answer.raise_for_status().json()["data"][0]["version"]
@@ -125,20 +138,21 @@ class SwarmServer:
         return {}
 
     def _step_of(self, version: tuple[int, int]) -> int:
-        """The step that became this version, or the newest one before it."""
+        """The step that became this version, or else the newest step before it."""
         at = bisect.bisect_right(self._published, version, key=lambda published: published[0])
         return self._published[max(0, at - 1)][1] if self._published else self._step
 
 
 class SwarmReplica(replica.RolloutReplica):
-    """One actor in place of an engine; nobody pauses it: nodes take a version between two steps of their engines."""
+    """One actor in place of an engine. It is never paused: nodes apply a version between two steps of their engines."""
 
     async def init_standalone(self) -> None:
+        """Launch the actor, in verl's mode for servers outside the trainer's process group."""
         self.rollout_mode = replica.RolloutMode.STANDALONE
         await self.launch_servers()
 
     async def launch_servers(self) -> None:
-        """Raises `UsageError` when no gateway is named, or these should be replicas on the trainer's own GPUs."""
+        """Launch the actor. Raises `UsageError` without a gateway's URL, or for replicas on the trainer's own GPUs."""
         options = dict(self.config.engine_kwargs.get("swarm") or {})
         if self.rollout_mode is not replica.RolloutMode.STANDALONE or "url" not in options:
             raise UsageError("Set hybrid_engine=False, and rollout.engine_kwargs.swarm.url to a gateway's URL.")

@@ -106,7 +106,7 @@ def _step(store: Store, model: Model, key: Key, number: int, old: np.ndarray, ne
         key.public, 0, number, 0, replica.root, root, layout.hash, tuple(ids), payload_bytes, layout.n_blocks
     )
     model.prepare(manifest, manifest.seal(key))
-    model.scatter(manifest)
+    model.apply(manifest)
 
 
 def _audit(model: Model) -> None:

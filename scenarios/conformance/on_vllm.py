@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from codec import write_checkpoint
 from codec.errors import SwarmError, UsageError
 from node.engines.base import EngineError, Prompt, SamplingParams
+from node.engines.interface import SharedReplica, WeightPatch
 from node.engines.vllm.engine import VllmEngine
 from node.engines.vllm.links import Listener
 from node.engines.vllm.server import environment
@@ -280,12 +281,12 @@ def _joined(host: Host, swarm: LocalSwarm, folder: Path, digests: list[dict[str,
     try:
         host.ask(do="live", folder=str(folder), socket=str(listener.path), more={})
         ready = True
-        engine.attach(swarm.layout, swarm.node, fd)
-        if engine.reload((0, 0), swarm.node.root) != swarm.node.root:
+        engine.attach_replica(SharedReplica(swarm.node, fd, folder))
+        if engine.reload_replica((0, 0), swarm.node.root) != swarm.node.root:
             raise EngineError("the engine was not filled")
 
         def follow(patch: int, version: int) -> None:
-            engine.stage(patch, (0, version))
+            engine.stage_patch(WeightPatch(patch, (0, version)))
             engine.commit((0, version), swarm.node.root)
 
         swarm.followers.append(follow)

@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from codec.errors import UsageError
 from node.status.query import ask
+from node.status.schema import OwnStatus, SeedStatus, Step
 from scenarios.emulator.network import Host, Network
 from scenarios.emulator.network.network import Firewall
 from swarm.transport.base import Unreachable
@@ -153,7 +154,7 @@ class RealSwarm:
         Raises `UsageError` when they do not come.
         """
         members = [name for name in self.processes if name != "seed"]
-        duplicates = {name: self._state(name)["nodes"][0]["duplicate_bytes"] for name in members}
+        duplicates = {name: self._own_status(name).duplicate_bytes for name in members}
         self._files += 1
         version = f"0.{self._files}"
         file = self.folder / "file"
@@ -178,20 +179,20 @@ class RealSwarm:
         if publishing.wait(PATIENCE_S) != 0:
             raise UsageError(f"publish failed: {(self.folder / 'publish.log').read_text()[-500:]}")
         step = self._step(version)
-        again = sum(self._state(name)["nodes"][0]["duplicate_bytes"] - duplicates[name] for name in lived)
+        again = sum(self._own_status(name).duplicate_bytes - duplicates[name] for name in lived)
         return Outcome(
-            payload_bytes=step["delta_bytes"],
-            bound_s=bound_s(step["delta_bytes"], self.nodes["seed"].up_mbit, [self.nodes[name] for name in members]),
+            payload_bytes=step.delta_bytes,
+            bound_s=bound_s(step.delta_bytes, self.nodes["seed"].up_mbit, [self.nodes[name] for name in members]),
             had_s=had,
-            sent_bytes=step["trainer_sent_bytes"],
-            control_bytes=step["trainer_control_bytes"],
-            duplicates=again / (step["delta_bytes"] * len(lived)),
+            sent_bytes=step.trainer_sent_bytes,
+            control_bytes=step.trainer_control_bytes,
+            duplicates=again / (step.delta_bytes * len(lived)),
             crossings={
-                region: (now - entered[region]) / step["delta_bytes"]
+                region: (now - entered[region]) / step.delta_bytes
                 for region, now in self._network.entered().items()
                 if len(entered) > 1
             },
-            uplink_copies=uplinked / step["delta_bytes"],
+            uplink_copies=uplinked / step.delta_bytes,
             busy=used / (used + idle),
             spent_s=spent_by,
         )
@@ -203,10 +204,10 @@ class RealSwarm:
 
     def interior(self) -> str:
         """The node that has most children over all stripes: whose loss hurts most."""
-        state = self._state("seed")
-        slots = {node["slot"]: node["name"] for node in state["nodes"]}
+        status = self._seed_status()
+        slots = {node.slot: node.name for node in status.nodes}
         counts = dict.fromkeys(slots.values(), 0)
-        for row in state["stripes"]:
+        for row in status.stripes:
             for parent in row.values():
                 if parent in slots:
                     counts[slots[parent]] += 1
@@ -217,11 +218,11 @@ class RealSwarm:
         running = [name for name in self.processes if name != "seed" and name not in self._stopped]
 
         def settled() -> bool:
-            state = self._state("seed")
-            held = [node["held"] for node in state["nodes"] if node["standing"] == "fresh"]
-            placed = [set(row) for row in state["stripes"]]
-            slots = {node["slot"] for node in state["nodes"]}
-            return held.count(state["head"]) >= len(running) and bool(placed) and all(slots <= row for row in placed)
+            status = self._seed_status()
+            held = [node.held for node in status.nodes if node.standing == "fresh"]
+            placed = [set(row) for row in status.stripes]
+            slots = {node.slot for node in status.nodes}
+            return held.count(status.head) >= len(running) and bool(placed) and all(slots <= row for row in placed)
 
         self._until(settled, "the nodes did not all join")
 
@@ -237,7 +238,7 @@ class RealSwarm:
     def _start_seed(self, flags: Sequence[str]) -> None:
         words = ("--raw-mb", str(self._raw_mb), "--announce", f"{self.hosts['seed'].address}:{PORT}", *flags)
         self._start("seed", "seed", *words)
-        self._until(lambda: bool(self._state("seed")), "the seed did not start")
+        self._until(lambda: bool(self._seed_status().swarm), "the seed did not start")
         invite = self.hosts["seed"].run(
             self._command("invite", "--json", "--nodes", "1000"), env=self._environment("seed"), capture_output=True
         )
@@ -262,22 +263,31 @@ class RealSwarm:
     def _environment(self, name: str) -> dict[str, str]:
         return {**os.environ, "SWARM_HOME": str(self.folder / name), "NUMBA_NUM_THREADS": "1", "SWARM_LOG": "info"}
 
-    def _state(self, name: str) -> dict[str, Any]:
+    def _seed_status(self) -> SeedStatus:
+        """An empty one while the seed does not answer."""
         try:
-            return ask(self.folder / name)
+            status = ask(self.folder / "seed")
         except Unreachable:
-            return {}
+            return SeedStatus()
+        assert isinstance(status, SeedStatus)
+        return status
 
-    def _step(self, version: str) -> dict[str, Any]:
+    def _own_status(self, name: str) -> OwnStatus:
+        """What the node or relay `name` says of itself. Raises `Unreachable`."""
+        status = ask(self.folder / name)
+        assert not isinstance(status, SeedStatus)
+        return status.nodes[0]
+
+    def _step(self, version: str) -> Step:
         """What the seed says of a version, once its last holder has reported."""
         number = int(version.rpartition(".")[2])
 
-        def steps() -> list[dict[str, Any]]:
-            return [step for step in self._state("seed").get("steps", ()) if step["version"][1] == number]
+        def steps() -> list[Step]:
+            return [step for step in self._seed_status().steps if step.version[1] == number]
 
         self._until(lambda: bool(steps()), "the seed knows nothing of the version")
         deadline = time.monotonic() + 10.0  # a node that is stopped never reports: its survivors count
-        while steps()[0]["publish_to_all_s"] is None and time.monotonic() < deadline:
+        while steps()[0].publish_to_all_s is None and time.monotonic() < deadline:
             time.sleep(0.1)
         return steps()[0]
 

@@ -14,9 +14,10 @@ from typing import Any, Final
 from codec import Checkpoint, Replica, write_patch
 from codec.staging import Staged
 from node.engines.base import Completion, EngineError, Prompt, SamplingParams
+from node.engines.interface import SharedReplica, WeightPatch
 from node.engines.vllm.engine import VllmEngine
 from node.engines.vllm.links import Listener
-from node.engines.vllm.server import Server, attach_to, installed
+from node.engines.vllm.server import Server, ServerOptions, attach_to, installed
 
 __all__ = ["PROBE_ENV", "SMALL", "Bench", "bench", "free_port"]
 
@@ -65,7 +66,7 @@ class Bench:
         """The replica becomes the next version, and the engine is ready to."""
         fd = self.advance(staged)
         try:
-            self.engine.stage(fd, (0, self.version))
+            self.engine.stage_patch(WeightPatch(fd, (0, self.version)))
         finally:
             os.close(fd)
 
@@ -74,7 +75,7 @@ class Bench:
         return self.engine.commit((0, self.version), self.replica.root)
 
     def reload(self) -> bytes:
-        return self.engine.reload((0, self.version), self.replica.root)
+        return self.engine.reload_replica((0, self.version), self.replica.root)
 
     def begin(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> "Future[list[Completion]]":
         """Start completions; a future of them."""
@@ -96,7 +97,7 @@ class Bench:
         return self.begin(prompts, sampling).result(WITHIN_S)
 
     def score(self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams) -> tuple[float, ...]:
-        """As `node.engines.base.Scorer`."""
+        """As `node.engines.interface.Scorer`."""
         return self.begin_score(prompt, token_ids, sampling).result(WITHIN_S)
 
     def begin_score(
@@ -111,7 +112,7 @@ class Bench:
             else:
                 future.set_result(outcome)
 
-        self.engine.score(prompt, token_ids, sampling, done)
+        self.engine.begin_score(prompt, token_ids, sampling, done)
         return future
 
     def greedy(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[tuple[list[int], list[float]]]:
@@ -150,22 +151,13 @@ def bench(
         if not url:
             engine.give_weights(replica.layout, fd)
             port = free_port()
-            server = Server(
-                installed(python),
-                files,
-                home / "vllm.log",
-                port=port,
-                socket=listener.path,
-                ranks=ranks,
-                more=more,
-                env=env,
-                threads=threads,
-            )
+            options = ServerOptions(port, ranks, threads, flags=tuple(more), env=env or {})
+            server = Server(installed(python), files, home / "vllm.log", listener.path, options)
             server.wait_ready()
             url = f"http://127.0.0.1:{port}"
         attach_to(url, listener.path)
-        engine.attach(replica.layout, replica, fd)
-        if engine.reload((0, 0), replica.root) != replica.root:
+        engine.attach_replica(SharedReplica(replica, fd, files))
+        if engine.reload_replica((0, 0), replica.root) != replica.root:
             raise EngineError("the engine was not filled")
         yield Bench(engine, replica, checkpoint, url, 0 if server is None else server.pid, lost)
     finally:

@@ -15,6 +15,7 @@ import numpy as np
 
 from codec import read_patch
 from node.engines.base import Prompt, SamplingParams
+from node.engines.interface import WeightPatch
 from scenarios.engines.engine_bench import Bench
 from scenarios.engines.engine_models import step_of
 
@@ -114,7 +115,7 @@ def _others(live: Bench, fd: int, home: Path) -> tuple[list[float], float, float
         arrays["b:" + name] = np.concatenate([arrays.get("b:" + name, bits[:0]), bits])
         arrays["s:" + name] = np.array(live.replica.layout.tensor(name).shape)
     np.savez(file, **arrays)
-    live.engine.stage(fd, (0, live.version))
+    live.engine.stage_patch(WeightPatch(fd, (0, live.version)))
     os.close(fd)
     changed = int(call(live.url, "probe_keep"))
     bare = [call(live.url, "probe_bare") for _ in range(5)]
@@ -134,7 +135,7 @@ def _updates(live: Bench, streams: _Streams, updates: int, bare: list[float]) ->
         usual += streams.gaps(began - 1.0, began)
         fd = live.advance(staged)
         started = time.perf_counter()
-        live.engine.stage(fd, (0, live.version))
+        live.engine.stage_patch(WeightPatch(fd, (0, live.version)))
         os.close(fd)
         worst = max([worst, *streams.gaps(started, time.perf_counter())])
         call(live.url, "probe_keep")  # which sorts, between two steps: a gap of its own
@@ -158,7 +159,7 @@ def _while_staging(live: Bench, streams: _Streams) -> float:
         without += streams.tokens(started, started + WINDOW_S)
         started = time.perf_counter()
         while time.perf_counter() < started + WINDOW_S:
-            live.engine.stage(fd, (0, live.version))
+            live.engine.stage_patch(WeightPatch(fd, (0, live.version)))
         with_it += streams.tokens(started, started + WINDOW_S)
     os.close(fd)
     live.engine.commit((0, live.version), live.replica.root)

@@ -7,7 +7,8 @@ from typing import Any, Final, get_args
 import msgspec
 import trio
 
-from node.ipc.channel import ChannelClosed, Frames, pack
+from node.ipc.channel import ChannelClosed
+from node.ipc.framing import FrameReader, encode_frame
 from scenarios.fuzz.fields import Kind, fields_of
 from scenarios.fuzz.samples import sample_of
 
@@ -40,19 +41,19 @@ class ScriptedChannel:
     and hangs up. What it is sent is packed, as it would be, and forgotten."""
 
     def __init__(self, receives: Any, frames: Sequence[bytes]) -> None:
-        self._frames = Frames(receives)
+        self._frames = FrameReader(receives)
         self._left = list(frames)
         self.sent: list[msgspec.Struct] = []
 
     async def send(self, message: msgspec.Struct, fds: Sequence[int] = ()) -> None:
         await trio.lowlevel.checkpoint()
-        pack(message, fds)
+        encode_frame(message, fds)
         self.sent.append(message)
 
     async def recv(self) -> tuple[Any, list[int]]:
         for _ in range(3):  # whoever was told something may do it first
             await trio.lowlevel.checkpoint()
-        while (found := self._frames.next()) is None:
+        while (found := self._frames.next_message()) is None:
             if not self._left:
                 raise ChannelClosed("the other process is gone")
             self._frames.feed(self._left.pop(0), (), 0)

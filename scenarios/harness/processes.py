@@ -10,10 +10,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from codec.errors import UsageError
 from node.status import query
+from node.status.schema import OwnStatus, SeedStatus
 from node.trainers.connection.seedlink import ask_state
 from node.trainers.errors import SwarmDown, SwarmTimeout
 
@@ -51,15 +51,16 @@ class Swarm:
         for name in names:
             join = ("join", ticket, "--model", str(base), "--listen", "127.0.0.1:0", "--name", name, *words)
             self.start(name, *join, **options)
-        self.until(lambda state: set(names) <= {node["name"] for node in state["nodes"] if node["engine"]})
+        self.until(lambda status: set(names) <= {node.name for node in status.nodes if node.engine})
 
-    def state(self) -> dict[str, Any]:
-        """What the seed says: `nodes` among others."""
-        return ask_state(self.home)["swarm"]
+    def status(self) -> SeedStatus:
+        return ask_state(self.home).swarm
 
-    def node(self, name: str, *, prove: bool = False) -> dict[str, Any]:
+    def node(self, name: str, *, prove: bool = False) -> OwnStatus:
         """What a node says of itself; with `prove`, of the bits in its engine too (`live_root`)."""
-        return query.ask(self._folder / name, prove=prove)["nodes"][0]
+        status = query.ask(self._folder / name, prove=prove)
+        assert not isinstance(status, SeedStatus)
+        return status.nodes[0]
 
     def signal(self, name: str, number: int) -> None:
         """To a node and its engine."""
@@ -74,12 +75,12 @@ class Swarm:
         ended = subprocess.run([sys.executable, "-m", "node.cli", *words], capture_output=True, check=True)
         return json.loads(ended.stdout)["ticket"]
 
-    def until(self, condition: Callable[[dict[str, Any]], bool]) -> None:
-        """Wait for the seed's state to be so. Raises `UsageError` with the last line of a log."""
+    def until(self, condition: Callable[[SeedStatus], bool]) -> None:
+        """Wait until the seed's status is so. Raises `UsageError` with the last line of a log."""
         deadline = time.monotonic() + STARTED_WITHIN_S
         while True:
             with contextlib.suppress(SwarmDown, SwarmTimeout):
-                if condition(ask_state(self.home)["swarm"]):
+                if condition(ask_state(self.home).swarm):
                     return
             if time.monotonic() > deadline or any(process.poll() is not None for process in self._processes.values()):
                 logs = [path.read_text(errors="replace").strip().split("\n")[-1] for path in self._folder.glob("*.log")]
@@ -103,13 +104,13 @@ def swarm_on(folder: Path, base: Path, nodes: int = 0, seed_words: Sequence[str]
     swarm = Swarm(folder)
     try:
         swarm.start("seed", "seed", "--base", str(base), "--listen", "127.0.0.1:0", "--preset", "loopback", *seed_words)
-        swarm.until(lambda state: True)
+        swarm.until(lambda status: True)
         if nodes:
             ticket = swarm.ticket(nodes)
             for number in range(nodes):
                 words = ("join", ticket, "--engine", "none", "--listen", "127.0.0.1:0", "--model", str(base))
                 swarm.start(f"node{number}", *words)
-            swarm.until(lambda state: [node["held"] for node in state["nodes"]] == [[0, 0]] * nodes)
+            swarm.until(lambda status: [node.held for node in status.nodes] == [(0, 0)] * nodes)
         yield swarm
     finally:
         swarm.stop()

@@ -83,7 +83,7 @@ async def run(share: float, steps: int, nodes: int, groups: int, check: float, s
                     nursery.start_soon(strike, member, chance.uniform(0, expected_s), next(kinds))
             times.append(await trainer.step())
         lost = (ledger_sim.drawn - drawn) - (trainer.taken_tokens - taken) - (ledger_sim.kept - kept)
-        report = ledger_sim.service.state()
+        report = ledger_sim.service.status()
         result = {
             "share": share,
             "struck": len(struck),
@@ -95,9 +95,9 @@ async def run(share: float, steps: int, nodes: int, groups: int, check: float, s
             "at_stake": drawing + sum(member.delivered for member in struck),
             "trained_on": trainer.taken,
             "invented": trainer.invented,
-            "refused": report["refused"],
-            "quarantined": sum(node["quarantine"] is not None for node in report["nodes"].values()),
-            "useful": report["generating"],
+            "refused": report.refused,
+            "quarantined": sum(node.quarantine is not None for node in report.nodes.values()),
+            "useful": report.generating,
         }
         nursery.cancel_scope.cancel()
     ledger_sim.book.close()

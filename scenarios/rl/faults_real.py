@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
+from node.status.schema import OwnStatus, WorkerStatus, to_plain
 from scenarios.harness.processes import Swarm, swarm_on
 
 __all__ = ["TOKENS_S", "real"]
@@ -68,16 +69,21 @@ def _step(swarm: Swarm, groups: Any, number: int) -> dict[str, Any]:
 
 
 def _told(swarm: Swarm, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    state = swarm.state()
-    nodes = {node["name"]: node for node in state["nodes"]}
+    status = swarm.status()
+    liars = [node for node in status.nodes if node.name == LIAR]
     for row in rows:
         row["ratio"] = row["seconds"] / row["expected_s"]
     return {
         "clock": "real",
         "steps": rows,
-        "lost_by_the_honest": {name: swarm.node(name)["work"]["lost_tokens"] for name in HONEST[2:]},
-        "liar_aside": bool(nodes.get(LIAR, {}).get("quarantine")),
-        "accepted": state["work"]["accepted"],
-        "refused": state["work"]["refused"],
-        "checks": state["work"]["checks"],
+        "lost_by_the_honest": {name: _lost_tokens(swarm.node(name)) for name in HONEST[2:]},
+        "liar_aside": any(liar.quarantine is not None for liar in liars),
+        "accepted": status.work.accepted,
+        "refused": status.work.refused,
+        "checks": to_plain(status.work.checks),
     }
+
+
+def _lost_tokens(node: OwnStatus) -> int:
+    assert isinstance(node.work, WorkerStatus)
+    return node.work.lost_tokens

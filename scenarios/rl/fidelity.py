@@ -86,15 +86,15 @@ def through_the_swarm(
                 root = b"" if publication.root is None else publication.root
                 rows.append(row | {"root": root.hex(), "own_root": policy_root(trainer).hex()})
         engines = _proven(swarm, names, rows[-1]["root"]) if rows else {}
-        work = swarm.state()["work"]
-    return {"rows": rows, "engines": engines, "accepted": work["accepted"], "refused": work["refused"]}
+        work = swarm.status().work
+    return {"rows": rows, "engines": engines, "accepted": work.accepted, "refused": work.refused}
 
 
 def _kill_when_busy(swarm: Swarm, name: str) -> None:
     """SIGKILL as soon as it has work, or soon after the others had all of it."""
     deadline = time.monotonic() + 2.0
     while time.monotonic() < deadline:
-        if any(node["name"] == name and node.get("outstanding") for node in swarm.state()["nodes"]):
+        if any(node.name == name and node.outstanding for node in swarm.status().nodes):
             break
     swarm.signal(name, signal.SIGKILL)
 
@@ -104,7 +104,7 @@ def _proven(swarm: Swarm, names: Sequence[str], root: str) -> dict[str, str]:
     deadline = time.monotonic() + SETTLE_S
     found: dict[str, str] = {}
     while time.monotonic() < deadline:
-        found = {name: swarm.node(name, prove=True).get("live_root") or "" for name in names}
+        found = {name: swarm.node(name, prove=True).live_root or "" for name in names}
         if set(found.values()) == {root}:
             break
         time.sleep(0.2)

@@ -62,13 +62,14 @@ async def run(
         for _ in range(WARM_UP):
             await training_loop.step()
         drawn, tokens = ledger_sim.drawn, training_loop.taken_tokens
-        before, began = ledger_sim.service.state(), trio.current_time()
+        before, began = ledger_sim.service.status(), trio.current_time()
         for _ in range(steps):
             await training_loop.step()
-        after, seconds = ledger_sim.service.state(), trio.current_time() - began
+        after, seconds = ledger_sim.service.status(), trio.current_time() - began
         nursery.cancel_scope.cancel()
     ledger_sim.book.close()
-    unused, used = (after[name] - before[name] for name in ("samples_unused", "samples_used"))
+    unused = after.samples_unused - before.samples_unused
+    used = after.samples_used - before.samples_used
     return {
         "trainer": trainer,
         "held": held,
@@ -77,8 +78,8 @@ async def run(
         "groups": groups,
         "drawn_by_used": (ledger_sim.drawn - drawn) / (training_loop.taken_tokens - tokens),
         "unused_by_used": unused / used,
-        "useful": after["useful"],
-        "generating": after["generating"],
+        "useful": after.useful,
+        "generating": after.generating,
         "step_ratio": seconds / steps / max(draw_s, train_s),
         "worst_lag": training_loop.worst_lag,
         "longest_wait_steps": max(training_loop.waits_steps[-steps * groups // 2 :]),

@@ -74,11 +74,11 @@ def _lag(handle: Any, group: Any) -> int:
 
 
 def _told(swarm: Swarm) -> dict[str, Any]:
-    """What status says, of the whole run."""
+    """What the status says of the whole run."""
     from node.trainers.connection.seedlink import ask_state
 
-    work = ask_state(swarm.home)["work"]
-    return {name: work[name] for name in ("samples_used", "samples_unused", "unused")}
+    work = ask_state(swarm.home).work
+    return {name: getattr(work, name) for name in ("samples_used", "samples_unused", "unused")}
 
 
 def _weights(base: Path) -> dict[str, Any]:

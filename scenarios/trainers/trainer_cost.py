@@ -110,7 +110,7 @@ class _FirstChunk:
         self._thread.start()
 
     def _sent(self) -> int:
-        return ask_state(self._home)["swarm"]["sent_bytes"]
+        return ask_state(self._home).swarm.sent_bytes
 
     def _look(self) -> None:
         while not self._over.wait(0.002):
@@ -140,7 +140,7 @@ def scaling(tensors: int, blocks: int, tries: int) -> dict[str, Any]:
         move(words, i)
         copies.tensor(0, spec)[:] = words.view(np.uint8)
     for rank in range(2):
-        copies.tell(0, rank, 1, np.arange(len(layout.tensors)))
+        copies.note_written(0, rank, 1, np.arange(len(layout.tensors)))
     Encoder(copies, Ownership.alone(layout), 0, 1, layout).await_ready()  # kernels are compiled before anybody is timed
     replica.encode_block(0, copies.block(0, 0))
     times: dict[int, list[float]] = {1: [], 2: []}

@@ -2,165 +2,179 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 import trio
 
 from swarm.guard import Source, guarded
 from swarm.protocol.core.events import Effect, Event, PieceBad, Timer
-from swarm.runtime.event_queue import OURS, EventQueue, Waiting
+from swarm.runtime.event_queue import OURS, EventQueue, QueuedEvent
 from swarm.runtime.limits import Limits
 
-__all__ = ["Core", "CoreLoop"]
+__all__ = ["Core", "CoreLoop", "EventHandlers", "PostEvent"]
 
-_TURN_S: Final = 0.005
-"""Events are applied for so long before other tasks get their turn."""
-_TIMER_AGAIN_S: Final = 1.0
-"""A timer that met a bug of ours goes off again after this: without it the core would stand still."""
+_SLICE_S: Final = 0.005
+"""Events are applied for at most this long before other tasks run."""
+_TIMER_RETRY_S: Final = 1.0
+"""A timer whose event met a bug of ours is due again after this; without it the core would never act again."""
 _SENT_BYTES_S: Final = 100e6
-"""What is sent in answer to a peer's event counts as if the loop sent so many bytes a second: encryption and sockets
-take about that long for it."""
+"""Bytes sent in answer to a peer's event are charged to the peer at this rate, in bytes a second of loop time.
+Encryption and the socket take about that long for them."""
+
+PostEvent = Callable[..., Awaitable[None]]
+"""`await post(event, size=0, *, until_applied=False)`, see `CoreLoop.post`."""
 
 
 class Core(Protocol):
-    """A `Peer` or an `Authority`."""
+    """A `Peer` or an `Authority`: the state machine that events are applied to."""
 
     def start(self, now: float, addrs: tuple[str, ...] = ()) -> list[Effect]: ...
 
     def apply(self, event: Event, now: float) -> list[Effect]: ...
 
     def admits(self, peer: bytes) -> bool:
-        """Whether it has shown a grant that holds (or is the authority): it may then send content, and gossip."""
+        """Whether `peer` has shown a valid grant or is the authority. It may then send content and gossip."""
         ...
 
     def knows(self, peer: bytes) -> bool:
-        """Whether it holds a lease as far as we know, shown or not: it is no stranger."""
+        """Whether `peer` holds a lease as far as this member knows, even if it has not shown its grant."""
+        ...
+
+
+class EventHandlers(Protocol):
+    """What the loop calls for each event; the runtime provides it."""
+
+    def perform(self, effects: list[Effect]) -> None:
+        """Begin these effects."""
+        ...
+
+    def check_event(self, event: Event) -> None:
+        """See a peer's event just before the core does. Raises `PeerError` to reject it."""
+        ...
+
+    def close_session(self, peer: bytes, why: str) -> None:
+        """End the session with `peer`, if there is one."""
+        ...
+
+    def event_applied(self, owner: bytes) -> None:
+        """An event of the peer `owner`, or one of `OURS`, or a timer was applied."""
         ...
 
 
 class CoreLoop:
-    """Runs one core. What a peer's event does to the core may end that peer's session, and nothing else."""
+    """Applies events to one core. An error that a peer's event causes ends that peer's session, and nothing else."""
 
-    def __init__(
-        self,
-        core: Core,
-        perform: Callable[[list[Effect]], None],
-        note: Callable[[Event], None],
-        close: Callable[[bytes, str], None],
-        applied: Callable[[bytes], None],
-        limits: Limits,
-    ) -> None:
-        """`perform` begins effects. `note` sees each event of a peer just before the core does, and may raise
-        `PeerError`. `close` ends a peer's session. `applied` is called after each event and timer, with the peer that
-        caused the event, or `OURS`."""
-        self._core, self._perform, self._note, self._close = core, perform, note, close
-        self._applied = applied
+    def __init__(self, core: Core, limits: Limits) -> None:
+        self._core = core
         self._queue = EventQueue(limits.events, limits.events_bytes)
         self._timers: dict[str, float] = {}
-        self._turn: Waiting | None = None
+        self._current: QueuedEvent | None = None
         """The event that is being applied."""
 
     # ------------------------------------------------------------ events in
 
     async def post(self, event: Event, size: int = 0, *, until_applied: bool = False) -> None:
-        """Give the core an event of `size` bytes; waits while its peer has too many waiting. `until_applied`: also wait
-        until its effects have been begun, or the loop has ended."""
+        """Queue an event of `size` bytes for the core; waits while too many of the same peer are queued.
+
+        `until_applied`: also wait until its effects have begun, or the loop has ended.
+        """
         owner, done = _owner(event), trio.Event() if until_applied else None
-        if not self._queue.put_nowait(event, owner, size, done):  # a turn of the loop for each would cost more
+        if not self._queue.put_nowait(event, owner, size, done):  # saves one turn of the scheduler for most events
             await self._queue.put(event, owner, size, done)
         if done is not None:
             await done.wait()
 
     async def apply(self, event: Event) -> None:
-        """Give the core an event of our own, and wait until its effects have been begun, or the loop has ended."""
+        """Queue an event of our own, and wait until its effects have begun, or the loop has ended."""
         done = trio.Event()
         await self._queue.put(event, OURS, 0, done)
         await done.wait()
 
     def charge(self, peer: bytes, seconds: float) -> None:
-        """`peer` has had so much of the loop's time beside its events: to be decoded, say."""
+        """Charge `peer` for loop time that its input took before it was queued (decoding, for example)."""
         self._queue.charge(peer, seconds)
 
-    def sent(self, size: int) -> None:
-        """So many bytes were sent because of the event that is being applied."""
-        if self._turn is not None:
-            self._queue.charge(self._turn.owner, size / _SENT_BYTES_S)
+    def charge_sent(self, size: int) -> None:
+        """Charge the peer whose event is being applied for `size` bytes sent because of it."""
+        if self._current is not None:
+            self._queue.charge(self._current.owner, size / _SENT_BYTES_S)
 
     def set_timer(self, name: str, at: float) -> None:
-        """Give the core `Timer(name)` at this local time; it replaces an earlier wish of that name."""
+        """Apply `Timer(name)` at this local time. It replaces an earlier timer of that name."""
         self._timers[name] = at
 
-    def close(self) -> None:
-        """The loop has ended: nobody is to wait for it."""
+    def release_waiters(self) -> None:
+        """The loop has ended: wake every task that waits for an event to be queued or applied."""
         self._queue.close()
 
     # ------------------------------------------------------------ the loop
 
-    async def run(self) -> None:
-        """For ever."""
+    async def apply_events(self, handlers: EventHandlers) -> None:
+        """Apply events and timers until cancelled."""
         while True:
-            if self._due_s <= trio.current_time():
-                self._go_off(min(self._timers, key=lambda name: (self._timers[name], name)))
+            if self._next_due_s <= trio.current_time():
+                self._apply_timer(min(self._timers, key=lambda name: (self._timers[name], name)), handlers)
                 self._queue.prune()
-                self._apply_waiting()  # where a turn of all tasks takes longer than a tick, a timer is always due
+                # On a busy machine a timer may be due at every turn: events must be applied all the same.
+                self._apply_queued(handlers)
                 await trio.lowlevel.checkpoint()
             else:
-                with trio.CancelScope(deadline=self._due_s) as until_due:
-                    await self._apply_until(until_due)
+                with trio.CancelScope(deadline=self._next_due_s) as until_due:
+                    await self._apply_until(until_due, handlers)
 
     @property
-    def _due_s(self) -> float:
+    def _next_due_s(self) -> float:
         """When the next timer is due."""
         return min(self._timers.values(), default=math.inf)
 
-    def _go_off(self, name: str) -> None:
+    def _apply_timer(self, name: str, handlers: EventHandlers) -> None:
         del self._timers[name]
         with guarded(Source.CORE, f"timer {name}") as outcome:
-            self._perform(self._core.apply(Timer(name), trio.current_time()))
+            handlers.perform(self._core.apply(Timer(name), trio.current_time()))
         if outcome.error is not None:
-            self._timers.setdefault(name, trio.current_time() + _TIMER_AGAIN_S)
-        self._applied(OURS)
+            self._timers.setdefault(name, trio.current_time() + _TIMER_RETRY_S)
+        handlers.event_applied(OURS)
 
-    async def _apply_until(self, until_due: trio.CancelScope) -> None:
-        """Apply events until a timer is due. One scope for all of them: to make one costs as much as an event does."""
+    async def _apply_until(self, until_due: trio.CancelScope, handlers: EventHandlers) -> None:
+        """Apply events until a timer is due. One scope serves all of them: a new one costs as much as an event."""
         while until_due.deadline > trio.current_time():
             await self._queue.wait()
-            self._apply_waiting()
+            self._apply_queued(handlers)
             await trio.lowlevel.checkpoint()
-            due_s = self._due_s
+            due_s = self._next_due_s
             if due_s != until_due.deadline:
                 until_due.deadline = due_s
 
-    def _apply_waiting(self) -> None:
-        """Apply events that wait, for at most `_TURN_S`."""
+    def _apply_queued(self, handlers: EventHandlers) -> None:
+        """Apply queued events for at most `_SLICE_S`."""
         began = now = time.perf_counter()
-        while now - began < _TURN_S and (waiting := self._queue.take()) is not None:
-            self._turn = waiting
-            self._apply(waiting)
-            self._turn = None
+        while now - began < _SLICE_S and (queued := self._queue.take_next()) is not None:
+            self._current = queued
+            self._apply(queued, handlers)
+            self._current = None
             before, now = now, time.perf_counter()
-            self._queue.served(waiting, now - before)
+            self._queue.charge_event(queued, now - before)
 
-    def _apply(self, waiting: Waiting) -> None:
-        if waiting.owner == OURS:
-            self._perform(self._core.apply(waiting.event, trio.current_time()))
+    def _apply(self, queued: QueuedEvent, handlers: EventHandlers) -> None:
+        if queued.owner == OURS:
+            handlers.perform(self._core.apply(queued.event, trio.current_time()))
         else:
-            with guarded(Source.CORE, waiting.owner) as outcome:
-                self._note(waiting.event)
-                self._perform(self._core.apply(waiting.event, trio.current_time()))
+            with guarded(Source.CORE, queued.owner) as outcome:
+                handlers.check_event(queued.event)
+                handlers.perform(self._core.apply(queued.event, trio.current_time()))
             if outcome.is_rule_broken:
-                self._expel(waiting.owner, outcome.why)
-        self._applied(waiting.owner)
-        if waiting.done is not None:
-            waiting.done.set()
+                self._expel(queued.owner, outcome.why, handlers)
+        handlers.event_applied(queued.owner)
+        if queued.done is not None:
+            queued.done.set()
 
-    def _expel(self, peer: bytes, why: str) -> None:
+    def _expel(self, peer: bytes, why: str, handlers: EventHandlers) -> None:
         with guarded(Source.CORE, peer):
-            self._perform(self._core.apply(PieceBad(peer, why), trio.current_time()))
-        self._close(peer, why)
+            handlers.perform(self._core.apply(PieceBad(peer, why), trio.current_time()))
+        handlers.close_session(peer, why)
 
 
 def _owner(event: Event) -> bytes:
-    """Whose turn an event takes: the peer's that caused it."""
+    """The peer that caused an event and is charged for it, or `OURS`."""
     return getattr(event, "peer", None) or OURS

@@ -1,4 +1,4 @@
-"""What crossed the wire, by kind: payload without frame heads, as the status page and the scenarios report it."""
+"""Payload bytes that crossed the wire, by kind, without frame headers, for the status page and the scenarios."""
 
 from dataclasses import dataclass
 
@@ -7,21 +7,21 @@ __all__ = ["Counts"]
 
 @dataclass(slots=True)
 class Counts:
-    """Bytes since the start."""
+    """Bytes since the process started, and `peers_dropped`."""
 
     pushed: int = 0
     """Headers and pieces sent down stripes."""
     pulled: int = 0
-    """Headers and pieces sent because they were asked for."""
+    """Headers and pieces sent on request."""
     blobs: int = 0
     """Parts of blobs and blocks sent."""
     control_sent: int = 0
     control_received: int = 0
     received: int = 0
-    """Headers, pieces and parts that were news."""
+    """Headers, pieces and parts that this member did not have yet."""
     duplicates: int = 0
-    """Headers and pieces that we had already."""
+    """Headers and pieces that this member had already."""
     stray: int = 0
-    """What came for something dropped or given up meanwhile."""
+    """Payload of chunks and requests that were dropped or given up before it arrived."""
     peers_dropped: int = 0
-    """Peers whose bytes did not verify."""
+    """Peers whose bytes did not verify (a number of peers, not bytes)."""

@@ -1,9 +1,12 @@
-"""Events waiting for the core, one queue for each peer, served by what each peer has cost so far.
+"""Events that wait for the core: one queue for each peer, served by the time that each peer has used.
 
-One queue for all would let whoever says most decide how long everybody else waits. Here the next event is that of the
-peer which has used the least of the loop's time (start-time fair queueing): a peer that floods us, or whose messages
-are dear, waits for itself alone. What is our own (timers, finished jobs, the trainer's words) always goes first. A peer
-has so many events and bytes waiting, and then whoever reads from it waits, and through that reader the peer.
+With one queue for all, the peer that sends most would decide how long the others wait. Here the next event is that of
+the peer which has used the least of the loop's time (start-time fair queueing, Goyal et al. 1996): a peer that floods
+this member, or whose messages are expensive, delays only itself. Our own events (timers, finished jobs, the trainer's
+calls) always go first.
+
+The events and bytes of one peer that may wait are bounded. Above the bound the task that reads from the peer waits, and
+through it the peer.
 """
 
 import heapq
@@ -14,14 +17,14 @@ import trio
 
 from swarm.protocol.core.events import Event
 
-__all__ = ["OURS", "EventQueue", "Waiting"]
+__all__ = ["OURS", "EventQueue", "QueuedEvent"]
 
 OURS: Final = b""
 """The owner of events that no peer caused."""
 
 
-class Waiting:
-    """One event. `done` is set when its effects have been begun; `owner`: whose turn it takes."""
+class QueuedEvent:
+    """One event of `size` bytes, charged to `owner`. `done` is set once its effects have begun."""
 
     __slots__ = ("done", "event", "owner", "size")
 
@@ -29,126 +32,127 @@ class Waiting:
         self.event, self.owner, self.size, self.done = event, owner, size, done
 
 
-class _Line:
-    """What waits of one owner."""
+class _OwnerQueue:
+    """The queued events of one owner."""
 
-    __slots__ = ("cost", "listed", "room", "size", "waiting")
+    __slots__ = ("cost", "events", "listed", "room", "size")
 
     def __init__(self, cost: float) -> None:
-        self.waiting: deque[Waiting] = deque()
+        self.events: deque[QueuedEvent] = deque()
         self.size = 0
         self.cost = cost
-        """Seconds of the loop that it has used, or was given for coming back."""
+        """Seconds of the loop that the owner has used; raised to the others' level when it returns from a pause."""
         self.listed = False
-        """It stands among those whose turn may come."""
+        """Whether the owner is in `EventQueue._turns`."""
         self.room: trio.Event | None = None
-        """Somebody waits for room."""
+        """Set, and removed, when an event is taken; None when no task waits for room."""
 
 
 class EventQueue:
-    """Put from many tasks, taken by one."""
+    """Filled by many tasks, emptied by one."""
 
-    def __init__(self, events: int, size_bytes: int) -> None:
-        """`events`, `size_bytes`: how much of one owner may wait."""
-        self._most, self._most_bytes = events, size_bytes
-        self._lines: dict[bytes, _Line] = {OURS: _Line(0.0)}
+    def __init__(self, max_events: int, max_bytes: int) -> None:
+        """`max_events`, `max_bytes`: how much of one owner may wait."""
+        self._max_events, self._max_bytes = max_events, max_bytes
+        self._owners: dict[bytes, _OwnerQueue] = {OURS: _OwnerQueue(0.0)}
         self._turns: list[tuple[float, int, bytes]] = []
         """A heap of (cost, order of arrival, owner) of the owners that have something waiting."""
         self._arrivals = 0
         self._level = 0.0
-        """The cost of whoever had its turn last: who comes back after a pause has saved up nothing."""
-        self._news = trio.Event()
+        """The cost of the owner that was served last. An idle owner starts here: it has saved up nothing."""
+        self._filled = trio.Event()
         self._closed = False
 
     def __len__(self) -> int:
-        return sum(len(line.waiting) for line in self._lines.values())
+        return sum(len(queue.events) for queue in self._owners.values())
 
     async def put(self, event: Event, owner: bytes, size: int = 0, done: trio.Event | None = None) -> None:
-        """Queue it; waits while too much of its owner's waits. After `close` nothing is queued, and nobody waits."""
-        while not self._closed and (line := self._lines.get(owner)) is not None and self._is_full(line):
-            if line.room is None:
-                line.room = trio.Event()
-            await line.room.wait()
+        """Queue an event; waits while `owner` has too much waiting. After `close`, `done` is set at once."""
+        while not self._closed and (queue := self._owners.get(owner)) is not None and self._is_full(queue):
+            if queue.room is None:
+                queue.room = trio.Event()
+            await queue.room.wait()
         self.put_nowait(event, owner, size, done)
 
     def put_nowait(self, event: Event, owner: bytes, size: int = 0, done: trio.Event | None = None) -> bool:
-        """Queue it if there is room: whether there was."""
+        """Queue an event, unless `owner` has too much waiting: then it returns False. After `close` it sets `done`."""
         if self._closed:
             if done is not None:
                 done.set()
             return True
-        line = self._lines.get(owner)
-        if line is None:
-            line = self._lines[owner] = _Line(self._level)
-        if self._is_full(line):
+        queue = self._owners.get(owner)
+        if queue is None:
+            queue = self._owners[owner] = _OwnerQueue(self._level)
+        if self._is_full(queue):
             return False
-        line.waiting.append(Waiting(event, owner, size, done))
-        line.size += size
-        if not line.listed and owner != OURS:
-            self._list(owner, line)
-        self._news.set()
+        queue.events.append(QueuedEvent(event, owner, size, done))
+        queue.size += size
+        if not queue.listed and owner != OURS:
+            self._list(owner, queue)
+        self._filled.set()
         return True
 
-    def _is_full(self, line: _Line) -> bool:
-        return len(line.waiting) >= self._most or (line.size >= self._most_bytes and bool(line.waiting))
+    def _is_full(self, queue: _OwnerQueue) -> bool:
+        return len(queue.events) >= self._max_events or (queue.size >= self._max_bytes and bool(queue.events))
 
-    def _list(self, owner: bytes, line: _Line) -> None:
-        line.listed = True
-        line.cost = max(line.cost, self._level)
+    def _list(self, owner: bytes, queue: _OwnerQueue) -> None:
+        queue.listed = True
+        queue.cost = max(queue.cost, self._level)
         self._arrivals += 1
-        heapq.heappush(self._turns, (line.cost, self._arrivals, owner))
+        heapq.heappush(self._turns, (queue.cost, self._arrivals, owner))
 
     async def wait(self) -> None:
-        """Return when something waits."""
-        while not self._lines[OURS].waiting and not self._turns:
-            self._news = trio.Event()
-            await self._news.wait()
+        """Return when an event is queued."""
+        while not self._owners[OURS].events and not self._turns:
+            self._filled = trio.Event()
+            await self._filled.wait()
 
-    def take(self) -> Waiting | None:
-        """The next event, whose cost `served` must be told before the next one is taken; None when nothing waits."""
-        ours = self._lines[OURS]
-        if ours.waiting:
+    def take_next(self) -> QueuedEvent | None:
+        """The next event; None when nothing is queued. The caller passes its cost to `charge_event` before the next
+        call."""
+        ours = self._owners[OURS]
+        if ours.events:
             return self._pop(ours)
         if not self._turns:
             return None
         self._level, _, owner = heapq.heappop(self._turns)
-        line = self._lines[owner]
-        line.listed = False
-        return self._pop(line)
+        queue = self._owners[owner]
+        queue.listed = False
+        return self._pop(queue)
 
-    def served(self, waiting: Waiting, seconds: float) -> None:
-        """That event has used so much of the loop's time: its owner's next turn comes after that of the cheaper."""
-        self.charge(waiting.owner, seconds)
-        line = self._lines.get(waiting.owner)
-        if line is not None and line.waiting and not line.listed and waiting.owner != OURS:
-            self._list(waiting.owner, line)
+    def charge_event(self, queued: QueuedEvent, seconds: float) -> None:
+        """Charge the owner of the event that was taken last; owners with a lower cost are served before it."""
+        self.charge(queued.owner, seconds)
+        queue = self._owners.get(queued.owner)
+        if queue is not None and queue.events and not queue.listed and queued.owner != OURS:
+            self._list(queued.owner, queue)
 
-    def _pop(self, line: _Line) -> Waiting:
-        found = line.waiting.popleft()
-        line.size -= found.size
-        if line.room is not None:
-            line.room.set()
-            line.room = None
+    def _pop(self, queue: _OwnerQueue) -> QueuedEvent:
+        found = queue.events.popleft()
+        queue.size -= found.size
+        if queue.room is not None:
+            queue.room.set()
+            queue.room = None
         return found
 
     def charge(self, owner: bytes, seconds: float) -> None:
-        """`owner` has used so much of the loop's time, apart from its events."""
-        line = self._lines.get(owner)
-        if line is not None and owner != OURS:
-            line.cost = max(line.cost, self._level) + seconds
+        """Charge `owner` for loop time that it used apart from its events."""
+        queue = self._owners.get(owner)
+        if queue is not None and owner != OURS:
+            queue.cost = max(queue.cost, self._level) + seconds
 
     def prune(self) -> None:
-        """Forget owners of which nothing waits, and that have had no more than whoever had its turn last."""
-        for name in [name for name, line in self._lines.items() if name != OURS
-                     and not line.waiting and line.room is None and line.cost <= self._level]:  # fmt: skip
-            del self._lines[name]
+        """Forget owners without events that have used no more time than the owner that was served last."""
+        for name in [name for name, queue in self._owners.items() if name != OURS
+                     and not queue.events and queue.room is None and queue.cost <= self._level]:  # fmt: skip
+            del self._owners[name]
 
     def close(self) -> None:
-        """The loop has ended: whoever waits is let go."""
+        """Wake every task that waits: for room, or for an event to be applied. Nothing is queued any more."""
         self._closed = True
-        for line in self._lines.values():
-            if line.room is not None:
-                line.room.set()
-            for waiting in line.waiting:
-                if waiting.done is not None:
-                    waiting.done.set()
+        for queue in self._owners.values():
+            if queue.room is not None:
+                queue.room.set()
+            for queued in queue.events:
+                if queued.done is not None:
+                    queued.done.set()

@@ -1,4 +1,4 @@
-"""Bytes from a stream, exactly as many as asked for, and control messages with their length in front."""
+"""Exact reads from a stream, and control messages behind their length."""
 
 import math
 from collections import deque
@@ -19,23 +19,25 @@ _RECEIVE_BYTES: Final = 256 << 10
 
 
 class Patience:
-    """A deadline for what comes thousands of times a second: a task of its own looks at the clock now and then, where
-    a cancel scope each time would cost more than what it guards."""
+    """A deadline for waits that begin and end thousands of times a second.
+
+    A task of its own looks at the clock now and then; a cancel scope for each wait would cost more than the operation
+    that it guards."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._since_s = math.inf
 
     def begin(self) -> None:
-        """From now on we wait for a peer."""
+        """A wait for the peer begins."""
         self._since_s = trio.current_time()
 
     def end(self) -> None:
-        """It came."""
+        """The wait is over."""
         self._since_s = math.inf
 
     async def watch(self) -> None:
-        """Raises `trio.TooSlowError` once something has lasted too long; for ever otherwise."""
+        """Run until cancelled. Raises `trio.TooSlowError` once a wait has lasted too long."""
         while True:
             await trio.sleep_until(min(self._since_s, trio.current_time()) + self._seconds)
             if trio.current_time() >= self._since_s + self._seconds:
@@ -43,7 +45,7 @@ class Patience:
 
 
 class ByteReader:
-    """A receiving end with a buffer. One task at a time."""
+    """The receiving end of a stream with a buffer. For one task at a time."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -53,11 +55,11 @@ class ByteReader:
         self._size = 0
 
     def has(self, size: int) -> bool:
-        """Whether the next `size` bytes are here already, so that `take` may be called."""
+        """Whether the next `size` bytes are in the buffer, so that `take` may be called."""
         return self._size >= size
 
     def take(self, size: int) -> bytes:
-        """The next `size` bytes, which are here."""
+        """The next `size` bytes, which are in the buffer."""
         parts: list[bytes] = []
         left = size
         while left:
@@ -75,7 +77,7 @@ class ByteReader:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def exactly(self, size: int) -> bytes:
-        """The next `size` bytes. Raises `PeerError` when the stream ends within them."""
+        """The next `size` bytes. Raises `PeerError` when the stream ends before them."""
         while self._size < size:
             if not await self._fill(size - self._size):
                 raise PeerError("stream: it ended inside a frame")
@@ -91,7 +93,7 @@ class ByteReader:
         self._size = self._at = 0
 
     async def _fill(self, least: int = 1) -> bool:
-        """Have more: of a long frame all that is missing at once, if the stream can wait for that."""
+        """Receive at least `least` bytes in one call, if the stream can wait for them. False at the end."""
         data = await self._stream.receive_at_least(least, max(least, _RECEIVE_BYTES))
         if data:
             self._chunks.append(data)
@@ -100,32 +102,31 @@ class ByteReader:
 
 
 def frame_message(message: Message) -> bytes:
-    """`message` as it goes onto a control stream."""
+    """`message` as it is written to a control stream: u32 length (little-endian), then the message."""
     data = encode(message)
     return _LENGTH.pack(len(data)) + data
 
 
 async def read_frame(
-    reader: ByteReader, patience: Patience, most: Callable[[], int] = lambda: MAX_MESSAGE_BYTES
+    reader: ByteReader, patience: Patience, max_bytes: Callable[[], int] = lambda: MAX_MESSAGE_BYTES
 ) -> bytes | None:
-    """The next message as it came, without its length; None at the end of the stream. `most`: how long it may be, asked
-    when its length has come.
+    """The next message, encoded, without its length; None at the end of the stream.
 
-    Waits for ever for a message to begin (silence is the leases' business), but only so long for it to arrive. Raises
-    `PeerError`.
+    `max_bytes`: how long it may be, asked once its length has arrived. Waits without limit for a message to begin,
+    because leases detect silent peers; once it has begun, `patience` applies. Raises `PeerError`.
     """
     if await reader.at_end():
         return None
     patience.begin()
     (size,) = _LENGTH.unpack(await reader.exactly(_LENGTH.size))
-    if not 0 < size <= most():
-        raise PeerError(f"message: {size} bytes, at most {most()}")
+    if not 0 < size <= max_bytes():
+        raise PeerError(f"message: {size} bytes, at most {max_bytes()}")
     data = await reader.exactly(size)
     patience.end()
     return data
 
 
 async def read_message(reader: ByteReader, patience: Patience) -> tuple[Message, int] | None:
-    """The next message and its size on the wire; see `read_frame`."""
+    """The next message, and its size on the wire in bytes; see `read_frame`."""
     data = await read_frame(reader, patience)
     return None if data is None else (decode(data), _LENGTH.size + len(data))

@@ -1,30 +1,29 @@
-"""The authority's way to publish: attempts, chunks, seals, each durable before anyone hears of it.
+"""The authority's way to publish: attempts, chunks, seals. Each step is durable before any member hears of it.
 
     open_attempt   the attempt's number is on disk before its first chunk is signed, so no two attempts share a number;
-                   a way back to an older version is an attempt at that version in the next epoch
-    add_chunk      dealt; stored and decoded into scratch beside that
-    seal           once all are: roots compared; chunks synced, then the seal recorded; then told to the swarm; then
-                   the bits written
+                   the way back to an older version is an attempt at that version in the next epoch
+    add_chunk      assigned to members at once; meanwhile stored, and decoded into scratch memory
+    seal           waits until all chunks are stored; compares roots; syncs the chunks, then records the seal; then
+                   announces it to the swarm; then writes the bits
 
-A crash before the seal is recorded leaves a dead attempt, which nobody can have seen sealed; a crash after it leaves a
-version that the next start replays from the store. The database refuses a second root for one version, whatever
-happens.
+A crash before the seal is recorded leaves a dead attempt, whose seal no member can have seen. A crash after it leaves a
+version that the next start replays from the store. The database refuses a second root for one version in any case.
 """
 
 import math
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from codec import BlockDelta, Chunk, Key, Manifest, Replica, open_header
 from codec.errors import UsageError
 from swarm.protocol.core.events import Commit, LocalAbandon, LocalChunk, LocalSeal, VersionId
-from swarm.runtime.replica.intake import Intake
+from swarm.runtime.replica.intake import ChunkIntake
 from swarm.runtime.replica.jobs import Jobs
 from swarm.runtime.replica.manifests import Manifests
 from swarm.runtime.replica.model import Model
 from swarm.runtime.replica.rewind import Rewind
-from swarm.runtime.runtime import Shell
+from swarm.runtime.runtime import Runtime
 from swarm.runtime.sessions.inbound import header_stored
 from swarm.runtime.threads import RunSync, in_thread
 from swarm.store import Seal, Store, StoredChunk
@@ -33,12 +32,15 @@ __all__ = ["Attempt", "SeedPublisher", "genesis"]
 
 _ATTEMPTS: Final = "attempts/{}.{}"
 _BLOCKS_AT_A_TIME: Final = 16
-"""Of a rewind: what one worker thread does before the loop has its turn."""
+"""Blocks of a rewind that one call to a worker thread prepares."""
 
 
 class Attempt(NamedTuple):
-    """One try at publishing one version. `last_payload_bytes`: F of the version before (0: there was none). `nodes`:
-    how many we are connected to. `link_mbit`: at what it reaches all of them, at best (infinite: who knows)."""
+    """One attempt at publishing one version.
+
+    `last_payload_bytes`: payload of the version before (0: there was none). `nodes`: how many are connected.
+    `link_mbit`: the rate at which the version can reach all of them at best (infinite: unknown).
+    """
 
     epoch: int
     version: int
@@ -52,10 +54,10 @@ class Attempt(NamedTuple):
 def genesis(
     store: Store, model: Model, replica: Replica, key: Key, *, files: Mapping[str, bytes], epoch: int = 0
 ) -> Seal:
-    """Make `replica` version 0 of a new swarm: sealed, durable, with its hash list. In a worker thread.
+    """Make `replica` version 0 of a new swarm: sealed, durable, with its hash list. Runs in a worker thread.
 
-    `files`: the contents of the layout's small files, by name (`Checkpoint.files`), which joiners are given.
-    Raises `UsageError` when this folder has sealed something else already.
+    `files`: the contents of the layout's small files, by name (`Checkpoint.files`), which new members fetch.
+    Raises `UsageError` when this store has a sealed version already.
     """
     newest = store.newest()
     if newest is not None:
@@ -70,31 +72,30 @@ def genesis(
     store.put_file(replica.layout.to_bytes())
     store.put_hashes(root, replica.hashes)
     model.adopt(replica, VersionId(epoch, 0))
-    model.write_anchor()
+    model.write_checkpoint()
     seal = Seal.of(manifest, sealed)
     store.seal(seal)
     return seal
 
 
 class SeedPublisher:
-    """What `node.coordinator.publisher` asks of the swarm. One attempt is open at a time; calls come one after
-    another."""
+    """What `node.coordinator.publisher` uses of the swarm. One attempt is open at a time, and calls do not overlap."""
 
     def __init__(
-        self, key: Key, shell: Shell, store: Store, jobs: Jobs, manifests: Manifests, run_sync: RunSync = in_thread
+        self, key: Key, runtime: Runtime, store: Store, jobs: Jobs, manifests: Manifests, run_sync: RunSync = in_thread
     ) -> None:
         self.key = key
-        self._shell = shell
+        self._runtime = runtime
         self._store = store
         self._jobs = jobs
         self._manifests = manifests
         self._run_sync = run_sync
         self._open: Attempt | None = None
-        self._intake = Intake(self._keep, shell.start, run_sync)
+        self._intake = ChunkIntake(self._store_chunks, runtime.start_task, run_sync)
 
     @property
     def replica(self) -> Replica:
-        """The truth; holds the parent until `seal` returns."""
+        """The trainer's replica; it is at the parent version until `seal` returns."""
         replica = self._jobs.model.replica
         assert isinstance(replica, Replica), "a seed starts with a replica, in memory"
         return replica
@@ -114,10 +115,10 @@ class SeedPublisher:
         return await self._run_sync(self._find, root, version)
 
     async def open_attempt(self, back_to: Seal | None = None) -> Attempt:
-        """Durably begin the next version (again); what an earlier attempt at it left is dropped.
+        """Durably begin an attempt at the next version; chunks of earlier attempts at it are dropped.
 
-        `back_to`: not the next one, but this older one once more, under its own number in a new epoch: every node then
-        goes on from it, and what was made with the versions in between is refused.
+        `back_to`: publish this older version again instead, under its own number in a new epoch. Every node then
+        continues from it, and rollouts of the versions in between are refused.
         """
         await self.abandon()
         attempt = await self._run_sync(self._next_attempt, back_to)
@@ -125,8 +126,8 @@ class SeedPublisher:
         return attempt
 
     async def add_chunk(self, chunk: Chunk) -> None:
-        """Deal a chunk of the open attempt, and have it stored. Waits while the disk or the decoder is far behind,
-        never for a peer. Raises what became of an earlier one (`DiskFull`)."""
+        """Assign a chunk of the open attempt to members, and have it stored. Waits while the disk or the decoder is far
+        behind, never for a peer. Raises the error of an earlier chunk (`DiskFull`)."""
         attempt = self._current()
         header = open_header(chunk.header, self.key.public)
         assert header.key[:3] == attempt[:3], "a chunk of another attempt"
@@ -134,43 +135,33 @@ class SeedPublisher:
         for index in range(header.n_pieces):
             piece = header.piece_range(index)
             self._store.chunks.put_piece(header.key, index, chunk.body[piece.start : piece.stop])
-        await self._shell.post(LocalChunk(header_stored(stored, None, None)))
-        await self._intake.add(stored)
+        await self._runtime.post(LocalChunk(header_stored(stored, None, None)))
+        await self._intake.add_chunk(stored)
 
     async def seal(self, manifest: Manifest) -> bytes:
-        """Make the version durable, send its seal, scatter it into the replica; its root.
+        """Make the version durable, send its seal, apply it to the replica. Returns its root.
 
         Raises `DiskFull`; `Mismatch` when the chunks do not lead to the manifest's root. The attempt stays open then.
         """
         attempt = self._current()
         assert (manifest.epoch, manifest.version, manifest.attempt) == attempt[:3], "a manifest of another attempt"
-        await self._intake.settled()
+        await self._intake.wait_until_stored()
         sealed = manifest.seal(self.key)
         self._manifests.note(sealed)
-        await self._shell.shelter(lambda: self._publish(manifest, sealed))
+        await self._runtime.shelter(lambda: self._publish(manifest, sealed))
         self._open = None
         return manifest.root
 
     async def abandon(self) -> None:
-        """The open attempt, if there is one, is dead: drop what it left."""
+        """Give up the open attempt, if there is one, and drop its chunks."""
         if self._open is not None:
             attempt, self._open = self._open, None
             await self._intake.clear()
-            await self._shell.apply(LocalAbandon(VersionId(attempt.epoch, attempt.version), attempt.attempt))
-
-    def state(self) -> dict[str, Any]:
-        """Plain values for `Swarm.state`."""
-        version = self._jobs.model.version
-        return {
-            "epoch": version.epoch if version is not None else 0,
-            "version": version.version if version is not None else 0,
-            "publishing": self._open is not None,
-            "peers": len(list(self._shell.peers)),
-        }
+            await self._runtime.apply(LocalAbandon(VersionId(attempt.epoch, attempt.version), attempt.attempt))
 
     async def _publish(self, manifest: Manifest, sealed: bytes) -> None:
-        await self._jobs.publish(manifest, sealed, lambda: self._shell.apply(LocalSeal(sealed)))
-        self._shell.perform([Commit(VersionId(manifest.epoch, manifest.version), manifest)])
+        await self._jobs.publish(manifest, sealed, lambda: self._runtime.apply(LocalSeal(sealed)))
+        self._runtime.perform([Commit(VersionId(manifest.epoch, manifest.version), manifest)])
 
     def _current(self) -> Attempt:
         if self._open is None:
@@ -178,16 +169,16 @@ class SeedPublisher:
         return self._open
 
     async def rewind(self, to: Seal) -> AsyncGenerator[list[tuple[BlockDelta, int]], None]:
-        """What turns the replica into an older version: (delta, elements changed), some blocks at a time.
+        """The deltas that turn the replica into an older version: (delta, elements changed), some blocks at a time.
 
         Raises `UsageError` when what the store keeps does not lead to it.
         """
         blocks = Rewind(self._store, self.replica, self._jobs.model.base).deltas(to)
-        while part := await self._run_sync(_some, blocks):
+        while part := await self._run_sync(_next_blocks, blocks):
             yield part
 
-    def _keep(self, chunks: list[StoredChunk]) -> None:
-        self._store.chunks.spill(*(chunk.key for chunk in chunks), wanted=True)  # by whoever they are dealt to
+    def _store_chunks(self, chunks: list[StoredChunk]) -> None:
+        self._store.chunks.spill(*(chunk.key for chunk in chunks), wanted=True)  # members will read them soon
         for chunk in chunks:
             self._jobs.model.stage(chunk)
 
@@ -197,9 +188,9 @@ class SeedPublisher:
         for seal in reversed(seals):
             if seal.root == root or (version is not None and seal.id.version == version <= newest.id.version):
                 return seal
-        what = f"with the root {root.hex()}" if root is not None else f"{version}"
+        named = f"with the root {root.hex()}" if root is not None else f"{version}"
         raise UsageError(
-            f"This swarm has no version {what}; its newest is {newest.id.version}. "
+            f"This swarm has no version {named}; its newest is {newest.id.version}. "
             "Publish the weights that you have as a new one, with publish()."
         )
 
@@ -215,8 +206,8 @@ class SeedPublisher:
         self._store.records.put([(name, str(number).encode())])
         for stale in range(number):
             self._store.chunks.drop(id_, stale)
-        return Attempt(*id_, number, newest.root, newest.payload_bytes, len(list(self._shell.peers)))
+        return Attempt(*id_, number, newest.root, newest.payload_bytes, len(list(self._runtime.peers)))
 
 
-def _some(blocks: Iterator[tuple[BlockDelta, int]]) -> list[tuple[BlockDelta, int]]:
+def _next_blocks(blocks: Iterator[tuple[BlockDelta, int]]) -> list[tuple[BlockDelta, int]]:
     return list(islice(blocks, _BLOCKS_AT_A_TIME))

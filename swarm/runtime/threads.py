@@ -1,4 +1,4 @@
-"""How work leaves the loop."""
+"""How blocking work leaves the event loop."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -8,12 +8,12 @@ import trio
 __all__ = ["RunSync", "here_and_now", "in_thread"]
 
 RunSync = Callable[..., Awaitable[Any]]
-"""`run_sync(function, *arguments)`: awaits what it returns."""
+"""`await run_sync(function, *arguments)` returns what `function(*arguments)` returns."""
 
 in_thread: RunSync = trio.to_thread.run_sync
 
 
 async def here_and_now(function: Callable[..., Any], *arguments: Any) -> Any:
-    """On the loop itself: for a mock clock, which would run ahead of any thread."""
+    """Call `function` on the event loop. For tests on a mock clock, which would run ahead of any thread."""
     await trio.lowlevel.checkpoint()
     return function(*arguments)

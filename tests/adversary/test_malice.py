@@ -175,7 +175,7 @@ async def test_an_older_seed_stops_when_a_later_boot_of_its_key_is_heard(swarm: 
         beat = Heartbeat(key.public, latest_boot(time.time()), 1, 2e9, 1, 0, 0, b"", b"")
         await messenger.say(stream, HeartbeatNews(seal(beat, key)))
         assert await trio.to_thread.run_sync(swarm.ends, "seed") == 1
-    assert "Run one seed a key" in swarm.log("seed")
+    assert "Run one seed per key" in swarm.log("seed")
 
 
 async def member(villain: Villain, key: Key, seed_port: int, box: bytes, box_port: int) -> Any:

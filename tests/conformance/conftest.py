@@ -1,5 +1,7 @@
-"""The matrices of `scenarios.conformance`: a handful of cells every day, one of each kind with the heavy tests, all
-of them with the long ones."""
+"""The matrices of `scenarios.conformance`.
+
+`make test` runs a handful of cells, the heavy tests one of each kind, and the long tests all of them.
+"""
 
 import sys
 from importlib.util import find_spec

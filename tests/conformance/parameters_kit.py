@@ -1,4 +1,4 @@
-"""A gateway whose one node draws with a real engine: a random Qwen3 of 60,000 parameters that knows 31 letters."""
+"""A gateway whose only node draws with a real engine: a random Qwen3 of 60,000 parameters with 31 letters as tokens."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ from node.gateway.parameters import ENDPOINTS
 __all__ = ["BOS", "END", "LETTERS", "LocalEngine", "Reply", "asking", "files", "make_engine", "tokens_of"]
 
 BOS = UNKNOWN
-"""What this tokenizer begins a text with, where special tokens are wanted."""
+"""The token that this tokenizer puts first when special tokens are wanted."""
 TEMPLATE = (
     "{% if tools %}tools {{ tools | length }}\n{% endif %}{% if documents %}{{ documents[0].text }}\n{% endif %}"
     "{% if reasoning_effort %}think {{ reasoning_effort }}\n{% endif %}{% if thinking %}thinking\n{% endif %}"
@@ -70,8 +70,10 @@ def make_engine(folder: Path) -> TransformersEngine:
 
 
 class LocalEngine:
-    """An `EngineSeat` around an engine in this process. Several calls of `generate` run at once, as in a node: each
-    step of the engine is a step of all."""
+    """An `EngineClient` around an engine in this process.
+
+    Several calls of `generate` run at once, as in a node: each step of the engine is a step of all.
+    """
 
     def __init__(self, engine: TransformersEngine) -> None:
         self.engine = engine
@@ -79,7 +81,7 @@ class LocalEngine:
         self.ready, self.preemptible, self.continuous_batching, self.scores = True, True, False, True
         self.abilities, self.kind = engine.abilities, engine.kind
         self.drawn = 0
-        """Tokens, of all samples."""
+        """Tokens drawn so far, of all samples."""
         self._flight = 0
         self._done: dict[int, Any] = {}
 
@@ -98,11 +100,11 @@ class LocalEngine:
                 await trio.lowlevel.checkpoint()
                 if flight not in self._done:
                     self._done |= dict(self.engine.step())
-            made = self._done.pop(flight)
+            completions = self._done.pop(flight)
         finally:
             self.engine.cancel(flight)
-        self.drawn += sum(len(completion.token_ids) for completion in made)
-        return made, 0.01
+        self.drawn += sum(len(completion.token_ids) for completion in completions)
+        return completions, 0.01
 
     async def score(self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams) -> Any:
         return self.engine.score(prompt, token_ids, sampling), self.version
@@ -116,7 +118,7 @@ class LocalEngine:
 
 @dataclass
 class Reply:
-    """An answer, whichever endpoint gave it."""
+    """An answer of any endpoint."""
 
     status: int
     body: dict[str, Any]
@@ -159,7 +161,7 @@ class Reply:
 
 
 class Asker:
-    """Asks each endpoint the same thing: greedy, 12 tokens after "hello", unless said otherwise."""
+    """Asks every endpoint the same: 12 greedy tokens after "hello", unless a field says otherwise."""
 
     def __init__(self, url: str, client: httpx.AsyncClient, engine: LocalEngine, swarm: Any) -> None:
         self._url, self._client = url.removesuffix("/v1"), client

@@ -1,4 +1,4 @@
-"""Every adapter of the installed peft: what is published is what its merge gives, or it is refused by name."""
+"""Every adapter of the installed peft: the published weights equal peft's merge, or the adapter is refused by name."""
 
 import pytest
 
@@ -26,7 +26,7 @@ REFUSED = {
     "SHADOW": "SHADOW",
     "XLORA": "XLORA",
 }
-"""Adapter, and what the sentence says: no merge is exact for these, or the checkpoint cannot hold it."""
+"""By adapter: a part of the refusal. No merge is exact for these, or the checkpoint cannot hold it."""
 BY_KIND = [
     "lora, f16 base",  # a dtype's rounding
     "dora, bf16 base",  # a scale of the whole merged weight
@@ -45,30 +45,30 @@ BY_KIND = [
     "PREFIX_TUNING",  # no weights
     "XLORA",  # depends on the input
 ]
-"""One for each way of merging, and each reason not to."""
+"""One adapter for each way of merging, and each reason to refuse."""
 OPTIONAL = {"ADAMSS"}
-"""peft builds these with further packages only."""
+"""peft builds these only with further packages."""
 
 
 @pytest.mark.parametrize("name", EVERYDAY)
 def test_a_few_adapters(name: str) -> None:
-    _is_as_said(name)
+    _check_adapter(name)
 
 
 @pytest.mark.conformance
 @pytest.mark.parametrize("name", BY_KIND)
 def test_an_adapter_of_each_kind(name: str) -> None:
-    _is_as_said(name)
+    _check_adapter(name)
 
 
 @pytest.mark.conformance
 @pytest.mark.long
 @pytest.mark.parametrize("name", sorted(set(adapters()) - set(EVERYDAY) - set(BY_KIND)))
 def test_every_adapter(name: str) -> None:
-    _is_as_said(name)
+    _check_adapter(name)
 
 
-def _is_as_said(name: str) -> None:
+def _check_adapter(name: str) -> None:
     cell = run_adapter(name)
     if name in OPTIONAL and cell.outcome == "not built":
         return

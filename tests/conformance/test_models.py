@@ -1,4 +1,4 @@
-"""What a node holds, what its engine computes with and what it draws, against transformers' own save and load."""
+"""A node's bits, its engine's weights and its tokens, compared with transformers' own save and load."""
 
 from pathlib import Path
 
@@ -17,11 +17,11 @@ BY_KIND = [
     ("olmo_hybrid", "bf16", False),  # tensors that are split when they are loaded
     ("gpt2", "f32", True),  # matrices stored transposed, names without a prefix
     ("phi3", "f16", False),  # projections stored fused
-    ("bamba", "f32", False),  # a cache that does not give the same logits, so none is used
+    ("bamba", "f32", False),  # its cache does not give the same logits, so none is used
     ("youtu", "bf16", True),  # a tensor that from_pretrained changes while it loads
     ("gemma3_text", "mixed", True),  # plain, with norms in float32
 ]
-"""One cell for each way in which a checkpoint's tensors stand in a model, each dtype and tie among them."""
+"""One cell for each way in which a model holds a checkpoint's tensors; each dtype, tied and untied, is among them."""
 
 
 @pytest.mark.parametrize(("family", "stored", "tied"), FEW)
@@ -41,13 +41,13 @@ def test_a_cell_of_each_kind(family: str, stored: str, tied: bool, tmp_path: Pat
 @pytest.mark.conformance
 @pytest.mark.long
 @pytest.mark.parametrize("family", SHORT)
-def test_the_families_that_people_train(family: str, tmp_path: Path) -> None:
-    """One cell that is stored tied, one that is not (where a family has both), and each dtype once."""
+def test_families_that_are_often_trained(family: str, tmp_path: Path) -> None:
+    """Cells that are stored tied and untied (where a family has both), and each dtype once."""
     cells = [run_cell(family, each, tied=i % 2 == 1, folder=tmp_path) for i, each in enumerate(STORED)]
     assert {cell.outcome for cell in cells} <= {"exact", "same"}, [(cell.stored, cell.why) for cell in cells]
     assert any(cell.outcome == "exact" for cell in cells)
 
 
-def test_the_lists_name_what_the_library_has() -> None:
+def test_the_lists_name_families_of_the_library() -> None:
     assert len(SHORT) >= 40
     assert set(SHORT) | set(EVERYDAY) <= set(families())

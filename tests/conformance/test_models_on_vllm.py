@@ -1,4 +1,4 @@
-"""A real vLLM holds and computes what a fresh vLLM of the same checkpoint does, or refuses before anything is out."""
+"""A real vLLM holds and computes the same as a fresh vLLM of the same checkpoint, or refuses before it serves."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ from scenarios.conformance.on_vllm import FAMILIES, ORDER, Host, run_cell
 
 FEW = [
     ("gemma2", "bf16", True, "exact", ""),  # written in place; its loader knows no head beside the embedding
-    ("qwen3", "f32", False, "exact", ""),  # of another dtype in vLLM: loaded by module
+    ("qwen3", "f32", False, "exact", ""),  # has another dtype in vLLM: loaded by module
     ("gpt2", "f16", True, "exact", ""),  # transposed when it is loaded
     ("mixtral", "bf16", False, "refused", "cannot be written in place"),  # repacked by vLLM's kernel for CPUs
     ("phi", "bf16", False, "refused", "no place for the checkpoint's lm_head.bias"),

@@ -1,7 +1,7 @@
-"""The parameter matrix: every field of OpenAI's requests and of vLLM's is done, refused by name, or harmless.
+"""The parameter matrix: every field of OpenAI's and vLLM's requests is supported, refused by name, or harmless.
 
-The rows are those of `node.gateway.parameters`; a field that OpenAI's or vLLM's next release adds is in no row, and the
-tests here fail. Each row that is done has a test of its effect, with a real engine behind a real ledger.
+The rows are those of `node.gateway.parameters`. A field that a later release of OpenAI's client or vLLM adds is in no
+row, so the tests here fail. Each supported field has a test of its effect, with a real engine behind a real ledger.
 """
 
 import json
@@ -19,7 +19,7 @@ from parameters_kit import BOS, END, Asker, LocalEngine, asking, files, make_eng
 from node.engines.base import ABILITIES, OPTIONS
 from node.engines.transformers import TransformersEngine
 from node.gateway.parameters import BODIES, ENDPOINTS, PARAMETERS, Parameter, markdown, parse
-from node.gateway.parsed_request import want_chat, want_completion
+from node.gateway.parsed_request import parse_chat, parse_completion
 from node.gateway.text import Text
 from node.member.worker import NodeWorker
 
@@ -27,13 +27,13 @@ HERE = Path(__file__).parent
 VLLM: dict[str, Any] = json.loads((HERE / "vllm_fields.json").read_text())
 Effect = Callable[[Asker, str], Awaitable[None]]
 EFFECTS: dict[str, Effect] = {}
-"""By field: shows that it does what the table says, on one endpoint."""
+"""By field: a test that it does what the table says, on one endpoint."""
 WITH: dict[str, dict[str, Any]] = {
     "stream_options": {"stream": True},
     "truncation_side": {"truncate_prompt_tokens": 3},
     "continue_final_message": {"messages": [{"role": "assistant", "content": "he"}]},
 }
-"""By field: what a request that has it must have, too."""
+"""By field: other fields that a request with it must have."""
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +55,7 @@ def effect(*names: str) -> Callable[[Effect], Effect]:
     return keep
 
 
-# ---------------------------------------------------------------- the table is whole
+# ---------------------------------------------------------------- the table is complete
 
 
 @pytest.mark.parametrize(("endpoint", "module"), [("chat", chat_params), ("completions", completion_params)])
@@ -77,20 +77,20 @@ def test_the_table_has_one_row_for_each_field_of_an_endpoint():
     assert all(set(row.on) <= set(ENDPOINTS) and row.says.endswith(".") for row in PARAMETERS)
 
 
-def test_every_row_that_is_done_has_a_test_of_its_effect():
+def test_every_supported_field_has_a_test_of_its_effect():
     assert set(EFFECTS) == {row.name for row in PARAMETERS if row.happens == "done"}
 
 
-def test_the_page_is_the_table():
+def test_the_documentation_shows_the_table():
     page = (HERE.parents[1] / "docs" / "parameters.md").read_text()
-    assert markdown() in page, "the page says how to print what belongs there"
+    assert markdown() in page, "the page gives the command that prints the table"
 
 
 # ---------------------------------------------------------------- refused, harmless, unknown
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-async def test_what_is_refused_is_refused_by_name(ask: Asker, endpoint: str):
+async def test_refused_fields_are_refused_by_name(ask: Asker, endpoint: str):
     refused = [row for row in PARAMETERS if row.happens == "refused" and endpoint in row.on]
     assert refused
     for row in refused:
@@ -102,7 +102,7 @@ async def test_what_is_refused_is_refused_by_name(ask: Asker, endpoint: str):
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_values_that_ask_for_nothing_are_accepted(endpoint: str):
+def test_values_without_an_effect_are_accepted(endpoint: str):
     required = {"completions": {"prompt": "a"}, "chat": {"messages": []}}
     for row in PARAMETERS:
         for value in (None, *row.nothing) if row.happens == "refused" and endpoint in row.on else ():
@@ -112,7 +112,7 @@ def test_values_that_ask_for_nothing_are_accepted(endpoint: str):
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-async def test_what_is_harmless_changes_nothing(ask: Asker, endpoint: str):
+async def test_harmless_fields_change_nothing(ask: Asker, endpoint: str):
     plain = await ask(endpoint)
     harmless = [row for row in PARAMETERS if row.happens == "harmless" and endpoint in row.on]
     assert harmless
@@ -122,7 +122,7 @@ async def test_what_is_harmless_changes_nothing(ask: Asker, endpoint: str):
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-async def test_what_is_unknown_or_of_a_wrong_type_is_refused_by_name(ask: Asker, endpoint: str):
+async def test_unknown_fields_and_wrong_types_are_refused_by_name(ask: Asker, endpoint: str):
     inside = "sampling_params." if endpoint == "sampling_params" else ""
     reply = await ask(endpoint, frobnicate=1)
     assert (reply.status, reply.param) == (400, f"{inside}frobnicate")
@@ -133,7 +133,7 @@ async def test_what_is_unknown_or_of_a_wrong_type_is_refused_by_name(ask: Asker,
         assert (reply.status, reply.param) == (400, inside + row.name), row.name
 
 
-# ---------------------------------------------------------------- done
+# ---------------------------------------------------------------- supported
 
 
 @effect("model")
@@ -170,7 +170,7 @@ async def _lengths(ask: Asker, endpoint: str) -> None:
     if endpoint == "chat":
         body = parse("chat", json.dumps({"messages": [], "max_tokens": 2, "max_completion_tokens": 3}).encode())
         with pytest.raises(ValueError, match="another number") as caught:
-            want_chat(body, Text(files()))
+            parse_chat(body, Text(files()))
         assert caught.value.param == "max_completion_tokens"  # type: ignore[attr-defined]
 
 
@@ -191,7 +191,7 @@ async def _narrow(ask: Asker, endpoint: str) -> None:
 
 @effect("presence_penalty", "frequency_penalty", "repetition_penalty")
 async def _penalties(ask: Asker, endpoint: str) -> None:
-    """That they are vLLM's is shown in tests/node/engines."""
+    """tests/node/engines shows that the penalties equal vLLM's."""
     liked = {"logit_bias": {"3": 6}, "ignore_eos": True}
     plain = await ask(endpoint, **liked, max_tokens=40)
     most = plain.tokens.count(3)
@@ -234,9 +234,9 @@ async def _seed(ask: Asker, endpoint: str) -> None:
     assert several.choices[0]["logprobs"] == alone.choices[0]["logprobs"]
     assert len({tuple(choice["token_ids"]) for choice in several.choices}) == 3
     assert (await ask(endpoint, **fields, seed=8)).tokens != alone.tokens
-    assert len({tuple((await ask(endpoint, **fields)).tokens) for _ in range(3)}) == 3, "without one, none is repeated"
+    assert len({tuple((await ask(endpoint, **fields)).tokens) for _ in range(3)}) == 3, "no seed, no repetition"
     again: list[list[int]] = []
-    async with trio.open_nursery() as nursery:  # others of the same length in the same batches
+    async with trio.open_nursery() as nursery:  # other requests of the same length, in the same batches
         for i in range(6):
             nursery.start_soon(lambda i=i: ask(endpoint, **fields, n=4, seed=None if i % 2 else 100 + i))
 
@@ -246,7 +246,7 @@ async def _seed(ask: Asker, endpoint: str) -> None:
         for _ in range(3):
             nursery.start_soon(repeat)
     assert again == [alone.tokens] * 3
-    assert not sum(sum(node["refused"].values()) for node in ask.swarm.service.state()["nodes"].values())
+    assert not sum(sum(node.refused.values()) for node in ask.swarm.service.status().nodes.values())
     if endpoint != "sampling_params":
         assert alone.body["system_fingerprint"] == "transformers/auto/cpu"
 
@@ -259,7 +259,7 @@ async def _n(ask: Asker, endpoint: str) -> None:
 
 @effect("stop", "include_stop_str_in_output", "skip_special_tokens")
 async def _stop(ask: Asker, endpoint: str) -> None:
-    """What is drawn goes a, b, c, end token, a, b, c ..., and the end token ends nothing."""
+    """The tokens drawn are a, b, c, end token, a, b, c ..., and the end token ends nothing."""
     letters = {
         "allowed_token_ids": [*tokens_of("abc"), END],
         "ignore_eos": True,
@@ -272,13 +272,13 @@ async def _stop(ask: Asker, endpoint: str) -> None:
     drawn = ask.engine.drawn
     cut = await ask(endpoint, **letters, stop=["bcab", "zz"])
     assert (cut.tokens, cut.finish) == (plain.tokens[:6], "stop")
-    assert ask.engine.drawn - drawn == cut.body["usage"]["completion_tokens"] == 6, "none behind it, and none charged"
+    assert ask.engine.drawn - drawn == cut.body["usage"]["completion_tokens"] == 6, "no later token is drawn or charged"
     assert (await ask(endpoint, **letters, stop="bcab", min_tokens=6)).tokens == plain.tokens[:10]
     for wrong in ({"stop": ["x"] * 17}, {"stop": ""}):
         assert (await ask(endpoint, **wrong)).param == f"{_inside(endpoint)}stop"
     special = await ask(endpoint, **letters, stop="<end>", skip_special_tokens=False)
     assert special.tokens == plain.tokens[:4]
-    assert (await ask(endpoint, **letters, stop="<end>")).tokens == plain.tokens, "it is no text then"
+    assert (await ask(endpoint, **letters, stop="<end>")).tokens == plain.tokens, "then it is not text"
     if endpoint != "sampling_params":
         assert (plain.text, cut.text) == ("abcabcabc", "a")
         assert (await ask(endpoint, **letters, stop="bcab", include_stop_str_in_output=True)).text == "abcab"
@@ -365,7 +365,7 @@ async def _logprobs(ask: Asker, endpoint: str) -> None:
         assert reply.logprobs == pytest.approx(wanted, abs=1e-4)
         plain, _ = await ask.engine.score(reply.prompt, reply.tokens, _sampling(temperature=1.0))
         alike = reply.logprobs == pytest.approx(plain, abs=1e-4)
-        assert alike == (temperature == 0), "those of the distribution that was drawn from"
+        assert alike == (temperature == 0), "they are those of the sampled distribution"
     if endpoint == "completions":
         assert (await ask(endpoint)).logprobs is None
         assert (await ask(endpoint, logprobs=1)).logprobs
@@ -404,12 +404,12 @@ async def _stream(ask: Asker, endpoint: str) -> None:
 
 @effect("session_id", "prompt_cache_key", "user")
 async def _sessions(ask: Asker, endpoint: str) -> None:
-    """That a session stays with its node is shown in tests/node/gateway."""
+    """tests/node/gateway shows that a session stays with its node."""
 
     def affinity(**fields: Any) -> bytes:
         prompt = {"prompt": "a"} if endpoint == "completions" else {"messages": [{"role": "user", "content": "a"}]}
         body = parse(endpoint, json.dumps(prompt | fields).encode())
-        return (want_completion if endpoint == "completions" else want_chat)(body, Text(files())).affinity
+        return (parse_completion if endpoint == "completions" else parse_chat)(body, Text(files())).affinity
 
     names = ("session_id", "prompt_cache_key", "user")
     assert affinity() == b""
@@ -430,7 +430,7 @@ def _sampling(**fields: Any) -> Any:
 
 
 def cells() -> list[Any]:
-    """Each test of an effect, on each endpoint that has one of its fields."""
+    """Each test of an effect, for each endpoint that has one of its fields."""
     rows: dict[tuple[Effect, str], list[Parameter]] = {}
     for row in PARAMETERS:
         for endpoint in row.on if row.happens == "done" else ():
@@ -443,7 +443,7 @@ def cells() -> list[Any]:
 
 @pytest.mark.conformance
 @pytest.mark.parametrize(("test", "endpoint", "rows"), cells())
-async def test_what_is_done_has_its_effect(ask: Asker, test: Effect, endpoint: str, rows: list[Parameter]):
+async def test_a_supported_field_has_its_effect(ask: Asker, test: Effect, endpoint: str, rows: list[Parameter]):
     for row in rows:
         if row.example is not None:
             extra = WITH.get(row.name, {})
@@ -451,7 +451,7 @@ async def test_what_is_done_has_its_effect(ask: Asker, test: Effect, endpoint: s
     await test(ask, endpoint)
 
 
-# ---------------------------------------------------------------- nodes that cannot
+# ---------------------------------------------------------------- nodes without an ability
 
 
 async def test_a_seed_that_no_engine_can_repeat_is_refused_unless_it_may_be_inexact(
@@ -473,10 +473,10 @@ async def test_a_seed_that_no_engine_can_repeat_is_refused_unless_it_may_be_inex
                 assert (await ask("completions", stream=True, seed=3)).status == 400, "before a stream begins"
 
 
-async def test_a_node_of_an_older_release_is_given_no_work_that_it_would_do_wrongly(
+async def test_a_node_of_an_older_release_gets_no_work_with_options(
     tmp_path: Path, engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
 ):
-    """It drops the question for its abilities, as what it does not know."""
+    """Such a node drops the question for its abilities, because it does not know the message."""
     hear = NodeWorker.hear
     async with asking(tmp_path, engine) as ask:
         (old,) = ask.swarm.workers.values()
@@ -490,10 +490,10 @@ async def test_a_node_of_an_older_release_is_given_no_work_that_it_would_do_wron
         new = await ask.swarm.add(2, engine=LocalEngine(engine))
         assert (await ask("completions", min_p=0.5)).status == 200
         assert (ask.engine.drawn, new.drawn > 0) == (drawn, True)
-        assert not sum(sum(node["refused"].values()) for node in ask.swarm.service.state()["nodes"].values())
+        assert not sum(sum(node.refused.values()) for node in ask.swarm.service.status().nodes.values())
 
 
-async def test_checks_of_what_options_shaped_accuse_nobody(tmp_path: Path, engine: TransformersEngine):
+async def test_checks_of_rollouts_with_options_accuse_no_honest_node(tmp_path: Path, engine: TransformersEngine):
     settings = {"check_share": 1.0, "check_tolerance": 1e-4}
     async with asking(tmp_path, engine, settings=settings) as ask:
         for i in (2, 3):
@@ -509,16 +509,16 @@ async def test_checks_of_what_options_shaped_accuse_nobody(tmp_path: Path, engin
             assert (await ask("completions", **{"temperature": 1} | fields, n=4)).status == 200
         checks = ask.swarm.service.state
         with trio.fail_after(30):
-            while checks()["checks"]["confirmed"] < 24:  # noqa: ASYNC110 - what is looked at tells nobody
+            while checks()["checks"]["confirmed"] < 24:  # noqa: ASYNC110 - the ledger's state has no event
                 await trio.sleep(0.05)
         assert not ask.swarm.service.reputation()
 
 
-def test_abilities_are_those_that_the_table_needs(engine: TransformersEngine):
+def test_the_transformers_engine_has_every_ability(engine: TransformersEngine):
     assert engine.abilities == ABILITIES
 
 
-def test_bodies_forbid_what_the_table_does_not_have():
+def test_bodies_have_exactly_the_fields_of_the_table():
     for endpoint, body in BODIES.items():
         assert set(body.__struct_fields__) == {row.name for row in PARAMETERS if endpoint in row.on}
 
@@ -527,7 +527,7 @@ def test_bodies_forbid_what_the_table_does_not_have():
 
 
 @pytest.mark.vllm
-def test_vllms_fields_are_those_of_the_installed_release():
+def test_the_stored_fields_of_vllm_are_those_of_the_installed_release():
     import subprocess
 
     from scenarios.engines.vllm_environment import vllm_python

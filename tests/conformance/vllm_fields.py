@@ -1,4 +1,4 @@
-"""Prints, as JSON, the fields of vLLM's requests: run by the Python of vLLM's environment, it makes vllm_fields.json.
+"""Prints the fields of vLLM's requests as JSON. Run it with the Python of vLLM's environment to make vllm_fields.json:
 
 PYTHON tests/conformance/vllm_fields.py > tests/conformance/vllm_fields.json
 """

@@ -1,6 +1,6 @@
-"""The example loops against a real seed and two real nodes, one of which is killed on the way.
+"""The example loops over a real seed and two real nodes, one of which is killed during the run.
 
-What they record is judged by `verify_loop.py`, which uses nothing of this project, in a process of its own.
+`verify_loop.py`, which uses no code of this project, checks what they record, in a process of its own.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
-STEPS, KILL_AFTER = 10, 3  # the node is killed while step 4 is drawn
+STEPS, KILL_AFTER = 10, 3  # the node is killed while samples of step 4 are generated
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
 CLI = [sys.executable, "-m", "node.cli"]
 ENV = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -62,15 +62,15 @@ def status(home: Path) -> dict:
 
 
 class Boxes:
-    """A seed and nodes, each a process of its own."""
+    """A seed and two nodes, each a process of its own."""
 
     def __init__(self, folder: Path, base: Path) -> None:
         self.folder, self.base, self.running = folder, base, {}
         self.start("seed", "seed", "--base", str(base), "--preset", "loopback", "--check-share", "0")
-        self.until("seed", lambda said: said["role"] == "seed")
+        self.until("seed", lambda state: state["role"] == "seed")
         invite = [*CLI, "invite", "--home", str(folder / "seed"), "--json"]
-        told = json.loads(subprocess.run(invite, env=ENV, check=True, capture_output=True, text=True).stdout)
-        (folder / "ticket").write_text(told["ticket"])
+        report = json.loads(subprocess.run(invite, env=ENV, check=True, capture_output=True, text=True).stdout)
+        (folder / "ticket").write_text(report["ticket"])
 
     def join(self, name: str) -> None:
         self.start(name, "join", "--ticket-file", str(self.folder / "ticket"), "--model", str(self.base),
@@ -83,18 +83,18 @@ class Boxes:
                 [*CLI, *command, *where], env=ENV, stdout=log, stderr=log, start_new_session=True
             )
 
-    def until(self, name: str, true, within_s: float = 90) -> None:
+    def until(self, name: str, condition, within_s: float = 90) -> None:
         deadline = time.monotonic() + within_s
         while True:
             with contextlib.suppress(subprocess.CalledProcessError, KeyError):
-                if true(status(self.folder / name)):
+                if condition(status(self.folder / name)):
                     return
             assert self.running[name].poll() is None, (self.folder / f"{name}.log").read_text()[-2000:]
-            assert time.monotonic() < deadline, f"{name} was waited for in vain"
+            assert time.monotonic() < deadline, f"{name} did not get there in {within_s} s"
             time.sleep(0.3)
 
     def kill(self, name: str, how: int = signal.SIGKILL) -> None:
-        """The process and its engines: what pulling the plug does."""
+        """Kill the process and its engines."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.running[name].pid, how)
         self.running.pop(name).wait(60)
@@ -107,23 +107,23 @@ class Boxes:
 @pytest.fixture
 def boxes(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Boxes]:
     request.param(tmp_path / "base")
-    made = Boxes(tmp_path, tmp_path / "base")
+    swarm = Boxes(tmp_path, tmp_path / "base")
     try:
         for name in ("lost", "stays"):
-            made.join(name)
+            swarm.join(name)
         for name in ("lost", "stays"):
-            made.until(name, lambda said, n=name: any(x["name"] == n and x["engine"] for x in said["nodes"]))
-        yield made
+            swarm.until(name, lambda state, n=name: any(x["name"] == n and x["engine"] for x in state["nodes"]))
+        yield swarm
     finally:
-        made.close()
+        swarm.close()
 
 
 def snapshot(home: Path, pid: int, out: Path, version: str) -> None:
-    """The bytes of a node's replica, out of its memory, once it says that it holds the version."""
+    """Save the bytes of a node's replica, read from its memory, once it reports that it holds the version."""
     deadline = time.monotonic() + 60
     want = [int(x) for x in version.split(".")]
     while not any(x["name"] == "stays" and x["held"] == want and x["engine"] == want for x in status(home)["nodes"]):
-        assert time.monotonic() < deadline, f"the node does not come to {version}"
+        assert time.monotonic() < deadline, f"the node does not reach {version}"
         time.sleep(0.1)
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         if "memfd:swarm-replica" in os.readlink(fd):
@@ -159,7 +159,7 @@ def test_ten_steps_with_a_node_killed(
     try:
         while not (snapshots / f"0.{KILL_AFTER}.bin").exists() and loop.poll() is None:
             time.sleep(0.02)
-        time.sleep(0.7)  # amid the samples of the next step, which take about two seconds
+        time.sleep(0.7)  # during the next step's samples, which take about two seconds
         boxes.kill("lost")
         killed = time.monotonic() - begun
         assert loop.wait(400) == 0, (tmp_path / "loop.log").read_text()[-4000:]
@@ -167,15 +167,17 @@ def test_ten_steps_with_a_node_killed(
         loop.kill()
     took = time.monotonic() - begun
     ranks, groups, n = shape
-    judge = [sys.executable, str(Path(__file__).with_name("verify_loop.py")), str(boxes.base), str(record),
+    verify = [sys.executable, str(Path(__file__).with_name("verify_loop.py")), str(boxes.base), str(record),
              str(snapshots), "--run", "test", "--steps", str(STEPS), "--ranks", str(ranks), "--groups", str(groups),
              "--n", str(n)]  # fmt: skip
     plain = {k: v for k, v in ENV.items() if k != "PYTHONPATH"}
-    judged = subprocess.run(judge, env=plain, cwd=tmp_path, capture_output=True, text=True)
-    said = json.loads(judged.stdout.splitlines()[-1]) if judged.stdout else judged.stderr
-    print(json.dumps({"example": example, "loop_s": round(took, 1), "killed_after_s": round(killed, 1), "said": said}))
-    assert judged.returncode == 0, said
-    assert len(said["nodes"]) == 2, "the node that was killed had drawn nothing"
+    verified = subprocess.run(verify, env=plain, cwd=tmp_path, capture_output=True, text=True)
+    report = json.loads(verified.stdout.splitlines()[-1]) if verified.stdout else verified.stderr
+    print(
+        json.dumps({"example": example, "loop_s": round(took, 1), "killed_after_s": round(killed, 1), "report": report})
+    )
+    assert verified.returncode == 0, report
+    assert len(report["nodes"]) == 2, "the node that was killed had generated nothing"
     proof = subprocess.run([*CLI, "status", "--prove", "--home", str(tmp_path / "stays")], env=ENV)
     assert proof.returncode == 0, "the surviving engine's bits are not the version's"
 

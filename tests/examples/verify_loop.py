@@ -1,9 +1,9 @@
-"""What a loop's record says, judged by torch, transformers, peft and safetensors alone: no line of the project is used.
+"""Checks a loop's record by torch, transformers, peft and safetensors alone, without any code of this project.
 
     python verify_loop.py BASE RECORD SNAPSHOTS --steps 10 --ranks 2 --groups 4 --n 4
 
-RECORD is what the loop wrote, SNAPSHOTS the bytes of a node's replica after each version (`EPOCH.VERSION.bin`), as they
-lay in its memory. Prints one JSON object; exit code 1 where anything differs.
+RECORD is what the loop wrote. SNAPSHOTS has the bytes of a node's replica in memory after each version
+(`EPOCH.VERSION.bin`). Prints one JSON object. The exit code is 1 if anything differs.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-ALIGN = 64  # tensors of a replica in memory: ascending by name, each from a multiple of this many bytes
+ALIGN = 64  # a replica has its tensors ascending by name, each at a multiple of this many bytes
 
 
 def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -67,9 +67,9 @@ def scored(model: torch.nn.Module, prompt: list[int], tokens: list[int]) -> torc
 
 
 def wanted_prompts(run: str, step: int, rank: int | None, groups: int, vocab: int) -> list[list[int]]:
-    """What the loop must have asked for under this key, made again."""
-    chance = random.Random(f"{run}/{step}" if rank is None else f"{run}/{step}/{rank}")
-    return [[chance.randrange(vocab) for _ in range(chance.randint(4, 9))] for _ in range(groups)]
+    """The prompts that the loop must have asked for under this key."""
+    rng = random.Random(f"{run}/{step}" if rank is None else f"{run}/{step}/{rank}")
+    return [[rng.randrange(vocab) for _ in range(rng.randint(4, 9))] for _ in range(groups)]
 
 
 def main() -> int:
@@ -98,7 +98,7 @@ def main() -> int:
         problems.append(f"{compared} versions were compared, of {args.steps}")
     roots = [tuple(bits(t) for _, t in sorted(tensors_of(f).items())) for f in of_version.values()]
     if len(set(roots)) != args.steps + 1:
-        problems.append("two versions have the same weights, so nothing was shown")
+        problems.append("two versions have the same weights, so the check proves nothing")
 
     models = {v: AutoModelForCausalLM.from_pretrained(f, dtype=torch.float32).eval() for v, f in of_version.items()}
     vocab = models["0.0"].config.vocab_size
@@ -139,7 +139,7 @@ def main() -> int:
     if worst > 1e-4:
         problems.append(f"log-probabilities are off by {worst:.2e}")
     if sum(gap > 1e-3 for gap in control) < 0.9 * len(control):
-        problems.append("the neighbouring version explains the log-probabilities as well: nothing was shown")
+        problems.append("the neighbouring version explains the log-probabilities as well, so the check proves nothing")
     if max(lags) > args.max_lag:
         problems.append(f"a token was {max(lags)} versions old")
     print(json.dumps({

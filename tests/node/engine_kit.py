@@ -9,11 +9,11 @@ import trio
 from seed_kit import random_replica
 
 from codec import Chunk, ChunkKey, Key, Replica, Staged, open_header, seal_chunk, write_patch
-from node.engines.host import EngineDeadlines, EngineHost, ReplicaRef, worker_command
+from node.engines.host import EngineDeadlines, EngineHost, EngineSpec, ReplicaRef, worker_command
 
 
 class NodeReplica:
-    """A replica that takes made-up versions; `patch` is what an engine needs to follow."""
+    """A replica that moves to made-up versions, with the patches that an engine needs to follow."""
 
     def __init__(self, folder: Path) -> None:
         self.replica = random_replica()
@@ -53,12 +53,13 @@ def stage_next(replica: Replica, key: Key, version: tuple[int, int]) -> Staged:
 
 @contextlib.asynccontextmanager
 async def engine(tmp_path: Path, node: NodeReplica, monkeypatch, source=None, **deadlines: float):
-    """A host with its engine attached."""
+    """A host with a numpy engine attached."""
     here = Path(__file__).parent
     monkeypatch.setenv("PYTHONPATH", f"{here}{os.pathsep}{here.parent.parent}")
     socket = tmp_path / "engine.sock"
     command = worker_command(socket, "numpy_engine:NumpyEngine")
-    host = EngineHost(socket, command, tmp_path / "engine.log", source or node.source, EngineDeadlines(**deadlines))
+    spec = EngineSpec(socket, command, tmp_path / "engine.log")
+    host = EngineHost(spec, source or node.source, EngineDeadlines(**deadlines))
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(host.run)

@@ -1,23 +1,29 @@
-"""An engine of numpy alone, run in the real engine process: weights are arrays, a completion says what they hold.
+"""An engine of numpy arrays for tests of the engine process. Its completions contain a hash of its live bits.
 
-Files beside the config make it misbehave: `poison` fails the next commit halfway, `die` ends the process in generate,
-`hang` never answers, `slow` takes a moment for each batch.
+Files beside the config make it misbehave: `poison` fails the next commit halfway, `die` ends the process in `generate`,
+`hang` never answers, `slow` takes 0.3 s for each batch.
 """
 
 import os
 import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from blake3 import blake3
+from numpy.typing import NDArray
 
 from codec.errors import UsageError
-from node.engines.base import BASE_VERSION, Completion, Engine, EngineError, Span
+from codec.layout import Layout
+from node.engines.base import BASE_VERSION, Completion, EngineError, Prompt, SamplingParams, Span, Version
+from node.engines.interface import InProcessEngine, TensorChanges
 
 
-class NumpyEngine(Engine):
-    def __init__(self, *, threads=None, device=None) -> None:
-        self.bits: dict[str, np.ndarray] = {}
+class NumpyEngine(InProcessEngine):
+    def __init__(self, *, threads: int | None = None, device: str | None = None) -> None:
+        self.bits: dict[str, NDArray[Any]] = {}
+        self.staged: list[TensorChanges] = []
         self.version, self.root, self.poisoned = BASE_VERSION, b"", None
 
     def load(self, folder: Path, *, weights: bool = True) -> None:
@@ -26,18 +32,17 @@ class NumpyEngine(Engine):
             raise UsageError(f"{folder} has no config.json: give a Hugging Face model folder.")
         self.folder = folder
 
-    def attach(self, layout, version=BASE_VERSION, root=b"") -> None:
+    def attach(self, layout: Layout, version: Version = BASE_VERSION, root: bytes = b"") -> None:
         self.layout, self.version, self.root = layout, version, root
         self.bits = {t.name: np.zeros(t.elements, t.type.bits) for t in layout.tensors}
 
-    def stage(self, patch) -> None:
+    def stage(self, changes: Iterable[TensorChanges]) -> None:
+        self._refuse_if_poisoned()
         self.staged = []
-        for name, indices, bits in patch:
-            self.staged.append((name, indices.copy(), bits.copy()))
+        self.staged = [(name, indices.copy(), bits.copy()) for name, indices, bits in changes]
 
-    def commit(self, version, root) -> float:
-        if self.poisoned:
-            raise EngineError(self.poisoned)
+    def commit(self, version: Version, root: bytes) -> float:
+        self._refuse_if_poisoned()
         self.poisoned = "in the middle of a commit"
         for name, indices, bits in self.staged:
             self.bits[name][indices] = bits
@@ -47,26 +52,25 @@ class NumpyEngine(Engine):
         self.version, self.root, self.poisoned = version, root, None
         return 0.001
 
-    def generate(self, prompts, sampling):
-        if self.poisoned:
-            raise EngineError(self.poisoned)
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> list[Completion]:
+        self._refuse_if_poisoned()
         for name in ("die", "hang"):
             if (self.folder / name).exists():
                 (self.folder / name).unlink()
                 os._exit(9) if name == "die" else time.sleep(1000)
         if (self.folder / "slow").exists():
             time.sleep(0.3)
-        marker = int.from_bytes(self.live().digest(2), "little")
+        marker = int.from_bytes(self.hash_live().digest(2), "little")
         spans = (Span(self.version, 0, 3),)
         return [Completion((marker, p.stream % 1000 + 3, 2), (-0.5, -1.0, -2.0), "stop", spans) for p in prompts]
 
-    def live(self):
+    def hash_live(self) -> blake3:
         hasher = blake3()
         for name in sorted(self.bits):
             hasher.update(self.bits[name].view(np.uint8))
         return hasher
 
-    def live_hashes(self, layout):
+    def live_hashes(self, layout: Layout) -> NDArray[np.uint8]:
         hashes = np.empty((layout.n_blocks, 32), np.uint8)
         for block in range(layout.n_blocks):
             spec = layout.block(block)
@@ -74,7 +78,11 @@ class NumpyEngine(Engine):
             hashes[block] = np.frombuffer(blake3(part.view(np.uint8)).digest(), np.uint8)
         return hashes
 
-    def reload(self, bits, version, root) -> None:
+    def reload(self, bits: Callable[[str], NDArray[Any]], version: Version, root: bytes) -> None:
         for name in self.bits:
             self.bits[name][:] = bits(name)
         self.version, self.root, self.poisoned = version, root, None
+
+    def _refuse_if_poisoned(self) -> None:
+        if self.poisoned:
+            raise EngineError(self.poisoned)

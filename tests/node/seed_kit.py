@@ -1,6 +1,6 @@
-"""A seed without a network, for tests of the trainer's side: real desk, publisher and ledger.
+"""A seed without a network, for tests of the trainer's side: real trainer server, publisher and ledger.
 
-Chunks go to a replica that stands for all the nodes, verified, staged and scattered as a node does it.
+Chunks go to one replica that stands for all nodes; it verifies, stages and applies them as a node does.
 """
 
 import contextlib
@@ -37,6 +37,7 @@ from node.ledger.messages import (
 from node.ledger.service import LedgerService
 from node.ledger.settings import Settings
 from node.ledger.state import Head
+from node.status.schema import MemberStatus, SeedStatus
 from node.trainers.connection.seedlink import SOCKET_NAME
 from node.trainers.messages import Evict, Evicted
 from swarm.store import Seal
@@ -65,7 +66,7 @@ def random_replica(layout: Layout = LAYOUT, seed: int = 0) -> Replica:
 
 
 class FakeSeed:
-    """Everything that `node.coordinator.publisher.VersionSink` asks for; `receiver` is what the nodes have."""
+    """What `node.coordinator.publisher.VersionSink` asks for; `receiver` is the replica of the nodes."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
@@ -152,11 +153,11 @@ class FakeSeed:
         self.on_abandoned()
         self.staged, self.chunks = [], []
 
-    async def put_out(self, asked: Evict) -> Evicted:
+    async def evict(self, request: Evict) -> Evicted:
         return Evicted(False, [])  # nobody is here
 
-    def state(self) -> dict[str, Any]:
-        return {"nodes": [{"held": list(self.head)}, {"held": [0, 0]}, {"held": None}]}
+    def status(self) -> SeedStatus:
+        return SeedStatus(nodes=[MemberStatus(held=held) for held in (self.head, (0, 0), None)])
 
 
 class FakeNode:
@@ -221,7 +222,7 @@ class RunningSeed:
         self.node.service = self.service
         self.seed.on_sealed = self.service.sealed
         self.seed.on_begun, self.seed.on_abandoned = self.service.begun, self.service.abandoned
-        trainer_server = TrainerServer(self.seed, lambda: self.seed.head, self.service, lambda: self.seed.files)
+        trainer_server = TrainerServer(self.seed, self.service, lambda: self.seed.files)
         self._token = trio.lowlevel.current_trio_token()
         with self._scope:
             async with trio.open_nursery() as nursery:
@@ -240,7 +241,7 @@ class RunningSeed:
         return trio.from_thread.run_sync(function, *args, trio_token=self._token)
 
     def hold(self) -> None:
-        """From now on the seed takes no chunk."""
+        """The seed accepts no chunk until `let_go`."""
         self.call(lambda: setattr(self.seed, "slow", trio.Event()))
 
     def let_go(self) -> None:

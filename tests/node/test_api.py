@@ -1,6 +1,6 @@
-"""A trainer's three lines over a real Unix socket, to a seed whose nodes are a second replica.
+"""The trainer's API over a real Unix socket, to a seed whose nodes are a second replica.
 
-Bit for bit, and every way in which the seed may be slow, busy, gone or back.
+Published bits are compared exactly, and the seed is slow, busy, down or restarted.
 """
 
 import os
@@ -37,7 +37,7 @@ SAMPLING = SamplingParams(max_tokens=4, stop_tokens=(2,))
 
 
 def weights(version: int) -> dict[str, torch.Tensor]:
-    """Version `version` of the model, masters of a in float32; 1 % or so of it differs from the version before."""
+    """Version `version` of the model, with float32 masters of `a`. About 1 % differs from the version before."""
     replica = random_replica()
     tensors = {}
     for tensor in LAYOUT.tensors:
@@ -136,7 +136,7 @@ def test_numpy_bits_need_no_torch(tmp_path: Path):
         (lambda w: w.update({"b.bias": np.zeros(7, np.float32)}), "give the bits"),
     ],
 )
-def test_another_model_is_refused_in_a_sentence_and_harms_nothing(tmp_path: Path, change, says):
+def test_another_model_is_refused_and_the_next_publish_works(tmp_path: Path, change, says):
     with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
         wrong = weights(1)
         change(wrong)
@@ -181,7 +181,7 @@ def test_waiting_for_a_quorum(tmp_path: Path):
             publication.wait(quorum=0.9, timeout_s=0.3)
 
 
-def test_a_seed_that_comes_back_costs_nothing_but_time(tmp_path: Path):
+def test_a_publish_survives_a_restart_of_the_seed(tmp_path: Path):
     seed = FakeSeed(random_replica())
     with running(tmp_path, seed) as there:
         swarm = Swarm.attach(home=tmp_path)
@@ -201,7 +201,7 @@ def test_a_seed_that_comes_back_costs_nothing_but_time(tmp_path: Path):
         swarm.close()
 
 
-def test_a_seed_that_stays_away_is_a_typed_error_and_never_a_hang(tmp_path: Path, monkeypatch):
+def test_a_seed_that_stays_down_is_a_typed_error_and_never_a_hang(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(seedwatch, "RECONNECT_S", 0.3)
     with running(tmp_path):
         swarm = Swarm.attach(home=tmp_path)
@@ -232,7 +232,7 @@ def test_a_full_disk_at_the_seed_is_a_typed_error_and_training_goes_on(tmp_path:
         assert_holds(there.seed, 2)
 
 
-def test_what_is_not_sealed_when_closing_is_given_up(tmp_path: Path):
+def test_close_gives_up_what_is_not_sealed_in_time(tmp_path: Path):
     with running(tmp_path) as there:
         there.hold()
         swarm = Swarm.attach(home=tmp_path)
@@ -265,7 +265,7 @@ def test_one_trainer_publishes_at_a_time(tmp_path: Path):
 
 
 def test_a_trainer_killed_in_the_middle_is_abandoned(tmp_path: Path):
-    """A real process, killed with SIGKILL while the seed holds its chunk up."""
+    """A real process, killed with SIGKILL while the seed delays its chunk."""
     with running(tmp_path) as there:
         there.hold()
         code = (
@@ -324,8 +324,8 @@ def test_going_back_waits_for_what_is_on_its_way(tmp_path: Path):
         assert there.seed.receiver.root == random_replica().root
 
 
-def test_another_trainer_that_published_meanwhile(tmp_path: Path):
-    """What the first knows of the replica is old: it looks anew, and diffs against what is there."""
+def test_a_version_that_another_trainer_published_becomes_the_parent(tmp_path: Path):
+    """The second trainer's view of the replica is old. It attaches again, and diffs against the new parent."""
     with running(tmp_path) as there, Swarm.attach(home=tmp_path) as one, Swarm.attach(home=tmp_path) as two:
         one.publish(weights(1), step=1).wait(timeout_s=30)
         two.publish(weights(2), step=2).wait(timeout_s=30)
@@ -334,7 +334,7 @@ def test_another_trainer_that_published_meanwhile(tmp_path: Path):
 
 
 @pytest.mark.parametrize("source", ["mapping", "iterator"])
-def test_a_copy_that_fails_takes_nothing_with_it(tmp_path: Path, source: str):
+def test_a_copy_that_fails_leaves_the_next_publish_unharmed(tmp_path: Path, source: str):
     with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
         wrong = weights(1) | {"d.scale": torch.zeros((), dtype=torch.float64)}
         for _ in range(3):  # more often than there are copies
@@ -349,7 +349,7 @@ def test_a_copy_that_fails_takes_nothing_with_it(tmp_path: Path, source: str):
 # ------------------------------------------------------------ rollouts
 
 
-def test_groups_come_back_whole(tmp_path: Path):
+def test_groups_are_complete(tmp_path: Path):
     with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
         groups = list(swarm.rollouts([[1, 2], [3], [4, 5, 6]] * 20, n=4, sampling=SAMPLING, timeout_s=30))
         assert sorted(group.index for group in groups) == list(range(60))
@@ -365,7 +365,7 @@ def test_groups_come_back_whole(tmp_path: Path):
         assert swarm.state["work"]["groups_open"] == 0
 
 
-def test_what_the_trainer_computes_otherwise_is_drawn_anew_and_its_node_is_out(tmp_path: Path):
+def test_samples_that_fail_the_check_are_replaced_and_their_node_is_quarantined(tmp_path: Path):
     doubting = True
     asked: list[int] = []
 
@@ -392,11 +392,11 @@ def test_what_the_trainer_computes_otherwise_is_drawn_anew_and_its_node_is_out(t
         assert there.call(there.service.release, there.node.key.public, "the test goes on")
         trainer.join(60)
         assert sorted(group.index for group in got) == [0, 1, 2]
-        assert asked.count(3) == 3, "once doubted; then both samples anew"
+        assert asked.count(3) == 3, "checked once and refused; then both samples are new"
 
 
-def test_no_token_is_older_than_the_bound_whatever_was_on_its_way(tmp_path: Path):
-    """Groups of version 0 lie in the socket when the trainer has published version 1."""
+def test_no_token_is_older_than_max_lag_even_in_groups_on_their_way(tmp_path: Path):
+    """Groups of version 0 are in the socket when the trainer publishes version 1."""
     with running(tmp_path) as there, Swarm.attach(weights(0), home=tmp_path, max_lag=0) as swarm:
         groups = swarm.rollouts([[i] for i in range(12)], n=2, sampling=SAMPLING, timeout_s=60)
         assert next(groups).oldest == (0, 0)
@@ -404,7 +404,7 @@ def test_no_token_is_older_than_the_bound_whatever_was_on_its_way(tmp_path: Path
         while there.call(there.service.state)["groups_ready"] < 3:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        there.hold()  # the version is on its way, and long not sealed
+        there.hold()  # the version is on its way, and stays unsealed
         publication = swarm.publish(weights(1), step=1)
         got: list[Any] = []
         trainer = threading.Thread(target=lambda: got.extend(groups))
@@ -412,7 +412,7 @@ def test_no_token_is_older_than_the_bound_whatever_was_on_its_way(tmp_path: Path
         while there.call(there.service.state)["groups_ready"]:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        assert not got, "what came is not for these weights"
+        assert not got, "groups of version 0 are too old for these weights"
         there.call(there.seed.slow.set)
         publication.wait(timeout_s=30)
         trainer.join(60)
@@ -420,7 +420,7 @@ def test_no_token_is_older_than_the_bound_whatever_was_on_its_way(tmp_path: Path
         assert {group.oldest for group in got} == {(0, 1)}
 
 
-def test_an_endless_iterator_is_taken_as_fast_as_it_is_worked_off(tmp_path: Path):
+def test_an_endless_iterator_is_read_only_as_fast_as_groups_are_taken(tmp_path: Path):
     pulled = 0
 
     def prompts():
@@ -442,7 +442,7 @@ def test_an_endless_iterator_is_taken_as_fast_as_it_is_worked_off(tmp_path: Path
 
 
 @pytest.mark.parametrize("sized", [True, False])
-def test_the_ledger_knows_how_much_comes_where_the_prompts_have_a_length(tmp_path: Path, sized: bool):
+def test_the_ledger_knows_how_many_samples_come_if_the_prompts_have_a_length(tmp_path: Path, sized: bool):
     prompts = [[1]] * 5000 if sized else ([1] for _ in range(5000))
     with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
         groups = swarm.rollouts(prompts, n=4, sampling=SAMPLING, timeout_s=30)
@@ -453,7 +453,7 @@ def test_the_ledger_knows_how_much_comes_where_the_prompts_have_a_length(tmp_pat
         groups.close()
         deadline = time.monotonic() + 30
         while there.call(there.service.state)["samples_to_come"]:
-            assert time.monotonic() < deadline, "nobody asks any more"
+            assert time.monotonic() < deadline, "the iterator was closed"
             time.sleep(0.01)
 
 
@@ -471,13 +471,13 @@ def test_a_group_that_takes_too_long_is_a_typed_error(tmp_path: Path):
         ({"top_k": 5}, "top_k", ()),
         ({"top_k": 5, "seeded": True, "exact": True}, "exact", (OPTIONS,)),
         ({"top_k": 5}, None, (OPTIONS,)),
-        ({}, None, None),  # which asks for nothing
+        ({}, None, None),  # default options
     ],
 )
 def test_options_that_no_node_can_do_are_named(
     tmp_path: Path, monkeypatch, caplog, options: dict[str, Any], says: str | None, can: tuple[str, ...] | None
 ):
-    """`can`: what the only node says that its engine can do; None: it is of an older release and does not answer."""
+    """`can`: the abilities that the only node reports; None: it is of an older release and reports none."""
     monkeypatch.setattr(patience, "SAY_AFTER_S", 0.3)
     with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
         there.seed.state = lambda: {"nodes": [{"engine": [0, 0], "held": [0, 0]}]}
@@ -500,7 +500,7 @@ def test_a_key_makes_work_outlive_the_trainer_and_the_seed(tmp_path: Path):
         first = next(groups)
         groups.close()
     with running(tmp_path, seed) as there, Swarm.attach(home=tmp_path) as swarm:
-        there.node.paused = True  # whatever comes now was done before
+        there.node.paused = True  # so all groups that come now were finished before
         again = list(swarm.rollouts([[1], [2], [3]], n=2, sampling=SAMPLING, key="step-7", timeout_s=30))
         assert sorted(group.index for group in again) == [0, 1, 2]
         assert first in again
@@ -519,8 +519,8 @@ OTHER: list[tuple[str, Any, str]] = [
 
 @pytest.mark.parametrize(("what", "other", "says"), OTHER)
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_key_stands_for_its_prompts_and_sampling(tmp_path: Path, what: str, other: Any, says: str, restarted: bool):
-    """Old samples never come under new prompts: other work under a key is refused, over a restart of the seed too."""
+def test_a_key_is_bound_to_its_prompts_and_sampling(tmp_path: Path, what: str, other: Any, says: str, restarted: bool):
+    """Other work under a key is refused, also after a restart of the seed. Old samples never answer new prompts."""
     seed = FakeSeed(random_replica())
     asked: dict[str, Any] = {"prompts": [[1], [2], [3]], "n": 2, "sampling": SAMPLING}
     changed = {"prompts": iter(other)} if what == "iterator" else {what: other}
@@ -529,7 +529,9 @@ def test_a_key_stands_for_its_prompts_and_sampling(tmp_path: Path, what: str, ot
         with pytest.raises(UsageError, match=f"key 'train' is bound to .*{says}.*another key"):
             list(swarm.rollouts(**(asked | changed), key="train", timeout_s=30))
         first = list(swarm.rollouts(**asked, key="train", timeout_s=30))
-        assert sorted(group.prompt for group in first) == [(1,), (2,), (3,)], "what it stands for still comes"
+        assert sorted(group.prompt for group in first) == [(1,), (2,), (3,)], (
+            "the work that the key is bound to still comes"
+        )
 
     with running(tmp_path, seed), Swarm.attach(home=tmp_path) as swarm:
         list(swarm.rollouts(**asked, key="train", timeout_s=30))
@@ -540,7 +542,7 @@ def test_a_key_stands_for_its_prompts_and_sampling(tmp_path: Path, what: str, ot
             again(swarm)
 
 
-def test_max_lag_is_part_of_what_a_key_stands_for(tmp_path: Path):
+def test_a_key_is_bound_to_max_lag(tmp_path: Path):
     with running(tmp_path):
         with Swarm.attach(home=tmp_path) as swarm:
             list(swarm.rollouts([[1]], n=1, sampling=SAMPLING, key="k", timeout_s=30))
@@ -575,7 +577,7 @@ BAD: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize("sized", [True, False])
-def test_a_prompt_that_cannot_be_drawn_is_named_and_the_others_go_on(tmp_path: Path, sized: bool):
+def test_a_bad_prompt_is_refused_with_a_reason_and_the_others_go_on(tmp_path: Path, sized: bool):
     seed = FakeSeed(random_replica())
     seed.files = {"config.json": b'{"max_position_embeddings": 32, "vocab_size": 64}'}
     prompts = [prompt for bad, _ in BAD for prompt in ([1, 2], bad)] + [[3]]
@@ -595,11 +597,11 @@ def test_a_prompt_that_cannot_be_drawn_is_named_and_the_others_go_on(tmp_path: P
                 _ = group.rollouts
             assert refused.value.index == group.index
         state = there.call(there.service.state)
-        assert state["accepted"] == 2 * (len(BAD) + 1), "nothing was drawn for those that were refused"
+        assert state["accepted"] == 2 * (len(BAD) + 1), "nothing was generated for refused prompts"
         assert state["samples_to_come"] == 0
 
 
-def test_what_no_engine_takes_is_a_refused_prompt_too(tmp_path: Path):
+def test_a_prompt_that_no_engine_accepts_is_refused_too(tmp_path: Path):
     with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
         there.node.cannot = {(2,)}
         found = list(swarm.rollouts([[1], [2], [3]], n=2, sampling=SAMPLING, timeout_s=30))
@@ -618,13 +620,13 @@ def test_what_no_engine_takes_is_a_refused_prompt_too(tmp_path: Path):
         ([1, 2, 3], "one list of token ids"),
     ],
 )
-def test_one_prompt_in_the_place_of_a_list_is_refused_at_once(tmp_path: Path, prompts: Any, says: str):
+def test_a_single_prompt_instead_of_a_list_is_refused_at_once(tmp_path: Path, prompts: Any, says: str):
     with running(tmp_path), Swarm.attach(home=tmp_path) as swarm, pytest.raises(UsageError, match=says):
         swarm.rollouts(prompts, n=1, sampling=SAMPLING)
 
 
 class Delivered:
-    """A channel on which everything has come already."""
+    """A channel on which all messages have come already."""
 
     def __init__(self, messages: list[Any]) -> None:
         self.messages = deque(messages)
@@ -639,8 +641,8 @@ class Delivered:
         return self.messages.popleft(), []
 
 
-def test_of_the_groups_that_are_there_the_earliest_prompt_comes_first():
-    """The first prompt was done last, and before the trainer asked: it is not left behind those that came later."""
+def test_of_several_complete_groups_the_earliest_prompt_comes_first():
+    """The first prompt finished last, but before the trainer asked for a group: it comes first."""
     names = [group_id("s", index) for index in range(4)]
     asked = OpenRollouts("s", 1, SAMPLING)
     read = iter([_Prompt(index, [index], pack_tokens([index])) for index in range(4)])
@@ -655,7 +657,7 @@ def test_of_the_groups_that_are_there_the_earliest_prompt_comes_first():
     assert [message.group for message in channel.sent if isinstance(message, Taken)] == names
 
 
-def test_a_seed_restarted_under_an_iterator(tmp_path: Path):
+def test_an_iterator_of_groups_survives_a_restart_of_the_seed(tmp_path: Path):
     seed = FakeSeed(random_replica())
     got = []
     with running(tmp_path, seed) as there:
@@ -684,7 +686,7 @@ def test_the_trainers_side_needs_neither_torch_nor_trio_nor_libp2p():
 
 
 def test_chunks_leave_while_later_tensors_are_still_being_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The last block is not even looked at before the seed has a chunk of the first ones."""
+    """The last block is not compared before the seed has a chunk of the first ones."""
     layout = Layout(tuple(TensorSpec(f"t{i:02}", "BF16", (1 << 18,)) for i in range(24)))
     seed = FakeSeed(random_replica(layout))
     after = {spec.name: seed.replica.bits(spec.name).copy() for spec in layout.tensors}

@@ -1,4 +1,4 @@
-"""How a seed chooses the next version's coder: what the user says, else by uplinks, cores and the last step."""
+"""How a seed chooses the next version's coder: the user's choice, else by uplinks, cores and the last version."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,13 +14,13 @@ LAYOUT = Layout((TensorSpec("w", "BF16", (8_190_735_360,)),))
 
 
 def coder(config: SeedConfig, ups: list[float] | None, changed: int | None, downs: tuple[float, ...] = ()) -> int:
-    """What the seat of a seed with these nodes and this last version would choose."""
+    """What a coordinator with these nodes and this last version chooses."""
     roster = None if ups is None else SimpleNamespace(members=[SimpleNamespace(up_mbit=up) for up in ups])
     manifest = None if changed is None else SimpleNamespace(changed=changed)
     core = SimpleNamespace(state=SimpleNamespace(roster=roster, manifest=manifest), down_mbits=downs)
     coordinator = Coordinator.__new__(Coordinator)
     coordinator.core, coordinator._config = core, config
-    coordinator._seed = SimpleNamespace(replica=SimpleNamespace(layout=LAYOUT))
+    coordinator._publisher = SimpleNamespace(replica=SimpleNamespace(layout=LAYOUT))
     return coordinator.coder()
 
 

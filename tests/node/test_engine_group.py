@@ -1,4 +1,4 @@
-"""Several engines as one seat: the least busy generates, each commits by itself, one that fails holds up no other."""
+"""Several engines used as one: the least busy generates, each commits by itself, and a failure delays no other."""
 
 from typing import Any, cast
 
@@ -14,7 +14,7 @@ SAMPLING = SamplingParams(max_tokens=4)
 
 
 class Fake:
-    """A host that takes its time."""
+    """A host whose calls take a given time."""
 
     def __init__(self, name: str, version: int = 0, commit_s: float = 0.0) -> None:
         self.name, self.commit_s = name, commit_s
@@ -57,7 +57,7 @@ def group_of(*fakes: Fake) -> EngineGroup:
     return EngineGroup(cast(list[EngineHost], list(fakes)))
 
 
-async def test_work_goes_to_whoever_has_least(autojump_clock):
+async def test_work_goes_to_the_least_busy_host(autojump_clock):
     a, b, away = Fake("a"), Fake("b"), Fake("away")
     away.up = trio.Event()
     group = group_of(a, b, away)
@@ -74,7 +74,7 @@ async def test_work_goes_to_whoever_has_least(autojump_clock):
     assert sorted(names) == ["a", "b", "b"]
 
 
-async def test_each_takes_a_version_by_itself(autojump_clock):
+async def test_each_host_commits_by_itself(autojump_clock):
     quick, slow, broken = Fake("quick"), Fake("slow", commit_s=5.0), Fake("broken")
     broken.fails = True
     group = group_of(quick, slow, broken)
@@ -83,18 +83,18 @@ async def test_each_takes_a_version_by_itself(autojump_clock):
         nursery.start_soon(group.commit, (0, 1), b"r" * 32)
         await trio.sleep(1.0)
         assert (quick.version, slow.version) == ((0, 1), (0, 0))
-        assert group.version == (0, 0), "work for the newer could come to the older"
+        assert group.version == (0, 0), "a host of the older version could get work for the newer one"
     assert slow.version == (0, 1)
     broken.up = trio.Event()
     assert (group.version, group.root) == ((0, 1), b"r" * 32)
     assert await group.prove() == (b"r" * 32, True)
     slow.root = b"x" * 32
-    assert await group.prove() == (b"", True), "engines that hold different bits add up to no root"
+    assert await group.prove() == (b"", True), "engines with different bits have no common root"
     slow.live = b"y" * 32
     assert await group.prove() == (b"", False)
 
 
-async def test_none_left_is_said(autojump_clock):
+async def test_a_group_without_a_ready_host_raises(autojump_clock):
     alone = Fake("alone")
     alone.fails = True
     group = group_of(alone)

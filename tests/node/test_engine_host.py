@@ -1,4 +1,4 @@
-"""The engine's process, for real: bits by descriptor, commits, and every way in which it may fail or vanish."""
+"""`EngineHost` with a real engine process: bits by descriptor, commits, and every way in which the process may fail."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from engine_kit import NodeReplica, engine
 
 from codec.errors import UsageError
 from node.engines.base import Prompt, SamplingParams
-from node.engines.host import EngineFailed, EngineHost, EngineLost, worker_command
+from node.engines.host import EngineFailed, EngineHost, EngineLost, EngineSpec, worker_command
 from node.engines.messages import Commit, Done
 
 SAMPLING = SamplingParams(max_tokens=4, stop_tokens=(2,))
@@ -83,11 +83,11 @@ async def test_a_failed_commit_is_never_served(tmp_path, monkeypatch):
         assert host.reloads == 1
         assert await host.prove() == root == host.root
         with pytest.raises(EngineFailed, match="not what is staged"):
-            await host._ask(host._link, Commit(999, (0, 9), root), Done, 5.0)
+            await host._link.ask(Commit(999, (0, 9), root), Done, 5.0)
 
 
 async def test_committing_what_was_not_staged_reloads(tmp_path, monkeypatch):
-    """The engine was restarted between stage and commit, say: it must not take the name without the bits."""
+    """For example after a restart between stage and commit: the engine must not take the name without the bits."""
     node = NodeReplica(tmp_path)
     async with engine(tmp_path, node, monkeypatch) as host:
         fd, version, root = node.step()
@@ -96,7 +96,7 @@ async def test_committing_what_was_not_staged_reloads(tmp_path, monkeypatch):
         assert await host.prove() == root
 
 
-async def test_a_replica_that_moves_while_it_is_read_is_found_out(tmp_path, monkeypatch):
+async def test_a_replica_that_moves_while_it_is_read_is_detected(tmp_path, monkeypatch):
     node = NodeReplica(tmp_path)
     stale = node.ref
     fd, _, root = node.step()
@@ -152,20 +152,20 @@ async def test_a_bad_patch_is_refused_and_harms_nothing(tmp_path, monkeypatch):
         assert await host.prove() == node.replica.root
 
 
-async def test_what_the_user_can_fix_is_said_in_the_engines_own_words(tmp_path, monkeypatch):
+async def test_an_error_that_the_user_can_fix_is_raised_in_the_engines_words(tmp_path, monkeypatch):
     node = NodeReplica(tmp_path)
     (tmp_path / "config.json").unlink()
     here = Path(__file__).parent
     monkeypatch.setenv("PYTHONPATH", f"{here}{os.pathsep}{here.parent.parent}")
     socket, log = tmp_path / "engine.sock", tmp_path / "log"
     for name, says in (("numpy_engine:NumpyEngine", r"no config\.json"), ("nowhere:Engine", "nowhere:Engine cannot")):
-        host = EngineHost(socket, worker_command(socket, name), log, node.source)
+        host = EngineHost(EngineSpec(socket, worker_command(socket, name), log), node.source)
         with pytest.raises(UsageError, match=says), trio.fail_after(30):
             await host.run()
 
 
-def test_no_orphan_when_the_node_is_killed(tmp_path, monkeypatch):
-    """A node killed with SIGKILL can clean up nothing; its engine must go by itself."""
+def test_no_orphan_is_left_when_the_node_is_killed(tmp_path, monkeypatch):
+    """A node that gets SIGKILL cleans up nothing, so its engine must end by itself."""
     here = Path(__file__).parent
     code = (
         "import sys, trio, pytest; from pathlib import Path; from engine_kit import *\n"

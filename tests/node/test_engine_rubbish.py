@@ -1,5 +1,7 @@
-"""An engine's process that sends rubbish, what was not asked for, or dies at any byte: it is started again, the node
-lives, and nothing of it reaches the ledger."""
+"""An engine process that sends rubbish or unrequested answers, or dies at any byte.
+
+It is started again, the node goes on, and nothing of it reaches the ledger.
+"""
 
 import contextlib
 import sys
@@ -10,7 +12,7 @@ import trio
 from engine_kit import NodeReplica
 
 from node.engines.base import Prompt, SamplingParams
-from node.engines.host import EngineDeadlines, EngineFailed, EngineHost, EngineLost
+from node.engines.host import EngineDeadlines, EngineFailed, EngineHost, EngineLost, EngineSpec
 from swarm import guard
 from swarm.guard import Source
 
@@ -22,7 +24,8 @@ from pathlib import Path
 import msgspec
 from codec import Replica
 from node.engines.messages import *
-from node.ipc.channel import connect, pack
+from node.ipc.channel import connect
+from node.ipc.framing import encode_frame
 
 folder, how = Path(sys.argv[1]), sys.argv[2]
 channel = connect(folder / "engine.sock", FromNode)
@@ -83,7 +86,7 @@ while True:
                 channel._sock.sendall(struct.pack("<IB", len(body), 0) + body)
             elif how == "cut":
                 channel._sock.setblocking(True)
-                channel._sock.sendall(pack(Done(message.number, 0.1))[:-3])
+                channel._sock.sendall(encode_frame(Done(message.number, 0.1))[:-3])
                 os._exit(3)
             else:
                 answer(message, "completions", completions=WRONG[how], seconds=0.1)
@@ -95,10 +98,10 @@ while True:
 @contextlib.asynccontextmanager
 async def engine(folder: Path, how: str, **deadlines: float):
     node = NodeReplica(folder)
+    command = (sys.executable, "-c", ENGINE, str(folder), how)
     host = EngineHost(
-        folder / "engine.sock", [sys.executable, "-c", ENGINE, str(folder), how], folder / "log", node.source,
-        EngineDeadlines(**deadlines),
-    )  # fmt: skip
+        EngineSpec(folder / "engine.sock", command, folder / "log"), node.source, EngineDeadlines(**deadlines)
+    )
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(host.run)
@@ -118,7 +121,7 @@ HOW = (
 
 
 @pytest.mark.parametrize("how", HOW)
-async def test_what_makes_no_sense_costs_the_engine_its_process(tmp_path: Path, how: str):
+async def test_an_impossible_answer_costs_the_engine_its_process(tmp_path: Path, how: str):
     before = guard.bugs[Source.ENGINE]
     async with engine(tmp_path, how) as host:
         await host.wait_ready()
@@ -131,7 +134,7 @@ async def test_what_makes_no_sense_costs_the_engine_its_process(tmp_path: Path, 
     assert guard.bugs[Source.ENGINE] == before
 
 
-async def test_an_engine_that_greets_twice_is_started_again(tmp_path: Path):
+async def test_an_engine_that_sends_ready_twice_is_started_again(tmp_path: Path):
     async with engine(tmp_path, "hello twice") as host:
         with trio.fail_after(30):
             while not (tmp_path / "lives").exists() or not host.ready:  # noqa: ASYNC110 - another process
@@ -140,7 +143,7 @@ async def test_an_engine_that_greets_twice_is_started_again(tmp_path: Path):
         await host.wait_ready()
 
 
-async def test_scores_of_other_tokens_than_were_asked_for(tmp_path: Path):
+async def test_a_wrong_number_of_scores_costs_the_engine_its_process(tmp_path: Path):
     async with engine(tmp_path, "scores") as host:
         await host.wait_ready()
         assert (await host.score((1,), (2,), SAMPLING))[0] == (-1.0,)
@@ -149,8 +152,8 @@ async def test_scores_of_other_tokens_than_were_asked_for(tmp_path: Path):
         await host.wait_ready()
 
 
-async def test_what_is_larger_than_a_frame_is_a_refusal_and_not_the_end(tmp_path: Path):
-    """Sixty-four prompts of the longest kind: they are tried one by one then."""
+async def test_a_message_larger_than_a_frame_is_refused_without_a_restart(tmp_path: Path):
+    """The worker then tries the prompts one by one."""
     async with engine(tmp_path, "large") as host:
         await host.wait_ready()
         with pytest.raises(EngineFailed, match="more than a local message may have"):

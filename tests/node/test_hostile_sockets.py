@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from codec.errors import PeerError, UsageError
 from node.engines.vllm.plugin.swarm_vllm import channel as plugin
-from node.ipc.async_channel import AsyncChannel, serve
-from node.ipc.channel import MAX_BODY_BYTES, MAX_FDS, Channel, ChannelClosed, pack
+from node.ipc.async_channel import AsyncChannel, serve_socket
+from node.ipc.channel import Channel, ChannelClosed
+from node.ipc.framing import MAX_BODY_BYTES, MAX_FDS, encode_frame
 from node.status import query
+from node.status.schema import SeedStatus
 from swarm import guard
 from swarm.guard import Source
 
@@ -34,7 +36,7 @@ def frame(body: bytes, fds: int = 0) -> bytes:
     return struct.pack("<IB", len(body), fds) + body
 
 
-GOOD = pack(Word("hello"))
+GOOD = encode_frame(Word("hello"))
 RUBBISH = {
     "a frame of 4 GiB": b"\xff" * 64,
     "one byte too many": struct.pack("<IB", MAX_BODY_BYTES + 1, 0),
@@ -42,7 +44,7 @@ RUBBISH = {
     "descriptors that never came": frame(GOOD[5:], 2),
     "no utf-8": frame(GOOD[5:].replace(b"hello", b"he\xff\xfeo")),
     "nested": frame(b"\x91" * 200_000),
-    "another message": pack(Refused("x")),
+    "another message": encode_frame(Refused("x")),
     "nothing": frame(b""),
     "two in one": frame(GOOD[5:] + GOOD[5:]),
 }
@@ -144,7 +146,7 @@ async def say_hello(channel: AsyncChannel) -> None:
 
 async def served(nursery: trio.Nursery, path: Path, **options: Any) -> None:
     await nursery.start(
-        lambda task_status: serve(
+        lambda task_status: serve_socket(
             path, say_hello, receives=Word, source=Source.TRAINER, farewell=Refused, task_status=task_status, **options
         )
     )
@@ -156,7 +158,7 @@ async def test_a_bug_that_one_process_finds_ends_its_conversation_with_a_refusal
     async with trio.open_nursery() as nursery:
         await served(nursery, path)
         async with await trio.open_unix_socket(str(path)) as bad, await trio.open_unix_socket(str(path)) as good:
-            await bad.send_all(pack(Word("bug")))
+            await bad.send_all(encode_frame(Word("bug")))
             said = b"".join([part async for part in bad])
             assert b"bug of swarm-node" in said
             assert guard.bugs[Source.TRAINER] == before + 1
@@ -172,14 +174,14 @@ async def test_what_the_user_can_mend_and_strict_bugs_come_out(tmp_path):
             async with trio.open_nursery() as nursery:
                 await served(nursery, path)
                 stream = await trio.open_unix_socket(str(path))
-                await stream.send_all(pack(Word(word)))
+                await stream.send_all(encode_frame(Word(word)))
                 await trio.sleep(5)
 
 
 async def test_connections_are_counted_and_those_that_say_nothing_cost_nothing(tmp_path):
     path = tmp_path / "s.sock"
     async with trio.open_nursery() as nursery:
-        await served(nursery, path, most=3)
+        await served(nursery, path, max_connections=3)
         silent = [await trio.open_unix_socket(str(path)) for _ in range(3)]
         await trio.testing.wait_all_tasks_blocked()
         late = await trio.open_unix_socket(str(path))
@@ -199,9 +201,7 @@ async def test_connections_are_counted_and_those_that_say_nothing_cost_nothing(t
 async def test_the_status_socket_lets_go_of_who_asks_nothing(tmp_path, autojump_clock):
     autojump_clock.autojump_threshold = 0.05
     async with trio.open_nursery() as nursery:
-        await nursery.start(
-            lambda task_status: query.serve(tmp_path, lambda: {"role": "seed"}, task_status=task_status)
-        )
+        await nursery.start(lambda task_status: query.serve(tmp_path, SeedStatus, task_status=task_status))
         silent = await trio.open_unix_socket(str(tmp_path / query.SOCKET_NAME))
         began = trio.current_time()
         assert await silent.receive_some() == b""

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from status_kit import GOLDEN, paths
 
 from node.status.query import ask
+from node.status.schema import to_plain
 from swarm.transport.base import Unreachable
 
 PATIENCE_S = 120.0
@@ -60,14 +62,14 @@ class Swarm:
         return process.wait(timeout=30)
 
     def until(self, name: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Wait until the state of the process `name` is so."""
+        """Wait until what `status --json` of the process `name` prints is so."""
         deadline = time.monotonic() + PATIENCE_S
         state: dict[str, Any] = {}
         while time.monotonic() < deadline:
             if (process := self.running[name]).poll() is not None:
                 pytest.fail(f"{name} ended with {process.returncode}: {self.log(name)}")
             try:
-                state = ask(self.home(name))
+                state = to_plain(ask(self.home(name)))
             except Unreachable:
                 state = {}
             if state and condition(state):
@@ -113,7 +115,11 @@ def test_seed_invite_join_relay_publish_status(swarm: Swarm, tmp_path: Path) -> 
     assert (report["version"], report["changed"]) == (1, 3000)
     state = swarm.until("seed", all_hold([0, 1], 3))
     assert (state["head"], state["root"]) == ([0, 1], report["root"])
-    assert json.loads(swarm.command("seed", "status", "--json"))["head"] == [0, 1]
+    said = {name: json.loads(swarm.command(name, "status", "--json")) for name in ("seed", "box", "relay")}
+    assert said["seed"]["head"] == [0, 1]
+    assert set(paths(said["seed"])) <= set(GOLDEN["seed"])
+    assert paths(said["box"]) == GOLDEN["node without engine"]
+    assert paths(said["relay"]) == GOLDEN["relay"]
 
     # A fourth machine on a ticket for three, and a checkpoint of another model.
     assert "All 3 places" in swarm.command("fourth", "relay", ticket, "--listen", "127.0.0.1:0", code=2)

@@ -84,7 +84,7 @@ def seal(swarm, service, version: int, nodes=(1,)) -> None:
 SIXTY = SamplingParams(max_tokens=60)
 
 
-async def test_sequences_go_on_over_a_commit_and_say_which_version_drew_what(tmp_path, autojump_clock):
+async def test_sequences_go_on_over_a_commit_and_name_the_version_of_each_span(tmp_path, autojump_clock):
     async with trio.open_nursery() as nursery:
         engine = CarryingEngine(1.0)
         swarm, service = await start(tmp_path, nursery, engine, capacity=8, batch=8)
@@ -110,7 +110,7 @@ async def test_sequences_go_on_over_a_commit_and_say_which_version_drew_what(tmp
         nursery.cancel_scope.cancel()
 
 
-async def test_what_cannot_count_any_more_is_not_drawn_to_its_end(tmp_path, autojump_clock):
+async def test_samples_that_would_be_refused_are_not_finished(tmp_path, autojump_clock):
     """With a lag of one, what began at 0 is worthless when 2 comes: it is cancelled and drawn anew at 2."""
     async with trio.open_nursery() as nursery:
         engine = CarryingEngine(1.0)
@@ -145,7 +145,7 @@ async def test_leases_live_while_tokens_flow_and_die_when_they_stop(tmp_path, au
         service.offer(session, gid(1), pack_tokens((1, 2, 4)))
         await trio.sleep(10.0)
         engine.frozen = True
-        assert service.state()["samples_leased"] == 4
+        assert service.status().samples_leased == 4
         await trio.sleep(20.0)
         why = sqlite3.connect(swarm.path).execute("select why from requeues").fetchall()
         assert why == [("lease expired",)], "nothing came any more, so others may have it"
@@ -158,20 +158,20 @@ async def test_the_self_test_tells_a_rate_before_any_work(tmp_path, autojump_clo
             tmp_path, nursery, CarryingEngine(0.1), self_test_tokens=16, self_test_rows=8, capacity=8
         )
         await trio.sleep(3.0)
-        (node,) = service.state()["nodes"].values()
-        assert node["tokens_per_s"] == pytest.approx(80.0, rel=0.05)
-        assert node["accepted"] == 0
+        (node,) = service.status().nodes.values()
+        assert node.tokens_per_s == pytest.approx(80.0, rel=0.05)
+        assert node.accepted == 0
         nursery.cancel_scope.cancel()
 
 
-async def test_a_slow_self_test_holds_nobody_up(tmp_path, autojump_clock):
+async def test_a_slow_self_test_delays_no_work(tmp_path, autojump_clock):
     async with trio.open_nursery() as nursery:
         _, service = await start(
             tmp_path, nursery, CarryingEngine(60.0), self_test_tokens=16, self_test_within_s=10.0, capacity=8
         )
         await trio.sleep(12.0)
-        (node,) = service.state()["nodes"].values()
-        assert (node["tokens_per_s"], node["capacity"]) == (0.0, 8)
+        (node,) = service.status().nodes.values()
+        assert (node.tokens_per_s, node.capacity) == (0.0, 8)
         nursery.cancel_scope.cancel()
 
 
@@ -193,13 +193,13 @@ async def test_nodes_check_one_another(tmp_path, autojump_clock, lies):
 
         session = service.open("s", 4, SAMPLING)
         await collect(service, session, 60)
-        state = service.state()
-        assert state["checks"]["begun"] > 20
+        status = service.status()
+        assert status.checks.begun > 20
         if lies:
-            assert any(node["quarantine"] for node in state["nodes"].values())
+            assert any(node.quarantine for node in status.nodes.values())
         else:
-            assert state["checks"]["confirmed"] > 20
-            assert not any(node["quarantine"] for node in state["nodes"].values())
+            assert status.checks.confirmed > 20
+            assert not any(node.quarantine for node in status.nodes.values())
         nursery.cancel_scope.cancel()
 
 
@@ -216,20 +216,20 @@ async def test_every_second_is_accounted_for(tmp_path, autojump_clock):
             service.sealed(head(version))
         service.offer(session, gid(1), pack_tokens((1, 2, 4)))  # and the node is two versions behind
         await trio.sleep(20.0)
-        seconds = swarm.worker(1).state()["seconds"]
-        assert sum(seconds.values()) == pytest.approx(trio.current_time() - began, abs=0.1)
-        assert seconds["generate"] == pytest.approx(60.0, abs=1.0)
-        assert seconds["wait_work"] == pytest.approx(10.0, abs=6.0)
-        assert seconds["wait_version"] == pytest.approx(20.0, abs=6.0)
+        seconds = swarm.worker(1).status().seconds
+        assert seconds.total == pytest.approx(trio.current_time() - began, abs=0.1)
+        assert seconds.generate == pytest.approx(60.0, abs=1.0)
+        assert seconds.wait_work == pytest.approx(10.0, abs=6.0)
+        assert seconds.wait_version == pytest.approx(20.0, abs=6.0)
         await trio.sleep(6.0)
         sheets = [m for m in map(decode, (body for _, body in swarm.wire.bodies)) if isinstance(m, Timesheet)]
-        (node,) = service.state()["nodes"].values()
-        assert node["seconds"]["generate"] == pytest.approx(sheets[-1].generate_s)
-        assert service.state()["generating"] == pytest.approx(sheets[-1].useful, abs=1e-3)
+        (node,) = service.status().nodes.values()
+        assert node.seconds.generate == pytest.approx(sheets[-1].generate_s)
+        assert service.status().generating == pytest.approx(sheets[-1].useful, abs=1e-3)
         nursery.cancel_scope.cancel()
 
 
-def test_time_accounting_add_up():
+def test_time_accounting_adds_up():
     now = [0.0]
     time_accounting = TimeAccounting(lambda: now[0])
     for state, seconds in (("generate", 3.0), ("wait_work", 2.0), ("generate", 1.0), ("commit", 0.5)):
@@ -247,7 +247,7 @@ def test_time_accounting_add_up():
     assert sum(time_accounting.seconds.values()) == 7.5
 
 
-async def test_an_engine_that_cannot_carry_finishes_first_and_begins_nothing_meanwhile(tmp_path, autojump_clock):
+async def test_an_engine_that_is_not_preemptible_finishes_first_and_begins_nothing_meanwhile(tmp_path, autojump_clock):
     async with trio.open_nursery() as nursery:
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()

@@ -22,6 +22,7 @@ from codec.replica import Replica
 from codec.sign import Key
 from node.settings.ticket import Ticket
 from node.status.query import ask
+from node.status.schema import to_plain
 from swarm.protocol.core.documents import Capability, seal
 from swarm.transport.base import Unreachable
 
@@ -175,9 +176,9 @@ class Swarm:
             pytest.fail(f"{name} did not end in {within_s:.0f} s: {self.log(name)}")
 
     def state(self, name: str) -> State:
-        """How it stands; empty while nothing answers."""
+        """What `status --json` prints; empty while nothing answers."""
         try:
-            return ask(self.home(name))
+            return to_plain(ask(self.home(name)))
         except Unreachable:
             return {}
 

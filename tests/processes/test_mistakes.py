@@ -113,7 +113,7 @@ def test_a_seed_does_not_start_on_what_is_not_its_own(swarm: Swarm, tmp_path: Pa
         )
         check(model, 2, "another model", "--base")
         check(readable, 2, "chmod 600")
-        check(garbage, 2, "no swarm-node key file")
+        check(garbage, 2, "not a swarm-node key file")
         own.seed(Path(base), name="model")  # the right one goes on where it was
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from node.status.query import ask
+from node.status.schema import to_plain
 from scenarios.emulator.network import Host, Network
 from swarm.transport.base import Unreachable
 
@@ -85,7 +86,7 @@ class Field:
 
     def state(self, name: str) -> dict[str, Any]:
         try:
-            return ask(self.folder / name)
+            return to_plain(ask(self.folder / name))
         except Unreachable:
             return {}
 

@@ -1,1 +1,20 @@
-"""vLLM as a node's engine. What runs in vLLM's own environment is the distribution in `plugin`."""
+"""vLLM as a node's engine: a driver process here, and a plugin in vLLM's own processes.
+
+The driver imports neither torch nor vLLM. `plugin/` is a distribution of its own, installed into vLLM's environment;
+both sides import its `messages`.
+
+Modules:
+
+- `plugin/`
+- `causes`: Why a vLLM ended before it served, in a sentence for the user
+- `classes`: Which tensors are scattered into live weights, and which are loaded with their modules
+- `compatibility`: Whether a vLLM serves the swarm's model
+- `engine`: The driver of one vLLM
+- `flights`: The generations and scorings that run in a vLLM
+- `launch`: Where a driver's vLLM comes from
+- `links`: The driver's connections to a vLLM
+- `proof`: Compares an engine's live bits with the hashes that they must have
+- `server`: vLLM's process
+- `specs`: The driver processes of a node's vLLMs
+- `worker`: vLLM's driver as an engine process
+"""

@@ -1,4 +1,4 @@
-"""Why a vLLM ended before it served, in a sentence for whoever started it: out of what its processes wrote."""
+"""Why a vLLM ended before it served, in a sentence for the user, found in the output of its processes."""
 
 import re
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ _CAUSES: Final = (
         "it does not know the model's architecture. Install a newer vLLM, or use --engine transformers",
     ),
     (
-        r"unrecognized arguments: (?P<what>.*)",
-        "it does not know {what}. `--vllm-arg` takes the flags of the vLLM that is installed",
+        r"unrecognized arguments: (?P<flags>.*)",
+        "it does not know {flags}. `--vllm-arg` takes the flags of the vLLM that is installed",
     ),
 )
 _UNQUANTIZED: Final = (
@@ -35,7 +35,7 @@ _UNQUANTIZED: Final = (
 
 
 def cause_of(log: str, *, quantization: str = "") -> str | None:
-    """What to do about it; None: nobody has seen this end before. `quantization`: that of the model, if any."""
+    """The cause and what to do about it; None for a cause that is not known. `quantization`: the model's, or empty."""
     if quantization and re.search(r"Error: .*(quant|fp8|int8|awq|gptq|_C::)", log):
         return _UNQUANTIZED.format(quantization=quantization)
     for pattern, sentence in _CAUSES:
@@ -45,18 +45,20 @@ def cause_of(log: str, *, quantization: str = "") -> str | None:
 
 
 def quantization_of(flags: Sequence[str], config: object) -> str:
-    """How vLLM is to hold the weights, by its flags or the model's config; empty: as they are."""
+    """The quantization that vLLM uses, by its flags or else the model's config; empty: none."""
     for at, flag in enumerate(flags):
         name, _, value = flag.partition("=")
         if name in ("--quantization", "-q"):
             return value or (flags[at + 1] if at + 1 < len(flags) else "")
-    told = config.get("quantization_config") if isinstance(config, dict) else None
-    return str(told.get("quant_method", "")) if isinstance(told, dict) else ""
+    section = config.get("quantization_config") if isinstance(config, dict) else None
+    return str(section.get("quant_method", "")) if isinstance(section, dict) else ""
 
 
 def last_error(log: str, path: Path) -> str:
-    """The line that names the first cause, for whoever must find out."""
+    """The log's last line with an exception, or its last line, with the log's path."""
     lines = [line.strip() for line in log.splitlines()]
-    said = [line for line in lines if re.search(r"\w(Error|Exception): ", line) and "initialization failed" not in line]
-    said = said or [line for line in lines if line]
-    return f"{said[-1][-300:]} (all of it: {path})" if said else f"it said nothing; see {path}"
+    errors = [
+        line for line in lines if re.search(r"\w(Error|Exception): ", line) and "initialization failed" not in line
+    ]
+    found = errors or [line for line in lines if line]
+    return f"{found[-1][-300:]} (all of it: {path})" if found else f"it said nothing; see {path}"

@@ -1,4 +1,4 @@
-"""Which of a model's tensors are scattered into live weights, and which are loaded with their modules."""
+"""Which tensors are scattered into live weights, and which are loaded with their modules."""
 
 from dataclasses import dataclass, field
 
@@ -7,14 +7,17 @@ __all__ = ["Classes"]
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """Why each tensor that is not scattered is not, and which modules each tensor feeds."""
+    """`loaded`: why each tensor that is not scattered is loaded. `modules`: those that each tensor feeds."""
 
     loaded: dict[str, str] = field(default_factory=dict)
     modules: dict[str, frozenset[str]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, reasons: dict[str, str], modules: dict[str, frozenset[str]]) -> "Classes":
-        """Tensors that share a module with one that is loaded are loaded with it: a module is filled whole."""
+        """A tensor that shares a module with a loaded tensor is loaded too, because a module is filled whole.
+
+        `reasons`: why some tensors must be loaded.
+        """
         loaded = dict(reasons)
         while True:
             filled = {module for name in loaded for module in modules[name]}
@@ -28,7 +31,7 @@ class Classes:
             loaded |= more
 
     def to_load(self, touched: set[str]) -> tuple[str, ...]:
-        """What must be loaded when these tensors change: all that feeds a module that one of them feeds."""
+        """The tensors to load when `touched` change: every tensor that feeds a module which one of them feeds."""
         names = {name for name in touched if name in self.loaded}
         while True:
             filled = {module for name in names for module in self.modules[name]}

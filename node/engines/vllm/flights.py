@@ -1,6 +1,6 @@
-"""What a vLLM generates and scores for the node: asked of its API server, answered from another thread."""
+"""The generations and scorings that run in a vLLM. Its API server answers; callbacks run in the receiving thread."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from node.engines.base import Completion, EngineError, Prompt, SamplingParams, Span, Version
+from node.engines.interface import FlightDone, ScoreDone
 from node.engines.vllm.links import Link, wait
 from node.engines.vllm.plugin.swarm_vllm.messages import (
     Forget,
@@ -21,75 +22,74 @@ from node.engines.vllm.plugin.swarm_vllm.messages import (
     Told,
 )
 
-__all__ = ["Completed", "Flights", "ScoresFound", "score"]
-
-Completed = Callable[[int, "list[Completion] | EngineError"], None]
-"""Hears how a flight ended."""
-ScoresFound = Callable[["tuple[float, ...] | EngineError"], None]
+__all__ = ["Flights", "begin_score"]
 
 
 @dataclass(slots=True)
 class _Flight:
-    future: "Future[Any]"
+    future: Future[Any]
     counts: list[int]
 
 
 class Flights:
-    """The generations that run. Begun and called off from one thread."""
+    """The generations that run. One thread begins and cancels them."""
 
     def __init__(self) -> None:
         self._flights: dict[int, _Flight] = {}
 
     def begin(
-        self, front: Link, flight: int, prompts: Sequence[Prompt], sampling: SamplingParams, done: Completed
+        self, front: Link, flight: int, prompts: Sequence[Prompt], sampling: SamplingParams, done: FlightDone
     ) -> None:
-        """Start one completion for each prompt; `done(flight, outcome)` is called from another thread."""
+        """Start one completion for each prompt. `done(flight, outcome)` is called from another thread.
+
+        Raises `EngineError` when vLLM is gone, or its plugin is too old for the options.
+        """
         ids = tuple(prompt.token_ids for prompt in prompts)
         seeds = tuple(_seed(sampling.seed, prompt.stream) for prompt in prompts)
         counts = [0] * len(prompts)
 
-        def told(message: Told) -> None:
+        def on_progress(message: Told) -> None:
             counts[:] = message.counts
 
-        def ended(future: "Future[Any]") -> None:
+        def finish(future: Future[Any]) -> None:
             if self._flights.pop(flight, None) is not None:
                 done(flight, _completions(future, len(prompts)))
 
         how = sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.stop_tokens, _options(front, sampling)
-        future = front.ask(lambda n: Generate(n, flight, ids, seeds, *how), told=told)
+        future = front.ask(lambda n: Generate(n, flight, ids, seeds, *how), on_progress=on_progress)
         self._flights[flight] = _Flight(future, counts)
-        future.add_done_callback(ended)
+        future.add_done_callback(finish)
 
     def cancel(self, front: Link | None, flight: int) -> None:
-        """Forget a flight; one that is not known is no matter."""
+        """Drop a flight. Does nothing for an unknown one."""
         if self._flights.pop(flight, None) is not None and front is not None:
             front.ask(lambda n: Forget(n, flight))
 
     def counts(self) -> dict[int, list[int]]:
-        """Tokens so far, of each flight's prompts in their order."""
+        """Tokens so far of each prompt, by flight."""
         return {number: list(flight.counts) for number, flight in list(self._flights.items())}
 
 
-def score(
+def begin_score(
     front: Link,
+    version: Version,
     prompt: Sequence[int],
     token_ids: Sequence[int],
     sampling: SamplingParams,
-    version: Version,
-    done: ScoresFound,
+    done: ScoreDone,
 ) -> None:
-    """Find how likely `token_ids` are under `version`, which the engine holds now; see `node.engines.base.Scorer`.
+    """Score `token_ids` after `prompt` under `version`, which the engine holds now (see `interface.Scorer`).
 
-    `done(outcome)` is called from another thread. Fails when a commit overtook it: some tokens may have been read by
-    the older weights, and some by the newer.
+    `done(outcome)` is called from another thread; with an `EngineError` when a commit fell into the scoring, because
+    some tokens may have been read by the older weights and some by the newer.
     """
     ids = tuple(prompt), tuple(token_ids)
     how = sampling.temperature, sampling.top_p, sampling.widest_top_p, sampling.stop_tokens, _options(front, sampling)
     future = front.ask(lambda n: Score(n, *ids, *how))
-    future.add_done_callback(lambda future: done(_scores(future, len(ids[1]), version)))
+    future.add_done_callback(lambda future: done(_scores(future, len(token_ids), version)))
 
 
-def _completions(future: "Future[Any]", count: int) -> "list[Completion] | EngineError":
+def _completions(future: Future[Any], count: int) -> list[Completion] | EngineError:
     try:
         answer = wait(future, Generated, 0.0)
         if len(answer.outputs) != count:
@@ -99,7 +99,7 @@ def _completions(future: "Future[Any]", count: int) -> "list[Completion] | Engin
         return error
 
 
-def _scores(future: "Future[Any]", count: int, version: Version) -> "tuple[float, ...] | EngineError":
+def _scores(future: Future[Any], count: int, version: Version) -> tuple[float, ...] | EngineError:
     try:
         answer = wait(future, Scored, 0.0)
         if (after := _version(answer.version)) != version:
@@ -112,7 +112,7 @@ def _scores(future: "Future[Any]", count: int, version: Version) -> "tuple[float
 
 
 def _options(front: Link, sampling: SamplingParams) -> Options | None:
-    """Raises `EngineError` when vLLM's plugin is too old to know them: it would ignore them."""
+    """The options for the plugin. Raises `EngineError` for an older plugin, which would ignore them."""
     if sampling.options is msgspec.UNSET:
         return None
     if not getattr(front.hello, "options", False):
@@ -124,18 +124,18 @@ def _options(front: Link, sampling: SamplingParams) -> Options | None:
 def _version(text: str) -> Version:
     epoch, _, v = text.partition(".")
     if not (epoch.isdigit() and v.isdigit()):
-        raise EngineError(f"vLLM names a version {text!r}: somebody else changes its weights")
+        raise EngineError(f"vLLM names a version {text!r}: another program changes its weights")
     return int(epoch), int(v)
 
 
 def _seed(seed: int, stream: int) -> int:
-    """One seed for a prompt out of the sampling's and its stream: vLLM takes 63 bits."""
+    """One seed from the sampling's seed and the prompt's stream. vLLM takes 63 bits."""
     words = np.random.SeedSequence((seed, stream)).generate_state(2, np.uint32)
     return (int(words[0]) << 31) ^ int(words[1])
 
 
 def _completion(output: Output) -> Completion:
-    """Raises `EngineError` for a request that was aborted."""
+    """Raises `EngineError` for a request that was aborted, or an answer that is not a completion."""
     if output.finish not in ("stop", "length"):
         raise EngineError(f"vLLM ended a request with {output.finish!r}")
     spans = tuple(Span(_version(text), start, end) for text, start, end in output.spans)

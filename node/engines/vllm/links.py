@@ -1,11 +1,11 @@
 """The driver's connections to a vLLM: its API server (the front) and its worker processes (the ranks).
 
-Synchronous, on threads: one accepts, one a connection receives, and whoever asks waits for the answer of its number.
+Synchronous, on threads: one accepts connections, one for each connection receives, and a caller waits for the answer
+that has its request's number.
 """
 
 import contextlib
 import itertools
-import os
 import queue
 import socket
 import threading
@@ -17,19 +17,33 @@ from typing import Any, Final, TypeVar
 
 from codec.errors import PeerError
 from node.engines.base import EngineError
-from node.engines.vllm.plugin.swarm_vllm.messages import Failed, FromPlugin, Front, Loader, Rank, Told
-from node.ipc.channel import Channel, ChannelClosed, ChannelTimeout, check_path, check_same_user, close_fds
+from node.engines.vllm.plugin.swarm_vllm.messages import (
+    Failed,
+    FromDriver,
+    FromPlugin,
+    Front,
+    Loader,
+    Rank,
+    Told,
+)
+from node.ipc.channel import Channel, ChannelClosed, ChannelTimeout, close_fds
+from node.ipc.sockets import bind_socket, check_path, check_same_user, remove_socket
 
-__all__ = ["Link", "Listener", "PluginFailed"]
+__all__ = ["Link", "Listener", "PluginFailed", "wait"]
 
 WAKE_S: Final = 3600.0
+"""Seconds that one receive waits. `Channel.recv` needs a deadline; the receiving thread simply tries again."""
 SEND_WITHIN_S: Final = 60.0
+"""Seconds for a process of vLLM's to take a message, or to send its first one."""
+BACKLOG: Final = 64
+"""Connections that wait to be accepted: every rank of a vLLM connects when it starts."""
 
 Answer = TypeVar("Answer")
+OnProgress = Callable[[Told], None]
 
 
 class PluginFailed(EngineError):
-    """vLLM could not do it, and says why. `touched`: live weights may be a mix, and it has stopped."""
+    """vLLM could not carry out a request. `touched`: its live weights may be a mix of versions, and it has stopped."""
 
     def __init__(self, why: str, touched: bool) -> None:
         super().__init__(why)
@@ -37,26 +51,31 @@ class PluginFailed(EngineError):
 
 
 class Link:
-    """One connected process of vLLM's. `hello`: what it said first."""
+    """One connected process of vLLM's. `hello`: its first message."""
 
     def __init__(self, channel: Channel, hello: Front | Rank | Loader, on_lost: Callable[[str], None]) -> None:
-        """`on_lost(why)` is called, from the receiving thread, when the process is gone or makes no sense."""
+        """`on_lost(why)` is called from the receiving thread when the process is gone or sends nonsense."""
         self.hello = hello
         self._channel = channel
         self._on_lost = on_lost
         self._retired = False
         self._numbers = itertools.count(1)
         self._asked: dict[int, Future[Any]] = {}
-        self._told: dict[int, Callable[[Told], None]] = {}
+        self._on_progress: dict[int, OnProgress] = {}
         threading.Thread(target=self._receive, name=type(hello).__name__.lower(), daemon=True).start()
 
-    def ask(self, make: Callable[[int], Any], fds: Sequence[int] = (), told: Callable[[Told], None] | None = None):
-        """Send `make(number)`; a future of its answer, or of `PluginFailed`. `told` hears of progress."""
+    def ask(
+        self, make: Callable[[int], FromDriver], fds: Sequence[int] = (), on_progress: OnProgress | None = None
+    ) -> Future[Any]:
+        """Send `make(number)` and return a future of its answer, or of `PluginFailed`.
+
+        `on_progress` is called from the receiving thread. Raises `EngineError` when vLLM is gone.
+        """
         number = next(self._numbers)
         future: Future[Any] = Future()
         self._asked[number] = future
-        if told is not None:
-            self._told[number] = told
+        if on_progress is not None:
+            self._on_progress[number] = on_progress
         try:
             self._channel.send(make(number), fds, timeout_s=SEND_WITHIN_S)
         except (ChannelClosed, ChannelTimeout) as error:
@@ -64,9 +83,11 @@ class Link:
             raise EngineError(f"vLLM is gone: {error}") from error
         return future
 
-    def get(self, make: Callable[[int], Any], kind: type[Answer], within_s: float, fds: Sequence[int] = ()) -> Answer:
-        """The answer to `make(number)`. Raises `PluginFailed`, or `EngineError` after `within_s` or without vLLM."""
-        return wait(self.ask(make, fds), kind, within_s)
+    def get(
+        self, make: Callable[[int], FromDriver], answer_type: type[Answer], within_s: float, fds: Sequence[int] = ()
+    ) -> Answer:
+        """The answer to `make(number)`. Raises `PluginFailed`; `EngineError` after `within_s` or when vLLM is gone."""
+        return wait(self.ask(make, fds), answer_type, within_s)
 
     def _receive(self) -> None:
         why = "it hung up"
@@ -75,7 +96,7 @@ class Link:
                 with contextlib.suppress(ChannelTimeout):
                     message, fds = self._channel.recv(WAKE_S)
                     close_fds(fds)
-                    self._take(message)
+                    self._deliver(message)
         except (ChannelClosed, PeerError) as error:
             why = str(error)
         for future in list(self._asked.values()):
@@ -83,16 +104,18 @@ class Link:
         self._asked.clear()
         if self._retired:
             return
-        who = f"rank {self.hello.rank}" if isinstance(self.hello, Rank) else "API server"
-        self._on_lost(f"vLLM's {who} is gone: {why}")
+        process = f"rank {self.hello.rank}" if isinstance(self.hello, Rank) else "API server"
+        self._on_lost(f"vLLM's {process} is gone: {why}")
 
-    def _take(self, message: Any) -> None:
+    def _deliver(self, message: FromPlugin) -> None:
+        if isinstance(message, Front | Rank | Loader):
+            return  # a first message sent twice: it answers nothing
         if isinstance(message, Told):
-            if (told := self._told.get(message.number)) is not None:
-                told(message)
+            if (on_progress := self._on_progress.get(message.number)) is not None:
+                on_progress(message)
             return
         future = self._asked.pop(message.number, None)
-        self._told.pop(message.number, None)
+        self._on_progress.pop(message.number, None)
         if future is None:
             return
         if isinstance(message, Failed):
@@ -101,42 +124,39 @@ class Link:
             future.set_result(message)
 
     def retire(self) -> None:
-        """This end is done with; the other may hang up."""
+        """Close this end. The process may hang up from now on without being reported as lost."""
         self._retired = True
         self._channel.close()
 
 
-def wait(future: "Future[Any]", kind: type[Answer], within_s: float) -> Answer:
-    """A future's answer. Raises `PluginFailed`, or `EngineError` when it is late or of another kind."""
+def wait(future: Future[Any], answer_type: type[Answer], within_s: float) -> Answer:
+    """A future's answer. Raises `PluginFailed`; `EngineError` when it is late or of another type."""
     try:
         answer = future.result(within_s)
     except FutureTimeout:
         raise EngineError(f"vLLM did not answer within {within_s:.0f} s") from None
-    if not isinstance(answer, kind):
+    if not isinstance(answer, answer_type):
         raise EngineError(f"vLLM answered with {type(answer).__name__}")
     return answer
 
 
-def _ignore(why: str) -> None:
-    """A loader hangs up when it is done."""
+def _ignore_loss(why: str) -> None:
+    """For loaders: they hang up when they are done."""
 
 
 class Listener:
     """The Unix socket that vLLM's processes connect to."""
 
     def __init__(self, path: Path, on_lost: Callable[[str], None]) -> None:
-        """Raises `UsageError` for a path that is too long."""
+        """`on_lost(why)`: see `Link`. Raises `UsageError` for a path that is too long."""
         check_path(path)
-        path.unlink(missing_ok=True)
+        remove_socket(path)
         self.path = path
         self._on_lost = on_lost
         self.on_loader: Callable[[Link], None] | None = None
-        """Gives its weights to a worker process that loads its model; called from a thread of its own."""
+        """Called, in a thread of its own, with each worker process that loads its model, to give it its weights."""
         self._arrived: queue.Queue[Link] = queue.Queue()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.bind(str(path))
-        os.chmod(path, 0o600)  # nobody can connect before listen()
-        self._socket.listen(64)
+        self._socket = bind_socket(path, BACKLOG)
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
     def _accept(self) -> None:
@@ -157,9 +177,9 @@ class Listener:
             sock.close()
             return
         if isinstance(hello, Loader):
-            link = Link(channel, hello, _ignore)
-            if (serve := self.on_loader) is not None:
-                serve(link)
+            link = Link(channel, hello, _ignore_loss)
+            if (give_weights := self.on_loader) is not None:
+                give_weights(link)
             else:
                 link.retire()
         elif isinstance(hello, Front | Rank):
@@ -168,12 +188,13 @@ class Listener:
             channel.close()
 
     def next(self, within_s: float) -> Link:
-        """Whoever connects next. Raises `EngineError` when nobody does."""
+        """The process that connects next. Raises `EngineError` when none does within `within_s`."""
         try:
             return self._arrived.get(timeout=within_s)
         except queue.Empty:
             raise EngineError(f"vLLM did not connect within {within_s:.0f} s") from None
 
     def close(self) -> None:
+        """Accept no more connections, and remove the socket. Those that are open stay."""
         self._socket.close()
-        self.path.unlink(missing_ok=True)
+        remove_socket(self.path)

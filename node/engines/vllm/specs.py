@@ -1,10 +1,11 @@
-"""Which vLLMs a node has, by its settings: what to start a driver for each of them with."""
+"""The driver processes of a node's vLLMs, as its settings name them."""
 
 import socket
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from node.engines.process import EngineSpec
 
 if TYPE_CHECKING:
     from node.settings.config import JoinConfig
@@ -13,17 +14,14 @@ __all__ = ["VllmSpec", "specs_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class VllmSpec:
-    """One vLLM. `socket`: that the node serves its driver. `url`: of its OpenAI endpoint."""
+class VllmSpec(EngineSpec):
+    """How to start the driver of one vLLM. `url`: of vLLM's OpenAI endpoint."""
 
-    socket: Path
-    command: tuple[str, ...]
-    log: Path
     url: str
 
 
 def specs_of(config: "JoinConfig") -> list[VllmSpec]:
-    """One for each URL, or for each engine to start."""
+    """One spec for each `engine_url`, or for each of `engines` to start."""
     if config.engine_url:
         return [_spec(config, i, ["--url", url], url) for i, url in enumerate(config.engine_url)]
     return [_started(config, i) for i in range(config.engines)]
@@ -35,7 +33,7 @@ def _started(config: "JoinConfig", i: int) -> VllmSpec:
     flags += ["--log", str(config.home / f"vllm{_suffix(i)}.log")]
     if config.threads is not None:
         flags += ["--threads", str(max(1, config.threads // config.engines))]
-    if config.engines > 1:  # of all GPUs, its own
+    if config.engines > 1:  # the GPUs are divided among the engines
         flags += ["--first-gpu", str(i * config.tp)]
     return _spec(config, i, flags, f"http://127.0.0.1:{port}", config.vllm_arg)
 

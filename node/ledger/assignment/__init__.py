@@ -1,19 +1,19 @@
-"""Which node gets which samples: rates, fair shares, version timing, liveness, abilities.
+"""Which node generates which samples: the assigner, and what it knows of nodes, trainers and versions.
 
-`pool` holds what is wanted, `assigner` assigns it, `leases` records what is out. Pure: times are arguments, and
-the modules here give plain numbers or lists to `node.ledger.rules`.
+`pool` holds the request groups that are wanted, `leases` the work leases that are granted, and `assigner` turns free
+samples of one into leases of the other. Times are arguments; only `abilities` has a clock and an event.
 
 Modules:
 
-- `abilities`: What nodes' engines can do beyond plain sampling, asked once there is work that needs it
-- `assigner`: Deals free samples to nodes
-- `commit_stats`: What each version took on the nodes' engines, as their timesheets say, the slowest node's counting
-- `fair_share`: Who gets how much, and for how long
-- `leases`: The leases that are out, by deadline; and for a while how those that are over ended
-- `liveness`: Signs of life of a node that has work
-- `pool`: The groups that are wanted
-- `rate`: How fast a node generates
-- `use`: How fast a trainer takes samples, and how many may therefore be begun for it
-- `version_timing`: When versions come
-- `waiting`: Requests for work that could not be filled yet, and which of them are worth another look
+- `abilities`: What nodes' engines can do beyond plain sampling; a node is asked once there is work that needs it
+- `assigner`: Assigns free samples to nodes: how many, which, until when
+- `commit_stats`: The durations of each version's commit at the nodes' engines, by their timesheets
+- `consumption`: How fast a trainer takes samples, and how many may therefore be begun for it
+- `fair_share`: How many samples each node gets, and for how long: arithmetic over nodes' rates
+- `leases`: The live work leases by deadline; and, for a while, how the ended ones ended
+- `liveness`: Whether a node that has work is alive and generates
+- `pending_requests`: The requests for work that could not be filled yet
+- `pool`: The request groups that are wanted
+- `rate`: How fast a node generates: an exponential moving average and its spread
+- `version_timing`: When versions are sealed, and how long after that each node's engine holds them
 """

@@ -1,4 +1,4 @@
-"""What nodes' engines can do beyond plain sampling, asked once there is work that needs it."""
+"""What nodes' engines can do beyond plain sampling; the ledger asks a node once there is work that needs it."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -13,27 +13,27 @@ from node.ledger.session import Session
 __all__ = ["EngineAbilities"]
 
 ASK_AGAIN_S: Final = 2.0
-"""The question or its answer may have been lost."""
+"""An unanswered question is repeated after this time: it or its answer may have been lost."""
 
 
 class EngineAbilities:
-    """Of all nodes that a ledger knows. `ask(node)` sends the question."""
+    """The abilities of all nodes that `ledger` knows. `ask(node)` sends the question to a node."""
 
     def __init__(self, ledger: Ledger, ask: Callable[[bytes], None], clock: Callable[[], float]) -> None:
         self._ledger = ledger
         self._ask = ask
         self._clock = clock
         self.needed = any(needs(group.sampling) for group in ledger.groups.values())
-        """There was work that not every node's engine can do."""
+        """There has been work that not every engine can do."""
         self.heard = trio.Event()
-        """Set, and replaced, when a node says what its engine can do."""
+        """Set, and replaced, when a node answers."""
 
     def need(self, sampling: SamplingParams) -> None:
-        """There is work that is sampled like this."""
+        """There is work with this sampling."""
         self.needed = self.needed or bool(needs(sampling))
 
     def hear(self, node: bytes, said: Abilities) -> bool:
-        """A node's answer. False: nobody knows this node."""
+        """A node's answer. False: the node is unknown."""
         found = self._ledger.nodes.get(node)
         if found is None:
             return False
@@ -43,7 +43,7 @@ class EngineAbilities:
         return True
 
     def ask(self, node: bytes) -> None:
-        """Ask it, unless it has told, or was asked a moment ago."""
+        """Ask `node`, unless it has answered, or was asked in the last `ASK_AGAIN_S`."""
         found, now = self._ledger.nodes.get(node), self._clock()
         if found is None or found.abilities is not None or now - found.abilities_asked < ASK_AGAIN_S:
             return
@@ -51,8 +51,11 @@ class EngineAbilities:
         self._ask(node)
 
     def able(self, wanted: frozenset[str]) -> bool | None:
-        """A node that generates has all these abilities. None: nobody knows yet; each node that has not said was asked,
-        and `heard` tells of the answers. A node of an older release never answers."""
+        """Whether some generating node has all abilities in `wanted`.
+
+        None: unknown yet; the nodes that have not answered were asked, and `heard` signals their answers. A node of an
+        older release never answers.
+        """
         found = [(key, self._ledger.nodes[key]) for key in self._ledger.members if key in self._ledger.nodes]
         found = [(key, node) for key, node in found if node.capacity]
         if any(node.abilities is not None and wanted <= node.abilities for _, node in found):
@@ -63,9 +66,8 @@ class EngineAbilities:
         return None if unknown else False
 
     def unmet(self, sessions: Mapping[str, Session]) -> dict[str, list[str]]:
-        """By session, the options of its sampling for which no node that generates has said that its engine can do
-        them."""
-        found = {name: self._unmet(session.sampling) for name, session in sessions.items()}
+        """By session, the options of its sampling that no generating node is known to be able to do."""
+        found = {name: self._unmet(session.work.sampling) for name, session in sessions.items()}
         return {name: list(options) for name, options in found.items() if options}
 
     def _unmet(self, sampling: SamplingParams) -> tuple[str, ...]:
@@ -77,6 +79,6 @@ class EngineAbilities:
         return sampling.extra.asked or ("options",)
 
     def kind(self, node: bytes) -> str:
-        """Of the engine of `node`, as far as it was asked."""
+        """The kind of the engine of `node`; empty if it has not answered."""
         found = self._ledger.nodes.get(node)
         return "" if found is None else found.kind

@@ -1,59 +1,58 @@
-"""Deals free samples to nodes: how many, which, until when. Pure: rules that choose, none that judge."""
+"""Assigns free samples to nodes: how many, which, until when. Pure."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Final
 
+from node.ledger.assignment.consumption import Consumption
 from node.ledger.assignment.fair_share import duration_s, finishable, sample_s, share
-from node.ledger.assignment.leases import LeaseTable, remember
-from node.ledger.assignment.pool import Pool
-from node.ledger.assignment.use import Use
+from node.ledger.assignment.leases import remember
 from node.ledger.assignment.version_timing import Average, VersionTiming
 from node.ledger.messages import Reason
-from node.ledger.settings import Settings
 from node.ledger.state import Group, Head, Lease, Node
-from node.ledger.trust.judge import lag_reason
+from node.ledger.transitions import Transitions
 
 __all__ = ["MOST_LEASES", "Assigner"]
 
 MOST_LEASES: Final = 256
-"""Of one request at once, at 15 microseconds each; a node that has room for more gets the next in the next turn."""
+"""Leases granted to one request at once, at 15 microseconds each. A node with room for more gets them in the next
+turn."""
 MOST_PROMPT_BYTES: Final = 4 << 20
-"""Of their prompts together: a request of a hundred bytes must not make a hundred megabytes leave."""
+"""The prompts of these leases together: a request of a hundred bytes must not cause a hundred megabytes of answers."""
 
 
 @dataclass(slots=True)
-class _Hand:
-    """What is being dealt to a node: it has room for `capacity` sequences, and its share is `count` of them."""
+class _Quota:
+    """What one node may still get in one assignment: it has room for `capacity` sequences, and its share is `count`."""
 
     node: Node
     capacity: int
     count: int
     limits: dict[int, int] = field(default_factory=dict)
-    """By the lag that a group allows: what the node's version lets it finish."""
+    """By the lag that a group allows: how many samples the node can finish while its version is young enough."""
     why: Reason = Reason.NO_WORK
-    """There is no more for it."""
+    """Why there is no more for the node."""
     held: int | None = None
     """Sequences that all members hold at once; None: not counted yet."""
     whole: int = field(init=False)
-    """Groups of so many will fit in, now or soon."""
+    """The node has, or soon has, room for groups of at most this many samples."""
     trial: bool = field(init=False)
-    """The node hangs, as far as is known: one group at a time, of which nobody else has drawn a part that could age."""
+    """The node stalled: it gets one group at a time, of which no other node has a sample that could become too old."""
 
     def __post_init__(self) -> None:
         self.whole = min(self.node.capacity, self.count + self.node.outstanding)
         self.trial = self.node.liveness.stalled
 
     @property
-    def empty(self) -> bool:
+    def spent(self) -> bool:
         return self.count <= 0 or (self.trial and self.node.outstanding > 0)
 
-    def shuns(self, group: Group) -> bool:
+    def avoids(self, group: Group) -> bool:
         return self.trial and bool(group.done or group.leased)
 
     def part(self, group: Group) -> int:
-        """How many of its free samples to take now."""
+        """How many of the group's free samples to lease now."""
         free, room = len(group.free), min(self.capacity, self.limits[group.max_lag])
         if group.urgent:
             return min(free, self.capacity)
@@ -63,7 +62,7 @@ class _Hand:
             return 0
         return free if group.whole else min(self.count, room)
 
-    def take(self, samples: int) -> None:
+    def spend(self, samples: int) -> None:
         self.count -= samples
         self.capacity -= samples
         for lag in self.limits:
@@ -71,92 +70,84 @@ class _Hand:
 
 
 class Assigner:
-    """Moves samples of `pool` from free to leased, and leases into `table`. `nodes`, `members`: the ledger's own."""
+    """Leases free samples to nodes. `members` and `consumption` belong to the ledger."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        pool: Pool,
-        table: LeaseTable,
-        nodes: Mapping[bytes, Node],
-        members: Set[bytes],
-        uses: Mapping[str, Use],
-    ) -> None:
-        self.settings = settings
+    def __init__(self, transitions: Transitions, members: Set[bytes], consumption: Mapping[str, Consumption]) -> None:
         self.version_timing = VersionTiming()
         self.length = Average()
-        """Tokens of a sample, lately."""
-        self._pool = pool
-        self._table = table
-        self._nodes = nodes
+        """Recent tokens per sample."""
+        self._transitions = transitions
+        self._settings = transitions.settings
+        self._pool, self._nodes = transitions.pool, transitions.nodes
         self._members = members
-        self._uses = uses
-        self._homes: OrderedDict[bytes, bytes] = OrderedDict()
-        """affinity -> the node that has its prefix"""
+        self._consumption = consumption
+        self._affinity_nodes: OrderedDict[bytes, bytes] = OrderedDict()
+        """affinity -> the node that has its prefix in its cache"""
 
     def assign(self, node: Node, head: Head, lag: int, capacity: int, now: float) -> tuple[list[Lease], Reason]:
-        """Leases for `node`, which has room for `capacity` sequences; and, where there are none, why. `lag`: the most
-        that any work allows.
+        """Leases for `node`, which has room for `capacity` sequences, and the reason if there are none.
 
-        A node that holds the head gets its share. One that is late for it, or is known to get the next one so late that
-        the head will be too old then, gets, of work that its version may still do, what it should finish before that
-        version is too old, and waits for the next if that is nothing. Groups are not divided where that can be helped:
-        what is left of one whose other samples died with their node may be too old before these are drawn again.
+        `lag` is the largest lag that any work allows. A node that holds the head gets its share. A node whose version
+        is older, or which is known to get the next version only when the head is too old, gets only work that its
+        version may still do, and only as much as it should finish before that version is too old. If that is nothing,
+        it waits for the next version. Groups are not divided where that can be avoided: when a node that has a part of
+        a group is lost, the accepted rest may be too old before the lost samples are generated again.
         """
-        hand = _Hand(node, capacity, min(capacity, self._share(node, head, lag, now)))
+        quota = _Quota(node, capacity, min(capacity, self._share(node, head, lag, now)))
         leases: list[Lease] = []
         prompts = 0
-        if hand.empty:
-            return leases, hand.why
-        for group in self._pool.open_groups(lambda group: self._fits(hand, group, head, now)):
-            samples = tuple(sorted(group.free)[: hand.part(group)])
-            hand.take(len(samples))
-            leases.append(self._lease(node, head, group, samples, now))
+        if quota.spent:
+            return leases, quota.why
+        for group in self._pool.open_groups(lambda group: self._fits(quota, group, head, now)):
+            samples = tuple(sorted(group.free)[: quota.part(group)])
+            quota.spend(len(samples))
+            leases.append(self._transitions.lease(node, head, group, samples, now))
+            self._remember_affinity(group, node)
             prompts += len(group.prompt)
-            if hand.empty or len(leases) >= MOST_LEASES or prompts >= MOST_PROMPT_BYTES:
+            if quota.spent or len(leases) >= MOST_LEASES or prompts >= MOST_PROMPT_BYTES:
                 break
-        for lease in leases:  # they are drawn side by side, so each takes as long as all
-            lease.duration_s = duration_s(node, self._pool.groups[lease.group].sampling.max_tokens, self.settings)
-            self._table.renew(lease, now + lease.duration_s)
-        return leases, hand.why
+        for lease in leases:  # they are generated side by side, so each takes as long as all
+            lease.duration_s = duration_s(node, self._pool.groups[lease.group].sampling.max_tokens, self._settings)
+            self._transitions.table.renew(lease, now + lease.duration_s)
+        return leases, quota.why
 
-    def _fits(self, hand: "_Hand", group: Group, head: Head, now: float) -> bool:
-        """May some of `group` go into this hand? Notes why not, where it is for the node's version."""
-        node = hand.node
+    def _fits(self, quota: _Quota, group: Group, head: Head, now: float) -> bool:
+        """Whether the node may get samples of `group`. Sets `quota.why` where its version is the reason against."""
+        node = quota.node
         assert node.version is not None
         if not group.fits(node.abilities):
             return False
-        if node.key in group.refusers or self._kept_for_another(group, node.key, now) or hand.shuns(group):
+        if node.key in group.refusers or self._kept_for_another(group, node.key, now) or quota.avoids(group):
             return False
-        reason = lag_reason(node.version, head, group.max_lag)
+        reason = head.lag_reason(node.version, group.max_lag)
         if reason is None:
-            if group.max_lag not in hand.limits:
-                hand.limits[group.max_lag] = self._limit(node, head, group, hand.capacity, now)
-            late = self._too_late(node, head, group, now) if group.urgent else hand.limits[group.max_lag] <= 0
+            if group.max_lag not in quota.limits:
+                quota.limits[group.max_lag] = self._limit(node, head, group, quota.capacity, now)
+            late = self._too_late(node, head, group, now) if group.urgent else quota.limits[group.max_lag] <= 0
             reason = Reason.LATE if late else None
         if reason is None and not group.leased and not group.done:
-            reason = self._not_used(hand, group, head)
+            reason = self._not_consumed(quota, group, head)
         if reason is not None:
-            hand.why = reason
+            quota.why = reason
             return False
-        return hand.part(group) > 0
+        return quota.part(group) > 0
 
-    def _not_used(self, hand: "_Hand", group: Group, head: Head) -> Reason | None:
+    def _not_consumed(self, quota: _Quota, group: Group, head: Head) -> Reason | None:
         """Why `group` may not be begun now: its trainer has as much as it will take before that is too old."""
-        use, version = self._uses.get(group.session), hand.node.version
+        consumption, version = self._consumption.get(group.session), quota.node.version
         assert version is not None
-        if use is None:
+        if consumption is None:
             return None
-        if hand.held is None:
-            hand.held = sum(self._nodes[key].capacity for key in self._members if key in self._nodes)
+        if quota.held is None:
+            quota.held = sum(self._nodes[key].capacity for key in self._members if key in self._nodes)
         spare = group.max_lag - (head.version - version[1]) if version[0] == head.epoch else 0
-        most = use.most_begun(spare, hand.held)
-        if most is None or self._pool.begun(group.session) - use.hand < most:
+        most = consumption.most_begun(spare, quota.held)
+        if most is None or self._pool.begun(group.session) - consumption.hand < most:
             return None
         return Reason.LATE if version < head.name and most < 1 else Reason.NO_WORK
 
     def _too_late(self, node: Node, head: Head, group: Group, now: float) -> bool:
-        """One more sample, begun at once, would not be done while its version counts."""
+        """Whether one more sample, begun at once, would finish only after the node's version is too old."""
         assert node.version is not None
         if node.version == head.name:
             return False
@@ -165,68 +156,48 @@ class Assigner:
         )
 
     def _limit(self, node: Node, head: Head, group: Group, capacity: int, now: float) -> int:
-        """How many samples like those of `group` the node's version allows it to take."""
+        """How many samples like those of `group` the node can finish before its version is too old."""
         version = node.version
         assert version is not None
         if version == head.name and not self.version_timing.late_for_next(node.key, group.max_lag):
             return capacity
         usable_s = self.version_timing.usable_s(version, head.name, group.max_lag, now)
         found = finishable(node, usable_s, self._tokens(group))
-        idle = version == head.name and not node.outstanding  # there is none newer that it could wait for
+        idle = version == head.name and not node.outstanding  # there is no newer version that it could wait for
         return max(found, 1) if idle else found
 
     def _tokens(self, group: Group) -> float:
-        """Of a sample of `group`, as far as is known."""
+        """The expected length of a sample of `group`."""
         return group.sampling.max_tokens if self.length.mean is None else self.length.mean
 
     def _share(self, node: Node, head: Head, lag: int, now: float) -> int:
         asking = [
             other
             for key, other in self._nodes.items()
-            if key in self._members and (other.outstanding or now - other.asked <= self.settings.asking_ttl_s)
+            if key in self._members and (other.outstanding or now - other.asked <= self._settings.asking_ttl_s)
         ]
         waits_s = [0.0 if other is node else self._wait_s(other, head, lag, now) for other in asking]
-        most = self.settings.open_samples(sum(other.capacity for other in asking))
+        most = self._settings.open_samples(sum(other.capacity for other in asking))
+        # When as much is open as back-pressure allows, the trainer has more.
         endless = self._pool.samples() >= most and self._pool.endless
-        """As much is open as back-pressure allows: the trainer has more."""
         return share(node, asking, self._pool.wanted, waits_s, self.length.mean, endless=endless)
 
     def _wait_s(self, node: Node, head: Head, lag: int, now: float) -> float:
-        """How long until it may begin: until its engine should hold the head, where what it holds is too old."""
-        if node.version is None or lag_reason(node.version, head, lag) is not Reason.TOO_OLD:
+        """Seconds until the node may begin: until its engine should hold the head, if its present version is too
+        old."""
+        if node.version is None or head.lag_reason(node.version, lag) is not Reason.TOO_OLD:
             return 0.0
         return self.version_timing.arrival_s(node.key, head.name, now) or 0.0
 
     def _kept_for_another(self, group: Group, node: bytes, now: float) -> bool:
-        """Another node has this session's prefix in its cache, room for it, and may ask any moment."""
-        home = self._homes.get(group.affinity) if group.affinity else None
-        if home is None or home == node or home not in self._members:
+        """Whether another node has the group's prefix in its cache, has room for it, and should ask soon."""
+        kept_for = self._affinity_nodes.get(group.affinity) if group.affinity else None
+        if kept_for is None or kept_for == node or kept_for not in self._members:
             return False
-        found = self._nodes[home]
-        return found.outstanding < found.capacity and now - group.since < self.settings.sticky_wait_s
+        found = self._nodes[kept_for]
+        return found.outstanding < found.capacity and now - group.since < self._settings.sticky_wait_s
 
-    def _lease(self, node: Node, head: Head, group: Group, samples: tuple[int, ...], now: float) -> Lease:
-        if not node.outstanding:
-            node.busy_since, node.busy_tokens = now, 0
-            node.liveness.begin(now)
-        node.outstanding += len(samples)
-        lease = Lease(
-            id=self._table.next_id,
-            token=self._table.next_id,
-            node=node.key,
-            group=group.id,
-            samples=samples,
-            granted=now,
-            deadline=now,
-            duration_s=0.0,
-            minimum=(head.epoch, max(0, head.version - group.max_lag)),
-            open=set(samples),
-            begun_at=head.name,
-        )
-        self._table.add(lease)
-        node.leases.add(lease.id)
-        self._pool.lease(group, samples, lease.id)
+    def _remember_affinity(self, group: Group, node: Node) -> None:
         if group.affinity:
-            remember(self._homes, group.affinity, node.key, self.settings.sticky_sessions)
-            self._homes.move_to_end(group.affinity)
-        return lease
+            remember(self._affinity_nodes, group.affinity, node.key, self._settings.sticky_sessions)
+            self._affinity_nodes.move_to_end(group.affinity)

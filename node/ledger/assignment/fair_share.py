@@ -1,4 +1,4 @@
-"""Who gets how much, and for how long: arithmetic over nodes' rates. Pure."""
+"""How many samples each node gets, and for how long: arithmetic over nodes' rates. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from node.ledger.assignment.rate import Rate
 from node.ledger.settings import Settings
 from node.ledger.state import Node
 
-__all__ = ["duration_s", "finishable", "poured", "sample_s", "share", "together"]
+__all__ = ["duration_s", "fill_rooms", "finish_together", "finishable", "sample_s", "share"]
 
 
 def share(
@@ -20,42 +20,44 @@ def share(
     *,
     endless: bool = False,
 ) -> int:
-    """How many more of `work` samples (open in all) `node` should get: b_i = B * rate_i / sum of rates (SparrowRL),
-    less what it has. An idle node always gets one, or it could never be measured. `asking` includes `node`.
+    """How many more of `work` samples `node` should get: b_i = B * rate_i / sum of rates (SparrowRL), less what it has.
 
-    `waits_s`: how long until each of them may begin, because its engine's version is too old. With `tokens`, what a
-    sample has lately, they then get so much that all are done at one time. `endless`: more comes for whatever is done,
-    so nobody waits for the end; what the fast have no room for now the others get.
+    `work` counts all open samples, and `asking` includes `node`. An idle node always gets one, because its rate could
+    not be measured otherwise. `waits_s` says how long each node must wait before it may begin, because its engine's
+    version is too old; given `tokens`, the recent length of a sample, all nodes then get as much as lets them finish at
+    one time. `endless` means that more work follows whatever is done, so no node waits for the end: the others get what
+    the fast nodes have no room for now.
     """
     rates = comparable([other.rate for other in asking])
     i = asking.index(node)
     if tokens is None or not any(waits_s):
         amounts = [work * rate / sum(rates) for rate in rates]
     else:
-        amounts = together([rate / tokens for rate in rates], waits_s, work)
+        amounts = finish_together([rate / tokens for rate in rates], waits_s, work)
     if endless:
-        amounts = poured(amounts, [other.capacity for other in asking])
+        amounts = fill_rooms(amounts, [other.capacity for other in asking])
     return max(math.ceil(amounts[i]) - node.outstanding, 0 if node.outstanding else 1)
 
 
-def poured(amounts: Sequence[float], rooms: Sequence[float]) -> list[float]:
-    """`amounts` as far as each has room for its own, and what is too much for some among the others in proportion."""
+def fill_rooms(amounts: Sequence[float], rooms: Sequence[float]) -> list[float]:
+    """Cap each amount at its room, and divide the excess among the others in proportion to their amounts, up to their
+    rooms."""
     if all(amount <= room for amount, room in zip(amounts, rooms, strict=True)):
         return list(amounts)
     first_full = sorted((room / amount, amount, room) for amount, room in zip(amounts, rooms, strict=True) if amount)
-    weights = list(accumulate(amount for _, amount, _ in reversed(first_full)))[::-1]  # from each on: of those after it
+    weights = list(accumulate(amount for _, amount, _ in reversed(first_full)))[::-1]  # the sum from each entry on
     left, times = sum(amounts), math.inf
     for (full_at, _, room), weight in zip(first_full, weights, strict=True):
-        if full_at > left / weight:  # neither is this one full then, nor any after it: each gets so many times its own
+        if full_at > left / weight:  # this entry, and each after it, has room for so many times its own amount
             times = left / weight
             break
         left -= room
     return [min(amount * times, room) if amount else 0.0 for amount, room in zip(amounts, rooms, strict=True)]
 
 
-def together(speeds: Sequence[float], waits_s: Sequence[float], work: float) -> list[float]:
-    """How much of `work` each gets of those who do `speeds` of it a second from `waits_s` on, that all end together at
-    the earliest time D: speed * max(0, D - wait), where D solves sum = work."""
+def finish_together(speeds: Sequence[float], waits_s: Sequence[float], work: float) -> list[float]:
+    """Divide `work` among workers with `speeds` (work per second) that may begin after `waits_s`, such that all finish
+    at the same, earliest time D: speed * max(0, D - wait), where D solves sum = work."""
     speed = done = 0.0
     end_s = math.inf
     for wait_s, own in sorted(zip(waits_s, speeds, strict=True)):
@@ -68,14 +70,14 @@ def together(speeds: Sequence[float], waits_s: Sequence[float], work: float) -> 
 
 
 def sample_s(node: Node, tokens: float) -> float:
-    """How long `node` should need for one sample of about `tokens` tokens; 0 while nothing is known."""
+    """Seconds that `node` should need for one sample of about `tokens` tokens; 0 while that is unknown."""
     return tokens * (node.token_s.mean or 0.0)
 
 
 def finishable(node: Node, seconds: float, tokens: float) -> int:
-    """How many more samples of about `tokens` tokens `node` should finish within `seconds`, besides what it has.
+    """How many samples of about `tokens` tokens `node` should finish within `seconds`, besides the ones that it has.
 
-    Of a node that was never measured nothing can be said: one, if it has none.
+    For a node that was never measured: one, if it has none.
     """
     if math.isinf(seconds):
         return 1 << 30
@@ -87,8 +89,8 @@ def finishable(node: Node, seconds: float, tokens: float) -> int:
 
 
 def duration_s(node: Node, max_tokens: int, settings: Settings) -> float:
-    """How long a lease runs: what the node holds, at full length, at a rate that it will hardly fall below (its own
-    average less twice its own spread), and then some."""
+    """How long a lease runs: `deadline_slack` times what the node needs for all that it holds, at full length and at
+    `Rate.low`, within the bounds of `settings`."""
     if node.rate.low <= 0:
         return settings.max_deadline_s
     ahead = settings.deadline_slack * node.outstanding * max_tokens / node.rate.low
@@ -96,13 +98,16 @@ def duration_s(node: Node, max_tokens: int, settings: Settings) -> float:
 
 
 def comparable(rates: Sequence[Rate]) -> list[float]:
-    """Rates to share by. Who is not measured yet counts as claimed, but no faster than the fastest that was measured;
-    who claims nothing counts as an average one. So a boast is worth little, and not for long."""
+    """Positive rates to divide work by.
+
+    A node that was not measured yet counts as it claims, but as no faster than the fastest measured node; a node that
+    claims nothing counts as average. So an exaggerated claim gains little, and not for long.
+    """
     measured = [rate.mean for rate in rates if rate.observed_s]
     fastest = max(measured, default=math.inf)
     known = [rate.mean if rate.observed_s else min(rate.claimed, fastest) for rate in rates]
     positive = [value for value in known if value > 0]
     usual = sum(positive) / len(positive) if positive else 1.0
-    floor = max(usual / 1000.0, 1e-6)  # a stalled node keeps a crumb, or its rate could never rise again
+    floor = max(usual / 1000.0, 1e-6)  # a stalled node keeps a little, or its rate could never rise again
     guessed = [value if rate.observed_s else value or usual for value, rate in zip(known, rates, strict=True)]
     return [max(value, floor) for value in guessed]

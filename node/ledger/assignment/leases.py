@@ -1,4 +1,4 @@
-"""The leases that are out, by deadline; and for a while how those that are over ended. Pure."""
+"""The live work leases by deadline; and, for a while, how the ended ones ended. Pure."""
 
 import heapq
 from collections import OrderedDict
@@ -11,42 +11,44 @@ __all__ = ["LeaseTable", "remember"]
 
 
 class LeaseTable:
-    """`leases`: those that live, by id."""
+    """`leases` holds the live leases by id; the last `remembered` ended ones keep their reason."""
 
     def __init__(self, remembered: int) -> None:
         self.leases: dict[int, Lease] = {}
         self.next_id = 1
-        """Of leases and fencing tokens: rises for ever, over restarts too."""
+        """The id and fencing token of the next lease. It only rises, over restarts too."""
         self._deadlines: list[tuple[float, int]] = []
-        """Heap of (deadline, lease); entries of leases that ended or were renewed are skipped."""
+        """A heap of (deadline, lease); the entries of leases that ended or were renewed are skipped."""
         self._ended: OrderedDict[int, Reason] = OrderedDict()
         self._remembered = remembered
 
     def add(self, lease: Lease) -> None:
-        """A lease that is new, or found in the book."""
+        """Take in a new lease, or one that the book kept."""
         self.leases[lease.id] = lease
         self.next_id = max(self.next_id, lease.id + 1, lease.token + 1)
         heapq.heappush(self._deadlines, (lease.deadline, lease.id))
 
     def renew(self, lease: Lease, deadline: float) -> None:
-        """It lives at least until `deadline`."""
+        """Let `lease` live at least until `deadline`."""
         lease.deadline = max(lease.deadline, deadline)
         heapq.heappush(self._deadlines, (lease.deadline, lease.id))
 
     def end(self, lease: Lease, why: Reason) -> None:
+        """Remove `lease`, and remember why."""
         del self.leases[lease.id]
         remember(self._ended, lease.id, why, self._remembered)
 
     def ended(self, lease: int) -> Reason:
-        """Why a lease that does not live is no lease."""
+        """Why a lease that is not live ended; `UNKNOWN_LEASE` when that is not remembered."""
         return self._ended.get(lease, Reason.UNKNOWN_LEASE)
 
     def expired(self, now: float) -> Lease | None:
-        """One whose deadline has passed."""
+        """A lease whose deadline has passed."""
         deadline = self.next_deadline()
         return self.leases[self._deadlines[0][1]] if deadline is not None and deadline <= now else None
 
     def next_deadline(self) -> float | None:
+        """The earliest deadline."""
         while self._deadlines:
             deadline, lease = self._deadlines[0]
             if lease in self.leases and self.leases[lease].deadline == deadline:
@@ -56,7 +58,7 @@ class LeaseTable:
 
 
 def remember(memory: OrderedDict[Any, Any], key: Any, value: Any, most: int) -> None:
-    """Put it in, and let the oldest go where there are too many."""
+    """Set `memory[key]`, and remove the oldest entries beyond `most`."""
     memory[key] = value
     while len(memory) > most:
         memory.popitem(last=False)

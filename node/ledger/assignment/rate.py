@@ -1,4 +1,4 @@
-"""How fast a node generates: an average that forgets, and its spread. Plain numbers, no clock."""
+"""How fast a node generates: an exponential moving average and its spread. Pure."""
 
 import math
 from dataclasses import dataclass
@@ -7,18 +7,19 @@ from typing import Final
 __all__ = ["Rate"]
 
 MEMORY_S: Final = 120.0
-"""An observation of `t` seconds weighs 1 - exp(-t / memory): a box that becomes slow is known as slow after about two
-minutes, and one odd batch of a few seconds hardly counts."""
+"""An observation over `t` seconds has the weight 1 - exp(-t / MEMORY_S): after about two minutes a node that became
+slow is known as slow, and one unusual batch of a few seconds hardly counts."""
 
 
 @dataclass(slots=True)
 class Rate:
-    """Tokens a second. Until something was measured it is what the node itself claims (a self-test; 0: not known)."""
+    """Tokens per second. Until something is observed, the rate is what the node claims."""
 
     claimed: float = 0.0
+    """By the node's self-test; 0: unknown."""
     mean: float = 0.0
     spread: float = 0.0
-    """Mean absolute deviation of observations from the average."""
+    """Mean absolute deviation of the observations from the average."""
     observed_s: float = 0.0
     """Seconds of observation behind `mean`."""
 
@@ -28,11 +29,11 @@ class Rate:
 
     @property
     def low(self) -> float:
-        """A rate that the node will hardly fall below: deadlines are made from it."""
+        """A rate that the node hardly falls below; deadlines are computed from it."""
         return max(self.value - 2.0 * self.spread, self.value / 4.0)
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """`tokens` came in `seconds` during which the node had work."""
+        """The node, which had work, generated `tokens` in `seconds`."""
         if seconds <= 0.0:
             return
         sample = tokens / seconds

@@ -1,4 +1,4 @@
-"""When versions come: how often one is sealed, and how long after that each node's engine holds it. Pure."""
+"""When versions are sealed, and how long after that each node's engine holds them. Pure."""
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -9,13 +9,15 @@ from node.engines.base import Version
 __all__ = ["Average", "VersionTiming"]
 
 WEIGHT: Final = 0.3
-"""Of the newest observation: steps of one training run are alike, and a change is known after about three."""
+"""The weight of the newest observation: the steps of one training run are alike, and a change is known after about
+three."""
 REMEMBERED: Final = 64
+"""Seals whose times are kept."""
 
 
 @dataclass(slots=True)
 class Average:
-    """A mean that forgets; None until something was observed."""
+    """An exponential moving average; None until something is observed."""
 
     mean: float | None = None
 
@@ -25,16 +27,17 @@ class Average:
 
 @dataclass(slots=True)
 class VersionTiming:
-    """Fed with seals and with the versions that nodes ask at. Times are the caller's clock, s."""
+    """Learns from the seals and from the versions at which nodes ask for work. Times are the caller's clock, s."""
 
     interval: Average = field(default_factory=Average)
-    """Between two seals."""
+    """Seconds between two seals."""
     delays: dict[bytes, Average] = field(default_factory=dict)
-    """By node: from a seal until its engine held that version."""
+    """By node: seconds from a seal until its engine held that version."""
     _sealed: OrderedDict[Version, float] = field(default_factory=OrderedDict)
     _seen: dict[bytes, Version] = field(default_factory=dict)
 
     def sealed(self, version: Version, now: float) -> None:
+        """`version` was sealed."""
         if self._sealed:
             last, at = next(reversed(self._sealed.items()))
             if version[0] == last[0]:
@@ -50,14 +53,15 @@ class VersionTiming:
         self._seen[node] = version
 
     def forget(self, node: bytes) -> None:
+        """`node` left."""
         self.delays.pop(node, None)
         self._seen.pop(node, None)
 
     def due_s(self, now: float) -> float:
-        """Seconds until the next seal is expected; inf while nothing is known.
+        """Seconds until the next seal is expected; inf while that is unknown.
 
-        One that is overdue by so long is expected in as long again: a trainer that waits for rollouts before it
-        publishes must not make us wait for it.
+        A seal that is overdue by `t` is expected in `t` more: a trainer that waits for rollouts before it publishes
+        must not make the nodes wait for it.
         """
         if self.interval.mean is None or not self._sealed:
             return float("inf")
@@ -73,7 +77,8 @@ class VersionTiming:
         return due_s + spare * (self.interval.mean or 0.0)
 
     def arrival_s(self, node: bytes, head: Version, now: float) -> float | None:
-        """Seconds until `node`'s engine is expected to hold `head`; 0 when it does or should; None: not known."""
+        """Seconds until the engine of `node` is expected to hold `head`; 0 when it does or is overdue; None:
+        unknown."""
         if self._seen.get(node, (-1, -1)) >= head:
             return 0.0
         average, at = self.delays.get(node), self._sealed.get(head)
@@ -82,7 +87,7 @@ class VersionTiming:
         return max(0.0, at + average.mean - now)
 
     def late_for_next(self, node: bytes, max_lag: int) -> bool:
-        """Will `node`, which holds the head, have the next version only when the head is too old already?"""
+        """Whether `node`, which holds the head, is expected to get the next version only when the head is too old."""
         average = self.delays.get(node)
         if not max_lag or self.interval.mean is None or average is None or average.mean is None:
             return False  # without lag the trainer waits for rollouts before it publishes

@@ -1,13 +1,13 @@
-"""Spot checks: a second node scores a sample's tokens under the version that it claims. Pure.
+"""Checks: a second node scores the tokens of an accepted rollout under the version that the rollout claims. Pure.
 
-    picked --asked of a second node--> agrees: confirmed, over
-                                       disagrees --asked of a third--> agrees with the second: the author lied
-                                                                       agrees with the author: the second did
-    nobody can in time: given up (disputed, if one disagreed)
+    begun --a second node scores--> it agrees: confirmed
+                                    it disagrees --a third node scores--> it agrees with the second: the author lied
+                                                                          it agrees with the author: the second lied
+    no node can score in time: given up (disputed, if one disagreed)
 
-A check costs one prefill. It shows tokens that another model (or an older version that differs enough) drew, and
-invented log-probabilities; it cannot show that tokens were picked among several honest draws, nor anything where all
-who are asked collude.
+A check costs one prefill. It finds tokens that another model generated, or an older version that differs enough, and
+invented log-probabilities. It cannot find that a node selected among several honest samples, and it finds nothing where
+all nodes that score collude.
 """
 
 import math
@@ -22,12 +22,12 @@ from node.ledger.settings import Settings
 __all__ = ["Check", "Checks", "Ruling", "distance", "tolerated"]
 
 WORST: Final = 10.0
-"""Nats that one token can count at most: an impossible token is 10 wrong, not infinitely."""
+"""Nats. The difference at one token counts at most this much: an impossible token is wrong by 10, not by infinity."""
 
 
 @dataclass(slots=True)
 class Check:
-    """Tokens [start, end) of a sample, which `author` says `version` drew. Others' scores: the distance each found."""
+    """A check of tokens [start, end) of a rollout, which `author` claims to have sampled from `version`."""
 
     id: int
     author: bytes
@@ -40,12 +40,13 @@ class Check:
     start: int
     end: int
     until: float
+    """When it is given up."""
     asked: dict[bytes, float] = field(default_factory=dict)
     """node -> when it was asked"""
     found: dict[bytes, float] = field(default_factory=dict)
-    """node -> mean difference a token from what the author said, nats"""
+    """node -> the mean difference per token from the author's log-probabilities, in nats"""
     declined: set[bytes] = field(default_factory=set)
-    """Nodes that were asked, and had moved on: each is sent the tokens once."""
+    """Nodes that were asked, and no longer held the version: each node is sent the tokens only once."""
 
     @property
     def claimed(self) -> tuple[float, ...]:
@@ -54,7 +55,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """A check is over. `liar`: who is proven to have lied, and `why`."""
+    """A check is over. `liar` is the node that is proven to have lied, if any, and `why` the evidence."""
 
     check: Check
     liar: bytes | None = None
@@ -62,7 +63,7 @@ class Ruling:
 
 
 class Checks:
-    """The checks that are open."""
+    """The open checks, and counts of all."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -75,7 +76,7 @@ class Checks:
     def begin(
         self, author: bytes, group: bytes, prompt: bytes, sampling: SamplingParams, rollout: Rollout, now: float
     ) -> None:
-        """Check the longest span of an accepted `rollout`, if there is room for another check."""
+        """Begin a check of the longest span of an accepted `rollout`, if fewer than `Settings.checks_open` are open."""
         if len(self.open) >= self.settings.checks_open:
             return
         starts = [0, *(span.end for span in rollout.spans)]
@@ -100,8 +101,10 @@ class Checks:
         self.begun += 1
 
     def ask(self, node: bytes, version: Version, now: float, abilities: frozenset[str] | None = None) -> Check | None:
-        """A check that `node`, whose engine holds `version` and has `abilities`, can make: of another's sample, one
-        that nobody is at."""
+        """A check that `node`, whose engine holds `version` and has `abilities`, should make now, if any.
+
+        Never of its own rollout, and never one that another node is working on.
+        """
         for check in self.open.values():
             if check.version != version or node == check.author or node in check.asked:
                 continue
@@ -117,19 +120,19 @@ class Checks:
         return None
 
     def answer(self, node: bytes, check_id: int, version: Version, logprobs: Sequence[float]) -> Ruling | None:
-        """What `node` computed. None: nothing follows (yet)."""
+        """The log-probabilities that `node` computed. None: the check is not decided yet."""
         check = self.open.get(check_id)
         if check is None or node not in check.asked or node in check.found:
             return None
         if version != check.version or len(logprobs) != check.end - check.start:
-            del check.asked[node]  # it has moved on, or cannot: somebody else may
+            del check.asked[node]  # it no longer holds the version, or cannot score: another node may
             check.declined.add(node)
             return None
         check.found[node] = distance(check.claimed, logprobs)
         bound = tolerated(self.settings.check_tolerance, check.sampling)
         verdicts = {other: found <= bound for other, found in check.found.items()}
         if len(verdicts) == 1 and not verdicts[node]:
-            return None  # one word against another's
+            return None  # a third node decides
         del self.open[check_id]
         if len(verdicts) == 1:
             self.confirmed += 1
@@ -142,13 +145,13 @@ class Checks:
         return Ruling(check, check.author, why)
 
     def refuse(self, node: bytes) -> None:
-        """`node` cannot score, or is gone."""
+        """`node` cannot score, or is gone: ask other nodes instead."""
         for check in self.open.values():
             if node in check.asked and node not in check.found:
                 del check.asked[node]
 
     def expire(self, now: float) -> list[Check]:
-        """Give up what nobody could do in time; those that one node had disputed."""
+        """Give up the checks that no node could make in time. Returns those that one node had disputed."""
         over = [check for check in self.open.values() if check.until <= now]
         for check in over:
             del self.open[check.id]
@@ -157,12 +160,13 @@ class Checks:
 
 
 def tolerated(tolerance: float, sampling: SamplingParams) -> float:
-    """How far off an honest node may be: a temperature below 1 magnifies what rounding does to the logits."""
+    """The difference that an honest node may have, in nats per token: a temperature below 1 magnifies the rounding of
+    the logits."""
     return tolerance / sampling.temperature if 0.0 < sampling.temperature < 1.0 else tolerance
 
 
 def distance(claimed: Sequence[float], found: Sequence[float]) -> float:
-    """Mean absolute difference a token, each at most `WORST`: nats."""
+    """The mean absolute difference per token, each at most `WORST`, in nats."""
     return sum(
         min(abs(a - b), WORST) if math.isfinite(b) else WORST for a, b in zip(claimed, found, strict=True)
     ) / len(claimed)

@@ -1,7 +1,7 @@
-"""Bad workers: what is counted against a node, spot checks of what it said, quarantine and release. Pure.
+"""Quarantine: gives no work to nodes that failed too often or were proven to lie, and releases them. Pure.
 
-`node.ledger.trust.reputation` says when enough is enough, `node.ledger.trust.checks` whose word stands; this is what
-follows.
+`node.ledger.trust.reputation` decides when the failures of a node are too many, and `node.ledger.trust.checks` which
+node lied. This module carries out what follows.
 """
 
 import random
@@ -19,8 +19,8 @@ __all__ = ["Quarantine"]
 
 
 class Quarantine:
-    """`transitions`, `members`: the ledger's own. `rng` picks the samples that are checked: nobody else may foresee
-    it."""
+    """`transitions` and `members` belong to the ledger. `rng` picks the rollouts that are checked; nobody else may be
+    able to predict it."""
 
     def __init__(self, transitions: Transitions, members: Set[bytes], rng: random.Random) -> None:
         self.checks = Checks(transitions.settings)
@@ -30,7 +30,7 @@ class Quarantine:
         self._rng = rng
 
     def tick(self, now: float) -> None:
-        """End checks that nobody can make, and quarantines that are over."""
+        """End the checks that no node can make, and the quarantines whose time is over."""
         for check in self.checks.expire(now):
             self._transitions.node(check.author).reputation.disputed += 1
         for node in self._transitions.nodes.values():
@@ -39,7 +39,7 @@ class Quarantine:
                 self.release(node.key, "its time is over")
 
     def next_deadline(self) -> float | None:
-        """When a quarantine is over."""
+        """When the next quarantine ends."""
         penalties = (node.reputation.penalty for node in self._transitions.nodes.values())
         ends = (penalty.until for penalty in penalties if penalty is not None)
         return min((until for until in ends if until is not None), default=None)
@@ -47,44 +47,44 @@ class Quarantine:
     # ------------------------------------------------------------ counting
 
     def note(self, key: bytes, outcome: Reason | None, now: float) -> Reason | None:
-        """A result of `key` was judged (None: accepted): count it, and see whether that is enough."""
+        """Count a verdict on a rollout of `key` (None: accepted), and quarantine the node when it failed too often."""
         node = self._transitions.node(key)
         if outcome is not None:
             node.refused[outcome] = node.refused.get(outcome, 0) + 1
-        self._penalty_if(node, node.reputation.note(outcome, self._settings), now)
+        self._quarantine_if(node, node.reputation.note(outcome, self._settings), now)
         return outcome
 
     def refuse(self, node: bytes, reason: Reason, now: float) -> None:
-        """Count what was refused before it reached these rules (a bad signature, say)."""
+        """Count a message that was refused before the rules saw it, for example for a bad signature."""
         if node in self._transitions.nodes:
             self.note(node, reason, now)
 
     def lapse(self, lease: Lease, now: float) -> None:
-        """Its time is over; where nothing ever came of it, that is held against its node."""
-        if lease.id not in self._transitions.table.leases:  # its node was put into quarantine for the one before
+        """`lease` expired. That counts against its node when it never reported progress."""
+        if lease.id not in self._transitions.table.leases:  # the lapse before this one put its node into quarantine
             return
         node = self._transitions.nodes[lease.node]
         lapsed = len(lease.open) == len(lease.samples) and not lease.progress
         self._transitions.requeue(lease, Reason.EXPIRED, now)
-        if now - node.liveness.heard > self._settings.fresh_s:  # it is gone, perhaps: one death is one lapse
+        if now - node.liveness.heard > self._settings.fresh_s:  # perhaps it is gone: one silence counts as one lapse
             if node.gone_since == node.liveness.heard:
                 return
             node.gone_since = node.liveness.heard
-        self._penalty_if(node, node.reputation.note_lease(lapsed, self._settings), now)
+        self._quarantine_if(node, node.reputation.note_lease(lapsed, self._settings), now)
 
-    def _penalty_if(self, node: Node, why: str | None, now: float) -> None:
+    def _quarantine_if(self, node: Node, why: str | None, now: float) -> None:
         if why is not None and node.reputation.penalty is None:
             self.quarantine(node.key, why, node.reputation.term_s(self._settings), now)
 
     # ------------------------------------------------------------ checking
 
     def pick(self, node: bytes, group: Group, rollout: Rollout, now: float) -> None:
-        """`rollout` of `node` was accepted; perhaps it is checked."""
+        """Begin a check of an accepted `rollout` of `node` with probability `Settings.check_share`."""
         if self._rng.random() < self._settings.check_share:
             self.checks.begin(node, group.id, group.prompt, group.sampling, rollout, now)
 
     def next_check(self, node: bytes, now: float) -> Check | None:
-        """A sample of another that `node` should score now."""
+        """A check that `node` should make now, if any."""
         found = self._transitions.nodes.get(node)
         if found is None or node not in self._members or found.version is None:
             return None
@@ -93,8 +93,11 @@ class Quarantine:
         return self.checks.ask(node, found.version, now, found.abilities)
 
     def answer_check(self, node: bytes, check: int, version: Version, logprobs: tuple[float, ...], now: float) -> None:
-        """What `node` computed; nothing at all at the version that was asked for: its engine cannot score. Nothing at
-        another version: the node had moved on, which says nothing about its engine."""
+        """The log-probabilities that `node` computed for a check.
+
+        None at the version that was asked for: its engine cannot score. None at another version: the engine no longer
+        holds the version that was asked for.
+        """
         asked = self.checks.open.get(check)
         if not logprobs and asked is not None and node in asked.asked and version == asked.version:
             self._transitions.node(node).scores = False
@@ -109,8 +112,10 @@ class Quarantine:
             self._convict(ruling.liar, ruling.why, now)
 
     def accuse(self, group: bytes, sample: int, why: str, now: float) -> bool:
-        """The trainer itself computed other log-probabilities for a sample that it was handed: its word needs no
-        second. The group is not handed over any more. False: the ledger no longer has it."""
+        """The trainer computed other log-probabilities for a sample that it was handed; that needs no confirmation.
+
+        The group counts as not handed over. False: the ledger no longer has it.
+        """
         found = self._transitions.pool.groups.get(group)
         done = None if found is None else found.done.get(sample)
         if found is None or done is None:
@@ -120,7 +125,8 @@ class Quarantine:
         return True
 
     def _convict(self, node: bytes, why: str, now: float) -> None:
-        """Proven: nothing of it that is still here counts, and a person must let it back in."""
+        """`node` was proven to lie: discard its rollouts that were not handed over, and quarantine it until a person
+        releases it."""
         self.quarantine(node, why, None, now)
         for group in self._transitions.pool.groups.values():
             for sample, done in list(group.done.items()):
@@ -130,7 +136,8 @@ class Quarantine:
     # ------------------------------------------------------------ quarantine
 
     def quarantine(self, node: bytes, why: str, seconds: float | None, now: float) -> None:
-        """`node` gets no work and no say for so long (None: until it is released); what it had goes to others."""
+        """Give `node` no work and refuse its results for `seconds` (None: until it is released). Its work goes to other
+        nodes."""
         found = self._transitions.node(node)
         found.reputation.times += 1
         found.reputation.penalty = Penalty(why, None if seconds is None else now + seconds)
@@ -141,7 +148,7 @@ class Quarantine:
             self._transitions.requeue(self._transitions.table.leases[lease], Reason.QUARANTINED, now)
 
     def release(self, node: bytes, why: str) -> bool:
-        """`node` may work again. False: it was free."""
+        """`node` may work again. False: it was not in quarantine."""
         found = self._transitions.nodes.get(node)
         if found is None or found.reputation.penalty is None:
             return False
@@ -151,7 +158,7 @@ class Quarantine:
         return True
 
     def resume(self, node: bytes, why: str | None, seconds: float | None, times: int | None, now: float) -> None:
-        """Take in what the book kept: a quarantine, or (no `why`) its end. No fact, nothing else changes."""
+        """Take in a quarantine that the book kept, or (without `why`) its end. Notes no fact."""
         reputation = self._transitions.node(node).reputation
         until = None if seconds is None else now + seconds
         reputation.penalty = None if why is None else Penalty(why, until)

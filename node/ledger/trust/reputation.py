@@ -1,5 +1,4 @@
-"""How a node behaves: what it sent lately that no honest node sends, and whether it may work. No clock, no rules of
-acceptance: only when enough is enough."""
+"""Reputation: counts a node's recent failures, and decides when they are too many. Pure."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -21,12 +20,13 @@ BLAMED: Final = frozenset(
         Reason.TOO_FAST,
     }
 )
-"""No network, restart or race makes an honest node send these. Late, stale and repeated results say nothing."""
+"""Reasons that count against a node: no network, restart or race makes an honest node send such rollouts. Late, stale
+and repeated rollouts do not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """Why a node is in quarantine, and until when by the ledger's clock (None: until somebody releases it)."""
+    """Why a node is in quarantine, and until when by the ledger's clock (None: until a person releases it)."""
 
     why: str
     until: float | None
@@ -37,19 +37,20 @@ class Reputation:
     """One node's record."""
 
     judged: deque[Reason | None] = field(default_factory=deque)
-    """What became of its last results; None: accepted."""
+    """The verdicts on its last rollouts; None: accepted."""
     leases: deque[bool] = field(default_factory=deque)
-    """Of its last leases, whether they ran out with nothing to show."""
+    """By lease, for its last leases: whether it expired without progress."""
     penalty: Penalty | None = None
+    """Set while it is in quarantine."""
     times: int = 0
-    """Quarantines so far, those that are over included."""
+    """Quarantines so far, ended ones included."""
     checked: int = 0
-    """Its samples that another node confirmed."""
+    """Its rollouts that another node confirmed."""
     disputed: int = 0
-    """Its samples that one node doubted and no third could judge."""
+    """Its rollouts that one node disputed and no third node could decide."""
 
     def note(self, outcome: Reason | None, settings: Settings) -> str | None:
-        """A result was judged. Why that is enough, or None."""
+        """Count a verdict. Returns why the node should be in quarantine, or None."""
         self.judged.append(outcome)
         _trim(self.judged, settings)
         bad = [reason for reason in self.judged if reason is not None and reason in BLAMED]
@@ -59,7 +60,8 @@ class Reputation:
         return None
 
     def note_lease(self, lapsed: bool, settings: Settings) -> str | None:
-        """A lease ended. `lapsed`: it ran out, and nothing ever came of it. Why that is enough, or None."""
+        """Count a lease that ended; `lapsed`: it expired without progress. Returns why the node should be in
+        quarantine, or None."""
         self.leases.append(lapsed)
         _trim(self.leases, settings)
         count = sum(self.leases)
@@ -68,11 +70,11 @@ class Reputation:
         return None
 
     def term_s(self, settings: Settings) -> float:
-        """How long the next quarantine lasts: twice as long each time."""
+        """Seconds of the next quarantine: twice as long each time."""
         return min(settings.quarantine_s * 2.0 ** min(self.times, 32), settings.quarantine_most_s)
 
     def clear(self) -> None:
-        """What was before a quarantine does not count after it."""
+        """Forget the failures; those before a quarantine do not count after it."""
         self.judged.clear()
         self.leases.clear()
 

@@ -1,12 +1,12 @@
-"""A trainer's connection to the seed on its host: found, started, attached, watched.
+"""The connection of a trainer's process to the seed on the same host: finding, starting, attaching to and watching it.
 
-Synchronous; `seedlink` needs neither trio nor torch. A trainer outlives its seed: `seedwatch` says how long
-a publish still waits for one.
+Everything here is synchronous. `seedlink` needs neither trio nor torch. The seed may be restarted while a trainer
+runs; `seedwatch` decides how long a publish waits for it.
 
 Modules:
 
 - `link`: One rank's attached connection to the seed
-- `patience`: A trainer's waits
-- `seedlink`: A trainer's way to the seed on its host
-- `seedwatch`: Whether the seed is there, since when it is not, and for how long a publish still waits for it
+- `patience`: Waits with a deadline that log what they wait for
+- `seedlink`: Finds, starts and queries the seed on this host
+- `seedwatch`: Knows whether the seed is up, and how long a publish waits for one that is not
 """

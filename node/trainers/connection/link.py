@@ -1,4 +1,4 @@
-"""One rank's attached connection to the seed: the truth replica as it stands, and the hash of each of its blocks."""
+"""One rank's attached connection to the seed: the seed's replica, and the hash of each of its blocks."""
 
 import contextlib
 from pathlib import Path
@@ -16,25 +16,28 @@ __all__ = ["Link", "RankInfo"]
 
 
 class RankInfo:
-    """Which rank of which trainer this process is: `session` (16 bytes) is the same on all of them."""
+    """Which rank of which trainer this process is. `session` (16 bytes) is the same on all ranks of a trainer."""
 
     def __init__(self, home: Path, session: bytes, rank: int = 0, world: int = 1) -> None:
+        """`home`: the seed's SWARM_HOME. `world`: the number of ranks."""
         self.home, self.session, self.rank, self.world = home, session, rank, world
 
     @property
     def leads(self) -> bool:
-        """Rank 0 begins versions; the others follow."""
+        """Whether this is rank 0, which begins versions; the other ranks follow it."""
         return self.rank == 0
 
 
 class Link:
-    """`replica`: mapped, read-only; `hashes`: uint8 (n_blocks, 32), of what it held when we attached or last published.
+    """A connection on which this rank has attached as a publisher, and what the seed's replica holds.
 
-    Pages of the replica that nobody here reads cost this process nothing.
+    `replica`: mapped read-only; pages that this process does not read cost it nothing. `hashes`: uint8 (n_blocks, 32),
+    the block hashes of version `version` of epoch `epoch`, whose root is `root`: the head when this rank attached,
+    and later the version that it published last.
     """
 
     def __init__(self, rank_info: RankInfo) -> None:
-        """Raises `SwarmDown`, `SwarmTimeout`, `UsageError`."""
+        """Dial the seed and attach. Raises `SwarmDown`, `SwarmTimeout`, `UsageError`."""
         with speaking("this trainer attached"):
             self.channel: Channel = dial(rank_info.home)
             with contextlib.ExitStack() as undo:
@@ -48,6 +51,11 @@ class Link:
                     self.hashes: NDArray[np.uint8] = table.reshape(-1, 32).copy()
                 finally:
                     close_fds([hashes_fd])
-                self.replica = Replica.attach(replica_fd, layout, self.hashes)  # owns the descriptor from here on
+                self.replica = Replica.attach(replica_fd, layout, self.hashes)  # takes ownership of the descriptor
                 undo.pop_all()
         self.epoch, self.version, self.root = attached.epoch, attached.version, attached.root
+
+    def note_sealed(self, epoch: int, version: int, root: bytes, hashes: NDArray[np.uint8]) -> None:
+        """The seed has sealed this version, so the replica now holds it. `hashes`: as the attribute, and copied."""
+        self.hashes[:] = hashes
+        self.epoch, self.version, self.root = epoch, version, root

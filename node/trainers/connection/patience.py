@@ -1,7 +1,7 @@
-"""A trainer's waits: each says what it waits for when it takes long, and ends by its own deadline.
+"""Waits with a deadline that log what they wait for.
 
-Waits are written as loops that look again every fraction of a second. `Wait` holds the deadline of such a loop and
-logs, after five seconds and then ever more rarely, what the loop still waits for.
+A wait is written as a loop that looks again every fraction of a second. `Wait` holds the deadline of such a loop. It
+logs what the loop waits for after `SAY_AFTER_S`, and then at growing intervals.
 """
 
 import contextlib
@@ -11,22 +11,24 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-__all__ = ["Wait", "log", "saying"]
+__all__ = ["Wait", "log", "logged_wait"]
 
 SAY_AFTER_S: Final = 5.0
-"""A person who watches a training loop does not wonder about a shorter wait."""
+"""The first line is logged after this. A shorter wait does not make the user of a training loop wonder."""
 SAY_AT_LEAST_EVERY_S: Final = 60.0
+"""Upper bound of the interval between two lines, which otherwise doubles."""
 LOOK_S: Final = 0.2
-"""How often a wait for another process looks whether it should go on."""
+"""How often a wait for another process checks whether it should go on."""
 
 log = logging.getLogger("node.trainers")
-"""Without any configuration Python prints its warnings on stderr."""
+"""The trainer side's logger. Unless logging is configured, Python prints its warnings on stderr."""
 
 
 class Wait:
-    """`what()`: a clause such as "step 3 waits for rank 1 of 2", made anew each time it is needed."""
+    """The deadline of one wait, and its log lines."""
 
     def __init__(self, timeout_s: float, what: Callable[[], str]) -> None:
+        """The wait begins now. `what()`: a clause such as "step 3 waits for rank 1 of 2", asked for at each line."""
         self._began = time.monotonic()
         self._what = what
         self._say_after_s = SAY_AFTER_S
@@ -35,20 +37,20 @@ class Wait:
 
     @property
     def waited_s(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the wait began."""
         return time.monotonic() - self._began
 
     @property
     def over(self) -> bool:
-        """The deadline has passed."""
+        """Whether the deadline has passed."""
         return time.monotonic() >= self.deadline
 
     def slice_s(self) -> float:
-        """For how long to wait until the next look: never beyond the deadline."""
+        """Seconds to sleep until the next look; never beyond the deadline."""
         return min(LOOK_S, max(0.0, self.deadline - time.monotonic()))
 
-    def say(self) -> None:
-        """Log what is waited for, if that is due."""
+    def log_if_due(self) -> None:
+        """Log what is waited for, if a line is due."""
         waited_s = self.waited_s
         if waited_s >= self._say_after_s:
             log.warning("%s; waiting for %.0f s now, for %.0f s at most.", self._what(), waited_s, self.timeout_s)
@@ -56,18 +58,18 @@ class Wait:
 
 
 @contextlib.contextmanager
-def saying(timeout_s: float, what: Callable[[], str]) -> Iterator[None]:
-    """Log `what()` as a `Wait` does while the block, which cannot look up itself, takes long."""
-    wait, over = Wait(timeout_s, what), threading.Event()
+def logged_wait(timeout_s: float, what: Callable[[], str]) -> Iterator[None]:
+    """Log `what()` as a `Wait` does while the block runs. For blocks that cannot call `log_if_due` themselves."""
+    wait, ended = Wait(timeout_s, what), threading.Event()
 
-    def look() -> None:
-        while not over.wait(LOOK_S):
-            wait.say()
+    def watch() -> None:
+        while not ended.wait(LOOK_S):
+            wait.log_if_due()
 
-    thread = threading.Thread(target=look, name="swarm-saying", daemon=True)
+    thread = threading.Thread(target=watch, name="swarm-wait-log", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        ended.set()
         thread.join()

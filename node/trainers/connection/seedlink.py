@@ -1,4 +1,4 @@
-"""A trainer's way to the seed on its host: find it, start it, ask it. Synchronous; needs neither trio nor libp2p."""
+"""Finds, starts and queries the seed on this host. Synchronous; needs neither trio nor libp2p."""
 
 import atexit
 import contextlib
@@ -10,12 +10,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from codec.errors import PeerError, UsageError
 from node.ipc.channel import Channel, ChannelClosed, ChannelTimeout, close_fds, connect
+from node.status.schema import SeedReport
 from node.trainers.connection.patience import Wait
 from node.trainers.errors import PublishFailed, SwarmDown, SwarmTimeout
 from node.trainers.messages import AskState, FromSeed, Refusal, State
@@ -23,12 +24,13 @@ from node.trainers.messages import AskState, FromSeed, Refusal, State
 __all__ = ["ANSWER_WITHIN_S", "SOCKET_NAME", "SeedProcess", "ask_state", "dial", "expect", "home_folder", "speaking"]
 
 SOCKET_NAME: Final = "trainer.sock"
-"""In the seed's SWARM_HOME."""
+"""Name of the seed's Unix socket in its SWARM_HOME."""
 ANSWER_WITHIN_S: Final = 30.0
-"""The seed answers between two events of its loop, or after a disk write; one that takes longer is stuck."""
+"""The seed answers between two events of its loop, or after a disk write. A seed that takes longer is stuck."""
 STARTED_WITHIN_S: Final = 600.0
-"""A seed hashes the base checkpoint before it serves: minutes for the largest models on slow disks."""
+"""A seed hashes the base checkpoint before it serves, which takes minutes for the largest models on slow disks."""
 STOPPED_WITHIN_S: Final = 20.0
+"""How long a seed may take to end after SIGTERM before it is killed."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -42,11 +44,12 @@ if die_with_it:
 from node.cli import main
 main()
 """
-"""Not `preexec_fn`, which is unsafe in a process that has threads."""
+"""Runs `swarm-node` in the new process, after asking the kernel to end it with its parent. `preexec_fn` would be unsafe
+in a process that has threads."""
 
 
 def home_folder(home: Path | str | None) -> Path:
-    """The seed's SWARM_HOME: as given, or from the environment, or where `swarm-node` puts it."""
+    """The seed's SWARM_HOME: `home` if given, else the environment's, else the default of `swarm-node`."""
     if home is None and not os.environ.get("SWARM_HOME"):
         from node.settings.config import default_home
 
@@ -56,7 +59,7 @@ def home_folder(home: Path | str | None) -> Path:
 
 @contextlib.contextmanager
 def speaking(what: str) -> Iterator[None]:
-    """Turns the channel's errors into the trainer's."""
+    """Turn the channel's errors into `SwarmDown` and `SwarmTimeout`. `what`: the clause after "while"."""
     try:
         yield
     except ChannelClosed as error:
@@ -64,11 +67,13 @@ def speaking(what: str) -> Iterator[None]:
     except ChannelTimeout as error:
         raise SwarmTimeout(f"The seed did not answer in time while {what}: {error}.") from error
     except PeerError as error:
-        raise SwarmDown(f"The seed speaks otherwise than this trainer ({error}): install the same version.") from error
+        raise SwarmDown(
+            f"The seed and this trainer speak different protocols ({error}): install the same version of both."
+        ) from error
 
 
 def dial(home: Path) -> Channel:
-    """A connection to the seed of `home`. Raises `SwarmDown` when none serves it."""
+    """A connection to the seed of `home`. Raises `SwarmDown` when no seed serves it."""
     try:
         return connect(home / SOCKET_NAME, FromSeed)
     except ChannelClosed as error:
@@ -76,9 +81,10 @@ def dial(home: Path) -> Channel:
 
 
 def expect(channel: Channel, kind: type[T], timeout_s: float = ANSWER_WITHIN_S) -> tuple[T, list[int]]:
-    """The next message, which must be a `kind`, and its descriptors.
+    """The next message, which must be a `kind`, and the file descriptors that came with it.
 
-    Raises `UsageError` or `PublishFailed` when the seed refuses, and the channel's own errors.
+    Raises `UsageError` or `PublishFailed` when the seed refuses, `ChannelTimeout` after `timeout_s`, `ChannelClosed`,
+    and `PeerError` for another message.
     """
     message, fds = channel.recv(timeout_s)
     if isinstance(message, kind):
@@ -90,7 +96,7 @@ def expect(channel: Channel, kind: type[T], timeout_s: float = ANSWER_WITHIN_S) 
     raise PeerError(f"answer: {type(message).__name__}, not {kind.__name__}")
 
 
-def ask_state(home: Path, timeout_s: float = ANSWER_WITHIN_S) -> dict[str, Any]:
+def ask_state(home: Path, timeout_s: float = ANSWER_WITHIN_S) -> SeedReport:
     """How the seed of `home` and its swarm stand. Raises `SwarmDown`, `SwarmTimeout`."""
     with speaking("it was asked for its state"), dial(home) as channel:
         channel.send(AskState(), timeout_s=timeout_s)
@@ -99,19 +105,19 @@ def ask_state(home: Path, timeout_s: float = ANSWER_WITHIN_S) -> dict[str, Any]:
 
 
 class SeedProcess:
-    """A seed that this trainer started: it stops with `stop`, at exit, and when the trainer is killed."""
+    """A seed that this trainer started. It ends with `stop`, at exit, and when the trainer is killed."""
 
     def __init__(self, home: Path, base: Path) -> None:
-        """Start `swarm-node seed --base BASE --home HOME`; its output goes to `HOME/seed.log`.
+        """Start `swarm-node seed --base BASE --home HOME`. Its output goes to `HOME/seed.log`.
 
         Raises `UsageError` when HOME cannot be written to.
         """
         self._home = home
         self._log = home / "seed.log"
-        # A parent-death signal belongs to the thread that started the process, so only the main thread may ask for it.
-        die_with_us = "yes" if threading.current_thread() is threading.main_thread() else "no"
+        # The kernel ties the signal to the thread that started the process, so only the main thread may ask for it.
+        die_with_parent = "yes" if threading.current_thread() is threading.main_thread() else "no"
         arguments = ["seed", "--base", str(base), "--home", str(home)]
-        command = [sys.executable, "-c", _LAUNCH, str(os.getpid()), die_with_us, *arguments]
+        command = [sys.executable, "-c", _LAUNCH, str(os.getpid()), die_with_parent, *arguments]
         try:
             home.mkdir(mode=0o700, parents=True, exist_ok=True)
             log = open(self._log, "ab")  # noqa: SIM115 - closed below
@@ -119,45 +125,50 @@ class SeedProcess:
             raise UsageError(f"{home} cannot be a seed's home ({error.strerror}): choose another folder.") from error
         with log:
             self._log_start = log.tell()
-            # Ctrl-C at the trainer must not take the seed away before the trainer has closed.
+            # A new session, so that Ctrl-C at the trainer does not end the seed before the trainer has closed.
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         atexit.register(self.stop)
 
     def wait_until_serving(self, timeout_s: float = STARTED_WITHIN_S) -> None:
-        """Raises `UsageError` with the seed's own words when it ends, `SwarmTimeout` when it takes too long."""
+        """Wait until the seed answers at its socket.
+
+        Raises `UsageError` with the seed's last line of output when it ends, `SwarmTimeout` after `timeout_s`.
+        """
         wait = Wait(timeout_s, lambda: f"attach waits for the seed to start; its log is {self._log}")
         shown = False
         while True:
             with contextlib.suppress(SwarmDown):
                 ask_state(self._home)
                 break
-            if (said := self.ended()) is not None:
-                raise UsageError(f"The seed did not start: {said}")
+            if (last_words := self.ended()) is not None:
+                raise UsageError(f"The seed did not start: {last_words}")
             if wait.over:
-                said = self._last_words() or "it said nothing"
+                last_words = self._last_words() or "it printed nothing"
                 self.stop()
-                raise SwarmTimeout(f"The seed did not serve within {timeout_s:.0f} s: {said} (all of it: {self._log})")
+                raise SwarmTimeout(
+                    f"The seed did not serve within {timeout_s:.0f} s: {last_words} (its log: {self._log})"
+                )
             if sys.stderr.isatty():
                 if wait.waited_s > 2.0:
                     print(f"\rstarting the seed ... {wait.waited_s:.0f} s", end="", file=sys.stderr, flush=True)
                     shown = True
             else:
-                wait.say()
+                wait.log_if_due()
             time.sleep(0.05)
         if shown:
             print(file=sys.stderr)
 
     def ended(self) -> str | None:
-        """The last words of a seed whose process has ended, and where there are more; None: it runs."""
+        """The last line of output of a seed that has ended, and where its log is. None while the process runs."""
         if self._process.poll() is None:
             return None
-        said = self._last_words() or f"it ended with code {self._process.returncode} and said nothing"
-        return f"{said} (all of it: {self._log})"
+        last_words = self._last_words() or f"it ended with code {self._process.returncode} and printed nothing"
+        return f"{last_words} (its log: {self._log})"
 
     def stop(self) -> None:
-        """Ask it to end, then make it. Safe to call twice."""
+        """End the seed with SIGTERM, and after `STOPPED_WITHIN_S` with SIGKILL. Safe to call twice."""
         atexit.unregister(self.stop)
         if self._process.poll() is not None:
             return
@@ -172,5 +183,5 @@ class SeedProcess:
         with open(self._log, "rb") as log:
             log.seek(self._log_start)
             lines = log.read()[-4096:].decode(errors="replace").split("\n")
-        said = [line.strip() for line in lines if line.strip()]
-        return said[-1] if said else ""
+        printed = [line.strip() for line in lines if line.strip()]
+        return printed[-1] if printed else ""

@@ -1,4 +1,4 @@
-"""`python -m node.trainers.grpo`: train in one process and print what each step did."""
+"""`python -m node.trainers.grpo`: trains in one process and prints what each step did."""
 
 import sys
 from pathlib import Path
@@ -24,11 +24,11 @@ def train(
     seed: Annotated[int, Parameter(help="Fixes prompts and samples; with one thread, every bit.")] = 0,
     lr: Annotated[float | None, Parameter(help="Learning rate (default: the size's own).")] = None,
     threads: Annotated[int | None, Parameter(help="CPU threads (default: torch's choice).")] = None,
-    json: Annotated[bool, Parameter(negative=(), help="One JSON object a step on standard output.")] = False,
+    json: Annotated[bool, Parameter(negative=(), help="Print one JSON object a step on standard output.")] = False,
     snapshots: Annotated[Path | None, Parameter(help="Save each version here, as v0000, v0001, ...")] = None,
     snapshots_from: Annotated[int, Parameter(help="The first version to save.")] = 0,
 ) -> int:
-    """Train and print a line a step: reward, density, loss, seconds.
+    """Train, and print a line a step: reward, density, loss, seconds.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ def train(
     """
     if steps < 0 or seed < 0 or (threads is not None and threads < 1):
         raise UsageError("--steps and --seed cannot be negative, and --threads is at least 1.")
-    # Imported here: --help must not wait for torch.
+    # Imported here, so that --help does not wait for torch.
     from node.engines.transformers import TransformersEngine
     from node.trainers.grpo.loop import LoopStats, train_in_process
     from node.trainers.grpo.sizes import make_trainer
@@ -45,11 +45,11 @@ def train(
     engine = TransformersEngine(threads=threads)
     base, trainer = make_trainer(size, seed=seed, lr=lr, progress=_progress)
 
-    def keep(version: int) -> None:
+    def save(version: int) -> None:
         if snapshots is not None and version >= snapshots_from:
             trainer.save(snapshots / f"v{version:04d}")
 
-    def tell(stats: LoopStats) -> None:
+    def report(stats: LoopStats) -> None:
         t = stats.train
         if json:
             row = msgspec.structs.asdict(stats)
@@ -62,21 +62,22 @@ def train(
             flush=True,
         )
 
-    keep(0)
+    save(0)
     for stats in train_in_process(trainer, engine, base, steps):
-        tell(stats)
-        keep(stats.train.step)
+        report(stats)
+        save(stats.train.step)
     return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run the command line `arguments` (default: this process's). Returns the exit code."""
     try:
         return (
             app(sys.argv[1:] if arguments is None else arguments, exit_on_error=False, result_action="return_value")
             or 0
         )
     except CycloptsError:
-        return 2  # cyclopts has said it
+        return 2  # cyclopts has printed the error
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2

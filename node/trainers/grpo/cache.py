@@ -1,4 +1,4 @@
-"""Model folders that take a while to make, kept under the user's cache folder by the hash of their recipe."""
+"""Folders of models that take time to make, kept in the user's cache folder by the hash of their recipe."""
 
 import os
 import shutil
@@ -14,16 +14,16 @@ __all__ = ["cache_root", "cached_folder"]
 
 
 def cache_root() -> Path:
-    """Where made models are kept: `SWARM_CACHE` if set, else the user's cache folder."""
-    told = os.environ.get("SWARM_CACHE")
-    return Path(told) if told else platformdirs.user_cache_path("swarm-node")
+    """The folder of the cache: `SWARM_CACHE` if set, else the user's cache folder."""
+    configured = os.environ.get("SWARM_CACHE")
+    return Path(configured) if configured else platformdirs.user_cache_path("swarm-node")
 
 
 def cached_folder(name: str, recipe: msgspec.Struct, make: Callable[[Path], None]) -> Path:
-    """The folder that `make` filled for this recipe, made now if it is not there.
+    """The folder that `make(folder)` fills for this recipe; made now if the cache does not have it.
 
-    It appears whole or not at all: made beside its place and renamed. Of two processes that make it at once, the first
-    one's is kept.
+    The folder appears complete or not at all: it is made under another name and renamed. Of two processes that make it
+    at once, the first to finish wins. Raises what `make` raises.
     """
     key = blake2b(msgspec.json.encode(recipe), digest_size=8).hexdigest()
     place = cache_root() / "models" / f"{name}-{key}"

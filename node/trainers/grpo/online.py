@@ -1,15 +1,16 @@
-"""The reference trainer over a swarm: what a user's script looks like, with one JSON line an event for whoever runs it.
+"""The RL loop over a swarm; and `python -m node.trainers.grpo.online`, which `swarm-node demo` runs.
 
-{"event": "base", "folder": ...}        then it waits for a line on stdin: the seed is up
-{"event": "begins", "step": 1}
-{"event": "step", "step": 1, "version": [0, 1], "reward": ..., "density": ..., ...}
-{"event": "done", "root": ...}          of the policy's own bits, hashed once more
+The program prints one JSON object an event:
+
+    {"event": "base", "folder": ...}        then it waits for a line on stdin, which says that the seed is up
+    {"event": "begins", "step": 1}
+    {"event": "step", "step": 1, "version": [0, 1], "reward": ..., "density": ..., ...}
+    {"event": "done", "root": ...}          root of the policy's own bits, hashed again; then it waits for a line
 """
 
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +28,7 @@ from node.trainers.grpo.trainer import Group, GrpoTrainer
 __all__ = ["policy_root", "session_name", "train_online"]
 
 QUORUM_WITHIN_S = 60.0
-"""A step that not everybody holds by then is reported without it, and training goes on."""
+"""How long a step waits until its version is sealed, and held by every node where that is asked for."""
 
 
 def train_online(
@@ -39,12 +40,14 @@ def train_online(
     wait_for_all: bool = False,
     key: str | None = None,
 ) -> Iterator[tuple[dict[str, Any], Publication]]:
-    """Sample through the swarm, step, publish; `steps` times. Yields plain values about each step.
+    """Sample through the swarm, train and publish, `steps` times. Yields plain values about each step, and its
+    publication.
 
-    A step's samples come from the version before, or with one step of lag from the one before that; the trainer's
-    ratios use the log-probabilities that the nodes reported. `wait_for_all`: until every live node holds the version.
-    `key`: a name for this run. Then a step's samples have random numbers that follow from it, and each group is drawn
-    in one batch, so that (in synchronous training, on one thread each) the same run always has the same bits.
+    A step's samples come from the version before it, or with one version of lag from the one before that. The trainer's
+    ratios use the log-probabilities that the nodes reported. `begins(step)`: called when a step begins. `wait_for_all`:
+    wait after each step until every live node holds its version. `key`: a name for this run; it decides the samples'
+    random numbers, and each group is generated in one batch, so that a synchronous run on one thread a process always
+    has the same bits. Raises what `Swarm.rollouts`, `Swarm.publish` and `Publication.wait` raise.
     """
     for _ in range(steps):
         step = trainer.step_done + 1
@@ -52,8 +55,8 @@ def train_online(
         started = time.perf_counter()
         name = None if key is None else session_name(key, step)
         prompts, samples = trainer.prompts(step), trainer.config.samples
-        asked = swarm.rollouts(prompts, samples, trainer.sampling(step), key=name, whole=key is not None)
-        groups = sorted(asked, key=lambda group: group.index)  # one that was refused ends the run, by name
+        answers = swarm.rollouts(prompts, samples, trainer.sampling(step), key=name, whole=key is not None)
+        groups = sorted(answers, key=lambda group: group.index)  # a refused prompt raises `PromptRefused` below
         sampled = time.perf_counter()
         stats = trainer.step([_group(group) for group in groups])
         trained = time.perf_counter()
@@ -84,7 +87,7 @@ def train_online(
 
 
 def session_name(key: str, step: int) -> str:
-    """What the rollouts of a step of the run `key` are called; see `node.trainers.rollouts.group_id`."""
+    """The key of the rollouts of a step of the run `key`; see `node.trainers.rollouts.group_id`."""
     return f"{key}/{step}"
 
 
@@ -100,14 +103,14 @@ def _reason(text: str) -> Any:
 
 
 def _lag(groups: Sequence[RolloutGroup | RefusedPrompt], publication: Publication) -> int:
-    """The most versions that any token was older than the policy that it trained."""
+    """How many versions older than the policy that it trained the oldest token was."""
     newest = (publication.version or 1) - 1
     oldest = min((v for g in groups for r in g.rollouts for _, v in r.versions), default=newest)
     return newest - oldest
 
 
 def policy_root(trainer: GrpoTrainer) -> bytes:
-    """The state root of the policy's bits as they stand in the trainer's own memory: no replica, no delta."""
+    """The root of the policy's bits in the trainer's own memory, computed without a replica or a delta."""
     layout = trainer.layout
     hashes = np.zeros((layout.n_blocks, 32), np.uint8)
     for name, bits in trainer.policy_bits():
@@ -131,26 +134,27 @@ def main(
     seed: int = 0,
     threads: int = 1,
 ) -> int:
-    """Run beside a seed. Prints where the base checkpoint is, waits for a line, trains."""
+    """Train beside a seed: print the base checkpoint's folder, wait for a line on stdin, train."""
     import torch
 
     from node.trainers.grpo.sizes import make_trainer
 
     torch.set_num_threads(threads)
-    base, trainer = make_trainer(size, seed=seed, lr=None, progress=lambda line: _say(event="progress", line=line))
-    _say(event="base", folder=str(base), model_bytes=trainer.layout.full_bytes)
+    base, trainer = make_trainer(size, seed=seed, lr=None, progress=lambda line: _print(event="progress", line=line))
+    _print(event="base", folder=str(base), model_bytes=trainer.layout.full_bytes)
     sys.stdin.readline()
     with Swarm.attach(base=base, home=home, start=False) as swarm:
-        tell = partial(_say, event="begins")
-        rows = train_online(trainer, swarm, steps, begins=lambda step: tell(step=step), wait_for_all=True)
+        rows = train_online(
+            trainer, swarm, steps, begins=lambda step: _print(event="begins", step=step), wait_for_all=True
+        )
         for row, _ in rows:
-            _say(event="step", **row)
-        _say(event="done", root=policy_root(trainer).hex())
-        sys.stdin.readline()  # the seed may be asked things until then
+            _print(event="step", **row)
+        _print(event="done", root=policy_root(trainer).hex())
+        sys.stdin.readline()  # keeps the trainer attached until the demo has read the seed's final status
     return 0
 
 
-def _say(**event: Any) -> None:
+def _print(**event: Any) -> None:
     print(msgspec.json.encode(event).decode(), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The models that the reference trainer comes with, each with its task and the settings it learns well at."""
+"""The models that the reference trainer comes with, each with its task and the settings with which it learns well."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ __all__ = ["SIZES", "Size", "make_trainer"]
 
 
 class Size(NamedTuple):
-    """`folder` makes the base checkpoint or finds it in the cache; `task` is what to train it on."""
+    """`folder(progress)`: the base checkpoint, made or from the cache. `task(folder)`: what to train it on."""
 
     folder: Callable[[Progress], Path]
     task: Callable[[Path], Task]
@@ -35,7 +35,12 @@ SIZES: Final[dict[str, Size]] = {
 def make_trainer(
     name: str, *, seed: int, lr: float | None, progress: Progress, device: str | None = None
 ) -> tuple[Path, GrpoTrainer]:
-    """The base folder (version 0) and a trainer on it. Raises `UsageError` for a size that there is not."""
+    """The base folder (version 0) and a trainer on it.
+
+    `name`: a key of `SIZES`. `seed`: fixes prompts and samples. `lr`: None takes the size's own. `progress(line)`:
+    called with what is being made. `device`: None takes a GPU if there is one. Raises `UsageError` for an unknown size,
+    and for a base that cannot be made.
+    """
     size = SIZES.get(name)
     if size is None:
         raise UsageError(f"There is no size {name!r}: take one of {', '.join(SIZES)}.")

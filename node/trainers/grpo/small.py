@@ -1,8 +1,8 @@
-"""`small`: 28.3 million parameters in few wide matrices, so that most of its blocks of 2^20 elements are full, as a
-large model's are. Pre-trained for some minutes.
+"""The model `small`: 28.3 million parameters, pre-trained for some minutes, and its task.
 
-It learns from Python's own standard library, which every machine that runs this has. Its task is to continue a piece of
-held-out source: a soft reward that even a crude model gets something of, so that its RL steps are real ones.
+It has few and wide matrices, so that most of its blocks of 2^20 elements are full, as in a large model. It is trained
+on Python's standard library, which every machine that runs this has. Its task is to continue a piece of held-out
+source: even a crude model gets some of this soft reward, so its RL steps change the weights as real ones do.
 """
 
 import sysconfig
@@ -28,7 +28,7 @@ WINDOWS_FILE = "windows.npy"
 
 
 class SmallRecipe(msgspec.Struct, frozen=True):
-    """All that decides the weights, but for the standard library's own text."""
+    """Everything that decides the weights, except the text of the standard library."""
 
     revision: int = 2
     vocabulary: int = 4096
@@ -43,15 +43,15 @@ class SmallRecipe(msgspec.Struct, frozen=True):
     width: int = 64
     lr: float = 1.5e-3
     windows: int = 4096
-    """Held-out pieces of `width` tokens: the first half is a prompt, the second what a perfect answer says."""
+    """Held-out pieces of `width` tokens: the first half is the prompt, the second half the perfect answer."""
     seed: int = 0
 
 
 class ContinueText:
-    """Continue a window of held-out text. The reward is the share of the true tokens that the answer holds."""
+    """Continue a window of held-out text. The reward is the share of the true tokens that the answer contains."""
 
     def __init__(self, windows: NDArray[np.int64]) -> None:
-        """`windows`: (count, width)."""
+        """`windows`: token ids, int64, (count, width)."""
         half = windows.shape[1] // 2
         self.max_tokens = windows.shape[1] - half
         self.stop_tokens: Tokens = ()
@@ -59,25 +59,27 @@ class ContinueText:
         self._truth = dict(zip(self._prompts, (Counter(row) for row in windows[:, half:].tolist()), strict=True))
 
     def prompts(self, step: int, count: int, rng: np.random.Generator) -> list[Tokens]:
+        """See `Task.prompts`."""
         return [self._prompts[i] for i in rng.choice(len(self._prompts), count, replace=False)]
 
     def score(self, prompt: Tokens, answer: Tokens) -> float:
+        """See `Task.score`."""
         return (self._truth[prompt] & Counter(answer)).total() / self.max_tokens
 
     @classmethod
     def of(cls, folder: Path) -> "ContinueText":
-        """The task that lies beside the weights of `small`."""
+        """The task whose windows are saved in the folder of `small`."""
         return cls(np.load(folder / WINDOWS_FILE))
 
 
 def small_folder(progress: Progress, recipe: SmallRecipe | None = None) -> Path:
-    """The cached Hugging Face folder of `small`."""
+    """The Hugging Face folder of `small`, from the cache or made now. Raises what `make_small` raises."""
     chosen = recipe or SmallRecipe()
     return cached_folder("small", chosen, lambda folder: make_small(folder, chosen, progress))
 
 
 def make_small(folder: Path, recipe: SmallRecipe, progress: Progress) -> None:
-    """Make and pre-train it. Raises `UsageError` when this Python came without its library's source."""
+    """Make and pre-train `small` in `folder`. Raises `UsageError` when Python's library has too little source."""
     progress("reading the standard library")
     text = list(_library(recipe))
     tokenizer = _tokenizer(text, recipe)
@@ -85,7 +87,7 @@ def make_small(folder: Path, recipe: SmallRecipe, progress: Progress) -> None:
     held_out = recipe.windows * recipe.width
     if len(ids) < 2 * held_out:
         raise UsageError(f"{_library_folder()} holds too little text to learn from: install Python with its library.")
-    windows = _unlike(ids[-held_out:].reshape(recipe.windows, recipe.width))
+    windows = _with_distinct_prompts(ids[-held_out:].reshape(recipe.windows, recipe.width))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model = Qwen3ForCausalLM(_config(recipe))
@@ -108,7 +110,7 @@ def _library_folder() -> Path:
 
 
 def _library(recipe: SmallRecipe) -> Iterator[str]:
-    """Source files in a fixed shuffled order, until there is enough; tests and installed packages left out."""
+    """The text of source files in a fixed shuffled order, until there is enough; no tests, no installed packages."""
     root = _library_folder()
     unwanted = {"site-packages", "dist-packages", "test", "tests", "idlelib"}
     files = sorted(file for file in root.rglob("*.py") if not unwanted & set(file.relative_to(root).parts))
@@ -122,7 +124,7 @@ def _library(recipe: SmallRecipe) -> Iterator[str]:
 
 
 def _tokenizer(text: list[str], recipe: SmallRecipe) -> Tokenizer:
-    """Byte-level BPE: any text has a spelling."""
+    """A byte-level BPE tokenizer, which can encode any text, trained on a third of the files."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -159,7 +161,7 @@ def _batches(ids: NDArray[np.int64], recipe: SmallRecipe) -> Iterator[tuple[torc
         yield rows[:, :-1], rows[:, 1:]
 
 
-def _unlike(windows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Windows whose prompts differ: a prompt must have one truth."""
+def _with_distinct_prompts(windows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The first window of each prompt, in order: a prompt must have one true answer."""
     _, first = np.unique(windows[:, : windows.shape[1] // 2], axis=0, return_index=True)
     return windows[np.sort(first)]

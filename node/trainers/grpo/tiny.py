@@ -1,6 +1,6 @@
-"""`tiny`: 3.2 million parameters, made on the spot in seconds.
+"""The model `tiny`: 3.2 million parameters, made in seconds.
 
-Its warm-up shows it words with their letters put in order, forwards and backwards alike; RL then says which is wanted.
+Its warm-up shows it words with their letters in order, forwards and backwards; RL then teaches which is wanted.
 """
 
 from collections.abc import Iterator
@@ -20,10 +20,10 @@ __all__ = ["TinyRecipe", "letters_tokenizer", "make_tiny", "tiny_folder"]
 
 
 class TinyRecipe(msgspec.Struct, frozen=True):
-    """All that decides the weights; another recipe, another folder in the cache."""
+    """Everything that decides the weights. Another recipe has another folder in the cache."""
 
     revision: int = 1
-    """To be raised when the code below makes other weights of the same numbers."""
+    """Grows when the code below makes other weights of the same numbers."""
     letters: int = 4
     wanted: float = 0.45
     """Share of warm-up answers that are sorted as wanted; the others are sorted backwards."""
@@ -34,22 +34,22 @@ class TinyRecipe(msgspec.Struct, frozen=True):
     kv_heads: int = 2
     vocabulary: int = 32
     spread: float = 0.06
-    """Standard deviation of the first weights: among larger bf16 values the gaps are larger, so fewer change a step."""
+    """Standard deviation of the initial weights. The larger a bf16 value, the fewer of them change a step."""
     steps: int = 150
-    """Few enough that it stays half learnt, and that two cores make it in less than 25 seconds."""
+    """Few enough that RL has something left to teach, and that two cores make the model in less than 25 seconds."""
     rows: int = 64
     lr: float = 2e-3
     seed: int = 0
 
 
 def tiny_folder(progress: Progress, recipe: TinyRecipe | None = None) -> Path:
-    """The cached Hugging Face folder of `tiny`."""
+    """The Hugging Face folder of `tiny`, from the cache or made now."""
     chosen = recipe or TinyRecipe()
     return cached_folder("tiny", chosen, lambda folder: make_tiny(folder, chosen, progress))
 
 
 def make_tiny(folder: Path, recipe: TinyRecipe, progress: Progress) -> None:
-    """Make, warm up and save it. Leaves torch's global random state as it was."""
+    """Make, warm up and save `tiny` in `folder`. Leaves torch's global random state as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         model = Qwen3ForCausalLM(_config(recipe))
@@ -67,7 +67,7 @@ def make_tiny(folder: Path, recipe: TinyRecipe, progress: Progress) -> None:
 
 
 def letters_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a letter, in the ids of `SortLetters`."""
+    """A tokenizer with one token a letter, and the ids of `SortLetters`."""
     symbols = [*SortLetters.LETTERS, ">", "<end>", "<pad>", "<unk>"]
     tokenizer = Tokenizer(models.WordLevel({s: i for i, s in enumerate(symbols)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
@@ -96,7 +96,7 @@ def _config(recipe: TinyRecipe) -> Qwen3Config:
 
 
 def _answers(recipe: TinyRecipe) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Endless batches of right answers; only the answer's tokens are targets."""
+    """Endless batches (ids, targets) of sorted answers, `wanted` of them forwards. Targets cover the answers only."""
     task, rng = SortLetters(recipe.letters), np.random.default_rng(recipe.seed)
     while True:
         prompts = task.prompts(0, recipe.rows, rng)

@@ -1,8 +1,8 @@
 """The reference trainer: GRPO with float32 masters, AdamW, and a policy of bf16 bits.
 
-The policy that nodes sample from is `bf16(master)`. The trainer's own forward and backward run on exactly those values
-(held in float32, see `node/engines/live.py` for why), so an importance ratio of fresh samples is 1 up to rounding, and
-the gradient is applied to the masters.
+The policy that nodes sample from is `bf16(master)`. The trainer's forward and backward run on exactly those values,
+held in float32 (`node/engines/live.py` says why). So the importance ratio of fresh samples is 1 up to rounding. The
+gradient is applied to the masters.
 """
 
 import time
@@ -31,23 +31,25 @@ class GrpoConfig(msgspec.Struct, frozen=True):
     """How to train. Defaults are those of `tiny`."""
 
     lr: float = 2e-5
-    """Learning rate of AdamW after the warm-up. More moves more bf16 elements a step: see the density."""
+    """Learning rate of AdamW after the warm-up. A larger one changes more bf16 elements a step
+    (`StepStats.density`)."""
     lr_warmup_steps: int = 8
-    """Adam's first steps have full length whatever the gradient, so the rate rises over these."""
+    """Steps over which the rate rises: Adam's first steps have full length whatever the gradient is."""
     prompts: int = 16
+    """Prompts of each step."""
     samples: int = 8
-    """Answers a prompt: the group in which advantages are normalised."""
+    """Samples of each prompt: the group within which advantages are normalised."""
     temperature: float = 1.0
     clip_low: float = 0.2
     clip_high: float = 0.2
     betas: tuple[float, float] = (0.9, 0.95)
     max_grad_norm: float = 1.0
     rows: int = 64
-    """Answers in one forward and backward: memory, not arithmetic."""
+    """Samples in one forward and backward. Bounds memory, and does not change the result."""
 
 
 class Group(NamedTuple):
-    """All answers to one prompt."""
+    """All samples of one prompt."""
 
     prompt: Tokens
     completions: tuple[Completion, ...]
@@ -62,45 +64,47 @@ class StepStats(msgspec.Struct, frozen=True):
     density: float
     grad_norm: float
     clipped: float
-    """Share of tokens whose ratio was cut."""
+    """Share of tokens whose ratio was clipped."""
     tokens: int
     seconds: float
-    """Of the optimizer step alone, sampling apart."""
+    """Of the optimizer step, without sampling."""
 
 
 class _Batch(NamedTuple):
-    """Right-padded rows: with a causal model, padding behind a row cannot reach it."""
+    """Right-padded rows: in a causal model, padding after a row's tokens does not affect them. All are (rows, width),
+    the last two without their first `first` columns."""
 
     ids: torch.Tensor
     old_logprobs: torch.Tensor
     mask: torch.Tensor
     first: int
-    """Logits from position `first - 1` on predict `ids[:, first:]`; old_logprobs and mask cover just those."""
+    """Tokens of the shortest prompt: logits from `first - 1` on predict `ids[:, first:]`."""
 
 
 class GrpoTrainer:
-    """Trains the model in `base` on `task`. On one CPU thread it repeats itself bit by bit for one seed.
+    """Trains the model in `base` on `task`. On one CPU thread, the same seed gives the same bits.
 
-    Steps are numbered from 1: step v turns policy version v - 1 into v, and asks `prompts(v)`.
+    Steps are numbered from 1: step v turns policy version v - 1 into version v, with the prompts `prompts(v)`.
     """
 
     def __init__(
         self, base: Path, task: Task, config: GrpoConfig | None = None, *, seed: int = 0, device: str | None = None
     ) -> None:
-        """`base`: a Hugging Face folder with bf16 weights: version 0. `device`: None takes a GPU if there is one.
+        """`base`: a Hugging Face folder with bf16 weights, which is version 0. `device`: None takes a GPU if there is
+        one.
 
-        Raises `UsageError` when it cannot be loaded, or its weights are not all bf16.
+        Raises `UsageError` when the folder cannot be loaded, or its weights are not all bf16.
         """
         self.task, self.config, self.seed = task, config or GrpoConfig(), seed
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.model = load_model(base, torch.float32, self.device)
         self._base = Checkpoint.open(base)
         self.layout: Layout = self._base.layout
-        """Tensors and small files of the base; those of every later version are the same."""
+        """The tensors and small files of the base. Every later version has the same."""
         if any(spec.dtype != "BF16" for spec in self.layout.tensors):
             raise UsageError(f"{base} holds weights that are not bf16: convert it first.")
         self.vocabulary: int = self.model.config.vocab_size
-        """Token ids are below this: whoever takes rollouts from strangers checks it."""
+        """Token ids are below this. `step` checks it, because rollouts come from other machines."""
         self.step_done = 0
         self._live = LiveParameters(self.model, self.layout)
         self._policy = list(self.model.parameters())
@@ -108,7 +112,7 @@ class GrpoTrainer:
         self._adam = torch.optim.AdamW(self._masters, lr=self.config.lr, betas=self.config.betas, weight_decay=0.0)
 
     def sampling(self, step: int) -> SamplingParams:
-        """How nodes must sample for a step: seeded by the run and the step."""
+        """How nodes must sample for a step. The seed follows from the run and the step."""
         (seed,) = np.random.SeedSequence((self.seed, step)).generate_state(1, np.uint64)
         return SamplingParams(
             max_tokens=self.task.max_tokens,
@@ -118,18 +122,18 @@ class GrpoTrainer:
         )
 
     def prompts(self, step: int) -> list[Tokens]:
-        """The prompts of a step; the same whenever asked."""
+        """The prompts of a step; the same at every call."""
         return self.task.prompts(step, self.config.prompts, np.random.default_rng((self.seed, step)))
 
     def samples(self, index: int, prompt: Tokens) -> list[Prompt]:
-        """What an engine is asked for the `index`th prompt of a step: each answer has a random stream of its own."""
+        """The engine's requests for prompt `index` of a step. Each sample has a random stream of its own."""
         count = self.config.samples
         return [Prompt(prompt, stream=index * count + i) for i in range(count)]
 
     def step(self, groups: Sequence[Group]) -> StepStats:
-        """One optimizer step on whole groups of any size. Their order matters only in the last bits of sums.
+        """One optimizer step on whole groups of any size. Their order affects only the rounding of sums.
 
-        Raises `ValueError`, having changed nothing, without groups or for a token that the policy does not have.
+        Raises `ValueError`, and changes nothing, without groups or for a token id that the policy does not have.
         """
         started = time.perf_counter()
         if not groups or not all(g.completions for g in groups):
@@ -157,12 +161,12 @@ class GrpoTrainer:
         )
 
     def policy_bits(self) -> Iterator[tuple[str, NDArray[np.uint16]]]:
-        """(checkpoint name, bf16 bits, flat) of the policy as the last step left it, in the layout's order."""
+        """(checkpoint name, bf16 bits as flat uint16) of the policy after the last step, in the layout's order."""
         for spec in self.layout.tensors:
             yield spec.name, self._live.read(spec.name)
 
     def save(self, folder: Path) -> None:
-        """Write the policy as a new Hugging Face folder; config and tokenizer are the base's, byte for byte.
+        """Write the policy as a new Hugging Face folder, with the base's config and tokenizer, byte for byte.
 
         Raises `UsageError` when the folder exists, or cannot be written.
         """
@@ -171,7 +175,11 @@ class GrpoTrainer:
     def _backward(
         self, rows: list[tuple[Tokens, Completion]], advantages: torch.Tensor, tokens: int
     ) -> tuple[float, float]:
-        """Add one part's gradient of the token mean over the whole batch. Returns its share of loss, clipped tokens."""
+        """Add the gradient of some rows to that of the batch. `tokens`: of the whole batch, which the loss is averaged
+        over.
+
+        Returns the rows' share of the loss, and how many of their tokens were clipped.
+        """
         batch = self._pad(rows)
         output = self.model(input_ids=batch.ids, use_cache=False, logits_to_keep=batch.ids.shape[1] - batch.first + 1)
         logprobs = token_logprobs(output.logits[:, :-1], batch.ids[:, batch.first :], self.config.temperature)
@@ -200,7 +208,7 @@ class GrpoTrainer:
         return _Batch(ids.to(self.device), old[:, first:].to(self.device), mask[:, first:].to(self.device), first)
 
     def _update(self) -> float:
-        """Clip, step AdamW on the masters, forget the gradients. Returns the gradient's norm before the clip."""
+        """Clip the gradient, step AdamW on the masters, and clear the gradients. Returns the norm before clipping."""
         self.step_done += 1
         for group in self._adam.param_groups:
             group["lr"] = self.config.lr * min(1.0, self.step_done / max(1, self.config.lr_warmup_steps))
@@ -213,7 +221,7 @@ class GrpoTrainer:
 
     @torch.no_grad()
     def _round(self) -> float:
-        """Make the policy bf16(master). Returns the share of elements whose bits changed."""
+        """Set the policy to bf16(master). Returns the share of elements whose bits changed."""
         changed = total = 0
         for master, parameter in zip(self._masters, self._policy, strict=True):
             new = master.to(torch.bfloat16)
@@ -224,5 +232,5 @@ class GrpoTrainer:
 
 
 def _bf16_bits(parameter: torch.Tensor) -> torch.Tensor:
-    """int16 bits of a float32 tensor that holds bf16 values."""
+    """The bf16 bits, as int16, of a float32 tensor that holds bf16 values."""
     return (parameter.detach().view(torch.int32) >> 16).to(torch.int16)

@@ -1,4 +1,4 @@
-"""Ordinary supervised training: how a base model comes to be where RL can start."""
+"""Supervised training, which brings a base model to where RL can start."""
 
 import math
 import time
@@ -13,9 +13,10 @@ from transformers.utils.logging import disable_progress_bar
 __all__ = ["IGNORED", "Progress", "fit", "save_bf16"]
 
 Progress = Callable[[str], None]
+"""Called with a line of text about what is being made."""
 
 IGNORED = -100
-"""A target that does not count."""
+"""A target that the loss leaves out: `torch.nn.functional.cross_entropy`'s default `ignore_index`."""
 
 
 def fit(
@@ -28,13 +29,15 @@ def fit(
     progress: Progress,
     what: str,
 ) -> None:
-    """AdamW with a rise and a cosine fall of the rate, on `steps` batches of (ids, targets), both int64 (rows, width).
+    """Train on `steps` batches of (ids, targets), both int64 (rows, width), by AdamW.
 
-    `targets[:, t]` is what should follow `ids[:, : t + 1]`, or `IGNORED`.
+    `targets[:, t]` is what should follow `ids[:, : t + 1]`, or `IGNORED`. The rate rises to `lr` over `warmup_steps`
+    and falls along a cosine to a twentieth of it. `what`: the first words of each line of progress, at most one a
+    second.
     """
     adam = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.05)
     model.train()
-    told = time.monotonic()
+    reported = time.monotonic()
     for step, (ids, targets) in zip(range(1, steps + 1), batches, strict=False):
         fall = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps))
         for group in adam.param_groups:
@@ -45,13 +48,13 @@ def fit(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         adam.step()
         adam.zero_grad(set_to_none=True)
-        if step == steps or time.monotonic() - told > 1.0:
-            told = time.monotonic()
+        if step == steps or time.monotonic() - reported > 1.0:
+            reported = time.monotonic()
             progress(f"{what}: step {step} of {steps}, loss {loss.item():.2f}")
     model.eval()
 
 
 def save_bf16(model: Any, folder: Path) -> None:
-    """Round a transformers model to bf16, in place, and write it: config and safetensors, tied tensors once."""
+    """Round a transformers model to bf16, in place, and write its config and safetensors file to `folder`."""
     disable_progress_bar()
     model.to(torch.bfloat16).save_pretrained(folder)

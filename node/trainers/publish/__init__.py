@@ -1,14 +1,14 @@
-"""Publishing a version without stopping training: copied, compared, coded, handed over.
+"""Publishing a version without stopping training: the weights are copied, then compared, coded and sent by a thread.
 
-`publishing` runs the thread that does it, `attempt` holds what one rank found of a version, `encoding` codes
-its blocks, and `publication` is what the caller gets back.
+`line` holds the publishes that are not sealed yet, `sender` carries each to the seed, `encoding` codes its blocks, and
+`publication` is what the caller gets back.
 
 Modules:
 
-- `attempt`: What one rank has found of a version so far
-- `encoding`: Diff and code the blocks that are ours, by several threads, in order, each as soon as its bits are
-  there
+- `attempt`: What one rank has found of a version that it sends
+- `encoding`: Diffs and codes this rank's blocks, in several threads and in order
 - `entries`: What stands in a trainer's publish line
+- `line`: The publishes of one rank that are not sealed yet, and the thread that sends them
 - `publication`: One version on its way, as the trainer sees it
-- `publishing`: Publishing without waiting
+- `sender`: One rank's exchange with the seed about each publish
 """

@@ -1,4 +1,4 @@
-"""What one rank has found of a version so far: the hashes that its blocks will have, and what they add up to."""
+"""What one rank has found of a version that it sends: the hashes of its blocks, and the root of these hashes."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,41 +11,42 @@ __all__ = ["Attempt", "runs_of"]
 
 
 class Attempt:
-    """`ended`: the seed was told that this was all, so it may have sealed the version without our hearing of it."""
+    """One try at one version, against the replica as `link` has it.
 
-    def __init__(self, blocks: NDArray[np.int64]) -> None:
+    `hashes`: uint8 (n_blocks, 32), the parent's, and the version's for the blocks that were found changed. `changed`:
+    elements whose bits differ. `ended`: the seed was sent everything, so it may have sealed the version although this
+    rank did not hear of it.
+    """
+
+    def __init__(self, blocks: NDArray[np.int64], opened: PublishOpened, link: Link) -> None:
         """`blocks`: those that this rank encodes, ascending."""
         self._blocks = blocks
-        self.runs = runs_of(blocks)
-        self.ended = False
-
-    def begin(self, opened: PublishOpened, link: Link) -> None:
-        """(Again): against the replica as it is now."""
         self._name = opened.epoch, opened.version
         self._layout_hash = link.replica.layout.hash
+        self.runs = runs_of(blocks)
         self.hashes = link.hashes.copy()
         self.changed = 0
         self.ended = False
 
-    def note(self, delta: BlockDelta, changed: int) -> None:
-        """A block that differs in so many elements."""
+    def add_delta(self, delta: BlockDelta, changed: int) -> None:
+        """A block differs from the replica in `changed` elements."""
         self.hashes[delta.block] = np.frombuffer(delta.new_hash, np.uint8)
         self.changed += changed
 
     @property
     def root(self) -> bytes:
-        """What the hashes of our blocks add up to; for a rank that has all of them, the version's root."""
+        """The root over the hashes of this rank's blocks. For a rank that has all blocks, the version's root."""
         return state_root(self._layout_hash, self.hashes[self._blocks])
 
-    def stands_in(self, link: Link) -> bool:
-        """Whether the seed, found again, has sealed this very version."""
+    def sealed_by(self, link: Link) -> bool:
+        """Whether the seed, found again by `link`, has sealed this very version."""
         if not self.ended or (link.epoch, link.version) != self._name:
             return False
         return bool(np.array_equal(link.hashes[self._blocks], self.hashes[self._blocks]))
 
 
 def runs_of(numbers: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
-    """Ascending numbers as (first, how many)."""
+    """Ascending numbers as (first, count) of each run of consecutive ones."""
     if not numbers.size:
         return ()
     starts = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 2) != 1)

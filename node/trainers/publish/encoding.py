@@ -1,4 +1,4 @@
-"""Diff and code the blocks that are ours, by several threads, in order, each as soon as its bits are there."""
+"""Diffs and codes this rank's blocks, in several threads and in order, each as soon as its bits are copied."""
 
 import time
 from collections import deque
@@ -19,15 +19,16 @@ from node.trainers.ranks.peers import have, named
 __all__ = ["COPIED_WITHIN_S", "Encoder", "not_published"]
 
 COPIED_WITHIN_S: Final = 300.0
-"""Another rank copies its weights as fast as this one does; one that takes so much longer is stuck."""
+"""How long to wait for another rank's copy. It copies as fast as this one; a rank that takes this long is stuck."""
 LOOK_EVERY_S: Final = 0.1
-"""How often a rank that waits for another's bits asks whether the version is still wanted."""
+"""How often a rank that waits for another's bits checks whether the version is still wanted."""
 
-Found = tuple[BlockDelta, int]
+CountedDelta = tuple[BlockDelta, int]
+"""A block's delta, and how many of its elements changed."""
 
 
 class Encoder:
-    """One rank's encoders. `blocks`: those that it encodes, ascending."""
+    """One rank's encoder threads. `blocks`: int64, those that it encodes, ascending."""
 
     def __init__(self, copies: Copies, ownership: Ownership, rank: int, threads: int, layout: Layout) -> None:
         self._copies, self._ownership = copies, ownership
@@ -37,8 +38,10 @@ class Encoder:
         self._warm = self._pool.submit(_load_kernels, sorted({spec.dtype for spec in layout.tensors}))
 
     def await_ready(self) -> None:
-        """Until the kernels are loaded, a quarter of a second after the start as a rule: a version that is begun before
-        keeps every node waiting for that long."""
+        """Wait until the kernels are loaded, usually a quarter of a second after the start.
+
+        A version that is begun before would keep every node waiting for that long.
+        """
         self._warm.result()
 
     def deltas(
@@ -49,22 +52,23 @@ class Encoder:
         coder: int,
         still_wanted: Callable[[Sequence[int]], None] = lambda ranks: None,
         what: str = "this version",
-    ) -> Iterator[Found]:
-        """(delta, elements changed) of each of our blocks that differs from the replica. `coder`: of `codec.chunk`.
-        `what`: the version's name in an error.
+    ) -> Iterator[CountedDelta]:
+        """(delta, elements changed) of each of this rank's blocks that differs from the replica, in order.
 
-        Waits for the bits of a block until every rank that has some of it has written them; `still_wanted(ranks)` is
-        told which have not, and raises when that is in vain. Raises `SwarmTimeout` when it takes too long,
-        `PublishFailed` when a rank cannot.
+        `slot`, `publish`: which copy, and the number of the publish that is in it. `coder`: of `codec.chunk`. `what`:
+        the version in words, for errors. Waits for a block until every rank that writes some of it has done so. While
+        it waits, it calls `still_wanted(ranks)` with the ranks that have not, which raises when waiting is useless.
+
+        Raises `SwarmTimeout` after `COPIED_WITHIN_S`, `PublishFailed` when a rank cannot copy its weights.
         """
         deadline = time.monotonic() + COPIED_WITHIN_S
 
-        def encode(block: int) -> Found | None:
+        def encode(block: int) -> CountedDelta | None:
             new = self._copies.block(slot, block)
             delta = replica.encode_block(block, new, coder)
             return None if delta is None else (delta, int(np.count_nonzero(replica.block(block) != new)))
 
-        running: deque[Future[Found | None]] = deque()
+        running: deque[Future[CountedDelta | None]] = deque()
         left = iter(self.blocks.tolist())
         try:
             while True:
@@ -81,6 +85,7 @@ class Encoder:
                 future.cancel()
 
     def close(self) -> None:
+        """Stop the threads, without waiting for them."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _await_bits(
@@ -107,7 +112,7 @@ class Encoder:
 
 
 def not_published(ranks: Sequence[int], world: int, what: str) -> str:
-    """The error of a wait for the weights of `ranks`."""
+    """The error text of a wait for the weights of `ranks`."""
     return (
         f"{named(ranks, world).capitalize()} {have(ranks)} not published {what} within {COPIED_WITHIN_S:.0f} s of this "
         "rank. Every rank must publish each step."

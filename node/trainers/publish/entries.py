@@ -7,12 +7,16 @@ from codec.errors import SwarmError
 from node.trainers.messages import VersionRef
 from node.trainers.publish.publication import Publication
 
-__all__ = ["Entry", "Return"]
+__all__ = ["Entry", "Rollback"]
 
 
 @dataclass(eq=False)
 class Entry:
-    """A publish in the line. `slot`: where its copy is. `begun`: too late for a newer one to take its place."""
+    """A publish in the line. `number`: counted from 1, the same on all ranks. `slot`: the copy that holds its bits.
+
+    `again`: not a new version, but the bits of this sealed one. `copied_at`: `time.perf_counter` of the end of the
+    copy. `begun`: the sender is about to tell the seed, so a newer publish can no longer replace it.
+    """
 
     number: int
     publication: Publication
@@ -21,22 +25,22 @@ class Entry:
     copied_at: float = 0.0
     begun: bool = False
     written: threading.Event = field(default_factory=threading.Event)
-    """Some of its copy can be read, or its copy failed."""
-    told: bool = False
-    """Its copy failed here, and the caller knows why."""
+    """Some of its copy can be read, its copy failed, or it is superseded."""
+    copy_failed: bool = False
+    """Its copy failed in this process, and `publish` raised why."""
 
     @property
     def what(self) -> str:
-        """For people: "step 5 (version 0.12)"."""
+        """The publish in words, such as "step 5 (version 0.12)"."""
         return self.publication.named
 
 
 @dataclass(eq=False)
-class Return:
-    """A way back to an older version, in its turn."""
+class Rollback:
+    """A return to an older version, which waits for its turn in the line. `number`: as in `Entry`."""
 
     number: int
     wanted: VersionRef
     done: threading.Event = field(default_factory=threading.Event)
     error: SwarmError | None = None
-    what: str = "the way back"
+    what: str = "the return to an older version"

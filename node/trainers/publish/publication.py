@@ -9,26 +9,29 @@ from typing import Final, NamedTuple
 from codec.errors import SwarmError
 from node.trainers.connection.patience import Wait
 from node.trainers.errors import SwarmDown, SwarmTimeout
+from node.trainers.messages import PublishSealed
 
 __all__ = ["Holders", "Publication"]
 
 SEED_AWAY_S: Final = 60.0
-"""Whoever waits for nodes waits through a restart of the seed: as long as publishing does."""
-
-
+"""A wait for nodes outlasts a restart of the seed: as long as a publish waits for one (`seedwatch.RECONNECT_S`)."""
 SHOWN: Final = 3
-"""Nodes that an error names."""
+"""How many nodes an error names."""
+
+
+Root = bytes
+"""A name for the type, because `Publication` has a field that is called `bytes`."""
 
 
 class Holders(NamedTuple):
-    """Who holds a publication, of `nodes` that live. `lacking`: the others, as "box-3 at version 0.11"."""
+    """How many of the `nodes` live nodes hold a publication. `lacking`: the others, as "box-3 at version 0.11"."""
 
     nodes: int
     lacking: tuple[str, ...]
 
     @property
     def share(self) -> float:
-        """No nodes: nobody holds it."""
+        """The share of live nodes that hold it, 0 to 1; 0 when there is no node."""
         return 1.0 - len(self.lacking) / self.nodes if self.nodes else 0.0
 
     def __str__(self) -> str:
@@ -43,53 +46,62 @@ class Holders(NamedTuple):
 
 @dataclass(eq=False)
 class Publication:
-    """One version on its way. Fields are None (or empty) until they are known; `wait` waits for them all.
+    """One version on its way, as `Swarm.publish` returns it.
 
-    `bytes`: payload of its chunks. `changed`: elements whose bits differ, `density` the share of all. `seconds` by
-    stage: wait (for a free copy) and copy, both in `publish`; queue (until the version before was sealed), encode
-    (diff, code, hash, stream) and seal, in the background. `error`: why it was not published. `superseded`: a newer one
-    took its place before it began (`on_busy="coalesce"`).
+    Read the fields, and call `wait`. Fields are None (or empty) until they are known; after `wait` all of them are.
+
+    `step`: the trainer's own count, as it was given. `epoch`, `version`: the version's name. `root`: its root, 32
+    bytes. `bytes`: payload of its chunks. `changed`: elements whose bits differ from the version before. `density`:
+    `changed` as a share of all elements. `seconds`: by stage, "wait" (for a free copy) and "copy" within `publish`;
+    "queue" (until the version before was sealed), "encode" (diff, code, hash, stream) and "seal" in the background.
+    `error`: why the version was not published. `superseded`: a newer publish took its place before it began
+    (`on_busy="coalesce"`).
     """
 
     step: int
     epoch: int | None = None
     version: int | None = None
-    root: bytes | None = None
+    root: Root | None = None
     bytes: int | None = None
     changed: int | None = None
     density: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     error: SwarmError | None = None
     superseded: bool = False
-    _done: threading.Event = field(default_factory=threading.Event)
-    _holders: Callable[["Publication", float], Holders] = lambda publication, within_s: Holders(0, ())
-    _waits_for: Callable[[], str] = lambda: "nothing"
+    _done: threading.Event = field(default_factory=threading.Event, repr=False)
+    _holders: Callable[["Publication", float], Holders] = field(
+        default=lambda publication, within_s: Holders(0, ()), repr=False
+    )
+    _waits_for: Callable[[], str] = field(default=lambda: "nothing", repr=False)
 
     @property
     def named(self) -> str:
-        """ "step 5 (version 0.12)", for people; the version once it is known."""
+        """The step and, once it is known, the version in words: "step 5 (version 0.12)"."""
         version = f" (version {self.epoch}.{self.version})" if self.version is not None else ""
         return f"step {self.step}{version}"
 
     @property
     def sealed(self) -> bool:
-        """It is durable and on its way to every node."""
+        """Whether the version is durable at the seed, signed, and on its way to every node."""
         return self._done.is_set() and self.error is None and not self.superseded
 
     def wait(self, quorum: float = 0.0, timeout_s: float = 600.0) -> "Publication":
-        """Wait until it is sealed and held, verified, by this share of the live nodes (0: sealed is enough).
+        """Wait until the version is sealed, and until the share `quorum` of the live nodes holds it, verified.
 
-        Raises its `error`, `SwarmTimeout`, or `SwarmDown` when the seed stays away for a minute. A superseded one
-        returns at once: the newer holds all it would have.
+        `quorum`: 0 to 1; 0: do not wait for nodes. `timeout_s`: for both together. Returns this publication. Returns at
+        once for a superseded one: the newer version contains its changes.
+
+        Raises its `error` when the version was not published, `SwarmTimeout` after `timeout_s`, and `SwarmDown` when
+        the seed stays down for a minute.
         """
         wait = Wait(timeout_s, lambda: f"{self.named} waits for {self._waits_for()}")
         while not self._done.wait(wait.slice_s()):
             if wait.over:
                 raise SwarmTimeout(
-                    f"Step {self.step} was not sealed within {timeout_s:.0f} s. The oldest that is not waits for "
+                    f"Step {self.step} was not sealed within {timeout_s:.0f} s. The oldest unsealed version waits for "
                     f"{self._waits_for()}."
                 )
-            wait.say()
+            wait.log_if_due()
         if self.error is not None:
             raise self.error
         if quorum > 0.0 and not self.superseded:
@@ -97,7 +109,7 @@ class Publication:
         return self
 
     def _await_holders(self, quorum: float, timeout_s: float, deadline: float) -> None:
-        found = "the seed has not said yet which nodes hold it"
+        found = "the seed has not reported yet which nodes hold it"
         answered = time.monotonic()
         wait = Wait(max(0.0, deadline - answered), lambda: f"{self.named} waits for {quorum:.0%} of the nodes: {found}")
         while True:
@@ -115,10 +127,26 @@ class Publication:
                     f"Step {self.step} is sealed, but not held by {quorum:.0%} of the nodes after {timeout_s:.0f} s: "
                     f"{found}."
                 )
-            wait.say()
+            wait.log_if_due()
             time.sleep(0.1)
 
+    # ------------------------------------------------------------ for the publish line
+
+    def note_opened(self, epoch: int, version: int) -> None:
+        """The seed has given the version its name."""
+        self.epoch, self.version = epoch, version
+
+    def note_sealed(self, sealed: PublishSealed, elements: int) -> None:
+        """The seed has sealed the version. `elements`: of the whole model."""
+        self.root, self.bytes, self.changed = sealed.root, sealed.payload_bytes, sealed.changed
+        self.density = sealed.changed / max(1, elements)
+
+    def supersede(self) -> None:
+        """A newer publish takes the place of this one."""
+        self.superseded = True
+        self.end()
+
     def end(self, error: SwarmError | None = None) -> None:
-        """Nothing more will happen to it."""
+        """Nothing more will happen to this publication. `error`: why it was not published."""
         self.error = error
         self._done.set()

@@ -1,8 +1,9 @@
-"""Who holds which part of a model that several processes train together, and who encodes which block. Pure.
+"""Which rank writes which part of a sharded model, and which rank encodes which block. Pure.
 
-A rank writes the part that it holds; where several hold the same part, one of them does. Each block is encoded by one
-rank that holds some of it: a block within one rank's part by that rank, a block that crosses a border by whichever of
-those that touch it has least to do. So a rank reads, beyond its own part, only what it lacks of some border blocks.
+A rank writes the part that it holds; where several ranks hold the same part, one of them writes it. Each block is
+encoded by one rank that holds some of it. A block within one rank's part is encoded by that rank; a block that crosses
+a border, by the rank with the least load among those that write some of it. So a rank reads, beyond its own part, only
+the missing elements of some border blocks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,64 +29,64 @@ class Part:
 
 
 Held = Mapping[str, Part | None]
-"""What one rank holds, by checkpoint name; None: all of the tensor."""
+"""The part of each tensor that one rank holds, by checkpoint name; None: all of the tensor."""
 
 
 class Ownership:
-    """The shares of all ranks; the same on each, because it follows from what all hold and from the layout alone."""
+    """Which rank writes and encodes what. Every rank computes the same from what all ranks hold and the layout."""
 
     def __init__(self, layout: Layout, held: Sequence[Held]) -> None:
-        """`held`: by rank, names as in the layout or their aliases.
+        """`held`: what each rank holds, by rank. Its names may be aliases in the layout.
 
-        Raises `UsageError` naming the tensor when the parts are not one whole tensor.
+        Raises `UsageError` naming the tensor when the ranks' parts do not add up to a whole tensor.
         """
         self.world = len(held)
         self._layout = layout
         self._index = {spec.name: i for i, spec in enumerate(layout.tensors)}
         self._writers: list[dict[int, Part]] = []
         load = [0] * self.world
-        canonical = [{layout.tensor(name).name: part for name, part in one.items()} for one in held]
+        canonical = [{layout.tensor(name).name: part for name, part in parts.items()} for parts in held]
         for spec in layout.tensors:
             writers = _writers(spec, canonical, load)
             for rank, part in writers.items():
                 load[rank] += spec.nbytes * part.length // max(1, _size(spec, part.dim))
             self._writers.append(writers)
         self._touching = [ranks for i, spec in enumerate(layout.tensors) for ranks in self._touch(i, spec)]
-        self.owner = self._share_out()
+        self.owner = self._assign_blocks()
         """int32 (n_blocks,): the rank that encodes each block."""
 
     @classmethod
     def alone(cls, layout: Layout) -> "Ownership":
-        """One process that holds everything."""
+        """The ownership of a single process that holds every tensor whole."""
         return cls(layout, [{spec.name: None for spec in layout.tensors}])
 
     def writes(self, rank: int, name: str) -> Part | None:
-        """What `rank` has to write of the tensor; None: nothing."""
+        """The part of a tensor that `rank` writes; None: nothing."""
         return self._writers[self._index[self._layout.tensor(name).name]].get(rank)
 
     def index(self, name: str) -> int:
-        """The number of a tensor in the layout."""
+        """The index of a tensor in the layout, by its name or an alias."""
         return self._index[self._layout.tensor(name).name]
 
     def tensors_of(self, rank: int) -> NDArray[np.int64]:
-        """The tensors (by number) of which `rank` writes something."""
+        """int64: indices in the layout of the tensors of which `rank` writes a part."""
         return np.array([i for i, writers in enumerate(self._writers) if rank in writers], np.int64)
 
     def touching(self, block: int) -> tuple[int, ...]:
-        """The ranks that write something of a block."""
+        """The ranks that write some of a block, ascending."""
         return self._touching[block]
 
     def blocks_of(self, rank: int) -> NDArray[np.int64]:
-        """The blocks that `rank` encodes, ascending."""
+        """int64: the blocks that `rank` encodes, ascending."""
         return np.flatnonzero(self.owner == rank)
 
     def _touch(self, index: int, spec: TensorSpec) -> list[tuple[int, ...]]:
-        """By block of one tensor: the ranks that write something of it, ascending."""
+        """For each block of tensor number `index`, the ranks that write some of it, ascending."""
         writers = self._writers[index]
-        everybody = tuple(sorted(writers))
+        all_writers = tuple(sorted(writers))
         blocks = [self._layout.block(block) for block in self._layout.blocks_of(spec.name)]
-        if len(everybody) == 1 or any(part.dim for part in writers.values()):
-            return [everybody] * len(blocks)
+        if len(all_writers) == 1 or any(part.dim for part in writers.values()):
+            return [all_writers] * len(blocks)
         row = prod(spec.shape[1:])
         spans = [(rank, row * part.start, row * (part.start + part.length)) for rank, part in sorted(writers.items())]
         return [
@@ -93,7 +94,8 @@ class Ownership:
             for block in blocks
         ]
 
-    def _share_out(self) -> NDArray[np.int32]:
+    def _assign_blocks(self) -> NDArray[np.int32]:
+        """int32 (n_blocks,): the rank that encodes each block. Balances the bytes that ranks encode."""
         owner = np.full(self._layout.n_blocks, -1, np.int32)
         load = [0] * self.world
         sizes = [self._layout.block(block).nbytes for block in range(len(owner))]
@@ -113,11 +115,15 @@ def _size(spec: TensorSpec, dim: int) -> int:
 
 
 def _writers(spec: TensorSpec, held: Sequence[Held], load: Sequence[int]) -> dict[int, Part]:
-    """By rank: what it writes of one tensor. Of ranks that hold the same, the one with least to write does."""
+    """The part of one tensor that each rank writes. Of ranks that hold the same part, the one with the least load
+    writes.
+
+    `load`: bytes that each rank writes of earlier tensors. Raises `UsageError` when the parts are not a whole tensor.
+    """
     holders: dict[Part, list[int]] = {}
-    for rank, one in enumerate(held):
-        if spec.name in one:
-            part = one[spec.name] or Part(0, 0, _size(spec, 0))
+    for rank, parts_held in enumerate(held):
+        if spec.name in parts_held:
+            part = parts_held[spec.name] or Part(0, 0, _size(spec, 0))
             if part.length or not spec.elements:
                 holders.setdefault(part, []).append(rank)
     parts = sorted(holders, key=lambda part: part.start)

@@ -1,4 +1,4 @@
-"""The other ranks of a trainer as processes of this host: how they are named, and which of them have ended."""
+"""The other ranks of a trainer as processes of this host: how messages name them, and which have ended."""
 
 import contextlib
 import os
@@ -9,23 +9,26 @@ __all__ = ["Peers", "have", "named"]
 
 
 def named(ranks: Sequence[int], world: int) -> str:
-    """ "rank 3 of 8", "ranks 3, 4 and 7 of 8"."""
+    """Ranks in words, such as "rank 3 of 8" or "ranks 3, 4 and 7 of 8"."""
     first = ", ".join(str(rank) for rank in ranks[:-1])
     last = str(ranks[-1])
     return f"ranks {first} and {last} of {world}" if first else f"rank {last} of {world}"
 
 
 def have(ranks: Sequence[int]) -> str:
-    """The verb that goes with `named`."""
+    """The verb that goes with `named`: "has" or "have"."""
     return "have" if len(ranks) > 1 else "has"
 
 
 class Peers:
-    """Watches processes by descriptors of theirs (pidfd), so that neither a zombie nor a number that the system has
-    given to another process counts as alive. Where the system has no pidfds, no rank is ever said to have ended."""
+    """Watches the processes of other ranks by process file descriptors (pidfd).
+
+    So neither a zombie nor a process id that the system has reused counts as alive. On a system without pidfds no rank
+    is ever found to have ended.
+    """
 
     def __init__(self, pids: Sequence[int] = ()) -> None:
-        """`pids`: by rank, this process among them."""
+        """`pids`: process ids by rank, this process's among them."""
         self._watched: dict[int, int] = {}
         for rank, pid in enumerate(pids):
             if pid != os.getpid():
@@ -41,7 +44,7 @@ class Peers:
         return sorted(self._ranks[descriptor] for descriptor, _ in self._poll.poll(0)) if self._ranks else []
 
     def close(self) -> None:
-        """Watch nobody any more. Safe to call twice."""
+        """Stop watching. Safe to call twice."""
         while self._ranks:
             descriptor, _ = self._ranks.popitem()
             self._poll.unregister(descriptor)

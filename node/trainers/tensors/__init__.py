@@ -1,14 +1,14 @@
 """A trainer's tensors as the bits of a checkpoint: names, shards, adapters, dtypes.
 
-`weights` copies them into memory laid out like a replica; `naming` finds the checkpoint's names; `fsdp2` says
-which part each rank holds; `adapters` and `lora` merge on the way out.
+`weights` copies them into memory that is laid out like a replica; `naming` finds the checkpoint's names; `sharding`
+says which part each rank holds; `adapters` and `lora` merge adapters on the way.
 
 Modules:
 
-- `adapters`: Adapters, merged on the way out
-- `fsdp2`: FSDP2 (`torch.distributed.fsdp.fully_shard`)
-- `lora`: Plain LoRA merged by our own arithmetic, `W + scaling * B A`, which is peft's, operation by operation
+- `adapters`: Merges a model's adapters for publishing, without touching the model
+- `lora`: Merges plain LoRA by its own arithmetic, `W + scaling * B A`
 - `naming`: A model's tensors under the checkpoint's names, as this process holds them
-- `rounding`: A checkpoint's bits in another dtype, as torch's `.to()` makes them
-- `weights`: A trainer's tensors -> the bits of the checkpoint, in memory laid out like a replica
+- `rounding`: Converts a checkpoint's bits to another dtype, as torch's `.to()` does
+- `sharding`: Which part of a tensor that FSDP2 shards this process holds
+- `weights`: Copies a trainer's tensors, as the bits of the checkpoint, into memory that is laid out like a replica
 """

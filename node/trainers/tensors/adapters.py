@@ -1,10 +1,11 @@
-"""Adapters, merged on the way out: nodes sample from the merged weights, while the trainer keeps base and adapters.
+"""Merges a model's adapters for publishing, without touching the model.
 
-Merging in place and unmerging again would leave the base changed by rounding, and with it everything that is trained
-after. So each adapted layer is merged on a copy of that one layer, by peft's own code, and the copy thrown away once
-it was read: the model is never touched, and what is published is what `merge_and_unload` gives, bit for bit, whatever
-the kind of adapter. What peft cannot merge cannot be published; neither can what would not be what the trainer computes
-with. Layers of one's own in LoRA's shape, and sharded ones, are merged by `node.trainers.tensors.lora`.
+Nodes sample from the merged weights, while the trainer keeps base and adapters apart. Merging in place and unmerging
+again would change the base by rounding, and so all later training. So each adapted layer is merged on a copy of that
+layer, by peft's own code, and the copy is dropped after it was read. What is published equals `merge_and_unload`, bit
+for bit, for every kind of adapter. An adapter that peft cannot merge cannot be published, and neither can one whose
+merged weights are not what the trainer computes with. Custom layers in LoRA's shape, and sharded layers, are merged by
+`node.trainers.tensors.lora`.
 """
 
 import sys
@@ -17,13 +18,13 @@ from node.trainers.tensors import lora
 __all__ = ["PEFT_PREFIX", "has_adapters", "merged"]
 
 PEFT_PREFIX: Final = "base_model.model."
-"""What peft puts before the names of the model that it wraps."""
+"""The prefix that peft gives to the parameter names of the model that it wraps."""
 _NOT_STATIC: Final = {
     "XLORA": "mixes its adapters anew for each token",
     "POLY": "mixes its adapters by task",
     "SHADOW": "adds what depends on the input",
 }
-"""Kinds whose effect is no change of the weights, whatever a merge would make of them."""
+"""Kinds of adapter whose effect no change of the weights can equal, even where peft would merge them."""
 _OTHER: Final = "Train an adapter that peft merges, LoRA for one"
 _REMEDY: Final = (
     "Merge it yourself and publish an iterator of (checkpoint name, tensor), or train an adapter that merges"
@@ -31,17 +32,17 @@ _REMEDY: Final = (
 
 
 def has_adapters(model: Any) -> bool:
-    """Whether some layer of this module carries adapters: peft's, or one's own in LoRA's shape."""
+    """Whether a layer of this module has adapters: peft's, or a custom layer in LoRA's shape."""
     if not hasattr(model, "modules"):
         return False
     return any(_is_adapted(module) for module in model.modules()) or _peft_model(model) is not None
 
 
 def merged(model: Any) -> Iterator[tuple[str, Any]]:
-    """(name, tensor) of the model's state, adapters merged and gone, names as peft leaves them.
+    """(name, tensor) of the model's state with adapters merged, under the names that peft leaves.
 
-    One layer at a time: what is yielded is a copy that may be dropped. Raises `UsageError` naming the adapter when it
-    cannot be merged, is switched off, or is sharded and more than plain LoRA.
+    One layer at a time: a merged tensor is a copy, which the caller may drop. Raises `UsageError` naming the adapter
+    when it cannot be merged, is switched off, or is sharded and more than plain LoRA.
     """
     _check_mergeable(model)
     layers: dict[str, Any] = {}
@@ -52,7 +53,7 @@ def merged(model: Any) -> Iterator[tuple[str, Any]]:
     done: set[str] = set()
     for name, tensor in model.state_dict().items():
         if name.startswith("base_model.") and not name.startswith(PEFT_PREFIX) and _peft_model(model) is model:
-            continue  # what peft's layers share, such as VeRA's projections
+            continue  # tensors that peft's layers share, such as VeRA's projections
         owner = next((owner for owner in _owners(name) if owner in layers), None)
         if owner is None:
             yield name, tensor
@@ -62,7 +63,7 @@ def merged(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _check_shared(layers: dict[str, Any]) -> None:
-    """Two adapters on one tied weight: peft merges each into it, so that it changes twice."""
+    """Raises `UsageError` for two adapters on one tied weight: peft would merge both into it, one after the other."""
     owners: dict[int, str] = {}
     for name, layer in layers.items():
         if not _is_tuner(layer):
@@ -87,52 +88,57 @@ def _merged_layer(name: str, layer: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _peft_merged(name: str, layer: Any) -> Any:
-    """The module that peft would put in the layer's place. Raises `UsageError`."""
+    """The module that peft would put in the layer's place. Raises `UsageError` when peft cannot merge the adapter."""
     import torch
 
     tuned = any(_is_tuner(module) for module in layer.modules())
-    twin = _twin(layer, {}) if tuned else layer  # a module that is trained whole is only unwrapped
+    copy = _copy_layer(layer, {}) if tuned else layer  # a module that is trained whole is only unwrapped
     try:
         with torch.no_grad():
-            if hasattr(twin, "unload_and_optionally_merge_module"):
-                return twin.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
-            twin.merge(safe_merge=False, adapter_names=None)
-            return twin.get_base_layer()
+            if hasattr(copy, "unload_and_optionally_merge_module"):
+                return copy.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
+            copy.merge(safe_merge=False, adapter_names=None)
+            return copy.get_base_layer()
     except (NotImplementedError, ValueError, AttributeError, TypeError, RuntimeError) as error:
         raise UsageError(
             f"peft cannot merge the {_kind(layer)} adapter of {_shown(name)} ({error}). {_REMEDY}."
         ) from error
 
 
-def _twin(module: Any, made: dict[int, Any]) -> Any:
-    """A copy of a layer with parameters and buffers of its own; what it only points to stays shared."""
+def _copy_layer(module: Any, copies: dict[int, Any]) -> Any:
+    """A copy of a layer with its own parameters and buffers; other objects that it refers to stay shared.
+
+    `copies`: id of what was copied already -> its copy, so that what is shared within the layer stays shared.
+    """
     import torch
 
-    if id(module) in made:
-        return made[id(module)]
-    twin = made[id(module)] = module.__class__.__new__(module.__class__)
-    kept = {
+    if id(module) in copies:
+        return copies[id(module)]
+    layer = copies[id(module)] = module.__class__.__new__(module.__class__)
+    attributes = {
         key: value.copy() if isinstance(value, dict | list | set) else value for key, value in module.__dict__.items()
     }
 
     def copied(tensor: Any) -> Any:
         if tensor is None:
             return None
-        if id(tensor) not in made:
+        if id(tensor) not in copies:
             fresh = tensor.detach().clone()
             is_parameter = isinstance(tensor, torch.nn.Parameter)
-            made[id(tensor)] = torch.nn.Parameter(fresh, tensor.requires_grad) if is_parameter else fresh
-        return made[id(tensor)]
+            copies[id(tensor)] = torch.nn.Parameter(fresh, tensor.requires_grad) if is_parameter else fresh
+        return copies[id(tensor)]
 
-    kept["_parameters"] = {key: copied(tensor) for key, tensor in module._parameters.items()}
-    kept["_buffers"] = {key: copied(tensor) for key, tensor in module._buffers.items()}
-    kept["_modules"] = {key: None if inner is None else _twin(inner, made) for key, inner in module._modules.items()}
-    twin.__dict__.update(kept)
-    return twin
+    attributes["_parameters"] = {key: copied(tensor) for key, tensor in module._parameters.items()}
+    attributes["_buffers"] = {key: copied(tensor) for key, tensor in module._buffers.items()}
+    attributes["_modules"] = {
+        key: None if inner is None else _copy_layer(inner, copies) for key, inner in module._modules.items()
+    }
+    layer.__dict__.update(attributes)
+    return layer
 
 
 def _check_mergeable(model: Any) -> None:
-    """What peft says of the model as a whole. Raises `UsageError`."""
+    """Raises `UsageError` when the adapters of a peft model cannot be merged, whatever their layers are."""
     wrapped = _peft_model(model)
     if wrapped is None:
         return
@@ -158,7 +164,7 @@ def _check_mergeable(model: Any) -> None:
 
 
 def _peft_model(model: Any) -> Any:
-    """The peft wrapper in it, if there is one."""
+    """The peft wrapper in the model, or None."""
     if "peft" not in sys.modules or not hasattr(model, "modules"):
         return None
     from peft import PeftMixedModel, PeftModel
@@ -196,13 +202,13 @@ def _shown(name: str) -> str:
 
 
 def _kind(layer: Any) -> str:
-    """As a person knows it: the tuner's package, or the class."""
+    """The kind of adapter for an error's text: the name of peft's package for it, or of the class."""
     module = type(layer).__module__
     return module.split(".")[2] if module.startswith("peft.tuners.") else type(layer).__name__
 
 
 def _owners(name: str) -> Iterator[str]:
-    """The modules that a parameter or module lies in, innermost first, and the model itself."""
+    """Names of the modules that contain a parameter or module, innermost first; the last is "", the model."""
     while name:
         name = name.rpartition(".")[0]
         yield name

@@ -1,7 +1,8 @@
-"""Plain LoRA merged by our own arithmetic, `W + scaling * B A`, which is peft's, operation by operation.
+"""Merges plain LoRA by its own arithmetic, `W + scaling * B A`, which equals peft's operation by operation.
 
-For layers of one's own in LoRA's shape (`base_layer`, `lora_A`, `lora_B`, `scaling`), and for peft's where FSDP2 shards
-them: each process merges its own rows. Anything that is more than plain LoRA is refused by name.
+For custom layers in LoRA's shape (`base_layer`, `lora_A`, `lora_B`, `scaling`), and for peft's layers that FSDP2
+shards: each process merges its own rows. LoRA is from Hu et al. 2021, arXiv:2106.09685. Its variants are refused by
+name.
 """
 
 from collections.abc import Iterator
@@ -20,8 +21,8 @@ def is_lora(module: Any) -> bool:
 def merged_layer(name: str, layer: Any) -> Iterator[tuple[str, Any]]:
     """(name within the layer, tensor) of the base layer with every active adapter added.
 
-    Sharded weights stay sharded; of an adapter's A, which is small, each process sees the whole. Raises `UsageError`
-    naming the layer for anything but plain LoRA of a linear layer.
+    Sharded weights stay sharded. An adapter's A, which is small, is gathered on each process: a collective. Raises
+    `UsageError` naming the layer for anything but plain LoRA of a linear layer.
     """
     if not is_lora(layer):
         raise _refusal(name, type(layer).__name__)
@@ -35,22 +36,24 @@ def merged_layer(name: str, layer: Any) -> Iterator[tuple[str, Any]]:
 
 def _refusal(name: str, what: str) -> UsageError:
     return UsageError(
-        f"{name} has an adapter that is not plain LoRA ({what}) and sharded, or not peft's: merge it yourself, and "
-        "publish an iterator of (checkpoint name, tensor)."
+        f"{name} has an adapter that is not plain LoRA ({what}), and it is sharded or not peft's: merge it yourself, "
+        "and publish an iterator of (checkpoint name, tensor)."
     )
 
 
 def _merge(name: str, layer: Any, weight: Any) -> Any:
-    """The weight with every active adapter added that is not merged into it yet, as peft's `merge` would: a tensor of
-    its own, or the weight itself if there is none."""
+    """The weight with every active adapter added that is not merged into it yet, as peft's `merge` would add them.
+
+    A new tensor, or the weight itself if there is no adapter to add.
+    """
     if getattr(layer, "disable_adapters", False):
         raise UsageError(f"The adapters of {name} are switched off: switch them on before publishing.")
-    there = getattr(layer, "merged_adapters", None)
-    if there is None and getattr(layer, "merged", False):
+    already_merged = getattr(layer, "merged_adapters", None)
+    if already_merged is None and getattr(layer, "merged", False):
         return weight
     active = getattr(layer, "active_adapters", None)
     for adapter in list(layer.lora_A) if active is None else active:
-        if adapter not in layer.lora_A or adapter in (there or ()):
+        if adapter not in layer.lora_A or adapter in (already_merged or ()):
             continue
         _check_plain(name, layer, adapter, weight)
         weight = _add(weight, layer.lora_B[adapter].weight, layer.lora_A[adapter].weight, layer.scaling[adapter])
@@ -73,14 +76,14 @@ def _check_plain(name: str, layer: Any, adapter: str, weight: Any) -> None:
 
 
 def _add(weight: Any, b: Any, a: Any, scaling: float) -> Any:
-    """`weight + scaling * b @ a`, rounded once to the weight's dtype."""
+    """`weight + scaling * b @ a`, rounded once to the weight's dtype. `b`: (rows, r), `a`: (r, columns)."""
     if hasattr(weight, "placements"):
         return _add_sharded(weight, b, a, scaling)
     return (weight.detach() + _product(b.detach(), a.detach(), scaling)).to(weight.dtype)
 
 
 def _add_sharded(weight: Any, b: Any, a: Any, scaling: float) -> Any:
-    """Row by row: this process's rows of `weight` need its rows of `b`, cut as the weight's are, and all of `a`."""
+    """`_add` on this process's rows of `weight`, which need its rows of `b`, sharded as the weight, and all of `a`."""
     from torch.distributed.tensor import DTensor
 
     if tuple(b.placements) != tuple(weight.placements):
@@ -92,7 +95,7 @@ def _add_sharded(weight: Any, b: Any, a: Any, scaling: float) -> Any:
 
 
 def _product(b: Any, a: Any, scaling: float) -> Any:
-    """Half-precision adapters on a CPU are multiplied and scaled in float32 and rounded once, as peft does."""
+    """`b @ a * scaling`. Half-precision adapters on a CPU are multiplied in float32 and rounded once, as in peft."""
     if b.device.type == "cpu" and b.dtype.itemsize < 4:
         return ((b.float() @ a.float()) * scaling).to(b.dtype)
     return (b @ a) * scaling

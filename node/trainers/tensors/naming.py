@@ -1,9 +1,9 @@
 """A model's tensors under the checkpoint's names, as this process holds them.
 
-Mostly a checkpoint's tensor is one of the model's, under the same name. A transformers model may hold several of them
-fused in one parameter, or one of them transposed or in parts (`node.models.conversion` knows which); then the
-checkpoint's tensor is a view of the parameter, or is put together beside it, one at a time. Of a parameter that FSDP2
-shards, each process sees what lies in its rows.
+Usually a tensor of the checkpoint is one of the model's, under the same name. A transformers model may hold several of
+them fused in one parameter, or one of them transposed or in parts (`node.models.conversion` knows which). Then the
+checkpoint's tensor is a view of the parameter, or is assembled in new memory, one tensor at a time. Of a parameter that
+FSDP2 shards, each process sees its own rows.
 """
 
 import sys
@@ -17,21 +17,27 @@ from codec.errors import UsageError
 from codec.layout import Layout, TensorSpec
 from node.trainers.ranks.ownership import Part
 from node.trainers.tensors.adapters import PEFT_PREFIX, has_adapters, merged
+from node.trainers.tensors.sharding import is_sharded, part_of
 
-__all__ = ["Held", "Naming", "all_at_hand", "is_sharded", "named_tensors"]
+__all__ = ["Held", "Naming", "all_at_hand", "named_tensors"]
 
 _WRAPPERS: Final = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-"""What DistributedDataParallel, torch.compile, activation checkpointing and the like put into parameter names."""
+"""Parts of parameter names that DistributedDataParallel, torch.compile and activation checkpointing insert."""
 _ITERATOR: Final = "publish an iterator of (checkpoint name, tensor)"
 
 _CONVERSIONS: Final[dict[Any, Any]] = {}
-"""By class, config and layout: some 18,000 experts take seconds, which are spent on attaching and not in a publish."""
+"""Cache by model class, config and layout. Some 18,000 experts take seconds, spent in `attach` and not in `publish`."""
 _KEPT: Final = 2
+"""Conversions in the cache. A process trains one model, rarely two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One tensor under its checkpoint name. `shape`: of the whole. `part`: what `local` is of it; None: all."""
+    """One tensor under its checkpoint name, as this process holds it.
+
+    `shape`: of the whole tensor. `part`: which part of it `local` is; None: all. `local`: a torch tensor, a numpy array
+    of bits, or None where this rank holds nothing of it.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -40,9 +46,9 @@ class Held:
 
 
 def named_tensors(source: Any) -> Iterable[tuple[str, Any]]:
-    """(name, tensor) of a `torch.nn.Module`, a mapping, or an iterable of pairs, wrappers' prefixes removed.
+    """(name, tensor) of a `torch.nn.Module`, a mapping, or an iterable of pairs, with wrappers' prefixes removed.
 
-    Of a module with adapters: as if they were merged, one layer at a time.
+    For a module with adapters: the merged tensors, one layer at a time.
     """
     if hasattr(source, "state_dict"):
         source = merged(source) if has_adapters(source) else _state(source)
@@ -52,36 +58,31 @@ def named_tensors(source: Any) -> Iterable[tuple[str, Any]]:
 
 
 def all_at_hand(source: Any) -> bool:
-    """Whether all tensors of `source` are there at once; an iterator may make each in the place of the one before."""
+    """Whether all tensors of `source` exist at once. An iterator may reuse the memory of one tensor for the next."""
     return isinstance(source, Mapping) or (hasattr(source, "state_dict") and not has_adapters(source))
 
 
-def is_sharded(tensor: Any) -> bool:
-    """Whether this is a DTensor that more than one process holds. Imports nothing."""
-    return hasattr(tensor, "device_mesh") and hasattr(tensor, "placements") and tensor.device_mesh.size() > 1
-
-
 class Naming:
-    """The tensors of a source by the names of one layout."""
+    """Brings the tensors of a model under the names of one layout."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._order = {name: i for i, spec in enumerate(layout.tensors) for name in (spec.name, *spec.aliases)}
 
     def held(self, source: Any) -> Iterator[Held]:
-        """Every tensor of `source` (see `named_tensors`). In the layout's order where all of them are at hand.
+        """Every tensor of `source` (see `named_tensors`); in the layout's order if all of them exist at once.
 
-        Raises `UsageError` naming the tensor that cannot be brought under a checkpoint's name.
+        Raises `UsageError` naming a tensor for which there is no name in the checkpoint.
         """
         conversion = self._conversion(source)
         if conversion is not None:
             yield from _Converted(self._layout, conversion, source).held(self._pairs(source, conversion))
             return
         for name, tensor in self._pairs(source, None):
-            yield _as_it_is(name, tensor)
+            yield _one_to_one(name, tensor)
 
     def unused(self, source: Any) -> frozenset[str]:
-        """The checkpoint's tensors for which the model's class has no use: they stay as they are in the base."""
+        """Names of the checkpoint's tensors that the model's class does not use. They stay as they are in the base."""
         conversion = self._conversion(source)
         return frozenset() if conversion is None else conversion.unused
 
@@ -97,7 +98,7 @@ class Naming:
         return pairs
 
     def _conversion(self, source: Any) -> Any:
-        """How a transformers model holds the layout's tensors; None for anything else: its names are the layout's."""
+        """How a transformers model holds the layout's tensors; None for other sources, which use the layout's names."""
         model = _library_model(source)
         if model is None:
             return None
@@ -105,10 +106,10 @@ class Naming:
 
         key = plain_class(model), model.config.to_json_string(use_diff=False), self._layout.hash
         if key not in _CONVERSIONS:
-            made = conversion_of(model, self._layout)
+            conversion = conversion_of(model, self._layout)
             while len(_CONVERSIONS) >= _KEPT:
                 _CONVERSIONS.pop(next(iter(_CONVERSIONS)))
-            _CONVERSIONS[key] = made
+            _CONVERSIONS[key] = conversion
         return _CONVERSIONS[key]
 
 
@@ -119,14 +120,15 @@ class _Converted:
         self._layout, self._conversion = layout, conversion
         self._raw = {_plain(name): tensor for name, tensor in _raw_state(source)}
         self._twins: dict[Any, str] = {}
-        """Where a parameter that holds something of the checkpoint lies, and its name."""
+        """Address and shape of each parameter that holds some of the checkpoint -> its name."""
         self._fed: dict[str, list[str]] = {}
+        """Name of a parameter -> names of the checkpoint's tensors that it holds some of."""
         for name, places in conversion.places.items():
             for param in {place.param for place in places}:
                 self._fed.setdefault(param, []).append(name)
 
     def held(self, pairs: Iterable[tuple[str, Any]]) -> Iterator[Held]:
-        """By checkpoint name, as soon as all of a tensor is there; at last those that are tied to others."""
+        """Each tensor by its checkpoint name, as soon as all parameters that hold it have come. Tied ones come last."""
         waiting: dict[str, dict[str, Any]] = {}
         others: list[tuple[str, Any]] = []
         for name, tensor in pairs:
@@ -138,33 +140,37 @@ class _Converted:
             for target in self._fed.get(name, ()):
                 spec = self._layout.tensor(target)
                 if self._conversion.plain(spec) == name:
-                    yield _as_it_is(target, tensor)
+                    yield _one_to_one(target, tensor)
                     continue
                 params = waiting.setdefault(target, {})
                 params[name] = tensor
                 places = self._conversion.places[target]
                 if len(params) == len({place.param for place in places}):
-                    yield _put_together(spec, places, waiting.pop(target))
+                    yield _assemble(spec, places, waiting.pop(target))
         for name, tensor in others:
             if not self._is_tied(name, tensor):
-                yield _as_it_is(name, tensor)
+                yield _one_to_one(name, tensor)
 
     def _check(self, name: str, tensor: Any) -> None:
         wanted = self._conversion.shapes[name]
         if tuple(tensor.shape) != wanted:
             raise UsageError(
-                f"{name} is {tuple(tensor.shape)} in the model, {wanted} by its config: the checkpoint is another's."
+                f"{name} is {tuple(tensor.shape)} in the model, {wanted} by its config: the checkpoint is of another "
+                "model."
             )
 
     def _is_tied(self, name: str, tensor: Any) -> bool:
-        """Whether it is, in memory, a tensor that was there under another name and that the checkpoint has."""
+        """Whether a tensor shares its memory with one that came under another name and that the checkpoint has.
+
+        Raises `UsageError` when an adapter changes only one of two tied tensors.
+        """
         try:
             self._layout.tensor(name)
             return False  # the checkpoint knows the name, so the bits are compared
         except KeyError:
             pass
         raw = self._raw.get(name)
-        if raw is None or _where(raw) != _where(tensor):  # an adapter made it anew
+        if raw is None or _where(raw) != _where(tensor):  # merging an adapter made a new tensor
             return False
         if _where(raw) in self._twins:
             return True
@@ -177,12 +183,15 @@ class _Converted:
         return False
 
 
-def _put_together(spec: TensorSpec, places: Iterable[Any], params: Mapping[str, Any]) -> Held:
-    """What this process holds of a tensor that lies in boxes of one or several parameters. Raises `UsageError`."""
+def _assemble(spec: TensorSpec, places: Iterable[Any], params: Mapping[str, Any]) -> Held:
+    """What this process holds of a tensor that lies in boxes of one or several parameters.
+
+    Raises `UsageError` when this rank's rows of the parameters are not one part of the tensor.
+    """
     boxes: list[tuple[Any, Any]] = []
     complete, parts = True, []
     for place in places:
-        held = _as_it_is(place.param, params[place.param])
+        held = _one_to_one(place.param, params[place.param])
         piece, local = place.piece, held.local
         if held.part is not None:
             dim, start = held.part.dim, held.part.start
@@ -217,7 +226,7 @@ def _box(tensor: Any, piece: Any) -> Any:
 
 
 def _in_order(box: Any, piece: Any) -> Any:
-    """A box's elements in the order in which the checkpoint's tensor has them."""
+    """A box with its dimensions in the order in which the checkpoint's tensor has them."""
     return box.permute(sorted(range(len(piece.shape)), key=lambda dim: -piece.strides[dim]))
 
 
@@ -236,7 +245,7 @@ def _assembled(spec: TensorSpec, boxes: list[tuple[Any, Any]]) -> Any:
 
 
 def _part(spec: TensorSpec, dim: int, piece: Any) -> Part | None:
-    """The rows of the checkpoint's tensor that a cut box is; None: it is not whole rows along one dimension."""
+    """The part of the checkpoint's tensor that a cut box is; None: it is not whole rows along one dimension."""
     step = piece.strides[dim]
     for at in range(len(spec.shape)):
         inner = prod(spec.shape[at + 1 :])
@@ -246,12 +255,10 @@ def _part(spec: TensorSpec, dim: int, piece: Any) -> Part | None:
     return None
 
 
-def _as_it_is(name: str, tensor: Any) -> Held:
+def _one_to_one(name: str, tensor: Any) -> Held:
     shape = tuple(tensor.shape)
     if not is_sharded(tensor):
         return Held(name, shape, None, tensor.to_local() if hasattr(tensor, "to_local") else tensor)
-    from node.trainers.tensors.fsdp2 import part_of
-
     part, local = part_of(name, tensor)
     return Held(name, shape, part, local)
 
@@ -263,7 +270,7 @@ def _plain(name: str) -> str:
 
 
 def _where(tensor: Any) -> tuple[int, tuple[int, ...]]:
-    """Where in memory a tensor begins, and its shape: those of two names of one tensor are equal."""
+    """Address and shape of a tensor; equal for two names of one tensor."""
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local.data_ptr(), tuple(tensor.shape)
 
@@ -273,8 +280,8 @@ def _raw_state(source: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _state(source: Any) -> Mapping[str, Any]:
-    """A module's state by name. Without detaching, which of a sharded tensor takes longer than all else that is done
-    with a small one; a class that has a `state_dict` of its own may not know how."""
+    """A module's state by name, not detached: detaching a small DTensor takes longer than everything else done with it.
+    A class that overrides `state_dict` may not accept `keep_vars`."""
     torch = sys.modules.get("torch")
     if torch is not None and getattr(type(source), "state_dict", None) is torch.nn.Module.state_dict:
         return source.state_dict(keep_vars=True)
@@ -282,7 +289,7 @@ def _state(source: Any) -> Mapping[str, Any]:
 
 
 def _library_model(source: Any) -> Any:
-    """The transformers model that `source` is, or wraps under names that `_plain` gives; None: neither."""
+    """The transformers model that `source` is, or that it wraps under prefixes that `_plain` removes; else None."""
     if "transformers" not in sys.modules or not hasattr(source, "named_modules"):
         return None
     from transformers import PreTrainedModel

@@ -1,10 +1,10 @@
-"""A trainer's tensors -> the bits of the checkpoint, in memory laid out like a replica.
+"""Copies a trainer's tensors, as the bits of the checkpoint, into memory that is laid out like a replica.
 
-The layout decides: its names, its dtypes, tied tensors once. What a difference of dtype means is decided here, for each
-pair: float32 masters of a bfloat16 or float16 tensor are rounded (to nearest, ties to even, as torch does), half
-precision in the place of float32 is widened, which is exact; every other difference is refused, because it would not be
-what the trainer computes with. Tensors may be torch's, on any device, sharded (DTensor: each rank copies what it
-holds), or numpy arrays of bits.
+The layout decides the names and dtypes; tied tensors are written once. Where the model's dtype is another, the pair
+decides. Float32 masters of a bfloat16 or float16 tensor are rounded to nearest, ties to even, as torch does. Half
+precision in the place of float32 is widened, which is exact. Every other pair is refused, because the bits would not be
+what the trainer computes with. Tensors may be torch tensors on any device, DTensors (each rank copies its part), or
+numpy arrays of bits.
 """
 
 import sys
@@ -17,157 +17,166 @@ import numpy as np
 from codec.bits import Bits
 from codec.errors import UsageError
 from codec.layout import Layout, TensorSpec
-from node.trainers.ranks.copies import Copies
+from node.trainers.ranks.copies import SLOTS, Copies
 from node.trainers.ranks.ownership import Ownership, Part
-from node.trainers.tensors.naming import Held, Naming, all_at_hand, is_sharded
+from node.trainers.tensors.naming import Held, Naming, all_at_hand
 
-__all__ = ["Copier", "check_names", "is_sharded"]
+__all__ = ["Copier", "check_names"]
 
 _TORCH_NAMES: Final = {
     "BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64", "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "C64": "complex64", "I8": "int8", "U8": "uint8",
     "I16": "int16", "U16": "uint16", "I32": "int32", "U32": "uint32", "I64": "int64", "U64": "uint64", "BOOL": "bool",
 }  # fmt: skip
+"""Checkpoint dtype -> torch's name of it."""
 _ROUNDED: Final = {("BF16", "float32"), ("F16", "float32")}
-"""(checkpoint, trainer): masters, whose rounding is what FSDP's forward and `.to()` compute with."""
+"""(checkpoint dtype, trainer dtype): masters. Their rounded values are those that FSDP's forward and `.to()` use."""
 _WIDENED: Final = {("F32", "bfloat16"), ("F32", "float16")}
-"""A trainer that loaded a float32 tensor in half precision: its values are float32 values."""
+"""(checkpoint dtype, trainer dtype): float32 tensors loaded in half precision, whose values float32 can represent."""
 
 
 def check_names(layout: Layout, model: Any) -> dict[str, Part | None]:
-    """What this process holds of the model, by checkpoint name. Adapters are merged as they are in a publish.
+    """Compare a model with the base's layout. Returns the part of each tensor that this process holds (None: all of
+    it), by checkpoint name.
 
-    Raises `UsageError` naming the first tensor that is missing, unknown, or of another shape or dtype, or the adapter
-    that cannot be merged.
+    Adapters are merged as they are in a publish. Raises `UsageError` naming the first tensor that is missing, unknown,
+    untied, or of another shape or dtype, or the adapter that cannot be merged.
     """
     naming = Naming(layout)
     held: dict[str, Part | None] = dict.fromkeys(naming.unused(model))
     seen = set(held)
     tied: dict[str, Any] = {}
-    for each in naming.held(model):
-        spec = _spec(layout, each.name)
-        _check(spec, each)
-        held[each.name] = each.part
+    for tensor in naming.held(model):
+        spec = _spec(layout, tensor.name)
+        _check(spec, tensor)
+        held[tensor.name] = tensor.part
         seen.add(spec.name)
-        if spec.aliases and not _same_bits(spec, tied.setdefault(spec.name, each.local), each.local):
-            raise _untied(spec, each.name)
+        if spec.aliases and not _same_bits(spec, tied.setdefault(spec.name, tensor.local), tensor.local):
+            raise _untied(spec, tensor.name)
     _check_complete(layout, seen)
     return held
 
 
 SMALL_BYTES: Final = 1 << 16
+"""Tensors up to this size are copied in batches: for them a call takes longer than the copy."""
 BATCH_TENSORS: Final = 256
+"""Tensors copied by one call at most; bounds how many an iteration keeps alive."""
 
 
 class Copier:
     """Writes one rank's part of each version into the shared copies."""
 
     def __init__(
-        self, layout: Layout, copies: Copies, shares: Ownership, rank: int, now: Callable[[str], Bits] | None = None
+        self,
+        layout: Layout,
+        copies: Copies,
+        ownership: Ownership,
+        rank: int,
+        current_bits: Callable[[str], Bits] | None = None,
     ) -> None:
-        """`now(name)`: the bits that the swarm has of a tensor, for those that the model has no use for."""
-        self._layout, self._copies, self._shares, self._rank = layout, copies, shares, rank
-        self._naming, self._now = Naming(layout), now
+        """`current_bits(name)`: the bits that the swarm has of a tensor, for tensors that the model does not use."""
+        self._layout, self._copies, self._ownership, self._rank = layout, copies, ownership, rank
+        self._naming, self._current_bits = Naming(layout), current_bits
         self._views: dict[tuple[int, str], tuple[Part, Any]] = {}
-        for slot in range(2):  # the first touch of a page costs more than the copy: here, not in the first steps
+        for slot in range(SLOTS):  # the first touch of a page costs more than the copy: pay it here, not in a step
             for spec in layout.tensors:
-                part = shares.writes(rank, spec.name)
+                part = ownership.writes(rank, spec.name)
                 if part is not None:
                     _rows(copies.tensor(slot, spec), spec, part)[...] = 0
 
     def fill(self, slot: int, publish: int, source: Any, on_written: Callable[[], None] = lambda: None) -> None:
-        """Copy what is ours of every tensor of `source` (see `named_tensors`). Afterwards the source may change.
-        `on_written()`: called when the first tensor, or all, can be read.
+        """Copy this rank's part of every tensor of `source` (see `named_tensors`) into a copy. Afterwards the source
+        may change.
 
-        Says which tensors are written as they are, where they come from a device: encoding goes on beside the copying
-        then. From this host's memory the copy takes less time than that would save it. Raises `UsageError` naming the
-        tensor when one is missing, unknown, or of another shape, dtype or sharding.
+        `slot`, `publish`: which copy, and the number of the publish. `on_written()`: called when the first tensor, or
+        all, can be read. Tensors from a device are reported as they are written, so that encoding overlaps the copying;
+        a copy from host memory takes less time than that would save. Raises `UsageError` naming the tensor when one is
+        missing, unknown, or of another shape, dtype or sharding.
         """
-        with _no_grad():  # a DTensor's local part is a function of autograd's otherwise
+        with _no_grad():  # otherwise taking a DTensor's local part is recorded by autograd
             self._fill(slot, publish, source, on_written)
-        self._copies.tell(slot, self._rank, publish, self._shares.tensors_of(self._rank))
-        self._copies.finish(slot, self._rank, publish)
+        self._copies.note_written(slot, self._rank, publish, self._ownership.tensors_of(self._rank))
+        self._copies.note_copied(slot, self._rank, publish)
         on_written()
 
     def _fill(self, slot: int, publish: int, source: Any, on_written: Callable[[], None]) -> None:
         seen: set[str] = set()
         small = _Batch()
         batches = all_at_hand(source)
-        for each in self._naming.held(source):
-            spec = _spec(self._layout, each.name)
-            _check(spec, each)
-            ours = self._shares.writes(self._rank, spec.name)
+        for tensor in self._naming.held(source):
+            spec = _spec(self._layout, tensor.name)
+            _check(spec, tensor)
+            own = self._ownership.writes(self._rank, spec.name)
             if spec.name in seen:
-                if ours is not None:
+                if own is not None:
                     small.copy()
-                    self._check_tie(slot, spec, each, ours)
+                    self._check_tie(slot, spec, tensor, own)
                 continue
             seen.add(spec.name)
-            if ours is None:
+            if own is None:
                 continue
-            if each.part is not None and each.part != ours:
-                raise UsageError(f"{each.name} is sharded otherwise than when the trainer attached: attach again.")
-            if batches and small.takes(spec, each.local):
-                small.add(self._rows(slot, spec, ours), each.local)
+            if tensor.part is not None and tensor.part != own:
+                raise UsageError(f"{tensor.name} is sharded otherwise than when the trainer attached: attach again.")
+            if batches and small.accepts(spec, tensor.local):
+                small.add_copy(self._rows(slot, spec, own), tensor.local)
                 continue
-            self._write(slot, spec, each, ours)
-            if getattr(each.local, "is_cuda", False):
-                self._copies.tell(slot, self._rank, publish, self._shares.index(each.name))
+            self._write(slot, spec, tensor, own)
+            if getattr(tensor.local, "is_cuda", False):
+                self._copies.note_written(slot, self._rank, publish, self._ownership.index(tensor.name))
                 on_written()
         small.copy()
-        seen |= self._keep(slot, self._naming.unused(source))
+        seen |= self._keep_unused(slot, self._naming.unused(source))
         _check_complete(self._layout, seen)
 
-    def _keep(self, slot: int, names: frozenset[str]) -> frozenset[str]:
-        """What the model has no use for stays as the swarm has it."""
+    def _keep_unused(self, slot: int, names: frozenset[str]) -> frozenset[str]:
+        """Write the swarm's own bits of tensors that the model does not use, so that they stay unchanged."""
         for name in names:
             spec = self._layout.tensor(name)
-            part = self._shares.writes(self._rank, name)
-            if part is not None and self._now is not None:
-                whole = self._now(name).reshape(spec.shape)
+            part = self._ownership.writes(self._rank, name)
+            if part is not None and self._current_bits is not None:
+                whole = self._current_bits(name).reshape(spec.shape)
                 here = (slice(None),) * part.dim + (slice(part.start, part.start + part.length),)
                 _rows(self._copies.tensor(slot, spec), spec, part)[...] = whole[here] if spec.shape else whole
         return names
 
-    def _write(self, slot: int, spec: TensorSpec, each: Held, part: Part) -> None:
-        local = each.local
+    def _write(self, slot: int, spec: TensorSpec, tensor: Held, part: Part) -> None:
+        local = tensor.local
         if isinstance(local, np.ndarray):
             self._copies.tensor(slot, spec).view(spec.type.bits)[:] = local.reshape(-1)
             return
         rows = self._rows(slot, spec, part)
         rows.copy_(local.detach())
         if spec.dtype == "F16" and local.dtype.itemsize > 2 and bool((rows.isinf() & local.isfinite().cpu()).any()):
-            raise UsageError(f"{each.name} has values beyond float16's 65,504: start the swarm from a bfloat16 base.")
+            raise UsageError(f"{tensor.name} has values beyond float16's 65,504: start the swarm from a bfloat16 base.")
 
     def _rows(self, slot: int, spec: TensorSpec, part: Part) -> Any:
-        """The memory of a part, as torch's tensor; the same at each publish, and four views to make."""
+        """The memory of a part as a torch tensor. Cached, because making it takes four views at each publish."""
         key = slot, spec.name
         known = self._views.get(key)
         if known is None or known[0] != part:
             known = self._views[key] = part, _torch_rows(self._copies.tensor(slot, spec), spec, part)
         return known[1]
 
-    def _check_tie(self, slot: int, spec: TensorSpec, each: Held, part: Part) -> None:
-        """A second name of a tied tensor must hold the same bits, or the tie was broken in training."""
-        there, local = self._copies.tensor(slot, spec), each.local
+    def _check_tie(self, slot: int, spec: TensorSpec, tensor: Held, part: Part) -> None:
+        """Compare a second name of a tied tensor with the bits written under the first. Raises `UsageError`."""
+        there, local = self._copies.tensor(slot, spec), tensor.local
         if isinstance(local, np.ndarray):
             same = np.array_equal(there.view(spec.type.bits), local.reshape(-1))
         else:
-            mine = self._rows(slot, spec, part)
-            same = _same_bits(spec, mine, local)
+            same = _same_bits(spec, self._rows(slot, spec, part), local)
         if not same:
-            raise _untied(spec, each.name)
+            raise _untied(spec, tensor.name)
 
 
 class _Batch:
-    """Small tensors of host memory, which are copied many at a call: a call for each takes longer than the copy."""
+    """Small tensors in host memory, copied many at a call."""
 
     def __init__(self) -> None:
         self._into: list[Any] = []
         self._from: list[Any] = []
 
-    def takes(self, spec: TensorSpec, local: Any) -> bool:
-        """Not what comes from a device, and not what has to be looked at after it was rounded."""
+    def accepts(self, spec: TensorSpec, local: Any) -> bool:
+        """Whether a tensor may be batched: it is small, in host memory, and needs no check for overflow afterwards."""
         return (
             not isinstance(local, np.ndarray)
             and local.device.type == "cpu"
@@ -175,14 +184,15 @@ class _Batch:
             and (spec.dtype != "F16" or local.dtype.itemsize <= 2)
         )
 
-    def add(self, into: Any, local: Any) -> None:
+    def add_copy(self, into: Any, local: Any) -> None:
+        """Queue the copy of `local` into `into`; runs the batch when it is full."""
         self._into.append(into)
         self._from.append(local)
         if len(self._into) >= BATCH_TENSORS:
             self.copy()
 
     def copy(self) -> None:
-        """Whatever was added."""
+        """Run the copies that are queued."""
         if self._into:
             import torch
 
@@ -191,12 +201,12 @@ class _Batch:
 
 
 def _no_grad() -> AbstractContextManager[Any]:
-    torch = sys.modules.get("torch")  # bits of numpy's need none
+    torch = sys.modules.get("torch")  # a trainer that gives numpy arrays need not have torch
     return nullcontext() if torch is None else torch.no_grad()
 
 
 def _same_bits(spec: TensorSpec, one: Any, other: Any) -> bool:
-    """Whether two tensors are the same in the checkpoint's dtype."""
+    """Whether two tensors have the same bits in the checkpoint's dtype. None: this rank holds nothing of the tensor."""
     if one is other or one is None or other is None:
         return one is other
     if isinstance(one, np.ndarray):
@@ -234,11 +244,11 @@ def _spec(layout: Layout, name: str) -> TensorSpec:
         ) from error
 
 
-def _check(spec: TensorSpec, each: Held) -> None:
-    name, local = each.name, each.local
-    if each.shape != spec.shape:
-        raise UsageError(f"{name} is {each.shape} in the model, {spec.shape} in the base checkpoint.")
-    if local is None:  # this rank holds nothing of it
+def _check(spec: TensorSpec, tensor: Held) -> None:
+    name, local = tensor.name, tensor.local
+    if tensor.shape != spec.shape:
+        raise UsageError(f"{name} is {tensor.shape} in the model, {spec.shape} in the base checkpoint.")
+    if local is None:  # this rank holds nothing of the tensor
         return
     if isinstance(local, np.ndarray):
         if local.dtype != spec.type.bits:
@@ -247,9 +257,9 @@ def _check(spec: TensorSpec, each: Held) -> None:
     found = str(local.dtype).removeprefix("torch.")
     if found != _TORCH_NAMES[spec.dtype] and (spec.dtype, found) not in _ROUNDED | _WIDENED:
         raise UsageError(
-            f"{name} is torch.{found} in the model and {spec.dtype} in the base checkpoint, and no bits of one are "
-            "those of the other: train in the base's dtype or in float32, or start the swarm from a base that is saved "
-            f"in {found}."
+            f"{name} is torch.{found} in the model and {spec.dtype} in the base checkpoint, which are not "
+            "converted to each other: train in the base's dtype or in float32, or start the swarm from a base that is "
+            f"saved in {found}."
         )
 
 
@@ -261,7 +271,7 @@ def _check_complete(layout: Layout, seen: set[str]) -> None:
 
 
 def _rows(there: Any, spec: TensorSpec, part: Part) -> Any:
-    """The part of a tensor's elements in memory, as an array of the tensor's rank."""
+    """The elements of a part in memory, as an array with the tensor's number of dimensions."""
     if not spec.shape:
         return there
     whole = there.view(spec.type.bits).reshape(spec.shape)

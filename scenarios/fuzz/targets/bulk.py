@@ -3,7 +3,8 @@
 import random
 import tempfile
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from types import SimpleNamespace
+from typing import Any, ClassVar, Final, cast
 
 from codec import ChunkKey, seal_chunk
 from codec.chunk import BlockDelta, Chunk
@@ -21,7 +22,7 @@ from swarm.runtime.framing import ByteReader
 from swarm.runtime.limits import Limits
 from swarm.runtime.sessions.inbound import Inbound
 from swarm.runtime.sessions.requests import Requests
-from swarm.store import ChunkStore
+from swarm.store import ChunkStore, StoredChunk
 from swarm.store.disk import Disk
 
 __all__ = ["BulkTarget"]
@@ -62,10 +63,10 @@ class _World(World):
         self.store = ChunkStore(Path(self._folder.name), AUTHORITY.public, Disk())
         self.counts = Counts()
         self.events: list[Event] = []
-        self.settled = VersionId(0, 3)
+        parts, writer = cast("Any", self), cast("Any", self)
+        applied = cast("Any", SimpleNamespace(newest=VersionId(0, 3)))
         self.inbound = Inbound(
-            AUTHORITY.public, self.store, self.counts, Limits(), post=self._post, whole=lambda chunk: None,
-            relieve=self._relieve, part=self._part, settled=lambda: self.settled,
+            AUTHORITY.public, self.store, writer, parts, applied, self._post, self.counts, Limits()
         )  # fmt: skip
         self.requests = Requests(1 << 20)
         self.asked = 0
@@ -75,24 +76,30 @@ class _World(World):
     async def _post(self, event: Event) -> None:
         self.events.append(event)
 
-    async def _relieve(self) -> None:
+    def queue_chunk(self, chunk: StoredChunk) -> None:
+        """As `ChunkWriter`."""
+
+    async def free_memory(self) -> None:
+        """As `ChunkWriter`."""
         self.store.spill_all()
 
-    async def _part(self, peer: bytes, frame: Frame, body: bytes) -> None:
-        self.requests.part(frame, body)
+    async def take_part(self, peer: bytes, requests: Requests, frame: Frame, body: bytes) -> None:
+        """As `PartReceiver`."""
+        requests.add_part(frame, body)
 
     def turn(self, rng: random.Random) -> None:
         self.rng = rng
         if len(self.requests) < 4:
             self.asked += 1
             layout = WantBlob(self.asked, Blob.LAYOUT, bytes(32), 0)
-            self.requests.ask(layout if self.asked % 2 else WantBlock(self.asked, 0), 1000, exact=self.asked % 2 == 0)
+            self.requests.note(layout if self.asked % 2 else WantBlock(self.asked, 0), 1000, exact=self.asked % 2 == 0)
         if rng.randrange(50) == 0:
             self.requests.give_up(self.requests.oldest())
 
     def give(self, kind: Kind, data: bytes) -> str:
         self.events.clear()
-        task = self.inbound._take_all(ByteReader(_Stream(data)), _NoPatience(), self.sender)  # type: ignore[arg-type]
+        reader: Any = ByteReader(cast("Any", _Stream(data)))
+        task = self.inbound._take_frames(reader, cast("Any", _NoPatience()), self.sender, lambda _: self.requests)
         try:
             task.send(None)
         except StopIteration:

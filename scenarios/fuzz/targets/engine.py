@@ -12,7 +12,7 @@ import trio.testing
 
 from codec.errors import PeerError, SwarmError
 from node.engines.base import Prompt
-from node.engines.host import EngineHost, ReplicaRef
+from node.engines.host import EngineHost, EngineSpec, ReplicaRef
 from node.engines.messages import FromEngine
 from node.ipc.channel import ChannelClosed
 from node.ledger.messages import pack_floats, pack_tokens
@@ -68,12 +68,12 @@ class _World(World):
         async def source() -> ReplicaRef:
             return ReplicaRef(LAYOUT, 0, Path("/"), (0, 3), _ROOT)
 
-        host = EngineHost(Path("/dev/null"), ["true"], Path("/dev/null"), source)
+        host = EngineHost(EngineSpec(Path("/dev/null"), ("true",), Path("/dev/null")), source)
         with trio.move_on_after(7200):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._ask, host, nursery.cancel_scope)
                 try:
-                    await host._converse(channel)
+                    await host._serve_engine(channel)
                 except (ChannelClosed, PeerError) as error:  # as `serve` takes them
                     self.outcome.append(str(error))
                 nursery.cancel_scope.cancel()

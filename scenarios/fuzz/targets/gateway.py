@@ -15,11 +15,11 @@ import trio.testing
 
 import node.gateway.app as app_module
 from node.gateway.app import App
-from node.gateway.http import Limits, _Server
+from node.gateway.http import HttpServer, Limits
 from node.gateway.text import Text
 from node.ledger.assignment.pool import check_offer
 from node.ledger.messages import Rollout, VersionSpan, pack_floats, pack_tokens
-from node.ledger.state import Done, Group
+from node.ledger.state import AcceptedRollout, Group
 from scenarios.fuzz.fields import Kind
 from scenarios.fuzz.http_kinds import BODIES, KEY, body_kinds, head_kind
 from scenarios.fuzz.target import FOREVER, Broken, Target, World
@@ -73,7 +73,7 @@ class _Counter:
         spans = (VersionSpan(0, 1, bytes(32), 3),)
         for sample in range(n):
             rollout = Rollout(1, 1, sample, bytes(32), tokens, pack_floats((-0.5,) * 3), "stop", spans)
-            group.done[sample] = Done(bytes(32), 1, 1, (0, 1), rollout, b"")
+            group.done[sample] = AcceptedRollout(bytes(32), 1, 1, (0, 1), rollout, b"")
         return group
 
 
@@ -144,7 +144,7 @@ class _World(World):
 
     async def _converse(self, stream: Any) -> None:
         app = App("policy", self._text, _Counter(), lambda: (0, 1), key=KEY)  # type: ignore[arg-type]
-        await _Server(app, Limits(), app.check).converse(stream)
+        await HttpServer(app, Limits(), app.check).serve_connection(stream)
 
     def close(self) -> None:
         app_module.trio = self._own

@@ -73,16 +73,13 @@ class _World(World):
     def _write(self) -> None:
         """One turn of `LedgerService.run`, without its waiting."""
         service = self.service
-        service._turn()
-        facts, out = self.ledger.take_facts(), service._out
-        service._out = []
-        ready = {s: list(service._ledger.hand_over_all(s.name, s.wanted)) for s in service._sessions.values()}
-        if facts:
-            self.book.write(facts)
-        service._take_offers()
-        for node, message in out:
+        turn = service.begin_turn()
+        if turn.facts:
+            self.book.write(turn.facts)
+        service.take_offers()
+        for node, message in turn.outbox:
             self._told(node, work.decode(work.encode(message)))
-        service._tell_sessions(ready)
+        service.tell_sessions(turn.ready)
         while self.session.groups:
             self._take(self.session.groups.popleft())
         while self.offered < self.session.allowed:
@@ -188,9 +185,10 @@ class _World(World):
         return self.me, self.rollout_of(lease, lease.samples[0]) if lease.samples else sample_rollout()
 
     def give(self, kind: Kind, data: bytes) -> str:
-        service, before = self.service, len(self.service._out)
+        outbox = self.service._nodes.outbox
+        before = len(outbox)
         self.service.hear(self.me.public, data)
-        new = service._out[before:]
+        new = outbox[before:]
         if len(new) > MOST_OUT:
             raise Broken(f"one body led to {len(new)} messages")
         return " ".join(sorted({type(m).__name__ + f" {getattr(m, 'refused', '')}" for _, m in new})) or "nothing"
@@ -205,7 +203,7 @@ class _World(World):
         for group in self.ledger.groups.values():
             if sorted([*group.free, *group.leased, *group.done]) != list(range(group.n)):
                 raise Broken("a sample is in no place, or in two")
-        self.service.state()
+        self.service.status()
 
     def sizes(self) -> dict[str, int]:
         return sizes_of(self.service, "service")

@@ -1,4 +1,4 @@
-"""The trainer's socket at the seed: conversations with the real desk, crews, publisher and ledger.
+"""The trainer's socket at the seed: conversations with the real trainer server, rank groups, publisher and ledger.
 
 A trainer is not hostile, but it may be of another release, or broken: it is told so, and the seed goes on.
 """
@@ -22,6 +22,7 @@ from node.ledger.book import Book
 from node.ledger.service import LedgerService
 from node.ledger.settings import Settings
 from node.ledger.state import Head
+from node.status.schema import SeedStatus
 from node.trainers.messages import Evict, Evicted, FromTrainer
 from scenarios.fuzz.fields import Kind
 from scenarios.fuzz.local import ScriptedChannel, frame, local_kinds
@@ -35,7 +36,7 @@ _LAYOUT: Final = Layout((TensorSpec("a", "BF16", (8,)), TensorSpec("b", "F32", (
 
 
 class _Seed:
-    """What the desk asks of a seed; nothing is published."""
+    """What the trainer server asks of a seed; nothing is published."""
 
     def __init__(self) -> None:
         self.replica = Replica.create(_LAYOUT)
@@ -68,10 +69,10 @@ class _Seed:
     async def abandon(self) -> None:
         await trio.lowlevel.checkpoint()
 
-    def state(self) -> dict[str, Any]:
-        return {}
+    def status(self) -> SeedStatus:
+        return SeedStatus()
 
-    async def put_out(self, asked: Evict) -> Evicted:
+    async def evict(self, request: Evict) -> Evicted:
         return Evicted(False, [])
 
 
@@ -111,7 +112,7 @@ class _World(World):
         self.book = Book(Path(":memory:"))
         ledger = self.book.restore(Settings(), Head(0, 3, bytes(32)), 0.0)
         self.service = LedgerService(ledger, self.book, _nobody, clock=lambda: self.now)
-        self.trainer_server = TrainerServer(self.seed, lambda: (0, 3), self.service)  # type: ignore[arg-type]
+        self.trainer_server = TrainerServer(self.seed, self.service)  # type: ignore[arg-type]
         self._gateway = node.gateway.Gateway
         node.gateway.Gateway = _NoGateway  # type: ignore[assignment, misc]
 
@@ -153,16 +154,15 @@ class _World(World):
 
     def _write(self) -> None:
         """A turn of the ledger's own task."""
-        self.service._turn()
-        if facts := self.service._ledger.take_facts():
-            self.book.write(facts)
-        self.service._out = []
-        self.service._take_offers()
-        self.service._tell_sessions({})
+        turn = self.service.begin_turn()
+        if turn.facts:
+            self.book.write(turn.facts)
+        self.service.take_offers()
+        self.service.tell_sessions(turn.ready)
 
     def check(self) -> None:
         assert not self.service._sessions, "a session outlived its trainer"
-        self.service.state()
+        self.service.status()
 
     def sizes(self) -> dict[str, int]:
         return sizes_of(self.trainer_server, "desk")

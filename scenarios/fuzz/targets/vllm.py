@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, get_args
 from codec.errors import PeerError
 from node.engines.vllm import links
 from node.engines.vllm.plugin.swarm_vllm.messages import FromDriver, FromPlugin
-from node.ipc.channel import Frames
+from node.ipc.framing import FrameReader
 from scenarios.fuzz.fields import Kind
 from scenarios.fuzz.local import frame, local_kinds
 from scenarios.fuzz.target import FOREVER, Target, World
@@ -107,10 +107,10 @@ class _World(World):
             plugin_end._next()
         except self._closed as error:
             return f"closed: {error}"
-        frames = Frames(FromDriver if driver else FromPlugin)
+        frames = FrameReader(FromDriver if driver else FromPlugin)
         frames.feed(frame(data), (), 0)
         try:
-            found = frames.next()
+            found = frames.next_message()
         except PeerError as error:
             return str(error)
         assert found is not None
@@ -139,10 +139,10 @@ class _World(World):
     def _take(self, message: Any) -> str:
         """A driver's link takes it, which waits for the answer to its first question."""
         link = links.Link.__new__(links.Link)
-        link._asked, link._told = {1: Future()}, {1: lambda told: None}
+        link._asked, link._on_progress = {1: Future()}, {1: lambda told: None}
         if type(message).__name__ in ("Front", "Rank", "Loader"):
             return "a greeting"
-        link._take(message)
+        link._deliver(message)
         return "an answer" if not link._asked else "not asked for"
 
     def close(self) -> None:

@@ -339,8 +339,8 @@ class _Training:
         )
 
     def _told_s(self) -> tuple[float, float]:
-        sheets = [node["seconds"] for node in self.service.state()["nodes"].values() if node["seconds"] is not None]
-        return sum(sheet["generate"] for sheet in sheets), sum(sum(sheet.values()) for sheet in sheets)
+        splits = [node.seconds for node in self.service.status().nodes.values() if node.seconds is not None]
+        return sum(split.generate for split in splits), sum(split.total for split in splits)
 
 
 def _oldest(group: Group) -> int:

@@ -1,4 +1,4 @@
-"""Who comes in and who goes: joins, greetings, goodbyes; and the trainer's word that somebody must go."""
+"""Admission: the authority admits, welcomes, expels and charges members."""
 
 from collections.abc import Callable, Sequence
 
@@ -22,12 +22,14 @@ from swarm.protocol.topology.replanning import Scheme
 __all__ = ["Admission"]
 
 ROSTER_IN_WELCOME = 64 << 10
-"""A roster of up to 400 members is given at the door; of a larger one the trainer would send a megabyte to each."""
+"""Bytes: a welcome includes the roster of up to about 400 members. A larger one would cost the trainer up to a megabyte
+for each newcomer, which gets it from neighbours instead."""
 NEIGHBOURS = 8
+"""Neighbours named in a welcome without roster."""
 
 
 class Admission:
-    """The door."""
+    """Admits peers to the swarm and ends their leases, at the authority."""
 
     def __init__(
         self,
@@ -45,13 +47,13 @@ class Admission:
         self._time = time
         self._heartbeats = heartbeats
         self._awaiting: dict[str, bytes] = {}
-        """Grants on their way to the disk: token -> peer."""
+        """Grants that are being made durable: token -> peer."""
         self._welcoming: list[bytes] = []
         """Peers whose grant is durable: they are welcomed with the next plan."""
         self._fetched = Fetched()
 
     def restore(self, grants: Sequence[bytes], tickets: Sequence[bytes], bars: Sequence[bytes], now: float) -> None:
-        """Take up the leases of an earlier boot."""
+        """Restore the leases of earlier boots, each as if renewed now."""
         self._book.tickets.restore(tickets, bars)
         opened = [open_record(record) for record in grants]
         self._book.restore([sealed for sealed, _ in opened], self._time(now))
@@ -65,11 +67,14 @@ class Admission:
         lease = self._book.leases.get(grant.slot)
         return lease is not None and lease.grant == grant
 
-    # ------------------------------------------------------------ coming
+    # ------------------------------------------------------------ joining
 
     def join(self, session: Session, message: Join, now: float) -> None:
-        """Admit, make the grant durable, and only then say welcome. Who asks again sooner than a heartbeat is not
-        heard; who asks again with a lease that is good (our welcome was lost) is welcomed to it."""
+        """Admit a peer, make the grant durable, and only then welcome it.
+
+        A repeated request within a heartbeat is ignored. A peer that asks again although its lease is valid, because
+        the welcome was lost, is welcomed again.
+        """
         peer = session.peer
         if now - session.asked_at < self._state.tuning.heartbeat_s or peer in self._awaiting.values():
             return
@@ -85,7 +90,7 @@ class Admission:
         token = f"grant/{lease.grant.slot}/{lease.grant.serial}"
         self._awaiting[token] = peer
         self._enrolled.probe(peer, now)
-        # In this order, so that who has a grant on disk is bound to its ticket there too.
+        # In this order, so that the peer of every grant on disk is bound to its ticket there too.
         self._persist_ticket(lease.grant.capability)
         self._state.outbox.emit(Persist(token, f"grant/{lease.grant.slot}", record_of(lease.sealed, enrolment)))
 
@@ -94,7 +99,7 @@ class Admission:
             capability = open_capability(message.capability, self._state.swarm)
         except PeerError:
             return Refused("capability", "This ticket is not one of this swarm: ask its trainer for one.")
-        if self._state.succession:  # whoever was a member follows; others cannot
+        if self._state.succession:  # members follow to the new key; others cannot
             self._state.outbox.send(peer, Succession(self._state.succession))
             return Refused(LATER, "This swarm has a new key: ask for a new ticket (swarm-node invite).")
         lease = self._book.admit(capability, peer, self._time(now))
@@ -104,7 +109,7 @@ class Admission:
         self._state.outbox.emit(Persist(f"ticket/{id_.hex()}", f"ticket/{id_.hex()}", self._book.tickets.record(id_)))
 
     def persisted(self, event: Persisted) -> bool:
-        """A grant is on disk: True when somebody is to be welcomed with the next plan."""
+        """A record is durable; True if it is a grant, whose peer is welcomed with the next plan."""
         peer = self._awaiting.pop(event.token, None)
         if peer is not None:
             self._welcoming.append(peer)
@@ -112,7 +117,7 @@ class Admission:
         return peer is not None
 
     def welcome_all(self, now: float) -> None:
-        """After a plan: those who stand in it for the first time are told."""
+        """Welcome the peers that are in the plan for the first time. Call it after each plan."""
         welcoming, self._welcoming = self._welcoming, []
         if welcoming:
             self._heartbeats.send(now)
@@ -132,7 +137,7 @@ class Admission:
         state.outbox.send(session.peer, Welcome(sealed, whole, state.leases.sealed, state.sealed_manifest, neighbours))
 
     def _neighbours(self, slot: int) -> tuple[Neighbour, ...]:
-        """Those it will hang on, and some backups: they hold the roster, and it is to know them anyway."""
+        """The planned parents of a newcomer, which can give it the roster."""
         roster = self._state.roster
         if roster is None:
             return ()
@@ -145,11 +150,11 @@ class Admission:
         return tuple(Neighbour(m.peer, m.addrs) for m in members if m is not None and m.addrs)[:NEIGHBOURS]
 
     def hello(self, session: Session, message: Hello, now: float) -> None:
-        """A member comes back, with a grant of this or an earlier boot."""
+        """A member returns with a grant of this or an earlier boot."""
         state = self._state
         grant = open_grant(message.grant, state.swarm) if message.grant else None
         if grant is not None and grant.peer != session.peer:
-            raise PeerError("grant: of another peer")
+            raise PeerError("grant: belongs to another peer")
         if grant is None or not self._current(grant):
             state.outbox.send(session.peer, Refused("unknown", "Your lease is over: join again with your ticket."))
             return
@@ -165,18 +170,17 @@ class Admission:
         if state.succession:
             state.outbox.send(session.peer, Succession(state.succession))
 
-    # ------------------------------------------------------------ going
+    # ------------------------------------------------------------ leaving
 
     def freed(self, slot: int, peer: bytes) -> None:
-        """A lease has ended: nothing is kept of its holder, in memory or on disk, but whose ticket it used."""
+        """A lease has ended: forget its holder, in memory and on disk, except for its use of the ticket."""
         self._scheme.forget(slot)
         self._enrolled.pop(peer, None)
         self._fetched.forget(peer)
         self._state.outbox.emit(Persist(f"release/{slot}", f"grant/{slot}", b""))
 
     def kick(self, peer: bytes, now: float) -> bool:
-        """End its lease now: it gets nothing more, and may not come in again for a while, which is durable. False when
-        it has none."""
+        """End the lease of `peer` now, and refuse it for `BAN_S`, durably. False if it has no lease."""
         slot = self._book.slot_of.get(peer)
         if slot is None:
             return False
@@ -185,10 +189,10 @@ class Admission:
         for other in (*tickets.forgive(time), peer):
             name = f"kick/{other.hex()}"
             self._state.outbox.emit(Persist(name, name, tickets.kick_record(other)))
-        self._put_out(slot, peer, BARRED, now)
+        self._expel(slot, peer, BARRED, now)
         return True
 
-    def _put_out(self, slot: int, peer: bytes, why: str, now: float) -> None:
+    def _expel(self, slot: int, peer: bytes, why: str, now: float) -> None:
         self._book.release(slot)
         self.freed(slot, peer)
         self._state.outbox.send(peer, Refused("ticket", why))
@@ -197,17 +201,19 @@ class Admission:
         self._heartbeats.send(now)
 
     def revoke(self, ticket: bytes, now: float, *, undo: bool = False) -> list[bytes]:
-        """End a ticket, durably, and the leases that it led to; whose those were. `undo`: it is good again."""
+        """Revoke a ticket, durably, and end its leases; returns their holders. `undo`: make the ticket valid again."""
         self._book.tickets.revoke(ticket, undo=undo)
         self._persist_ticket(ticket)
         leases = [] if undo else [x for x in self._book.leases.values() if x.grant.capability == ticket]
         for lease in sorted(leases, key=lambda lease: lease.grant.slot):
-            self._put_out(lease.grant.slot, lease.grant.peer, REVOKED, now)
+            self._expel(lease.grant.slot, lease.grant.peer, REVOKED, now)
         return [lease.grant.peer for lease in leases]
 
     def bar(self, peer: bytes, now: float, *, undo: bool = False) -> bool:
-        """This peer comes in by no ticket any more, durably; its lease ends. `undo`: it may come in again. True when
-        it was not so before."""
+        """Refuse this peer with every ticket, durably, and end its lease. `undo`: admit it again.
+
+        True if that changed anything.
+        """
         changed = self._book.tickets.bar(peer, undo=undo)
         name = f"bar/{peer.hex()}"
         self._state.outbox.emit(Persist(name, name, self._book.tickets.bar_record(peer)))
@@ -216,13 +222,13 @@ class Admission:
             name = f"kick/{peer.hex()}"
             self._state.outbox.emit(Persist(name, name, b""))
         elif slot is not None:
-            self._put_out(slot, peer, BARRED, now)
+            self._expel(slot, peer, BARRED, now)
         return changed
 
     # ------------------------------------------------------------ quotas
 
     def said(self, report: Report, now: float) -> None:
-        """What a report says of blocks that were fetched and given."""
+        """Charge the blocks that a report says its author fetched, and gave to others."""
         self._charge(report.peer, self._fetched.own(report.peer, report.fetched_bytes), now)
         giver = self._book.leases.get(report.slot)
         for slot, total in report.gave if giver is not None else ():
@@ -235,13 +241,16 @@ class Admission:
                 )
 
     def gave(self, peer: bytes, size: int, now: float) -> None:
-        """We gave it a block, a list or a file."""
+        """The authority gave `peer` a block, hash list or file of `size` bytes."""
         if peer in self._book.slot_of:
             self._charge(peer, self._fetched.gave(peer, size), now)
 
     def _charge(self, peer: bytes, more: int, now: float, *, hearsay: bool = False) -> None:
-        """On its ticket. Who fetches beyond the quota is put out, and nobody comes in by that ticket any more.
-        `hearsay`: others say so; who is whole by then fetches nothing, whatever they say, and stays."""
+        """Charge `more` bytes to the ticket of `peer`.
+
+        A peer that fetches beyond the quota is expelled, and the ticket admits no peer any more. `hearsay`: other
+        members report the bytes; a peer that is complete by then stays, since it fetches nothing any more.
+        """
         slot = self._book.slot_of.get(peer)
         if slot is None or more == 0:
             return
@@ -254,4 +263,4 @@ class Admission:
             self._persist_ticket(ticket)
             report = self._book.leases[slot].report
             if not hearsay or report is None or report.catching_up < 1:
-                self._put_out(slot, peer, used.no_more, now)
+                self._expel(slot, peer, used.no_more, now)

@@ -1,7 +1,7 @@
-"""What the authority knows of a member beside its lease: how it asked to join, where it was seen and can be dialed.
+"""Enrolments: what the authority knows of a member besides its lease: its join request, and its addresses.
 
-It is made durable together with the grant, for without it a restarted authority would know of its members neither
-addresses nor uplinks, and would have to feed them all itself.
+An enrolment is made durable together with the grant. Without it, a restarted authority would know neither the addresses
+nor the uplinks of its members, and would have to serve them all itself.
 """
 
 from dataclasses import dataclass
@@ -22,59 +22,62 @@ __all__ = ["Enrolment", "Enrolments", "observed_addresses", "open_record", "reco
 
 
 def observed_addresses(addrs: tuple[str, ...], seen_at: str | None) -> tuple[str, ...]:
-    """Addresses as the world may dial them: a wildcard (`/ip4/0.0.0.0/...`) gets the host that we see the peer at."""
+    """Addresses as others can dial them: a wildcard (`/ip4/0.0.0.0/...`) is replaced by the host of `seen_at`."""
     seen = seen_at is not None and seen_at.startswith(("/ip4/", "/ip6/")) and not is_circuit(seen_at)
     host = seen_at.split("/")[2] if seen and seen_at is not None else None
-    made: list[str] = []
+    observed: list[str] = []
     for addr in addrs:
         parts = addr.split("/")
         if len(parts) > 2 and parts[2] in ("0.0.0.0", "::"):
             if host is None:
                 continue
             parts[1], parts[2] = "ip6" if ":" in host else "ip4", host
-        made.append("/".join(parts))
-    return tuple(dict.fromkeys(made))
+        observed.append("/".join(parts))
+    return tuple(dict.fromkeys(observed))
 
 
 MAX_PROBES: Final = 4
-"""Addresses of one member that are dialed back: as many as a ticket names of the seed."""
+"""Addresses of one member that are dialed back; a ticket names as many of the seed."""
 
 PROBE_AGAIN_S: Final = 600.0
-"""Boxes move and port mappings end."""
+"""Interval at which addresses are dialed back: machines move, and port mappings end."""
 
 
 @dataclass(slots=True)
 class Enrolment:
-    """One member's."""
+    """The enrolment of one member."""
 
     join: Join
     seen_at: str | None
-    """Where the transport saw it when it last came."""
+    """The remote address of its last connection."""
     held_once: bool = False
-    """It has held a version."""
+    """Whether it has ever held a version."""
     newest: VersionId | None = None
-    """The newest version that it said it holds, since it joined or the authority started."""
+    """The newest version that it reported, since it joined or the authority started."""
     proven: bool = False
-    """Others had verified bytes from it: it may stand inside a tree."""
+    """Whether others got verified bytes from it, so that it may be an interior node."""
     dialed: tuple[str, ...] = ()
-    """Where it answered when it was last dialed back."""
+    """The addresses at which it answered when it was last dialed back."""
     probed_at: float = float("-inf")
-    """Local time at which that was last begun."""
+    """Local time at which it was last dialed back."""
     saving: bool = False
-    """It says that it may send little more today: it gives nothing."""
+    """Whether it reported that its daily upload limit is nearly used up, so that plans give it no children."""
 
     def claims(self) -> tuple[str, ...]:
-        """The direct addresses that it may have: to be dialed back, nothing to rely on.
+        """The direct addresses that it claims, to be dialed back.
 
-        Of one that comes from the world no private ones: they are of another network than ours. And never a name, which
-        could lead to any host of ours: members resolve their own names before they say where they are.
+        Private addresses of a member that connects from the public network are left out: they are of another network.
+        Names are left out too, since they could lead to any host of ours: members resolve their names themselves.
         """
         seen, addrs = scope(self.seen_at), observed_addresses(self.join.addrs, self.seen_at)
         return tuple(a for a in addrs if not is_circuit(a) and not is_name(a) and scope(a) >= seen)[:MAX_PROBES]
 
     def member(self, slot: int, peer: bytes, *, leaf: bool) -> Member:
-        """What others are told. Its circuits stand as it named them, unless others would be led into networks of their
-        own: by a name, or by an address that is nearer than the member is seen."""
+        """The roster's entry of the member.
+
+        It has the member's relayed addresses (circuits) as claimed, except those that could lead other members into
+        their own networks: names, and addresses of a narrower scope than that at which we see the member.
+        """
         join, seen = self.join, scope(self.seen_at)
         circuits = tuple(a for a in join.addrs if is_circuit(a) and not is_name(a) and scope(a) >= seen)
         return Member(
@@ -84,21 +87,21 @@ class Enrolment:
 
 
 class Enrolments(dict[bytes, Enrolment]):
-    """By peer. Each is dialed back when it comes, and now and then: until it answers, nobody hears of its addresses."""
+    """Enrolments by peer. The authority dials members back, first and now and then, before it tells their addresses."""
 
     def __init__(self, outbox: Outbox) -> None:
         super().__init__()
         self._outbox = outbox
 
     def probe(self, peer: bytes, now: float) -> None:
-        """Dial it back at what it calls its addresses."""
+        """Dial a member back at the addresses that it claims."""
         enrolment = self[peer]
         enrolment.probed_at = now
         if claims := enrolment.claims():
             self._outbox.emit(Probe(peer, claims))
 
     def probed(self, event: Probed) -> bool:
-        """Where it answered; True when that is news."""
+        """Record the addresses at which a member answered; True if they changed."""
         enrolment = self.get(event.peer)
         if enrolment is None or enrolment.dialed == event.addrs:
             return False
@@ -106,8 +109,8 @@ class Enrolments(dict[bytes, Enrolment]):
         return True
 
     def probe_due(self, now: float) -> None:
-        """The one that has waited longest, if it is time: one a call, for each costs a handshake."""
-        due = [(each.probed_at, peer) for peer, each in self.items() if now - each.probed_at >= PROBE_AGAIN_S]
+        """Dial back the member that has waited longest, if due. One per call, since each costs a handshake."""
+        due = [(known.probed_at, peer) for peer, known in self.items() if now - known.probed_at >= PROBE_AGAIN_S]
         if due:
             self.probe(min(due)[1], now)
 
@@ -116,14 +119,14 @@ _decoder = msgspec.msgpack.Decoder(tuple[bytes, bytes, str | None, tuple[str, ..
 
 
 def record_of(sealed_grant: bytes, enrolment: Enrolment) -> bytes:
-    """What is persisted under `grant/SLOT`; an empty record stands for a released slot."""
+    """The record `grant/SLOT` to persist; an empty record stands for a released slot."""
     return msgspec.msgpack.encode(
         (sealed_grant, encode(enrolment.join), enrolment.seen_at, enrolment.dialed, enrolment.proven)
     )
 
 
 def open_record(record: bytes) -> tuple[bytes, Enrolment]:
-    """(sealed grant, enrolment). `PeerError` when the record is not one of ours."""
+    """(sealed grant, enrolment) of a record. Raises `PeerError` if it is malformed."""
     sealed, join, seen_at, dialed, proven = unpack(_decoder, record, "grant record")
     message = decode(join)
     if not isinstance(message, Join):

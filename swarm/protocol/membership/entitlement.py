@@ -1,7 +1,7 @@
 """Which children may take our uplink at once: those that the plan attaches to us, and those whose parent is lost.
 
-Other children are served when little waits for these (see `late_joiners`); else members that attach to everybody would
-take the uplinks of those that the plan attaches there.
+Other children are served while little is queued for these (see `late_joiners`); otherwise members that attach to every
+peer would take the uplinks of planned children.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ __all__ = ["Entitlement", "LostPeers", "OwnLease"]
 
 @dataclass(slots=True)
 class OwnLease:
-    """The grant that this peer shows to others. Changed by `Membership` alone."""
+    """The grant that this peer shows to others. Only `Membership` changes it."""
 
     is_authority: bool = False
     grant: Grant | None = None
@@ -24,14 +24,14 @@ class OwnLease:
 
     @property
     def slot(self) -> int | None:
-        """Where rosters name this peer: `AUTHORITY`, or a member's slot; None while it has no grant."""
+        """This peer's slot in rosters: `AUTHORITY`, or a member's slot; None while it has no grant."""
         if self.is_authority:
             return AUTHORITY
         return self.grant.slot if self.grant is not None else None
 
 
 class LostPeers:
-    """Of a member: the slots whose holders it lost as a parent or source, and the members whose sessions ended.
+    """The slots whose holders a member lost as parents or sources, and the members whose sessions ended.
 
     Times are local, in seconds.
     """
@@ -39,16 +39,16 @@ class LostPeers:
     def __init__(self, tuning: Tuning) -> None:
         self._tuning = tuning
         self._slots: dict[int, float] = {}
-        """When each slot's holder was lost."""
+        """The time at which each slot's holder was lost."""
         self._gone: dict[bytes, float] = {}
-        """When each member's session ended."""
+        """The time at which each member's session ended."""
 
     def lose(self, slot: int, now: float) -> None:
         """The holder of `slot` is gone, or does not answer."""
         self._slots[slot] = now
 
     def find(self, slot: int | None) -> bool:
-        """The holder of `slot` is there (again); whether it was lost."""
+        """The holder of `slot` is present (again); whether it was lost."""
         return slot is not None and self._slots.pop(slot, None) is not None
 
     def has(self, slot: int | None) -> bool:
@@ -60,12 +60,12 @@ class LostPeers:
         return tuple(sorted(s for s, at in self._slots.items() if now - at < self._tuning.soft_ttl_s))
 
     def forget_old(self, now: float) -> None:
-        """What was lost more than `soft_ttl_s` ago may be tried again."""
+        """Forget slots lost more than `soft_ttl_s` ago, so that their holders are tried again."""
         for slot in [s for s, at in self._slots.items() if now - at > self._tuning.soft_ttl_s]:
             del self._slots[slot]
 
     def new_roster(self, before: Roster | None, after: Roster) -> None:
-        """Forget slots that another peer holds now, or nobody."""
+        """Forget slots that another peer holds now, or none."""
         for slot in list(self._slots):
             was = before.member(slot) if before is not None else None
             if was is None or (holder := after.member(slot)) is None or holder.peer != was.peer:

@@ -1,4 +1,4 @@
-"""What neighbours say to one another without being asked, and of the roster when they are: greetings, news, changes."""
+"""Greetings and news between neighbours, and answers to requests for the roster."""
 
 from swarm.protocol.core.reach import Located, direct
 from swarm.protocol.core.version import VersionId
@@ -10,11 +10,11 @@ from swarm.protocol.state import State
 __all__ = ["give_roster", "greet", "let_go", "pass_on", "reach_out", "share_news"]
 
 STEPS_AT_ONCE = 16
-"""Changes of the roster that a greeting is answered with; who lacks more asks for them."""
+"""Upper bound of the roster changes in answer to a greeting; a peer that lacks more requests them."""
 
 
 def greet(state: State, peer: bytes) -> None:
-    """Say hello: who we are and how much we have heard."""
+    """Send a hello: our grant, and the newest roster, heartbeat and version that we know."""
     heartbeat, roster = state.leases.heartbeat, state.roster
     held = state.held or VersionId(0, 0)
     state.outbox.send(
@@ -30,11 +30,11 @@ def greet(state: State, peer: bytes) -> None:
 
 
 def share_news(state: State, peer: bytes, hello: Hello) -> None:
-    """Send whoever greeted us what is newer here than there."""
+    """Send a peer that greeted us the roster changes, heartbeat and manifest that are newer than its own."""
     if state.rosters.stamp > hello.roster:
         steps = state.rosters.since(hello.roster)
         for step in steps if steps is not None and len(steps) <= STEPS_AT_ONCE else [state.rosters.proof]:
-            state.outbox.send(peer, RosterStep(step))  # who lacks what it changes will ask
+            state.outbox.send(peer, RosterStep(step))  # a peer that lacks its base requests it
     if state.leases.heartbeat is not None and state.leases.heartbeat.stamp > hello.heartbeat:
         state.outbox.send(peer, HeartbeatNews(state.leases.sealed))
     if state.held is not None and state.held > (hello.epoch, hello.version):
@@ -42,7 +42,7 @@ def share_news(state: State, peer: bytes, hello: Hello) -> None:
 
 
 def reach_out(state: State, slot: int, place: Located, now: float) -> None:
-    """Dial those children of `slot` (ours; we stand at `place`) that cannot dial us: an edge needs one dialable end."""
+    """Dial our children that cannot dial us: an edge needs one dialable end. `slot`, `place`: our slot and place."""
     roster = state.roster
     if roster is None:
         return
@@ -53,14 +53,14 @@ def reach_out(state: State, slot: int, place: Located, now: float) -> None:
 
 
 def pass_on(state: State, roster: Roster) -> None:
-    """A newer roster: the change that led to it goes down two trees, others for each; gaps are asked for."""
+    """Send the change that led to a new roster down two trees, which rotate. Members request changes that they miss."""
     stripes = {roster.serial % max(1, roster.stripes), (roster.serial + 1) % max(1, roster.stripes)}
     for child in sorted({peer for k in stripes for peer in state.exchange.children.get(k, {})}):
         state.outbox.send(child, RosterStep(state.rosters.proof))
 
 
 def give_roster(state: State, session: Session, message: WantRoster, now: float) -> None:
-    """Answer with the changes that it lacks, or with all of it: that at most once a heartbeat."""
+    """Answer with the changes that the peer lacks, or with the whole roster, that at most once per heartbeat."""
     if not session.questions.take(1, now):
         return
     steps = state.rosters.since(message.have)
@@ -73,7 +73,7 @@ def give_roster(state: State, session: Session, message: WantRoster, now: float)
 
 
 def let_go(state: State, now: float) -> None:
-    """The authority keeps few sessions at any size of swarm: its children, and the last that said something."""
+    """Close surplus sessions: the authority keeps only those of its children, and of the members heard last."""
     surplus = sum(1 for _ in state.sessions) - state.tuning.sessions_kept
     if surplus <= 0:
         return

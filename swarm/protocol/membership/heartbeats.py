@@ -1,4 +1,4 @@
-"""The authority's heartbeats: its time, its head, and which leases live, sent to its children, which pass them on."""
+"""The authority's heartbeats: its time, its newest version and the live leases; its children forward them."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ __all__ = ["Heartbeats"]
 
 
 class Heartbeats:
-    """Of one boot of the authority. `plan_serial()`: the serial of the newest roster."""
+    """The heartbeats of one boot of the authority. `plan_serial()`: the serial of the newest roster."""
 
     def __init__(
         self,

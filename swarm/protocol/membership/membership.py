@@ -1,8 +1,8 @@
-"""A member among members: joining, saying hello, hanging on the right parents, renewing the lease.
+"""A member's part of membership: it joins, greets neighbours, attaches to its parents and renews its lease.
 
-Everything here follows from three signed documents: our grant, the newest roster, the newest heartbeat. A parent that
-dies or falls silent is replaced at once by a backup that the roster implies; the authority hears of it in our next
-report and plans anew at leisure.
+All decisions follow from three signed documents: our grant, the newest roster and the newest heartbeat. A parent that
+dies or falls silent is replaced at once by a backup, which follows from the roster. The authority learns of it from our
+next report, and plans again later.
 """
 
 from collections.abc import Mapping
@@ -25,15 +25,15 @@ from swarm.protocol.state import State
 __all__ = ["Membership", "reach_out"]
 
 DOUBT_S = 0.5
-"""Of whom nothing came for so long, while a version is on its way, is asked whether it is there: a parent, or whoever
-was asked for a chunk. It has as long again to answer, or four round trips. A loop that is busy, or a full uplink,
-takes less."""
+"""Ping a parent, or a peer that was asked for a chunk, that has been silent for this long while a version is in flight.
+It must answer within the same time, or four round trips if that is longer. A busy event loop or a full uplink delays
+an answer by less."""
 BACKUPS_TRIED = 64
-"""Of a large roster: where so many cannot be had it is we who are cut off."""
+"""Backups tried in a large roster: if none of them is usable, it is this member that is cut off."""
 
 
 class Membership:
-    """Our place in the swarm."""
+    """This member's place in the swarm."""
 
     def __init__(self, state: State, join: Join, authority: tuple[str, ...]) -> None:
         self._state = state
@@ -41,29 +41,29 @@ class Membership:
         self._authority = authority
         self.renewals = Renewals(state)
         self._backup: dict[int, bytes] = {}
-        """Whom we hang on in place of the planned parent, by stripe."""
+        """By stripe: the backup in place of the planned parent."""
         self._admitted_at = 0.0
         self._neighbours: tuple[Neighbour, ...] = ()
-        """Who has the roster, as long as we have none."""
+        """Members that have the roster, from the welcome, as long as we have none."""
         self._next_appeal = 0.0
-        """Not before then do we turn to the authority again by ourselves."""
+        """Local time before which we do not send the authority a join or a report on our own."""
         self._rest_until = 0.0
-        """Let go by the authority: not before then do we come back for work."""
+        """Local time until which we stay away after the authority has closed our session as surplus."""
         self._turn_at: float | None = None
-        """When we turn to the authority, of whom we hear nothing, or who does not hear of us."""
+        """Local time at which to contact the authority if we hear nothing from it, or it hears nothing from us."""
         self._distrusts = False
-        """A heartbeat was passed over, of a boot that lies too far ahead."""
+        """A heartbeat was ignored because its boot is too far in the future."""
         self.leaving = False
 
     # ------------------------------------------------------------ sessions
 
     def listening(self, addrs: tuple[str, ...]) -> None:
-        """Where we can be dialed, as far as our own machine knows; what was announced on purpose stands."""
+        """Add this machine's listening addresses to the join request, unless direct addresses were configured."""
         if all(is_circuit(address) for address in self._join.addrs):
             self._join = replace(self._join, addrs=(addrs + self._join.addrs)[:16])
 
     def up(self, session: Session, now: float) -> None:
-        """A session is open: ask to join, or say hello."""
+        """A session is open: send a join request or a hello."""
         if self._state.grant is not None:
             greet(self._state, session.peer)
         elif session.peer == self._state.swarm:
@@ -74,12 +74,12 @@ class Membership:
         self._state.outbox.send(self._state.swarm, self._join)
 
     def hello(self, session: Session, message: Hello, now: float) -> None:
-        """`PeerError` when its grant is not one. One that is over is no crime: its holder was asleep."""
+        """A neighbour greets us. Raises `PeerError` for a forged grant; an expired one only closes the session."""
         state = self._state
         if session.peer != state.swarm:
             grant = open_grant(message.grant, state.swarm)
             if grant.peer != session.peer:
-                raise PeerError("grant: of another peer")
+                raise PeerError("grant: belongs to another peer")
             session.slot, session.issued = grant.slot, grant.issued
             if self._is_over(session, now):
                 state.close(session.peer, "its lease is over")
@@ -90,26 +90,26 @@ class Membership:
         session.roster = max(session.roster, message.roster)
         if (
             heartbeat := state.leases.heartbeat
-        ) is not None:  # what a greeting names is a claim: never beyond the signed
+        ) is not None:  # a hello only claims: trust it no further than the signed heartbeat
             state.rosters.hear_of(min(message.roster, heartbeat.boot << 32 | heartbeat.roster), now)
         share_news(state, session.peer, message)
         self.rewire(now)
 
     def welcome(self, session: Session, message: Welcome, now: float) -> None:
-        """We are in."""
+        """The authority admitted us."""
         state = self._state
         if session.peer != state.swarm:
             raise PeerError("welcome: not from the authority")
         grant = open_grant(message.grant, state.swarm)
         if grant.peer != state.key.public:
-            raise PeerError("welcome: a grant for somebody else")
+            raise PeerError("welcome: the grant is for another peer")
         state.own_lease.grant, state.own_lease.sealed = grant, message.grant
         self.renewals.begin()
         session.ready = True
         state.sessions.ping(session, now)
         self._admitted_at = now
         self._neighbours = message.neighbours
-        for other in state.sessions:  # those who came before we had anything to show
+        for other in state.sessions:  # those that connected before we had a grant
             if other.peer != state.swarm:
                 greet(state, other.peer)
         self.heartbeat(message.heartbeat, now)
@@ -118,7 +118,10 @@ class Membership:
         state.outbox.notify(Joined(grant.slot, grant.serial))
 
     def refused(self, code: str, why: str, now: float) -> None:
-        """The authority says no: tell the face, and do not ask again at once. A grant that it does not know is void."""
+        """The authority refused us: tell the application, and wait before asking again.
+
+        If it does not know our grant, the grant is void, and we may join again at once.
+        """
         if code == "unknown":
             own = self._state.own_lease
             own.grant, own.sealed = None, b""
@@ -128,7 +131,7 @@ class Membership:
         self._state.outbox.notify(JoinRefused(code, why))
 
     def lost(self, peer: bytes, session: Session | None, now: float) -> None:
-        """A session ended: its stripes need another parent."""
+        """A session ended: find other parents for its stripes."""
         state = self._state
         stripes = state.exchange.lost_parent(peer)
         state.exchange.detached(peer, None)
@@ -142,7 +145,7 @@ class Membership:
     # ------------------------------------------------------------ documents
 
     def heartbeat(self, sealed: bytes, now: float) -> bool:
-        """Take a heartbeat in, pass it on, answer it with a report. True when it was news."""
+        """Take a heartbeat; if it is new, forward it and answer with a report. True if it is new."""
         state, before = self._state, self._state.leases.heartbeat
         if not state.leases.hear(sealed, state.swarm, now, state.latest_boot(now)):
             self._mind_boot(sealed, now)
@@ -154,7 +157,7 @@ class Membership:
             state.rosters.hear_of(heartbeat.boot << 32 | heartbeat.roster, now)
         restarted = before is not None and heartbeat is not None and heartbeat.boot > before.boot
         if restarted and state.sessions.ready(state.swarm):
-            # The authority that we have a session with may be the one that was replaced: this is how it hears of it.
+            # Our session may be with the process that was replaced: this tells it so.
             state.outbox.send(state.swarm, HeartbeatNews(sealed))
         if heartbeat is not None and state.grant is not None:
             self.report(now, turn=heartbeat.serial)
@@ -162,7 +165,7 @@ class Membership:
         return True
 
     def _mind_boot(self, sealed: bytes, now: float) -> None:
-        """Tell the face, once, where the authority's clock and ours are so far apart that its word is passed over."""
+        """Tell the application, once, that a heartbeat was ignored because our clock and the authority's differ."""
         if (
             not self._distrusts
             and sealed
@@ -172,13 +175,13 @@ class Membership:
             self._state.outbox.notify(ClocksApart())
 
     def roster(self, data: bytes, now: float) -> None:
-        """Take a whole roster in."""
+        """Take a whole roster."""
         before = self._state.roster
         if self._state.rosters.take_whole(data, self._state.latest_boot(now)):
             self._new_roster(before, now)
 
     def roster_step(self, session: Session, change: bytes, now: float) -> None:
-        """Take a change in; where it is of a roster that we lack, that one is asked for."""
+        """Take a change of the roster; if we lack the roster that it changes, request it."""
         before = self._state.roster
         session.roster = max(session.roster, open_change(change, self._state.swarm).stamp)
         if self._state.rosters.take_step(change, now, self._state.latest_boot(now)):
@@ -187,7 +190,7 @@ class Membership:
             self._mind_roster(now)
 
     def _new_roster(self, before: Roster | None, now: float) -> None:
-        """Pass the change on, move to the parents that it gives us."""
+        """Forward the change, and attach to the parents of the new roster."""
         state, roster = self._state, self._state.roster
         assert roster is not None
         self._neighbours = ()
@@ -199,7 +202,7 @@ class Membership:
         self.rewire(now)
 
     def _mind_roster(self, now: float) -> None:
-        """Ask for the roster that we lack; without any, reach for those who are said to have it."""
+        """Request the roster that we lack. Without any roster, dial the neighbours that the welcome named."""
         state = self._state
         for neighbour in self._neighbours[:3] if state.roster is None else ():
             state.sessions.reach(neighbour.peer, neighbour.addrs, now)
@@ -210,16 +213,16 @@ class Membership:
             state.outbox.send(peer, WantRoster(state.rosters.stamp))
 
     def _drop_the_dead(self, now: float) -> None:
-        """Past hard expiry a peer gets no content."""
+        """Close the sessions of members past hard expiry, which get no content."""
         state = self._state
         for session in state.sessions:
             if session.slot is not None and session.ready and self._is_over(session, now):
                 state.close(session.peer, "its lease is over")
 
     def _is_over(self, session: Session, now: float) -> bool:
-        """The lease that this member showed has expired, or its slot is another's by now.
+        """Whether the lease that this neighbour showed has expired, or its slot has another holder.
 
-        Of a grant younger than the newest heartbeat we cannot know better: it has no bit in it yet.
+        A grant younger than the newest heartbeat has no bit in it yet, so it counts as valid.
         """
         state = self._state
         heartbeat, roster = state.leases.heartbeat, state.roster
@@ -234,7 +237,7 @@ class Membership:
     # ------------------------------------------------------------ the trees
 
     def rewire(self, now: float) -> None:
-        """Hang on the right parent in each stripe: the planned one, or while it cannot be had the best backup."""
+        """Attach to the right parent in each stripe: the planned one, or a backup while that is not usable."""
         state = self._state
         roster, grant = state.roster, state.grant
         if self.leaving or roster is None or grant is None or roster.index_of(grant.slot) is None:
@@ -264,19 +267,19 @@ class Membership:
             state.exchange.attach_to(stripe, parent, state.floor, now, failover=failover)
 
     def _usable(self, roster: Roster, slot: int, now: float) -> bool:
-        """It lives, we have not lost it, and there is a session with it or a way to have one."""
+        """Whether the holder of `slot` is alive and not lost, and there is a session with it, or can be one."""
         state = self._state
         member, me = roster.member(slot), roster.member_of(state.key.public)
         if member is None or state.lost_peers.has(slot) or state.sessions.failing(member.peer, now):
             return False
-        # A backup does not know that we want it, so waiting to be dialed by it would be in vain.
+        # A backup does not know that we want to attach, so it will not dial us.
         if state.sessions.get(member.peer) is None and (me is None or not self._comes(roster, slot, me)):
             return False
         return state.leases.standing(slot, now).rights.content
 
     @staticmethod
     def _comes(roster: Roster, slot: int, me: Member) -> bool:
-        """We can dial the holder of `slot`, or it is to dial us: it finds us among its children."""
+        """Whether we can dial the holder of `slot`, or it will dial us because the roster lists us as its child."""
         member = roster.member(slot)
         if member is None:
             return False
@@ -284,7 +287,7 @@ class Membership:
         return bool(to_dial(me, member)) or (planned and joins(me, member))
 
     def _choose_backup(self, roster: Roster, stripe: int, slot: int, now: float) -> bytes:
-        """The first backup that can be had; one that we are connected to already goes first. At last the authority."""
+        """The best usable backup, with connected members first; the authority if there is none."""
         near = [s.slot for s in self._state.sessions if s.ready and s.slot is not None]
         anyone = islice(roster.each_backup(stripe, slot), BACKUPS_TRIED)
         for backup in chain(roster.each_backup(stripe, slot, among=near), anyone):
@@ -295,12 +298,12 @@ class Membership:
 
     @staticmethod
     def _has_uplink(roster: Roster, slot: int) -> bool:
-        """It passes on what it gets: none of those who give nothing, or nothing more today."""
+        """Whether the holder of `slot` forwards content: its uplink is not 0, and its daily limit not used up."""
         member = roster.member(slot)
         return member is not None and member.up_mbit > 0
 
     def _reach(self, roster: Roster, peer: bytes, now: float) -> bool:
-        """A session with `peer`, dialing it when the edge is ours to dial."""
+        """Whether there is a session with `peer`; dial it if it is our turn to dial."""
         state = self._state
         if peer == state.swarm:
             return state.sessions.reach(peer, roster.authority or self._authority, now)
@@ -314,13 +317,15 @@ class Membership:
     def report(
         self, now: float, turn: int | None = None, *, leaving: bool = False, links: tuple[Link, ...] = ()
     ) -> bytes:
-        """Say how we stand, and which parents we lost lately."""
+        """Send a report, with the parents that we lost lately; returns it sealed."""
         recent = self._state.lost_peers.recent(now)
         return self.renewals.report(now, turn=turn, leaving=leaving, lost=recent[:16], links=links)
 
     def budget(self, saving: bool, spent: bool, now: float) -> None:
-        """What we may send today is as good as used up (or not any more): say so at once, so that the plan reckons with
-        it; when all of it is, give nobody anything."""
+        """The daily upload limit is nearly used up (`saving`) or used up (`spent`), or not any more.
+
+        Report a change of `saving` at once, so that the next plan accounts for it. While `spent`, send no content.
+        """
         state = self._state
         if self.renewals.note_saving(saving):
             self.report(now)
@@ -331,7 +336,10 @@ class Membership:
     # ------------------------------------------------------------ time
 
     def tick(self, now: float, asked: Mapping[bytes, float] | None = None) -> list[bytes]:
-        """`asked`: of whom we want chunks beside our parents, and since when. Who of all these does not answer."""
+        """Do what is due; returns the parents and sources that do not answer.
+
+        `asked`: peers besides our parents that were asked for chunks, and the local time of the request.
+        """
         state = self._state
         if self.leaving:
             return []
@@ -344,19 +352,19 @@ class Membership:
         self._find_silent(now)
         stuck = self._find_stuck(now, asked or {})
         self.rewire(now)
-        if self.renewals.account.engine and now >= self._rest_until:  # work comes from the authority itself
+        if self.renewals.account.engine and now >= self._rest_until:  # work comes from the authority's own session
             state.sessions.reach(state.swarm, self._authority, now)
         self.renewals.tick(now)
         self._mind_own_lease(now)
         return stuck
 
     def answered(self, session: Session, now: float) -> None:
-        """It is there after all."""
+        """A peer answered a ping: it is not lost."""
         if self._state.lost_peers.find(session.slot):
             self.rewire(now)
 
     def _expects(self, now: float) -> bool:
-        """Something is on its way to us: we know of what we lack, or some stripe flows. (A trainer may pause.)"""
+        """Whether data should arrive: a known version is incomplete, or a stripe made progress lately."""
         state = self._state
         begun = [v for v in state.chunks.versions.values() if v.id > state.floor and not v.complete]
         known = any(v.manifest is not None or v.whole_chunks < len(v.chunks) for v in begun)
@@ -364,8 +372,10 @@ class Membership:
         return known or (bool(begun) and now - newest < 2 * DOUBT_S)
 
     def _find_stuck(self, now: float, asked: Mapping[bytes, float]) -> list[bytes]:
-        """A parent that brings nothing, and does not answer, is replaced until it does, and so is whom we asked for a
-        chunk. (A closed connection says so by itself; a frozen process, or a cut cable, does not.)"""
+        """Find parents and asked peers that send nothing and do not answer a ping; they are replaced until they do.
+
+        This detects frozen processes and cut cables; a closed connection is reported by the transport.
+        """
         state, stuck = self._state, list[bytes]()
         if not self._expects(now):
             return stuck
@@ -387,37 +397,38 @@ class Membership:
         return stuck
 
     def _find_silent(self, now: float) -> None:
-        """A parent that says nothing for three heartbeats while others do has stopped: the library will not tell."""
+        """Close sessions with parents that were silent for three heartbeats: the transport may not report it."""
         state = self._state
         limit = 3 * state.tuning.heartbeat_s
         if now - state.leases.heard_at > limit:
-            return  # the authority itself is silent: nobody has anything to say
-        hung_at: dict[bytes, float] = {}
+            return  # the authority itself is silent, so no parent has anything to send
+        attached_at: dict[bytes, float] = {}
         for edge in state.exchange.parents.values():
-            hung_at[edge.peer] = min(edge.since, hung_at.get(edge.peer, edge.since))
-        for peer in sorted(hung_at):
+            attached_at[edge.peer] = min(edge.since, attached_at.get(edge.peer, edge.since))
+        for peer in sorted(attached_at):
             session = state.sessions.get(peer)
-            # A backup had nothing to say until we hung on it: its silence counts from then on.
-            if session is not None and now - max(session.heard_at, hung_at[peer]) > limit:
+            # A backup had no reason to send before we attached to it, so its silence counts from then on.
+            if session is not None and now - max(session.heard_at, attached_at[peer]) > limit:
                 if session.slot is not None:
                     state.lost_peers.lose(session.slot, now)
                 state.close(peer, "silent for three heartbeats")
 
     def let_go(self, now: float) -> None:
-        """The authority keeps few sessions: come back when there is something to say."""
+        """The authority closed our session, because it keeps few: stay away until there is something to send."""
         rest_s = self._state.tuning.rest_beats * self._state.tuning.heartbeat_s
         self._rest_until = now + rest_s * self._state.rng.uniform(0.5, 1.5)
 
     def come_back(self) -> None:
-        """There is something to say to the authority, who let us go: no more rest."""
+        """There is something to send to the authority that closed our session: do not stay away any longer."""
         self._rest_until = 0.0
 
     def _mind_own_lease(self, now: float) -> None:
-        """Not fresh in the newest heartbeat: the reports do not arrive, so talk to the authority directly.
+        """Contact the authority directly if our lease is not fresh, or no heartbeat comes.
 
-        When no heartbeat comes it is the authority that is gone, or restarted: those that hang on it look at once, and
-        what they hear flows down the trees. In either case the others wait their turn, so that thousands that lost one
-        head, or the trainer, do not come together.
+        Without a fresh lease in the newest heartbeat, our reports do not arrive. Without a heartbeat, the authority is
+        gone or has restarted; then its children look for it at once, and what they hear flows down the trees. The other
+        members wait for a random time in both cases, so that thousands that lost one root child, or the trainer, do not
+        connect at once.
         """
         state = self._state
         grant = state.grant
@@ -434,8 +445,10 @@ class Membership:
                 state.outbox.send(state.swarm, Reports(0, (sealed,)))
 
     def _is_turn(self, now: float, *, late: bool) -> bool:
-        """Of the members that hear nothing (`late`), or of whom nothing is heard, whether it is our turn to look for
-        the authority. Who is not heard must not wait until its lease is over."""
+        """Whether it is our turn to contact the authority; `late`: no heartbeat comes.
+
+        A member whose reports do not arrive must not wait until its lease is over.
+        """
         state, roster, grant = self._state, self._state.roster, self._state.grant
         assert grant is not None
         if roster is None or any(roster.parent(k, grant.slot) == AUTHORITY for k in range(roster.stripes)):
@@ -451,7 +464,7 @@ class Membership:
         return now >= self._turn_at
 
     def leave(self, now: float) -> None:
-        """Release the lease: tell the authority and everybody we are connected to."""
+        """Release the lease: send the release to the authority and to all neighbours."""
         self.leaving = True
         sealed = self.report(now, leaving=True)
         for session in self._state.sessions:

@@ -1,12 +1,12 @@
-"""How much each peer fetched while catching up, for the quota of its ticket.
+"""How many bytes each peer fetched while catching up, for the quota of its ticket.
 
-Three say so: the peer itself, the authority of what it gave, and the givers of what they gave. A peer may say too
-little, and a giver too much. So what counts is the most of what it says itself and of what the others say, where
-whoever says most is left out: one giver of the peer's own ticket, or all givers of another ticket. However many
-machines another ticket brought in, they can charge nobody; and a peer that hides what it fetched from several is found
-out.
+There are three sources: the peer's own reports, the authority's count of what it gave, and the reports of other givers.
+A peer may report too little, and a giver too much. So the larger of two sums counts: the peer's own, and that of the
+authority and the givers without the side that reports most. A side is one giver of the peer's own ticket, or all givers
+of another ticket. So the machines of another ticket, however many, cannot charge a peer; and a peer that hides what it
+fetched from several givers is still charged.
 
-All totals are those since the grant under which they are said, so none is lost with a report.
+Every total counts from the grant under which it is reported, so a lost report loses no bytes.
 """
 
 from collections import Counter
@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 __all__ = ["MOST_BYTES", "Fetched"]
 
 MOST_BYTES = 1 << 50
-"""A petabyte: no machine fetches more under one grant. What is said beyond it is no number to reckon with."""
+"""Upper bound of every total: 1 PiB. No machine fetches more under one grant, so larger numbers are false."""
 
 
 @dataclass(slots=True)
 class _Total:
-    """What was counted of a total that somebody repeats, and that begins anew with each of its grants."""
+    """The bytes counted from a total that is reported repeatedly, and that restarts at zero with each new grant."""
 
     last: int = 0
     counted: int = 0
@@ -33,18 +33,21 @@ class _Total:
 
 @dataclass(slots=True)
 class _Peer:
+    """The reports about one peer."""
+
     own: _Total = field(default_factory=_Total)
     ours: int = 0
-    """What the authority gave it."""
+    """Bytes that the authority gave it."""
     said: dict[bytes, _Total] = field(default_factory=dict)
-    """By giver."""
+    """The totals that givers report, by giver."""
     sides: dict[bytes, bytes] = field(default_factory=dict)
-    """By giver, whom it may conspire with: others of the same side are left out together with it."""
-    told: int = 0
-    """What the ticket has been charged."""
+    """The side of each giver: givers of one side may conspire, so they are left out together."""
+    charged: int = 0
+    """Bytes charged to the ticket so far."""
 
     @property
     def fetched_bytes(self) -> int:
+        """The bytes that count; see the top of this file."""
         said: Counter[bytes] = Counter()
         for giver, total in self.said.items():
             said[self.sides[giver]] += total.counted
@@ -52,25 +55,28 @@ class _Peer:
 
 
 class Fetched:
-    """By peer, of those that have a lease."""
+    """The bytes fetched by each peer that has a lease."""
 
     def __init__(self) -> None:
         self._peers: dict[bytes, _Peer] = {}
         self._resumed: set[tuple[bytes, bytes]] = set()
-        """(who says it, of whom): heard of before our start, so that the first total is where we begin to count."""
+        """(reporter, peer) of totals from before the authority's start, of which the first heard is the baseline."""
         self._before: set[bytes] = set()
 
     def resume(self, peer: bytes) -> None:
-        """It has a lease of an earlier boot: what it says of earlier times has been counted."""
+        """The peer has a lease of an earlier boot: what it reported then has been counted."""
         self._before.add(peer)
 
     def own(self, peer: bytes, total: int) -> int:
-        """It says that it fetched so much; by how much the charge on its ticket rises."""
+        """The peer reports that it fetched `total` bytes; the bytes to charge to its ticket now."""
         self._hear(self._of(peer).own, peer, peer, total)
         return self._charge(peer)
 
     def said(self, giver: bytes, peer: bytes, total: int, side: bytes = b"") -> int:
-        """Another member says that it gave it so much. `side`: its ticket, if that is another than the peer's."""
+        """A giver reports that it gave the peer `total` bytes; the bytes to charge now.
+
+        `side`: the giver's ticket, if it is not the peer's.
+        """
         if giver == peer:
             return 0
         self._of(peer).sides[giver] = side or giver
@@ -78,30 +84,30 @@ class Fetched:
         return self._charge(peer)
 
     def gave(self, peer: bytes, more: int) -> int:
-        """We gave it so much more ourselves."""
+        """The authority gave the peer `more` bytes; the bytes to charge now."""
         self._of(peer).ours += more
         return self._charge(peer)
 
     def forget(self, peer: bytes) -> None:
-        """Its lease has ended."""
+        """The peer's lease has ended."""
         self._peers.pop(peer, None)
         self._before.discard(peer)
         self._resumed = {pair for pair in self._resumed if peer not in pair}
-        for each in self._peers.values():
-            if peer in each.said:  # what it said stands; said anew, it is of another grant
-                each.said[peer].last = 0
+        for other in self._peers.values():
+            if peer in other.said:  # what it reported still counts; its next report is of another grant
+                other.said[peer].last = 0
 
-    def _hear(self, total: _Total, sayer: bytes, peer: bytes, number: int) -> None:
-        if sayer in self._before and (sayer, peer) not in self._resumed:
-            self._resumed.add((sayer, peer))
+    def _hear(self, total: _Total, reporter: bytes, peer: bytes, number: int) -> None:
+        if reporter in self._before and (reporter, peer) not in self._resumed:
+            self._resumed.add((reporter, peer))
             total.last = min(number, MOST_BYTES)
         else:
             total.hear(number)
 
     def _charge(self, peer: bytes) -> int:
-        each = self._of(peer)
-        more = max(0, each.fetched_bytes - each.told)
-        each.told += more
+        reports = self._of(peer)
+        more = max(0, reports.fetched_bytes - reports.charged)
+        reports.charged += more
         return more
 
     def _of(self, peer: bytes) -> _Peer:

@@ -1,7 +1,7 @@
-"""A member's renewals: reports over the newest heartbeat, signed, and how they climb to the authority.
+"""Renewals: signed reports over the newest heartbeat, which renew a member's lease, and their way to the authority.
 
-Each report goes up two trees, others for each heartbeat; every node on the way gathers what comes in for
-`report_batch_s` and passes it on once. Nobody can forge one, and an old one renews nothing.
+Each report goes up two trees, which rotate with each heartbeat. Every node on the way collects reports for
+`report_batch_s` and forwards them together. Reports are signed, and a report over an old heartbeat renews nothing.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,9 +19,9 @@ from swarm.protocol.state import State
 __all__ = ["Account", "Renewals"]
 
 REPORTS_A_MESSAGE = 128
-"""Reports that we put into one message, of about 300 bytes each. To verify them takes whoever gets them 17 ms."""
+"""Reports in one message, of about 300 bytes each. The receiver takes 17 ms to verify them."""
 TOLD_TIMES = 3
-"""What was given to whom is said in so many reports, of which one will arrive; the next gift says it again."""
+"""An upload total is repeated in this number of reports, so that one arrives; and again after the next upload."""
 
 
 def batched(items: Iterable[bytes], size: int) -> Iterator[tuple[bytes, ...]]:
@@ -33,7 +33,7 @@ def batched(items: Iterable[bytes], size: int) -> Iterator[tuple[bytes, ...]]:
 
 @dataclass(slots=True)
 class Account:
-    """What the face tells us to say of ourselves in reports."""
+    """What the application tells the member to report of itself."""
 
     engine: str = ""
     engine_version: VersionId = VersionId(0, 0)  # noqa: RUF009 - a tuple cannot be changed
@@ -43,71 +43,71 @@ class Account:
 
 
 class Renewals:
-    """Our own reports, and those that climb through us."""
+    """A member's own reports, and those that it forwards."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self.account = Account()
         self._catching_up = 0.0
-        """How much of the model we have; 1: all."""
+        """The share of the model that we have, 0 to 1."""
         self._saving = False
-        """What we may send today is as good as used up."""
+        """Whether the daily upload limit is nearly used up."""
         self._fetched_bytes = 0
         self._gave: dict[bytes, int] = {}
-        """Bytes of blocks by peer, since our grant."""
+        """Bytes of blocks given to each peer since our grant."""
         self._untold: dict[bytes, int] = {}
-        """Of whom it is still to be said, and how often."""
+        """Peers whose total is to be reported, and how often."""
         self._counter = 0
         self._climbing: dict[int, dict[int, bytes]] = {}
-        """Reports to pass on, sealed, by stripe and slot."""
+        """Sealed reports to forward, by stripe and slot."""
         self._climbed: dict[tuple[int, int], tuple[int, int]] = {}
-        """By stripe and slot, the newest report that we passed on: (serial of the grant, counter)."""
+        """By stripe and slot, the newest report that was queued to forward: (serial of the grant, counter)."""
         self._climb_at = 0.0
 
     def begin(self) -> None:
-        """We have a new grant: all is counted from here on."""
+        """There is a new grant: all totals restart at zero."""
         self._counter = self._fetched_bytes = 0
         self._gave.clear()
         self._untold.clear()
 
     def note_progress(self, fraction: float) -> None:
-        """We have so much of the model, 0 to 1: what reports say from now on."""
+        """Set the share of the model that we have, 0 to 1, for later reports."""
         self._catching_up = fraction
 
     def note_saving(self, saving: bool) -> bool:
-        """What we may send today is as good as used up, or not any more; True when that is news."""
+        """Set whether the daily upload limit is nearly used up; True if that changed."""
         news, self._saving = self._saving != saving, saving
         return news
 
     def new_roster(self, roster: Roster) -> None:
-        """What was kept of those who are gone may go."""
+        """Forget members that have left the roster."""
         self._climbed = {(k, s): n for (k, s), n in self._climbed.items() if roster.member(s) is not None}
         for peer in [p for p in self._gave if roster.member_of(p) is None]:
             del self._gave[peer]
             self._untold.pop(peer, None)
 
-    # ------------------------------------------------------------ blocks, which tickets may limit
+    # ------------------------------------------------------------ blocks, for the quotas of tickets
 
     def fetched(self, size: int) -> None:
-        """So many bytes of blocks, lists and files came."""
+        """`size` bytes of blocks, hash lists or files came."""
         self._fetched_bytes += size
 
     def gave(self, peer: bytes, size: int) -> None:
-        """And so many left for `peer`."""
+        """`size` bytes of them were given to `peer`."""
         self._gave[peer] = self._gave.get(peer, 0) + size
         self._untold[peer] = TOLD_TIMES
 
     def _uploads(self) -> tuple[tuple[int, int], ...]:
-        """Those that are to be told, by slot."""
+        """The upload totals to report now: (slot, bytes)."""
         roster = self._state.roster
-        made: list[tuple[int, int]] = []
+        totals: list[tuple[int, int]] = []
         for peer, times in list(self._untold.items())[:MAX_UPLOADS]:
             del self._untold[peer]
             if times > 1:
-                self._untold[peer] = times - 1  # at the end: the others' turn
+                self._untold[peer] = times - 1  # moves to the end, so that the others get their turn
             if roster is not None and (member := roster.member_of(peer)) is not None:
-                made.append((member.slot, self._gave[peer]))
-        return tuple(made)
+                totals.append((member.slot, self._gave[peer]))
+        return tuple(totals)
 
     # ------------------------------------------------------------ reports
 
@@ -120,7 +120,7 @@ class Renewals:
         lost: tuple[int, ...] = (),
         links: tuple[Link, ...] = (),
     ) -> bytes:
-        """Sign a report over the last heartbeat and start it up two trees (which ones: `turn`)."""
+        """Sign a report over the newest heartbeat and send it up two trees, which `turn` selects."""
         state = self._state
         grant, heartbeat = state.grant, state.leases.heartbeat
         if grant is None or heartbeat is None:
@@ -145,10 +145,10 @@ class Renewals:
         return sealed
 
     def climb(self, session: Session, message: Reports, now: float) -> None:
-        """A child's reports: on to our own parent of that stripe, if they are of the holders of their slots.
+        """Take a child's reports, to forward them to our parent of that stripe if their authors hold their slots.
 
-        A neighbour that is not our child in that stripe brings its own report only. Raises `PeerError` for a forged
-        one: whoever passes reports on verifies them first, so the neighbour that brought it forged it.
+        A neighbour that is not our child in that stripe may send only its own report. Raises `PeerError` for a forged
+        report: every node verifies reports before it forwards them, so the neighbour that sent it is to blame.
         """
         roster = self._state.roster
         if roster is None or message.stripe >= roster.stripes:
@@ -166,8 +166,10 @@ class Renewals:
                 self._climb(message.stripe, report.slot, (report.grant, report.counter), sealed, now)
 
     def farewell(self, session: Session, release: bytes, now: float) -> None:
-        """A neighbour leaves: its release climbs on a stripe that does not hang on it, if it cannot reach the authority
-        itself."""
+        """Forward the release of a neighbour that leaves, up a stripe in which it is not our parent.
+
+        It may have no session with the authority itself.
+        """
         edges = self._state.exchange.parents
         stripe = next((k for k in sorted(edges) if edges[k].peer != session.peer), None)
         if stripe is not None:
@@ -182,7 +184,7 @@ class Renewals:
         self._climbing.setdefault(stripe, {})[slot] = sealed
 
     def tick(self, now: float) -> None:
-        """Pass on what was gathered, when it is time."""
+        """Forward the collected reports when they are due."""
         if not self._climbing or now < self._climb_at:
             return
         state = self._state

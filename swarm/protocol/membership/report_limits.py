@@ -1,13 +1,13 @@
-"""How many reports a neighbour may have the authority or a member verify."""
+"""The limits on the reports that a neighbour may have the authority or a member verify."""
 
 from swarm.protocol.membership.session import Session
 
 __all__ = ["REPORTS_TAKEN", "may_verify"]
 
 REPORTS_TAKEN = 1024
-"""Reports that are looked at in one message: as many as members of earlier releases put into one."""
+"""Reports that are read of one message: as many as members of earlier releases put into one."""
 REPORTS_A_MEMBER = 3
-"""Reports of each member that one neighbour may bring us between two heartbeats, on average: one up each of two trees,
+"""Reports of each member that one neighbour may send us between two heartbeats, on average: one up each of two trees,
 and one when the member holds a new version."""
 
 

@@ -1,7 +1,7 @@
-"""The roster as one peer holds it: the newest that it has, the last changes, and whom to ask for what it lacks.
+"""The roster book of a peer: the newest roster that it holds, the last changes, and the peer to ask for missing ones.
 
-Changes come down two trees, which rotate. One that overtook another waits for it; a gap (the heartbeat, a hello or a
-change names a roster that we do not have) is asked for: of whoever named it, of any neighbour, of the authority last.
+Changes come down two trees, which rotate. A change that arrives before the one it follows waits for it. If a heartbeat,
+a hello or a change names a roster that we lack, we request it: from a peer that named it, and from the authority last.
 """
 
 from collections import OrderedDict
@@ -15,24 +15,24 @@ __all__ = ["RosterBook"]
 
 LOG_CHANGES = 128
 LOG_BYTES = 256 << 10
-"""Changes kept for others: at ten a minute those of ten minutes. Who slept longer is given the roster whole."""
+"""Bounds of the changes kept for others: ten minutes at ten a minute. A peer that lacks more gets the whole roster."""
 SMALL = 64
-"""A roster of so many members is 8 KB: the trainer can give it to each of them."""
+"""Members: a roster of this size is 8 KB, which the authority can give to every member."""
 WAITING = 32
-"""Changes that came before the one they follow: few, for trees keep order."""
+"""Upper bound of the changes that wait for the one they follow: few, since trees keep order."""
 
 
 class RosterBook:
-    """Holds what was verified. `roster` is None until the first came."""
+    """Holds verified rosters and changes. `roster` is None until the first one came."""
 
     def __init__(self, swarm: bytes, tuning: Tuning) -> None:
         self._swarm = swarm
         self._tuning = tuning
         self.roster: Roster | None = None
         self.proof = b""
-        """The sealed change that led to it."""
+        """The sealed change that led to `roster`."""
         self._log: OrderedDict[int, bytes] = OrderedDict()
-        """By the stamp that each changes, in order."""
+        """The last changes, in order, by the stamp of the roster that each changes."""
         self._log_bytes = 0
         self._waiting: dict[int, bytes] = {}
         self._heard_of = 0
@@ -43,15 +43,18 @@ class RosterBook:
     def stamp(self) -> int:
         return 0 if self.roster is None else self.roster.stamp
 
-    # ------------------------------------------------------------ what comes
+    # ------------------------------------------------------------ updates
 
     def set(self, roster: Roster, proof: bytes) -> None:
-        """The authority's own next roster."""
+        """Set the next roster, at the authority."""
         self._note(proof)
         self.roster, self.proof = roster, proof
 
     def take_whole(self, data: bytes, latest_boot: int = MAX_BOOT) -> bool:
-        """True when it is news, and of no boot after `latest_boot`. `PeerError` when it is forged or no plan."""
+        """Take a whole roster; True if it is new, and of a boot up to `latest_boot`.
+
+        Raises `PeerError` if it is forged or not a valid plan.
+        """
         roster, proof = open_whole(data, self._swarm)
         if roster.stamp <= self.stamp or roster.boot > latest_boot:
             return False
@@ -62,8 +65,10 @@ class RosterBook:
         return True
 
     def take_step(self, sealed: bytes, now: float, latest_boot: int = MAX_BOOT) -> bool:
-        """True when our roster moved on. `PeerError` when it is forged, or does not fit. One of a boot after
-        `latest_boot` is passed over."""
+        """Take a change; True if our roster advanced. A change of a boot after `latest_boot` is ignored.
+
+        Raises `PeerError` if it is forged or does not lead to a valid plan.
+        """
         if sealed == self.proof:
             return False
         change = open_change(sealed, self._swarm)
@@ -71,13 +76,13 @@ class RosterBook:
             return False
         self.hear_of(change.stamp, now)
         if change.base == 0:
-            self._behind_since = float("-inf")  # no other change leads there: no use in waiting for one
+            self._behind_since = float("-inf")  # no change leads to this roster, so do not wait for one
         if len(self._waiting) < WAITING and change.base:
             self._waiting[change.base] = sealed
         return self._follow()
 
     def _follow(self) -> bool:
-        """Apply what waits for the roster that we have."""
+        """Apply the waiting changes that follow our roster; whether there were any."""
         moved = False
         while self.roster is not None and (sealed := self._waiting.pop(self.roster.stamp, None)) is not None:
             after = advance(self.roster, sealed, self._swarm)
@@ -97,10 +102,10 @@ class RosterBook:
         while len(self._log) > LOG_CHANGES or self._log_bytes > LOG_BYTES:
             self._log_bytes -= len(self._log.popitem(last=False)[1])
 
-    # ------------------------------------------------------------ what others lack
+    # ------------------------------------------------------------ for others
 
     def since(self, stamp: int) -> list[bytes] | None:
-        """The changes that lead from that roster to ours; None when we do not have them all."""
+        """The changes from the roster with this stamp to ours; None if we do not have them all."""
         steps: list[bytes] = []
         for base, sealed in self._log.items():
             if base == stamp or steps:
@@ -110,10 +115,10 @@ class RosterBook:
     def whole(self) -> bytes:
         return b"" if self.roster is None else whole(self.roster, self.proof)
 
-    # ------------------------------------------------------------ what we lack
+    # ------------------------------------------------------------ missing changes
 
     def hear_of(self, stamp: int, now: float) -> None:
-        """Somebody named a roster."""
+        """A peer named a roster with this stamp."""
         if stamp > max(self._heard_of, self.stamp):
             if self._heard_of <= self.stamp:
                 self._behind_since = now
@@ -122,10 +127,11 @@ class RosterBook:
     def whom_to_ask(
         self, sessions: Sessions, authority: bytes, now: float, *, admitted_at: float, head: bool
     ) -> bytes | None:
-        """Whom to ask for the roster, now; None when there is no need, or nobody.
+        """The peer to ask for the roster now; None if there is no need, or no such peer.
 
-        A change that is on its way needs no asking: half a heartbeat passes first, unless we have no roster at all.
-        The authority is asked at once by those that hang on it (`head`) and in small swarms, else when nobody has it.
+        A missing change is probably in flight, so we wait half a heartbeat first, unless we have no roster at all. The
+        authority is asked at once by its root children (`head`) and in small swarms, and otherwise if no peer has the
+        roster after `pull_deadline_s`.
         """
         if self.roster is not None:
             patient = now - self._behind_since < self._tuning.heartbeat_s / 2

@@ -1,4 +1,4 @@
-"""Who we are connected to, and whom we try to reach: sessions with their standing, dials with their back-off."""
+"""Sessions with peers, and dials with their back-off."""
 
 import random
 from collections.abc import Container, Iterator
@@ -14,64 +14,64 @@ from swarm.protocol.core.wire import Ping
 __all__ = ["BAN_S", "Session", "Sessions", "pay_for_attaching"]
 
 BAN_S = 600.0
-"""How long a peer that sent false bytes is refused by whoever saw it."""
+"""Seconds for which a peer refuses another that sent it invalid bytes."""
 ATTACHES_S = 16.0
 ATTACHES = 1024.0
 HAVES_AN_ATTACH = 64
-"""How often one session may attach a second, and at once; and so many chunks that an attachment lists cost as much as
-one without. Each has headers sent again, and its list decoded and walked (0.1 ms a hundred). A node that loses all of
-its parents amid a version of 9 GB attaches to eight stripes and lists 4,500 chunks each time: 570."""
+"""The rate (per second) and burst of attachments of one session. `HAVES_AN_ATTACH` listed chunks cost as much as one
+attachment. Each attachment makes us send headers again, and decode its list (0.1 ms per hundred chunks). A node that
+loses all its parents during a version of 9 GB attaches in eight stripes with 4,500 chunks each, which costs 570."""
 QUESTIONS_S = 10.0
 QUESTIONS = 40.0
-"""Questions about the roster that one session may ask a second, and at once. A member asks when it finds a gap, at most
-once in `pull_deadline_s`; each answer may be a quarter of a megabyte."""
+"""The rate (per second) and burst of roster requests of one session. A member sends one when a change is missing, at
+most once in `pull_deadline_s`; an answer may be a quarter of a megabyte."""
 
 
 @dataclass(slots=True)
 class Session:
-    """A control session with one peer."""
+    """A control session with one peer. Times are local, in seconds, unless noted."""
 
     peer: bytes
     since: float
     heard_at: float
     address: str | None = None
     slot: int | None = None
-    """The slot that its grant names, once it has said hello; None before, and for the authority."""
+    """The slot of its grant, after its hello; None before, and for the authority."""
     issued: float = 0.0
-    """When that grant was given (authority time)."""
+    """When its grant was issued (authority time)."""
     asked_at: float = float("-inf")
-    """Local time at which it last asked to join."""
+    """When it last asked to join."""
     roster: int = 0
-    """Stamp of the newest roster that it named."""
+    """The stamp of the newest roster that it named."""
     wanted_roster_at: float = float("-inf")
-    """When we last asked it for the roster."""
+    """When we last requested the roster from it."""
     gave_roster_at: float = float("-inf")
-    """When we last gave it the whole one."""
+    """When we last sent it the whole roster."""
     rtt_s: float = 0.0
-    """Shortest round trip measured; 0: none yet."""
+    """The shortest round trip measured, in seconds; 0 before the first."""
     pinged_at: float = float("-inf")
-    """When we last asked how far it is."""
+    """When we last sent it a ping."""
     closing: bool = False
-    """We have asked for its end."""
+    """We have asked the runtime to close it."""
     ready: bool = False
-    """It has proven that it belongs: content may flow."""
+    """The peer has proven that it belongs to the swarm, so content may flow."""
     reports: Bucket = field(default_factory=lambda: Bucket(1.0, 1.0))
-    """How many reports it may still have us verify; see `renewals.may_verify`."""
+    """Reports that it may still have us verify; see `report_limits.may_verify`."""
     attaches: Bucket = field(default_factory=lambda: Bucket(ATTACHES_S, ATTACHES))
-    """How often it may still attach; see `pay_for_attaching`."""
+    """Attachments that it may still make; see `pay_for_attaching`."""
     questions: Bucket = field(default_factory=lambda: Bucket(QUESTIONS_S, QUESTIONS))
-    """How many questions about the roster it may still ask."""
+    """Roster requests that it may still send."""
 
 
 def pay_for_attaching(session: Session, haves: int, now: float) -> None:
-    """A child attaches, and lists so many chunks. `PeerError` when it does so again and again."""
+    """Charge an attachment that lists `haves` chunks. Raises `PeerError` if a child attaches too often."""
     if not session.attaches.take(1 + haves / HAVES_AN_ATTACH, now):
-        raise PeerError("attach: far more often, or with far more chunks, than any plan has a child attach")
+        raise PeerError("attach: far more often, or with far more chunks, than any plan makes a child attach")
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """A peer that we want to reach."""
+    """The dials to a peer."""
 
     failures: int = 0
     dialing: bool = False
@@ -79,8 +79,11 @@ class _Attempt:
 
 
 class Sessions:
-    """Sessions and dials. A failed dial is tried again after `dial_retry_s`, doubling up to 16 times that, with jitter
-    (a quarter), so that a swarm that lost its trainer does not return as one."""
+    """Sessions and dials.
+
+    A failed dial is repeated after `dial_retry_s`, which doubles up to 16 times that, with a jitter of 25 %, so that
+    the members of a swarm that lost its trainer do not return at once.
+    """
 
     def __init__(self, tuning: Tuning, rng: random.Random, outbox: Outbox) -> None:
         self._tuning = tuning
@@ -96,25 +99,27 @@ class Sessions:
         return self._open.get(peer)
 
     def ping(self, session: Session, now: float) -> None:
-        """Ask how far it is."""
+        """Send a ping, to measure the round trip."""
         session.pinged_at = now
         self._outbox.send(session.peer, Ping(0))
 
     def pong(self, session: Session, now: float) -> None:
-        """It answered; the shortest time counts, for the others were spent in queues."""
+        """The peer answered the ping. The shortest round trip counts, since longer ones include queueing."""
         took = now - session.pinged_at
         session.rtt_s = min(session.rtt_s, took) if session.rtt_s else took
 
     def rtt_s(self, peer: bytes) -> float:
-        """The round trip to a peer; 0 while it is not known."""
+        """The round trip to a peer in seconds; 0 while it is not known."""
         session = self._open.get(peer)
         return 0.0 if session is None else session.rtt_s
 
     def ready(self, peer: bytes) -> bool:
+        """Whether there is a session with `peer` over which content may flow."""
         session = self._open.get(peer)
         return session is not None and session.ready and not session.closing
 
     def up(self, peer: bytes, address: str | None, now: float) -> Session:
+        """A session was opened; `address`: the peer's remote address."""
         attempt = self._attempts.get(peer)
         if attempt is not None:
             attempt.dialing = False
@@ -122,7 +127,7 @@ class Sessions:
         return session
 
     def down(self, peer: bytes, dial_failed: bool, now: float) -> Session | None:
-        """Forget the session, or note that a dial failed. The session that was, if any."""
+        """A session ended, or a dial failed; returns the session that ended, if any."""
         attempt = self._attempts.get(peer)
         session = None if dial_failed else self._open.pop(peer, None)
         if session is not None and session.ready:
@@ -135,7 +140,7 @@ class Sessions:
         return session
 
     def reach(self, peer: bytes, addrs: tuple[str, ...], now: float) -> bool:
-        """True when a session is open; otherwise dial it as soon as the back-off allows."""
+        """Whether a session is open; otherwise dial the peer as soon as the back-off allows."""
         if peer in self._open:
             return True
         attempt = self._attempts.setdefault(peer, _Attempt())
@@ -145,19 +150,19 @@ class Sessions:
         return False
 
     def failing(self, peer: bytes, now: float) -> bool:
-        """The last dial to it failed or led to nothing, and it is not yet time for another."""
+        """Whether the last dial to it failed or its session never became ready, and the next is not due yet."""
         attempt = self._attempts.get(peer)
         if self.ready(peer):
             return False
         return attempt is not None and attempt.failures > 0 and now < attempt.next_at
 
     def keep(self, peers: Container[bytes]) -> None:
-        """Nobody but these will be dialed again: forget how it went with the others."""
+        """Forget the dials of all peers but these."""
         self._attempts = {p: a for p, a in self._attempts.items() if a.dialing or p in peers}
 
     def expire_mute(self, now: float) -> None:
-        """Close sessions that never said who they are."""
+        """Close sessions whose peers did not prove in time that they belong to the swarm."""
         for session in self:
             if not (session.ready or session.closing) and now - session.since > self._tuning.hello_deadline_s:
                 session.closing = True
-                self._outbox.emit(Close(session.peer, "said nothing that proves it belongs here"))
+                self._outbox.emit(Close(session.peer, "sent no proof that it belongs to the swarm"))

@@ -1,15 +1,15 @@
-"""What each ticket has been used for: by which peers, for how many bytes, and whether it still may be.
+"""The use of tickets: by which peers, for how many bytes, and whether each ticket is still valid.
 
-A ticket has places: so many peers at a time. A peer takes one with its lease and gives it back with that, however the
-lease ends; so a box that is lost makes room for another once its lease is over. A ticket may also say how many
-different peers it is for in all (`nodes_ever`). Because leaving makes room, how many places are taken a minute is
-bounded too: two Sybils that take turns would cost the trainer a plan and a record each.
+A ticket has places, which limit the number of peers at a time. A peer takes a place with its lease and returns it when
+the lease ends, in whatever way; so a lost machine makes room for another once its lease is over. A ticket may also
+limit the number of different peers in total (`nodes_ever`). Since leaving makes room, the number of places taken per
+minute is limited too: otherwise two Sybils that take turns would cost the trainer a plan and a record each time.
 
-So the record of a ticket is durable before the grant that it led to. How much its peers fetched (`quota`) is written
-down now and then: a crash forgets a hundredth of the quota at most.
+The record of a ticket is durable before the grant that it led to. The bytes that its peers fetched (`quota`) are made
+durable now and then: a crash loses at most a hundredth of the quota.
 
-A person may revoke a ticket, or bar one peer, whatever tickets it has; and take either back. A peer that was kicked is
-barred for a while, over restarts of the authority too.
+The operator may revoke a ticket, or bar one peer regardless of its tickets, and undo both. A peer that was kicked is
+refused for a while, also after restarts of the authority.
 """
 
 from collections.abc import Iterable, Iterator
@@ -29,24 +29,24 @@ Key32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 _MOST_FETCHED: Final = (1 << 63) - 1
-"""What a record can hold."""
+"""The largest number in a record."""
 
 REVOKED: Final = "This ticket has been revoked: ask for a new one (swarm-node invite)."
 TICKET: Final = "ticket"
-"""Code of a refusal that the same ticket will meet again: whoever shows it gives up."""
+"""The code of a permanent refusal: the peer gives up."""
 LATER: Final = "later"
-"""Code of one that time mends: it asks again."""
+"""The code of a temporary refusal: the peer asks again later."""
 REMEMBERED: Final = 256
-"""Peers whose use of a ticket is remembered for people to see, where it does not say for how many it is: 8 KiB."""
+"""Peers remembered for display, for a ticket that does not limit their number: 8 KiB."""
 REFILL_S: Final = 60.0
-"""A ticket's places can all be taken anew in this time: as fast as a fleet of spot machines is replaced."""
+"""Seconds in which all places of a ticket can be taken again: as fast as a fleet of spot machines is replaced."""
 TURNS_MORE: Final = 4
-"""Beyond that, a machine may be started again so often while somebody sets it up."""
-BARRED: Final = "The trainer has put this machine out: ask whoever runs it."
+"""Additional places that may be taken at once, for a machine that is restarted during its setup."""
+BARRED: Final = "The trainer has expelled this machine: ask its operator."
 
 
 class _Record(NamedTuple):
-    """`ticket/ID`. What came later than the first release has a default."""
+    """The record `ticket/ID`. Fields that came after the first release have defaults."""
 
     id: Id
     revoked: bool
@@ -60,19 +60,19 @@ class _Record(NamedTuple):
 
 
 class _Kick(NamedTuple):
-    """`kick/PEER`."""
+    """The record `kick/PEER`. `until`: authority time."""
 
     peer: Key32
     until: float
 
 
 class Refusal(NamedTuple):
-    """Why a peer may not come in by a ticket."""
+    """Why a peer is not admitted with a ticket."""
 
     code: str
     """`TICKET` or `LATER`."""
     why: str
-    """One sentence, for people."""
+    """One sentence for the user."""
 
 
 _decoder = msgspec.msgpack.Decoder(_Record)
@@ -81,37 +81,38 @@ _bar_decoder = msgspec.msgpack.Decoder(Key32 | _Kick)
 
 @dataclass(slots=True)
 class Ticket:
-    """One ticket that somebody has used, or that was revoked."""
+    """A ticket that was used or revoked."""
 
     id: bytes
     expires: float = 0.0
-    """Authority time; 0: nobody has shown it since it is known to us."""
+    """Authority time; 0 if no peer has shown the ticket yet."""
     nodes: int = 0
-    """How many peers at a time."""
+    """The number of peers at a time."""
     nodes_ever: int = 0
-    """How many different ones ever; 0: no limit."""
+    """The number of different peers in total; 0: no limit."""
     quota_bytes: int = 0
-    """0: no limit."""
+    """Bytes that its peers may fetch in catch-ups; 0: no limit."""
     here: set[bytes] = field(default_factory=set)
-    """Who has a lease by it now."""
+    """The peers that have a lease with it now."""
     peers: dict[bytes, None] = field(default_factory=dict)
-    """Who came in by it, the latest last: all where there is a limit, else the last `REMEMBERED`."""
+    """The peers admitted with it, the latest last: all if their number is limited, otherwise the last `REMEMBERED`."""
     ever: int = 0
-    """How many different peers came in by it. Without a limit one that came back after so many others counts twice."""
+    """The number of different peers admitted. Without a limit, a peer that was forgotten since counts twice."""
     turns: Bucket | None = None
-    """Places that may be taken now; anew with each boot of the authority."""
+    """Places that may be taken now; full again after each start of the authority."""
     revoked: bool = False
     fetched_bytes: int = 0
     written_bytes: int = 0
-    """`fetched_bytes` as it was last made durable."""
+    """The value of `fetched_bytes` that was made durable last."""
 
     @property
     def used_up(self) -> bool:
+        """Whether the quota is used up."""
         return 0 < self.quota_bytes <= self.fetched_bytes
 
     @property
     def no_more(self) -> str:
-        """One sentence, for whoever wants more than the quota."""
+        """The sentence for a peer that wants more than the quota."""
         return (
             f"The {self.quota_bytes / 1e9:.3g} GB that machines may fetch by this ticket are used up: "
             "ask for a new one (swarm-node invite --quota-gb)."
@@ -119,23 +120,23 @@ class Ticket:
 
 
 class Tickets:
-    """By the id of their capability."""
+    """All known tickets, by the id of their capability; and the peers that are barred or kicked."""
 
     def __init__(self) -> None:
         self._tickets: dict[bytes, Ticket] = {}
         self._barred: set[bytes] = set()
         self._kicked: dict[bytes, float] = {}
-        """Until when (authority time) it may not come in."""
+        """By peer: the authority time until which it is refused."""
 
     def __iter__(self) -> Iterator[Ticket]:
-        """In the order of their ids."""
+        """The tickets in the order of their ids."""
         return iter([ticket for _, ticket in sorted(self._tickets.items())])
 
     def get(self, id_: bytes) -> Ticket | None:
         return self._tickets.get(id_)
 
     def refusal(self, capability: Capability, peer: bytes, now: AuthorityTime) -> Refusal | None:
-        """Why this peer may not come in by it; None when it may, which is counted."""
+        """Why this peer is not admitted with this ticket; None if it is, which takes a place."""
         if peer in self._barred or self._kicked.get(peer, 0.0) > now:
             return Refusal(TICKET, BARRED)
         ticket = self._of(capability.id)
@@ -163,11 +164,11 @@ class Tickets:
             turns = capability.nodes + TURNS_MORE
             ticket.turns = Bucket(turns / REFILL_S, turns)
         if not ticket.turns.take(1.0, now):
-            return Refusal(LATER, "More machines come by this ticket than it has places a minute: this one waits.")
+            return Refusal(LATER, "More machines a minute use this ticket than it has places: this one waits.")
         return None
 
     def bind(self, id_: bytes, peer: bytes) -> None:
-        """`peer` has a lease by it, which is to be made durable after the ticket's record."""
+        """`peer` gets a lease with this ticket. Make the ticket's record durable before the grant."""
         ticket = self._of(id_)
         ticket.here.add(peer)
         if peer in ticket.peers:
@@ -179,7 +180,7 @@ class Tickets:
             del ticket.peers[next(iter(ticket.peers))]
 
     def reserve(self, capability: Capability, peers: Iterable[bytes]) -> None:
-        """This ticket is for these peers, and for no others: they count as having come in by it before.
+        """Reserve this ticket for these peers, by counting them as admitted before.
 
         `capability.nodes_ever` must be their number, and at least 1.
         """
@@ -189,25 +190,25 @@ class Tickets:
         ticket.ever = ticket.nodes_ever
 
     def resume(self, id_: bytes, peer: bytes) -> None:
-        """`peer` has had a lease by it since an earlier boot: counted then, though perhaps not remembered."""
+        """`peer` has a lease with this ticket since an earlier boot. It was counted then, but may not be remembered."""
         ticket = self._of(id_)
         ticket.here.add(peer)
         ticket.peers.setdefault(peer)
         ticket.ever = max(ticket.ever, len(ticket.peers))
 
     def left(self, id_: bytes, peer: bytes) -> None:
-        """Its lease by this ticket is over: its place is free."""
+        """The lease of `peer` with this ticket is over: free its place."""
         self._of(id_).here.discard(peer)
 
     def revoke(self, id_: bytes, *, undo: bool = False) -> bool:
-        """Nobody comes in by it any more (`undo`: again); True when that is new, and to be made durable."""
+        """Revoke a ticket (`undo`: make it valid again); True if that changed it. The caller makes it durable."""
         ticket = self._of(id_)
         changed = ticket.revoked == undo
         ticket.revoked = not undo
         return changed
 
     def bar(self, peer: bytes, *, undo: bool = False) -> bool:
-        """This peer does not come in by any ticket any more (`undo`: again); True when that is new."""
+        """Refuse a peer with every ticket (`undo`: admit it again); True if that changed anything."""
         changed = (peer in self._barred) == undo
         if undo:
             self._kicked.pop(peer, None)
@@ -215,11 +216,11 @@ class Tickets:
         return changed
 
     def kick(self, peer: bytes, until: AuthorityTime) -> None:
-        """This peer does not come in by any ticket before then; to be made durable."""
+        """Refuse a peer with every ticket until then. The caller makes it durable."""
         self._kicked[peer] = until
 
     def forgive(self, now: AuthorityTime) -> list[bytes]:
-        """Forget kicks that are over; whose, for their records are of no use any more."""
+        """Forget the kicks that are over; returns their peers, so that the caller removes their records."""
         over = sorted(peer for peer, until in self._kicked.items() if until <= now)
         for peer in over:
             del self._kicked[peer]
@@ -227,15 +228,15 @@ class Tickets:
 
     @property
     def barred(self) -> list[bytes]:
-        """In a fixed order."""
+        """The barred peers, sorted."""
         return sorted(self._barred)
 
     def users(self, id_: bytes) -> list[bytes]:
-        """Whoever is known to have come in by it, in a fixed order."""
+        """The peers remembered as admitted with this ticket, sorted."""
         return sorted(self._of(id_).peers) if id_ in self._tickets else []
 
     def fetched(self, id_: bytes, more_bytes: int) -> bool:
-        """Its peers fetched so much more; True when that is to be made durable."""
+        """Its peers fetched `more_bytes` more; True if the caller should make the record durable."""
         ticket = self._of(id_)
         ticket.fetched_bytes = min(_MOST_FETCHED, ticket.fetched_bytes + more_bytes)
         if ticket.quota_bytes == 0 or ticket.fetched_bytes - ticket.written_bytes < ticket.quota_bytes // 100:
@@ -246,7 +247,7 @@ class Tickets:
     # ------------------------------------------------------------ on disk
 
     def record(self, id_: bytes) -> bytes:
-        """What is persisted under `ticket/ID`."""
+        """The record `ticket/ID` to persist."""
         ticket = self._of(id_)
         ticket.written_bytes = ticket.fetched_bytes
         return msgspec.msgpack.encode(
@@ -257,16 +258,16 @@ class Tickets:
         )  # fmt: skip
 
     def bar_record(self, peer: bytes) -> bytes:
-        """What is persisted under `bar/PEER`; empty: it may come in."""
+        """The record `bar/PEER` to persist; empty if the peer is not barred."""
         return msgspec.msgpack.encode(peer) if peer in self._barred else b""
 
     def kick_record(self, peer: bytes) -> bytes:
-        """What is persisted under `kick/PEER`; empty: it may come in."""
+        """The record `kick/PEER` to persist; empty if the peer is not kicked."""
         until = self._kicked.get(peer)
         return b"" if until is None else msgspec.msgpack.encode(_Kick(peer, until))
 
     def restore(self, records: Iterable[bytes], bars: Iterable[bytes] = ()) -> None:
-        """`PeerError` when a record is not one of ours. `bars`: those of peers, kicks among them."""
+        """Restore the records of tickets, and of barred and kicked peers (`bars`). Raises `PeerError`."""
         for data in records:
             self._restore(unpack(_decoder, data, "ticket record"))
         for data in bars:

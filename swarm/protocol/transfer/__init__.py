@@ -1,27 +1,25 @@
-"""How chunks travel: down the trees, around a slow parent, and to those that come late.
+"""The transfer of chunks: down the trees, around slow parents, and to members that join late.
 
-`exchange` is the normal way of a piece; `pull`, `offers` and `load_shedding` repair what is late, `catchup`
-brings a replica to the current version, and `egress` and `allowance` bound what is sent.
+`exchange` pushes pieces down the trees; `pull`, `offers` and `load_shedding` repair what is late; `catchup` brings a
+replica to the current version; `egress` and `allowance` bound what is sent.
 
-Modules:
 
-- `allowance`: What a machine may send in a day (`--up-gb-day`)
-- `assignment`: Dealing
-- `bootstrap_limiter`: Whom the trainer gives blocks of the model, where no member has it
-- `catchup`: From nothing, from an old folder or from damage to a version that the swarm holds, block by block, from
-  many peers
+- `allowance`: The daily upload limit of a machine (`--up-gb-day`)
+- `assignment`: The authority's assignment of chunks to stripes
+- `bootstrap_limiter`: The limit on members that fetch the model from the trainer itself
+- `catchup`: Catch-up to a version of the swarm, from an empty, old or damaged replica
 - `catchup_phases`: The phases of a catch-up, and every transition between them
-- `chunks`: What we hold of each version
-- `edges`: The two ends of one edge of a tree
-- `egress`: What the trainer may send (`--egress-copies`)
-- `exchange`: Pieces down the trees
-- `late_joiners`: Guests
-- `links`: What a member measures of its neighbours
-- `load_shedding`: Relief
-- `offers`: Offers
-- `pull`: Pull what lags
-- `serving`: Answers to those who ask for chunks and seals
-- `sources`: Which neighbours a member asks for what the trees do not bring
-- `staging`: A version's way from its first piece to the replica
-- `surroundings`: What an exchange asks of the rest of its core
+- `chunks`: The record of the chunks and pieces that a peer holds of each version
+- `edges`: The state of one edge of a tree, at either end
+- `egress`: The trainer's egress budget (`--egress-copies`)
+- `exchange`: Pieces down the trees, with credit
+- `late_joiners`: Members that joined during the version in flight
+- `links`: A member's measurements of its neighbours
+- `load_shedding`: Fetching late chunks from neighbours that offer them
+- `offers`: Offering chunks to neighbours that want them
+- `pull`: Requesting chunks of stripes without progress
+- `serving`: Answers to requests for chunks and manifests
+- `sources`: The neighbours that a member asks for data outside the trees
+- `staging`: A version from its first piece to the replica
+- `surroundings`: What an exchange needs of the rest of its core
 """

@@ -1,7 +1,7 @@
-"""Dealing: the authority gives each chunk to one stripe, the one whose head would take most at once.
+"""Assignment of chunks to stripes: the authority gives each chunk to a stripe whose root child has credit to spare.
 
-That is demand: credit comes back as a branch drains, so a stripe with a slow interior node is dealt fewer chunks, and
-no bandwidth has to be known.
+Of these stripes it takes the one that was assigned the fewest bytes. Credit comes back as a branch drains, so a stripe
+with a slow interior node gets fewer chunks, and no bandwidth has to be known.
 """
 
 from collections import deque
@@ -14,11 +14,14 @@ __all__ = ["Assigner"]
 
 
 class Assigner:
-    """Chunks that no stripe has been given yet, in the order in which they were sealed."""
+    """The chunks that are not assigned yet, in the order in which they were sealed."""
 
     def __init__(self, exchange: Exchange, chunks: Chunks, is_head: Callable[[int, bytes], bool]) -> None:
-        """`is_head(stripe, peer)`: the plan hangs this peer on us in this stripe. Others that do (their parent is lost)
-        are pushed to, but have no say in where chunks go; else whoever grants most would draw all of them."""
+        """`is_head(stripe, peer)`: whether the plan attaches this peer to the authority in this stripe.
+
+        Other children (orphans that lost their parent) are pushed to as well, but do not influence the assignment;
+        otherwise the one that grants the most credit would attract all chunks.
+        """
         self._exchange = exchange
         self._chunks = chunks
         self._is_head = is_head
@@ -32,15 +35,15 @@ class Assigner:
         self._queue.append(chunk)
 
     def forget(self, attempt: tuple[int, int, int]) -> None:
-        """An attempt (epoch, version, attempt) was abandoned."""
+        """Remove the chunks of an abandoned attempt: (epoch, version, attempt)."""
         self._queue = deque(c for c in self._queue if c.key[:3] != attempt)
 
     def prune(self) -> None:
-        """Let go of chunks that the book no longer has: of dead attempts, and of versions too old for anyone."""
+        """Remove the chunks that were dropped since: those of replaced attempts and of old versions."""
         self._queue = deque(c for c in self._queue if self._chunks.find(c.key) is c)
 
     def assign(self, now: float) -> None:
-        """Give out as many chunks as the heads' credit allows."""
+        """Assign and push as many chunks as the credit of the root children allows."""
         while self._queue:
             stripe = self._next()
             if stripe is None:
@@ -55,20 +58,20 @@ class Assigner:
                 self._exchange.push(chunk, index, None, now)
 
     def _next(self) -> int | None:
-        """Of the stripes whose head would take something at once, the one that was dealt least."""
+        """Of the stripes whose root child has credit to spare, the one with the fewest bytes assigned, or None."""
         heads: dict[int, int] = {}
         others: dict[int, int] = {}
         for stripe, edges in self._exchange.children.items():
             for peer, edge in edges.items():
                 spare_of = heads if self._is_head(stripe, peer) else others
                 spare_of[stripe] = max(spare_of.get(stripe, 0), 0 if edge.lagging else edge.spare)
-        spare_of = heads or others  # without any head (we have just started) anybody will do
+        spare_of = heads or others  # just after the start there is no root child: any child counts
         assigned = self._assigned_bytes
         hungry = [(assigned.get(k, 0), k) for k, spare in spare_of.items() if spare > 0]
         if not hungry:
             return None
         least, stripe = min(hungry)
         for k, spare in spare_of.items():
-            if spare <= 0:  # what it could not take is not owed to it
+            if spare <= 0:  # a stripe does not make up later for what it could not take
                 assigned[k] = max(assigned.get(k, 0), least)
         return stripe

@@ -1,21 +1,22 @@
-"""Whom the trainer gives blocks of the model, where no member has it: few at a time.
+"""The bootstrap limiter: the trainer gives blocks of the model to few members at a time, while no other has them.
 
-A crowd that joins an empty swarm would cost it a copy each, and nobody would be whole before all are. So a few are fed,
-one after the other; the rest ask again, and as soon as somebody is whole they are sent to that one.
+If many members join an empty swarm at once, each would fetch a copy from the trainer, and none would be complete before
+all are. So the trainer serves a few at a time. The others ask again later; once a member is complete, they fetch from
+it.
 """
 
 __all__ = ["BootstrapLimiter"]
 
 
 class BootstrapLimiter:
-    """`most` at a time; one that asks for nothing for `patience_s` makes room. Times in s, local."""
+    """Admits `most` members at a time; one that asks for nothing for `patience_s` seconds loses its place."""
 
     def __init__(self, most: int, patience_s: float) -> None:
         self._most, self._patience_s = most, patience_s
         self._asked_at: dict[bytes, float] = {}
 
     def admits(self, peer: bytes, now: float) -> bool:
-        """Whether it is its turn."""
+        """Whether to give `peer` blocks now. `now`: local time in seconds."""
         if peer not in self._asked_at:
             self._asked_at = {p: at for p, at in self._asked_at.items() if now - at <= self._patience_s}
             if len(self._asked_at) >= self._most:
@@ -24,5 +25,5 @@ class BootstrapLimiter:
         return True
 
     def done(self, peer: bytes) -> None:
-        """It is whole, or gone."""
+        """`peer` is complete or has left: free its place."""
         self._asked_at.pop(peer, None)

@@ -1,11 +1,11 @@
-"""From nothing, from an old folder or from damage to a version that the swarm holds, block by block, from many peers.
+"""Catch-up: brings an empty, old or damaged replica to a version of the swarm, block by block, from many peers.
 
 layout -> files -> open -> chain? -> hashes -> blocks -> replay
 
-Every block that arrives is labelled with the version that its giver holds, and is checked against that version's list
-of block hashes (which itself adds up to a signed root). The swarm moves on while we fetch, so labels differ; the chunks
-of the versions since, which we store from our first minute, are then replayed onto the blocks whose label is older. A
-node whose folder is one of the last R versions needs no blocks at all: it replays the chain (`chain?`).
+Each block arrives with a label, the version that its giver holds, and is checked against that version's list of block
+hashes; the list is checked against a signed root. The swarm publishes versions meanwhile, so labels differ. The chunks
+of these versions are stored from the start of the catch-up, and are then replayed onto the blocks with older labels. A
+node whose folder holds one of the last R versions needs no blocks: it replays the versions since (`chain?`).
 """
 
 from collections import deque
@@ -23,18 +23,18 @@ from swarm.protocol.transfer.sources import block_sources
 __all__ = ["Catchup", "Phase"]
 
 SLOW_TIMES = 4
-"""A giver whose last block took more than this many times as long as the fastest giver's is slow. Four requests that
-queue at one giver may differ by as much."""
+"""A giver is slow if its last block took more than this many times as long as the fastest giver's. Four requests queued
+at one giver may differ by that factor."""
 SLOW_S = 1.0
 """A block that came within this time is never slow."""
 
 BLOCK = 0
-"""`_Request.kind` of a block; the others are `Blob` kinds."""
+"""`_Request.kind` of a block; the other kinds are those of `Blob`."""
 
 
 @dataclass(slots=True)
 class _Request:
-    """Something asked of one peer."""
+    """A request to one peer. `name`: of a blob, b"" for a block. `deadline`: local time."""
 
     peer: bytes
     kind: int
@@ -45,12 +45,13 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Unlisted:
-    """A block that a peer sent under the label of a version whose block hashes we lack."""
+    """A block that came with the label of a version whose block hashes we lack."""
 
     block: int
     peer: bytes
     deadline: float
-    """The block is asked of another peer after this: nobody signs a label, so there may be no such version."""
+    """Local time after which the block is requested from another peer: labels are not signed, so there may be no such
+    version."""
 
 
 class Catchup:
@@ -62,13 +63,14 @@ class Catchup:
         self._target: Manifest | None = None
         self._sealed_target = b""
         self._layout: bytes | None = None
-        """Hash of the layout that our replica has."""
+        """The hash of our replica's layout; None without a replica."""
         self._requests: dict[int, _Request] = {}
         self._next_request = 1
         self._wanted: deque[tuple[int, bytes]] = deque()
-        """Blobs still to ask for: (kind, name)."""
-        self._todo: deque[int] = deque()
+        """Blobs still to request: (kind, name)."""
+        self._missing_blocks: deque[int] = deque()
         self._labels: dict[int, VersionId] = {}
+        """The label of each block that we have."""
         self._lists: set[VersionId] = set()
         self._unlisted: dict[VersionId, list[_Unlisted]] = {}
         self._total = 0
@@ -76,17 +78,17 @@ class Catchup:
         self._chain_until = 0.0
         self._turn = 0
         self._lacking: dict[bytes, set[bytes]] = {}
-        """Which peers lack what, or did not answer (by blob name, or b"" for blocks)."""
+        """By blob name (b"" for blocks): the peers that lack it or did not answer."""
         self._took: dict[bytes, float] = {}
-        """By giver: how long its last block took, or its deadline if the block did not come."""
+        """By giver: seconds that its last block took, or the time limit if the block did not come."""
         self._alone_until = 0.0
-        """Until then the authority is not asked, for others may yet be reached."""
+        """Local time until which the authority is not asked, since other members may be reached first."""
         self._nobody_has = False
-        """Everybody was asked for something, and lacked it."""
+        """Whether all peers were asked for something, and all lacked it."""
         self._rest_until = 0.0
-        """Everybody was asked and nobody had it: not before then are they asked again."""
+        """Local time until which no peer is asked, after all lacked something."""
         self._seals_asked: dict[VersionId, float] = {}
-        """Manifests of labels that we asked for, and when."""
+        """The labels whose manifests were requested, and the local time of the request."""
 
     @property
     def active(self) -> bool:
@@ -94,17 +96,20 @@ class Catchup:
 
     @property
     def fraction(self) -> float:
-        """How much of the blocks that differ we have; 1 when idle."""
+        """The share of the differing blocks that we have, 0 to 1; 1 when idle."""
         if not self.active:
             return 1.0
         return len(self._labels) / self._total if self._total else 0.0
 
     def has_layout(self, layout_hash: bytes) -> None:
-        """Our replica has this layout already."""
+        """Our replica already has this layout."""
         self._layout = layout_hash
 
     def start(self, target: Manifest, sealed: bytes, now: float) -> None:
-        """Aim at this version. Chunks of later ones are stored from now on."""
+        """Start a catch-up to this version, or restart with it as the target.
+
+        Chunks of later versions are stored from now on.
+        """
         state = self._state
         self._target, self._sealed_target = target, sealed
         self._requests.clear()
@@ -114,7 +119,7 @@ class Catchup:
         self._lacking.clear()
         self._took.clear()
         self._seals_asked.clear()
-        self._todo.clear()
+        self._missing_blocks.clear()
         self._nobody_has = False
         self._rest_until = 0.0
         self._alone_until = now + state.tuning.pull_deadline_s
@@ -131,20 +136,20 @@ class Catchup:
         self.tick(now)
 
     def repair(self, now: float) -> None:
-        """Some block is not what the version that we hold says: fetch what differs from it, and go on from there."""
+        """Start a catch-up to the version that we hold, to fetch its damaged blocks."""
         manifest: Manifest | None = self._state.manifest
         if manifest is not None and not self.active:
             self.start(manifest, self._state.sealed_manifest, now)
 
-    # ------------------------------------------------------------ what arrives
+    # ------------------------------------------------------------ answers
 
     def parts_done(self, event: PartsDone, now: float) -> None:
         request = self._requests.pop(event.request, None)
         if request is None or request.peer != event.peer:
             return
-        if request.kind == BLOCK and event.label < self._state.floor:  # nothing is replayed from that far back
+        if request.kind == BLOCK and event.label < self._state.floor:  # older than the first version that is replayed
             self._lacking.setdefault(request.name, set()).add(event.peer)
-            self._todo.append(request.block)
+            self._missing_blocks.append(request.block)
         elif request.kind == BLOCK:
             self._labels[request.block] = event.label
             self._took[event.peer] = now - (request.deadline - self._state.tuning.request_deadline_s)
@@ -156,15 +161,15 @@ class Catchup:
         self.tick(now)
 
     def unknown_label(self, event: UnknownLabel, now: float) -> None:
-        """The giver has moved on to a version whose list we lack: get its manifest, then its list, then ask again."""
+        """The giver holds a version whose hash list we lack: fetch its manifest and list, then ask again."""
         request = self._requests.pop(event.request, None)
         if request is None or request.peer != event.peer:
             return
         if event.label in self._lists:
-            self._todo.append(request.block)
-        elif event.label <= self._state.floor:  # it is further back than we mean to be
+            self._missing_blocks.append(request.block)
+        elif event.label <= self._state.floor:  # older than the first version that is replayed
             self._lacking.setdefault(request.name, set()).add(event.peer)
-            self._todo.append(request.block)
+            self._missing_blocks.append(request.block)
         else:
             deadline = now + self._state.tuning.request_deadline_s
             self._unlisted.setdefault(event.label, []).append(_Unlisted(request.block, event.peer, deadline))
@@ -182,13 +187,13 @@ class Catchup:
         if request is None or request.peer != peer:
             return
         self._lacking.setdefault(request.name, set()).add(peer)
-        self._again(request)
+        self._queue_again(request)
         self.tick(now)
 
     def lost(self, peer: bytes, now: float) -> None:
-        """The session with `peer` is gone: ask others for what it was to bring."""
+        """The session with `peer` is gone: request from others what it was to bring."""
         for number in [n for n, r in self._requests.items() if r.peer == peer]:
-            self._again(self._requests.pop(number))
+            self._queue_again(self._requests.pop(number))
         if self.active:
             self.tick(now)
 
@@ -202,18 +207,18 @@ class Catchup:
             self._replayed(event)
         self.tick(now)
 
-    # ------------------------------------------------------------ what follows
+    # ------------------------------------------------------------ phases
 
     def tick(self, now: float) -> None:
-        """Ask again what is overdue, go on to the next phase where one is finished, keep the pipes full."""
+        """Repeat overdue requests, enter the next phase if the current one is finished, and send new requests."""
         if not self.active or self._restarted(now):
             return
         for number in [n for n, r in self._requests.items() if now >= r.deadline]:
             request = self._requests.pop(number)
-            self._lacking.setdefault(request.name, set()).add(request.peer)  # others first, if there are any
+            self._lacking.setdefault(request.name, set()).add(request.peer)  # ask others first, if there are any
             if request.kind == BLOCK:
                 self._took[request.peer] = self._state.tuning.request_deadline_s
-            self._again(request)
+            self._queue_again(request)
         if self.phase is Phase.FILES and not self._wanted and not self._requests:
             assert self._target is not None
             self._go_on(PhaseCause.FILES_STORED)
@@ -223,15 +228,18 @@ class Catchup:
         if self.phase is Phase.BLOCKS:
             self._give_up_labels(now)
             self._ask_for_lists(now)
-            if not self._todo and not self._requests and not self._unlisted and not self._wanted:
+            if not self._missing_blocks and not self._requests and not self._unlisted and not self._wanted:
                 self._go_on(PhaseCause.BLOCKS_STORED)
         if self.phase is Phase.REPLAY:
             self._replay()
         self._fill(now)
 
     def _restarted(self, now: float) -> bool:
-        """What we aimed at is no more: the authority went back to an older version and on from there (a new epoch), or
-        everyone has moved on so far that nobody has its block hashes."""
+        """Restart with the newest sealed version if the target is obsolete; whether it was.
+
+        It is obsolete if the authority rolled back and began a new epoch, or if the swarm has moved on so far that no
+        peer has the target's block hashes.
+        """
         sealed = [v for v in self._state.chunks.versions.values() if v.manifest is not None]
         newest = max(sealed, key=lambda v: v.id, default=None)
         floor = self._state.floor
@@ -271,7 +279,7 @@ class Catchup:
                 self._state.outbox.send(source, WantManifest(self._target.epoch, number))
 
     def chain_manifest(self, manifest: Manifest, sealed: bytes, now: float) -> None:
-        """A manifest of an older version: when it is what our folder holds, the chain from it is all we need."""
+        """A manifest of an older version arrived. If our folder holds it, only the versions since are missing."""
         if self.phase is Phase.CHAIN and manifest.root == self._root:
             state = self._state
             state.floor = VersionId(manifest.epoch, manifest.version)
@@ -292,25 +300,25 @@ class Catchup:
     def _listed(self, event: PartsDone) -> None:
         self._lists.add(event.label)
         if self.phase is Phase.HASHES:
-            self._todo = deque(event.differs)
+            self._missing_blocks = deque(event.differs)
             self._total = len(event.differs)
             self._go_on(PhaseCause.COMPARED)
-        self._todo.extend(each.block for each in self._unlisted.pop(event.label, ()))
+        self._missing_blocks.extend(waiting.block for waiting in self._unlisted.pop(event.label, ()))
 
     def _give_up_labels(self, now: float) -> None:
-        """Ask others for the blocks whose label's list has not come in time."""
+        """Request from others the blocks for whose labels no hash list has come in time."""
         for label, waiting in list(self._unlisted.items()):
-            late = [each for each in waiting if now >= each.deadline]
-            for each in late:
-                self._lacking.setdefault(b"", set()).add(each.peer)
-                self._todo.append(each.block)
-            self._unlisted[label] = [each for each in waiting if now < each.deadline]
+            late = [block for block in waiting if now >= block.deadline]
+            for block in late:
+                self._lacking.setdefault(b"", set()).add(block.peer)
+                self._missing_blocks.append(block.block)
+            self._unlisted[label] = [block for block in waiting if now < block.deadline]
             if not self._unlisted[label]:
                 del self._unlisted[label]
                 self._seals_asked.pop(label, None)
 
     def _ask_for_lists(self, now: float) -> None:
-        """Lists of versions that givers have moved on to, once their manifests are here."""
+        """Request the hash lists of the labels that we lack, once their manifests are here."""
         sources = block_sources(self._state)
         for label, at in list(self._seals_asked.items()):
             if label in self._unlisted and sources and now - at > self._state.tuning.pull_deadline_s:
@@ -323,7 +331,7 @@ class Catchup:
                 self._wanted.append((Blob.HASHES, version.manifest.root))
 
     def _replay(self) -> None:
-        """Run REPLAY for one version after the other, up to the newest label; each needs all of its chunks."""
+        """Run REPLAY for one version after another, up to the newest label; each needs all its chunks."""
         if self._replaying is not None:
             return
         state = self._state
@@ -333,7 +341,7 @@ class Catchup:
             at = VersionId(at.epoch, at.version + 1)
             version = state.chunks.version(at)
             if version is None or not version.complete:
-                return  # pushes and pulls bring them
+                return  # pushes and pulls bring the missing chunks
         self._replaying = at
         state.outbox.emit(Run(Job(JobKind.REPLAY, at)))
 
@@ -346,7 +354,7 @@ class Catchup:
             state.outbox.notify(ReplicaDamaged(at, f"{len(bad)} blocks"))
             for block in bad:
                 self._labels.pop(block, None)
-            self._todo = deque(bad)
+            self._missing_blocks = deque(bad)
             self._total = max(self._total, len(bad))
             self._go_on(PhaseCause.REPLAY_BAD)
             return
@@ -368,9 +376,9 @@ class Catchup:
         self._state.outbox.emit(Commit(id_, manifest))
         self._state.outbox.notify(CaughtUp(id_, len(self._labels)))
 
-    def _again(self, request: _Request) -> None:
+    def _queue_again(self, request: _Request) -> None:
         if request.kind == BLOCK:
-            self._todo.append(request.block)
+            self._missing_blocks.append(request.block)
         else:
             self._wanted.append((request.kind, request.name))
 
@@ -384,11 +392,11 @@ class Catchup:
             self._wanted.popleft()
             number = self._note(peer, kind, name, 0, now)
             self._state.outbox.send(peer, WantBlob(number, kind, name, 0))
-        while self.phase is Phase.BLOCKS and self._todo and len(self._requests) < tuning.requests_in_flight:
+        while self.phase is Phase.BLOCKS and self._missing_blocks and len(self._requests) < tuning.requests_in_flight:
             peer = self._pick(b"", now)
             if peer is None:
                 return
-            block = self._todo.popleft()
+            block = self._missing_blocks.popleft()
             number = self._note(peer, BLOCK, b"", block, now)
             self._state.outbox.send(peer, WantBlock(number, block))
 
@@ -399,14 +407,14 @@ class Catchup:
         return number
 
     def _pick(self, name: bytes, now: float) -> bytes | None:
-        """The next source that is not known to lack this and has room; the authority only when it is the only one."""
+        """The next source that is not known to lack this and has room; the authority only if there is no other."""
         if now < self._rest_until:
             return None
         lacking = self._lacking.get(name, set())
         sources = [p for p in block_sources(self._state) if p not in lacking]
         if not sources and lacking:
             self._nobody_has = True
-            self._lacking.pop(name, None)  # everybody said no once: they may have it after a pause
+            self._lacking.pop(name, None)  # all were asked once: they may have it after a pause
             self._rest_until = now + self._state.tuning.pull_after_s
             return None
         others = [p for p in sources if p != self._state.swarm]
@@ -424,17 +432,19 @@ class Catchup:
         return min(free, key=lambda p: (p in slow, busy[p], (others.index(p) + self._turn) % len(others)))
 
     def _slow(self, peers: list[bytes], now: float) -> set[bytes]:
-        """Givers that are much slower than the fastest of `peers`: each gets one request at a time, and only while all
-        of them together have less than half of the window."""
+        """The givers that are much slower than the fastest of `peers`.
+
+        Each gets one request at a time, and all together less than half of the requests in flight.
+        """
         took = {p: self._took[p] for p in peers if p in self._took}
         bound = max(SLOW_S, SLOW_TIMES * min(took.values())) if took else self._state.tuning.request_deadline_s
-        for request in self._requests.values():  # also one that has yet to answer
+        for request in self._requests.values():  # count a request that is not answered yet
             if request.kind == BLOCK and request.peer in peers:
                 waited_s = now - (request.deadline - self._state.tuning.request_deadline_s)
                 took[request.peer] = max(took.get(request.peer, 0.0), waited_s)
         return {p for p, took_s in took.items() if took_s > bound}
 
     def _has_company(self) -> bool:
-        """The roster names members beside us."""
+        """Whether the roster names other members."""
         roster = self._state.roster
         return roster is not None and any(m.peer != self._state.key.public for m in roster.members)

@@ -1,7 +1,7 @@
 """The phases of a catch-up, and every transition between them.
 
 `TRANSITIONS` is the only place where a phase follows from another: `Catchup` names what happened, and the table says
-what comes next. A pair that is not in the table is a bug of ours, and raises. `docs/protocol.md` shows the table as a
+what comes next. A pair that is not in the table is a bug, and raises. `docs/protocol.md` shows the table as a
 diagram (`python -m tools.diagrams`).
 """
 
@@ -12,16 +12,16 @@ __all__ = ["TRANSITIONS", "Phase", "PhaseCause", "next_phase"]
 
 
 class Phase(Enum):
-    """Where a catch-up stands."""
+    """The phase of a catch-up."""
 
     IDLE = "idle"
-    """There is none."""
+    """No catch-up is running."""
     LAYOUT = "layout"
     """The layout of the target, which names the model's tensors and files, is being fetched."""
     FILES = "files"
     """The files that the layout names and that we lack are being fetched."""
     OPEN = "open"
-    """A job opens the replica: from the node's own folder, or empty."""
+    """A job opens the replica: from the node's folder, or empty."""
     CHAIN = "chain"
     """Manifests of older versions are being fetched: our folder may be one of them."""
     HASHES = "hashes"
@@ -52,7 +52,7 @@ class PhaseCause(Enum):
 
 
 _START: Final = {PhaseCause.LAYOUT_UNKNOWN: Phase.LAYOUT, PhaseCause.LAYOUT_KNOWN: Phase.HASHES}
-"""In every phase: a catch-up may start, or start again with another target."""
+"""Allowed in every phase: a catch-up may start, or restart with another target."""
 
 TRANSITIONS: Final[dict[Phase, dict[PhaseCause, Phase]]] = {
     Phase.IDLE: _START,
@@ -73,7 +73,7 @@ TRANSITIONS: Final[dict[Phase, dict[PhaseCause, Phase]]] = {
 
 
 def next_phase(phase: Phase, cause: PhaseCause) -> Phase:
-    """The phase that follows `phase`. `RuntimeError`: `cause` cannot occur in it."""
+    """The phase that follows `phase`. Raises `RuntimeError` if `cause` cannot occur in it."""
     following = TRANSITIONS[phase].get(cause)
     if following is None:
         raise RuntimeError(f"a catch-up in phase {phase.value} cannot have: {cause.value}")

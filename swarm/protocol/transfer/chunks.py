@@ -1,7 +1,7 @@
-"""What we hold of each version: a book of chunks and pieces. It holds names and bit sets, never payload.
+"""The record of the chunks and pieces that a peer holds of each version: keys and bit sets, never payload.
 
-Of one (epoch, version) only the newest attempt counts: when a header or manifest of a later attempt shows up, whatever
-an earlier one left is dropped.
+Of one (epoch, version) only the newest attempt counts: when a header or manifest of a later attempt arrives, the chunks
+of earlier attempts are dropped.
 """
 
 from collections.abc import Iterator
@@ -17,18 +17,18 @@ __all__ = ["Chunk", "Chunks", "Version", "bits_of", "mask_of"]
 
 
 def mask_of(bits: bytes, full: int) -> int:
-    """The pieces that a wire bit set names, of those that there are; empty means all."""
+    """The piece mask of a wire bit set, limited to `full`; an empty bit set means all pieces."""
     return int.from_bytes(bits, "little") & full if bits else full
 
 
 def bits_of(mask: int, full: int) -> bytes:
-    """A piece mask as it travels; b"" when it is full."""
+    """A piece mask as a wire bit set; b"" for all pieces."""
     return b"" if mask == full else mask.to_bytes((full.bit_length() + 7) // 8, "little")
 
 
 @dataclass(slots=True)
 class Chunk:
-    """One chunk whose signed header we hold."""
+    """A chunk whose signed header we hold. `sizes`: bytes of each piece. `stripe`: None if unknown."""
 
     key: ChunkKey
     chunk_id: bytes
@@ -36,9 +36,9 @@ class Chunk:
     header_bytes: int
     stripe: int | None
     have: int = 0
-    """Bit i: piece i is in the store."""
+    """Bit i is set if piece i is in the store."""
     full: int = field(init=False)
-    """`have` when every piece is here."""
+    """The value of `have` when every piece is stored."""
 
     def __post_init__(self) -> None:
         self.full = (1 << len(self.sizes)) - 1
@@ -48,12 +48,13 @@ class Chunk:
         return self.have == self.full
 
     def held(self) -> Iterator[int]:
+        """The indices of the stored pieces."""
         return (i for i in range(len(self.sizes)) if self.have >> i & 1)
 
 
 @dataclass(slots=True)
 class Version:
-    """One version on its way in (or sealed and kept for others)."""
+    """A version that is arriving, or that is kept for others. `generation`: number of attempts that it replaced."""
 
     id: VersionId
     attempt: int
@@ -63,35 +64,35 @@ class Version:
     sealed_manifest: bytes = b""
     generation: int = 0
     progress_at: float = 0.0
-    """Local time at which a piece or header of it last arrived."""
+    """Local time at which one of its pieces or headers last arrived."""
     unstaged: dict[int, Chunk] = field(default_factory=dict)
-    """Chunks that are whole and not yet decoded, by sequence number."""
+    """Complete chunks that are not decoded yet, by sequence number."""
     whole_chunks: int = 0
     told: bool = False
-    """Whoever watches has been told that it is complete."""
+    """Whether the application was told that the version is complete."""
 
     @property
     def complete(self) -> bool:
-        """Every chunk that the manifest lists is here and whole. (After the seal no other chunk is taken in.)"""
+        """Whether every chunk of the manifest is complete. (After the seal no other chunk is accepted.)"""
         return self.manifest is not None and self.whole_chunks == len(self.manifest.chunk_ids)
 
     def fill(self, chunk: Chunk) -> None:
-        """All of this chunk, which is one of ours, is in the store."""
+        """Mark one of our chunks as completely stored."""
         self.whole_chunks += not chunk.whole
         chunk.have = chunk.full
 
     def staged(self, chunk: Chunk) -> None:
-        """This chunk is decoded into scratch, and the hashes that it predicts are right."""
+        """The chunk was decoded into scratch memory, and its hashes are right."""
         self.unstaged.pop(chunk.key.seq, None)
 
     def missing(self) -> Iterator[int]:
-        """Sequence numbers of chunks that are not whole: those listed, or before the seal those up to the newest."""
+        """Sequence numbers of incomplete chunks: of the manifest, or before the seal of those up to the newest."""
         seqs = range(len(self.manifest.chunk_ids) if self.manifest is not None else max(self.chunks, default=-1) + 1)
         return (s for s in seqs if s not in self.chunks or not self.chunks[s].whole)
 
     @property
     def assigned(self) -> bool:
-        """The headers of all chunks that the seal lists are here: nothing more is to come of it but pieces."""
+        """Whether the headers of all chunks in the manifest have arrived, so that only pieces are missing."""
         return self.manifest is not None and len(self.chunks) == len(self.manifest.chunk_ids)
 
     @property
@@ -100,7 +101,7 @@ class Version:
 
 
 class Chunks:
-    """The book. Versions at or below `floor` are settled (or of no interest): news of them is not taken in."""
+    """The chunks of all versions that a peer knows."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
@@ -116,7 +117,7 @@ class Chunks:
         return version.chunks.get(key.seq)
 
     def _at_attempt(self, id_: VersionId, attempt: int) -> Version | None:
-        """The version at this attempt; None when a later one is known or a sealed one stands."""
+        """The version at this attempt; None if a later attempt is known, or another one is sealed."""
         version = self.versions.get(id_)
         if version is None:
             version = self.versions[id_] = Version(id_, attempt)
@@ -126,18 +127,20 @@ class Chunks:
         return version if version.attempt == attempt else None
 
     def assigned(self, key: ChunkKey) -> bool:
-        """Whether all of the version that this chunk belongs to has been dealt."""
+        """Whether all chunks of the version of this chunk are assigned, and their headers here."""
         version = self.at(key)
         return version is not None and version.assigned
 
     def at(self, key: ChunkKey) -> Version | None:
-        """The version that a chunk of this name would belong to, if it is known at this attempt."""
+        """The version that a chunk with this key belongs to, if it is known at this attempt."""
         version = self.versions.get(VersionId(key.epoch, key.version))
         return version if version is not None and version.attempt == key.attempt else None
 
     def header(self, event: HeaderStored, now: float) -> tuple[Chunk, bool] | None:
-        """Take a header in: (its chunk, was it news). None when it belongs to a dead attempt, or is not the chunk that
-        the version's seal lists."""
+        """Record a header: (its chunk, whether it is new).
+
+        None if the header is of a replaced attempt, or is not the one that the version's manifest lists.
+        """
         key = event.key
         version = self._at_attempt(VersionId(key.epoch, key.version), key.attempt)
         if version is None:
@@ -154,13 +157,13 @@ class Chunks:
         version.parent_root = event.parent_root
         version.progress_at = now
         version.chunks[key.seq] = chunk
-        if chunk.whole:  # it has no pieces
+        if chunk.whole:  # a chunk without pieces
             version.whole_chunks += 1
             version.unstaged[key.seq] = chunk
         return chunk, True
 
     def piece(self, key: ChunkKey, index: int, now: float) -> tuple[Chunk, bool] | None:
-        """Take a piece in: (its chunk, was it news). None when we do not know the chunk (any more)."""
+        """Record a piece: (its chunk, whether it is new). None if the chunk is not known (any more)."""
         chunk = self.find(key)
         if chunk is None or index >= len(chunk.sizes):
             return None
@@ -175,7 +178,7 @@ class Chunks:
         return chunk, True
 
     def manifest(self, manifest: Manifest, sealed: bytes, now: float) -> Version | None:
-        """Take a verified manifest in; its version, or None when it is no news."""
+        """Record a verified manifest; its version, or None if the manifest is not new."""
         id_ = VersionId(manifest.epoch, manifest.version)
         version = self._at_attempt(id_, manifest.attempt)
         if version is None or version.manifest is not None:
@@ -192,7 +195,7 @@ class Chunks:
         self.versions.pop(id_, None)
 
     def haves(self, after: VersionId) -> tuple[Have, ...]:
-        """What we hold of the versions after this one, as an `Attach` says it."""
+        """The chunks that we hold of the versions after this one, for an `Attach` message."""
         return tuple(
             Have(chunk.key.epoch, chunk.key.version, chunk.key.attempt, chunk.key.seq, bits_of(chunk.have, chunk.full))
             for id_ in sorted(self.versions)

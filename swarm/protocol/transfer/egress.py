@@ -1,48 +1,74 @@
-"""What the trainer may send (`--egress-copies`): a hard cap, kept even if the swarm must wait.
+"""The egress budget: a hard cap on what the trainer sends (`--egress-copies`), kept even if the swarm must wait.
 
-Of each version it may send `copies` times its payload; of the model, to those who catch up and find it nowhere else,
-`copies` times its size. A chunk pays for its first copy as it is made, so that what leaves once can always leave; what
-is sent a second time (to a child that lost its parent, to one that pulls) is paid for by the newest version, which has
-`copies` - 1 times its payload so far for that. What is over when the next version begins goes to the model's account.
+Of each version the trainer may send `copies` times the payload. Of the model it may send `copies` times the size, to
+members that catch up and find it nowhere else. Each chunk brings the budget for its own first copy, so a first copy can
+always be sent. Further copies (for a child that lost its parent, or a member that pulls) are charged to the newest
+version, which has `copies` - 1 times its payload so far for them. What is left of that when the next version begins is
+added to the model's account.
 
-What left once and died with all whom we gave it would hold its version up for ever. So half of what may be sent a
-second time is kept back (`KEPT_BACK`) for parts of chunks that only peers were given that are gone since. We are asked
-last, so by then nobody else is known to have them. With `copies` 1 there is nothing to keep: they wait for a holder.
+A part whose only holders have left the swarm would delay its version for ever. So half of the budget for further copies
+is reserved (`KEPT_BACK`) for such parts. The trainer is asked last, so when it is asked, no other holder is known. With
+`copies` 1 there is nothing to reserve: such a part waits until a holder returns.
 
-Payload is counted: headers and pieces, blocks and files. Heartbeats, plans and the frames of TLS are not.
+Only payload is counted: headers and pieces, blocks and files; not heartbeats, plans and the framing of TLS.
 """
 
 from dataclasses import dataclass
-from typing import Any
+
+import msgspec
 
 from codec import ChunkKey
 
-__all__ = ["KEPT_BACK", "Egress"]
+__all__ = ["KEPT_BACK", "Egress", "EgressStatus"]
 
 Attempt = tuple[int, int, int]
-"""(epoch, version, attempt): each attempt at a version has its own account."""
+"""(epoch, version, attempt). Each attempt at a version has its own account."""
 KEPT_BACK = 0.5
-"""Of what may be sent a second time: only for what died with its only holders. What slow peers pull takes the rest."""
+"""Share of the budget for further copies that is reserved for parts whose holders have all left the swarm."""
 _HEADER = -1
+"""The index of a chunk's header."""
 _KEPT = 4
-"""Attempts of which it is known what has left: more are never on their way."""
+"""Attempts whose copies are remembered: more are never in flight."""
+
+
+class EgressStatus(msgspec.Struct, kw_only=True):
+    """What the seed sent and may still send, as `node.status.schema` shows it. Payload bytes of the newest version."""
+
+    copies: float | None = None
+    """The cap (`--egress-copies`), in multiples of a version's payload; None: no cap."""
+    version: tuple[int, int] | None = None
+    """(epoch, version) that the counts are of; None: none was published since the start."""
+    payload_bytes: int = 0
+    """Of the version's chunks."""
+    sent_bytes: int = 0
+    budget_bytes: int | None = None
+    """What may be sent of this version; None: no cap."""
+    rescued_bytes: int = 0
+    """Of `sent_bytes`: sent a second time, because all holders were gone."""
+    model_sent_bytes: int = 0
+    """Model blocks, hash lists and files sent to members that catch up, since the start."""
+    model_left_bytes: int | None = None
+    """What may still be sent of those; None: no cap."""
+    refused: int = 0
+    """Requests for this version, or for model blocks since it was begun, that the cap did not allow."""
 
 
 @dataclass(slots=True)
 class _Account:
-    """Of one attempt at a version; payload bytes."""
+    """The account of one attempt at a version, in payload bytes."""
 
     made: int = 0
+    """Sealed so far."""
     sent: int = 0
     spare: float = 0.0
-    """For second copies, as long as it is the newest."""
+    """Left for further copies, while this is the newest attempt."""
     rescued: int = 0
-    """Of what was sent: a second time, because its holders died."""
+    """Of `sent`: further copies of parts whose holders had left."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """Of one part of a chunk: to whom it went, and who paid for it."""
+    """A copy of one part of a chunk: its receiver, and the account that paid. `rescue`: all holders had left."""
 
     peer: bytes
     payer: Attempt
@@ -50,25 +76,27 @@ class _Copy:
 
 
 class Egress:
-    """`copies` None: no limit, but counted all the same. `model_bytes`: of the whole model."""
+    """Accounts for everything that the trainer sends. Not safe to share between threads."""
 
     def __init__(self, copies: float | None = None, model_bytes: int = 0) -> None:
+        """`copies`: at least 1; None counts without a limit. `model_bytes`: size of the whole model."""
         if copies is not None and copies < 1:
-            raise ValueError("with less than one copy nobody would get anything")
+            raise ValueError("copies must be at least 1: with less, no version could be sent")
         self.copies = copies
         self._model_most = model_bytes * (copies or 0.0)
         self._model_spare = self._model_most
         self._model_sent = 0
         self._accounts: dict[Attempt, _Account] = {}
         self._copies: dict[ChunkKey, dict[int, list[_Copy]]] = {}
-        """By part of a chunk (-1: its header). The chunk's own attempt paid for the first."""
+        """The copies of each part (-1: the header) of each chunk. The chunk's own attempt paid for the first."""
         self._gone: set[bytes] = set()
+        """Peers that got copies and have left."""
         self._refused = 0
 
     # ------------------------------------------------------------ versions
 
     def made(self, key: ChunkKey, size: int) -> None:
-        """A chunk of this size, header included, is sealed and about to be dealt."""
+        """A chunk of `size` bytes, header included, is sealed and about to be assigned."""
         if key[:3] not in self._accounts:
             self._begin(key[:3])
         account = self._accounts[key[:3]]
@@ -89,8 +117,8 @@ class Egress:
         self._gone &= {copy.peer for parts in self._copies.values() for part in parts.values() for copy in part}
 
     def take(self, key: ChunkKey, index: int, size: int, peer: bytes) -> bool:
-        """Whether this part of a chunk may be queued for `peer`; if so, it is paid for."""
-        if not self._accounts:  # nothing was made since our start: what is left of earlier runs is of the model
+        """Pay for a copy of a part of a chunk for `peer`; whether the budget allows it."""
+        if not self._accounts:  # no version was published since the start: charge the model's account
             return self.take_of_model(size)
         parts = self._copies.get(key)
         copies = [] if parts is None else parts.setdefault(index, [])
@@ -109,25 +137,25 @@ class Egress:
         return True
 
     def _died(self, key: ChunkKey, index: int) -> bool:
-        """All whom we gave it are gone. A header goes with any such piece."""
+        """Whether all peers that got this part have left. For a header: whether that is so for any part."""
         parts = self._copies.get(key, {})
         asked = parts.values() if index == _HEADER else [parts.get(index, [])]
         return any(part and all(copy.peer in self._gone for copy in part) for part in asked)
 
     def gone(self, peer: bytes) -> None:
-        """The session with this peer has ended: what it alone was given may be lost."""
+        """The session with this peer has ended: parts that only it got may be lost."""
         self._gone.add(peer)
 
     def here(self, peer: bytes) -> None:
-        """It is with us (again), with what it was given."""
+        """The peer is connected (again), and has what it got."""
         self._gone.discard(peer)
 
     def back(self, key: ChunkKey, index: int, size: int, peer: bytes) -> None:
-        """A copy of it was paid for, for `peer`, and did not leave."""
+        """Refund a copy that was paid for and not sent."""
         copies = self._copies.get(key, {}).get(index, [])
         paid = next((copy for copy in reversed(copies) if copy.peer == peer), None)
         if paid is None:
-            return  # of long ago
+            return  # too long ago to be remembered
         copies.remove(paid)
         account = self._accounts.get(paid.payer)
         if account is None:
@@ -144,7 +172,7 @@ class Egress:
     # ------------------------------------------------------------ the model
 
     def take_of_model(self, size: int) -> bool:
-        """Whether a block, list or file of this size may be given to somebody who catches up."""
+        """Pay for a block, hash list or file of `size` bytes for a catch-up; whether the budget allows it."""
         if self.copies is not None:
             if size > self._model_spare:
                 self._refused += 1
@@ -153,22 +181,20 @@ class Egress:
         self._model_sent += size
         return True
 
-    # ------------------------------------------------------------ for people
+    # ------------------------------------------------------------ status
 
-    def state(self) -> dict[str, Any]:
-        """Plain values: `copies` (None: no cap); of the newest version `payload_bytes`, `sent_bytes`, `budget_bytes`
-        and `rescued_bytes` (of those sent, for what had died); of the model `model_sent_bytes` and `model_left_bytes`;
-        `refused`: how often somebody had to go without since then."""
+    def status(self) -> EgressStatus:
+        """For people and programs."""
         newest = next(reversed(self._accounts), None)
         account = _Account() if newest is None else self._accounts[newest]
-        return {
-            "copies": self.copies,
-            "version": None if newest is None else [newest[0], newest[1]],
-            "payload_bytes": account.made,
-            "sent_bytes": account.sent,
-            "budget_bytes": None if self.copies is None else int(self.copies * account.made),
-            "rescued_bytes": account.rescued,
-            "model_sent_bytes": self._model_sent,
-            "model_left_bytes": None if self.copies is None else int(self._model_spare),
-            "refused": self._refused,
-        }
+        return EgressStatus(
+            copies=self.copies,
+            version=None if newest is None else (newest[0], newest[1]),
+            payload_bytes=account.made,
+            sent_bytes=account.sent,
+            budget_bytes=None if self.copies is None else int(self.copies * account.made),
+            rescued_bytes=account.rescued,
+            model_sent_bytes=self._model_sent,
+            model_left_bytes=None if self.copies is None else int(self._model_spare),
+            refused=self._refused,
+        )

@@ -1,27 +1,27 @@
-"""Pieces down the trees: edges to children, credit, cut-through, and what is given back to parents.
+"""The exchange: pushes pieces down the trees with cut-through and credit, as a parent and as a child.
 
-A child attaches to a parent for one stripe and says what it has. From then on the parent pushes every piece of that
-stripe as soon as it holds it, as far as the child's *credit* reaches. The child grants what a stripe brings in a round
-trip and then some, and as much again as comes in: a socket's acceptance is not progress, credit is. Small windows keep
-the queues of a shared uplink short and its children in step; large ones let whoever has the shortest way take what the
-others wait for.
+A child attaches to a parent for one stripe and tells which chunks it has. From then on the parent pushes every piece of
+that stripe as soon as it holds it, as far as the child's *credit* reaches. The child grants slightly more than a stripe
+brings in a round trip, and then as many bytes as arrive: credit shows progress, which a socket's acceptance does not.
+Small windows keep the queues of a shared uplink short, and the children at the same pace; with large windows, the child
+with the shortest round trip would take what the others wait for.
 
-With its credit a child says how far *behind* its own children are. Nobody stops for that (what has come is kept and
-passed on when its turn comes), but the authority deals the next chunk to a stripe that is not behind.
+With its credit a child reports how far *behind* its own children are. No peer stops for that: pieces are kept and sent
+in turn. But the authority assigns the next chunk to a stripe that is not behind.
 
-Headers run ahead of pieces: a child knows at once what its parent is to bring, and gets what comes late from whoever
-has uplink to spare (see `load_shedding`). It then tells the parent to *skip* the chunk.
+Headers are sent ahead of pieces, so a child knows at once which chunks its parent will bring. It gets late chunks from
+neighbours with spare uplink (see `load_shedding`), and then tells the parent to *skip* them.
 
-A *guest* is given pieces while little waits for the others, and our uplink has little to send. A child is one that
-came in the middle of a version, or that the plan hangs on somebody else who is there: else members that attach to
-everybody would take the uplinks of those who have a right to them.
+A *late joiner* gets pieces only while little is queued for the other children and at our uplink. Late joiners are the
+children that joined during the version in flight, and those to which the plan gives another parent that is present;
+otherwise members that attach to every peer would take the uplinks of planned children.
 
-A child that takes nothing while something waits for it, for `lag_after_s` or sooner if it was quick, is *lagging*: it
-counts no more among those that are behind, and it pulls what it lacks.
+A child that takes nothing for `lag_after_s` although something is queued for it (sooner, if it was fast before) is
+*lagging*: it does not count as behind any more, and pulls what it lacks.
 """
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable
 
 from codec import ChunkKey
@@ -31,28 +31,28 @@ from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.version import VersionId
 from swarm.protocol.core.wire import Attach, Credit, Detach
 from swarm.protocol.transfer.chunks import Chunk, Chunks, mask_of
-from swarm.protocol.transfer.edges import BEHIND_BYTES, ChildEdge, ParentEdge
+from swarm.protocol.transfer.edges import BEHIND_BYTES, ChildEdge, ParentEdge, Part
 from swarm.protocol.transfer.surroundings import Surroundings
 
 __all__ = ["Exchange"]
 
 HEADER = -1
-"""The index under which a chunk's header queues."""
+"""The index of a chunk's header in queues."""
 MAX_AHEAD_BYTES = 256 << 10
-"""No child is sent more than this and a piece ahead of what its socket took, whatever credit it gives: what has been
-handed over cannot be skipped, and comes twice if another brings it."""
+"""Bytes that may be handed to a child's socket and not accepted yet, plus one piece, regardless of its credit. What is
+handed over cannot be skipped any more, and arrives twice if another peer brings it too."""
 FAR_S = 0.05
 FAR_TIMES = 2
-"""Over a round trip longer than this, a parent that owes half as much again as its window gets one so many times as
-large: a stream gets to its rate late there, and often a whole region hangs on it, so that nobody near can help. With no
-more credit than the rate itself it would never make that good."""
+"""Above `FAR_S` of round-trip time, a parent that owes at least 1.5 windows gets a window `FAR_TIMES` as large. Such a
+stream reaches its rate late, and often feeds a whole region, so that no near neighbour can help; with credit for its
+usual rate only, it would never make up the delay."""
 CREDIT_STEP_BYTES = 128 << 10
-"""Credit is given in steps of a quarter window or this, whichever is more: two pieces a message."""
+"""Credit is granted in steps of a quarter window, but at least this: two pieces per message."""
 LAG_LEAST_S = 0.5
 LAG_TIMES = 10
-"""A child that takes nothing for ten times as long as it usually needs, and at least half a second, lags."""
+"""A child lags if it takes nothing for `LAG_TIMES` its usual time, and at least `LAG_LEAST_S`."""
 FAILOVER_PATIENCE_S = 0.4
-"""Who takes a lost parent's place brings what it has within this; the rest is asked of others."""
+"""A failover parent brings what it has within this time; the rest is pulled from others."""
 
 
 class Exchange:
@@ -74,30 +74,31 @@ class Exchange:
         self._entitled = around.entitled
         self._egress_budget = around.egress_budget
         self._late_joiner_edges: dict[tuple[int, bytes], ChildEdge] = {}
-        """By stripe and peer."""
+        """The edges to late joiners, by stripe and peer."""
         self._chunks = chunks
         self._tuning = tuning
         self._outbox = outbox
         self.children: dict[int, dict[bytes, ChildEdge]] = {}
         self.parents: dict[int, ParentEdge] = {}
         self._piece_bytes = 0
-        """Of the newest chunk that we heard of."""
+        """The piece size of the newest chunk known."""
         self._gives = gives
         self._owed_bytes: dict[int, int] = {}
-        """By stripe: bytes whose headers have come and which have not; see `note_owed`."""
+        """By stripe: bytes that our parent owes; see `note_owed`."""
         self._copies: Counter[ChunkKey] = Counter()
-        """How many children were begun to be given each chunk."""
+        """The number of children to which each chunk is being or was sent."""
         self.progress_at: dict[int, float] = {}
-        """Local time at which each stripe last brought something; earlier, where we wait for less than usual before we
-        pull."""
+        """By stripe: local time of the last progress; set earlier for stripes that are to be pulled sooner."""
         self._patient_s: dict[int, float] = {}
-        """How long, by stripe."""
+        """By stripe: time without progress after which it is pulled."""
 
     # ------------------------------------------------------------ as a child
 
     def attach_to(self, stripe: int, peer: bytes, after: VersionId, now: float, *, failover: bool = False) -> None:
-        """Hang on `peer` for this stripe, and on nobody else. `failover`: in place of one that is lost, so it may well
-        not have what that one owed us: that is pulled soon."""
+        """Attach to `peer` as the only parent in this stripe.
+
+        `failover`: `peer` replaces a lost parent. It may lack what that one owed, so that is pulled soon.
+        """
         old = self.parents.get(stripe)
         if old is not None and old.peer != peer:
             self._outbox.send(old.peer, Detach(stripe))
@@ -110,9 +111,10 @@ class Exchange:
         self._outbox.send(peer, Attach(stripe, after.epoch, after.version, window, self._chunks.haves(after)))
 
     def _window(self, stripe: int, peer: bytes) -> int:
-        """Credit for an edge: what a stripe brings in a round trip, and then some. A larger one would only fill the
-        queues of the way, and let this child take what its siblings wait for; but over a long way whoever is behind has
-        to catch up."""
+        """Credit for an edge: what a stripe brings in a round trip, plus 20 ms and two pieces.
+
+        A larger window would only fill queues, and let this child take what its siblings wait for. See `FAR_S`.
+        """
         tuning = self._tuning
         rtt_s = self._rtt_s(peer)
         least = max(tuning.window_least_bytes, 2 * self._piece_bytes)
@@ -123,7 +125,7 @@ class Exchange:
 
     @property
     def patient_s(self) -> float:
-        """For how long chunks may be unheard of that others got past: who lost a parent lost headers with it."""
+        """How long a header may be missing that other stripes have passed: less after a parent was lost."""
         return min(self._patient_s.values(), default=self._tuning.pull_after_s)
 
     def _moved(self, stripe: int, now: float) -> None:
@@ -131,7 +133,7 @@ class Exchange:
         self.progress_at[stripe] = now + patient_s - self._tuning.pull_after_s
 
     def parent(self, stripe: int) -> bytes | None:
-        """Who pushes this stripe to us."""
+        """The peer that pushes this stripe to us."""
         edge = self.parents.get(stripe)
         return None if edge is None else edge.peer
 
@@ -140,16 +142,16 @@ class Exchange:
         self._owed_bytes[stripe] = size
 
     def lost_parent(self, peer: bytes) -> list[int]:
-        """The stripes that hung on `peer`, which is gone."""
+        """`peer` is gone: detach; the stripes in which it was our parent."""
         stripes = [s for s, edge in self.parents.items() if edge.peer == peer]
         for stripe in stripes:
             del self.parents[stripe]
         return stripes
 
     def arrived(self, peer: bytes | None, stripe: int | None, size: int, now: float) -> None:
-        """`size` bytes of a stripe came in from `peer` (a duplicate counts too: its credit is used up).
+        """`size` bytes of a stripe came from `peer`. Duplicates count too, since they use up credit.
 
-        `stripe` is what the frame says, which nobody has signed: it counts only between us and our parent there.
+        The frame that names `stripe` is not signed, so it counts only if `peer` is our parent there.
         """
         edge = self.parents.get(stripe) if stripe is not None else None
         if stripe is not None and edge is not None and edge.peer == peer:
@@ -158,12 +160,12 @@ class Exchange:
             self.give_credit(stripe)
 
     def moved(self, stripe: int | None, now: float) -> None:
-        """A header or piece of this stripe came that we did not have, from anybody: nothing of it is pulled yet."""
+        """A new header or piece of this stripe came, from any peer: the stripe makes progress."""
         if stripe is not None:
             self._moved(stripe, now)
 
     def give_credit(self, stripe: int) -> None:
-        """Allow our parent as much again as has come, and tell it how far behind our own children are."""
+        """Grant our parent as many bytes as have come, and report how far behind our own children are."""
         edge = self.parents.get(stripe)
         if edge is None or edge.received + self._tuning.window_bytes < edge.allowed + CREDIT_STEP_BYTES:
             return
@@ -173,8 +175,8 @@ class Exchange:
             edge.allowed, edge.behind = allowed, self._behind(stripe)
             self._outbox.send(edge.peer, Credit(stripe, allowed, edge.behind))
 
-    def _tell_behind(self, stripe: int) -> None:
-        """We said that we are behind, and are not any more: nothing that comes may be there to tell our parent."""
+    def _report_not_behind(self, stripe: int) -> None:
+        """Report that our children are not behind any more, as no credit may be due that would tell it."""
         edge = self.parents.get(stripe)
         if edge is None or edge.behind < BEHIND_BYTES:
             return
@@ -184,8 +186,8 @@ class Exchange:
             self._outbox.send(edge.peer, Credit(stripe, edge.allowed, behind))
 
     def _behind(self, stripe: int) -> int:
-        """What waits for a child of this stripe, on average. Not at most: of a thousand nodes some are always late, and
-        the others need not be."""
+        """Bytes queued for a child of this stripe, on average. Not the maximum, since of many nodes a few are always
+        late."""
         children = self.children.get(stripe, {}).values()
         waiting = [child.backlog for child in children if not child.lagging and not child.late_joiner]
         return sum(waiting) // len(waiting) if waiting else 0
@@ -193,15 +195,15 @@ class Exchange:
     # ------------------------------------------------------------ as a parent
 
     def attached(self, peer: bytes, message: Attach, now: float) -> None:
-        """A child hangs on us: queue what it lacks of what we hold, and push from now on."""
+        """A child attached: queue what it lacks of what we hold, and push from now on."""
         after = VersionId(message.epoch, message.version)
         if not any(peer in edges for edges in self.children.values()):
             self._outbox.emit(Ready(peer))
         edge = ChildEdge(peer, after, message.credit, moved_at=now)
         old = self.children.setdefault(message.stripe, {}).get(peer)
-        if old is not None:  # what is under way to it still is, however often it attaches
+        if old is not None:  # what was handed over is still on its way
             edge.flying, edge.flying_bytes = old.flying, old.flying_bytes
-            self._unpay(peer, old.waiting)
+            self._refund(peer, old.waiting)
         self.children[message.stripe][peer] = edge
         self._late_joiner_edges.pop((message.stripe, peer), None)
         if self._is_late_joiner(message.stripe, peer):
@@ -215,18 +217,18 @@ class Exchange:
                 if chunk.stripe != message.stripe:
                     continue
                 given = mask_of(has[chunk.key], chunk.full) if chunk.key in has else 0
-                if chunk.key not in has and not self._lead(peer, message.stripe, edge, chunk, now):
+                if chunk.key not in has and not self._push_header(peer, message.stripe, edge, chunk, now):
                     continue
                 for index in chunk.held():
                     if not given >> index & 1:
                         self._enqueue(edge, chunk, index, now)
-        self._go_on(peer, message.stripe, edge, now)
+        self._push_more(peer, message.stripe, edge, now)
 
     def _is_late_joiner(self, stripe: int, peer: bytes) -> bool:
         return (self._late_joiners is not None and self._late_joiners.has(peer)) or not self._entitled(stripe, peer)
 
     def _review(self) -> None:
-        """Say anew who is a guest: a version has begun, the plan has changed, or somebody has gone or come back."""
+        """Determine again which children are late joiners."""
         self._late_joiner_edges.clear()
         for stripe, edges in self.children.items():
             for peer, edge in edges.items():
@@ -235,7 +237,7 @@ class Exchange:
                     self._late_joiner_edges[stripe, peer] = edge
 
     def review(self, now: float) -> None:
-        """The plan has changed, or somebody has gone or come back: who is no guest any more need not wait."""
+        """The plan has changed, or a member has left or returned: serve children that are not late joiners any more."""
         before = list(self._late_joiner_edges.items())
         self._review()
         for (stripe, peer), edge in before:
@@ -247,11 +249,11 @@ class Exchange:
         for k in [stripe] if stripe is not None else list(self.children):
             if (edge := self.children.get(k, {}).pop(peer, None)) is not None:
                 self._late_joiner_edges.pop((k, peer), None)
-                self._unpay(peer, edge.waiting)
-                self._tell_behind(k)
+                self._refund(peer, edge.waiting)
+                self._report_not_behind(k)
 
     def credited(self, peer: bytes, message: Credit, now: float) -> None:
-        """A child allows more. A total that shrinks is ignored: credit once given stands."""
+        """A child grants credit. A smaller total is ignored, since credit is never revoked."""
         edge = self.children.get(message.stripe, {}).get(peer)
         if edge is not None:
             edge.behind = message.behind
@@ -259,14 +261,14 @@ class Exchange:
             edge.allowed = message.total
             if edge.flying_bytes == 0:
                 edge.moved_at = now
-            self._go_on(peer, message.stripe, edge, now)
+            self._push_more(peer, message.stripe, edge, now)
 
     def push(self, chunk: Chunk, index: int, source: bytes | None, now: float) -> None:
-        """We hold this header (index -1) or piece now: on to every child of its stripe but the one it came from."""
+        """We hold this header (index -1) or piece now: queue it for every child of its stripe, except `source`."""
         if chunk.stripe is None:
             return
         if index == HEADER and chunk.sizes:
-            self._pieces_of(chunk.sizes[0])
+            self._note_piece_size(chunk.sizes[0])
         id_ = VersionId(chunk.key.epoch, chunk.key.version)
         if index == HEADER and self._late_joiners is not None and self._late_joiners.opened(id_, now):
             self._review()
@@ -274,35 +276,34 @@ class Exchange:
             if peer == source or id_ <= edge.after or chunk.key in edge.skipped or chunk.key in edge.unpaid:
                 continue
             if index == HEADER:
-                self._lead(peer, chunk.stripe, edge, chunk, now)
+                self._push_header(peer, chunk.stripe, edge, chunk, now)
             elif self._enqueue(edge, chunk, index, now) and not edge.late_joiner:
                 self._pump(peer, chunk.stripe, edge, now)
         if index != HEADER:
             self.serve_late_joiners(now)
 
-    def _pieces_of(self, size: int) -> None:
-        """This is how large pieces are now. Credit that was left for smaller ones may not do for a single one, which
-        would then wait for what comes after it."""
+    def _note_piece_size(self, size: int) -> None:
+        """Note the size of pieces. If it grew, grant credit at once: what is left may not suffice for one piece."""
         larger, self._piece_bytes = size > self._piece_bytes, size
         for stripe in self.parents if larger else ():
             self.give_credit(stripe)
 
     def sent(self, peer: bytes, stripe: int, key: ChunkKey, index: int, now: float) -> None:
-        """The socket to a child took this: it no longer counts as backlog."""
+        """The socket to a child accepted this part, so it does not count as backlog any more."""
         edge = self.children.get(stripe, {}).get(peer)
         size = edge.flying.pop((key, index), None) if edge is not None else None
         if edge is None or size is None:
             return
         edge.flying_bytes -= size
-        if index != HEADER:  # headers go whether it takes anything or not
+        if index != HEADER:  # headers do not wait for the child
             edge.pace_s += 0.1 * (now - edge.moved_at - edge.pace_s)
             edge.moved_at = now
             edge.lagging = False
-        self._go_on(peer, stripe, edge, now)
-        self._tell_behind(stripe)
+        self._push_more(peer, stripe, edge, now)
+        self._report_not_behind(stripe)
 
     def gave(self, peer: bytes, chunk: Chunk, pieces: Iterable[int], now: float) -> None:
-        """We answer a pull of `peer`. A child counts these bytes as the stripe's, so we do too."""
+        """We answer a pull of `peer`. If it is a child, it counts these bytes against its credit, so we do too."""
         size = chunk.header_bytes + sum(chunk.sizes[index] for index in pieces)
         self._uplink.take(size, now)
         edge = self.children.get(chunk.stripe, {}).get(peer) if chunk.stripe is not None else None
@@ -310,7 +311,7 @@ class Exchange:
             edge.sent += size
 
     def paid(self, peer: bytes, chunk: Chunk, pieces: Iterable[int]) -> list[int]:
-        """Of these pieces, which `peer` asks for, those that may be given, with the header."""
+        """Pay for the header and these pieces, which `peer` pulls; the pieces that may be sent."""
         if self._egress_budget is None:
             return list(pieces) if self._gives else []
         if not self._egress_budget.take(chunk.key, HEADER, chunk.header_bytes, peer):
@@ -321,17 +322,17 @@ class Exchange:
         return paid
 
     def spare(self, stripe: int, peer: bytes) -> int:
-        """Bytes that this child would take at once; negative when it is not attached."""
+        """Bytes of credit that this child has to spare; -1 if it is not attached."""
         edge = self.children.get(stripe, {}).get(peer)
         return -1 if edge is None else edge.spare
 
     @property
     def gives(self) -> bool:
-        """Whether this machine has uplink to give today; what waits meanwhile goes on waiting."""
+        """Whether this machine has uplink to give today; otherwise what is queued stays queued."""
         return self._gives
 
     def give(self, gives: bool, now: float) -> None:
-        """From now on there is uplink to give, or none."""
+        """Set whether this machine has uplink to give."""
         self._gives = gives
         for stripe, edges in self.children.items():
             for peer, edge in edges.items():
@@ -340,29 +341,26 @@ class Exchange:
         self.serve_late_joiners(now)
 
     def tick(self, now: float) -> None:
-        """Find children that lag."""
+        """Find children that are lagging."""
         for stripe, edges in self.children.items():
             for edge in edges.values():
                 limit_s = min(self._tuning.lag_after_s, max(LAG_LEAST_S, LAG_TIMES * edge.pace_s))
                 stuck = edge.backlog > 0 and now - edge.moved_at > limit_s
                 if stuck and not edge.lagging:
                     edge.lagging = True
-                    self._tell_behind(stripe)
+                    self._report_not_behind(stripe)
         self.serve_late_joiners(now)
 
     def skip(self, peer: bytes, stripe: int, key: ChunkKey) -> None:
-        """A child gets this chunk elsewhere: what has not been handed over need not be."""
+        """A child gets this chunk from another peer: remove what has not been handed over."""
         edge = self.children.get(stripe, {}).get(peer)
-        if edge is None or self._chunks.find(key) is None:  # else names that a child makes up would fill our memory
+        if edge is None or self._chunks.find(key) is None:  # otherwise keys that a child invents would fill memory
             return
         edge.skipped.add(key)
-        dropped = [item for item in edge.waiting if item[0].key == key and item[1] != HEADER]
-        edge.waiting = deque(item for item in edge.waiting if item not in dropped)
-        edge.waiting_bytes -= sum(size for _, _, size in dropped)
-        self._unpay(peer, dropped)
+        self._refund(peer, edge.remove_waiting(lambda chunk, index: chunk.key == key and index != HEADER))
 
     def take_back(self, peer: bytes, chunk: Chunk, pieces: int, now: float) -> bool:
-        """If it was skipped: the child did not get these pieces elsewhere after all, so they go in their turn."""
+        """Queue pieces of a skipped chunk that the child did not get elsewhere; False if it was not skipped."""
         edge = self.children.get(chunk.stripe, {}).get(peer) if chunk.stripe is not None else None
         if edge is None or chunk.stripe is None or chunk.key not in edge.skipped:
             return False
@@ -370,18 +368,18 @@ class Exchange:
         for index in chunk.held():
             if pieces >> index & 1:
                 self._enqueue(edge, chunk, index, now)
-        self._go_on(peer, chunk.stripe, edge, now)
+        self._push_more(peer, chunk.stripe, edge, now)
         return True
 
     @property
     def waiting_bytes(self) -> int:
-        """What waits for children's credit, or to be handed over; guests left out."""
+        """Bytes queued for all children but late joiners."""
         edges = (edge for edges in self.children.values() for edge in edges.values())
         return sum(edge.waiting_bytes for edge in edges if not edge.late_joiner)
 
     def has_time(self, now: float) -> bool:
-        """Whether guests may be given something: little waits for the others, and the uplink has little to send, so
-        that whatever comes for the others leaves soon."""
+        """Whether late joiners may be served: little is queued for the others and at the uplink, so that pieces for the
+        others would still leave soon."""
         little = self._little_bytes
         edges = (edge for edges in self.children.values() for edge in edges.values())
         waiting = sum(edge.waiting_bytes for edge in edges if not edge.late_joiner and not edge.lagging)
@@ -392,43 +390,39 @@ class Exchange:
         return max(1.0, self._tuning.idle_s * self._uplink.bytes_s())
 
     def forget(self, id_: VersionId) -> None:
-        """A version was dropped: nothing of it needs sending any more."""
+        """A version was dropped: remove its parts from all queues."""
         for key in [key for key in self._copies if (key.epoch, key.version) == id_]:
             del self._copies[key]
         for edges in self.children.values():
             for edge in edges.values():
-                edge.skipped = {key for key in edge.skipped if (key.epoch, key.version) != id_}
-                edge.unpaid = {key for key in edge.unpaid if (key.epoch, key.version) != id_}
-                kept = deque(item for item in edge.waiting if (item[0].key.epoch, item[0].key.version) != id_)
-                edge.waiting = kept
-                edge.waiting_bytes = sum(size for _, _, size in kept)
+                edge.forget(id_)
 
     def _enqueue(self, edge: ChildEdge, chunk: Chunk, index: int, now: float) -> bool:
-        """False when there is no egress left for it; without its header no piece of a chunk may go."""
+        """Queue a part; False if the egress budget does not allow it. No piece is sent without its header."""
         size = _size(chunk, index)
         if self._egress_budget is not None and not self._egress_budget.take(chunk.key, index, size, edge.peer):
             if index == HEADER:
                 edge.unpaid.add(chunk.key)
             return False
         if edge.backlog == 0:
-            edge.moved_at = now  # the clock of its lag starts here
-        edge.waiting.append((chunk, index, size))
-        edge.waiting_bytes += size
+            edge.moved_at = now  # its lag counts from here
+        edge.append_waiting(chunk, index, size)
         return True
 
-    def _lead(self, peer: bytes, stripe: int, edge: ChildEdge, chunk: Chunk, now: float) -> bool:
-        """A chunk's header: at once, whatever else waits and whatever credit there is. A child that knows what is to
-        come can get it elsewhere. False when there is no egress left for it."""
+    def _push_header(self, peer: bytes, stripe: int, edge: ChildEdge, chunk: Chunk, now: float) -> bool:
+        """Send a chunk's header at once, ahead of the queue and of credit; False if the egress budget forbids it.
+
+        A child that has the header can get the chunk elsewhere.
+        """
         if not self._enqueue(edge, chunk, HEADER, now):
             return False
         if self._gives and edge.flying_bytes < MAX_AHEAD_BYTES:
-            _, _, size = edge.waiting.pop()
-            edge.waiting_bytes -= size
+            edge.pop_last_waiting()
             self._hand_over(peer, stripe, edge, chunk, HEADER, now)
         return True
 
-    def _unpay(self, peer: bytes, waiting: Iterable[tuple[Chunk, int, int]]) -> None:
-        """What waits does not leave."""
+    def _refund(self, peer: bytes, waiting: Iterable[Part]) -> None:
+        """Refund parts that are not sent."""
         if self._egress_budget is not None:
             for chunk, index, size in waiting:
                 self._egress_budget.back(chunk.key, index, size, peer)
@@ -441,24 +435,25 @@ class Exchange:
         now: float,
         most_queued: float = math.inf,
     ) -> None:
-        """Hand over what waits, as far as credit reaches, while less than `most_queued` bytes wait at our uplink."""
+        """Hand over queued parts as far as credit reaches, while less than `most_queued` bytes wait at our uplink."""
         while self._gives and edge.waiting and edge.sent + edge.waiting[0][2] <= edge.allowed:
             if edge.flying_bytes >= MAX_AHEAD_BYTES or self._uplink.queued_bytes(now) >= most_queued:
                 return
             if edge.waiting[0][0].key != edge.current:
                 self._choose(edge)
-            chunk, index, size = edge.waiting.popleft()
-            edge.waiting_bytes -= size
+            chunk, index = edge.pop_first_waiting()
             self._hand_over(peer, stripe, edge, chunk, index, now)
 
-    def _go_on(self, peer: bytes, stripe: int, edge: ChildEdge, now: float) -> None:
+    def _push_more(self, peer: bytes, stripe: int, edge: ChildEdge, now: float) -> None:
         if not edge.late_joiner:
             self._pump(peer, stripe, edge, now)
         self.serve_late_joiners(now)
 
     def serve_late_joiners(self, now: float) -> None:
-        """Those that were given least first. Whether there is time for them is found out once and not for each, or
-        members that attach to everybody would have us do nothing else."""
+        """Serve late joiners, those that got least first.
+
+        `has_time` is computed once and not for each, so that members that attach to every peer cost little.
+        """
         waiting = [
             (edge.sent, stripe, peer) for (stripe, peer), edge in self._late_joiner_edges.items() if edge.waiting
         ]
@@ -468,19 +463,20 @@ class Exchange:
             self._pump(peer, stripe, self._late_joiner_edges[stripe, peer], now, self._little_bytes)
 
     def _choose(self, edge: ChildEdge) -> None:
-        """Which chunk it gets next: of those that wait whole, the one that fewest children were given. Where we cannot
-        keep up, each child then has what others lack, and they can help one another."""
+        """Choose the child's next chunk: of the complete ones queued, that which the fewest children got.
+
+        If we cannot keep up, the children then have different chunks, and can help one another.
+        """
         waiting = dict.fromkeys(chunk.key for chunk, _, _ in edge.waiting if chunk.whole)
         if len(waiting) > 1:
             first = min(waiting, key=lambda key: self._copies[key])
             if first != edge.waiting[0][0].key:
-                ours = [item for item in edge.waiting if item[0].key == first]
-                edge.waiting = deque([*ours, *(item for item in edge.waiting if item[0].key != first)])
+                edge.move_to_front(first)
         edge.current = edge.waiting[0][0].key
         self._copies[edge.current] += 1
 
     def _hand_over(self, peer: bytes, stripe: int, edge: ChildEdge, chunk: Chunk, index: int, now: float) -> None:
-        """To the shell."""
+        """Hand a part to the runtime."""
         key, size = chunk.key, _size(chunk, index)
         self._uplink.take(size, now)
         edge.sent += size

@@ -1,7 +1,8 @@
-"""Guests: who came while a version was on its way. They get it from what the uplinks of others have to spare.
+"""Late joiners: members whose grant is younger than the version in flight. They get it from spare uplink only.
 
-A crowd that joins in the middle of a step lacks all that was dealt before, and has nothing to give: were it fed like
-everybody, those who were there would wait for twice as much. So a guest's turn comes when little waits for the others.
+Members that join during a step lack all chunks that were assigned before, and have nothing to give. If they were served
+like the others, a crowd of them could double the time that the others wait. So a late joiner is served when little is
+queued for the other children.
 """
 
 from swarm.protocol.core.version import VersionId
@@ -12,16 +13,17 @@ __all__ = ["LateJoiners"]
 
 
 class LateJoiners:
-    """As one peer sees it: of the newest version that it heard of, whose grants are younger."""
+    """Tells which peers are late joiners of the newest version that this peer has heard of."""
 
     def __init__(self, sessions: Sessions, leases: Leases) -> None:
         self._sessions = sessions
         self._leases = leases
         self._newest = self._held = VersionId(0, 0)
         self._since = float("inf")
+        """The authority's time at which the newest version began, as far as known."""
 
     def opened(self, id_: VersionId, now: float) -> bool:
-        """Something of this version is here; True when it is the first of a newer one: nobody is its guest yet."""
+        """A header of this version arrived; whether it is the first of a newer version: then nobody joined late yet."""
         if id_ <= self._newest:
             return False
         self._newest = id_
@@ -29,15 +31,15 @@ class LateJoiners:
         return True
 
     def settled(self, id_: VersionId) -> None:
-        """Our replica is this version."""
+        """The replica has reached this version."""
         self._held = id_
 
     @property
     def early(self) -> bool:
-        """Whether we lack something of the newest version ourselves, as others then do that may need us."""
+        """Whether the newest version is incomplete here. Then planned children may still need data from here."""
         return self._held < self._newest
 
     def has(self, peer: bytes) -> bool:
-        """Whether `peer` came after the newest version had begun, by the authority's clock as far as we know it."""
+        """Whether the grant of `peer` is younger than the newest version, by the authority's clock as far as known."""
         session = self._sessions.get(peer)
         return session is not None and session.issued > self._since

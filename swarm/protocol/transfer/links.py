@@ -1,7 +1,7 @@
-"""What a member measures of its neighbours: how fast verified bytes came from each, and the round trip.
+"""A member's measurements of its neighbours: the rate of verified bytes from each, and the round-trip time.
 
-Bandwidth is measured where it arrives: what a node claims of itself is a limit, never a merit. A newcomer, who has no
-children, is tried by one of its parents: asked for a chunk that the parent has already.
+The receiver measures bandwidth; the uplink that a node claims is only an upper limit. A newcomer has no children that
+could measure it, so one of its parents tests it: it asks the newcomer for a chunk that it already has.
 """
 
 from collections import Counter
@@ -17,20 +17,23 @@ from swarm.protocol.transfer.chunks import Chunk
 __all__ = ["Links"]
 
 MIN_BYTES = 64 << 10
-"""Of less than this no rate is made: it may have come in one burst out of a buffer."""
+"""Fewer bytes give no rate: they may have come in one burst from a buffer."""
 MIN_TOTAL_BYTES = 2 << 20
-"""Of a version smaller than this, who brought which part of it is chance."""
+"""In a smaller version, the share that each parent brings is random."""
 LEAST_S = 0.5
+"""Shares are not judged for a version that arrived in less time."""
 LEAST_TRIPS = 20
-"""Nor of one that came sooner, or within so many round trips to the farthest parent: windows grow for half as many, and
-a parent whose own parent was slow to begin is not slow."""
+"""Nor in less than this number of round trips to the farthest parent: windows grow during half of them, and a parent
+whose own parent started late is not slow."""
 MAX_KBIT_S = 10_000_000_000
 GAP_S = 0.25
-"""A pause longer than this is not counted as sending: there was nothing to send."""
+"""A longer pause does not count as sending time: there was nothing to send."""
 
 
 @dataclass(slots=True)
 class _Flow:
+    """Bytes from one peer, and the time that they took."""
+
     all_bytes: int = 0
     timed_bytes: int = 0
     busy_s: float = 0.0
@@ -46,29 +49,29 @@ class _Flow:
 
     @property
     def kbit_s(self) -> int:
-        """While it was sending; as `Link` has it."""
+        """The rate while the peer was sending, in kbit/s, as in `Link`."""
         if self.timed_bytes < MIN_BYTES or self.busy_s <= 0:
             return UNTIMED if self.all_bytes else 0
         return max(UNTIMED, min(int(self.timed_bytes * 0.008 / self.busy_s), MAX_KBIT_S))
 
 
 class Links:
-    """Of one member."""
+    """The measurements of one member."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._flows: dict[bytes, _Flow] = {}
         self._all = _Flow()
-        """From everybody together."""
+        """From all peers together."""
         self._tried: dict[bytes, float] = {}
-        """Newcomers that we asked for a chunk, and when."""
+        """Newcomers that were asked for a chunk, and the local time of asking."""
         self._awaited: set[bytes] = set()
-        """Of them, those of whom nothing has come since."""
+        """Those of `_tried` that have not sent anything since."""
         self._tried_one = False
-        """One of them answered: worth a report."""
+        """A newcomer has answered, so a report is due."""
 
     def came(self, peer: bytes | None, size: int, now: float) -> None:
-        """`size` verified bytes of a chunk came from `peer`."""
+        """Count `size` verified bytes of a chunk from `peer`."""
         if peer is None:
             return
         flow = self._flows.get(peer)
@@ -76,8 +79,8 @@ class Links:
             flow = self._flows[peer] = _Flow()
             self._tried_one = self._tried_one or peer in self._awaited
             self._awaited.discard(peer)
-        for each in (flow, self._all):
-            each.add(size, now)
+        for measured in (flow, self._all):
+            measured.add(size, now)
 
     def take_answered(self) -> bool:
         """Whether a newcomer has answered since the last call: what was measured of it is worth a report."""
@@ -85,8 +88,8 @@ class Links:
         return answered
 
     def account(self) -> tuple[Link, ...]:
-        """What was measured since the last time."""
-        made: list[Link] = []
+        """The measurements since the last call."""
+        links: list[Link] = []
         roster = self._state.roster
         short = self._short()
         for session in self._state.sessions:
@@ -95,13 +98,13 @@ class Links:
             if member is None or not (session.rtt_s or flow.all_bytes):
                 continue
             rtt_ms = min(60_000, int(1000 * session.rtt_s + 0.999))
-            made.append(Link(member.slot, flow.kbit_s, short.get(session.peer, 0), rtt_ms))
+            links.append(Link(member.slot, flow.kbit_s, short.get(session.peer, 0), rtt_ms))
         self._flows.clear()
         self._all = _Flow()
-        return tuple(sorted(made, key=lambda link: (-link.kbit_s, link.slot))[:MAX_LINKS])
+        return tuple(sorted(links, key=lambda link: (-link.kbit_s, link.slot))[:MAX_LINKS])
 
     def _short(self) -> dict[bytes, int]:
-        """By parent: how many percent less it brought than its part of the version, or slower than most parents."""
+        """By parent: the percentage by which its bytes (of its share) or its rate (of the median) fell short."""
         stripes = self._state.roster.stripes if self._state.roster is not None else 1
         feeds = Counter(edge.peer for edge in self._state.exchange.parents.values())
         trip_s = max((session.rtt_s for session in self._state.sessions if session.peer in feeds), default=0.0)
@@ -124,7 +127,7 @@ class Links:
     # ------------------------------------------------------------ newcomers
 
     def try_newcomers(self, now: float) -> None:
-        """Ask a leaf of ours that has uplink to give, and holds a version, for one chunk of it."""
+        """Ask each of our leaves that claims an uplink for one chunk that it should hold, once per `soft_ttl_s`."""
         state, roster, grant = self._state, self._state.roster, self._state.grant
         if roster is None or grant is None:
             return
@@ -144,7 +147,7 @@ class Links:
                     state.outbox.send(peer, WantChunk(*chunk.key, b""))
 
     def _a_chunk(self, held: VersionId | None) -> Chunk | None:
-        """One that we have whole, of the newest version that all should hold by now."""
+        """A complete chunk of the newest version that we hold, which the leaf should hold too."""
         chunks = self._state.chunks
         for id_ in sorted((v for v in chunks.versions if held is not None and v <= held), reverse=True):
             for _, chunk in sorted(chunks.versions[id_].chunks.items()):

@@ -1,19 +1,19 @@
-"""Relief: what a parent owes us and others could give sooner.
+"""Load shedding: a member fetches from its neighbours what a slow parent still owes it.
 
-Headers run ahead of pieces, down all trees, so a child knows within a round trip what each stripe is to bring: it holds
-the header of every chunk that has been dealt. What of them is still missing is what its parent *owes*. A parent that
-has less uplink than the plan thought, or itself waits for another, owes more and more; one that keeps up never owes
-much more than what is on its way.
+Headers are sent ahead of pieces in all trees. So within a round trip a child holds the header of every chunk that has
+been assigned, and knows what each stripe will bring. The missing pieces of these chunks are what the parent of the
+stripe *owes*. A parent with less uplink than planned, or one that itself waits for its parent, owes more and more; a
+parent that keeps up owes little more than what is in flight.
 
-Chunks beyond that are *wished for*: a member tells its neighbours which, whenever the list changes, and who holds one
-of them whole and has uplink to spare offers it (see `offers`). The newest come first, for the parent goes on with the
-oldest meanwhile, and what it has handed to its socket comes twice. The first offer is taken, and the parent is told to
-skip the chunk; so one who has nothing to give is asked nothing and answers nothing. A parent that cannot keep up gives
-each child other chunks first (see `exchange`), so that its children have what their siblings lack. What a giver then
-fails to bring is asked of the parent.
+The chunks beyond that are the member's *late-chunk wants*. It tells its neighbours the list whenever it changes. A
+neighbour that holds one of the chunks completely and has uplink to spare offers it (see `offers`); the others are not
+asked, and do not answer. The newest chunks come first in the list, because the parent continues with the oldest, and
+pieces that it has handed to its socket would arrive twice. The member takes the first offer, and tells the parent to
+skip the chunk. A parent that cannot keep up starts with a different chunk for each child (see `exchange`), so that its
+children can help one another. If the neighbour fails to bring the chunk, the member asks its parent for it again.
 
-Once all of a version has been dealt, uplinks run out of work one after another, and all wait for the slowest. Then
-whatever a parent has not begun is late at once, and neighbours hear of it sooner.
+Once all chunks of a version are assigned, uplinks run out of work one after another, and all members wait for the
+slowest. From then on every chunk that a parent has not begun is late at once, and neighbours hear of it sooner.
 """
 
 from collections import Counter
@@ -32,16 +32,16 @@ from swarm.protocol.transfer.chunks import Chunk, bits_of
 __all__ = ["LATE_WANTS_HOLD_S", "PROMISES", "LoadShedding", "Parents"]
 
 LATE_WANTS_HOLD_S = 1.0
-"""A list of wishes is good for so long; it is said again before that."""
+"""How long a list of wants is valid; it is repeated before that."""
 PROMISES = 2
-"""That one neighbour is believed at a time."""
+"""Offers taken from one neighbour at a time."""
 BROKEN_S = 10.0
-"""Who did not bring what it offered is not believed again for so long."""
+"""No offer is taken for this long from a neighbour that did not bring a chunk that it offered."""
 
 
 @dataclass(slots=True)
 class _Promised:
-    """One chunk that somebody else brings."""
+    """A chunk that a neighbour has offered and will bring."""
 
     stripe: int
     source: bytes
@@ -49,19 +49,19 @@ class _Promised:
 
 
 class Parents(Protocol):
-    """Of an `Exchange`: the parents of a member."""
+    """The part of an `Exchange` that load shedding uses: the parents of a member."""
 
     def parent(self, stripe: int) -> bytes | None:
         """The peer that sends this stripe to us."""
         ...
 
     def note_owed(self, stripe: int, size: int) -> None:
-        """Our parent in this stripe owes us `size` bytes, beside what other neighbours promised."""
+        """Our parent in this stripe owes us `size` bytes, without the chunks that neighbours have promised."""
         ...
 
 
 class LoadShedding:
-    """Of one member."""
+    """The load shedding of one member."""
 
     def __init__(
         self,
@@ -72,8 +72,8 @@ class LoadShedding:
         neighbours: Callable[[], list[bytes]],
         assigned: Callable[[ChunkKey], bool],
     ) -> None:
-        """`neighbours()`: peers to tell, never the authority. `assigned`: whether the headers of all chunks of this
-        chunk's version are here."""
+        """`neighbours()`: the peers to tell, never the authority. `assigned(chunk)`: whether the headers of all chunks
+        of the chunk's version have arrived."""
         self._tuning = tuning
         self._outbox = outbox
         self._neighbours = neighbours
@@ -81,22 +81,22 @@ class LoadShedding:
         self._parent = parents.parent
         self._assigned = assigned
         self._owed: dict[int, dict[ChunkKey, tuple[Chunk, float]]] = {}
-        """By stripe, in the order of their headers: chunks that are not whole yet, and from when on they are late."""
+        """By stripe, in the order of their headers: incomplete chunks, and the local time from which each is late."""
         self._due_at = float("inf")
-        """When the timer goes off."""
+        """Local time for which the timer is set."""
         self._promised: dict[ChunkKey, _Promised] = {}
         self._wants: list[ChunkKey] = []
         self._told: dict[bytes, list[ChunkKey]] = {}
-        """What each neighbour was told."""
+        """The list that each neighbour was told last."""
         self._told_at = float("-inf")
         self._broke: dict[bytes, float] = {}
-        """Who did not bring what it offered, and until when it is not believed."""
+        """Neighbours that did not bring a chunk that they offered, and until when their offers are not taken."""
 
     def __contains__(self, key: ChunkKey) -> bool:
         return key in self._promised
 
     def owes(self, chunk: Chunk, now: float) -> None:
-        """Its header has come."""
+        """The chunk's header has arrived: the parent of its stripe owes it."""
         if chunk.stripe is not None:
             late = now + (
                 self._tuning.load_shedding_end_s if self._assigned(chunk.key) else self._tuning.load_shedding_after_s
@@ -110,7 +110,7 @@ class LoadShedding:
             self._outbox.emit(SetTimer("relief", at))
 
     def arrived(self, chunk: Chunk, peer: bytes | None, now: float) -> None:
-        """A piece of it came."""
+        """A piece of the chunk arrived."""
         promised = self._promised.get(chunk.key)
         if promised is None:
             return
@@ -120,8 +120,11 @@ class LoadShedding:
             promised.deadline = now + self._tuning.load_shedding_deadline_s
 
     def offered(self, peer: bytes, key: ChunkKey, now: float) -> None:
-        """`peer` holds it and has uplink to spare. Taken if it is late still: what the parent has come to meanwhile may
-        be on its way, and would come twice. Who offers what we need no more is told what we do need."""
+        """`peer` offers a chunk. The offer is taken only if the chunk is still late.
+
+        Otherwise the parent may have begun to send it meanwhile, and it would come twice. A peer whose offer is not
+        taken is told the current wants.
+        """
         chunk = next((chunks[key][0] for chunks in self._owed.values() if key in chunks), None)
         self._wants = [want for want in self._wants if want != key]
         if (
@@ -145,18 +148,18 @@ class LoadShedding:
         return room and key not in self._promised and now >= self._broke.get(peer, now)
 
     def asked_of(self, peer: bytes, key: ChunkKey) -> bool:
-        """Whether we took this peer's offer of this chunk, and wait for it."""
+        """Whether we took the offer of this chunk from `peer`, and wait for it."""
         promised = self._promised.get(key)
         return promised is not None and promised.source == peer
 
     def lacks(self, peer: bytes, key: ChunkKey) -> None:
-        """`peer` cannot give it after all."""
+        """`peer` cannot give the chunk after all."""
         promised = self._promised.get(key)
         if promised is not None and promised.source == peer:
             self._back_to_parent(key, promised)
 
     def lost(self, peer: bytes) -> None:
-        """The session with `peer` is gone, and with it what it was to send."""
+        """The session with `peer` is gone: what it promised is overdue."""
         self._told.pop(peer, None)
         self._broke.pop(peer, None)
         for promised in self._promised.values():
@@ -164,7 +167,7 @@ class LoadShedding:
                 promised.deadline = 0.0
 
     def due(self, now: float) -> None:
-        """Some chunk is late: go back to the parent with what was promised and did not come, look at what is owed."""
+        """The timer went off: ask parents for overdue promised chunks, and tell the neighbours the current wants."""
         self._due_at = float("inf")
         for key, promised in list(self._promised.items()):
             if now >= promised.deadline:
@@ -172,7 +175,7 @@ class LoadShedding:
                 self._back_to_parent(key, promised)
         wants = sorted(key for stripe in self._owed for key in self._late(stripe, now))
         self._wants = [key for key in wants[:MAX_LATE_WANTS] if key[:3] == wants[0][:3]][::-1]
-        if now - self._told_at >= 0.6 * LATE_WANTS_HOLD_S:  # whoever has a list is told it again
+        if now - self._told_at >= 0.6 * LATE_WANTS_HOLD_S:  # repeat the list to all that were told one
             self._told = {peer: keys for peer, keys in self._told.items() if not keys}
             self._told_at = now
         self._tell(self._neighbours())
@@ -197,7 +200,7 @@ class LoadShedding:
                 self._outbox.send(peer, LateChunkWants(*of, seqs))
 
     def forget(self, floor: VersionId) -> None:
-        """Versions up to this one are settled."""
+        """Versions up to `floor` are applied: drop their chunks."""
         for chunks in self._owed.values():
             for key in [k for k in chunks if (k.epoch, k.version) <= floor]:
                 del chunks[key]
@@ -205,7 +208,11 @@ class LoadShedding:
             del self._promised[key]
 
     def _late(self, stripe: int, now: float) -> list[ChunkKey]:
-        """What is owed in this stripe beyond what a parent in time would owe, and nothing of has come: the newest."""
+        """The chunks of a stripe that are late, newest first; none of their pieces has come.
+
+        A healthy parent may owe two pieces plus `owed_s` of stripe throughput; chunks beyond that are late. Once the
+        version is fully assigned, it may owe one piece.
+        """
         chunks = self._owed[stripe]
         for key in [key for key, (chunk, _) in chunks.items() if chunk.whole]:
             del chunks[key]

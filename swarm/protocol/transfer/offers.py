@@ -1,12 +1,12 @@
-"""Offers: uplink that has nothing better to do goes to whoever waits longest for what we hold.
+"""Offers: spare uplink goes to the neighbour that has waited longest for a chunk that we hold.
 
-Neighbours say what they wish for (see `load_shedding`). When little waits for our own children, we offer one of them a
-chunk that we hold whole: to whoever has the oldest wish, for what was dealt first is latest, and in the order of its
-list. It is sent when the other end says so; until then, and while it is on its way, it counts as one of the few that
-are given at a time.
+Neighbours tell us their late-chunk wants (see `load_shedding`). When little is queued for our own children, we offer a
+chunk that we hold completely. The neighbour whose oldest want is the oldest comes first, since the chunk that was
+assigned first is the latest; and we take the first such chunk in the order of its list. The chunk is sent when the
+neighbour asks for it. From the offer until it is sent, it counts towards the few chunks that are given at a time.
 
-How much is little, and how many are few, goes by the time that they take our uplink: a slow one that promises as much
-as a fast one brings it late, when it could have come from another, and its own children wait for it.
+Both limits, the queue and the number of chunks, are measured in time on our uplink. If a slow uplink promised as much
+as a fast one, the chunk would come late although another neighbour could have brought it, and our children would wait.
 """
 
 from typing import Final
@@ -20,32 +20,33 @@ from swarm.protocol.transfer.load_shedding import LATE_WANTS_HOLD_S
 __all__ = ["Offers"]
 
 AT_ONCE: Final = 2
-"""One on its way, and one that is agreed upon meanwhile."""
+"""Chunks given at a time: one that is being sent, and one that is being agreed on meanwhile."""
 AT_ONCE_S: Final = 0.1
-"""If they take our uplink no longer than this; else one."""
+"""Two chunks only if both together take our uplink at most this long; otherwise one."""
 ANSWER_S: Final = 0.5
-"""An offer that nobody answered for so long is void."""
+"""An offer without an answer expires after this time."""
 LOOK_AGAIN_S: Final = 0.02
-"""When we hold nothing that is wished for, we look again so much later."""
+"""Pause before the next look when we hold nothing that a neighbour wants."""
 
 
 class Offers:
-    """Of one member."""
+    """The offers that one member makes."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._wants: dict[bytes, tuple[float, list[ChunkKey]]] = {}
-        """By neighbour: until when its list is good, and what is on it."""
-        self._made: dict[bytes, tuple[float, ChunkKey]] = {}
-        """Offers that are not answered yet, and until when they stand: one a neighbour."""
+        """The wants of each neighbour: the local time at which they expire, and the chunks."""
+        self._open_offers: dict[bytes, tuple[float, ChunkKey]] = {}
+        """The offer to each neighbour that is not answered yet: the local time at which it expires, and the chunk."""
         self._again_at = float("-inf")
+        """Local time of the next look."""
 
     def heard(self, peer: bytes, message: LateChunkWants, now: float) -> None:
-        """What `peer` wishes for now; nothing that it said before counts."""
+        """`peer` tells its late-chunk wants, which replace those before."""
         wants = [ChunkKey(message.epoch, message.version, message.attempt, seq) for seq in message.seqs]
-        made = self._made.get(peer)
-        if made is not None and made[1] not in wants:
-            del self._made[peer]
+        offer = self._open_offers.get(peer)
+        if offer is not None and offer[1] not in wants:
+            del self._open_offers[peer]
         if wants:
             self._wants[peer] = now + LATE_WANTS_HOLD_S, wants
             self._again_at = now
@@ -54,11 +55,11 @@ class Offers:
         self.look(now)
 
     def taken(self, peer: bytes, key: ChunkKey) -> bool:
-        """It asks for this chunk; whether we offered it."""
-        made = self._made.get(peer)
-        offered = made is not None and made[1] == key
+        """`peer` asks for this chunk; whether we offered it."""
+        offer = self._open_offers.get(peer)
+        offered = offer is not None and offer[1] == key
         if offered:
-            del self._made[peer]
+            del self._open_offers[peer]
         if peer in self._wants:
             until, wants = self._wants[peer]
             self._wants[peer] = until, [want for want in wants if want != key]
@@ -67,10 +68,10 @@ class Offers:
     def lost(self, peer: bytes) -> None:
         """The session with `peer` is gone."""
         self._wants.pop(peer, None)
-        self._made.pop(peer, None)
+        self._open_offers.pop(peer, None)
 
     def look(self, now: float) -> None:
-        """Make as many offers as there is uplink for."""
+        """Make as many offers as the uplink allows."""
         while self._wants and now >= self._again_at and self._idle(now):
             best = self._best(now)
             if best is None:
@@ -79,14 +80,17 @@ class Offers:
             peer, chunk = best
             if not self._room(sum(chunk.sizes)):
                 return
-            self._made[peer] = now + ANSWER_S, chunk.key
+            self._open_offers[peer] = now + ANSWER_S, chunk.key
             self._state.outbox.send(peer, Offer(*chunk.key))
 
     def _best(self, now: float) -> tuple[bytes, Chunk] | None:
-        """Of those whose oldest wish is oldest, the first on its list that we hold whole. Guests count once the version
-        is ours: what is offered takes our uplink longer than others should wait."""
+        """The neighbour whose oldest want is the oldest, and the first chunk on its list that we hold completely.
+
+        Late joiners do not count while the version is incomplete here, since a whole chunk would occupy our uplink for
+        longer than planned children should wait.
+        """
         waiting = [(min(wants), peer) for peer, (until, wants) in self._wants.items()
-                   if wants and until > now and peer not in self._made]  # fmt: skip
+                   if wants and until > now and peer not in self._open_offers]  # fmt: skip
         for _, peer in sorted(waiting):
             if self._state.late_joiners.early and self._state.late_joiners.has(peer):
                 continue
@@ -97,14 +101,14 @@ class Offers:
         return None
 
     def _pushes(self, chunk: Chunk, peer: bytes) -> bool:
-        """It is our own child, to which this goes in its turn: it would leave twice."""
+        """Whether `peer` is our child in the chunk's stripe: it gets the chunk anyway, and would get it twice."""
         return chunk.stripe is not None and peer in self._state.exchange.children.get(chunk.stripe, {})
 
     def _idle(self, now: float) -> bool:
-        """Our uplink has little to do."""
+        """Whether our uplink has room for an offer. Also removes expired offers."""
         state = self._state
-        for peer in [peer for peer, (until, _) in self._made.items() if until <= now]:
-            del self._made[peer]
+        for peer in [peer for peer, (until, _) in self._open_offers.items() if until <= now]:
+            del self._open_offers[peer]
         return (
             state.exchange.gives
             and self._given < AT_ONCE
@@ -113,9 +117,9 @@ class Offers:
 
     @property
     def _given(self) -> int:
-        """Chunks that are offered or on their way."""
-        return self._state.uploads.count + len(self._made)
+        """The number of chunks that are offered or being sent."""
+        return self._state.uploads.count + len(self._open_offers)
 
     def _room(self, size: int) -> bool:
-        """Whether one more chunk of so many bytes may be given now."""
+        """Whether one more chunk of `size` bytes may be given now."""
         return not self._given or (self._given + 1) * size <= AT_ONCE_S * self._state.uplink.bytes_s()

@@ -1,8 +1,8 @@
-"""Pull what lags: chunks whose stripe stands still are asked of backups, at any time and not only at the end.
+"""Pulls: chunks of a stripe that makes no progress are requested from other peers, at any time and not only at the end.
 
-The trees are the fast way; this is the sure one. A chunk is asked of one source at a time; a source that says it lacks
-it, or brings nothing for `pull_deadline_s`, makes way for the next. The authority is always the last in the list that
-the caller gives.
+The trees are the fast path; pulls are the reliable one. A chunk is requested from one source at a time. If the source
+says that it lacks the chunk, or sends nothing for `pull_deadline_s`, the next one is asked. The caller lists the
+authority last.
 """
 
 from collections import deque
@@ -19,16 +19,16 @@ from swarm.protocol.transfer.chunks import Chunk, Version, bits_of
 __all__ = ["Pulls", "Sources", "Uploads"]
 
 Sources = Callable[[int | None], list[bytes]]
-"""Peers that may be asked for a chunk of this stripe (None: of an unknown one), best first."""
+"""Maps a stripe (None: unknown) to the peers that may be asked for its chunks, best first."""
 
 
 PASSED_BY = 32
-"""Four rounds of eight stripes: a stripe is never dealt so far ahead of its siblings."""
+"""Chunks: four rounds of eight stripes. The authority never assigns one stripe so far ahead of the others."""
 
 
 @dataclass(slots=True)
 class Pull:
-    """One chunk being asked for."""
+    """The pull of one chunk. `tried`: sources asked so far; `source`: the current one. Local times."""
 
     tried: list[bytes] = field(default_factory=list)
     source: bytes | None = None
@@ -37,14 +37,14 @@ class Pull:
 
 
 class Pulls:
-    """The chunks being pulled."""
+    """The pulls of one member, by version and sequence number."""
 
     def __init__(self, tuning: Tuning, outbox: Outbox) -> None:
         self._tuning = tuning
         self._outbox = outbox
         self._pulls: dict[tuple[VersionId, int], Pull] = {}
         self._seen: dict[VersionId, deque[tuple[float, int]]] = {}
-        """Of each version on its way, the newest chunk begun, at each tick of the last `pull_after_s`."""
+        """By version in flight: (time, newest chunk begun) at each tick of the last `pull_after_s`."""
 
     def tick(
         self,
@@ -55,11 +55,11 @@ class Pulls:
         relieved: Callable[[Chunk], bool] = lambda chunk: False,
         passed_after_s: float | None = None,
     ) -> None:
-        """Start a pull for what has stood still too long; move pulls whose deadline passed to their next source.
+        """Start pulls for chunks of stripes without progress, and ask the next source where a deadline has passed.
 
-        `versions`: those on their way in, oldest first. `relieved`: whether a chunk is got from a neighbour already.
-        `passed_after_s`: how long others must have been past a chunk of which we have not even a header (None:
-        `pull_after_s`).
+        `versions`: the incomplete versions, oldest first. `progress_at`: local time of each stripe's last progress.
+        `relieved`: whether load shedding already fetches a chunk from a neighbour. `passed_after_s`: how long the other
+        stripes must have passed a chunk whose header has not come, before it is pulled (None: `pull_after_s`).
         """
         wait_s = self._tuning.pull_after_s if passed_after_s is None else passed_after_s
         wanted: set[tuple[VersionId, int]] = set()
@@ -79,7 +79,7 @@ class Pulls:
                 moved = progress_at.get(stripe, version.progress_at) if stripe is not None else last
                 if chunk is None and seq < passed:
                     moved = float("-inf")
-                elif overtaken:  # trees keep order: what a later version has overtaken is not on its way any more
+                elif overtaken:  # trees keep the order, so what a later version has overtaken is lost
                     moved = version.progress_at
                 elif stripe is None:
                     moved = max(moved, version.progress_at)
@@ -94,9 +94,9 @@ class Pulls:
             del self._pulls[name]
 
     def _passed(self, version: Version, now: float, wait_s: float) -> int:
-        """Chunks before this one are later than their siblings: `wait_s` ago the other stripes had got past them.
+        """The sequence number below which a missing header is overdue: `wait_s` ago other stripes were past it.
 
-        The authority deals in order, so what lies `PASSED_BY` behind the newest was dealt long before it.
+        The authority assigns chunks in order, so a chunk `PASSED_BY` before the newest was assigned long before it.
         """
         seen = self._seen.setdefault(version.id, deque())
         seen.append((now, max(version.chunks, default=0)))
@@ -106,7 +106,7 @@ class Pulls:
         return newest - PASSED_BY if now - since >= wait_s else 0
 
     def arrived(self, chunk: Chunk, now: float) -> None:
-        """A piece of it came: its source is alive."""
+        """A piece of the chunk arrived, so its source is alive."""
         name = VersionId(chunk.key.epoch, chunk.key.version), chunk.key.seq
         pull = self._pulls.get(name)
         if pull is None:
@@ -117,22 +117,22 @@ class Pulls:
             pull.deadline = now + self._tuning.pull_deadline_s
 
     def lacks(self, peer: bytes, key: ChunkKey) -> None:
-        """`peer` says it has none of it: the next source's turn, at the next tick."""
+        """`peer` does not have the chunk: ask the next source at the next tick."""
         pull = self._pulls.get((VersionId(key.epoch, key.version), key.seq))
         if pull is not None and pull.source == peer:
             pull.deadline = 0.0
 
     def asked_of(self, peer: bytes, key: ChunkKey) -> bool:
-        """Whether we asked this peer for this chunk."""
+        """Whether this pull has asked `peer` for the chunk."""
         pull = self._pulls.get((VersionId(key.epoch, key.version), key.seq))
         return pull is not None and peer in pull.tried
 
     def asked(self) -> dict[bytes, float]:
-        """Whom something is asked of now, and since when at the latest."""
+        """The current sources, and the time of the latest request to each."""
         return {pull.source: pull.asked_at for pull in self._pulls.values() if pull.source is not None}
 
     def lost(self, peer: bytes) -> None:
-        """The session with `peer` is gone, and with it what it was to send; or it does not answer."""
+        """The session with `peer` is gone, or it does not answer: ask the next source at the next tick."""
         for pull in self._pulls.values():
             if pull.source == peer:
                 pull.deadline = 0.0
@@ -146,7 +146,7 @@ class Pulls:
         now: float,
     ) -> None:
         fresh = [p for p in sources if p not in pull.tried]
-        if not fresh:  # everybody was asked once: what they lacked then, they may have after a pause
+        if not fresh:  # all sources were asked once: after a pause they may have it
             pull.tried.clear()
             pull.source = None
             pull.deadline = now + self._tuning.pull_after_s
@@ -158,37 +158,37 @@ class Pulls:
 
 
 def _want(version: Version, seq: int) -> WantChunk:
-    """Ask for what we lack of a chunk."""
+    """A request for the missing pieces of a chunk."""
     chunk = version.chunks.get(seq)
     pieces = bits_of(chunk.full & ~chunk.have, chunk.full) if chunk is not None else b""
     return WantChunk(version.id.epoch, version.id.version, version.attempt, seq, pieces)
 
 
 class Uploads:
-    """The other end: chunks that we are giving to peers that pull them. Bounds what one peer may have us queue."""
+    """The chunks that this peer is sending to peers that pulled them; bounds the number for each peer."""
 
     def __init__(self, tuning: Tuning) -> None:
         self._most = 2 * tuning.pulls_in_flight
         self._left: dict[bytes, dict[ChunkKey, int]] = {}
 
     def busy(self, peer: bytes, key: ChunkKey) -> bool:
-        """This very chunk is on its way to `peer` already."""
+        """Whether this chunk is already being sent to `peer`."""
         return key in self._left.get(peer, {})
 
     @property
     def count(self) -> int:
-        """Chunks that are on their way to whoever asked."""
+        """The number of chunks being sent."""
         return sum(map(len, self._left.values()))
 
     def full(self, peer: bytes) -> bool:
-        """It has asked for as much as it may."""
+        """Whether `peer` has as many uploads as it may have."""
         return len(self._left.get(peer, {})) >= self._most
 
     def begin(self, peer: bytes, key: ChunkKey, frames: int) -> None:
         self._left.setdefault(peer, {})[key] = frames
 
     def sent(self, peer: bytes, key: ChunkKey) -> None:
-        """One frame of it has left."""
+        """One frame of the chunk has been sent."""
         uploads = self._left.get(peer, {})
         if key in uploads:
             uploads[key] -= 1

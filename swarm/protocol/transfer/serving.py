@@ -1,4 +1,4 @@
-"""Answers to those who ask for chunks and seals: of the authority, and of members alike."""
+"""Answers to requests for chunks and manifests, for members and the authority."""
 
 from codec import ChunkKey
 from swarm.protocol.core.events import SendHeader, SendPiece
@@ -11,12 +11,15 @@ __all__ = ["key_of", "serve_chunk", "serve_manifest"]
 
 
 def key_of(message: Skip | LacksChunk | WantChunk | Offer) -> ChunkKey:
-    """The chunk that it names."""
+    """The key of the chunk that a message names."""
     return ChunkKey(message.epoch, message.version, message.attempt, message.seq)
 
 
 def serve_chunk(state: State, peer: bytes, want: WantChunk, now: float) -> None:
-    """Answer a pull with the header and whatever pieces asked for we hold; with silence while they are on their way."""
+    """Answer a pull with the header and the requested pieces that we hold, or with `LacksChunk`.
+
+    There is no answer if the pieces are already being sent to the peer.
+    """
     key = key_of(want)
     chunk = state.chunks.find(key) if state.exchange.gives else None
     pieces = mask_of(want.pieces, chunk.full) & chunk.have if chunk is not None else 0
@@ -39,7 +42,7 @@ def serve_chunk(state: State, peer: bytes, want: WantChunk, now: float) -> None:
 
 
 def serve_manifest(state: State, peer: bytes, want: WantManifest) -> None:
-    """Answer with the manifest if we have it; silence is the other answer."""
+    """Answer with the manifest if we have it; otherwise do not answer."""
     id_ = VersionId(want.epoch, want.version)
     version = state.chunks.version(id_)
     if version is not None and version.manifest is not None:

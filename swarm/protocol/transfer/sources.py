@@ -1,14 +1,14 @@
-"""Which neighbours a member asks for what the trees do not bring, in order, and which it tells what comes late."""
+"""The neighbours that a member asks for data outside the trees, in order, and those that it tells its late chunks."""
 
 from swarm.protocol.state import State
 
 __all__ = ["block_sources", "chunk_sources", "near_neighbours"]
 
 FEW_NEAR = 6
-"""Neighbours in our own region that suffice to be told which chunks are late; from another region these would arrive
-later still."""
+"""Tell only neighbours in our own region if there are at least this many: chunks from another region would arrive even
+later."""
 MOST_NEAR = 24
-"""At most so many neighbours are told."""
+"""Upper bound of the neighbours that are told."""
 
 
 def block_sources(state: State) -> list[bytes]:
@@ -33,8 +33,7 @@ def chunk_sources(state: State, stripe: int | None) -> list[bytes]:
 
 
 def near_neighbours(state: State) -> list[bytes]:
-    """Peers to tell which chunks are late: neighbours of our region, or where those are few, of any; never the
-    authority."""
+    """Peers to tell which chunks are late: neighbours of our region, or of any if few; never the authority."""
     roster, grant = state.roster, state.grant
     me = roster.member(grant.slot) if roster is not None and grant is not None else None
     if roster is None or me is None:

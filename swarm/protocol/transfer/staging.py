@@ -1,8 +1,8 @@
-"""A version's way from its first piece to the replica: verified early, written late.
+"""Progress of a version from its first piece to the replica: verified early, written late.
 
-Chunks are decoded into scratch as they become whole (STAGE), provided that their parent root is the replica's. When the
-manifest and all of its chunks are there, one COMMIT compares roots, makes the seal durable and scatters the bits.
-Versions are taken strictly in the order in which their parents chain.
+A STAGE job decodes each chunk into scratch memory as soon as it is complete, if its parent root is the replica's. When
+the manifest and all its chunks are here, one COMMIT job compares the roots, makes the seal durable and writes the bits.
+Versions are applied strictly in the order in which each names its parent.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ __all__ = ["Progress"]
 
 
 class Progress:
-    """Takes in headers, pieces and manifests; stages and commits."""
+    """Takes headers, pieces and manifests; stages and applies versions."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class Progress:
         self._repair = repair
         self._running: set[Job] = set()
         self._asked: dict[VersionId, float] = {}
-        """Manifests asked for, and when each may be asked for again."""
+        """Manifests requested, and the local time from which each may be requested again."""
         self._since: dict[VersionId, float] = {}
-        """And since when we have lacked each."""
+        """The local time since when each of these manifests has been missing."""
         self.stopped = False
-        """The authority's key sealed two different roots for one version: nothing that it says is believed any more."""
+        """The authority's key has sealed two different roots for one version: no manifest is accepted any more."""
 
     # ------------------------------------------------------------ what arrives
 
@@ -71,8 +71,10 @@ class Progress:
             state.exchange.push(chunk, index, event.peer, now)
 
     def _believes_stripe(self, event: HeaderStored) -> bool:
-        """Whether to believe a frame, which nobody signs, that its chunk belongs to this stripe: of our parent there,
-        of a peer that we asked for the chunk, and of our own disk."""
+        """Whether to believe the stripe that a frame names, since frames are not signed.
+
+        It is believed from our parent in that stripe, from a peer that we asked for the chunk, and from our own disk.
+        """
         if event.stripe is None or event.peer is None:
             return True
         roster = self._state.roster
@@ -98,7 +100,7 @@ class Progress:
             self.advance(now)
 
     def manifest(self, sealed: bytes, now: float, *, source: bytes | None) -> None:
-        """A manifest, by tree, by gossip or as an answer. Passed on to all children when it is news."""
+        """Take a manifest from a peer, or from gossip (`source` None); forward it to all children if it is new."""
         state = self._state
         if self.stopped or sealed == state.sealed_manifest:
             return
@@ -127,7 +129,7 @@ class Progress:
     # ------------------------------------------------------------ what follows
 
     def advance(self, now: float) -> None:
-        """Do whatever can be done next with the version whose parent we hold."""
+        """Start the jobs that are possible now for the version that follows ours."""
         state = self._state
         if state.held is None or state.manifest is None or self.stopped:
             return
@@ -164,8 +166,11 @@ class Progress:
             self.advance(now)
 
     def fill_gaps(self, now: float, ask: list[bytes]) -> None:
-        """When we know of a later version (the heartbeat names the newest) but not of the next one, ask for the
-        manifests up to it: one that was passed on between our hello and our attaching went past us."""
+        """Request missing manifests when a later version is known, but not the next one. `ask`: peers to ask.
+
+        The heartbeat names the newest version. A manifest that was forwarded between our hello and our attaching does
+        not reach us otherwise.
+        """
         state = self._state
         heartbeat = state.leases.heartbeat
         known = [v.id for v in state.chunks.versions.values() if v.manifest is not None and v.id > state.floor]
@@ -188,7 +193,10 @@ class Progress:
                 state.outbox.send(source, WantManifest(id_.epoch, id_.version))
 
     def behind(self, now: float) -> Manifest | None:
-        """The manifest to catch up with when the chain cannot be had: it is too long, or of another epoch."""
+        """The manifest to catch up to if the versions up to it cannot be replayed; None if they can.
+
+        They cannot if they are too many, of another epoch, or if the next manifest stays missing.
+        """
         state = self._state
         known = [v.manifest for v in state.chunks.versions.values() if v.manifest is not None and v.id > state.floor]
         if not known or self._next_sealed():
@@ -202,7 +210,7 @@ class Progress:
         return last if far or stuck else None
 
     def _known_root(self, id_: VersionId) -> bytes | None:
-        """The root that a manifest which we believed gives this version."""
+        """The root of this version in a manifest that we have accepted; None if there is none."""
         state = self._state
         if state.manifest is not None and (state.manifest.epoch, state.manifest.version) == id_:
             return state.manifest.root
@@ -212,15 +220,17 @@ class Progress:
         return open_manifest(state.manifests[id_], state.swarm).root if id_ in state.manifests else None
 
     def _next(self) -> Version | None:
-        """The version that follows the one we hold; of several (a dead epoch's), the newest."""
+        """The version that follows ours; the newest, if an abandoned epoch left several."""
         state = self._state
         root = state.manifest.root if state.manifest is not None else b""
         after = [v for v in state.chunks.versions.values() if v.parent_root == root and v.id > state.floor]
         return max(after, key=lambda v: v.id) if after else None
 
     def _next_sealed(self) -> bool:
-        """The version that follows is here with its manifest: its pieces are all that is missing. Its chunks alone,
-        left from before a restart, say nothing of when it was sealed."""
+        """Whether the manifest of the version that follows ours is here, so that only its pieces are missing.
+
+        Chunks alone may be left from before a restart, and do not show that the version was sealed.
+        """
         following = self._next()
         return following is not None and following.manifest is not None
 

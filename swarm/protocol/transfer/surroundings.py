@@ -1,4 +1,4 @@
-"""What an exchange asks of the rest of its core."""
+"""What an exchange needs of the rest of its core."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,4 +22,4 @@ class Surroundings:
     entitled: Callable[[int, bytes], bool] = lambda stripe, peer: True
     """Whether the plan attaches this peer to us in this stripe, or to a member that is lost."""
     egress_budget: Egress | None = None
-    """Pays for all content that is sent; None: nothing needs to be paid for."""
+    """The budget that pays for all content sent; None: there is none."""

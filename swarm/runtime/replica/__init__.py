@@ -1,19 +1,18 @@
-"""The replica on this host: opened, staged, committed, checkpointed, and restored.
+"""The replica on this host: opened, staged, applied, checkpointed, and restored.
 
-Every change of the model's bits goes through `model`, under `gate`; worker threads do the work (`jobs`), and
-what a start needs to find again is kept by `keep`, `restore` and `rewind`.
+Every change of the model's bits goes through `model`, under `write_gate`; worker threads do the work (`jobs`). `files`,
+`restore` and `rewind` handle what is on disk.
 
 Modules:
 
-- `gate`: Who may write a replica's bits
-- `intake`: A trainer's own chunks on their way to the disk and into scratch, beside the swarm, which has them
-  already
+- `files`: A replica on disk: checkpoints, and the file to catch up in or to load from
+- `intake`: A trainer's own chunks on their way to the disk and into scratch memory
 - `jobs`: The core's jobs, carried out in worker threads
-- `keep`: What of a replica is on disk
-- `manifests`: The manifests that the authority has sealed, as far as we have seen them
+- `manifests`: The verified manifests of recent versions
 - `model`: The replica and what is staged for it
-- `replay`: Bring blocks along a version's chunks one by one
-- `restore`: Bring back the newest version that a store can prove
-- `rewind`: The way back to an older version, block by block, from what the seed keeps
-- `scratch`: What is decoded and waits for its version's seal
+- `replay`: Applies a version's chunks to a replica whose blocks are of several versions
+- `restore`: Restores the newest version that a store can prove
+- `rewind`: The way back to an older version, block by block
+- `scratch`: Decoded chunks that wait for their version's seal
+- `write_gate`: One writer of a replica's bits at a time, and none while a reader needs them unchanged
 """

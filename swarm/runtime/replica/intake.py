@@ -1,7 +1,7 @@
-"""A trainer's own chunks on their way to the disk and into scratch, beside the swarm, which has them already.
+"""A trainer's own chunks on their way to the disk and into scratch memory, while the swarm has them already.
 
-Chunks come as fast as they are encoded, and a visit to a worker thread costs more than to write and decode a small
-one. So all that have come go in one visit, and the next is made when that is over.
+Chunks arrive as fast as they are encoded, and a call to a worker thread costs more than writing and decoding a small
+chunk. So one call takes all chunks that have arrived, and the next call starts when it is over.
 """
 
 from collections.abc import Awaitable, Callable
@@ -13,76 +13,76 @@ from codec.errors import SwarmError
 from swarm.runtime.threads import RunSync
 from swarm.store import StoredChunk
 
-__all__ = ["Intake"]
+__all__ = ["ChunkIntake"]
 
-_AHEAD_BYTES: Final = 16 << 20
-"""So much may wait in memory: some milliseconds of a disk. Then whoever brings more waits for it."""
+_MAX_WAITING_BYTES: Final = 16 << 20
+"""Chunks that may wait in memory: some milliseconds of a disk. Above this the caller waits."""
 
 
-class Intake:
-    """Keeps chunks, in order."""
+class ChunkIntake:
+    """Stores chunks in the order in which they arrive."""
 
     def __init__(
         self,
-        keep: Callable[[list[StoredChunk]], None],
-        start: Callable[[Callable[[], Awaitable[None]]], None],
+        store_chunks: Callable[[list[StoredChunk]], None],
+        start_task: Callable[[Callable[[], Awaitable[None]]], None],
         run_sync: RunSync,
     ) -> None:
-        """`keep`: called in a worker thread, with the chunks that have come. `start`: begins a task that lives as long
-        as the shell."""
-        self._keep, self._start, self._run_sync = keep, start, run_sync
+        """`store_chunks` is called in a worker thread with the chunks that have arrived. `start_task` starts a task
+        that lives as long as the runtime."""
+        self._store_chunks, self._start_task, self._run_sync = store_chunks, start_task, run_sync
         self._waiting: list[StoredChunk] = []
         self._waiting_bytes = 0
         self._busy = False
-        self._turn = trio.Event()
-        """Set when a visit is over."""
+        self._progress = trio.Event()
+        """Set, and replaced, after each call to the worker thread."""
         self._failed: SwarmError | None = None
 
-    async def add(self, chunk: StoredChunk) -> None:
-        """Have it kept; waits while too much does. Raises what became of an earlier one (`DiskFull`)."""
+    async def add_chunk(self, chunk: StoredChunk) -> None:
+        """Have `chunk` stored; waits while too many bytes wait. Raises the error of an earlier chunk (`DiskFull`)."""
         self._waiting.append(chunk)
         self._waiting_bytes += sum(chunk.sizes)
         if not self._busy:
             self._busy = True
-            self._start(self._keep_all)
-        while self._busy and self._waiting_bytes > _AHEAD_BYTES:
-            await self._turn.wait()
-        self._complain()
+            self._start_task(self._store_waiting)
+        while self._busy and self._waiting_bytes > _MAX_WAITING_BYTES:
+            await self._progress.wait()
+        self._raise_failure()
 
-    async def settled(self) -> None:
-        """Wait until all is kept. Raises as `add`."""
+    async def wait_until_stored(self) -> None:
+        """Return when every chunk is stored. Raises as `add_chunk`."""
         while self._busy:
-            await self._turn.wait()
-        self._complain()
+            await self._progress.wait()
+        self._raise_failure()
 
     async def clear(self) -> None:
-        """Forget what waits, and how it went; when it comes back, nothing is being kept any more."""
+        """Forget the chunks that wait, and an earlier error. On return no chunk is being stored."""
         self._waiting, self._waiting_bytes = [], 0
         while self._busy:
-            await self._turn.wait()
+            await self._progress.wait()
         self._failed = None
 
-    async def _keep_all(self) -> None:
-        over = False
+    async def _store_waiting(self) -> None:
+        finished = False
         try:
             while self._waiting and self._failed is None:
                 chunks, self._waiting, self._waiting_bytes = self._waiting, [], 0
                 try:
-                    await self._run_sync(self._keep, chunks)
+                    await self._run_sync(self._store_chunks, chunks)
                 except SwarmError as error:
                     self._failed = error
-                self._tell()
-            over = True
+                self._signal_progress()
+            finished = True
         finally:
-            if not over:  # the shell has ended: nobody is to wait for it, nor to seal what may not be whole
+            if not finished:  # the runtime has ended: no caller may wait for it, nor seal an incomplete version
                 self._failed = SwarmError("The seed ended before the version was on its disk.")
             self._busy = False
-            self._tell()
+            self._signal_progress()
 
-    def _tell(self) -> None:
-        self._turn.set()
-        self._turn = trio.Event()
+    def _signal_progress(self) -> None:
+        self._progress.set()
+        self._progress = trio.Event()
 
-    def _complain(self) -> None:
+    def _raise_failure(self) -> None:
         if self._failed is not None:
             raise self._failed

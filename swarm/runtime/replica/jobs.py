@@ -1,5 +1,4 @@
-"""The core's jobs, carried out in worker threads: decode, commit, open, replay; and the upkeep that follows a
-commit."""
+"""The core's jobs, carried out in worker threads: stage, apply, open, replay; and the checkpoints that follow."""
 
 from collections.abc import Awaitable, Callable
 
@@ -18,7 +17,7 @@ __all__ = ["Jobs"]
 
 
 class Jobs:
-    """Runs jobs on a `Model`. One at a time writes bits; a few at a time decode."""
+    """Runs jobs on a `Model`: one at a time that writes bits, and `Limits.workers` that decode."""
 
     def __init__(
         self, store: Store, model: Model, manifests: Manifests, limits: Limits, run_sync: RunSync = in_thread
@@ -31,10 +30,13 @@ class Jobs:
         self._workers = trio.CapacityLimiter(limits.workers)
         self._writer = trio.Lock()
         self._changes: dict[VersionId, tuple[Staged, ...] | None] = {}
-        self._anchored: VersionId | None = None
+        """What each version changed, until `confirm_version` takes it; None: not all of it was in scratch memory."""
+        self._checkpoint_version: VersionId | None = None
+        """The version of the newest checkpoint on disk; None: not looked up yet, or there is none."""
 
-    async def run(self, job: Job) -> JobDone:
-        """Do it; how it went. Raises `UsageError` for what only the user can mend (a full disk, a wrong folder)."""
+    async def run_job(self, job: Job) -> JobDone:
+        """Run `job` and return its result. Raises `UsageError` for what only the user can fix (a full disk, a wrong
+        folder)."""
         try:
             if job.kind == JobKind.STAGE:
                 async with self._workers:
@@ -42,7 +44,7 @@ class Jobs:
                 return JobDone(job, True)
             async with self._writer:
                 if job.kind == JobKind.COMMIT:
-                    self._changes[job.version] = await self._run_sync(self._commit, job.version)
+                    self._changes[job.version] = await self._run_sync(self._apply, job.version)
                     return JobDone(job, True)
                 if job.kind == JobKind.OPEN:
                     return JobDone(job, True, await self._run_sync(self._open, job.name))
@@ -54,48 +56,52 @@ class Jobs:
         except (Mismatch, PeerError) as error:
             return JobDone(job, False, () if job.kind == JobKind.STAGE else str(error))
 
-    async def publish(self, manifest: Manifest, sealed: bytes, tell: Callable[[], Awaitable[None]]) -> None:
-        """The trainer's own commit: the seal durable, then told, then the bits."""
+    async def publish(self, manifest: Manifest, sealed: bytes, announce: Callable[[], Awaitable[None]]) -> None:
+        """Apply the trainer's own version: its seal is durable before `announce()`, and the bits are written after."""
         async with self._writer:
             await self._run_sync(self.model.prepare, manifest, sealed)
-            await tell()
+            await announce()
             version = VersionId(manifest.epoch, manifest.version)
-            self._changes[version] = await self._run_sync(self.model.scatter, manifest)
+            self._changes[version] = await self._run_sync(self.model.apply, manifest)
 
-    async def settle(self, version: VersionId, manifest: Manifest) -> tuple[Staged, ...] | None:
-        """The core says that our bits are this version: make sure, and make it durable. The changes that led to it from
-        the version before, if all are known."""
+    async def confirm_version(self, version: VersionId, manifest: Manifest) -> tuple[Staged, ...] | None:
+        """Make `version`, which the core has declared applied, durable if it is not yet.
+
+        Returns the changes since the version before; None when not all of them are known.
+        """
         changes = self._changes.pop(version, None)
-        for older in [each for each in self._changes if each < version]:
+        for older in [known for known in self._changes if known < version]:
             del self._changes[older]
         async with self._writer:
             if self.model.version is None or self.model.version < version:
                 _, sealed = self._signed(version)
-                await self._run_sync(self.model.settle, manifest, sealed)
+                await self._run_sync(self.model.confirm, manifest, sealed)
         return changes
 
-    def drop(self, version: VersionId) -> None:
-        self.model.drop(version)
+    def drop_staged(self, version: VersionId) -> None:
+        """Forget what was staged of `version`."""
+        self.model.drop_staged(version)
 
-    async def tend(self, *, whole: bool) -> VersionId | None:
-        """Write an anchor when it is time: every so many versions, and (`whole`) when bits came other than by
-        chunks."""
+    async def write_due_checkpoint(self, *, force: bool) -> VersionId | None:
+        """Write a checkpoint to disk when one is due: every `anchor_every` versions, in a new epoch, after damage, and
+        with `force` (bits came other than by chunks). Returns its version; None when none was written."""
         version = self.model.version
         if version is None:
             return None
-        if self._anchored is None:
-            anchors = self._store.anchors.list()
-            self._anchored = anchors[0].version if anchors else None
+        if self._checkpoint_version is None:
+            on_disk = self._store.anchors.list()
+            self._checkpoint_version = on_disk[0].version if on_disk else None
+        last = self._checkpoint_version
         due = (
-            whole
-            or self._anchored is None
-            or self._anchored.epoch != version.epoch
-            or version.version - self._anchored.version >= self._limits.anchor_every
+            force
+            or last is None
+            or last.epoch != version.epoch
+            or version.version - last.version >= self._limits.anchor_every
         )
-        if not self.model.spoiled and (not due or self._anchored == version):
+        if not self.model.spoiled and (not due or last == version):
             return None
-        self._anchored = await self._run_sync(self.model.write_anchor)
-        return self._anchored
+        self._checkpoint_version = await self._run_sync(self.model.write_checkpoint)
+        return self._checkpoint_version
 
     # ------------------------------------------------------------ in a worker thread
 
@@ -105,16 +111,16 @@ class Jobs:
             raise Mismatch("the chunk was dropped")
         self.model.stage(chunk)
 
-    def _commit(self, version: VersionId) -> tuple[Staged, ...] | None:
+    def _apply(self, version: VersionId) -> tuple[Staged, ...] | None:
         manifest, sealed = self._signed(version)
         self.model.prepare(manifest, sealed)
-        return self.model.scatter(manifest)
+        return self.model.apply(manifest)
 
     def _open(self, layout_hash: bytes) -> Opened:
         root = self.model.open(layout_hash)
         version = self._manifests.version(root)
         if version is not None:
-            self.model.settle(*self._signed(version))
+            self.model.confirm(*self._signed(version))
         return Opened(root, self.model.empty)
 
     def _replay(self, version: VersionId) -> tuple[int, ...]:
@@ -123,5 +129,5 @@ class Jobs:
     def _signed(self, version: VersionId) -> tuple[Manifest, bytes]:
         found = self._manifests.get(version)
         if found is None:
-            raise RuntimeError(f"the core speaks of version {version}, whose manifest never passed the shell")
+            raise RuntimeError(f"the core speaks of version {version}, whose manifest never passed the runtime")
         return found

@@ -1,8 +1,8 @@
-"""The manifests that the authority has sealed, as far as we have seen them: which root is which version, and back.
+"""The verified manifests of recent versions: which root is which version, and back.
 
-The core decides what follows from a manifest. The shell needs them too, because a job names a version, a hash list
-names a root, and a block is labelled with a version: each must be held against what was signed, never against what a
-peer says.
+The core decides what follows from a manifest. The runtime needs manifests too, because a job names a version, a hash
+list names a root, and a block is labelled with a version: each must be checked against what the authority signed, never
+against what a peer says.
 """
 
 from typing import Final
@@ -13,25 +13,26 @@ from swarm.protocol.core.events import VersionId
 __all__ = ["Manifests"]
 
 _KEPT: Final = 1024
+"""Versions whose manifests stay in memory."""
 
 
 class Manifests:
-    """Verified manifests, the `_KEPT` newest versions."""
+    """Verified manifests of the `_KEPT` newest versions. `authority`: the key that signed them."""
 
     def __init__(self, authority: bytes) -> None:
-        self._authority = authority
+        self.authority = authority
         self._by_id: dict[VersionId, tuple[Manifest, bytes]] = {}
         self._by_root: dict[bytes, VersionId] = {}
 
     def note(self, sealed: bytes) -> Manifest:
         """Remember a sealed manifest. Of two for one version the first stays. Raises `PeerError` when it is forged."""
-        manifest = open_manifest(sealed, self._authority)
+        manifest = open_manifest(sealed, self.authority)
         id_ = VersionId(manifest.epoch, manifest.version)
         if id_ not in self._by_id:
             self._by_id[id_] = manifest, sealed
             self._by_root[manifest.root] = max(id_, self._by_root.get(manifest.root, id_))
             if len(self._by_id) > _KEPT:
-                oldest = min(self._by_id)  # whoever replays old ones must not push out new ones
+                oldest = min(self._by_id)  # a peer that replays old manifests must not displace new ones
                 old, _ = self._by_id.pop(oldest)
                 if self._by_root.get(old.root) == oldest:
                     del self._by_root[old.root]
@@ -42,9 +43,10 @@ class Manifests:
         return self._by_id.get(version)
 
     def root(self, version: VersionId) -> bytes | None:
+        """The root of `version`."""
         found = self._by_id.get(version)
         return None if found is None else found[0].root
 
     def version(self, root: bytes) -> VersionId | None:
-        """The version whose root this is (the newest we heard of)."""
+        """The newest known version with this root."""
         return self._by_root.get(root)

@@ -1,7 +1,8 @@
-"""The replica and what is staged for it: every change of our model's bits goes through here.
+"""The replica and what is staged for it: every change of the model's bits goes through here.
 
-All methods that touch bits run in worker threads and take the lock for writing bits, or none for reading: the replica's
-own sequence numbers keep readers from a mix. What the bits are is said by `version` (None while catching up).
+All methods that touch bits run in worker threads. Writers hold the write gate; readers of a block take no lock and
+check sequence numbers instead, so that they never return a mix of two versions. `version` says which version the bits
+are; it is None while catching up.
 """
 
 import contextlib
@@ -30,11 +31,11 @@ from codec.bits import Bits
 from codec.errors import PeerError, SwarmError
 from codec.staging import block_hash
 from swarm.protocol.core.events import VersionId
-from swarm.runtime.replica.gate import Gate
-from swarm.runtime.replica.keep import Keep, Loan
+from swarm.runtime.replica.files import Loan, ReplicaFiles
 from swarm.runtime.replica.replay import replay_chunks
 from swarm.runtime.replica.restore import restore
 from swarm.runtime.replica.scratch import Scratch
+from swarm.runtime.replica.write_gate import WriteGate
 from swarm.store import Seal, Store, StoredChunk
 
 __all__ = ["Mismatch", "Model"]
@@ -43,25 +44,26 @@ Hashes = NDArray[np.uint8]
 T = TypeVar("T")
 
 AUDIT_BYTES: Final = 64 << 20
-"""Hashed at a time: some milliseconds."""
+"""What one call of `audit` hashes: some milliseconds."""
 _NO_HASH: Final = bytes(32)
-READ_S: Final = 30.0
-"""For so long a version may wait for an anchor of the one before: 30 GB on an ordinary disk."""
+CHECKPOINT_S: Final = 30.0
+"""A version waits at most this long for a checkpoint of the one before: 30 GB on an ordinary disk."""
 
 
 class Mismatch(SwarmError):
-    """A version's chunks do not lead to the root that its manifest names. The text says which."""
+    """A version's chunks do not lead to the root that its manifest names. The text names the step that failed."""
 
 
-class _GaveWay(Exception):
-    """A version has waited long enough for us."""
+class _VersionWaits(Exception):
+    """A version has waited for `CHECKPOINT_S`: the checkpoint is abandoned."""
 
 
 class Model:
-    """Our replica, once there is one. `base`: the user's own model folder, where blocks are taken from for nothing.
+    """This member's replica, once there is one.
 
-    `on_disk`: asked with the model's bytes whether to keep the replica in the store's folder and not in memory; may
-    raise `UsageError`. On disk it is an anchor and the chunks since (`Layered`); but while it catches up, a file.
+    `base`: the user's own model folder, from which blocks are read instead of fetched. `on_disk`: called with the
+    model's bytes, whether to keep the replica in the store's folder instead of in memory; may raise `UsageError`. On
+    disk the replica is a checkpoint and the chunks since (`Layered`); while it catches up, a file.
     """
 
     def __init__(
@@ -75,22 +77,25 @@ class Model:
         self._store = store
         self._on_disk = on_disk
         self._unproven: NDArray[np.bool_] = np.zeros(0, np.bool_)
-        """The blocks that were taken as a clean end left them, and not hashed since."""
-        self._keep = Keep(store)
+        """By block: whether it was taken unhashed, as a clean shutdown left it, and not hashed since."""
+        self._files = ReplicaFiles(store)
         self.on_damage: Callable[[int], None] = lambda blocks: None
-        """Told, in a worker thread, that so many blocks are not what they must be: we are no version any more."""
+        """Called in a worker thread with the number of blocks found damaged: the bits are no version any more."""
         self.nearly: Seal | None = None
-        """The version that we would be, but for `lost` blocks of the last start's, which the disk did not keep."""
+        """The version that the last start would have restored, except for `lost` blocks that the disk did not keep."""
         self.lost = 0
-        self.spoiled = False  # an anchor is due: the one on disk is not what it must be
+        self.spoiled = False
+        """Whether the checkpoint on disk is damaged, so that a new one is due."""
         self.base = base
-        self._gate = Gate()
+        self._gate = WriteGate()
         self._scratch = Scratch(stage_bytes)
         self._labels: dict[int, VersionId] = {}
-        self._started = False  # an earlier catch-up left blocks that we took up again
+        """By block: its version, for blocks that were fetched while catching up."""
+        self._started = False
+        """Whether `open` found blocks of an earlier catch-up."""
         self.replica: Replica | Layered | None = None
         self.version: VersionId | None = None
-        """The version that all the bits are, proven by its root."""
+        """The version of all bits, proven by its root; None while they are of none."""
 
     @property
     def layout(self) -> Layout | None:
@@ -99,13 +104,13 @@ class Model:
     # ------------------------------------------------------------ opening
 
     def restore(self) -> Seal | None:
-        """Bring back the newest version that the store can prove. None when there is none: perhaps one `nearly`.
+        """Restore the newest version that the store can prove. None when it proves none; `nearly` may be set then.
 
-        After a clean end nothing is hashed: a block that is not proven yet is hashed before anybody is given it, and
+        After a clean shutdown nothing is hashed here: an unproven block is hashed before it is given to a peer, and
         `audit` hashes the others.
         """
-        self._keep.forget()
-        found = restore(self._store, self._place)
+        self._files.remove_file()
+        found = restore(self._store, self._file_for)
         if found is None:
             return None
         self.replica = found.replica
@@ -116,11 +121,11 @@ class Model:
         self.version = found.seal.id
         return found.seal
 
-    def audit(self, most_bytes: int = AUDIT_BYTES) -> int:
-        """Hash some more of what was taken on trust; how many bytes, 0 when all is proven. In use meanwhile."""
+    def audit(self, max_bytes: int = AUDIT_BYTES) -> int:
+        """Hash more of the unproven blocks, while the replica is in use. Returns the bytes hashed; 0: all is proven."""
         done = 0
         for block in map(int, np.flatnonzero(self._unproven)):
-            if done >= most_bytes:
+            if done >= max_bytes:
                 break
             replica = self._whole()
             done += replica.layout.block(block).nbytes
@@ -128,9 +133,9 @@ class Model:
         return done
 
     def _prove(self, replica: Replica | Layered, block: int) -> bool:
-        """Whether a block that was taken on trust deserved it."""
+        """Hash an unproven block. Returns whether it has the hash that it must have."""
         try:
-            data, digest = replica.read(block)  # what is made anew is hashed there
+            data, digest = replica.read(block)  # `Layered.read` hashes what it builds
             right = isinstance(replica, Layered) or blake3(data).digest() == digest
         except Torn:
             right = False
@@ -141,21 +146,21 @@ class Model:
         return right
 
     def close(self) -> None:
-        """Nothing is written any more: if all is proven, say so, and the next start need not hash it."""
-        with self._gate.still():
+        """Nothing is written any more. If everything is proven, note it on disk: the next start need not hash it."""
+        with self._gate.unchanged():
             anchor = self._store.recover().anchor
             if self.version is not None and anchor is not None and not self.spoiled and not self._unproven.any():
                 self._store.clean.leave(anchor)
-        self._keep.forget()
+        self._files.remove_file()
 
     def restore_from(self, replica: Replica) -> Seal | None:
-        """As `restore`, with these bits in the place of an anchor: None when the store has no seal of them."""
+        """As `restore`, with these bits in place of a checkpoint. None when the store has no seal of them."""
         seals = self._store.records.seals()
         seal = next((seal for seal in reversed(seals) if seal.root == replica.root), None)
         return None if seal is None else self._advance(replica, seal, self._store.chain(seal.root, seal.id))
 
     def _advance(self, replica: Replica, seal: Seal, chain: tuple[Seal, ...]) -> Seal | None:
-        """Bring a replica that is at `seal` along `chain` as far as its chunks prove; it is ours then."""
+        """Bring a replica at `seal` along `chain` as far as its chunks prove, then adopt it."""
         last = seal
         for seal in chain:
             try:
@@ -172,8 +177,8 @@ class Model:
         return last
 
     def open(self, layout_hash: bytes) -> bytes:
-        """Make the replica of this layout (which the store holds): from the user's folder, and what an earlier catch-up
-        brought, else empty. Returns its root. Raises `UsageError` when the folder is of another model.
+        """Create the replica of this layout, which the store holds, from the user's folder and from the blocks of an
+        earlier catch-up; empty without them. Returns its root. Raises `UsageError` when the folder has another model.
         """
         data = self._store.file(layout_hash)
         if data is None:
@@ -181,14 +186,14 @@ class Model:
         layout = Layout.from_bytes(data)
         with self._gate.writing():
             if isinstance(self.replica, Layered) and self.replica.layout.hash == layout_hash:
-                self.replica = self._keep.file_of(self.replica)[0]
+                self.replica = self._files.update_file(self.replica)[0]
             elif self.replica is None or self.replica.layout.hash != layout_hash:
                 self.replica = None
                 self.replica = self._from_base(layout)
                 for block, data in self._store.partial.load(layout):
                     self.replica.write_block(block, data, blake3(data).digest())
                     self._started = True
-            self._forget()
+            self._forget_version()
             if len(self._unproven) != layout.n_blocks:
                 self._unproven = np.zeros(layout.n_blocks, np.bool_)
             assert self.replica is not None
@@ -196,21 +201,21 @@ class Model:
 
     @property
     def empty(self) -> bool:
-        """Nothing of the replica came from anywhere yet."""
+        """Whether the replica has no bits yet, from a folder or an earlier catch-up."""
         return self.base is None and not self._started
 
     def adopt(self, replica: Replica, version: VersionId) -> None:
-        """The trainer's own replica, or a ready one: all its bits are this version."""
+        """Take `replica`, whose bits all are of `version`: the trainer's own, or a restored one."""
         self.replica, self.version, self.nearly = replica, version, None
         self._unproven = np.zeros(replica.layout.n_blocks, np.bool_)
 
     # ------------------------------------------------------------ step by step
 
     def stage(self, chunk: StoredChunk) -> None:
-        """Decode a whole chunk into scratch; past `stage_bytes` it stays coded until the seal.
+        """Decode a complete chunk into scratch memory; above `stage_bytes` it stays encoded until the seal.
 
-        Raises `Torn`, after which `replica.hashes` says of those blocks what they really are, so that a comparison with
-        a hash list finds them; `PeerError` for a chunk of another model.
+        Raises `Torn` for blocks with unexpected bits, whose actual hashes are in `replica.hashes` then, so that a
+        comparison with a hash list finds them; `PeerError` for a chunk of another model.
         """
         if self._scratch.full:
             return
@@ -222,7 +227,7 @@ class Model:
         self._scratch.put(chunk.key, staged)
 
     def prepare(self, manifest: Manifest, sealed: bytes) -> None:
-        """Compare roots, then make the seal durable: from here on the version stands. Nothing of the bits changes.
+        """Check that the staged chunks lead to the manifest's root, then make the seal durable. The bits do not change.
 
         Raises `Mismatch`, `Torn`, `DiskFull`, `TwoSeals`.
         """
@@ -238,12 +243,12 @@ class Model:
             raise Mismatch("the chunks do not lead to the root that the manifest names")
         self._store.seal(Seal.of(manifest, sealed), hashes)
 
-    def scatter(self, manifest: Manifest) -> tuple[Staged, ...] | None:
-        """Write the bits of a prepared version. Returns what was written if all of it was in scratch, else None."""
+    def apply(self, manifest: Manifest) -> tuple[Staged, ...] | None:
+        """Write the bits of a prepared version. Returns what was written, if all of it was in scratch memory."""
         replica, id_ = self._whole(), VersionId(manifest.epoch, manifest.version)
         chunks = self._listed(manifest)
         held = [self._scratch.get(chunk.key) for chunk in chunks]
-        staged = tuple(each for each in held if each is not None)
+        staged = tuple(chunk for chunk in held if chunk is not None)
         changes = staged if len(staged) == len(chunks) else None
         with self._gate.writing():
             if changes is not None:
@@ -256,18 +261,21 @@ class Model:
         self._scratch.drop_up_to(id_)
         return changes
 
-    def drop(self, version: VersionId) -> None:
-        """What was staged of this version is of no use any more."""
+    def drop_staged(self, version: VersionId) -> None:
+        """Forget what was staged of this version."""
         self._scratch.drop(version)
 
     # ------------------------------------------------------------ catching up
 
     def differing(self, hashes: Hashes) -> tuple[int, ...]:
-        """The blocks whose hash is not the one in this (n, 32) list."""
+        """The blocks whose hash is not the one in this list, uint8 (n_blocks, 32)."""
         return tuple(int(block) for block in np.flatnonzero((self._whole().hashes != hashes).any(axis=1)))
 
     def write_block(self, block: int, data: bytes, expected_hash: bytes, label: VersionId) -> None:
-        """Put a fetched block in place, on disk too, so that a kill does not lose it. Raises `PeerError`."""
+        """Write a fetched block, of version `label`, into the replica and to disk, so that a kill does not lose it.
+
+        Raises `PeerError` when it does not have `expected_hash`.
+        """
         replica = self._writable()
         with self._gate.writing():
             self.version = None
@@ -276,10 +284,9 @@ class Model:
         self._store.partial.add(replica.layout, block, data)
 
     def replay(self, manifest: Manifest, sealed: bytes) -> tuple[int, ...]:
-        """Apply this version's chunks to the blocks whose label is older. The blocks that do not match (none: all
-        well).
+        """Apply this version's chunks to the blocks whose label is older. Returns the blocks that do not match.
 
-        When no label is newer, the root is compared too; its seal is made durable then.
+        When no label is newer, the root is compared too, and the version is confirmed.
         """
         replica, id_ = self._writable(), VersionId(manifest.epoch, manifest.version)
         store = self._store.chunks
@@ -293,30 +300,30 @@ class Model:
                 hashes = self._store.hashes(manifest.root)
                 bad = tuple(range(replica.layout.n_blocks)) if hashes is None else self.differing(hashes)
         if not bad and replica.root == manifest.root:
-            self.settle(manifest, sealed)
+            self.confirm(manifest, sealed)
         return bad
 
-    def settle(self, manifest: Manifest, sealed: bytes) -> None:
-        """The bits are this version, proven by the root. Raises `Mismatch` when they are not."""
+    def confirm(self, manifest: Manifest, sealed: bytes) -> None:
+        """Make the seal durable: all bits are of this version. Raises `Mismatch` when their root is another."""
         replica = self._whole()
         if replica.root != manifest.root:
             raise Mismatch("the replica's root is not the manifest's")
         id_ = VersionId(manifest.epoch, manifest.version)
         self._store.seal(Seal.of(manifest, sealed), replica.hashes)
         with self._gate.writing():
-            self._forget()
+            self._forget_version()
             self.version = id_
 
     # ------------------------------------------------------------ giving
 
     def read_block(self, block: int) -> tuple[VersionId, bytes] | None:
-        """A block and the version it is of; None when there is no such block or no proven version."""
+        """A block and its version; None when there is no such block or no proven version."""
         while self.replica is not None and 0 <= block < self.replica.layout.n_blocks:
-            before, version = self._gate.turn, self.version
+            before, version = self._gate.sequence, self.version
             if version is None:
                 return None
             if before & 1:
-                with self._gate.still():  # a version is being written: milliseconds
+                with self._gate.unchanged():  # a version is being written, which takes milliseconds
                     continue
             replica = self.replica
             if self._unproven[block] and not self._prove(replica, block):
@@ -326,78 +333,82 @@ class Model:
             except Torn as error:
                 self._recheck(error.blocks)
                 return None
-            if self._gate.turn == before:
+            if self._gate.sequence == before:
                 return version, data
         return None
 
     def read(self, use: Callable[[Replica | Layered], T]) -> T | None:
-        """What `use` makes of the replica's bits, all of one version and proven; None while they are of none.
+        """Call `use` with the replica, whose bits all are of one version and proven; None while they are of none.
 
-        No version is written meanwhile: it is to copy what it needs, and no more.
+        No version can be written meanwhile, so `use` should only copy what it needs.
         """
         while self.audit():
             pass
-        with self._gate.still():
+        with self._gate.unchanged():
             return use(self._whole()) if self.version is not None else None
 
     def lend(self) -> Loan | None:
-        """The bits for an engine to map; None while they are of no version. They move on when the replica does; where
-        it is on disk, a file is made for it, and brought up to date by every call and never otherwise."""
-        with self._gate.still():
+        """The bits for an engine to map; None while they are of no version.
+
+        Bits in memory change when the replica does. A replica on disk is copied to a file, which every call of this
+        method updates, and nothing else does.
+        """
+        with self._gate.unchanged():
             replica, version = self.replica, self.version
             if replica is None or version is None:
                 return None
             wrong: tuple[int, ...] = ()
             if isinstance(replica, Layered):
-                replica, wrong = self._keep.file_of(replica)
+                replica, wrong = self._files.update_file(replica)
             if not wrong:
-                self._keep.lent = True
+                self._files.lent = True
                 return Loan(replica.layout, replica.seal_for_readers(), version, replica.root)
         self._recheck(wrong)
         return None
 
-    def write_anchor(self) -> VersionId | None:
-        """Write a checkpoint of the version that stands. Raises `DiskFull`.
+    def write_checkpoint(self) -> VersionId | None:
+        """Write a checkpoint of the present version to disk, and return the version. Raises `DiskFull`.
 
-        In memory the version stands still meanwhile; on disk it need not, and what was written is the replica then.
-        None where there is no version, or it is damaged, or a newer one had to wait for `READ_S`: the next is tried.
+        While a replica in memory is written, no newer version can be applied; a replica on disk does not block, and
+        rests on the new checkpoint afterwards. None, and the caller tries again later, when there is no version, it is
+        damaged, or a newer version had to wait for `CHECKPOINT_S`.
         """
         while self.audit():
             pass
         if isinstance(self.replica, Layered):
-            return self._write_newer_anchor(self.replica)
-        with contextlib.suppress(_GaveWay), self._gate.still():
+            return self._write_layered_checkpoint(self.replica)
+        with contextlib.suppress(_VersionWaits), self._gate.unchanged():
             replica, version = self.replica, self.version
             if replica is None or version is None:
                 return None
-            self._keep.write_anchor(replica, version, self._patiently)
+            self._files.write_checkpoint(replica, version, self._bits_unless_version_waits)
             self.spoiled = False
             if isinstance(replica, Replica) and replica.path is not None:
-                self.replica = self._keep.go_on(version) or replica
+                self.replica = self._files.replace_file(version) or replica
             return version
         return None
 
-    def _write_newer_anchor(self, replica: Layered) -> VersionId | None:
-        with self._gate.still():
+    def _write_layered_checkpoint(self, replica: Layered) -> VersionId | None:
+        with self._gate.unchanged():
             frozen, version = replica.frozen(), self.version
         if version is None or self.replica is not replica:
             return None
         try:
-            self._keep.write_anchor(frozen, version, frozen.parts)
+            self._files.write_checkpoint(frozen, version, frozen.parts)
         except Torn as error:
             self._recheck(error.blocks)
             return None
-        with self._gate.still():
-            self._keep.rebase(replica, frozen, version)
+        with self._gate.unchanged():
+            self._files.rebase(replica, frozen, version)
         self.spoiled = False
         return version
 
     # ------------------------------------------------------------ within
 
-    def _patiently(self, name: str) -> Bits:
-        """A tensor's bits, for whoever reads all of them one after the other. Raises `_GaveWay`."""
-        if self._gate.kept_waiting_s > READ_S:
-            raise _GaveWay
+    def _bits_unless_version_waits(self, name: str) -> Bits:
+        """A tensor's bits, for a reader of all tensors that holds the write gate. Raises `_VersionWaits`."""
+        if self._gate.writer_waits_s > CHECKPOINT_S:
+            raise _VersionWaits
         return self._whole().bits(name)
 
     def _whole(self) -> Replica | Layered:
@@ -406,7 +417,7 @@ class Model:
         return self.replica
 
     def _writable(self) -> Replica:
-        """The replica, which has been opened to catch up."""
+        """The replica as `open` made it for catching up: in memory, or a file."""
         replica = self._whole()
         if not isinstance(replica, Replica):
             raise RuntimeError("the replica was not opened")
@@ -419,20 +430,20 @@ class Model:
         return (replica or self._whole()).stage(chunk.header, body)
 
     def _from_base(self, layout: Layout) -> Replica:
-        path = self._place(layout)
-        replica = Replica.create(layout) if path is None else self._keep.new(layout)
+        path = self._file_for(layout)
+        replica = Replica.create(layout) if path is None else self._files.create_file(layout)
         if self.base is not None:
             with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
                 replica.load(Checkpoint.open(self.base), pool.map)
         return replica
 
-    def _place(self, layout: Layout) -> Path | None:
-        """The file that the replica is to be kept in; None: memory. Raises `UsageError` when it can be kept nowhere."""
+    def _file_for(self, layout: Layout) -> Path | None:
+        """The file to keep the replica in; None: memory. Raises `UsageError` when neither has room for it."""
         return self._store.replica_path if self._on_disk(layout.nbytes) else None
 
     def _recheck(self, blocks: Iterable[int]) -> None:
-        """Hash blocks that there is doubt about: those that are not what they must be (a disk lied, or memory) get the
-        hash that they have, so that a comparison with a hash list finds them, and we are no version any more."""
+        """Hash blocks that may be damaged, by a disk or by memory. A damaged block gets its actual hash, so that a
+        comparison with a hash list finds it, and the bits are no version any more."""
         replica, wrong = self._whole(), 0
         with self._gate.writing():
             for block in blocks:
@@ -449,7 +460,7 @@ class Model:
             self.on_damage(wrong)
 
     def _listed(self, manifest: Manifest) -> list[StoredChunk]:
-        """The chunks that the manifest lists, in order. Raises `Mismatch` when one is not the very one."""
+        """The chunks that the manifest lists, in order. Raises `Mismatch` when the store has others."""
         id_ = VersionId(manifest.epoch, manifest.version)
         chunks = self._store.chunks.of(id_, manifest.attempt)[: len(manifest.chunk_ids)]
         if tuple(chunk_id(chunk.sealed_header) for chunk in chunks) != manifest.chunk_ids:
@@ -459,7 +470,7 @@ class Model:
     def _staged_or_decoded(self, chunk: StoredChunk) -> Staged:
         return self._scratch.get(chunk.key) or self._decode(chunk)
 
-    def _forget(self) -> None:
+    def _forget_version(self) -> None:
         self._labels.clear()
         self.version = None
         self._scratch.drop_up_to(None)

@@ -1,4 +1,4 @@
-"""Bring blocks along a version's chunks one by one: those of a replica that is of several versions at once."""
+"""Applies a version's chunks to a replica whose blocks are of several versions, block by block."""
 
 from collections.abc import Collection, Iterable, Iterator
 
@@ -12,9 +12,9 @@ __all__ = ["replay_chunks"]
 def replay_chunks(
     replica: Replica, chunks: Iterable[StoredChunk], store: ChunkStore, newer: Collection[int]
 ) -> Iterator[int]:
-    """Bring every block of these chunks to their version, but for those that are there or beyond it (`newer`).
+    """Bring every block of these chunks to their version, except those that are at it, or beyond it (`newer`).
 
-    Yields the blocks that cannot be brought there: they are not what the version before had.
+    Yields the blocks that cannot be brought there, because their bits are not those of the version before.
     """
     for chunk in chunks:
         body = store.body(chunk.key)

@@ -1,8 +1,8 @@
-"""Bring back the newest version that a store can prove: a checkpoint, and the chunks since.
+"""Restores the newest version that a store can prove, from a checkpoint and the chunks since.
 
-What hashes the bits must have is known before any of them is read: those of the checkpoint are kept, those of the
-blocks that a chunk changed stand in its signed header, and all of them add up to the root of a sealed version. So
-each block is made once, by all its chunks, and hashed once; or, after a clean end, when it is used.
+The hashes that the bits must have are known before any bits are read: the store keeps those of the checkpoint, a
+chunk's signed header has those of the blocks that it changed, and together they add up to the root of a sealed version.
+So each block is built once, with all its chunks, and hashed once; after a clean shutdown, only when it is first used.
 """
 
 import os
@@ -22,12 +22,13 @@ from swarm.store import Anchor, Recovery, Seal, Store
 __all__ = ["Found", "Place", "open_layered", "restore"]
 
 Hashes = NDArray[np.uint8]
+"""(n_blocks, 32)"""
 Place = Callable[[Layout], Path | None]
-"""The file that a replica of this layout is to be kept in; None: memory. May raise `UsageError`."""
+"""The file to keep a replica of this layout in; None: memory. May raise `UsageError`."""
 
 
 class Found(NamedTuple):
-    """`replica`: at version `seal`, but for the blocks `wrong`. `believed`: nothing was hashed."""
+    """`replica` is at version `seal`, except for the blocks `wrong`. `believed`: nothing was hashed."""
 
     replica: Replica | Layered
     seal: Seal
@@ -36,14 +37,14 @@ class Found(NamedTuple):
 
 
 def restore(store: Store, place: Place) -> Found | None:
-    """The newest version that the store leads to; None when it leads to none.
+    """The newest version that the store proves; None when it proves none.
 
-    An anchor whose bits are not what they must be is removed, and the next one tried; of the last one what can be used
-    is returned, with the blocks that cannot.
+    A checkpoint with wrong bits is removed and the next one tried. The last one is returned even so, with its wrong
+    blocks.
     """
-    left = store.clean.take()
+    clean_end = store.clean.take()
     while (anchor := (recovery := store.recover()).anchor) is not None:
-        found = _found(store, recovery, place, believed=left.vouches_for(anchor))
+        found = _found(store, recovery, place, believed=clean_end.vouches_for(anchor))
         if found is not None and not found.wrong:
             return found
         store.anchors.remove(anchor)
@@ -77,8 +78,10 @@ def _found(store: Store, recovery: Recovery, place: Place, *, believed: bool) ->
 
 
 def open_layered(store: Store, anchor: Anchor) -> Layered | None:
-    """The anchor as a replica, not hashed; None when it is none, or nothing says which hashes its blocks must have and
-    they do not have the right ones."""
+    """The checkpoint as a replica. Its blocks are hashed only when the store has no valid hash list for it.
+
+    None when it cannot be read, or its blocks do not add up to its root.
+    """
     data = store.file(anchor.layout)
     if data is None:
         return None
@@ -94,7 +97,7 @@ def open_layered(store: Store, anchor: Anchor) -> Layered | None:
 
 
 def _hashed(layout: Layout, checkpoint: Checkpoint) -> Hashes:
-    """The hashes that the checkpoint's blocks have."""
+    """The hashes of the checkpoint's blocks, uint8 (n_blocks, 32)."""
 
     def digest(block: int) -> bytes:
         spec = layout.block(block)

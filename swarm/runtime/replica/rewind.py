@@ -1,7 +1,7 @@
-"""The way back to an older version, block by block, from what the seed keeps: a checkpoint and the chunks since.
+"""The way back to an older version, block by block, from a checkpoint and the chunks since that the seed keeps.
 
-A chunk leads only forwards, because what it codes depends on the bits before. So each block is taken from a checkpoint
-that is older than the version wanted, brought forward by that block's changes, and compared with the replica: one
+A chunk can only be applied forwards, because its code depends on the bits before it. So each block is read from a
+checkpoint older than the wanted version, brought forward by that block's changes, and compared with the replica: one
 block at a time, so that no second replica is needed.
 """
 
@@ -22,16 +22,16 @@ _Changes = dict[int, list[tuple[BlockEntry, memoryview]]]
 
 
 class Rewind:
-    """From `replica`, which is the head, to versions before it. Runs in worker threads; writes nothing."""
+    """Leads from `replica`, which is the head, to versions before it. Runs in worker threads; writes nothing."""
 
     def __init__(self, store: Store, replica: Replica, base: Path | None) -> None:
-        """`base`: the checkpoint folder that the swarm began with."""
+        """`base`: the checkpoint folder of version 0, if the swarm began with one."""
         self._store, self._replica, self._base = store, replica, base
 
     def deltas(self, to: Seal) -> Iterator[tuple[BlockDelta, int]]:
         """(delta, elements changed) of each block that differs between the replica and the version `to`.
 
-        Raises `UsageError` when what is kept does not lead there, or is damaged.
+        Raises `UsageError` when the store no longer leads there, or is damaged.
         """
         checkpoint, path = self._path(to)
         changes = self._changes(path)
@@ -50,7 +50,7 @@ class Rewind:
                 yield delta, int(np.count_nonzero(old != new))
 
     def _path(self, to: Seal) -> tuple[Checkpoint, list[Seal]]:
-        """A checkpoint, and the versions that lead from it to `to`, oldest first."""
+        """A checkpoint, and the versions from it to `to`, oldest first."""
         starts = {anchor.root: anchor.folder for anchor in self._store.anchors.list() if anchor.trusted}
         seals = self._store.records.seals()
         if self._base is not None:
@@ -66,7 +66,7 @@ class Rewind:
         return Checkpoint.open(starts[at.root]), path[::-1]
 
     def _changes(self, path: list[Seal]) -> _Changes:
-        """What those versions changed in each block, oldest first. Holds their chunks in memory."""
+        """The changes of those versions by block, oldest first. Holds their chunks in memory."""
         changes: _Changes = {}
         for seal in path:
             for chunk in self._store.chunks.of(seal.id, seal.attempt):

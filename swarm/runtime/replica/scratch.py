@@ -1,4 +1,4 @@
-"""What is decoded and waits for its version's seal. Worker threads put it there, several at a time."""
+"""Decoded chunks that wait for their version's seal. Several worker threads put them there at a time."""
 
 import threading
 
@@ -9,36 +9,39 @@ __all__ = ["Scratch"]
 
 
 class Scratch:
-    """At most about `most_bytes`, counted in `nbytes`."""
+    """Holds about `max_bytes` at most, counted in `nbytes`; the caller looks at `full` before it adds more."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._staged: dict[VersionId, dict[int, Staged]] = {}
         self.nbytes = 0
 
     @property
     def full(self) -> bool:
-        return self.nbytes >= self._most_bytes
+        """Whether there is no room for another chunk."""
+        return self.nbytes >= self._max_bytes
 
     def put(self, key: ChunkKey, staged: Staged) -> None:
+        """Keep a decoded chunk."""
         with self._lock:
             self._staged.setdefault(VersionId(key.epoch, key.version), {})[key.seq] = staged
             self.nbytes += staged.nbytes
 
     def get(self, key: ChunkKey) -> Staged | None:
+        """The decoded chunk, if it is here."""
         return self._staged.get(VersionId(key.epoch, key.version), {}).get(key.seq)
 
     def drop(self, version: VersionId) -> None:
-        """What was staged of this version is of no use any more."""
+        """Forget the chunks of this version."""
         with self._lock:
             dropped = self._staged.pop(version, {})
             self.nbytes -= sum(staged.nbytes for staged in dropped.values())
 
     def drop_up_to(self, version: VersionId | None) -> None:
-        """Of this version and all before it; None: of all."""
+        """Forget the chunks of this version and of those before it; None: of all versions."""
         with self._lock:
             versions = list(self._staged)
-        for each in versions:
-            if version is None or each <= version:
-                self.drop(each)
+        for known in versions:
+            if version is None or known <= version:
+                self.drop(known)

@@ -1,9 +1,9 @@
-"""The bulk streams towards one peer: one as a rule; as many as the transport finds the path worth when that is slow.
+"""The bulk streams towards one peer: normally one; on a slow path as many as the transport finds worthwhile.
 
-All frames of a chunk go over one stream, for its header must come before its pieces; the next chunk goes over the
-stream with the shortest queue. So a stream that is slow for a while gets less, and nothing needs to be measured. What
-ranks below the step waits while any stream has something of the step. A further stream that carried nothing for long is
-closed, and its connection with it; the first one stays.
+All frames of a chunk go over one stream, because its header must arrive before its pieces. The next chunk goes over the
+stream with the shortest queue. So a stream that is slow for a while gets less, and nothing needs to be measured. Blobs
+and blocks wait while any stream has headers or pieces. A further stream that carried nothing for long is closed, with
+its connection; the first one stays.
 """
 
 import math
@@ -21,30 +21,30 @@ from swarm.runtime.sessions.outbound import Bulk, Outbound
 from swarm.runtime.sessions.pacing import Paced, Pacer
 from swarm.transport.base import Stream, Unreachable
 
-__all__ = ["BulkStreams"]
+__all__ = ["BulkStreams", "MakeQueue"]
 
 _CROWDED_S: Final = 0.05
-"""How often we look whether the streams are too slow for what there is to send, while there is something."""
+"""While something is queued and streams are lacking: how often to look whether the streams are too slow for it."""
 _ENOUGH_S: Final = 0.25
-"""And whether the path is worth more of them now, while there are as many as it is worth."""
-_HOMES: Final = 4096
-"""Chunks whose stream is remembered: more than are ever under way to one peer."""
+"""While there are as many streams as the path is worth: how often to look whether it is worth more."""
+_CHUNKS_KEPT: Final = 4096
+"""Chunks whose stream is remembered: more than are ever on their way to one peer."""
+
+MakeQueue = Callable[[Callable[[], bool]], Outbound]
+"""`make_queue(must_wait)`: a queue for one more stream; see `Outbound`."""
 
 
 class BulkStreams:
-    """What is to be sent to one peer, and the tasks that send it."""
+    """The queues towards one peer, and the tasks that write them to its streams."""
 
-    def __init__(
-        self, make_queue: Callable[[Callable[[], bool]], Outbound], limits: Limits, pacer: Pacer | None = None
-    ) -> None:
-        """`make_queue`: an `Outbound`; it is given what says whether anything urgent waits on any stream. `pacer`: of
-        this machine's uplink (None: as fast as the streams take it)."""
+    def __init__(self, make_queue: MakeQueue, limits: Limits, pacer: Pacer | None = None) -> None:
+        """`pacer`: of this machine's uplink; None: streams are not slowed."""
         self._pacer = pacer or Pacer()
         self._make_queue = lambda: make_queue(lambda: any(queue.urgent for queue in self._queues))
         self._limits = limits
-        self._queues = [self._make_queue()]  # the one used longest ago first
+        self._queues = [self._make_queue()]  # the least recently used one first
         self._first = self._queues[0]
-        self._homes: OrderedDict[ChunkKey, Outbound] = OrderedDict()
+        self._queue_of: OrderedDict[ChunkKey, Outbound] = OrderedDict()
         self._opening = 0
         self._no_more_until_s = -math.inf
         self._busy = trio.Event()
@@ -55,12 +55,12 @@ class BulkStreams:
         return len(self._queues)
 
     def put(self, effect: Bulk) -> bool:
-        """Queue it; False when the peer has let too much gather."""
+        """Queue an effect. False when the peer has let too much gather."""
         queue = self._queue_for(effect)
         queue.put(effect)
         self._busy.set()
         self.be_ready()
-        return sum(each.load for each in self._queues) <= self._limits.bulk_queue_items
+        return sum(queue.load for queue in self._queues) <= self._limits.bulk_queue_items
 
     @property
     def blobs(self) -> int:
@@ -68,58 +68,61 @@ class BulkStreams:
         return sum(queue.blobs for queue in self._queues)
 
     def be_ready(self) -> None:
-        """Have the first stream open, even if there is nothing to send yet."""
+        """Have the first stream opened, even when there is nothing to send yet."""
         self._wanted.set()
 
     def _queue_for(self, effect: Bulk) -> Outbound:
         if not isinstance(effect, SendBlob | SendBlock):
-            home = self._homes.get(effect.key)
-            if home is not None:
-                self._homes.move_to_end(effect.key)
-                return home
+            known = self._queue_of.get(effect.key)
+            if known is not None:
+                self._queue_of.move_to_end(effect.key)
+                return known
         queue = min(self._queues, key=lambda queue: queue.load)
         self._queues.remove(queue)
         self._queues.append(queue)
         if not isinstance(effect, SendBlob | SendBlock):
-            self._homes[effect.key] = queue
-            if len(self._homes) > _HOMES:
-                self._homes.popitem(last=False)
+            self._queue_of[effect.key] = queue
+            if len(self._queue_of) > _CHUNKS_KEPT:
+                self._queue_of.popitem(last=False)
         return queue
 
-    async def run(
+    async def write_streams(
         self,
         open_stream: Callable[[], Awaitable[Stream]],
         target_connections: Callable[[], int],
-        answer: Callable[[Message], object],
+        send_message: Callable[[Message], object],
         post: Callable[[Event], Awaitable[None]],
         peer: bytes,
     ) -> None:
-        """Write for ever. `target_connections`: how many streams are worth having now, asked when there is more to send
-        than the present ones take; for the others see `Outbound.run`, which also says what is raised."""
+        """Write until cancelled.
 
-        async def carry(queue: Outbound, stream: Stream, idle_s: float) -> None:
+        `target_connections`: how many streams the path is worth now, asked when more is queued than the present streams
+        take. For the other arguments, and for what is raised, see `Outbound.write_to`.
+        """
+
+        async def write_stream(queue: Outbound, stream: Stream, idle_s: float) -> None:
             async with stream:
-                await queue.run(Paced(stream, self._pacer), answer, post, peer, idle_s=idle_s)
-                self._retire(queue)  # with nothing in it, and before anybody else runs
+                await queue.write_to(Paced(stream, self._pacer), send_message, post, peer, idle_s=idle_s)
+                self._retire(queue)  # it is empty, and no other task runs before this
 
         async def open_another() -> None:
             try:
                 with trio.fail_after(self._limits.dial_deadline_s):
                     stream = await open_stream()
-            except (Unreachable, trio.TooSlowError):  # what there is must do
+            except (Unreachable, trio.TooSlowError):  # the present streams must do
                 self._no_more_until_s = trio.current_time() + self._limits.bulk_retry_s
                 return
             finally:
                 self._opening -= 1
             queue = self._make_queue()
             self._queues.insert(0, queue)
-            await carry(queue, stream, self._limits.bulk_idle_s)
+            await write_stream(queue, stream, self._limits.bulk_idle_s)
 
         await self._wanted.wait()
         with trio.fail_after(self._limits.dial_deadline_s):
             stream = await open_stream()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(carry, self._first, stream, math.inf)
+            nursery.start_soon(write_stream, self._first, stream, math.inf)
             while True:
                 await self._busy.wait()
                 lacking = target_connections() - len(self._queues) - self._opening
@@ -133,5 +136,5 @@ class BulkStreams:
 
     def _retire(self, queue: Outbound) -> None:
         self._queues.remove(queue)
-        for key in [key for key, home in self._homes.items() if home is queue]:
-            del self._homes[key]
+        for key in [key for key, known in self._queue_of.items() if known is queue]:
+            del self._queue_of[key]

@@ -1,86 +1,117 @@
-"""What arrives on the bulk lane: verified before anything else, then stored, then told to the core.
+"""What arrives on bulk streams: verified first, then stored, then posted to the core.
 
-Hashing is done here and now: BLAKE3 takes 5 to 40 us for a piece, less than a thread costs to wake.
+Hashing runs on the event loop: BLAKE3 takes 5 to 40 us for a piece, less than waking a thread.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import trio
 
 from codec import chunk_id, open_header, verify_piece
 from codec.errors import PeerError
-from swarm.protocol.core.events import Event, HeaderStored, PieceStored, Stray, VersionId
+from swarm.protocol.core.events import HeaderStored, PieceStored, Stray
 from swarm.protocol.core.wire import FRAME_HEAD, NO_STRIPE, Frame, FrameKind, unpack_frame_head
+from swarm.runtime.applied import AppliedVersions
+from swarm.runtime.core_loop import PostEvent
 from swarm.runtime.counts import Counts
+from swarm.runtime.failure import Failure
 from swarm.runtime.framing import ByteReader, Patience
 from swarm.runtime.limits import Limits
+from swarm.runtime.sessions.requests import Answer, Requests
+from swarm.runtime.writers import ChunkWriter
 from swarm.store import ChunkStore, StoredChunk
 from swarm.transport.base import Stream
 
-__all__ = ["Inbound", "header_stored"]
+if TYPE_CHECKING:
+    from swarm.runtime.sessions.blob_service import BlobService
 
-TakePart = Callable[[bytes, Frame, bytes], Awaitable[None]]
+__all__ = ["Inbound", "PartReceiver", "header_stored"]
+
+RequestsOf = Callable[[bytes], Requests | None]
+"""The open requests to a peer; None when it has no session now."""
 
 
 def header_stored(chunk: StoredChunk, peer: bytes | None, stripe: int | None) -> HeaderStored:
-    """The event that tells the core of a stored header."""
+    """The event that tells the core of a stored header. `peer`, `stripe`: where it came from, if from a peer."""
     return HeaderStored(
         peer, stripe, chunk.key, chunk_id(chunk.sealed_header), chunk.header.parent_root, chunk.sizes,
         len(chunk.sealed_header),
     )  # fmt: skip
 
 
+class PartReceiver:
+    """Adds PART frames to the requests that they answer, and posts each answer once it is verified."""
+
+    def __init__(self, blobs: "BlobService | None", post: PostEvent, failure: Failure, counts: Counts) -> None:
+        """`blobs`: None for a relay, which requests nothing."""
+        self._blobs, self._post, self._failure, self._counts = blobs, post, failure, counts
+
+    async def take_part(self, peer: bytes, requests: Requests, frame: Frame, body: bytes) -> None:
+        """Raises `PeerError` when the part was not requested, or completes an answer that does not verify."""
+        answer = requests.add_part(frame, body)
+        if answer is not None and self._blobs is not None:
+            await self._failure.watch(self._accept, self._blobs, peer, answer)
+
+    async def _accept(self, blobs: "BlobService", peer: bytes, answer: Answer) -> None:
+        event = await blobs.accept_answer(peer, answer)
+        if event is None:
+            self._counts.stray += len(answer.data)
+        else:
+            self._counts.received += len(answer.data)
+            await self._post(event)
+
+
 class Inbound:
-    """Takes frames in, from any peer."""
+    """Reads the bulk streams of all peers."""
 
     def __init__(
         self,
         authority: bytes | None,
         chunks: ChunkStore,
+        writer: ChunkWriter,
+        parts: PartReceiver,
+        applied: AppliedVersions,
+        post: PostEvent,
         counts: Counts,
         limits: Limits,
-        *,
-        post: Callable[[Event], Awaitable[None]],
-        whole: Callable[[StoredChunk], None],
-        relieve: Callable[[], Awaitable[None]],
-        part: TakePart,
-        settled: Callable[[], VersionId | None],
     ) -> None:
-        """`authority`: whose headers count; None: nobody's, we are the authority ourselves. `whole` hears of chunks
-        that became so; `relieve` empties the store's memory; `part` takes parts of blobs; `settled`: up to which
-        version headers that we do not know are of no interest (None: all are)."""
+        """`authority`: the key that must have signed headers; None when this member is the authority, which takes
+        none."""
         self._authority = authority
         self._chunks = chunks
+        self._writer = writer
+        self._parts = parts
+        self._applied = applied
+        self._post = post
         self._counts = counts
         self._limits = limits
-        self._post = post
-        self._whole = whole
-        self._relieve = relieve
-        self._part = part
-        self._settled = settled
 
-    async def run(self, stream: Stream, peer: bytes) -> None:
-        """Read frames until the stream ends. Raises groups of `PeerError`, at the first that does not verify, and of
-        `trio.TooSlowError`, when the rest of one does not come."""
+    async def read_stream(self, stream: Stream, peer: bytes, requests_of: RequestsOf) -> None:
+        """Read frames until the stream ends.
+
+        Raises groups of `PeerError`, at the first frame that does not verify, and of `trio.TooSlowError`, when the rest
+        of a frame does not arrive in time.
+        """
         patience = Patience(self._limits.frame_deadline_s)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(patience.watch)
-            await self._take_all(ByteReader(stream), patience, peer)
+            await self._take_frames(ByteReader(stream), patience, peer, requests_of)
             nursery.cancel_scope.cancel()
 
-    async def _take_all(self, reader: ByteReader, patience: Patience, peer: bytes) -> None:
+    async def _take_frames(self, reader: ByteReader, patience: Patience, peer: bytes, requests_of: RequestsOf) -> None:
         while not await reader.at_end():
-            frame, body = await self._frame(reader, patience)
+            frame, body = await self._read_frame(reader, patience)
             stripe = None if frame.stripe == NO_STRIPE else frame.stripe
             if frame.kind == FrameKind.HEADER:
                 await self._take_header(peer, stripe, frame, body)
             elif frame.kind == FrameKind.PIECE:
                 await self._take_piece(peer, stripe, frame, body)
-            else:
-                await self._part(peer, frame, body)
+            elif (requests := requests_of(peer)) is not None:
+                await self._parts.take_part(peer, requests, frame, body)
 
-    async def _frame(self, reader: ByteReader, patience: Patience) -> tuple[Frame, bytes]:
-        """The next frame, of which something has come. Raises `PeerError`."""
+    async def _read_frame(self, reader: ByteReader, patience: Patience) -> tuple[Frame, bytes]:
+        """The next frame, whose first byte has arrived. Raises `PeerError`."""
         patience.begin()
         frame = unpack_frame_head(await reader.exactly(FRAME_HEAD))
         body = await reader.exactly(frame.length)
@@ -95,7 +126,8 @@ class Inbound:
             header = open_header(body, self._authority)
             if header.key != frame.key:
                 raise PeerError(f"frame.key: {tuple(frame.key)} on the header of {tuple(header.key)}")
-            if known is not None or self._out_of_date(frame):  # two of one key: the authority's doing, not the peer's
+            if known is not None or self._is_out_of_date(frame):
+                # Two headers of one key: the authority signed both, so the peer is not to blame.
                 self._counts.stray += len(body)
                 await self._post(Stray(peer, stripe, len(body)))
                 return
@@ -108,13 +140,13 @@ class Inbound:
     async def _take_piece(self, peer: bytes, stripe: int | None, frame: Frame, body: bytes) -> None:
         chunk = None if self._authority is None else self._chunks.chunk(frame.key)
         if chunk is None:
-            if self._authority is None or (not self._chunks.was_dropped(frame.key) and not self._out_of_date(frame)):
+            if self._authority is None or (not self._chunks.was_dropped(frame.key) and not self._is_out_of_date(frame)):
                 raise PeerError(f"piece: of a chunk {tuple(frame.key)} whose header did not come first")
             self._counts.stray += len(body)
             await self._post(Stray(peer, stripe, len(body)))
             return
         if frame.number < len(chunk.sizes) and chunk.have >> frame.number & 1:
-            if len(body) != chunk.sizes[frame.number]:  # else empty ones would cost their sender nothing
+            if len(body) != chunk.sizes[frame.number]:  # empty duplicates would cost their sender nothing
                 raise PeerError(f"piece.length: {len(body)} bytes, not {chunk.sizes[frame.number]}")
             self._counts.duplicates += len(body)
         else:
@@ -122,12 +154,12 @@ class Inbound:
             if self._chunks.put_piece(frame.key, frame.number, body):
                 self._counts.received += len(body)
                 if chunk.whole:
-                    self._whole(chunk)
+                    self._writer.queue_chunk(chunk)
                 if self._chunks.memory_bytes > self._limits.store_memory_bytes:
-                    await self._relieve()
+                    await self._writer.free_memory()
         await self._post(PieceStored(peer, stripe, frame.key, frame.number, len(body)))
 
-    def _out_of_date(self, frame: Frame) -> bool:
-        """Of a version that we have settled: a late duplicate, or someone who replays what was once signed."""
-        settled = self._settled()
-        return settled is not None and (frame.key.epoch, frame.key.version) <= settled
+    def _is_out_of_date(self, frame: Frame) -> bool:
+        """Whether the frame is of an applied version: a late duplicate, or a replay of what was once signed."""
+        applied = self._applied.newest
+        return applied is not None and (frame.key.epoch, frame.key.version) <= applied

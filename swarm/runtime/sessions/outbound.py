@@ -1,8 +1,11 @@
-"""What waits for one bulk stream, and the task that writes it: first what the plan has us push, then what late joiners
-and pulls get, then blobs and blocks. Of the machine's uplink, too, the first has the right of way (see `pacing`).
+"""The queue of one bulk stream, and the task that writes it.
 
-The core bounds the queue (a push needs the child's credit); here it is only bounded against peers that ask without
-reading. A blob goes out a part at a time, so that a step that begins meanwhile overtakes it.
+Order: first what the plan has this member push, then what late joiners and pulls get, then blobs and blocks. The first
+class also has priority on the machine's uplink (see `pacing`). A blob leaves one part at a time, so that a version that
+begins meanwhile overtakes it.
+
+The core bounds the queue, because a push needs the child's credit. The bounds here are against peers that request
+without reading.
 """
 
 import math
@@ -23,17 +26,18 @@ from swarm.runtime.limits import Limits
 from swarm.runtime.sessions.pacing import Paced
 from swarm.store import ChunkStore
 
-__all__ = ["Blob", "Bulk", "Outbound"]
+__all__ = ["Blob", "Bulk", "FindBlob", "Outbound"]
 
-_HOLD_S: Final = 0.02
-"""How often blobs that must wait look whether they still must."""
+_YIELD_S: Final = 0.02
+"""How often blobs that must wait for another stream look whether they still must."""
 
 Bulk = SendHeader | SendPiece | SendBlob | SendBlock
+"""Effects that are carried out on bulk streams."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """Bytes to give: `read(offset, size)` may be called from a worker thread. `label` names their version."""
+    """Bytes to give. `read(offset, size)` may be called from a worker thread. `label` names their version."""
 
     label: ChunkKey
     total: int
@@ -41,8 +45,8 @@ class Blob:
 
 
 @dataclass(slots=True)
-class _Sending:
-    """A blob or block on its way out."""
+class _OpenBlob:
+    """A blob or block of which some parts have left."""
 
     request: int
     blob: Blob
@@ -50,29 +54,30 @@ class _Sending:
 
 
 FindBlob = Callable[[SendBlob | SendBlock], Awaitable[Blob | None]]
+"""What a request names; None when this member does not have it."""
 
 
 class Outbound:
     """The queue of one bulk stream."""
 
     def __init__(
-        self, chunks: ChunkStore, find: FindBlob, counts: Counts, limits: Limits, hold: Callable[[], bool]
+        self, chunks: ChunkStore, find_blob: FindBlob, counts: Counts, limits: Limits, must_wait: Callable[[], bool]
     ) -> None:
-        """`find`: what a request names, or None when we lack it. `hold`: whether blobs and blocks must wait, because
-        another stream to the same peer has something more urgent.
-        """
+        """`must_wait`: whether another stream to the same peer has something more urgent than blobs and blocks."""
         self._chunks = chunks
-        self._find = find
+        self._find_blob = find_blob
         self._counts = counts
         self._limits = limits
-        self._hold = hold
+        self._must_wait = must_wait
         self._pushes: deque[SendHeader | SendPiece] = deque()
         self._later: deque[SendHeader | SendPiece] = deque()
-        self._blobs: deque[SendBlob | SendBlock | _Sending] = deque()
+        """Headers and pieces for late joiners and pulls."""
+        self._blobs: deque[SendBlob | SendBlock | _OpenBlob] = deque()
         self._wake = trio.Event()
         self._writing = False
 
     def put(self, effect: Bulk) -> None:
+        """Queue an effect in its class."""
         if isinstance(effect, SendBlob | SendBlock):
             self._blobs.append(effect)
         elif effect.pull or effect.stripe is None or (isinstance(effect, SendPiece) and effect.late_joiner):
@@ -86,26 +91,27 @@ class Outbound:
 
     @property
     def blobs(self) -> int:
-        """Blobs and blocks that wait, or are on their way."""
+        """Blobs and blocks that wait, or have partly left."""
         return len(self._blobs)
 
     @property
     def load(self) -> int:
-        """How much waits, in items; what is being written counts as one."""
+        """Items that wait; a write in progress counts as one."""
         return len(self) + self._writing
 
     @property
     def crowded(self) -> bool:
-        """Whether something waits for the stream to take what came before."""
+        """Whether something waits for a write in progress."""
         return self._writing and len(self) > 0
 
     @property
     def urgent(self) -> bool:
+        """Whether headers or pieces wait."""
         return bool(self._pushes or self._later)
 
     async def wait(self, idle_s: float = math.inf) -> bool:
         """Wait until there is something to send: True; False when there was nothing for `idle_s`."""
-        if idle_s == math.inf:  # a deadline that never comes costs as much as any
+        if idle_s == math.inf:  # a scope whose deadline never comes costs as much as any
             while not len(self):
                 self._wake = trio.Event()
                 await self._wake.wait()
@@ -114,30 +120,30 @@ class Outbound:
                 await self.wait()
         return len(self) > 0
 
-    async def run(
+    async def write_to(
         self,
         stream: Paced,
-        answer: Callable[[Message], object],
+        send_message: Callable[[Message], object],
         post: Callable[[Event], Awaitable[None]],
         peer: bytes,
         *,
         idle_s: float,
     ) -> None:
-        """Write until there was nothing to send for `idle_s`. `answer` queues a control message; `post` takes the
-        `SendDone`s and `Gave`s.
+        """Write to `stream` until there was nothing to send for `idle_s`.
 
-        Raises groups of `trio.TooSlowError`, when the peer takes nothing, and of `trio.BrokenResourceError`.
+        `send_message` queues a control message; `post` takes the `SendDone`s and `Gave`s. Raises groups of
+        `trio.TooSlowError`, when the peer does not read, and of `trio.BrokenResourceError`.
         """
         patience = Patience(self._limits.write_deadline_s)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(patience.watch)
-            await self._write_all(stream, answer, post, peer, patience, idle_s)
+            await self._write_batches(stream, send_message, post, peer, patience, idle_s)
             nursery.cancel_scope.cancel()
 
-    async def _write_all(
+    async def _write_batches(
         self,
         stream: Paced,
-        answer: Callable[[Message], object],
+        send_message: Callable[[Message], object],
         post: Callable[[Event], Awaitable[None]],
         peer: bytes,
         patience: Patience,
@@ -146,35 +152,37 @@ class Outbound:
         while True:
             if not len(self) and not await self.wait(idle_s):
                 return
-            if not self.urgent and self._hold():
-                await trio.sleep(_HOLD_S)
+            if not self.urgent and self._must_wait():
+                await trio.sleep(_YIELD_S)
                 continue
-            parts: list[bytes] = []
+            frames: list[bytes] = []
             done: list[SendDone | Gave] = []
-            size, rest = 0, not self._pushes
-            most = min(self._limits.write_bytes, stream.part_bytes) if rest else self._limits.write_bytes
-            while size < most and (len(self) if rest else self._pushes):
-                queue = self._later if rest else self._pushes
+            size, deferrable = 0, not self._pushes
+            limits = self._limits
+            batch_bytes = min(limits.write_bytes, stream.part_bytes) if deferrable else limits.write_bytes
+            while size < batch_bytes and (len(self) if deferrable else self._pushes):
+                queue = self._later if deferrable else self._pushes
                 if queue:
                     effect = queue.popleft()
-                    size += self._gather(effect, parts)
+                    size += self._gather_chunk(effect, frames)
                     index = effect.index if isinstance(effect, SendPiece) else -1
                     done.append(SendDone(peer, effect.stripe, effect.key, index, effect.pull))
                 else:
-                    given = await self._gather_part(parts, min(stream.part_bytes, self._limits.part_bytes), answer)
+                    part_bytes = min(stream.part_bytes, limits.part_bytes)
+                    given = await self._gather_part(frames, part_bytes, send_message)
                     size += given
                     done += [Gave(peer, given)] if given else []
-            if parts:
+            if frames:
                 self._writing = True
                 patience.begin()
-                await stream.send(b"".join(parts), rest=rest)
+                await stream.send(b"".join(frames), deferrable=deferrable)
                 patience.end()
                 self._writing = False
             for event in done:
                 await post(event)
 
-    def _gather(self, effect: SendHeader | SendPiece, parts: list[bytes]) -> int:
-        """The frame of a header or piece; nothing when it has been dropped meanwhile."""
+    def _gather_chunk(self, effect: SendHeader | SendPiece, frames: list[bytes]) -> int:
+        """Append the frame of a header or piece, unless its chunk was dropped meanwhile. Returns its payload bytes."""
         if isinstance(effect, SendPiece):
             kind, index = FrameKind.PIECE, effect.index
             body = self._chunks.piece(effect.key, effect.index)
@@ -185,36 +193,38 @@ class Outbound:
         if body is None:
             return 0
         stripe = NO_STRIPE if effect.stripe is None else effect.stripe
-        parts.append(pack_frame(Frame(kind, stripe, effect.key, index, 0, len(body), len(body))))
-        parts.append(body)
+        frames.append(pack_frame(Frame(kind, stripe, effect.key, index, 0, len(body), len(body))))
+        frames.append(body)
         if effect.pull:
             self._counts.pulled += len(body)
         else:
             self._counts.pushed += len(body)
         return len(body)
 
-    async def _gather_part(self, parts: list[bytes], most: int, answer: Callable[[Message], object]) -> int:
-        """The next part of the first blob in the queue, of `most` bytes. Only that one is open: a peer that asks a lot
-        costs one blob."""
+    async def _gather_part(self, frames: list[bytes], max_bytes: int, send_message: Callable[[Message], object]) -> int:
+        """Append the next part of the first blob in the queue, of at most `max_bytes`. Returns its payload bytes.
+
+        Only that blob is open, so a peer that requests many costs the memory of one.
+        """
         item = self._blobs.popleft()
-        if not isinstance(item, _Sending):
-            blob = await self._find(item)
+        if not isinstance(item, _OpenBlob):
+            blob = await self._find_blob(item)
             if blob is None:
-                answer(Lacks(item.request))
+                send_message(Lacks(item.request))
                 return 0
             offset = item.offset if isinstance(item, SendBlob) else 0
             if offset > blob.total:
                 raise PeerError(f"request.offset: {offset} of {blob.total}")
-            item = _Sending(item.request, blob, offset)
+            item = _OpenBlob(item.request, blob, offset)
         blob = item.blob
-        size = min(most, blob.total - item.offset)
+        size = min(max_bytes, blob.total - item.offset)
         body = blob.read(item.offset, size) if size else b""
-        if len(body) != size:  # the file was replaced under us: the asker's deadline sends it elsewhere
-            answer(Lacks(item.request))
+        if len(body) != size:  # the file was replaced meanwhile; the peer requests it from another member
+            send_message(Lacks(item.request))
             return 0
         frame = Frame(FrameKind.PART, NO_STRIPE, blob.label, item.request, item.offset, blob.total, size)
-        parts.append(pack_frame(frame))
-        parts.append(body)
+        frames.append(pack_frame(frame))
+        frames.append(body)
         self._counts.blobs += size
         item.offset += size
         if item.offset < blob.total:

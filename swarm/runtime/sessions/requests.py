@@ -1,7 +1,7 @@
-"""What we asked for, from whom, and how much of it has come.
+"""Open requests to one peer, and what has arrived of each answer.
 
-Only what was asked for is taken in, in order, never more than its bound, and none of it counts before it is whole and
-verified. A request that we gave up may still be answered; a peer may owe us a little of that, not more.
+Only requested bytes are accepted, in order and within their bound, and an answer counts once it is complete and
+verified. A request that was given up may still be answered; those bytes are bounded too.
 """
 
 from collections import OrderedDict
@@ -15,23 +15,24 @@ from swarm.protocol.core.wire import Frame, WantBlob, WantBlock
 __all__ = ["Answer", "Requests"]
 
 _GIVEN_UP_KEPT: Final = 1024
+"""Numbers of given-up requests that are remembered for each peer."""
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A request that is open."""
-
+class _OpenRequest:
     want: WantBlob | WantBlock
-    most: int
+    max_bytes: int
     exact: bool
+    """The answer has `max_bytes`, no less."""
     data: bytearray = field(default_factory=bytearray)
     label: VersionId | None = None
+    """Version and total size, as the first part announced them."""
     total: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """All bytes of what was asked for; not yet verified."""
+    """All bytes of an answer, not yet verified. `label`: the version that the peer says they are of."""
 
     want: WantBlob | WantBlock
     label: VersionId
@@ -39,20 +40,20 @@ class Answer:
 
 
 class Requests:
-    """Requests to one peer."""
+    """Requests to one peer, oldest first."""
 
     def __init__(self, late_bytes: int) -> None:
-        """`late_bytes`: how much may still come of requests that were given up."""
-        self._open: dict[int, _Asked] = {}
+        """`late_bytes`: how many bytes may still arrive for requests that were given up."""
+        self._open: dict[int, _OpenRequest] = {}
         self._given_up: OrderedDict[int, None] = OrderedDict()
         self._late_bytes = late_bytes
 
-    def ask(self, want: WantBlob | WantBlock, most: int, *, exact: bool) -> None:
-        """Note that we ask for this: `most` bytes, or just so many."""
-        self._open[want.request] = _Asked(want, most, exact)
+    def note(self, want: WantBlob | WantBlock, max_bytes: int, *, exact: bool) -> None:
+        """Note a request that is being sent. The answer has at most `max_bytes`; with `exact`, exactly as many."""
+        self._open[want.request] = _OpenRequest(want, max_bytes, exact)
 
     def give_up(self, request: int) -> None:
-        """It was refused, or asked of someone else."""
+        """The peer refused this request, or it was sent to another peer."""
         if self._open.pop(request, None) is not None:
             self._given_up[request] = None
             while len(self._given_up) > _GIVEN_UP_KEPT:
@@ -62,30 +63,31 @@ class Requests:
         return len(self._open)
 
     def oldest(self) -> int:
+        """The number of the oldest open request."""
         return next(iter(self._open))
 
-    def part(self, frame: Frame, body: bytes) -> Answer | None:
-        """Take a PART in: the answer when this was the last, else None. Raises `PeerError`."""
-        asked = self._open.get(frame.number)
-        if asked is None:
-            self._late(frame.number, len(body))
+    def add_part(self, frame: Frame, body: bytes) -> Answer | None:
+        """Add a PART frame. Returns the answer when this part completes it. Raises `PeerError`."""
+        request = self._open.get(frame.number)
+        if request is None:
+            self._discard_late_part(frame.number, len(body))
             return None
         label = VersionId(frame.key.epoch, frame.key.version)
-        if asked.total is None:
-            if frame.total > asked.most or (asked.exact and frame.total != asked.most):
-                raise PeerError(f"part.total: {frame.total} bytes, at most {asked.most}")
-            asked.total, asked.label = frame.total, label
-        if (frame.total, label, frame.offset) != (asked.total, asked.label, len(asked.data)):
+        if request.total is None:
+            if frame.total > request.max_bytes or (request.exact and frame.total != request.max_bytes):
+                raise PeerError(f"part.total: {frame.total} bytes, at most {request.max_bytes}")
+            request.total, request.label = frame.total, label
+        if (frame.total, label, frame.offset) != (request.total, request.label, len(request.data)):
             raise PeerError("part: out of order, or of something else than its first part")
         if not body and frame.total:
             raise PeerError("part.length: empty")
-        asked.data += body
-        if len(asked.data) < asked.total:
+        request.data += body
+        if len(request.data) < request.total:
             return None
         del self._open[frame.number]
-        return Answer(asked.want, label, bytes(asked.data))
+        return Answer(request.want, label, bytes(request.data))
 
-    def _late(self, request: int, size: int) -> None:
+    def _discard_late_part(self, request: int, size: int) -> None:
         if request not in self._given_up:
             raise PeerError(f"part.request: {request} was never asked for")
         self._late_bytes -= size

@@ -1,6 +1,6 @@
-"""One session with one peer: a control stream both ways, and bulk streams out once there is something to send.
+"""One session with one peer: a control stream in both directions, and bulk streams once there is something to send.
 
-A session ends in one way: its scope is cancelled, or one of its tasks fails, and all of it goes down together.
+A session ends in one way: its scope is cancelled or one of its tasks fails, and all tasks end together.
 """
 
 import time
@@ -13,6 +13,7 @@ import trio
 from swarm.protocol.core.bucket import Bucket
 from swarm.protocol.core.events import Heard, SendBlob, SendBlock
 from swarm.protocol.core.wire import MAX_MESSAGE_BYTES, Lacks, Message, decode
+from swarm.runtime.core_loop import PostEvent
 from swarm.runtime.counts import Counts
 from swarm.runtime.framing import ByteReader, Patience, frame_message, read_frame
 from swarm.runtime.limits import Limits
@@ -21,23 +22,34 @@ from swarm.runtime.sessions.outbound import Bulk
 from swarm.runtime.sessions.requests import Requests
 from swarm.transport.base import Stream
 
-__all__ = ["Session"]
+__all__ = ["Reading", "Session"]
 
 OpenBulk = Callable[[], Awaitable[Stream]]
-Post = Callable[..., Awaitable[None]]
-"""`post(event, size=0)`: give the core an event of so many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the messages of a peer are read and handed to the core."""
+
+    post: PostEvent
+    large: trio.CapacityLimiter
+    """Large messages, of all sessions together, that are decoded and wait for the core at a time."""
+    max_bytes: Callable[[], int] = lambda: MAX_MESSAGE_BYTES
+    """How long a message of this peer may be now."""
+    charge: Callable[[bytes, float], None] = lambda peer, seconds: None
+    """Called with the peer and the seconds that decoding took."""
 
 
 @dataclass(slots=True)
 class _Batch:
-    """What one write takes: messages one after another, `write_bytes` in all, or one that is longer."""
+    """What one write takes: consecutive messages of `write_bytes` in all, or one that is longer."""
 
     data: bytearray
     messages: int
 
 
 class Session:
-    """`dialed`: by us. `since_s`: the loop's clock when it began."""
+    """A connected peer. `dialed`: this member opened the session. `since_s`: when, on the loop's clock."""
 
     def __init__(
         self,
@@ -55,11 +67,11 @@ class Session:
         self.bulk = bulk
         self.requests = Requests(limits.request_late_bytes)
         self.why = ""
-        """Why we ended it; empty as long as we did not."""
+        """Why this member ended it; empty while it has not."""
         self.crossed = False
-        """Another session with the same peer takes its place."""
+        """Another session with the same peer replaces this one."""
         self.gone = trio.Event()
-        """Set when nothing of it runs any more, and the core knows."""
+        """Set when none of its tasks runs, and the core knows."""
         self._stream = stream
         self._counts = counts
         self._limits = limits
@@ -69,15 +81,15 @@ class Session:
         self._queued_messages = 0
         self._wake = trio.Event()
         self._drained: trio.Event | None = None
-        """Set when little enough waits for the peer, if somebody waits for that."""
-        self._turns = Bucket(limits.messages_s, limits.messages_at_once)
+        """Set when the peer has read enough of the queue; None when no task waits for that."""
+        self._messages_read = Bucket(limits.messages_s, limits.messages_at_once)
         self._closing = False
 
-    # ------------------------------------------------------------ what the shell asks for
+    # ------------------------------------------------------------ called by the runtime
 
     def send(self, message: Message) -> int:
-        """Send a control message, or queue it; how many bytes it has. A peer that does not drain its queue is
-        closed."""
+        """Send a control message, or queue it. Returns its bytes. A peer that does not read its queue is
+        disconnected."""
         if self._closing:
             return 0
         data = frame_message(message)
@@ -85,7 +97,8 @@ class Session:
             self._counts.control_sent += len(data)
             return len(data)
         if self._queue and len(self._queue[-1].data) + len(data) <= self._limits.write_bytes:
-            self._queue[-1].data += data  # an object each would take five times the memory of the shortest answers
+            # An object for each message would take five times the memory of the shortest answers.
+            self._queue[-1].data += data
             self._queue[-1].messages += 1
         else:
             self._queue.append(_Batch(bytearray(data), 1))
@@ -98,14 +111,15 @@ class Session:
         return len(data)
 
     def send_bulk(self, effect: Bulk) -> None:
+        """Queue an effect for the bulk streams. A peer that does not read them is disconnected."""
         if isinstance(effect, SendBlob | SendBlock) and self.bulk.blobs >= self._limits.blobs_waiting:
-            self.end("asks for more blocks than it takes")  # an honest peer asks for a sixteenth of that at a time
+            self.end("asks for more blocks than it takes")  # an honest peer requests a sixteenth of that at a time
             return
         if not self._closing and not self.bulk.put(effect):
             self.end("does not read its bulk stream")
 
     def close(self, why: str) -> None:
-        """End it as soon as what is queued on the control stream has left, in `flush_deadline_s` at the latest."""
+        """End the session once the queued control messages have left, after at most `flush_deadline_s`."""
         if not self._closing:
             self._closing = True
             self.why = why
@@ -113,98 +127,75 @@ class Session:
             self._wake.set()
 
     def end(self, why: str) -> None:
-        """End it now."""
+        """End the session now."""
         if not self._scope.cancel_called:
             self.why = why
             self._closing = True
             self._scope.cancel()
 
-    # ------------------------------------------------------------ its life
+    # ------------------------------------------------------------ tasks
 
-    async def run(
-        self,
-        open_bulk: OpenBulk,
-        target_connections: Callable[[], int],
-        post: Post,
-        *,
-        large: trio.CapacityLimiter,
-        most: Callable[[], int] = lambda: MAX_MESSAGE_BYTES,
-        charge: Callable[[bytes, float], None] = lambda peer, seconds: None,
-    ) -> None:
-        """Carry messages and frames until it ends; afterwards `why` says why, unless an error says so.
-        `target_connections`: how many bulk streams the path is worth. `large`: how many large messages of all sessions
-        are decoded and wait for the core at a time. `most`: how long a message of the peer may be now. `charge`: told
-        what it took to decode what came.
+    async def run_streams(self, open_bulk: OpenBulk, target_connections: Callable[[], int], reading: Reading) -> None:
+        """Carry messages and frames until the session ends. Afterwards `why` has the reason, unless an error has it.
 
-        Raises groups of `PeerError`, `trio.TooSlowError`, `trio.BrokenResourceError`, `Unreachable`.
+        `target_connections`: how many bulk streams the path is worth. Raises groups of `PeerError`,
+        `trio.TooSlowError`, `trio.BrokenResourceError`, `Unreachable`.
         """
         with self._scope:
             async with trio.open_nursery() as nursery:
-                reading, writing = Patience(self._limits.frame_deadline_s), Patience(self._limits.write_deadline_s)
-                for patience in (reading, writing):
+                read_patience = Patience(self._limits.frame_deadline_s)
+                write_patience = Patience(self._limits.write_deadline_s)
+                for patience in (read_patience, write_patience):
                     nursery.start_soon(patience.watch)
-                nursery.start_soon(self._write, writing)
-                nursery.start_soon(self.bulk.run, open_bulk, target_connections, self.send, post, self.peer)
-                await self._read(post, reading, large, most, charge)
+                nursery.start_soon(self._write_messages, write_patience)
+                nursery.start_soon(
+                    self.bulk.write_streams, open_bulk, target_connections, self.send, reading.post, self.peer
+                )
+                await self._read_messages(reading, read_patience)
                 self._scope.cancel()
 
-    async def _read(
-        self,
-        post: Post,
-        patience: Patience,
-        large: trio.CapacityLimiter,
-        most: Callable[[], int],
-        charge: Callable[[bytes, float], None],
-    ) -> None:
+    async def _read_messages(self, reading: Reading, patience: Patience) -> None:
         reader = ByteReader(self._stream)
         try:
-            while await self._read_one(reader, post, patience, large, most, charge):
-                if (debt_s := self._turns.spend(1, trio.current_time())) > 0:
+            while await self._read_message(reader, reading, patience):
+                if (debt_s := self._messages_read.spend(1, trio.current_time())) > 0:
                     await trio.sleep(debt_s)
-                while self._owes_much():  # a peer that asks without reading gathers no more answers
+                while self._has_much_unread():  # a peer that requests without reading gathers no more answers
                     self._drained = trio.Event()
                     await self._drained.wait()
         finally:
             reader.forget()
 
-    async def _read_one(
-        self,
-        reader: ByteReader,
-        post: Post,
-        patience: Patience,
-        large: trio.CapacityLimiter,
-        most: Callable[[], int],
-        charge: Callable[[bytes, float], None],
-    ) -> bool:
+    async def _read_message(self, reader: ByteReader, reading: Reading, patience: Patience) -> bool:
         """Hand one message to the core; False at the end of the stream. Its bytes are not kept until the next one."""
-        data = await read_frame(reader, patience, most)
+        data = await read_frame(reader, patience, reading.max_bytes)
         if data is None:
             return False
         size = len(data)
         self._counts.control_received += 4 + size
         if size <= self._limits.large_message_bytes:
-            await post(self._heard(data, charge), size)
+            await reading.post(self._decode(data, reading), size)
         else:
-            async with large:
-                heard = self._heard(data, charge)
+            async with reading.large:
+                heard = self._decode(data, reading)
                 del data
-                await post(heard, size, until_applied=True)
+                await reading.post(heard, size, until_applied=True)
         return True
 
-    def _owes_much(self) -> bool:
+    def _has_much_unread(self) -> bool:
         limits = self._limits
         return self._queued_bytes > limits.unread_bytes or self._queued_messages > limits.unread_messages
 
-    def _heard(self, data: bytes, charge: Callable[[bytes, float], None]) -> Heard:
+    def _decode(self, data: bytes, reading: Reading) -> Heard:
         """Raises `PeerError`."""
         began = time.perf_counter()
         message = decode(data)
-        charge(self.peer, time.perf_counter() - began)
+        reading.charge(self.peer, time.perf_counter() - began)
         if isinstance(message, Lacks):
             self.requests.give_up(message.request)
         return Heard(self.peer, message)
 
-    async def _write(self, patience: Patience) -> None:
+    async def _write_messages(self, patience: Patience) -> None:
         while True:
             while self._queue:
                 batch = self._queue.popleft()
@@ -213,7 +204,7 @@ class Session:
                 patience.end()
                 self._queued_bytes -= len(batch.data)
                 self._queued_messages -= batch.messages
-                if self._drained is not None and not self._owes_much():
+                if self._drained is not None and not self._has_much_unread():
                     self._drained.set()
                     self._drained = None
                 self._counts.control_sent += len(batch.data)

@@ -1,4 +1,4 @@
-"""The command line as a person meets it: what is printed where, and with which exit code."""
+"""The command line as a user sees it: what is printed to which stream, and the exit code."""
 
 import errno
 import importlib
@@ -25,6 +25,7 @@ from node.cli.app import app, explain, run
 from node.settings import keyfile
 from node.settings.contact import Contact
 from node.settings.ticket import Ticket
+from node.status.schema import NodeStatus, OwnStatus
 from swarm.protocol.core.documents import open_capability
 from swarm.transport.base import Unreachable
 from swarm.transport.identity import peer_id
@@ -45,7 +46,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Put a module of plain functions in the place of one that would start a swarm process."""
+    """Replace a module that would start a swarm process by one of plain functions."""
 
     def put(name: str, **content: Any) -> None:
         module = ModuleType(name)
@@ -79,16 +80,18 @@ def test_each_command_has_examples(command: str, capsys: pytest.CaptureFixture[s
     assert f"Examples:\n\n  swarm-node {command}" in out
 
 
-def test_help_flows_as_text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flag's help is a docstring of several lines."""
+def test_help_texts_are_paragraphs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The help of a command and of a flag is a docstring, whose lines are broken for the code."""
     monkeypatch.setattr(app, "console", Console(width=1000))
     assert run(["join", "--help"]) == 0
     out, _ = texts(capsys)
-    assert "Without it plans reckon with 100, and nothing holds back what is sent. [env var: SWARM_UP_MBIT]" in out
+    assert "Without it planning assumes 100, and sending is not limited. [env var: SWARM_UP_MBIT]" in out
+    assert run(["revoke", "--help"]) == 0
+    assert "no machine can join with it. A revoked machine is removed too" in texts(capsys)[0]
 
 
 def test_help_is_fast() -> None:
-    """CPU seconds, and the best of three: other tests may be running."""
+    """Measured in CPU seconds, the best of three, because other tests may be running."""
 
     def cpu_s() -> float:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -119,7 +122,7 @@ def test_help_is_fast() -> None:
         (["demo", "--nodes", "1"], "--nodes"),
     ],
 )
-def test_usage_is_exit_code_2_and_a_sentence(
+def test_a_usage_error_is_exit_code_2_and_a_sentence(
     words: list[str], told: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(words) == 2
@@ -177,7 +180,7 @@ def test_invite_with_another_swarms_key(home: Path, tmp_path: Path, capsys: pyte
 # ---------------------------------------------------------------- settings
 
 
-def test_flags_beat_environment_beats_file(
+def test_flags_take_precedence_over_the_environment_and_that_over_the_file(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in: Callable[..., None]
 ) -> None:
     seen = []
@@ -236,7 +239,7 @@ def test_demo_fails_when_one_bit_differs(
     assert texts(capsys)[0] == "nodes: 3\n"
 
 
-def test_status_of_nobody_is_exit_code_3(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_without_a_process_is_exit_code_3(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["status"]) == 3
     assert "No swarm process answers" in texts(capsys)[1]
 
@@ -245,9 +248,9 @@ def test_status_of_nobody_is_exit_code_3(home: Path, capsys: pytest.CaptureFixtu
 def test_engines_prove_their_bits_on_demand(
     proven: bool | None, code: int, home: Path, stand_in: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def ask(folder: Path, *, prove: bool) -> dict[str, Any]:
+    def ask(folder: Path, *, prove: bool) -> NodeStatus:
         assert (folder, prove) == (home, True)
-        return {"role": "node", "nodes": [{"slot": 0, "name": "box", "peer": "x", "live_proven": proven}]}
+        return NodeStatus(nodes=[OwnStatus(slot=0, name="box", peer="x", live_proven=proven)])
 
     stand_in("node.status.query", ask=ask)
     assert run(["status", "--prove"]) == code
@@ -274,7 +277,7 @@ def test_a_foreseen_failure_in_a_nursery_is_one_sentence(
     assert texts(capsys)[1] == "swarm-node: Port 4001 is in use. Choose another with --listen.\n"
 
 
-def test_our_own_bug_is_one_line_unless_asked(
+def test_a_bug_is_one_line_without_debug(
     home: Path, stand_in: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def relay(ticket: Ticket, config: Any) -> None:
@@ -304,14 +307,14 @@ def test_our_own_bug_is_one_line_unless_asked(
         (ValueError(), 1, "unexpected ValueError. This is a bug"),
     ],
 )
-def test_what_is_said_of_each_error(error: BaseException, code: int, text: str) -> None:
+def test_the_text_and_exit_code_of_each_error(error: BaseException, code: int, text: str) -> None:
     said, exit_code = explain(error)
     assert exit_code == code
     assert said.startswith(text)
     assert bool(said) == bool(text)
 
 
-def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     command = f"{sys.executable} -m node.cli config show --json | head -c 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=30, check=False)
     assert done.stdout == "{"

@@ -1,4 +1,4 @@
-"""Secrets stay out of the list of processes, and out of what children inherit."""
+"""Secrets stay out of the list of processes and of the environment of child processes."""
 
 import io
 import json
@@ -56,7 +56,7 @@ def test_a_typed_secret_leaves_the_list_of_processes_and_reaches_no_child(words:
 
 
 def test_the_process_of_join_shows_no_ticket(tmp_path: Path) -> None:
-    """The command itself: typed as before, it looks for its seed, and `ps` shows a placeholder."""
+    """The real command: it looks for its seed as usual, and the list of processes shows a placeholder."""
     command = [sys.executable, "-m", "node.cli", "join", TICKET, "--engine", "none", "--listen", "127.0.0.1:0"]
     environment = os.environ | {"SWARM_HOME": str(tmp_path / "home")}
     with (tmp_path / "log").open("wb") as log:
@@ -81,7 +81,7 @@ def test_only_secrets_are_hidden() -> None:
     assert hidden_words(["demo", "--nodes", "3"]) == {}
 
 
-def test_nothing_hidden_is_nothing_restored() -> None:
+def test_without_a_hidden_secret_nothing_is_restored() -> None:
     argv, environment = ["swarm-node", "join"], {"A": "b"}
     assert not restore(argv, environment)
     assert (argv, environment) == (["swarm-node", "join"], {"A": "b"})
@@ -104,7 +104,9 @@ def test_a_terminal_is_asked_and_does_not_show_the_answer(monkeypatch: pytest.Mo
     assert ticket_text("", Path("-"), terminal) == TICKET
 
 
-def test_the_variable_gives_way_and_is_taken_out_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_argument_takes_precedence_over_the_variable_which_leaves_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("SWARM_TICKET", "swarm1variable")
     assert ticket_text("swarm1variable", None) == "swarm1variable"  # the parser puts it there
     assert "SWARM_TICKET" not in os.environ
@@ -119,7 +121,7 @@ def test_the_variable_gives_way_and_is_taken_out_of_the_environment(monkeypatch:
     ("swarm1a", Path("-"), "given twice"), ("", None, "Which swarm"), ("", Path("/nowhere/at/all"), "cannot be read"),
     ("", Path("-"), "No ticket came"),
 ])  # fmt: skip
-def test_what_cannot_be_meant_is_told(argument: str, file: Path | None, says: str) -> None:
+def test_a_word_that_is_no_ticket_is_an_error(argument: str, file: Path | None, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         ticket_text(argument, file, io.StringIO(" \n"))
 

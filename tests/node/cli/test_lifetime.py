@@ -1,4 +1,4 @@
-"""A signal unwinds the work; a second one does not wait. Real signals to real processes."""
+"""A signal cancels the work and waits for it; a second one does not wait. Real signals to real processes."""
 
 import signal
 import subprocess
@@ -42,7 +42,7 @@ def started(unwind_s: float) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_unwinds_the_work(number: signal.Signals) -> None:
+def test_a_signal_cancels_the_work_and_waits_for_it(number: signal.Signals) -> None:
     process = started(0.05)
     process.send_signal(number)
     out, err = process.communicate(timeout=20)
@@ -80,7 +80,7 @@ async def test_an_error_comes_through() -> None:
     assert caught.group_contains(KeyError)
 
 
-async def test_interrupted_says_by_what() -> None:
+async def test_interrupted_names_the_signal() -> None:
     async def work() -> None:
         signal.raise_signal(signal.SIGTERM)
         await trio.sleep_forever()

@@ -1,4 +1,4 @@
-"""kick and revoke where no seed runs: on its home, by the same words, never beside a seed."""
+"""kick and revoke while no seed runs: the same commands write to its home, and never while a seed runs."""
 
 import json
 import time
@@ -28,7 +28,7 @@ TICKET = str(Ticket(SEED.public, ("/ip4/127.0.0.1/tcp/9",), seal(CAPABILITY, SEE
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What a seed left with two members that came in by one ticket."""
+    """A stopped seed's home, with two members that joined with one ticket."""
     monkeypatch.setenv("SWARM_HOME", str(tmp_path))
     keyfile.write(tmp_path / keyfile.AUTHORITY_KEY, SEED)
     Contact(SEED.public, ("/ip4/127.0.0.1/tcp/9",), "wan").write(tmp_path)
@@ -56,7 +56,7 @@ def slots(home: Path) -> list[int]:
 
 
 def restarted(home: Path) -> Tickets:
-    """Tickets as the next seed would have them."""
+    """The tickets as the next start of the seed reads them."""
     tickets = Tickets()
     with records_of(store_folder(home, SEED.public)) as records:
         bars = [r for kind in ("bar/", "kick/") for r in records.all(kind).values() if r]
@@ -84,7 +84,7 @@ def test_a_kick_ends_a_lease_and_lasts_ten_minutes(home: Path, capsys: pytest.Ca
     assert "No node 'box'" in said(capsys, "kick", "box", code=2)
 
 
-def test_a_machine_is_revoked_by_name_and_taken_back(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_machine_is_revoked_by_name_and_the_revocation_undone(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said(capsys, "kick", "box")
     assert "spot is revoked" in said(capsys, "revoke", "spot")
     assert slots(home) == []
@@ -94,7 +94,7 @@ def test_a_machine_is_revoked_by_name_and_taken_back(home: Path, capsys: pytest.
         assert not refused(home, key)
 
 
-def test_a_ticket_is_revoked_with_the_leases_it_led_to(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_revoked_ticket_ends_the_leases_that_came_of_it(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     went = json.loads(said(capsys, "revoke", TICKET, "--json"))
     assert went["changed"]
     assert len(went["put_out"]) == 2
@@ -105,14 +105,14 @@ def test_a_ticket_is_revoked_with_the_leases_it_led_to(home: Path, capsys: pytes
     assert not refused(home, BOX)
 
 
-def test_never_beside_a_process_that_uses_the_home(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_refused_while_a_process_uses_the_home(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with open_store(home, SEED.public):
         for words in (("revoke",), ("kick", "box"), ("revoke", "box")):
             assert "Another process uses" in said(capsys, *words, code=2)
     assert slots(home) == [0, 1]
 
 
-def test_a_home_without_a_seed_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_home_in_which_no_seed_has_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "No seed serves" in said(capsys, "revoke", "--home", str(tmp_path), code=3)
     Contact(SEED.public, ("/ip4/127.0.0.1/tcp/9",), "wan").write(tmp_path)
     assert "holds nothing of this seed's swarm" in said(capsys, "revoke", "--home", str(tmp_path), code=2)

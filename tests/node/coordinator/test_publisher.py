@@ -1,4 +1,4 @@
-"""The publisher alone: any order of blocks, chunks handed on as they fill, and what must be refused."""
+"""The publisher by itself: blocks in any order, chunks handed on when full, and what it refuses."""
 
 from collections.abc import Iterator
 
@@ -62,7 +62,7 @@ async def test_a_version_without_changes_is_a_version(seed):
     assert seed.head == (0, 1)
 
 
-async def test_what_cannot_be_is_refused(seed):
+async def test_impossible_calls_are_refused(seed):
     publisher = Publisher(seed)
     deltas, changed, root = changes(seed.replica, 100)
     with pytest.raises(PeerError, match="no version is open"):

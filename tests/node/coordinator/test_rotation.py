@@ -1,4 +1,4 @@
-"""rotate-key on a home: the new swarm has the old one's bits, and every step can be cut short."""
+"""rotate-key on a home: the new swarm has the old one's bits, and an interruption at any step can be repaired."""
 
 import json
 import os
@@ -42,7 +42,7 @@ DAY = 86_400.0
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A seed's home at version 0: a member that is in, one that came and left, one barred, one by a revoked ticket."""
+    """A seed's home at version 0: one member, one that left, one that was barred, one with a revoked ticket."""
     home = tmp_path / "home"
     keyfile.write(home / keyfile.AUTHORITY_KEY, OLD)
     Contact(OLD.public, ADDRS, "wan").write(home)
@@ -67,7 +67,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def check_rotated(home: Path) -> None:
-    """The home is that of the new swarm, whole, and the old one is to be handed over."""
+    """Assert that the home is that of the complete new swarm, and that a handover of the old one is due."""
     new = keyfile.load(home / keyfile.AUTHORITY_KEY)
     assert new.public != OLD.public
     assert not (home / "authority.key.next").exists()
@@ -103,14 +103,14 @@ def test_the_new_swarm_begins_with_the_old_ones_bits_and_knows_its_members(home:
 
 
 STEPS = [
-    (keyfile, "load_or_make"), (rotation, "genesis"), (rotation, "_reserve"), (rotation, "_retired"),
-    (Handover, "write"), (rotation, "_change_places"), (Contact, "write"),
+    (keyfile, "load_or_make"), (rotation, "genesis"), (rotation, "_sign_over"), (rotation, "_retired"),
+    (Handover, "write"), (rotation, "_activate_key"), (Contact, "write"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(("target", "name"), STEPS, ids=[name for _, name in STEPS])
-def test_cut_short_anywhere_it_is_finished_by_asking_again(
+def test_interrupted_at_any_step_it_is_finished_by_running_it_again(
     home: Path, target: Any, name: str, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = getattr(target, name)
@@ -132,7 +132,7 @@ def test_cut_short_anywhere_it_is_finished_by_asking_again(
     check_rotated(home)
 
 
-def test_never_beside_a_seed_and_never_twice_with_one_key(home: Path, tmp_path: Path) -> None:
+def test_it_is_refused_while_a_seed_runs_and_for_a_key_that_was_replaced(home: Path, tmp_path: Path) -> None:
     with open_store(home, OLD.public), pytest.raises(UsageError, match="Another process uses"):
         rotate(home, None, None, DAY)
     rotate(home, None, None, DAY)
@@ -142,18 +142,18 @@ def test_never_beside_a_seed_and_never_twice_with_one_key(home: Path, tmp_path: 
         rotate(home, copy, tmp_path / "new.key", DAY)
 
 
-def test_a_key_that_is_kept_elsewhere(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_outside_the_home(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.rename(home / keyfile.AUTHORITY_KEY, tmp_path / "old.key")
     words = ["rotate-key", "--home", str(home), "--key", str(tmp_path / "old.key")]
     assert run(words) == 2
-    assert "say both" in capsys.readouterr().err
+    assert "go together" in capsys.readouterr().err
     assert run([*words, "--out", str(tmp_path / "new.key"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert keyfile.load(Path(told["file"])).public.hex() == told["public_key"]
     assert keyfile.load(Path(told["old_file"])).public == OLD.public
 
 
-def test_a_home_that_cannot_be_carried_over_is_told(home: Path, tmp_path: Path) -> None:
+def test_a_home_without_a_usable_version_is_an_error(home: Path, tmp_path: Path) -> None:
     for path in (home / f"swarm-{OLD.public.hex()[:16]}" / "anchors").glob("*/*.safetensors"):
         path.write_bytes(b"")
     with pytest.raises(UsageError, match="is damaged"):
@@ -167,7 +167,7 @@ def test_a_home_that_cannot_be_carried_over_is_told(home: Path, tmp_path: Path) 
 # ---------------------------------------------------------------- where a member's ticket leads
 
 
-def test_a_ticket_leads_along_what_the_home_knows_and_bits_are_kept_until_there_are_others(home: Path) -> None:
+def test_a_ticket_leads_to_the_recorded_successor_and_old_bits_stay_until_there_are_new_ones(home: Path) -> None:
     ticket = Ticket(OLD.public, ADDRS, seal(CAPABILITY, OLD), "wan")
     assert (follow(home, ticket).ticket, follow(home, ticket).followed) == (ticket, False)
     member = home.parent / "member"

@@ -1,5 +1,8 @@
-"""A random Qwen3 of 60,000 parameters, saved as users' models are. Tests share `test_transformers`' helpers: under
-`--import-mode=importlib` their folder is not on the path by itself."""
+"""A random Qwen3 of 60,000 parameters, saved as a user saves a model.
+
+Tests import helpers from `test_transformers` and `engine_contract`, so their folder is put on the path: with
+`--import-mode=importlib` pytest does not do it.
+"""
 
 import sys
 from importlib.util import find_spec
@@ -9,7 +12,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 HAS_TORCH = find_spec("torch") is not None
-TORCH_TESTS = ["test_cohort.py", "test_live.py", "test_options.py", "test_sampling.py", "test_transformers.py"]
+TORCH_TESTS = [
+    "test_cohort.py",
+    "test_engine_contract.py",
+    "test_live.py",
+    "test_options.py",
+    "test_sampling.py",
+    "test_transformers.py",
+]
 collect_ignore_glob = [] if HAS_TORCH else TORCH_TESTS
 
 

@@ -1,4 +1,4 @@
-"""A model built from its config and filled from a replica is the model that loading the folder gives."""
+"""A model built from its config and filled from a replica equals the model that is loaded from the folder."""
 
 from pathlib import Path
 
@@ -13,11 +13,11 @@ from node.engines.transformers import TransformersEngine
 
 
 @pytest.mark.parametrize("which", ["tied_folder", "untied_folder"])
-def test_weights_from_the_replica_alone(which, request, tmp_path: Path):
+def test_an_engine_filled_from_the_replica_equals_a_loaded_one(which, request, tmp_path: Path):
     folder = request.getfixturevalue(which)
     checkpoint = Checkpoint.open(folder)
     replica = Replica.from_checkpoint(checkpoint)
-    for name, data in checkpoint.files.items():  # all that a node which joins from nothing has beside the bits
+    for name, data in checkpoint.files.items():  # all that a node without a checkpoint has besides the bits
         (tmp_path / name).write_bytes(data)
     built, loaded = TransformersEngine(threads=1, device="cpu"), TransformersEngine(threads=1, device="cpu")
     loaded.load(folder)
@@ -30,7 +30,7 @@ def test_weights_from_the_replica_alone(which, request, tmp_path: Path):
     assert built.generate(prompts, sampling) == loaded.generate(prompts, sampling)
 
 
-def test_no_config_is_said_in_a_sentence(tmp_path: Path):
+def test_a_missing_or_empty_config_is_reported_in_a_sentence(tmp_path: Path):
     with pytest.raises(UsageError, match=r"no config\.json"):
         TransformersEngine(threads=1, device="cpu").load(tmp_path, weights=False)
     (tmp_path / "config.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""What runs across a commit, and what another engine makes of it."""
+"""Flights across a commit, and their scores by another engine."""
 
 from pathlib import Path
 
@@ -7,19 +7,20 @@ import pytest
 import torch
 from test_transformers import PROMPTS, ROOT, SAMPLING, changed, checkpoint, engine_on
 
-from node.engines.base import Prompt, SamplingParams, Scorer
+from node.engines.base import Prompt, SamplingParams
+from node.engines.interface import Scorer
 
 LONG = SamplingParams(max_tokens=12, seed=5)
 
 
-def run(engine, flight=1):
+def run_flight(engine, flight=1):
     while True:
         for number, completions in engine.step():
             assert number == flight
             return completions
 
 
-def test_prompts_come_in_while_others_run(tied_folder: Path):
+def test_flights_begin_while_others_run(tied_folder: Path):
     engine = engine_on(tied_folder)
     alone = [engine.generate([prompt], SAMPLING)[0] for prompt in PROMPTS]
     engine.begin(1, PROMPTS[:2], SAMPLING)
@@ -32,13 +33,13 @@ def test_prompts_come_in_while_others_run(tied_folder: Path):
     while engine.counts():
         done.update(engine.step())
     assert sorted(done) == [1, 2]
-    for made, expected in zip([*done[1], *done[2]], alone, strict=True):
-        assert made.token_ids == expected.token_ids
-        np.testing.assert_allclose(made.logprobs, expected.logprobs, atol=1e-5)
+    for completion, expected in zip([*done[1], *done[2]], alone, strict=True):
+        assert completion.token_ids == expected.token_ids
+        np.testing.assert_allclose(completion.logprobs, expected.logprobs, atol=1e-5)
 
 
 @pytest.mark.parametrize("steps", [1, 5, 11])
-def test_a_commit_between_two_tokens_loses_none_and_is_told_in_the_spans(tied_folder: Path, steps: int):
+def test_a_commit_between_two_tokens_loses_none_and_shows_in_the_spans(tied_folder: Path, steps: int):
     bits = checkpoint(tied_folder)
     patch, new = changed(bits, share=0.5)
     engine = engine_on(tied_folder)
@@ -47,19 +48,19 @@ def test_a_commit_between_two_tokens_loses_none_and_is_told_in_the_spans(tied_fo
     for _ in range(steps):
         assert engine.step() == []
     engine.commit((0, 1), b"1" * 32)
-    completions = run(engine)
+    completions = run_flight(engine)
     before, after = engine_on(tied_folder), engine_on(tied_folder)
     after.reload(lambda name: new[name], (0, 1), b"1" * 32)
-    for prompt, made in zip(PROMPTS, completions, strict=True):
-        assert [(s.version, s.start, s.end) for s in made.spans] == [((0, 0), 0, steps), ((0, 1), steps, 12)]
-        old = before.score(prompt.token_ids, made.token_ids, LONG)
-        fresh = after.score(prompt.token_ids, made.token_ids, LONG)
-        np.testing.assert_allclose(made.logprobs[:steps], old[:steps], atol=1e-5)
-        np.testing.assert_allclose(made.logprobs[steps:], fresh[steps:], atol=1e-5)
+    for prompt, completion in zip(PROMPTS, completions, strict=True):
+        assert [(s.version, s.start, s.end) for s in completion.spans] == [((0, 0), 0, steps), ((0, 1), steps, 12)]
+        old = before.score(prompt.token_ids, completion.token_ids, LONG)
+        fresh = after.score(prompt.token_ids, completion.token_ids, LONG)
+        np.testing.assert_allclose(completion.logprobs[:steps], old[:steps], atol=1e-5)
+        np.testing.assert_allclose(completion.logprobs[steps:], fresh[steps:], atol=1e-5)
         assert max(abs(a - b) for a, b in zip(old[steps:], fresh[steps:], strict=True)) > 1e-4
 
 
-def test_a_stale_cache_is_what_nobody_can_recompute(tied_folder: Path):
+def test_tokens_drawn_with_a_stale_cache_cannot_be_recomputed(tied_folder: Path):
     bits = checkpoint(tied_folder)
     patch, new = changed(bits, share=0.5)
     engine = engine_on(tied_folder)
@@ -69,11 +70,11 @@ def test_a_stale_cache_is_what_nobody_can_recompute(tied_folder: Path):
     for _ in range(6):
         engine.step()
     engine.commit((0, 1), b"1" * 32)
-    made = run(engine)[0]
+    completion = run_flight(engine)[0]
     after = engine_on(tied_folder)
     after.reload(lambda name: new[name], (0, 1), b"1" * 32)
-    fresh = after.score(PROMPTS[0].token_ids, made.token_ids, LONG)
-    assert max(abs(a - b) for a, b in zip(made.logprobs[6:], fresh[6:], strict=True)) > 1e-4
+    fresh = after.score(PROMPTS[0].token_ids, completion.token_ids, LONG)
+    assert max(abs(a - b) for a, b in zip(completion.logprobs[6:], fresh[6:], strict=True)) > 1e-4
 
 
 @pytest.mark.parametrize("arithmetic", ["float32", "bfloat16"])
@@ -81,20 +82,20 @@ def test_a_stale_cache_is_what_nobody_can_recompute(tied_folder: Path):
     "sampling",
     [LONG, SamplingParams(12, temperature=0.0), SamplingParams(12, temperature=0.7, top_p=0.8, seed=3)],
 )
-def test_what_was_drawn_scores_as_it_was_said(tied_folder: Path, arithmetic, sampling):
+def test_scores_equal_the_reported_log_probabilities(tied_folder: Path, arithmetic, sampling):
     engine = engine_on(tied_folder, arithmetic)
     assert isinstance(engine, Scorer)
     tolerance = 1e-5 if arithmetic == "float32" else 0.1
-    for prompt, made in zip(PROMPTS, engine.generate(PROMPTS, sampling), strict=True):
-        found = engine.score(prompt.token_ids, made.token_ids, sampling)
-        close = np.abs(np.subtract(found, made.logprobs)) <= tolerance
-        # Rounding may move a token over the border of the top-p cut; more than one in so few would be an error.
+    for prompt, completion in zip(PROMPTS, engine.generate(PROMPTS, sampling), strict=True):
+        found = engine.score(prompt.token_ids, completion.token_ids, sampling)
+        close = np.abs(np.subtract(found, completion.logprobs)) <= tolerance
+        # Rounding may move one token over the border of the top-p cut. Two of so few tokens would be an error.
         assert close.sum() >= len(close) - (sampling.top_p < 1 and arithmetic == "bfloat16")
     with pytest.raises(ValueError, match="token id outside"):
         engine.score((1, 2), (40,), sampling)
 
 
-def test_a_reload_drops_what_runs(tied_folder: Path):
+def test_a_reload_drops_running_flights(tied_folder: Path):
     bits = checkpoint(tied_folder)
     engine = engine_on(tied_folder)
     engine.begin(1, PROMPTS, LONG)
@@ -106,8 +107,8 @@ def test_a_reload_drops_what_runs(tied_folder: Path):
     assert torch.is_grad_enabled()
 
 
-def test_a_cache_that_a_model_does_not_use_is_found_out() -> None:
-    """Given a cache, such a model draws from the last token alone; so it is told by its logits, and goes without."""
+def test_a_cache_that_a_model_does_not_use_is_detected() -> None:
+    """With a cache, such a model would draw from the last token alone. Its logits show it, so it gets no cache."""
     import torch
     from transformers import MambaConfig, MambaForCausalLM
 
@@ -125,10 +126,10 @@ def test_a_cache_that_a_model_does_not_use_is_found_out() -> None:
     assert can_cache(model)
     assert not can_cache(forgetful)
 
-    def drawn(of, cached):
-        cohort = Cohort(of, [Prompt((3, 1, 4))], SamplingParams(max_tokens=6, temperature=0.0), cached=cached)
+    def draw(model, cached):
+        cohort = Cohort(model, [Prompt((3, 1, 4))], SamplingParams(max_tokens=6, temperature=0.0), cached=cached)
         while not cohort.done:
             cohort.step((0, 0))
         return cohort.completions()[0].token_ids
 
-    assert drawn(model, True) == drawn(model, False) == drawn(forgetful, False)
+    assert draw(model, True) == draw(model, False) == draw(forgetful, False)

@@ -30,7 +30,7 @@ LAYOUT = Layout(
 )
 
 
-def test_every_kind_is_written_scattered_and_read_back():
+def test_every_dtype_is_written_patched_and_read_back():
     model = Parts()
     live = LiveParameters(model, LAYOUT)
     rng = np.random.default_rng(0)
@@ -39,7 +39,7 @@ def test_every_kind_is_written_scattered_and_read_back():
         live.write(spec.name, bits.reshape(spec.shape))
         np.testing.assert_array_equal(live.read(spec.name), bits)
         indices = np.array([0, spec.elements - 1] if spec.elements > 1 else [0], np.int64)
-        live.convert(spec.name, indices, bits[indices] ^ 1).apply()
+        live.prepare(spec.name, indices, bits[indices] ^ 1).write()
         bits[indices] ^= 1
         np.testing.assert_array_equal(live.read(spec.name), bits)
         np.testing.assert_array_equal(live.read(spec.name, 1, 2), bits[1:3])
@@ -52,26 +52,26 @@ def test_writes_reach_the_model_itself():
     assert model.scale.item() == 1.5
 
 
-def test_converting_writes_nothing_and_keeps_nothing_of_the_callers():
+def test_preparing_writes_nothing_and_copies_its_arguments():
     model = Parts()
     live = LiveParameters(model, LAYOUT)
     before = live.read("narrow").copy()
     indices, bits = np.array([1, 4], np.int64), np.array([7, 8], np.uint16)
-    scatter = live.convert("narrow", indices, bits)
+    patch = live.prepare("narrow", indices, bits)
     np.testing.assert_array_equal(live.read("narrow"), before)
     indices[:], bits[:] = 0, 0  # as when the patch's memory is unmapped
-    scatter.apply()
+    patch.write()
     assert live.read("narrow")[[1, 4]].tolist() == [7, 8]
 
 
-def test_a_tensor_in_pieces_is_refused():
+def test_a_tensor_that_is_not_contiguous_is_refused():
     model = torch.nn.Module()
     model.weight = torch.nn.Parameter(torch.zeros(4, 6).t())
     with pytest.raises(UsageError, match="one piece"):
         LiveParameters(model, Layout((TensorSpec("weight", "F32", (6, 4)),)))
 
 
-def test_blocks_of_a_large_tensor_are_hashed_apart():
+def test_blocks_of_a_large_tensor_are_hashed_separately():
     model = torch.nn.Linear(1 << 10, (1 << 11) + 1, bias=False, dtype=torch.bfloat16)
     layout = Layout((TensorSpec("weight", "BF16", tuple(model.weight.shape)),))
     flat = model.weight.detach().view(torch.int16).flatten().numpy()

@@ -1,4 +1,4 @@
-"""`SamplingOptions`: what they do to logits, where a stop text is, and draws that nothing beside them changes."""
+"""`SamplingOptions`: their effect on logits, stop texts, and draws that do not depend on other flights."""
 
 import itertools
 import math
@@ -23,7 +23,7 @@ TOKENS = st.integers(0, VOCABULARY - 1)
 def naive(
     logits: list[float], prompt: list[int], drawn: list[int], options: SamplingOptions, stops: tuple[int, ...]
 ) -> list[float]:
-    """By the words of `SamplingOptions`, one token at a time."""
+    """The logits by the documentation of `SamplingOptions`, one token at a time."""
     out = []
     for token, logit in enumerate(logits):
         value = logit if not options.allowed or token in options.allowed else -math.inf
@@ -62,11 +62,11 @@ def some_options(draw: st.DrawFn) -> SamplingOptions:
     some_options(),
     st.sets(TOKENS, max_size=2).map(tuple),
 )
-def test_logits_are_reshaped_by_the_words(logits, prompt, drawn, options, stops):
+def test_logits_are_reshaped_as_documented(logits, prompt, drawn, options, stops):
     try:
         sampling = SamplingParams(9, stop_tokens=stops, options=options)
     except ValueError:
-        return  # it would leave no token
+        return  # these options leave no token
     rows = torch.tensor([logits, [0.0] * VOCABULARY])
     prompts, others = torch.tensor([prompt, prompt]), [torch.tensor([token, 0]) for token in drawn]
     found = reshaped(rows, prompts, others, sampling)
@@ -74,7 +74,7 @@ def test_logits_are_reshaped_by_the_words(logits, prompt, drawn, options, stops)
     assert torch.equal(rows[0], torch.tensor(logits)), "the model's logits stay as they are"
 
 
-def test_options_that_reshape_nothing_leave_the_very_logits():
+def test_options_that_reshape_nothing_return_the_same_logits():
     logits = torch.randn(2, VOCABULARY)
     for options in (SamplingOptions(), SamplingOptions(seeded=True, exact=True, stop_texts=("a",), special=True)):
         assert reshaped(logits, torch.zeros(2, 1, dtype=torch.int64), [], SamplingParams(1, options=options)) is logits
@@ -95,7 +95,7 @@ def test_min_p_and_top_k_keep_the_likeliest_and_renormalise():
         torch.testing.assert_close(found, torch.tensor([wanted], dtype=torch.float32))
     near = torch.tensor([[0.4, 0.31, 0.29]])
     found = scores(near.log(), SamplingParams(1, options=SamplingOptions(top_k=2))).exp()
-    torch.testing.assert_close(found, near / 0.71), "a score forgives what rounding does to the border"
+    torch.testing.assert_close(found, near / 0.71), "a score allows for rounding at the border"
 
 
 # ---------------------------------------------------------------- stop texts
@@ -104,7 +104,7 @@ BYTES = pre_tokenizers.ByteLevel.alphabet()
 
 
 def byte_tokenizer() -> Tokenizer:
-    """One token a byte: a character may be several."""
+    """A tokenizer with one token a byte, so a character may have several."""
     tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(sorted(BYTES))}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -132,7 +132,7 @@ def test_a_stop_text_is_found_with_the_token_that_completes_it(text, stops, leas
         assert ends[stop.span[1]] == found
 
 
-def test_bytes_that_are_no_text_end_nothing():
+def test_invalid_utf_8_ends_nothing():
     text = Continuation(TOKENIZER, [])
     junk = TOKENIZER.encode("😀").ids[:2] * 3 + TOKENIZER.encode("ok").ids
     assert "".join(text.add(token) for token in junk).endswith("ok")
@@ -141,7 +141,7 @@ def test_bytes_that_are_no_text_end_nothing():
 # ---------------------------------------------------------------- the transformers engine
 
 
-def test_exact_draws_are_the_same_whatever_else_is_drawn(tied_folder: Path):
+def test_exact_draws_do_not_depend_on_other_flights(tied_folder: Path):
     engine = engine_on(tied_folder)
     sampling = SamplingParams(12, seed=5, options=SamplingOptions(seeded=True, exact=True))
     prompts = [Prompt((1, 2, 3), sample) for sample in range(4)]
@@ -154,7 +154,7 @@ def test_exact_draws_are_the_same_whatever_else_is_drawn(tied_folder: Path):
     assert found[2] == alone
 
 
-def test_options_that_the_model_cannot_have_are_refused_before_anything_is_drawn(tied_folder: Path):
+def test_options_that_do_not_fit_the_model_are_refused_before_any_draw(tied_folder: Path):
     engine = engine_on(tied_folder)  # 40 tokens, and no tokenizer
     for options, why in (
         (SamplingOptions(logit_bias=((40, 1.0),)), "token id outside"),
@@ -169,16 +169,16 @@ def test_options_that_the_model_cannot_have_are_refused_before_anything_is_drawn
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_scores_are_what_was_claimed(tied_folder: Path, temperature: float):
+def test_scores_with_options_equal_the_reported_log_probabilities(tied_folder: Path, temperature: float):
     engine = engine_on(tied_folder)
     options = SamplingOptions(
         min_tokens=4, top_k=20, min_p=0.01, presence_penalty=0.5, frequency_penalty=0.5, repetition_penalty=1.3,
         logit_bias=((3, 2.0),), banned=((4, 5),), allowed=tuple(range(2, 39)),
     )  # fmt: skip
     sampling = SamplingParams(10, temperature, 0.9, 3, (7,), options)
-    (made,) = engine.generate([Prompt((1, 2, 3))], sampling)
-    found = engine.score((1, 2, 3), made.token_ids, sampling)
-    np.testing.assert_allclose(found, made.logprobs, atol=1e-4)
+    (completion,) = engine.generate([Prompt((1, 2, 3))], sampling)
+    found = engine.score((1, 2, 3), completion.token_ids, sampling)
+    np.testing.assert_allclose(found, completion.logprobs, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -190,20 +190,20 @@ def test_scores_are_what_was_claimed(tied_folder: Path, temperature: float):
         (0.0, 0.5, SamplingOptions(logit_bias=((3, 2.0),))),
     ],
 )
-def test_log_probabilities_are_of_the_distribution_that_was_drawn_from(
+def test_log_probabilities_are_those_of_the_sampled_distribution(
     tied_folder: Path, temperature: float, top_p: float, options: SamplingOptions
 ):
-    """Against the logits of transformers' own model, by other arithmetic. Greedy: at temperature 1."""
+    """Compared with the logits of transformers' own model, computed with numpy. Greedy: at temperature 1."""
     from transformers import AutoModelForCausalLM
 
     prompt = (1, 2, 3)
     sampling = SamplingParams(10, temperature, top_p, 3, options=options)
-    (made,) = engine_on(tied_folder).generate([Prompt(prompt)], sampling)
+    (completion,) = engine_on(tied_folder).generate([Prompt(prompt)], sampling)
     model = AutoModelForCausalLM.from_pretrained(tied_folder, dtype=torch.float32)
     with torch.no_grad():
-        logits = model(torch.tensor([prompt + made.token_ids])).logits[0, len(prompt) - 1 : -1].double().numpy()
+        logits = model(torch.tensor([prompt + completion.token_ids])).logits[0, len(prompt) - 1 : -1].double().numpy()
     plain = []
-    for row, token, said in zip(logits, made.token_ids, made.logprobs, strict=True):
+    for row, token, reported in zip(logits, completion.token_ids, completion.logprobs, strict=True):
         chances = _softmax(row)
         plain.append(math.log(chances[token]))
         for biased, bias in options.logit_bias:
@@ -217,9 +217,9 @@ def test_log_probabilities_are_of_the_distribution_that_was_drawn_from(
             before = np.concatenate(([0.0], kept[order].cumsum()[:-1]))
             kept[order[before >= top_p]] = 0.0
             chances = kept / kept.sum()
-        assert said == pytest.approx(math.log(chances[token]), abs=1e-3)
-    alike = np.allclose(plain, made.logprobs, atol=1e-3)
-    assert alike == (temperature in (0.0, 1.0) and not options.logit_bias), "it makes a difference"
+        assert reported == pytest.approx(math.log(chances[token]), abs=1e-3)
+    alike = np.allclose(plain, completion.logprobs, atol=1e-3)
+    assert alike == (temperature in (0.0, 1.0) and not options.logit_bias), "the two distributions must differ"
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ from node.engines.base import Prompt, SamplingParams
 from node.engines.sampling import draw, scores, uniforms
 
 
-def test_uniforms_belong_to_their_stream():
+def test_random_numbers_depend_on_seed_and_stream_only():
     a = uniforms(7, [0, 1, 2], 5)
     b = uniforms(7, [2], 9)
     np.testing.assert_array_equal(a[2], b[0, :5])
@@ -29,7 +29,7 @@ def test_draw_follows_the_distribution_and_reports_it():
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 3.0])
-def test_draw_never_picks_the_impossible(temperature):
+def test_draw_never_picks_a_token_of_probability_zero(temperature):
     logits = torch.tensor([[float("-inf"), 0.0, float("-inf"), 0.0]]).expand(3, 4)
     uniform = torch.tensor([0.0, 0.5, np.nextafter(1.0, 0.0)], dtype=torch.float64)
     token, _ = draw(logits, uniform, SamplingParams(1, temperature=temperature))
@@ -48,15 +48,15 @@ def test_top_p_keeps_the_likeliest_and_renormalises():
     torch.testing.assert_close(logprob, torch.zeros(1000), atol=1e-6, rtol=0)
 
 
-def test_a_score_forgives_what_rounding_does_to_the_border_of_a_nucleus():
+def test_a_score_allows_for_rounding_at_the_border_of_a_nucleus():
     probabilities = torch.tensor([[0.1, 0.5, 0.25, 0.15]])
-    tight = SamplingParams(1, top_p=0.72)  # .5 + .25 reach it; with the border, .15 is drawn by a few
+    tight = SamplingParams(1, top_p=0.72)  # .5 + .25 reach it; with the border, .15 may be drawn too
     found = scores(probabilities.log(), tight).exp()
     torch.testing.assert_close(found, torch.tensor([[0.0, 0.5, 0.25, 0.15]]) / 0.75)
     loose = SamplingParams(1, top_p=0.6)
     torch.testing.assert_close(scores(probabilities.log(), loose).exp(), torch.tensor([[0.0, 0.5, 0.25, 0.0]]) / 0.75)
-    for every in (SamplingParams(1), SamplingParams(1, temperature=0.0, top_p=0.5)):
-        torch.testing.assert_close(scores(probabilities.log(), every).exp(), probabilities)
+    for uncut in (SamplingParams(1), SamplingParams(1, temperature=0.0, top_p=0.5)):
+        torch.testing.assert_close(scores(probabilities.log(), uncut).exp(), probabilities)
 
 
 def test_greedy_takes_the_largest():

@@ -29,12 +29,12 @@ def layout_of(bits: dict[str, np.ndarray], **more: Any) -> Layout:
 
 
 def hashes_of(bits: dict[str, np.ndarray], layout: Layout) -> np.ndarray:
-    """What `live_hashes` must say; small tensors only, one block each."""
+    """The expected `live_hashes`; small tensors only, one block each."""
     return np.stack([np.frombuffer(blake3(bits[t.name].tobytes()).digest(), np.uint8) for t in layout.tensors])
 
 
 def changed(bits: dict[str, np.ndarray], seed: int = 0, share: float = 0.05, small: bool = True):
-    """A patch and the bits it leads to. `small`: the next value on the line; else any bit pattern at all."""
+    """(changes, the bits after them). `small`: each value becomes a neighbouring one; else any bit pattern."""
     rng, patch, new = np.random.default_rng(seed), [], {}
     for name, old in bits.items():
         flat = old.reshape(-1).copy()
@@ -86,7 +86,7 @@ def test_any_bit_pattern_survives(tied_folder, arithmetic):
     np.testing.assert_array_equal(engine.live_hashes(layout), hashes_of(bits, layout))
 
 
-def test_staging_is_replaced_and_idempotent(tied_folder):
+def test_staging_replaces_and_is_idempotent(tied_folder):
     bits = checkpoint(tied_folder)
     engine, layout = engine_on(tied_folder), layout_of(bits)
     dropped, _ = changed(bits, seed=1)
@@ -98,13 +98,13 @@ def test_staging_is_replaced_and_idempotent(tied_folder):
         np.testing.assert_array_equal(engine.live_hashes(layout), hashes_of(new, layout))
 
 
-def test_staging_in_another_thread_leaves_generation_alone(tied_folder):
+def test_staging_in_another_thread_does_not_change_generation(tied_folder):
     bits = checkpoint(tied_folder)
     engine, layout = engine_on(tied_folder), layout_of(bits)
     quiet = engine.generate(PROMPTS, SAMPLING)
     patch, new = changed(bits, share=0.5)
     with ThreadPoolExecutor(1) as pool:
-        staging = pool.submit(engine.stage, patch * 20)  # the same bits twenty times: long enough to overlap
+        staging = pool.submit(engine.stage, patch * 20)  # twenty times the same bits: long enough to overlap
         busy = [engine.generate(PROMPTS, SAMPLING) for _ in range(5)]
         staging.result()
     assert busy == [quiet] * 5
@@ -129,7 +129,7 @@ def test_a_commit_without_bits_takes_the_name(tied_folder):
         ("model.norm.weight", [1, 2], [1]),
     ],
 )
-def test_a_patch_that_does_not_fit_changes_nothing(tied_folder, name, indices, bits):
+def test_changes_that_do_not_fit_are_refused_and_change_nothing(tied_folder, name, indices, bits):
     base = checkpoint(tied_folder)
     engine, layout = engine_on(tied_folder), layout_of(base)
     good, _ = changed(base)
@@ -151,7 +151,7 @@ def test_a_failed_commit_poisons_until_reload(tied_folder):
         engine.commit((0, 1), ROOT)
     assert engine.poisoned is not None
     assert engine.version == (0, 0)
-    assert not np.array_equal(engine.live_hashes(layout), hashes_of(bits, layout))  # it really is a mix
+    assert not np.array_equal(engine.live_hashes(layout), hashes_of(bits, layout))  # it is a mix of two versions
     for call in (
         lambda: engine.generate(PROMPTS, SAMPLING),
         lambda: engine.stage(patch),
@@ -166,7 +166,7 @@ def test_a_failed_commit_poisons_until_reload(tied_folder):
 
 
 class Broken:
-    def apply(self) -> None:
+    def write(self) -> None:
         raise RuntimeError("device lost")
 
 
@@ -202,7 +202,7 @@ def test_logprobs_are_those_of_a_plain_forward(tied_folder):
     torch.testing.assert_close(torch.tensor(completion.logprobs), wanted, atol=1e-4, rtol=0)
 
 
-def test_what_was_not_loaded_or_attached_is_refused(tied_folder):
+def test_an_engine_that_is_not_loaded_or_attached_refuses(tied_folder):
     engine = TransformersEngine(threads=1, device="cpu")
     with pytest.raises(EngineError, match="loaded"):
         engine.generate(PROMPTS, SAMPLING)
@@ -213,7 +213,7 @@ def test_what_was_not_loaded_or_attached_is_refused(tied_folder):
         engine.generate([Prompt((40,))], SAMPLING)
 
 
-def test_folders_that_are_no_model_are_refused(tied_folder, tmp_path):
+def test_folders_without_a_model_are_refused(tied_folder, tmp_path):
     engine = TransformersEngine(threads=1, device="cpu")
     with pytest.raises(UsageError, match=r"config\.json"):
         engine.load(tmp_path)
@@ -247,15 +247,15 @@ def test_layouts_of_another_model_are_refused(tied_folder, untied_folder):
     with pytest.raises(UsageError, match="I16"):
         engine.attach(Layout(tuple(TensorSpec(n, "I16", tied[n].shape) for n in sorted(tied))))
     aliases = {"model.embed_tokens.weight": ("lm_head.weight",)}
-    told = Layout(tuple(TensorSpec(n, "BF16", tied[n].shape, aliases.get(n, ())) for n in sorted(tied)))
-    engine.attach(told)
+    tied_layout = Layout(tuple(TensorSpec(n, "BF16", tied[n].shape, aliases.get(n, ())) for n in sorted(tied)))
+    engine.attach(tied_layout)
     engine.load(untied_folder)
     with pytest.raises(UsageError, match="ties"):
-        engine.attach(told)
+        engine.attach(tied_layout)
 
 
-def test_what_the_checkpoint_stores_apart_is_apart_in_a_model_that_ties_it(tied_folder, untied_folder):
-    """As `from_pretrained` does where both are stored and differ, whatever the config says."""
+def test_tensors_stored_apart_are_untied_in_a_model_that_ties_them(tied_folder, untied_folder):
+    """`from_pretrained` does the same where both are stored and differ, whatever the config says."""
     bits = checkpoint(untied_folder)
     engine, layout = TransformersEngine(threads=1, device="cpu"), layout_of(bits)
     engine.load(tied_folder, weights=False)
@@ -264,7 +264,7 @@ def test_what_the_checkpoint_stores_apart_is_apart_in_a_model_that_ties_it(tied_
     np.testing.assert_array_equal(engine.live_hashes(layout), hashes_of(bits, layout))
     prompts, sampling = [Prompt((1, 2, 3), stream=i) for i in range(4)], SamplingParams(max_tokens=8)
     wanted = engine_on(untied_folder).generate(prompts, sampling)
-    assert [made.logprobs for made in engine.generate(prompts, sampling)] == [made.logprobs for made in wanted]
+    assert [c.logprobs for c in engine.generate(prompts, sampling)] == [c.logprobs for c in wanted]
 
 
 def test_arithmetic_on_live_parameters_is_found(tied_folder):

@@ -1,4 +1,4 @@
-"""Checkpoint bits as live bits: every value of 16 bits there and back, and rounding as torch rounds."""
+"""Checkpoint bits converted to live bits: every 16-bit value both ways, and rounding like torch's."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ ALL = np.arange(1 << 16, dtype=np.uint16)
 
 
 @pytest.mark.parametrize("stored", ["BF16", "F16"])
-def test_every_half_is_widened_exactly_and_comes_back(stored: str) -> None:
+def test_every_16_bit_value_is_widened_exactly_and_comes_back(stored: str) -> None:
     width = width_of(stored, torch.float32)
     assert width is not None
     assert width.exact
@@ -26,7 +26,7 @@ def test_every_half_is_widened_exactly_and_comes_back(stored: str) -> None:
 
 
 @pytest.mark.parametrize("stored", ["BF16", "F16"])
-def test_a_value_that_is_no_half_is_found(stored: str) -> None:
+def test_a_float32_that_no_16_bit_value_equals_is_found(stored: str) -> None:
     width = width_of(stored, torch.float32)
     assert width is not None
     for value in (1.0 + 2**-20, 1e-30, 3.0e38):
@@ -53,8 +53,8 @@ def test_integers_and_floats_are_not_mixed() -> None:
     assert width_of("I64", torch.int64) is not None
 
 
-def test_a_rounded_tensor_is_proven_by_the_bits_that_are_kept(tmp_path) -> None:
-    """float32 stored, bfloat16 live: the hash is the checkpoint's, as long as live is those bits, rounded."""
+def test_a_rounded_tensor_is_proven_by_the_kept_bits(tmp_path) -> None:
+    """float32 stored, bfloat16 live: the hash is the checkpoint's while the live values are its bits, rounded."""
     from blake3 import blake3
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -76,8 +76,8 @@ def test_a_rounded_tensor_is_proven_by_the_bits_that_are_kept(tmp_path) -> None:
 
     bits = np.array(checkpoint.bits(name))
     where = np.array([3, 77], np.int64)
-    bits[where] ^= 1  # too little to be seen in bfloat16
-    live.convert(name, where, bits[where]).apply()
+    bits[where] ^= 1  # too small a change for bfloat16
+    live.prepare(name, where, bits[where]).write()
     (block,) = layout.blocks_of(name)
     assert live.hashes(layout)[block].tobytes() == blake3(bits.tobytes()).digest()
     with torch.no_grad():

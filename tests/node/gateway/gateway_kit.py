@@ -23,6 +23,7 @@ from node.ledger.settings import Settings
 from node.ledger.state import Head
 from node.member.worker import NodeWorker, Pace
 from node.settings.config import GatewayConfig
+from node.status.schema import LedgerNode
 
 ROOT = b"\7" * 32
 LETTERS = "abcdefghijklmnopqrstuvwxyz :\n"
@@ -49,8 +50,8 @@ def base_files() -> dict[str, bytes]:
 
 
 class EchoEngine:
-    """Says the prompt backwards and stops, after `seconds`. Knows what it drew, so that nobody can say it was lost. Of
-    `SamplingOptions` it heeds stop texts."""
+    """Generates the prompt backwards and stops, after `seconds`. Records what it generated, so that a test can find
+    lost samples. Of `SamplingOptions` it implements stop texts."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -130,7 +131,7 @@ class Swarm:
                 await worker.run(task_status=task_status)
 
         await self.nursery.start(live)
-        await until(lambda: self.service.state()["nodes"].get(key.public.hex(), {}).get("capacity"))
+        await until(lambda: self.service.status().nodes.get(key.public.hex(), LedgerNode()).capacity)
         return engine
 
     def kill(self, i: int, *, known: bool = True) -> None:

@@ -9,8 +9,8 @@ import trio
 from gateway_kit import base_files, gateway, raw, until
 
 from node.gateway import app
-from node.gateway.bodies import Bodies
-from node.gateway.http import Limits, Request, Response, Say, serve
+from node.gateway.http import Limits, Request, Response, Send, serve
+from node.gateway.memory_budget import MemoryBudget
 
 CONTEXT = 16384
 PROMPT = "abcd" * 2048
@@ -51,11 +51,11 @@ async def whole(url: str, request: bytes) -> tuple[bytes, bytes]:
 
 
 @pytest.fixture
-def rooms(monkeypatch: pytest.MonkeyPatch) -> list[Bodies]:
+def rooms(monkeypatch: pytest.MonkeyPatch) -> list[MemoryBudget]:
     """The budgets that an `App` makes: held, worded. Each notes the most that it held."""
-    made: list[Bodies] = []
+    made: list[MemoryBudget] = []
 
-    class Watched(Bodies):
+    class Watched(MemoryBudget):
         def __init__(self, *args: float) -> None:
             self.peak = 0
             super().__init__(*args)
@@ -66,12 +66,12 @@ def rooms(monkeypatch: pytest.MonkeyPatch) -> list[Bodies]:
             if name == "held":
                 self.peak = max(self.peak, value)
 
-    monkeypatch.setattr(app, "Bodies", Watched)
+    monkeypatch.setattr(app, "MemoryBudget", Watched)
     return made
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/inference/v1/generate"])
-async def test_a_large_answer_comes_choice_by_choice_and_is_the_same(tmp_path: Path, monkeypatch, rooms, path: str):
+async def test_a_large_answer_is_sent_by_choice_and_is_the_same(tmp_path: Path, monkeypatch, rooms, path: str):
     """At once or in parts: the same JSON."""
     asked = {
         "/v1/completions": {"prompt": PROMPT, "logprobs": 0},
@@ -100,9 +100,9 @@ async def test_a_large_answer_comes_choice_by_choice_and_is_the_same(tmp_path: P
 @pytest.mark.parametrize("stream", [False, True])
 async def test_answers_that_nobody_reads_are_bounded_together(tmp_path: Path, monkeypatch, rooms, stream: bool):
     """Forty clients ask for a prompt of 8,192 tokens back 25 times each, and read nothing. What all of them hold stays
-    within both budgets; those who find them full are told to come back; nothing is held when they have gone."""
+    within both budgets; clients that find them full get 503; nothing is held after they have gone."""
     monkeypatch.setattr(app, "HELD_BYTES", 1 << 20)
-    monkeypatch.setattr(app, "WORDED_BYTES", 1 << 20)
+    monkeypatch.setattr(app, "ENCODED_BYTES", 1 << 20)
     async with gateway(tmp_path, files()) as (swarm, url):
         await swarm.add(1)
         streams: list[trio.SocketStream] = []
@@ -129,10 +129,10 @@ async def test_a_client_that_reads_its_answer_too_slowly_is_disconnected(autojum
     limits = Limits(write_s=5.0, write_rate=1 << 20)
     ended: list[float] = []
 
-    async def endless(say: Say) -> None:
+    async def endless(send: Send) -> None:
         try:
             while True:
-                await say(b"x" * (64 << 10))
+                await send(b"x" * (64 << 10))
         finally:
             ended.append(trio.current_time())
 

@@ -86,7 +86,7 @@ def at_once(clients: int, work: Callable[[int], str]) -> Counter[str]:
     return answers
 
 
-def test_a_gateway_holds_little_and_gives_it_back(tmp_path: Path):
+def test_a_gateway_uses_little_memory_and_frees_it(tmp_path: Path):
     """100 clients of 8 MiB each without the key, then as many with it; then silent ones from many addresses."""
     from kit import LOOPBACK, swarm_in
 

@@ -75,7 +75,7 @@ async def test_hostile_requests_get_an_answer_and_change_nothing(tmp_path: Path,
 
 
 async def test_an_answer_to_head_is_a_head(tmp_path: Path):
-    """h11 lets no body follow it: one would be a bug of ours, which anybody could have in the log."""
+    """h11 rejects a body after it, so that one would be a bug that any client could cause."""
     async with gateway(tmp_path) as (swarm, url):
         await swarm.add(1)
         for path in ("/v1/models", "/v1/completions", "/nowhere"):
@@ -120,7 +120,7 @@ async def answer(request: Request) -> Response:
         (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", {"idle_s": 9.0}, 9.0, b"200"),
     ],
 )
-async def test_a_slow_client_is_let_go(autojump_clock, sent, limits, after_s, says):
+async def test_a_slow_client_is_disconnected(autojump_clock, sent, limits, after_s, says):
     async with trio.open_nursery() as nursery:
         port = await nursery.start(
             lambda task_status: serve(answer, "127.0.0.1", 0, Limits(**limits), task_status=task_status)
@@ -135,7 +135,7 @@ async def test_a_slow_client_is_let_go(autojump_clock, sent, limits, after_s, sa
         nursery.cancel_scope.cancel()
 
 
-async def test_who_hangs_up_is_noticed_and_connections_are_counted():
+async def test_a_client_that_hangs_up_is_noticed_and_connections_are_counted():
     cancelled = trio.Event()
 
     async def handler(request: Request) -> Response:
@@ -168,7 +168,7 @@ async def test_a_bug_costs_one_request_only(tmp_path: Path, monkeypatch):
     async with gateway(tmp_path) as (swarm, url):
         await swarm.add(1)
         monkeypatch.delenv("SWARM_STRICT")
-        monkeypatch.setattr("node.gateway.app.want_completion", lambda *_, **__: 1 / 0)
+        monkeypatch.setattr("node.gateway.app.parse_completion", lambda *_, **__: 1 / 0)
         said = await raw(url, post(GOOD))
         assert b" 500 " in said.splitlines()[0]
         monkeypatch.undo()
@@ -179,7 +179,7 @@ async def test_a_bug_costs_one_request_only(tmp_path: Path, monkeypatch):
         assert (await with_client(url, use)).choices[0].text == "cba"
 
 
-def test_a_gateway_for_the_world_needs_a_key():
+def test_a_gateway_beyond_this_machine_needs_a_key():
     with pytest.raises(UsageError, match="give a key"):
         GatewayConfig(at="0.0.0.0:8000")
     with pytest.raises(UsageError, match="give a key"):
@@ -191,7 +191,7 @@ def test_a_gateway_for_the_world_needs_a_key():
             GatewayConfig(**wrong)
 
 
-def test_a_long_prompt_lets_the_rest_of_the_process_run_while_it_is_read():
+def test_the_process_continues_while_a_long_prompt_is_tokenized():
     """The tokenizer held Python's lock: a prompt of 4 MiB kept the seed from its heartbeats for six seconds."""
     text, turns, reading = Text(base_files()), 0, threading.Event()
 

@@ -48,30 +48,30 @@ async def test_256_in_flight_over_four_nodes_two_of_which_are_killed(tmp_path: P
             await swarm.add(i, seconds=0.3, batch=16)
 
         async def kill() -> None:
-            while swarm.service.state()["accepted"] < 8:  # noqa: ASYNC110 - it tells nobody
+            while swarm.service.status().accepted < 8:  # noqa: ASYNC110 - it tells nobody
                 await trio.sleep(0.01)
-            assert swarm.service.state()["samples_leased"] > 0
+            assert swarm.service.status().samples_leased > 0
             swarm.kill(1)
-            swarm.kill(2, known=False)  # nobody sees it die: its leases run out
+            swarm.kill(2, known=False)  # the membership does not notice it: its leases expire
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(kill)
             with trio.fail_after(120):
                 answers = await with_client(url, lambda client: ask_all(client, IN_FLIGHT))
         assert_all(answers, IN_FLIGHT)
-        state = swarm.service.state()
-        assert state["accepted"] == IN_FLIGHT
-        assert (state["groups_open"], state["groups_ready"], state["samples_leased"]) == (0, 0, 0)
+        status = swarm.service.status()
+        assert status.accepted == IN_FLIGHT
+        assert (status.groups_open, status.groups_ready, status.samples_leased) == (0, 0, 0)
         drawn = sum(len(engine.drawn) for engine in swarm.engines.values())
         assert drawn >= IN_FLIGHT
 
 
-async def test_all_nodes_die_and_another_comes(tmp_path: Path):
+async def test_requests_survive_until_a_new_node_joins(tmp_path: Path):
     async with gateway(tmp_path) as (swarm, url):
         await swarm.add(1, seconds=5.0)
 
         async def replace() -> None:
-            while swarm.service.state()["samples_leased"] < 8:  # noqa: ASYNC110 - it tells nobody
+            while swarm.service.status().samples_leased < 8:  # noqa: ASYNC110 - it tells nobody
                 await trio.sleep(0.01)
             swarm.kill(1)
             await trio.sleep(0.2)
@@ -84,7 +84,7 @@ async def test_all_nodes_die_and_another_comes(tmp_path: Path):
         assert_all(answers, 8)
 
 
-async def test_more_than_it_takes_is_told_so_and_the_rest_is_answered(tmp_path: Path):
+async def test_requests_beyond_the_limit_get_429_and_the_rest_is_answered(tmp_path: Path):
     async with gateway(tmp_path, in_flight=64) as (swarm, url):
         await swarm.add(1, seconds=0.2)
 

@@ -41,7 +41,7 @@ async def test_completions_of_text_and_of_token_ids(tmp_path: Path):
             assert choice.logprobs.tokens == ["c", "b", "a", "<end>"]
             assert choice.logprobs.text_offset == [0, 1, 2, 3]
         assert [c.text for c in both.choices] == ["ba", "ba", "zyx", "zyx"]
-        assert swarm.service.state()["groups_open"] == swarm.service.state()["groups_ready"] == 0
+        assert swarm.service.status().groups_open == swarm.service.status().groups_ready == 0
 
 
 async def test_tokens_in_and_tokens_out(tmp_path: Path):
@@ -79,7 +79,7 @@ async def test_tokens_in_and_tokens_out(tmp_path: Path):
         assert all(name in why for name, why in zip(names, refused, strict=True))
 
 
-async def test_chat_by_the_bases_template(tmp_path: Path):
+async def test_chat_uses_the_base_checkpoints_template(tmp_path: Path):
     async with gateway(tmp_path) as (swarm, url):
         await swarm.add(1)
 
@@ -102,7 +102,7 @@ async def test_chat_by_the_bases_template(tmp_path: Path):
         assert len(choice.model_extra["token_ids"]) == len(choice.model_extra["versions"]) == len(said) + 1
 
 
-async def test_streams_hold_what_the_whole_answers_hold(tmp_path: Path):
+async def test_streams_have_the_content_of_complete_answers(tmp_path: Path):
     async with gateway(tmp_path) as (swarm, url):
         await swarm.add(1)
 
@@ -175,7 +175,7 @@ async def test_stops_and_lengths(tmp_path: Path):
         ({"prompt": "abc", "stop": ["x"] * 50}, "at most"),
     ],
 )
-async def test_what_cannot_be_done_is_said_in_a_sentence(tmp_path: Path, asked, says):
+async def test_requests_that_cannot_be_done_get_a_sentence(tmp_path: Path, asked, says):
     async with gateway(tmp_path) as (swarm, url):
         await swarm.add(1)
 
@@ -268,8 +268,8 @@ async def test_a_client_that_hangs_up_withdraws_its_work(tmp_path: Path):
 
             with pytest.raises(Exception, match="timed out"):
                 await with_client(url, use)
-        await until(lambda: not swarm.service.state()["groups_open"])
-        await until(lambda: not next(iter(swarm.workers.values())).state()["generating"])
+        await until(lambda: not swarm.service.status().groups_open)
+        await until(lambda: not next(iter(swarm.workers.values())).status().generating)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ async def test_a_client_that_hangs_up_withdraws_its_work(tmp_path: Path):
         ({}, None),
     ],
 )
-async def test_a_model_reads_as_much_as_rollouts_say(tmp_path: Path, config: dict[str, Any], reads: int | None):
+async def test_the_context_limit_is_that_of_rollouts(tmp_path: Path, config: dict[str, Any], reads: int | None):
     files = base_files() | {"config.json": json.dumps(config | {"vocab_size": UNKNOWN + 1}).encode()}
     async with gateway(tmp_path, files=files) as (swarm, url):
         await swarm.add(1)

@@ -71,7 +71,7 @@ def expected(base: Path, requests: int) -> dict[int, tuple[int, ...]]:
         pytest.param(256, ("one", "two", "three", "four"), ("two", "four"), marks=pytest.mark.long),
     ],
 )
-def test_requests_in_flight_outlive_killed_nodes(
+def test_requests_in_flight_survive_killed_nodes(
     tmp_path: Path, requests: int, names: tuple[str, ...], doomed: tuple[str, ...]
 ):
     """None is lost, none answered twice, and each gets its own answer."""

@@ -1,4 +1,4 @@
-"""Clients without the key, and those that hold what others need: what each may cost the gateway."""
+"""Clients without the key, and clients that occupy memory: what each may cost the gateway."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,9 @@ import pytest
 import trio
 from gateway_kit import gateway, raw
 
-from node.gateway import bodies, strangers
-from node.gateway.bodies import Bodies, Full
+from node.gateway import memory_budget, strangers
 from node.gateway.http import Limits, Request, Response, json_response, serve
+from node.gateway.memory_budget import BudgetFull, MemoryBudget
 from node.gateway.strangers import MOST, MOST_OF_ONE, YOUNG_S, Strangers, address_of
 
 BODY = json.dumps({"prompt": "abc", "max_tokens": 4}).encode()
@@ -34,11 +34,11 @@ def place_of(url: str) -> tuple[str, int]:
 async def test_without_the_key_nothing_of_a_body_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     reserved: list[int] = []
 
-    async def reserve(self: Bodies, count: int) -> None:
+    async def reserve(self: MemoryBudget, count: int) -> None:
         reserved.append(count)
 
-    monkeypatch.setattr(bodies.Bodies, "reserve", reserve)
-    monkeypatch.setattr(bodies.Bodies, "give_back", lambda self, count: None)
+    monkeypatch.setattr(memory_budget.MemoryBudget, "reserve", reserve)
+    monkeypatch.setattr(memory_budget.MemoryBudget, "give_back", lambda self, count: None)
     async with gateway(tmp_path, api_key="sesame") as (swarm, url):
         await swarm.add(1)
         for wrong in ((), ("Authorization: Bearer open",), ("Authorization: Bearer s\xe9same",)):
@@ -53,7 +53,7 @@ async def test_without_the_key_nothing_of_a_body_is_read(tmp_path: Path, monkeyp
         assert reserved[0] == len(BODY)  # what follows is for the answer
 
 
-async def test_who_has_the_key_is_told_to_go_on(tmp_path: Path):
+async def test_a_client_with_the_key_gets_100_continue(tmp_path: Path):
     async with gateway(tmp_path, api_key="sesame") as (swarm, url):
         await swarm.add(1)
         async with await trio.open_tcp_stream(*place_of(url)) as stream:
@@ -68,8 +68,8 @@ async def count(request: Request) -> Response:
     return json_response({"bytes": len(request.body)})
 
 
-async def test_a_body_that_hardly_comes_is_let_go(autojump_clock):
-    """Its room is for others. One that comes at a quarter of a megabit is waited for."""
+async def test_a_body_below_the_minimum_rate_is_given_up(autojump_clock):
+    """Others need its memory. A body that comes at a quarter of a megabit per second is accepted."""
     limits = Limits(grace_s=5.0, body_s=60.0)
     length = 600_000  # 18 s at the slowest rate
     async with trio.open_nursery() as nursery:
@@ -96,8 +96,8 @@ async def test_a_body_that_hardly_comes_is_let_go(autojump_clock):
 
 
 async def test_the_bodies_of_all_clients_are_bounded_together(autojump_clock):
-    """Three announce what there is room for twice: the third is told to come back, and has room when one is done."""
-    limits = Limits(body_bytes=bodies.MOST_BYTES // 2)
+    """Three bodies are announced, and two fit: the third gets 429, and there is room again when one is done."""
+    limits = Limits(body_bytes=memory_budget.MOST_BYTES // 2)
     async with trio.open_nursery() as nursery:
         port = await nursery.start(lambda task_status: serve(count, "127.0.0.1", 0, limits, task_status=task_status))
         autojump_clock.autojump_threshold = 0.05
@@ -118,12 +118,12 @@ async def test_the_bodies_of_all_clients_are_bounded_together(autojump_clock):
         nursery.cancel_scope.cancel()
 
 
-async def test_room_is_waited_for_a_moment(autojump_clock):
-    room = Bodies(100)
+async def test_reserve_waits_for_room(autojump_clock):
+    room = MemoryBudget(100)
     await room.reserve(80)
-    with pytest.raises(Full):
+    with pytest.raises(BudgetFull):
         await room.reserve(30)
-    assert trio.current_time() == pytest.approx(bodies.WAIT_S, abs=0.1)
+    assert trio.current_time() == pytest.approx(memory_budget.WAIT_S, abs=0.1)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(room.reserve, 30)
         await trio.sleep(0.5)
@@ -160,7 +160,7 @@ async def test_a_flood_of_many_addresses_makes_room_for_a_newcomer(autojump_cloc
     assert not honest.scope.cancel_called
 
 
-async def test_knocking_without_end_is_not_answered_any_more(autojump_clock):
+async def test_connections_without_a_valid_head_are_rate_limited(autojump_clock):
     places = Strangers()
 
     async def knock(address: str, valid: bool) -> bool:
@@ -177,15 +177,15 @@ async def test_knocking_without_end_is_not_answered_any_more(autojump_clock):
     assert await knock("10.0.0.1", False)
 
 
-def test_one_site_is_one_client():
+def test_all_addresses_of_a_site_count_as_one_client():
     assert address_of("::ffff:10.1.2.3") == address_of("10.1.2.3") == "10.1.2.3"
     assert address_of("2001:db8:1:2::1") == address_of("2001:db8:1:2:ffff::1") != address_of("2001:db8:1:3::1")
     assert address_of("fe80::1%eth0") == "fe80::/64"
     assert address_of("") == ""
 
 
-async def test_who_hangs_up_leaves_the_queue_of_the_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Two are read at a time; of those who wait, the ones that hung up are never read."""
+async def test_a_client_that_hangs_up_leaves_the_queue_of_the_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Two requests are parsed at a time; waiting requests whose clients hung up are never parsed."""
     import threading
 
     started, go_on, seen = threading.Semaphore(0), threading.Event(), []
@@ -194,11 +194,11 @@ async def test_who_hangs_up_leaves_the_queue_of_the_readers(tmp_path: Path, monk
         seen.append(body.prompt)
         started.release()
         go_on.wait(20)
-        from node.gateway.parsed_request import want_completion
+        from node.gateway.parsed_request import parse_completion
 
-        return want_completion(body, text, session, **how)
+        return parse_completion(body, text, session, **how)
 
-    monkeypatch.setattr("node.gateway.app.want_completion", slow)
+    monkeypatch.setattr("node.gateway.app.parse_completion", slow)
     async with gateway(tmp_path) as (swarm, url):
         await swarm.add(1)
         streams = []

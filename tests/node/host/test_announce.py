@@ -1,4 +1,4 @@
-"""Where the world reaches a rented box, by what its owner puts into the environment."""
+"""The addresses of a rented machine, from the environment that its provider sets."""
 
 import socket
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_a_mapped_port_is_announced() -> None:
     assert (made.listen, made.announce) == (("/ip4/0.0.0.0/tcp/4001",), ("/ip4/65.130.162.74/tcp/33528",))
 
 
-def test_who_may_take_any_port_takes_one_that_leads_inside() -> None:
+def test_a_process_that_may_take_any_port_takes_one_that_leads_inside() -> None:
     made = with_box_ports(JoinConfig(), VAST)
     assert (made.listen, made.announce) == (("/ip4/0.0.0.0/tcp/4001",), ("/ip4/65.130.162.74/tcp/33528",))
     made = with_box_ports(JoinConfig(), RUNPOD)
@@ -44,11 +44,11 @@ def test_a_port_of_a_pair_leads_inside_by_its_own_number() -> None:
 def test_other_programs_ports_are_left_alone() -> None:
     only_theirs = {"PUBLIC_IPADDR": "65.130.162.74", "VAST_TCP_PORT_22": "33526", "VAST_TCP_PORT_8080": "33527"}
     assert with_box_ports(JoinConfig(), only_theirs) == JoinConfig()
-    made = with_box_ports(JoinConfig(listen=("8080",)), only_theirs)  # its user says that it is free
+    made = with_box_ports(JoinConfig(listen=("8080",)), only_theirs)  # the user says that it is free
     assert made.announce == ("/ip4/65.130.162.74/tcp/33527",)
 
 
-def test_what_the_user_says_counts() -> None:
+def test_addresses_from_the_user_have_precedence() -> None:
     config = JoinConfig(listen=("4001",), announce=("203.0.113.7:31001",))
     assert with_box_ports(config, VAST) is config
     assert with_box_ports(JoinConfig(listen=("4002",)), VAST).announce == ()
@@ -79,7 +79,7 @@ def test_ipv6() -> None:
     assert made.announce == ("/ip6/2001:db8::1/tcp/33528",)
 
 
-def test_who_keeps_a_place_at_a_relay_is_reached_there() -> None:
+def test_a_member_with_a_reservation_is_reached_at_its_relay() -> None:
     listening = ["/ip4/127.0.0.1/tcp/4001"]
     assert reached_at(JoinConfig(), listening) == tuple(listening)
     circuit = "/ip4/203.0.113.9/tcp/4001/p2p-circuit"
@@ -88,7 +88,7 @@ def test_who_keeps_a_place_at_a_relay_is_reached_there() -> None:
     assert reached_at(both, listening) == ("/ip4/203.0.113.7/tcp/4001", circuit)
 
 
-def test_a_relay_is_named_as_it_is_printed() -> None:
+def test_a_relay_is_given_as_it_is_printed() -> None:
     id_ = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
     assert relay_address("203.0.113.9:4001") == "/ip4/203.0.113.9/tcp/4001"
     assert relay_address(f"/dns4/box.example/tcp/1/p2p/{id_}") == f"/dns4/box.example/tcp/1/p2p/{id_}"
@@ -99,7 +99,7 @@ def test_a_relay_is_named_as_it_is_printed() -> None:
         JoinConfig(via=tuple(f"203.0.113.9:{port}" for port in range(1, 5)))
 
 
-def test_names_are_resolved_before_anybody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_names_are_resolved_before_they_are_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     def look_up(host: str, port: object, family: int, kind: int) -> list[tuple]:
         if host == "nowhere.example":
             raise socket.gaierror(-2, "Name or service not known")

@@ -1,4 +1,4 @@
-"""The count of a day's bytes in a home: on disk before they leave, over restarts, and legible or refused."""
+"""The count of a day's bytes: on disk before they leave, kept across restarts, and an error when it is unreadable."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from swarm.protocol.transfer.allowance import Record
 NOON = 20_000 * 86_400 + 43_200
 
 
-def test_it_is_told_once_kept_over_a_restart_and_over_at_midnight(tmp_path: Path) -> None:
+def test_the_budget_is_reported_once_survives_a_restart_and_resets_at_midnight(tmp_path: Path) -> None:
     sent, now = [0], [float(NOON)]
 
     def daily() -> Daily:
@@ -34,10 +34,10 @@ def test_it_is_told_once_kept_over_a_restart_and_over_at_midnight(tmp_path: Path
     now[0] += 43_200
     assert second.look() == LocalBudget(saving=False, spent=False)
     second.close()
-    assert daily().state()["spent_bytes"] == 0
+    assert daily().status().spent_bytes == 0
 
 
-def test_a_count_that_cannot_be_read_is_no_leave_to_send(tmp_path: Path) -> None:
+def test_a_count_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "uplink-today.json").write_bytes(b"{")
-    with pytest.raises(UsageError, match="Remove it"):
+    with pytest.raises(UsageError, match="Remove the file"):
         Daily(tmp_path, 1.0, 100.0, lambda: 0)

@@ -1,4 +1,4 @@
-"""A first start says that it compiles, and does so once: a second says nothing and compiles nothing."""
+"""The first start compiles the kernels and logs it; the second does neither."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ print(len(used), sum(sum(f.stats.cache_misses.values()) for f in used))
 
 
 def start(cache: Path) -> tuple[int, int, str]:
-    """(kernels loaded, those of them compiled here, what was said)."""
+    """(kernels loaded, kernels compiled in this process, log lines)."""
     environment = os.environ | {"SWARM_CACHE": str(cache)}
     run = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, check=True)
     used, missed = run.stdout.splitlines()[-1].split()
@@ -27,10 +27,10 @@ def start(cache: Path) -> tuple[int, int, str]:
 
 
 @pytest.mark.slow
-def test_the_first_start_says_that_it_compiles_and_the_second_compiles_nothing(tmp_path: Path) -> None:
+def test_the_first_start_logs_that_it_compiles_and_the_second_compiles_nothing(tmp_path: Path) -> None:
     used, missed, said = start(tmp_path)
     assert used > 5
-    assert missed == 0  # a child did it
+    assert missed == 0  # a child process compiled them
     assert "once on this machine" in said
     used, missed, said = start(tmp_path)
     assert used > 5

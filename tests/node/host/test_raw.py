@@ -1,4 +1,4 @@
-"""A file as a model: in, out, and what it refuses."""
+"""A file as a model: written, read back, and refused when it does not fit."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def layout(tmp_path: Path) -> Layout:
     return Checkpoint.open(write_raw_base(tmp_path / "raw", 3_000_000)).layout
 
 
-def test_the_base_is_an_empty_file_and_stays_what_it_was(tmp_path: Path, layout: Layout) -> None:
+def test_the_base_is_an_empty_file_and_is_not_rewritten(tmp_path: Path, layout: Layout) -> None:
     folder = tmp_path / "raw"
     assert write_raw_base(folder, 3_000_000) == folder
     replica = Replica.from_checkpoint(Checkpoint.open(folder), layout)
@@ -25,7 +25,7 @@ def test_the_base_is_an_empty_file_and_stays_what_it_was(tmp_path: Path, layout:
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 20, 3_000_000])
-def test_a_file_comes_out_as_it_went_in(tmp_path: Path, layout: Layout, size: int) -> None:
+def test_a_file_round_trips(tmp_path: Path, layout: Layout, size: int) -> None:
     file, out = tmp_path / "in", tmp_path / "out"
     file.write_bytes(bytes(range(256)) * (size // 256) + bytes(size % 256))
     out.write_bytes(b"an older one, longer" * 10**6)
@@ -43,7 +43,7 @@ def test_a_file_comes_out_as_it_went_in(tmp_path: Path, layout: Layout, size: in
     ("capacity", "parts"),
     [(1, 1), ((64 << 10) + 1, 2), (1 << 20, 16), (100 << 20, 256), (512 << 20, 512), (8 << 30, 4096)],
 )
-def test_a_small_file_is_many_blocks_and_a_large_one_no_endless_layout(
+def test_a_small_file_has_many_blocks_and_a_large_one_a_bounded_layout(
     tmp_path: Path, capacity: int, parts: int
 ) -> None:
     layout = Checkpoint.open(write_raw_base(tmp_path / "other", capacity)).layout
@@ -51,7 +51,7 @@ def test_a_small_file_is_many_blocks_and_a_large_one_no_endless_layout(
     assert len(layout.tensors) == parts + 1
 
 
-def test_what_does_not_fit_is_refused(tmp_path: Path, layout: Layout) -> None:
+def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, layout: Layout) -> None:
     (tmp_path / "large").write_bytes(bytes(3_000_001))
     with pytest.raises(UsageError, match="3,000,001"):
         list(raw_tensors(tmp_path / "large", layout))

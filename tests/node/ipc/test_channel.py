@@ -1,4 +1,4 @@
-"""Frames and descriptors over real Unix sockets: split, oversized, altered, cancelled; no descriptor ever leaks."""
+"""Frames and descriptors over real Unix sockets: split, oversized, altered, cancelled. No descriptor ever leaks."""
 
 import os
 import socket
@@ -11,8 +11,9 @@ import pytest
 import trio
 
 from codec.errors import PeerError, UsageError
-from node.ipc.async_channel import AsyncChannel, serve
-from node.ipc.channel import MAX_BODY_BYTES, Channel, ChannelClosed, ChannelTimeout, Frames, connect, pack
+from node.ipc.async_channel import AsyncChannel, serve_socket
+from node.ipc.channel import Channel, ChannelClosed, ChannelTimeout, connect
+from node.ipc.framing import MAX_BODY_BYTES, FrameReader, encode_frame
 from swarm.guard import Source
 
 
@@ -80,7 +81,7 @@ def test_large_messages_cross_while_the_reader_is_slow(pair):
 def test_a_receive_timeout_loses_nothing():
     left, right = socket.socketpair()
     fd = a_file(b"kept")
-    frame = pack(Ping(b"half"), [fd])
+    frame = encode_frame(Ping(b"half"), [fd])
     with Channel(right, Both) as b:
         socket.send_fds(left, [frame[:7]], [fd])
         with pytest.raises(ChannelTimeout):
@@ -94,7 +95,7 @@ def test_a_receive_timeout_loses_nothing():
     left.close()
 
 
-def test_nobody_reading_is_a_timeout_and_closes(pair):
+def test_send_times_out_and_closes_when_the_other_end_does_not_read(pair):
     a, b = pair
     with pytest.raises(ChannelTimeout):
         a.send(Ping(bytes(8 << 20)), timeout_s=0.05)
@@ -130,16 +131,16 @@ def test_closing_wakes_a_thread_that_waits(pair):
         struct.pack("<IB", 1, 2) + b"\x00",  # announces two descriptors, one came
         struct.pack("<IB", 3, 0) + b"\xff\xff\xff",
         struct.pack("<IB", 4, 0) + msgspec.msgpack.encode("pin"),
-        pack(Pong(1)).replace(b"pong", b"gong"),
-        pack(Pong(1)).replace(b"\x01", b"\xc0"),
+        encode_frame(Pong(1)).replace(b"pong", b"gong"),
+        encode_frame(Pong(1)).replace(b"\x01", b"\xc0"),
     ],
 )
-def test_nonsense_is_a_peer_error_and_leaks_nothing(frame):
+def test_an_invalid_frame_is_a_peer_error_and_leaks_no_descriptor(frame):
     before = open_fds()
     left, right = socket.socketpair()
     fd = a_file(b"")
     channel = Channel(right, Both)
-    socket.send_fds(left, [pack(Pong(7))], [fd])  # a descriptor that no message claims
+    socket.send_fds(left, [encode_frame(Pong(7))], [fd])  # a descriptor that no message claims
     left.sendall(frame)
     assert channel.recv(5) == (Pong(7), [])
     with pytest.raises(PeerError):
@@ -156,7 +157,7 @@ def test_too_many_descriptors_are_refused_and_closed():
     left, right = socket.socketpair()
     fd = a_file(b"")
     channel = Channel(right, Both)
-    socket.send_fds(left, [pack(Ping())], [fd] * 40)
+    socket.send_fds(left, [encode_frame(Ping())], [fd] * 40)
     with pytest.raises(PeerError, match="descriptors"):
         channel.recv(5)
     left.close()
@@ -165,21 +166,21 @@ def test_too_many_descriptors_are_refused_and_closed():
 
 
 def test_frames_take_bytes_one_at_a_time():
-    frames = Frames(Both)
-    stream = pack(Ping(b"abc")) + pack(Pong(3))
+    frames = FrameReader(Both)
+    stream = encode_frame(Ping(b"abc")) + encode_frame(Pong(3))
     seen = []
     for i in range(len(stream)):
         frames.feed(stream[i : i + 1], [], 0)
-        if (found := frames.next()) is not None:
+        if (found := frames.next_message()) is not None:
             seen.append(found)
     assert seen == [(Ping(b"abc"), []), (Pong(3), [])]
 
 
-def test_what_is_too_large_to_send_is_our_own_error():
+def test_sending_too_large_a_message_is_a_value_error():
     with pytest.raises(ValueError, match="Ping"):
-        pack(Ping(bytes(MAX_BODY_BYTES)))
+        encode_frame(Ping(bytes(MAX_BODY_BYTES)))
     with pytest.raises(ValueError, match="descriptors"):
-        pack(Ping(), range(5))
+        encode_frame(Ping(), range(5))
 
 
 async def echo(channel: AsyncChannel) -> None:
@@ -190,7 +191,7 @@ async def echo(channel: AsyncChannel) -> None:
             os.close(fd)
 
 
-async def test_serve_talks_to_synchronous_clients_and_cleans_up(tmp_path: Path):
+async def test_serve_socket_answers_synchronous_clients_and_cleans_up(tmp_path: Path):
     path = tmp_path / "home" / "s.sock"
     before = open_fds()
 
@@ -206,7 +207,7 @@ async def test_serve_talks_to_synchronous_clients_and_cleans_up(tmp_path: Path):
 
     async with trio.open_nursery() as nursery:
         await nursery.start(
-            lambda task_status: serve(path, echo, receives=Both, source=Source.TRAINER, task_status=task_status)
+            lambda task_status: serve_socket(path, echo, receives=Both, source=Source.TRAINER, task_status=task_status)
         )
         assert path.stat().st_mode & 0o777 == 0o600
         await trio.to_thread.run_sync(client)
@@ -218,25 +219,25 @@ async def test_serve_talks_to_synchronous_clients_and_cleans_up(tmp_path: Path):
         connect(path, Both)
 
 
-async def test_nonsense_ends_one_connection_only(tmp_path: Path):
+async def test_an_invalid_frame_ends_one_connection_only(tmp_path: Path):
     path = tmp_path / "s.sock"
     async with trio.open_nursery() as nursery:
         await nursery.start(
-            lambda task_status: serve(path, echo, receives=Both, source=Source.TRAINER, task_status=task_status)
+            lambda task_status: serve_socket(path, echo, receives=Both, source=Source.TRAINER, task_status=task_status)
         )
         async with await trio.open_unix_socket(str(path)) as bad, await trio.open_unix_socket(str(path)) as good:
             await bad.send_all(b"\xff" * 64)
             with trio.fail_after(5):
                 assert await bad.receive_some() == b""
-                await good.send_all(pack(Pong(1)))
-                assert await good.receive_some() == pack(Pong(1))
+                await good.send_all(encode_frame(Pong(1)))
+                assert await good.receive_some() == encode_frame(Pong(1))
         nursery.cancel_scope.cancel()
 
 
 async def test_a_cancelled_receive_loses_nothing():
     left, right = socket.socketpair()
     channel = AsyncChannel.adopt(right, Both)
-    frame = pack(Ping(b"half"))
+    frame = encode_frame(Ping(b"half"))
     left.sendall(frame[:9])
     with trio.move_on_after(0.01):
         await channel.recv()
@@ -271,27 +272,27 @@ async def test_closing_wakes_a_waiting_task():
     left.close()
 
 
-async def test_stale_sockets_are_replaced_living_ones_are_not(tmp_path: Path):
+async def test_a_stale_socket_is_replaced_and_a_served_one_is_not(tmp_path: Path):
     path = tmp_path / "s.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     async with trio.open_nursery() as nursery:
         await nursery.start(
-            lambda task_status: serve(path, echo, receives=Both, source=Source.TRAINER, task_status=task_status)
+            lambda task_status: serve_socket(path, echo, receives=Both, source=Source.TRAINER, task_status=task_status)
         )
         with pytest.raises(UsageError, match="already serves"):
-            await serve(path, echo, receives=Both, source=Source.TRAINER)
+            await serve_socket(path, echo, receives=Both, source=Source.TRAINER)
         await trio.to_thread.run_sync(lambda: connect(path, Both).close())
         nursery.cancel_scope.cancel()
 
 
-async def test_paths_that_cannot_be_sockets(tmp_path: Path):
+async def test_paths_that_are_too_long_or_not_sockets_are_refused(tmp_path: Path):
     long = tmp_path / ("x" * 120)
     with pytest.raises(UsageError, match="SWARM_HOME"):
-        await serve(long, echo, receives=Both, source=Source.TRAINER)
+        await serve_socket(long, echo, receives=Both, source=Source.TRAINER)
     with pytest.raises(UsageError, match="SWARM_HOME"):
         connect(long, Both)
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UsageError, match="not a socket"):
-        await serve(tmp_path / "file", echo, receives=Both, source=Source.TRAINER)
+        await serve_socket(tmp_path / "file", echo, receives=Both, source=Source.TRAINER)
     assert (tmp_path / "file").read_text() == "mine"

@@ -37,7 +37,7 @@ def group_id(i: int) -> bytes:
 
 
 def ledger_at(version: int = 3, *, groups: int = 1, n: int = 4, **settings: object) -> Ledger:
-    """Leases end by their deadlines alone, unless `settings` say when a silent node is gone."""
+    """Leases end only by their deadlines, unless `settings` set `silent_s`."""
     ledger = Ledger(Settings(**({"silent_s": math.inf} | settings)), head(0))
     for v in range(1, version + 1):
         ledger.advance(head(v))

@@ -54,7 +54,7 @@ def busy_ledger(book: Book) -> Ledger:
     return ledger
 
 
-def test_a_restart_finds_everything(tmp_path: Path):
+def test_a_restart_restores_everything(tmp_path: Path):
     book = Book(tmp_path / "ledger.sqlite")
     ledger = busy_ledger(book)
     book.close()
@@ -66,7 +66,7 @@ def test_a_restart_finds_everything(tmp_path: Path):
     assert book.counts() == {"groups": 5, "leases": 4, "rollouts": 4, "requeues": 2}
 
 
-def test_a_node_that_worked_through_the_restart_delivers(tmp_path: Path):
+def test_a_node_that_worked_during_the_restart_delivers(tmp_path: Path):
     book = Book(tmp_path / "ledger.sqlite")
     ledger = ledger_at(n=2)
     (lease,) = ledger.request_work(ALICE, ask(2), 0.0)
@@ -82,7 +82,7 @@ def test_a_node_that_worked_through_the_restart_delivers(tmp_path: Path):
     assert row == (2,)
 
 
-def test_tokens_are_never_given_twice(tmp_path: Path):
+def test_fencing_tokens_are_never_granted_twice(tmp_path: Path):
     book = Book(tmp_path / "ledger.sqlite")
     ledger = ledger_at(n=2)
     (lease,) = ledger.request_work(ALICE, ask(2), 0.0)
@@ -146,7 +146,7 @@ class Dying:
 
 
 def test_a_crash_between_any_two_statements_leaves_all_or_nothing(tmp_path: Path):
-    """Kill the process before each statement of a busy run; what is on disk equals a state that was told."""
+    """Kills the process before each statement of a busy run: the file equals a state that others were told of."""
     writes = []
     recorder = Book(tmp_path / "recorder.sqlite")
     plain = recorder.write
@@ -183,7 +183,7 @@ def test_a_crash_between_any_two_statements_leaves_all_or_nothing(tmp_path: Path
     same(Book(tmp_path / f"{step - 1}.sqlite").restore(ledger.settings, ledger.head, 0.0), ledger)
 
 
-def test_a_book_of_the_first_format_goes_on(tmp_path: Path):
+def test_a_book_of_the_first_format_is_upgraded(tmp_path: Path):
     old = sqlite3.connect(tmp_path / "old.sqlite")
     old.executescript(
         "create table groups (id blob primary key, session text not null, ord integer not null, prompt blob not null, "
@@ -204,8 +204,8 @@ def test_a_book_of_the_first_format_goes_on(tmp_path: Path):
     assert Book(tmp_path / "old.sqlite").counts()["groups"] == 1
 
 
-def test_what_a_key_stands_for_is_kept(tmp_path: Path):
-    """Also when all its groups were dropped: nobody came back for them."""
+def test_the_binding_of_a_key_is_durable(tmp_path: Path):
+    """Also when all groups of the session were dropped because no trainer came back for them."""
     book, ledger = Book(tmp_path / "ledger.sqlite"), ledger_at(groups=0)
     first = Binding(2, SAMPLING, 1, False, b"h" * 32, 64)
     ledger.bind("train", first)
@@ -223,7 +223,7 @@ def test_what_a_key_stands_for_is_kept(tmp_path: Path):
         again.bind("train", first._replace(prompts=b"i" * 32))
 
 
-def test_an_impossible_fact_is_our_bug_and_changes_nothing(tmp_path: Path):
+def test_an_impossible_fact_is_a_bug_and_changes_nothing(tmp_path: Path):
     book = Book(tmp_path / "ledger.sqlite")
     ledger = ledger_at(n=1)
     (lease,) = ledger.request_work(ALICE, ask(1), 0.0)
@@ -235,7 +235,7 @@ def test_an_impossible_fact_is_our_bug_and_changes_nothing(tmp_path: Path):
     assert book.counts()["rollouts"] == 1
 
 
-def test_a_full_disk_is_the_users_to_solve(tmp_path: Path):
+def test_a_full_disk_is_a_usage_error(tmp_path: Path):
     book = Book(tmp_path / "ledger.sqlite")
     (pages,) = book._db.execute("pragma page_count").fetchone()
     book._db.execute(f"pragma max_page_count = {pages}")
@@ -246,7 +246,7 @@ def test_a_full_disk_is_the_users_to_solve(tmp_path: Path):
     assert book.counts()["groups"] == 0
 
 
-def test_what_is_no_ledger_is_refused_in_a_penalty(tmp_path: Path):
+def test_a_file_that_is_no_ledger_is_refused_in_a_sentence(tmp_path: Path):
     (tmp_path / "junk").write_bytes(b"not a database at all" * 100)
     with pytest.raises(UsageError, match="Cannot open the ledger"):
         Book(tmp_path / "junk")

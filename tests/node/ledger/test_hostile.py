@@ -17,9 +17,8 @@ from ledger_kit import ALICE, BOB, KEY_OF, KEYS, PROMPT, SAMPLING, group_id, hea
 from codec.errors import PeerError
 from codec.sign import Key
 from node.engines.base import SamplingParams
-from node.ledger import callers, messages
-from node.ledger.assignment.fair_share import poured
-from node.ledger.callers import Callers
+from node.ledger import messages
+from node.ledger.assignment.fair_share import fill_rooms
 from node.ledger.messages import (
     MAX_CAPACITY,
     ROLLOUT_DOMAIN,
@@ -47,6 +46,8 @@ from node.ledger.messages import (
 from node.ledger.rules import STRANGERS, Ledger
 from node.ledger.service import LedgerService
 from node.ledger.settings import Settings
+from node.ledger.trust import budgets
+from node.ledger.trust.budgets import MessageBudgets
 from swarm import guard
 
 U63 = (1 << 63) - 1
@@ -72,12 +73,11 @@ class LedgerBench:
 
     def hear(self, node: bytes, message: messages.WorkMessage | bytes) -> list[Any]:
         """What is sent to `node` for it."""
-        self.service._out.clear()
+        self.service._nodes.take_outbox()
         self.service.hear(node, message if isinstance(message, bytes) else encode(message))
-        self.service._turn()
+        turn = self.service.begin_turn()
         assert self.service._sleep_s() >= 0.0
-        self.ledger.take_facts()
-        return [said for to, said in self.service._out if to == node]
+        return [said for to, said in turn.outbox if to == node]
 
 
 def rollout(lease: WorkLease, **other: Any) -> Rollout:
@@ -108,7 +108,7 @@ def bad_utf8(rolled: Rollout) -> bytes:
     return body
 
 
-def test_a_rollout_that_its_node_signed_and_nobody_can_read():
+def test_a_malformed_rollout_under_a_good_signature():
     """Row 2 of the audit: text that is no UTF-8, under a good signature."""
     bench = LedgerBench()
     (lease, *_) = bench.hear(ALICE, request())
@@ -137,9 +137,9 @@ def test_a_rollout_that_its_node_signed_and_nobody_can_read():
         b"\x01\x90",
     ],
 )
-def test_a_body_that_nobody_can_read_is_dropped_and_then_its_node(body: bytes):
+def test_malformed_bodies_are_dropped_and_then_their_node_is_expelled(body: bytes):
     bench = LedgerBench()
-    for _ in range(int(callers.MALFORMED_AT_ONCE)):
+    for _ in range(int(budgets.MALFORMED_AT_ONCE)):
         assert bench.hear(ALICE, body) == []
     assert bench.expelled == []
     bench.hear(ALICE, body)
@@ -149,7 +149,7 @@ def test_a_body_that_nobody_can_read_is_dropped_and_then_its_node(body: bytes):
     assert bench.hear(BOB, request()) != [], "nobody else notices"
 
 
-def test_a_bug_that_a_node_finds_costs_it_its_session_and_nothing_more(monkeypatch: pytest.MonkeyPatch):
+def test_a_body_that_meets_a_bug_ends_only_its_nodes_session(monkeypatch: pytest.MonkeyPatch):
     bench = LedgerBench()
     monkeypatch.setattr(bench.ledger, "renew", lambda *_: 1 / 0)
     before = guard.bugs[guard.Source.WORK]
@@ -162,7 +162,7 @@ def test_a_bug_that_a_node_finds_costs_it_its_session_and_nothing_more(monkeypat
     assert bench.hear(BOB, request()) != []
 
 
-def test_lines_of_a_log_are_few(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+def test_malformed_bodies_cause_few_log_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     """Row 16: 33,569 of them in ten seconds."""
     monkeypatch.setattr(guard, "_seldom", guard.Seldom())
     bench = LedgerBench()
@@ -183,13 +183,13 @@ def test_a_flood_is_dropped_unread(monkeypatch: pytest.MonkeyPatch):
         read += 1
         return decode(body)
 
-    monkeypatch.setattr("node.ledger.service.decode", count)
+    monkeypatch.setattr("node.ledger.node_messages.decode", count)
     body = encode(Renew(1, 1, 1))
     for _ in range(20_000):
         bench.now += 1e-4
         bench.service.hear(ALICE, body)
-    assert read <= callers.BURST + 2 * callers.RATE + 2
-    assert bench.service._callers.left_out == 20_000 - read
+    assert read <= budgets.BURST + 2 * budgets.RATE + 2
+    assert bench.service._nodes.budgets.left_out == 20_000 - read
     large = encode(SignedRollout(bytes(messages.MAX_BODY_BYTES - 100)))
     bench.now += 60.0
     read = 0
@@ -198,23 +198,23 @@ def test_a_flood_is_dropped_unread(monkeypatch: pytest.MonkeyPatch):
     assert read <= 16, "large bodies count as many"
 
 
-def test_the_budget_is_what_the_fastest_honest_node_needs():
+def test_the_message_budget_suffices_for_the_fastest_honest_node():
     """4,096 leases, all renewed every three seconds, and a hundred results a second, with a request and a timesheet
     each: nothing of it is dropped."""
-    held = Callers(lambda node: MAX_CAPACITY)
+    held = MessageBudgets(lambda node: MAX_CAPACITY)
     now = 0.0
     for _ in range(600):
         now += 0.1
         for _ in range(round(MAX_CAPACITY / 30)):
-            assert held.may_say(ALICE, 32, now)
+            assert held.allow_message(ALICE, 32, now)
         for length in (2500, 60, 80) * 10:
-            assert held.may_say(ALICE, length, now)
-    few = Callers(lambda node: 64)
+            assert held.allow_message(ALICE, length, now)
+    few = MessageBudgets(lambda node: 64)
     for _ in range(64):  # a batch of long samples that end together
-        assert few.may_say(BOB, 8 * 32_768 + 300, now)
+        assert few.allow_message(BOB, 8 * 32_768 + 300, now)
 
 
-def test_who_takes_work_and_returns_it_without_end_gets_none_for_a_while():
+def test_a_node_that_takes_and_returns_work_without_end_gets_none_for_a_while():
     bench = LedgerBench(groups=256, n=1)
     taken = 0
     for serial in range(1, 400):
@@ -223,19 +223,18 @@ def test_who_takes_work_and_returns_it_without_end_gets_none_for_a_while():
         leases = [lease for lease in said if isinstance(lease, WorkLease)]
         taken += len(leases)
         bench.hear(ALICE, GiveBack(tuple(lease.lease for lease in leases)))
-    assert taken <= callers.RETURNS_AT_ONCE + 20 * callers.RETURNS + 256
+    assert taken <= budgets.RETURNS_AT_ONCE + 20 * budgets.RETURNS + 256
     assert any(isinstance(said, WorkLease) for said in bench.hear(BOB, request(capacity=64)))
 
 
-def test_requests_beyond_their_budget_wait_and_the_newest_is_served():
+def test_requests_beyond_the_budget_wait_and_the_newest_is_served():
     bench = LedgerBench(groups=0)
     for serial in range(1, 700):
         bench.hear(ALICE, request(serial))
     bench.ledger.offer(group_id(1), "s", PROMPT, 2, SAMPLING)
     for _ in range(50):
         bench.now += bench.service._sleep_s() or 0.01
-        bench.service._turn()
-        if any(isinstance(said, WorkLease) for _, said in bench.service._out):
+        if any(isinstance(said, WorkLease) for _, said in bench.service.begin_turn().outbox):
             break
     else:
         raise AssertionError("it was forgotten")
@@ -246,7 +245,7 @@ def test_tables_that_a_node_can_grow_are_bounded():
     for i in range(3 * STRANGERS):
         bench.ledger.member_up(node := i.to_bytes(32, "little"))
         bench.ledger.member_lost(node, bench.now)
-    bench.service._turn()
+    bench.service.begin_turn()
     assert len(bench.ledger.nodes) <= STRANGERS + 2 * len(KEYS)
     assert set(KEY_OF) <= set(bench.ledger.nodes)
     for i in range(200):
@@ -259,7 +258,7 @@ def test_tables_that_a_node_can_grow_are_bounded():
     assert stranger not in bench.ledger.nodes
 
 
-def test_a_check_is_sent_once_to_a_node_that_has_moved_on():
+def test_a_check_is_sent_once_to_a_node_without_the_version():
     """A request of a hundred bytes must not make half a megabyte leave each time."""
     bench = LedgerBench(check_share=1.0)
     (lease, *_) = bench.hear(ALICE, request())
@@ -278,7 +277,7 @@ def test_a_request_gets_what_a_turn_can_send_and_the_rest_in_the_next():
     first = [said for said in bench.hear(ALICE, request(capacity=MAX_CAPACITY)) if isinstance(said, WorkLease)]
     assert len(first) >= 256
     for _ in range(8):
-        bench.service._turn()
+        bench.service.begin_turn()
     assert bench.ledger.nodes[ALICE].outstanding == 1000
 
 
@@ -303,7 +302,7 @@ def test_no_float_of_a_message_is_unbounded():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), -1.1e4, -3e38, 1.0])
-def test_a_log_probability_that_is_none(value: float):
+def test_impossible_log_probabilities_are_refused(value: float):
     bench = LedgerBench()
     (lease, *_) = bench.hear(ALICE, request())
     wrong = rollout(lease, logprobs=pack_floats([-1.0, value, -1.0, -1.0]))
@@ -315,9 +314,9 @@ def test_a_log_probability_that_is_none(value: float):
     st.lists(st.floats(0, 1e6, allow_nan=False), min_size=1, max_size=12),
     st.lists(st.integers(0, 4096), min_size=12, max_size=12),
 )
-def test_pouring_fills_every_room_that_there_is(amounts: list[float], rooms: list[int]):
+def test_fill_rooms_uses_all_room(amounts: list[float], rooms: list[int]):
     rooms = rooms[: len(amounts)]
-    got = poured(amounts, rooms)
+    got = fill_rooms(amounts, rooms)
     assert all(
         0.0 <= share <= room * (1 + 1e-9) or share <= amount
         for share, room, amount in zip(got, rooms, amounts, strict=True)
@@ -377,7 +376,7 @@ STEPS = st.lists(st.tuples(NODES, MESSAGES | REPLIES, st.sampled_from([0.0, 0.00
 
 
 @given(STEPS, st.booleans())
-def test_whatever_nodes_send_the_ledger_goes_on(steps: list[tuple[bytes, Any, float]], advance: bool):
+def test_the_ledger_survives_whatever_nodes_send(steps: list[tuple[bytes, Any, float]], advance: bool):
     """Well-formed and adversarial: extreme, repeated, reordered, stale, of others' leases. The guard is strict here, so
     an exception that is no `PeerError` fails; and every sample stays in exactly one place."""
     bench = LedgerBench(check_share=0.5, judged_window=1 << 16, bad_least=1 << 16, lapsed_least=1 << 16)
@@ -395,7 +394,7 @@ def test_whatever_nodes_send_the_ledger_goes_on(steps: list[tuple[bytes, Any, fl
         known += [lease for lease in said if isinstance(lease, WorkLease)]
         if advance and i % 10 == 9:
             bench.service.sealed(head(4 + i // 10))
-        msgspec.json.encode(bench.service.state())
+        msgspec.json.encode(bench.service.status())
     pool = bench.ledger.pool
     groups = list(pool.groups.values())
     for group in groups:
@@ -408,7 +407,7 @@ def test_whatever_nodes_send_the_ledger_goes_on(steps: list[tuple[bytes, Any, fl
 
 
 @given(st.binary(max_size=64) | st.binary(max_size=40).map(lambda data: b"\x01" + data))
-def test_no_bytes_do_more_than_be_refused(data: bytes):
+def test_random_bytes_are_refused(data: bytes):
     for read in (decode, lambda body: open_rollout(ALICE, KEY_OF[ALICE].seal(ROLLOUT_DOMAIN, body))):
         with contextlib.suppress(PeerError):
             read(data)

@@ -10,55 +10,55 @@ from node.ledger.settings import Settings
 
 
 def complete(ledger, count=1, version=3, now=1.0):
-    """Groups of one sample each, drawn at `version`."""
+    """Groups of one sample each, sampled from `version`."""
     for lease in ledger.request_work(ALICE, ask(count, version=version), now):
         assert submit(ledger, lease, draw(lease, 0, version), now + 1.0) is None
 
 
-def test_where_nobody_may_be_behind_the_version_on_its_way_counts():
+def test_without_lag_the_version_being_published_counts():
     ledger = ledger_at(3, groups=2, n=1, max_lag=0)
     complete(ledger, 2)
     assert ledger.hand_over("s") is not None
-    ledger.begin((0, 4))
+    ledger.begin_version((0, 4))
     assert ledger.hand_over("s") is None, "these are not the trainer's weights any more"
     assert ledger.request_work(ALICE, ask(1), 2.0) is Reason.TOO_OLD, "and nothing is drawn in vain"
-    ledger.abandon()
+    ledger.abandon_version()
     complete(ledger, 1, now=3.0)
     assert ledger.hand_over("s") is not None, "the trainer gave that version up: its weights are the head's again"
     places(ledger)
 
 
-def test_one_step_ahead_the_newest_sealed_version_counts():
+def test_with_a_lag_of_one_the_newest_sealed_version_counts():
     ledger = ledger_at(3, groups=1, n=1)
     complete(ledger, 1, version=2)
-    ledger.begin((0, 4))
+    ledger.begin_version((0, 4))
     group = ledger.hand_over("s")
     assert group is not None
-    assert not ledger.stale(group.id, (0, 3))
+    assert not ledger.discard_stale(group.id, (0, 3))
     assert group.handed_over
     ledger.advance(head(4))
     assert group.done, "it is on its way, so whoever has it must say so"
-    assert ledger.stale(group.id, (0, 4))
+    assert ledger.discard_stale(group.id, (0, 4))
     assert group.free == {0}
     assert not group.handed_over
     places(ledger)
-    assert not ledger.stale(group_id(9), (0, 4)), "nobody knows that one"
+    assert not ledger.discard_stale(group_id(9), (0, 4)), "nobody knows that one"
     complete(ledger, 1, version=3, now=6.0)
     assert ledger.hand_over("s") is group
     ledger.taken(group.id, 0.0)
     assert not ledger.groups
 
 
-def test_a_way_back_makes_all_of_the_old_epoch_too_old():
+def test_a_rollback_makes_all_of_the_old_epoch_too_old():
     ledger = ledger_at(3, groups=1, n=1)
     complete(ledger, 1)
     group = ledger.hand_over("s")
-    assert ledger.stale(group.id, (1, 2))
-    ledger.begin((0, 3))
+    assert ledger.discard_stale(group.id, (1, 2))
+    ledger.begin_version((0, 3))
     assert ledger.head.coming is None, "what is sealed already does not come"
 
 
-async def test_what_nobody_has_fetched_yet_is_called_back(tmp_path, autojump_clock):
+async def test_groups_that_were_not_fetched_are_discarded_when_too_old(tmp_path, autojump_clock):
     said = []
 
     async def send(node, body):
@@ -97,12 +97,12 @@ async def test_what_nobody_has_fetched_yet_is_called_back(tmp_path, autojump_clo
     book.close()
 
 
-def test_a_lease_that_is_over_is_void_unless_all_of_it_was_delivered():
+def test_an_ended_lease_is_void_unless_all_of_it_was_delivered():
     ledger = ledger_at(3, groups=2, n=1, max_deadline_s=30.0)
     done, open_ = ledger.request_work(ALICE, ask(2), 0.0)
     assert submit(ledger, done, draw(done, 0), 1.0) is None
-    assert not ledger.void(ALICE, done.id), "its verdict is on the way"
-    assert not ledger.void(ALICE, open_.id)
-    assert ledger.void(next(key for key in KEY_OF if key != ALICE), open_.id)
+    assert not ledger.is_void(ALICE, done.id), "its verdict is on the way"
+    assert not ledger.is_void(ALICE, open_.id)
+    assert ledger.is_void(next(key for key in KEY_OF if key != ALICE), open_.id)
     ledger.tick(40.0)
-    assert ledger.void(ALICE, open_.id)
+    assert ledger.is_void(ALICE, open_.id)

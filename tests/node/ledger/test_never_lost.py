@@ -58,7 +58,7 @@ class World(RuleBasedStateMachine):
         for node in self.members:
             self.ledger.member_up(node)
             self.ledger.quarantine.release(node, "at last")
-        self.ledger.abandon()
+        self.ledger.abandon_version()
         for _ in range(3 * len(self.offered) + 3):
             leases = self.ledger.request_work(ALICE, self.request(64), self.now)
             for lease in leases if isinstance(leases, list) else []:
@@ -73,7 +73,7 @@ class World(RuleBasedStateMachine):
         self.folder.cleanup()
 
     def persist(self, crash: str) -> bool:
-        """Write the facts, or crash. True if the outcome may be told."""
+        """Write the facts, or crash. True if the outcome may be sent."""
         facts = self.ledger.take_facts()
         if crash != "before the write":
             self.book.write(facts)
@@ -98,7 +98,7 @@ class World(RuleBasedStateMachine):
         rollout = draw(lease, sample, version, token_ids=(10 + self.drawn, 2), spans=spans)
         signed = sealed(lease, rollout)
         verdict = self.ledger.submit(lease.node, rollout, signed, self.now)
-        if not self.persist(crash):  # no verdict was heard: the node says it again
+        if not self.persist(crash):  # no verdict arrived: the node sends it again
             again = self.ledger.submit(lease.node, rollout, signed, self.now)
             assert (again is None) == (verdict is None)
             self.persist("no")
@@ -123,7 +123,7 @@ class World(RuleBasedStateMachine):
     def offer(self, n: int, lag: int, crash: str) -> None:
         new = group_id(len(self.offered))
         self.ledger.offer(new, "s", PROMPT, n, SAMPLING, max_lag=lag)
-        if not self.persist(crash):  # the trainer offers again what nobody confirmed
+        if not self.persist(crash):  # the trainer offers the unconfirmed group again
             self.ledger.offer(new, "s", PROMPT, n, SAMPLING, max_lag=lag)
             self.persist("no")
         self.offered[new] = n
@@ -192,12 +192,12 @@ class World(RuleBasedStateMachine):
 
     @rule(crash=CRASH)
     def begin(self, crash: str) -> None:
-        self.ledger.begin((0, self.head.version + 1))
+        self.ledger.begin_version((0, self.head.version + 1))
         self.persist(crash)
 
     @rule()
     def abandon(self) -> None:
-        self.ledger.abandon()
+        self.ledger.abandon_version()
 
     @rule(overtaken=st.booleans(), crash=CRASH)
     def hand_over(self, overtaken: bool, crash: str) -> None:
@@ -206,7 +206,7 @@ class World(RuleBasedStateMachine):
             return
         if overtaken:  # a version is sealed while it is on its way
             self.seal("no")
-        if self.ledger.stale(group.id, self.head.name):
+        if self.ledger.discard_stale(group.id, self.head.name):
             self.persist(crash)
         else:
             assert all(done.oldest[1] >= self.head.version - group.max_lag for done in group.done.values())

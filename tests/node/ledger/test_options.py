@@ -1,4 +1,4 @@
-"""Sampling options in the ledger: what older nodes see, who gets such work, what counts, what is no copy."""
+"""Sampling options in the ledger: what older nodes receive, which nodes get such work, and which results count."""
 
 import msgspec
 import pytest
@@ -21,7 +21,7 @@ from node.ledger.messages import (
 )
 from node.ledger.settings import Settings
 from node.ledger.state import Group
-from node.ledger.trust.judge import fingerprint, judge
+from node.ledger.trust.acceptance import fingerprint, judge
 
 
 class OldParams(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ def with_options(**options: object) -> SamplingParams:
     return msgspec.structs.replace(SAMPLING, options=SamplingOptions(**options))  # type: ignore[arg-type]
 
 
-def test_without_options_nothing_is_encoded_that_older_nodes_do_not_know():
+def test_sampling_without_options_is_encoded_as_before():
     old = OldParams(SAMPLING.max_tokens, seed=SAMPLING.seed, stop_tokens=SAMPLING.stop_tokens)
     assert msgspec.msgpack.encode(SAMPLING) == msgspec.msgpack.encode(old)
     shaped = with_options(top_k=3, logit_bias=((1, 2.0),), banned=((1, 2),))
@@ -48,7 +48,7 @@ def test_without_options_nothing_is_encoded_that_older_nodes_do_not_know():
     assert work_hash(group_id(1), 0, PROMPT, shaped) != work_hash(group_id(1), 0, PROMPT, SAMPLING)
 
 
-def test_abilities_travel():
+def test_messages_about_abilities_round_trip():
     for message in (AskAbilities(), Abilities((EXACT_SEED, OPTIONS), "vllm/0.32.0/gpu")):
         assert decode(encode(message)) == message
 
@@ -87,7 +87,7 @@ def rollout(sampling: SamplingParams, tokens: tuple[int, ...], finish: str, leas
         ({"allowed": (5, 6)}, (5, 6, 5, 7), "length", False),
     ],
 )
-def test_what_can_be_seen_of_options_is_looked_at(options, tokens, finish, counts):
+def test_visible_violations_of_options_are_malformed(options, tokens, finish, counts):
     sampling = with_options(**options)
     ledger = ledger_at()
     group = Group(group_id(0), "s", 0, PROMPT, 1, sampling)
@@ -95,7 +95,7 @@ def test_what_can_be_seen_of_options_is_looked_at(options, tokens, finish, count
     assert judge(rollout(sampling, tokens, finish), group, ledger.head, ledger.roots) is wanted
 
 
-def test_the_same_sample_of_the_same_seed_is_no_copy():
+def test_equal_samples_with_a_seed_are_no_copies():
     for options, known in (({"top_k": 5}, True), ({"seeded": True}, False)):
         sampling = with_options(**options)
         group = Group(group_id(0), "s", 0, PROMPT, 1, sampling)
@@ -104,7 +104,7 @@ def test_the_same_sample_of_the_same_seed_is_no_copy():
         assert (len(streams) == 1) is not known
 
 
-def test_checks_of_what_options_shaped_are_asked_only_of_nodes_that_can_score_it():
+def test_checks_of_samples_with_options_go_only_to_nodes_that_can_score_them():
     ledger = ledger_at(groups=0, check_share=1.0)
     sampling = with_options(top_k=3)
     ledger.offer(group_id(0), "s", PROMPT, 1, sampling)

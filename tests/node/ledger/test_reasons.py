@@ -108,7 +108,7 @@ def lied():
 
 def impossible():
     ledger, lease = leased()
-    ledger.cannot(ALICE, lease.id, lease.token, 1.0)
+    ledger.refuse_work(ALICE, lease.id, lease.token, 1.0)
     assert ledger.request_work(ALICE, ask(4), 2.0) is Reason.NO_WORK, "others may try"
     return ledger, submit(ledger, lease, draw(lease, 0), 3.0)
 

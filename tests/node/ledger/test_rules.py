@@ -86,8 +86,8 @@ def spans_of(*pairs):
         (Reason.MALFORMED, {"token_ids": b"12345"}),
         (Reason.MALFORMED, {"token_ids": (8, 9, 10, 11, 2)}),  # longer than asked for
         (Reason.MALFORMED, {"token_ids": (8, 2, 2)}),  # goes on after a stop token
-        (Reason.MALFORMED, {"token_ids": (8, 9, 10)}),  # says stop, and did not
-        (Reason.MALFORMED, {"finish_reason": "length"}),  # says length, and is shorter
+        (Reason.MALFORMED, {"token_ids": (8, 9, 10)}),  # claims "stop" without a stop token
+        (Reason.MALFORMED, {"finish_reason": "length"}),  # claims "length", and is shorter
         (Reason.MALFORMED, {"spans": spans_of((3, 2))}),
         (Reason.MALFORMED, {"spans": spans_of((3, 4))}),
         (Reason.MALFORMED, {"spans": spans_of((2, 0), (3, 3))}),
@@ -173,7 +173,7 @@ def test_a_repeated_result_is_accepted_once():
     assert ledger.nodes[ALICE].accepted == 2
 
 
-def test_a_lost_node_loses_its_work_and_its_say():
+def test_a_lost_node_loses_its_work_and_may_not_deliver():
     ledger = ledger_at(n=4)
     lease = one_lease(ledger)
     assert submit(ledger, lease, draw(lease, 0), 1.0) is None
@@ -201,7 +201,7 @@ def test_renewal_needs_progress():
     assert ledger.groups[group_id(0)].free == {0, 1}
 
 
-def test_giving_back_is_at_once_and_only_ones_own():
+def test_a_node_gives_back_only_its_own_leases_at_once():
     ledger = ledger_at(n=2)
     lease = one_lease(ledger)
     ledger.give_back(BOB, [lease.id], 1.0)
@@ -212,13 +212,14 @@ def test_giving_back_is_at_once_and_only_ones_own():
 
 
 def test_members_that_refuse_everything_do_not_make_work_impossible():
-    """Three of them were enough, and the trainer was told that no node could do its work, which ended its session."""
+    """Once three such members made the ledger tell the trainer that no node could do its work, which ended its
+    session."""
     ledger = ledger_at(3, groups=1, n=1)
     (busy,) = ledger.request_work(DAVE, ask(1), 1.0)
     ledger.offer(group_id(1), "s", PROMPT, 1, SAMPLING)
     for node in (ALICE, BOB, CAROL):
         (lease,) = ledger.request_work(node, ask(4), 2.0)
-        assert ledger.cannot(node, lease.id, lease.token, 2.0) is None
+        assert ledger.refuse_work(node, lease.id, lease.token, 2.0) is None
     assert submit(ledger, busy, draw(busy, 0), 3.0) is None
     (lease,) = ledger.request_work(DAVE, ask(1), 3.0)
     assert (lease.group, submit(ledger, lease, draw(lease, 0), 4.0)) == (group_id(1), None)
@@ -231,7 +232,7 @@ def test_work_is_impossible_when_every_node_that_generates_has_refused_it():
     late, found = 2.0 + ledger.settings.asking_ttl_s, []
     for node in (ALICE, BOB, CAROL):
         (lease,) = ledger.request_work(node, ask(4), late)
-        found.append(ledger.cannot(node, lease.id, lease.token, late))
+        found.append(ledger.refuse_work(node, lease.id, lease.token, late))
     assert [group and group.id for group in found] == [None, None, group_id(0)]
 
 
@@ -244,7 +245,7 @@ def test_a_lease_lost_on_the_way_is_sent_again():
     assert len(ledger.leases) == 1
 
 
-def test_what_is_on_its_way_takes_room():
+def test_leases_on_the_way_take_room():
     """A node asks again before it has heard of what its last request brought: it gets no more than it can hold."""
     ledger = ledger_at(n=2, groups=8, resend_after_s=5.0)
     granted = []
@@ -275,7 +276,7 @@ def test_an_engine_at_the_wrong_version_gets_no_work():
     assert one_lease(ledger, version=2).samples == (0, 1, 2, 3)
 
 
-def test_accepted_samples_that_become_too_old_are_drawn_anew():
+def test_accepted_rollouts_that_become_too_old_are_discarded():
     ledger = ledger_at(n=2)
     lease = one_lease(ledger)
     assert submit(ledger, lease, draw(lease, 0, 2), 1.0) is None
@@ -294,7 +295,7 @@ def test_accepted_samples_that_become_too_old_are_drawn_anew():
     ]
 
 
-def test_a_rollback_makes_the_old_epoch_worthless():
+def test_a_rollback_discards_rollouts_of_the_old_epoch():
     ledger = ledger_at(n=2)
     lease = one_lease(ledger)
     assert submit(ledger, lease, draw(lease, 0, 3), 1.0) is None
@@ -307,7 +308,7 @@ def test_a_rollback_makes_the_old_epoch_worthless():
         ledger.advance(head(9, epoch=0))
 
 
-def test_dropping_withdraws_what_is_out():
+def test_dropping_a_group_ends_its_leases():
     ledger = ledger_at(groups=2, n=2)
     first, second = ledger.request_work(ALICE, ask(4), 0.0)
     assert ledger.drop(group_id(0)) == [first]
@@ -322,7 +323,7 @@ def test_dropping_withdraws_what_is_out():
     assert [fact.group for fact in ledger.take_facts() if isinstance(fact, Dropped)] == [group_id(0), group_id(1)]
 
 
-def test_a_trainer_that_comes_back_gets_again_what_it_did_not_take():
+def test_a_trainer_that_comes_back_gets_the_groups_that_it_did_not_take():
     ledger = ledger_at(n=1)
     lease = one_lease(ledger)
     submit(ledger, lease, draw(lease, 0), 1.0)
@@ -417,7 +418,7 @@ def test_work_follows_measured_speed(ratio):
     assert total / seconds >= 0.95 * sum(speeds.values())
 
 
-def test_a_boast_is_worth_little():
+def test_an_exaggerated_claim_gains_little():
     ledger = ledger_at(groups=0, busy_window_s=1.0)
     work_off(ledger, {ALICE: 100.0}, 5)
     for i in range(8):
@@ -437,7 +438,7 @@ def test_deadlines_come_from_the_nodes_own_rate():
     assert lease.duration_s == pytest.approx(3 * 8 * 4 / 10.0)  # 8 samples of up to 4 tokens at 24 tokens / 2.4 s
 
 
-def test_facts_name_why_work_came_back():
+def test_facts_name_why_samples_were_requeued():
     ledger = ledger_at(n=2)
     lease = one_lease(ledger)
     ledger.take_facts()
@@ -451,7 +452,7 @@ def test_memory_of_verdicts_is_bounded():
     for sample in range(64):
         rollout = draw(lease, sample, token_ids=(8 + sample, 2))
         assert ledger.submit(ALICE, rollout, sealed(lease, rollout), 1.0) is None
-    assert len(ledger.intake) == 8
+    assert len(ledger.acceptance) == 8
     assert KEY_OF[ALICE].public == ALICE
 
 

@@ -1,4 +1,4 @@
-"""Nodes and ledger together: lost messages, lost nodes, a lost seed, new versions in between; an hour in a moment."""
+"""Workers and ledger together: lost messages, lost nodes, a lost seed, new versions; an hour of simulated time."""
 
 import os
 import sqlite3
@@ -34,11 +34,11 @@ async def test_groups_are_generated_signed_and_accepted(tmp_path, autojump_clock
         groups = await collect(service, session, 30)
         assert_whole(groups, 4)
         await trio.sleep(10)
-        state = swarm.worker(1).state()
-        assert state["accepted"] == 120
-        assert state["refused"] == {}
-        assert state["jobs"] == state["unanswered"] == state["generating"] == 0
-        assert service.state()["accepted"] == 120
+        status = swarm.worker(1).status()
+        assert status.accepted == 120
+        assert status.refused == {}
+        assert status.jobs == status.unanswered == status.generating == 0
+        assert service.status().accepted == 120
         assert len(accepted_rows(swarm)) == 120
         nursery.cancel_scope.cancel()
 
@@ -64,7 +64,7 @@ async def test_unequal_nodes_are_all_kept_busy(tmp_path, autojump_clock, ratio):
 
 
 class JoiningEngine(TimedEngine):
-    """Draws each sequence at ten tokens a second, however many there are: some have ten times as many as others."""
+    """Generates each sequence at ten tokens/s, however many run; some have ten times as many tokens as others."""
 
     def __init__(self) -> None:
         super().__init__(1.0)
@@ -91,7 +91,7 @@ class JoiningEngine(TimedEngine):
 
 
 @pytest.mark.parametrize("whole", [False, True])
-async def test_where_sequences_join_those_that_run_no_place_waits_for_the_longest(tmp_path, autojump_clock, whole):
+async def test_with_continuous_batching_no_place_waits_for_the_longest_sequence(tmp_path, autojump_clock, whole):
     async with trio.open_nursery() as nursery:
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()
@@ -115,7 +115,7 @@ async def test_where_sequences_join_those_that_run_no_place_waits_for_the_longes
 
 
 async def test_a_single_request_goes_to_the_fastest_that_waits(tmp_path, autojump_clock):
-    """As the gateway's do: groups of one, offered one after another."""
+    """As requests of the gateway: groups of one sample, offered one after another."""
     async with trio.open_nursery() as nursery:
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()
@@ -146,7 +146,7 @@ async def test_a_third_of_all_messages_may_be_lost(tmp_path, autojump_clock):
 
 @pytest.mark.parametrize("known", [True, False])
 async def test_a_dead_nodes_work_is_done_by_others(tmp_path, autojump_clock, known):
-    """`known`: its membership lease is seen to die; otherwise its work leases expire."""
+    """`known`: the ledger learns that its membership lease ended; otherwise its work leases expire."""
     async with trio.open_nursery() as nursery:
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()
@@ -179,7 +179,7 @@ async def test_the_seed_dies_and_comes_back_while_nodes_work(tmp_path, autojump_
         before = len(accepted_rows(swarm))
         swarm.kill_service()
         await trio.sleep(30.0)  # results are made meanwhile, and nobody hears them
-        assert swarm.worker(1).state()["unanswered"] > 0
+        assert swarm.worker(1).status().unanswered > 0
         service = await swarm.start_service()
         session = service.open("s", 4, SAMPLING)
         for i in range(8):
@@ -274,7 +274,7 @@ async def test_an_engine_that_dies_in_a_batch_costs_only_time(tmp_path, autojump
 
 
 @pytest.mark.parametrize("nodes", [1, 4])
-async def test_what_no_engine_can_do_is_said_and_holds_nobody_up(tmp_path, autojump_clock, nodes):
+async def test_work_that_no_engine_can_do_is_reported_and_delays_no_other(tmp_path, autojump_clock, nodes):
     async with trio.open_nursery() as nursery:
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()
@@ -290,7 +290,7 @@ async def test_what_no_engine_can_do_is_said_and_holds_nobody_up(tmp_path, autoj
                 await bad.news.wait()
         assert "token id outside" in bad.impossible[gid(101)]
         assert_whole(await collect(service, bad, 2, offers=0), 4)
-        assert service.state()["groups_open"] == 0
+        assert service.status().groups_open == 0
         refusers = {row[0] for row in sqlite3.connect(swarm.path).execute("select why from requeues")}
         assert refusers == {str(Reason.IMPOSSIBLE)}
         nursery.cancel_scope.cancel()
@@ -304,10 +304,10 @@ async def test_a_node_that_leaves_gives_its_work_back(tmp_path, autojump_clock):
         session = service.open("s", 4, SAMPLING)
         service.offer(session, gid(0), decodeless_prompt(0))
         await trio.sleep(1.0)
-        assert service.state()["samples_leased"] == 4
+        assert service.status().samples_leased == 4
         swarm.lives[Key(b"\1" * 32).public].cancel()
         await trio.sleep(0.2)
-        assert service.state()["samples_free"] == 4
+        assert service.status().samples_free == 4
         nursery.cancel_scope.cancel()
 
 
@@ -320,15 +320,15 @@ async def test_withdrawn_work_is_not_done(tmp_path, autojump_clock):
         for i in range(8):
             service.offer(session, gid(i), decodeless_prompt(i))
         await trio.sleep(1.0)
-        assert swarm.worker(1).state()["jobs"] > 0
+        assert swarm.worker(1).status().jobs > 0
         service.close(session)
         await trio.sleep(0.2)
-        assert swarm.worker(1).state()["jobs"] == 0
-        assert service.state()["groups_open"] == 0
+        assert swarm.worker(1).status().jobs == 0
+        assert service.status().groups_open == 0
         nursery.cancel_scope.cancel()
 
 
-async def test_forged_and_senseless_messages_change_nothing(tmp_path, autojump_clock):
+async def test_forged_and_invalid_messages_change_nothing(tmp_path, autojump_clock):
     async with trio.open_nursery() as nursery:
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()
@@ -345,7 +345,7 @@ async def test_forged_and_senseless_messages_change_nothing(tmp_path, autojump_c
         service.hear(mallory, bytes(2 << 20))
         await trio.sleep(5.0)
         assert len(accepted_rows(swarm)) == 8
-        refused = service.state()["nodes"][mallory.hex()]["refused"]
+        refused = service.status().nodes[mallory.hex()].refused
         assert refused[Reason.BAD_SIGNATURE] >= 8
         for _, body in swarm.wire.bodies:
             swarm.worker(1).hear(body)  # messages for the ledger are not for a node

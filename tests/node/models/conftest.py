@@ -1,4 +1,4 @@
-"""Only with torch and transformers."""
+"""These tests need torch and transformers."""
 
 from importlib.util import find_spec
 

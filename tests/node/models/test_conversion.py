@@ -1,4 +1,4 @@
-"""Where a checkpoint's tensors stand in a model; what cannot be proven is refused by name."""
+"""Where a checkpoint's tensors are in a model. A conversion that cannot be proven is refused with the tensor's name."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ def mixture() -> Any:
 
 
 def bits_at(model: Any, conversion: Conversion, spec: TensorSpec) -> np.ndarray:
-    """A checkpoint's tensor, read from where the conversion says that it is."""
+    """A checkpoint's tensor, read from the places that the conversion gives."""
     state, out = model.state_dict(), torch.full(spec.shape, -1, dtype=torch.int16)
     for place in conversion.places[spec.name]:
         piece: Piece = place.piece
@@ -48,7 +48,7 @@ def test_each_expert_is_found_in_the_fused_parameter(tmp_path: Path) -> None:
     assert all(".experts." in name for name in fused)
 
 
-def test_experts_that_are_stored_fused_are_found_too(tmp_path: Path) -> None:
+def test_experts_that_are_stored_fused_are_found(tmp_path: Path) -> None:
     model = mixture()
     model.save_pretrained(tmp_path, save_original_format=False)
     layout = Checkpoint.open(tmp_path).layout
@@ -84,8 +84,8 @@ def test_other_models_are_refused_by_name(tmp_path: Path) -> None:
         conversion_of(model, layout)
 
 
-def test_a_release_that_cannot_be_followed_goes_by_names_or_not_at_all(monkeypatch, tmp_path: Path) -> None:
-    """Of a plain model nothing can be wrong; of a mixture, nothing could be right."""
+def test_a_release_that_cannot_be_followed_is_matched_by_names_or_refused(monkeypatch, tmp_path: Path) -> None:
+    """A model without converters is matched by names; a mixture of experts is refused."""
     import transformers.core_model_loading as loading
 
     def elsewhere(*_: Any) -> None:
@@ -106,14 +106,14 @@ def test_a_release_that_cannot_be_followed_goes_by_names_or_not_at_all(monkeypat
 
 
 class Doubled(ConversionOps):
-    """What a loader that computes would do."""
+    """A loader that computes."""
 
     def convert(self, input_dict: dict[str, Any], **_: Any) -> dict[str, Any]:
         return {name: tensors[0] * 2 for name, tensors in input_dict.items()}
 
 
 class Twice(ConversionOps):
-    """Moves elements only, but some of them to two places."""
+    """A loader that moves some elements to two places."""
 
     def convert(self, input_dict: dict[str, Any], **_: Any) -> dict[str, Any]:
         return {name: torch.cat([t[0][:4], t[0][:4], t[0][8:]]) for name, t in input_dict.items()}

@@ -1,4 +1,4 @@
-"""Symbols go where a tensor's elements go, whatever is done to both."""
+"""Symbols follow a tensor's elements through every operation that moves them."""
 
 import random
 
@@ -12,7 +12,7 @@ Pair = tuple[torch.Tensor, Symbol]
 
 
 class Store:
-    """Real tensors of distinct numbers, each with its symbol."""
+    """Real tensors of distinct numbers, each with a symbol."""
 
     def __init__(self) -> None:
         self.real: dict[str, torch.Tensor] = {}
@@ -25,7 +25,7 @@ class Store:
         return self.real[name], Symbol.stored(name, shape, torch.int64)
 
     def check(self, pair: Pair) -> None:
-        """The symbol says where each element of the real one came from, each once."""
+        """Check that the symbol gives the origin of each element of the real tensor exactly once."""
         real, symbol = pair
         assert real.shape == symbol.shape
         out = torch.full(tuple(symbol.shape), -1)
@@ -78,7 +78,7 @@ def test_random_moves(seed: int) -> None:
     store.check(pair)
 
 
-def test_what_computes_is_not_followed() -> None:
+def test_operations_that_compute_are_not_followed() -> None:
     symbol = Symbol.stored("x", (4, 4), torch.float32)
     for compute in (lambda: symbol + 1, lambda: symbol * symbol, lambda: symbol[::2], lambda: symbol.sum()):
         with pytest.raises(Unfollowed):
@@ -87,7 +87,7 @@ def test_what_computes_is_not_followed() -> None:
         torch.cat([symbol, torch.zeros(4, 4)])
 
 
-def test_too_many_boxes_are_not_kept() -> None:
+def test_too_many_pieces_are_refused() -> None:
     columns = [Piece("x", (0, 0), (1 << 17, 2), 0, (2, 1))]
     turned = [Piece("x", (0, 0), (1 << 17, 2), 0, (1, 1 << 17))]
     assert len(reshaped(columns, (1 << 17, 2), (1 << 18,))) == 1

@@ -1,4 +1,4 @@
-"""Settings: what a constructor accepts, and which source wins."""
+"""Settings: the values that a constructor accepts, and the precedence of sources."""
 
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_addresses_become_multiaddrs(text: str, expected: str) -> None:
         *("/unix/tmp/x", "[::1:4001", "::1"),
     ],
 )
-def test_what_is_no_address_says_how_to_write_one(text: str) -> None:
+def test_an_invalid_address_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match=r"4001"):
         address(text)
 
@@ -86,7 +86,7 @@ def test_settings_are_canonical_and_frozen(tmp_path: Path, monkeypatch: pytest.M
         (lambda: DemoConfig(steps=0), "--steps"),
     ],
 )
-def test_nonsense_names_its_flag(make, flag: str) -> None:
+def test_an_invalid_value_is_refused_with_its_flag(make, flag: str) -> None:
     with pytest.raises(UsageError, match=flag):
         make()
 
@@ -97,7 +97,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_what_plans_reckon_with_where_nobody_said() -> None:
+def test_planned_rates_without_flags() -> None:
     def links(config: PeerConfig) -> tuple[float, float]:
         return config.planned_up_mbit, config.planned_down_mbit
 
@@ -107,7 +107,7 @@ def test_what_plans_reckon_with_where_nobody_said() -> None:
     assert links(RelayConfig(up_mbit=400, down_mbit=50)) == (400.0, 50.0)
 
 
-def test_each_source_beats_the_one_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_source_has_precedence_over_the_one_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def up_mbit(command: str = "join") -> tuple[object, str]:
         entry = explain(app, command)["up_mbit"]
         return entry["value"], entry["source"]
@@ -136,7 +136,7 @@ def test_lists_come_from_every_source(folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "error_text"),
     [
         ("up_mbti = 1\n", "up_mbit"),
         ("[jion]\nup_mbit = 1\n", "join"),
@@ -145,9 +145,9 @@ def test_lists_come_from_every_source(folder: Path, monkeypatch: pytest.MonkeyPa
         ("home = '\udcff'\n", "cannot be read"),
     ],
 )
-def test_a_wrong_file_is_told(folder: Path, content: str, told: str) -> None:
+def test_an_invalid_file_is_refused(folder: Path, content: str, error_text: str) -> None:
     (folder / "swarm.toml").write_text(content, errors="surrogateescape")
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=error_text):
         explain(app, "join")
 
 

@@ -1,4 +1,4 @@
-"""What the seed leaves for invite."""
+"""The contact file, which `seed` writes and `invite` reads."""
 
 from pathlib import Path
 
@@ -24,13 +24,13 @@ def test_no_seed_yet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"authority": "AA", "addrs": [], "preset": "wan"}'])
-def test_a_damaged_file_is_told(tmp_path: Path, content: str) -> None:
+def test_a_damaged_file_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "contact.json").write_text(content)
     with pytest.raises(UsageError, match="cannot be read"):
         Contact.read(tmp_path)
 
 
-def test_nobody_is_told_to_dial_a_wildcard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wildcard_becomes_addresses_that_can_be_dialed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("node.settings.contact._own_address", lambda kind: "10.0.0.7" if kind == "ip4" else None)
     assert dialable(["/ip4/0.0.0.0/tcp/4001"]) == ("/ip4/10.0.0.7/tcp/4001", "/ip4/127.0.0.1/tcp/4001")
     assert dialable(["/ip6/::/tcp/4001"]) == ("/ip6/::1/tcp/4001",)
@@ -53,5 +53,5 @@ def test_own_address_is_one_or_none() -> None:
         (["/dns/box.example/tcp/1"], False),
     ],
 )
-def test_who_can_reach_it(addrs: list[str], near: bool) -> None:
+def test_which_addresses_are_local_only(addrs: list[str], near: bool) -> None:
     assert only_near(addrs) == near

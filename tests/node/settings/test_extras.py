@@ -19,18 +19,18 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_in_the_environment_of_make_it_is_make(clone: Path, monkeypatch: pytest.MonkeyPatch):
+def test_in_the_environment_of_make_the_command_is_make(clone: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "prefix", str(clone / ".venv"))
     assert shlex.split(how_to_get("torch")) == ["make", "-C", str(clone), "install", "EXTRAS=torch"]
     monkeypatch.chdir(clone)
     assert how_to_get("torch") == "make install EXTRAS=torch"
 
 
-def test_in_another_environment_it_is_pip_and_the_clone(clone: Path):
+def test_in_another_environment_pip_installs_from_the_clone(clone: Path):
     assert shlex.split(how_to_get("torch")) == [sys.executable, "-m", "pip", "install", "-e", f"{clone}[torch]"]
 
 
-def test_without_a_clone_it_is_what_the_extra_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_a_clone_pip_installs_what_the_extra_requires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(extras, "ROOT", tmp_path)
     words = shlex.split(how_to_get("gateway"))
     assert words[:4] == [sys.executable, "-m", "pip", "install"]
@@ -40,11 +40,11 @@ def test_without_a_clone_it_is_what_the_extra_needs(tmp_path: Path, monkeypatch:
     )
 
 
-def test_what_cannot_be_imported_is_found_without_importing():
+def test_missing_modules_are_found_without_importing():
     assert lacking(("json", "no_such_package")) == ["no_such_package"]
 
 
-def test_every_extra_that_an_error_names_is_one_and_no_error_names_an_index():
+def test_error_texts_name_existing_extras_and_no_package_index():
     root = Path(__file__).parents[3]
     known = {line.split("extra ==")[1].strip(" '\"") for line in requires("swarm-node") or [] if "extra ==" in line}
     sources = subprocess.run(["git", "ls-files", "*.py"], cwd=root, capture_output=True, text=True, check=True).stdout

@@ -25,7 +25,7 @@ def test_never_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
-def test_others_may_not_read_it(tmp_path: Path, mode: int) -> None:
+def test_a_key_readable_by_others_is_refused(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "a.key"
     keyfile.write(path, Key.generate())
     path.chmod(mode)
@@ -34,15 +34,15 @@ def test_others_may_not_read_it(tmp_path: Path, mode: int) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"swarm-key-1:abc", b"\xff" * 80, b"swarm-key-1:" + b"g" * 64, b"x" * 10_000])
-def test_what_is_no_key_is_told(tmp_path: Path, content: bytes) -> None:
+def test_a_file_without_a_key_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.key"
     path.write_bytes(content)
     path.chmod(0o600)
-    with pytest.raises(UsageError, match="no swarm-node key file"):
+    with pytest.raises(UsageError, match="not a swarm-node key file"):
         keyfile.load(path)
 
 
-def test_a_missing_one_says_how_to_make_it(tmp_path: Path) -> None:
+def test_a_missing_key_is_reported_with_the_command_that_makes_it(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="swarm-node keygen"):
         keyfile.load(tmp_path / "a.key")
 
@@ -52,7 +52,7 @@ def test_a_machine_keeps_its_identity(tmp_path: Path) -> None:
     assert keyfile.load_or_make(path).public == keyfile.load_or_make(path).public
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="Cannot write"):
         keyfile.write(tmp_path / "file" / "a.key", Key.generate())

@@ -1,4 +1,4 @@
-"""Log lines go to stderr, as JSON where no person watches."""
+"""Log lines go to stderr, as JSON when it is no terminal."""
 
 import io
 import json
@@ -44,7 +44,7 @@ def test_a_line_is_an_event_and_fields() -> None:
     }
 
 
-def test_people_get_no_json() -> None:
+def test_a_terminal_gets_no_json() -> None:
     stream = Terminal()
     logs.configure(stream=stream)
     structlog.get_logger().info("joined", slot=3)
@@ -74,7 +74,7 @@ def test_by_default_stdout_stays_free(capsys: pytest.CaptureFixture[str]) -> Non
     assert "joined" in captured.err
 
 
-def test_lines_of_one_name_are_few_and_the_rest_is_counted() -> None:
+def test_lines_of_one_name_are_limited_and_suppressed_ones_counted() -> None:
     now = 100.0
     limit = logs.LineLimit(rate=10.0, burst=20.0, clock=lambda: now)
     assert sum(limit.due("flood") is not None for _ in range(1000)) == 20
@@ -86,7 +86,7 @@ def test_lines_of_one_name_are_few_and_the_rest_is_counted() -> None:
     assert limit.due("flood") == 1
 
 
-def test_names_that_a_peer_chose_write_no_more_than_all_may_together() -> None:
+def test_many_names_together_are_limited_too() -> None:
     limit = logs.LineLimit(rate=10.0, burst=20.0, clock=lambda: 100.0)
     assert sum(limit.due(f"peer {i}") is not None for i in range(10_000)) == 200
     assert len(limit._names) <= logs.NAMES

@@ -1,4 +1,4 @@
-"""What a container really has, acted out by the files that tell it; and where the replica goes then."""
+"""The memory of a container, acted out with files of /proc and /sys, and where the replica is kept."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ def machine(root: Path, available_kb: int = 64_000_000) -> Path:
     return write(root, proc__meminfo=f"MemTotal: 99000000 kB\nMemAvailable: {available_kb} kB\n")
 
 
-def test_without_limits_it_is_what_the_machine_has(tmp_path: Path) -> None:
+def test_without_limits_the_machine_memory_counts(tmp_path: Path) -> None:
     write(machine(tmp_path), proc__self__cgroup="0::/user.slice\n")
     assert free_bytes(tmp_path) == 64_000_000 * 1024
 
@@ -53,7 +53,7 @@ def test_version_2_in_a_container_that_sees_only_itself(tmp_path: Path) -> None:
 
 
 def test_version_1_whose_path_is_the_hosts(tmp_path: Path) -> None:
-    """A container's own group is mounted at the root; its path, as the host has it, leads nowhere."""
+    """A container's own group is mounted at the root; its path is the host's and does not exist inside."""
     write(
         machine(tmp_path),
         proc__self__cgroup="5:cpu:/docker/abc\n4:hugetlb,memory:/docker/abc\n0::/docker/abc\n",
@@ -74,36 +74,36 @@ def test_version_1_without_a_limit(tmp_path: Path) -> None:
     assert free_bytes(tmp_path) == 64_000_000 * 1024
 
 
-def test_a_machine_that_does_not_tell(tmp_path: Path) -> None:
+def test_a_machine_without_proc_and_sys(tmp_path: Path) -> None:
     assert free_bytes(tmp_path) is None
-    assert free_bytes() is not None  # this one does
+    assert free_bytes() is not None  # this machine has both
 
 
 @pytest.mark.parametrize(
     ("place", "memory", "disk", "on_disk"),
     [
         ("auto", 20 * GB, 0, False),
-        ("auto", 17 * GB, 100 * GB, True),  # it would fit, and nothing beside it
+        ("auto", 17 * GB, 100 * GB, True),  # the replica would fit, and nothing beside it
         ("auto", None, 0, False),
         ("ram", 1 * GB, 100 * GB, False),
         ("disk", 99 * GB, 0, True),
     ],
 )
-def test_where_it_goes(place, memory, disk, on_disk) -> None:
+def test_auto_prefers_memory_and_falls_back_to_disk(place, memory, disk, on_disk) -> None:
     assert keep_on_disk(place, 16 * GB, memory, disk) is on_disk
 
 
-def test_nowhere_to_keep_it_is_said_with_what_to_do() -> None:
+def test_no_room_at_all_is_reported_with_a_way_out() -> None:
     with pytest.raises(UsageError, match=r"16.0 GB.* 4.0 GB of memory .* 5.0 GB of disk.*swarm-node relay"):
         keep_on_disk("auto", 16 * GB, 4 * GB, 5 * GB)
 
 
-def test_the_disk_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
+def test_free_disk_space_of_a_folder_that_does_not_exist_yet(tmp_path: Path) -> None:
     assert disk_free_bytes(tmp_path / "a" / "b") > 0
 
 
 def test_large_blocks_go_back_to_the_system() -> None:
-    """In a process of its own: forty blocks, some freed in between, as bodies come and go."""
+    """In another process: forty blocks, some of them freed in between, as request bodies are."""
     code = (
         "import sys; from pathlib import Path; from node.settings.memory import give_back_promptly\n"
         "def rss(): return int(Path('/proc/self/statm').read_text().split()[1]) * 4096\n"
@@ -125,5 +125,5 @@ def test_large_blocks_go_back_to_the_system() -> None:
     assert after < 8 << 20
 
 
-def test_a_libc_without_the_setting_is_no_matter() -> None:
+def test_a_libc_without_the_setting_is_accepted() -> None:
     assert give_back_promptly("libnothing.so.9") is False

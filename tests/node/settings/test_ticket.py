@@ -1,4 +1,4 @@
-"""A ticket comes back whole or says what is wrong with it."""
+"""A ticket round-trips, or the error says what is wrong with it."""
 
 import base64
 
@@ -18,7 +18,7 @@ TEXT = str(TICKET)
 
 
 def spelt(body: bytes) -> str:
-    """A ticket of any body, with the checksum it should have."""
+    """A ticket of any body, with a valid checksum."""
     framed = len(body).to_bytes(2, "big") + body
     return "swarm1" + base64.b32encode(framed + blake3(framed).digest()[:4]).decode().rstrip("=").lower()
 
@@ -41,18 +41,18 @@ def test_property_round_trip(key: bytes, ports: list[int], capability: bytes, pr
     assert len(str(ticket)) <= MAX_TICKET_CHARS
 
 
-def test_what_pasting_does_to_it_does_no_harm() -> None:
+def test_a_ticket_survives_copy_and_paste() -> None:
     for text in (f"  {TEXT}\n", TEXT.upper(), f'"{TEXT}"', TEXT[:70] + "\n  " + TEXT[70:140] + "\r\n" + TEXT[140:]):
         assert Ticket.parse(text) == TICKET
 
 
-def test_every_cut_is_called_one() -> None:
+def test_every_truncation_is_reported_as_one() -> None:
     for length in range(len("swarm1"), len(TEXT)):
         with pytest.raises(UsageError, match="cut off"):
             Ticket.parse(TEXT[:length])
 
 
-def test_every_wrong_letter_is_noticed() -> None:
+def test_every_wrong_letter_is_detected() -> None:
     for place in range(len("swarm1"), len(TEXT)):
         wrong = "b" if TEXT[place] != "b" else "c"
         with pytest.raises(UsageError, match=r"damaged in copying|cut off"):
@@ -60,11 +60,11 @@ def test_every_wrong_letter_is_noticed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "error_text"),
     [
-        ("", "no ticket"),
-        ("hello", "no ticket"),
-        ("swarm", "no ticket"),
+        ("", "not a ticket"),
+        ("hello", "not a ticket"),
+        ("swarm", "not a ticket"),
         ("12D3KooWJcZXQedKnSa2yNGns3yFjca4ZPbCkD8YekCCsAQQBqGr", "peer id"),
         ("/ip4/203.0.113.7/tcp/4001", "address"),
         ("swarm2" + TEXT[6:], "version 2"),
@@ -74,8 +74,8 @@ def test_every_wrong_letter_is_noticed() -> None:
         (TEXT[:60] + "ü" + TEXT[61:], "damaged"),
     ],
 )
-def test_each_mistake_has_its_own_sentence(text: str, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_each_mistake_has_its_own_error_text(text: str, error_text: str) -> None:
+    with pytest.raises(UsageError, match=error_text):
         Ticket.parse(text)
 
 
@@ -95,8 +95,8 @@ def test_each_mistake_has_its_own_sentence(text: str, told: str) -> None:
         msgspec.msgpack.encode([KEY.public, ["/ip4/1.2.3.4/tcp/1"], b"c", "wan", 1]),
     ],
 )
-def test_a_crafted_body_makes_no_sense(body: bytes) -> None:
-    with pytest.raises(UsageError, match="makes no sense"):
+def test_an_invalid_body_is_refused(body: bytes) -> None:
+    with pytest.raises(UsageError, match="is invalid"):
         Ticket.parse(spelt(body))
 
 
@@ -107,6 +107,6 @@ def test_fuzz_parse_never_crashes(text: str) -> None:
             Ticket.parse(candidate)
 
 
-def test_one_cannot_be_made_of_nonsense() -> None:
+def test_invalid_fields_are_refused_by_the_constructor() -> None:
     with pytest.raises(ValueError, match="addrs"):
         Ticket(KEY.public, ("box.example:4001",), b"c", "wan")

@@ -1,4 +1,4 @@
-"""The progress line: silent at first, one line on a terminal, ever rarer lines elsewhere."""
+"""The progress line: silent at first, one line on a terminal, lines at growing intervals elsewhere."""
 
 import io
 

@@ -9,6 +9,7 @@ import trio
 
 from codec.errors import UsageError
 from node.status import query
+from node.status.schema import NodeStatus, OwnStatus, SeedStatus, Status
 from swarm.transport.base import Unreachable
 
 
@@ -18,29 +19,23 @@ def home() -> Iterator[Path]:
         yield Path(folder)
 
 
-async def test_each_question_gets_the_state_of_that_moment(home: Path) -> None:
-    count = 0
-
-    def state() -> dict:
-        nonlocal count
-        count += 1
-        return {"head": [0, count]}
-
+async def test_each_question_gets_the_status_of_that_moment(home: Path) -> None:
+    answers: Iterator[Status] = iter([SeedStatus(head=(0, 1)), NodeStatus(nodes=[OwnStatus(held=(0, 2))])])
     async with trio.open_nursery() as nursery:
-        await nursery.start(query.serve, home, state)
-        for expected in (1, 2):
-            assert await trio.to_thread.run_sync(query.ask, home) == {"head": [0, expected]}
+        await nursery.start(query.serve, home, lambda: next(answers))
+        assert await trio.to_thread.run_sync(query.ask, home) == SeedStatus(head=(0, 1))
+        assert await trio.to_thread.run_sync(query.ask, home) == NodeStatus(nodes=[OwnStatus(held=(0, 2))])
         nursery.cancel_scope.cancel()
 
 
-def test_nobody_there(home: Path) -> None:
+def test_no_process_answers(home: Path) -> None:
     with pytest.raises(Unreachable, match="swarm-node seed"):
         query.ask(home)
 
 
 async def test_one_process_a_home(home: Path) -> None:
     async with trio.open_nursery() as nursery:
-        await nursery.start(query.serve, home, dict)
+        await nursery.start(query.serve, home, SeedStatus)
         with pytest.raises(UsageError, match="Another process"):
-            await query.serve(home, dict)
+            await query.serve(home, SeedStatus)
         nursery.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""How peers are reached, as `status` says it."""
+"""How peers are reached, as the status and the log have it."""
 
 import io
 from types import SimpleNamespace
@@ -10,7 +10,8 @@ import trio.testing
 from rich.console import Console
 
 from node.status import terminal
-from node.status.reached import reached, relayed, tell
+from node.status.reached import add_relay_counts, how_reached, log_reservations
+from node.status.schema import MemberStatus, RelayStatus, SeedStatus, Status
 from swarm.transport.base import PathKind
 
 
@@ -18,42 +19,43 @@ def transport(**parts: Any) -> Any:
     return SimpleNamespace(path_kind=lambda peer: None, relay=None) if not parts else SimpleNamespace(**parts)
 
 
-def shown(state: dict[str, Any]) -> str:
+def shown(status: Status) -> str:
     console = Console(file=io.StringIO(), width=120, force_terminal=False)
-    console.print(terminal.view(state))
+    console.print(terminal.view(terminal.Picture(status)))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_a_connection_says_more_than_the_roster() -> None:
     for kind in PathKind:
-        assert reached(transport(path_kind=lambda peer, kind=kind: kind), b"", False) == kind.value
-    assert [reached(transport(), b"", dialable) for dialable in (True, False, None)] == [
+        assert how_reached(transport(path_kind=lambda peer, kind=kind: kind), b"", False) == kind.value
+    assert [how_reached(transport(), b"", dialable) for dialable in (True, False, None)] == [
         "can be dialed", "cannot be dialed", "",
     ]  # fmt: skip
 
 
 def test_what_a_relay_does() -> None:
-    assert relayed(transport()) == {}
-    relay = SimpleNamespace(reservations=[b"a", b"b"], circuits=3, relayed_bytes=1_200_000)
-    assert relayed(transport(relay=relay)) == {"places": 2, "circuits": 3, "relayed_bytes": 1_200_000}
+    status = RelayStatus()
+    relay: Any = SimpleNamespace(reservations=[b"a", b"b"], circuits=3, relayed_bytes=1_200_000)
+    add_relay_counts(status, relay)
+    assert (status.places, status.circuits, status.relayed_bytes) == (2, 3, 1_200_000)
 
 
 def test_a_person_sees_it() -> None:
     place = "/ip4/203.0.113.9/tcp/4001"
-    text = shown({"nodes": [{"slot": 0, "name": "box", "reached": "punched"}], "relays": {place: ""}})
+    text = shown(SeedStatus(nodes=[MemberStatus(name="box", reached="punched")], relays={place: ""}))
     assert "punched" in text
     assert f"reached through {place}\n" in "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
-    assert "not now, no answer" in shown({"relays": {place: "no answer"}})
-    text = shown({"places": 2, "circuits": 3, "relayed_bytes": 1_200_000, "seed_reached": "circuit"})
+    assert "not now, no answer" in shown(SeedStatus(relays={place: "no answer"}))
+    text = shown(RelayStatus(places=2, circuits=3, relayed_bytes=1_200_000, seed_reached="circuit"))
     assert "relay: 2 places, 3 circuits, 1.2 MB relayed" in text
     assert "the seed is reached: circuit" in text
 
 
-async def test_a_missing_place_is_told_once_and_its_return(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_missing_reservation_is_logged_once_and_its_return(autojump_clock: trio.testing.MockClock) -> None:
     state = {"there": "no answer"}
     with structlog.testing.capture_logs() as logs, trio.move_on_after(60):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(tell, transport(reservations=SimpleNamespace(state=state)))
+            nursery.start_soon(log_reservations, transport(reservations=SimpleNamespace(state=state)))
             await trio.sleep(20)
             state["there"] = ""
             await trio.sleep(20)

@@ -1,4 +1,4 @@
-"""`delta` and `apply` on two checkpoint folders: exact, honest about size, and a sentence for everything else."""
+"""`delta` and `apply` on two checkpoint folders: exact results, true sizes, and an error text for every mistake."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def test_the_seconds(report: DeltaReport) -> None:
     assert report.swarm_s == pytest.approx(report.delta_bytes / 12.5e6)
 
 
-def test_apply_gives_new_files_and_all(folders: Path, report: DeltaReport, tmp_path: Path) -> None:
+def test_apply_writes_new_with_its_small_files(folders: Path, report: DeltaReport, tmp_path: Path) -> None:
     root = apply(folders / "old", folders / "step.delta", tmp_path / "out")
     new, out = Checkpoint.open(folders / "new"), Checkpoint.open(tmp_path / "out")
     assert out.layout == new.layout

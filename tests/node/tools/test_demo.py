@@ -1,4 +1,4 @@
-"""The demo, whole: training, a SIGKILL, a joiner, and every bit compared."""
+"""The whole demo: training, a SIGKILL, a joiner, and a comparison of all bits."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def test_a_kill_and_a_join(tmp_path: Path) -> None:
     assert processes_that_mention(tmp_path) == [], "no process is left behind"
 
 
-def test_it_refuses_a_demo_with_nobody_to_kill(tmp_path: Path) -> None:
+def test_a_demo_with_one_node_is_refused(tmp_path: Path) -> None:
     done = run_demo(tmp_path, "--nodes", "1")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr

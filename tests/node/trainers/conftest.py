@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-# Under `--import-mode=importlib` a test's folder is not on the path; ranks import from it too.
+# Under `--import-mode=importlib` a test's folder is not on the path. The rank processes import from it too.
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), *(str(HERE.parents[1] / room) for room in ("node", "processes"))]
 

@@ -17,12 +17,12 @@ from codec import Layout, TensorSpec, state_root
 from codec.errors import SwarmError
 from codec.staging import block_hash
 from node import Swarm
-from node.trainers.publish import publishing
+from node.trainers.publish import sender
 
 
 class Net(torch.nn.Module):
-    """Every awkwardness: blocks that cross borders, rows that do not divide, fewer rows than ranks, a tie, a frozen
-    layer, a buffer that is no parameter."""
+    """A model with every special case: blocks that cross borders, uneven rows, fewer rows than ranks, ties, a frozen
+    layer, a buffer."""
 
     def __init__(self, width: int = 1024, vocabulary: int = 1500) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def make_net(seed: int = 0, **sizes: int) -> Net:
 
 
 def layout_of(net: torch.nn.Module) -> Layout:
-    """Parameters as bf16, whatever the masters are; buffers as they are; the head's weight tied."""
+    """The layout of a bf16 checkpoint of the model: buffers in their own dtype, and the head's weight tied."""
     specs = []
     for name, tensor in net.state_dict().items():
         if name not in TIED:
@@ -59,7 +59,7 @@ def layout_of(net: torch.nn.Module) -> Layout:
 
 
 def bits_of(layout: Layout, state: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """Full tensors as a checkpoint has them."""
+    """Full tensors as the bits of a checkpoint."""
     kinds = {"F32": torch.float32, "BF16": torch.bfloat16}
     found = {}
     for spec in layout.tensors:
@@ -78,7 +78,7 @@ def root_of(layout: Layout, bits: dict[str, np.ndarray]) -> bytes:
 
 
 def gathered(net: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """What nobody does in earnest: every tensor, whole, on every rank."""
+    """Every tensor, whole, on every rank: the reference that publishing avoids."""
     return {name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in net.state_dict().items()}
 
 
@@ -103,7 +103,7 @@ def memory_kb(field: str) -> int:
 
 
 def train(rank: int, world: int, home: str, steps: int, publishing_on: bool, mixed: bool) -> dict[str, Any]:
-    """`steps` steps of Adam, each of two backward passes, every one published (or none). The roots, and the masters."""
+    """`steps` steps of Adam, each of two backward passes; all are published or none. Returns roots and masters."""
     net = sharded(make_net(), mixed=mixed)
     layout = layout_of(make_net())
     adam = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=1e-3)
@@ -170,7 +170,7 @@ def columns(rank: int, world: int, home: str) -> tuple[bytes, bytes]:
 
 
 def mirrored(rank: int, world: int, home: str) -> tuple[bytes, bytes]:
-    """HSDP: every rank holds all, and they share the work."""
+    """HSDP: every rank holds every tensor whole, and the ranks divide the work."""
     mesh = init_device_mesh("cpu", (world, 1), mesh_dim_names=("replicate", "shard"))
     net, layout = make_net(), layout_of(make_net())
     fully_shard(net.frozen, mesh=mesh)
@@ -186,7 +186,7 @@ def mirrored(rank: int, world: int, home: str) -> tuple[bytes, bytes]:
 
 
 def mixture(rank: int, world: int, homes: dict[str, str], folder: str) -> dict[str, tuple[bytes, bytes | None]]:
-    """A mixture of experts whose checkpoint names each expert singly: sharded by experts, across them, and adapted."""
+    """A mixture of experts, one tensor an expert in the checkpoint: sharded by experts, across them, and adapted."""
     import peft
     from torch.distributed.tensor import Shard
     from transformers import AutoModelForCausalLM
@@ -214,7 +214,7 @@ def mixture(rank: int, world: int, homes: dict[str, str], folder: str) -> dict[s
 
 
 def _saved_root(model: Any, folder: Path, rank: int, adapted: bool) -> bytes | None:
-    """Of what the library itself saves of the gathered (and merged) model, as bf16; rank 0 alone saves."""
+    """The root of what transformers saves of the gathered (and merged) model as bf16. None on ranks above 0."""
     import tempfile
 
     import peft
@@ -237,8 +237,8 @@ def _saved_root(model: Any, folder: Path, rank: int, adapted: bool) -> bytes | N
 
 
 def a_rank_dies(rank: int, world: int, home: str) -> str:
-    """Rank 1 is killed in the middle of its copy; rank 0 must hear of it, and may go on training."""
-    publishing.OPENED_WITHIN_S = 5.0
+    """Rank 1 is killed before it publishes. Rank 0 gets an error, and may go on training."""
+    sender.OPENED_WITHIN_S = 5.0
     net = sharded(make_net(), mixed=False)
     swarm = Swarm.attach(net, home=home)
     swarm.publish(net, step=0).wait(timeout_s=60)
@@ -256,7 +256,7 @@ def a_rank_dies(rank: int, world: int, home: str) -> str:
 
 
 def one_rank_refuses(rank: int, world: int, home: str) -> list[str]:
-    """Rank 1's weights are of another dtype once: the step fails on both, with a sentence, and the next is fine."""
+    """Rank 1's weights have another dtype once: the step fails on both with a sentence, and the next one works."""
     said = []
     net = sharded(make_net(), mixed=False)
     with Swarm.attach(net, home=home) as swarm:
@@ -274,8 +274,7 @@ def one_rank_refuses(rank: int, world: int, home: str) -> list[str]:
 
 
 def each_refuses(rank: int, world: int, home: str) -> list[str]:
-    """Every third step one rank's weights are of another dtype, now this one's, now that one's: whenever the others
-    notice, the steps between are sealed."""
+    """In every third step one rank's weights have another dtype. The steps between are always sealed."""
     said = []
     net = sharded(make_net(), mixed=False)
     with Swarm.attach(net, home=home) as swarm:
@@ -292,7 +291,7 @@ def each_refuses(rank: int, world: int, home: str) -> list[str]:
 
 
 def busy(rank: int, world: int, home: str) -> list[list[Any]]:
-    """Six steps without waiting for any, the newer in the place of the waiting one: the same ones on all ranks."""
+    """Six steps with `on_busy="coalesce"`, without waiting. The same steps are superseded on all ranks."""
     net = sharded(make_net(), mixed=False)
     publications = []
     with Swarm.attach(net, home=home) as swarm:
@@ -310,7 +309,7 @@ def busy(rank: int, world: int, home: str) -> list[list[Any]]:
 
 
 def goes_back(rank: int, world: int, home: str) -> list[Any]:
-    """Three steps, back to the first from what the seed keeps, another; back to the base with our own weights."""
+    """Three steps, back to the first by the seed, another step; back to the base with the trainer's weights."""
     net = sharded(make_net(), mixed=False)
     base = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     found: list[Any] = []
@@ -331,12 +330,12 @@ def goes_back(rank: int, world: int, home: str) -> list[Any]:
 
 
 def refusals(rank: int, world: int, home: str, boot_id: str) -> list[str]:
-    """Without a seed; and with ranks that are not on one host."""
-    from node.trainers.tensors import fsdp2
+    """The errors of attaching without a seed, and of ranks on several hosts."""
+    from node.trainers.ranks import meeting
 
     net, said = sharded(make_net(), mixed=False), []
-    for host in (fsdp2._BOOT_ID, Path(boot_id) if rank else fsdp2._BOOT_ID):
-        fsdp2._BOOT_ID = host
+    for host in (meeting._BOOT_ID, Path(boot_id) if rank else meeting._BOOT_ID):
+        meeting._BOOT_ID = host
         try:
             Swarm.attach(net, home=home)
         except SwarmError as error:

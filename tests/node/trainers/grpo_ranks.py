@@ -19,20 +19,20 @@ from node.trainers.grpo.task import SortLetters
 from node.trainers.grpo.trainer import GrpoConfig, GrpoTrainer
 
 WITHIN_S = 180.0
-"""For what takes a second; two cores may have other things to do."""
+"""For calls that take a second when the cores are idle."""
 CONFIG = GrpoConfig(lr=1e-3, prompts=4, samples=4, rows=64, lr_warmup_steps=1)
 
 
 class Varied(SortLetters):
-    """A reward that no policy gets by heart, so that every step changes something."""
+    """A reward that varies with every answer, so that every step changes the weights."""
 
     def score(self, prompt: tuple[int, ...], answer: tuple[int, ...]) -> float:
         return sum(answer) % 7 / 6
 
 
 class ShardedTrainer(GrpoTrainer):
-    """The reference trainer with its model, masters and optimizer state sharded over the ranks. Each rank takes its
-    share of the groups; FSDP averages the gradients."""
+    """The reference trainer, with its model, masters and optimizer state sharded over the ranks. Each rank trains on
+    its share of the groups, and FSDP averages the gradients."""
 
     def __init__(self, base: Path) -> None:
         super().__init__(base, Varied(3), CONFIG, device="cpu")
@@ -47,8 +47,8 @@ class ShardedTrainer(GrpoTrainer):
             parameter.to_local().copy_(master.to_local().to(torch.bfloat16))
         return 0.0
 
-    def keep(self, file: Path, root: bytes) -> None:
-        """This rank's shards of everything that training goes on from, and the root of the policy that they are of."""
+    def save_shards(self, file: Path, root: bytes) -> None:
+        """Save this rank's shards of the training state, and the root of their policy."""
         masters = [master.to_local().detach().clone() for master in self._masters]
         adam = [{k: _local(v) for k, v in self._adam.state[m].items()} for m in self._masters]
         part = Path(f"{file}.part")
@@ -75,7 +75,7 @@ def _local(tensor: Any) -> torch.Tensor:
 
 
 def gathered_root(layout: Layout, model: torch.nn.Module) -> bytes:
-    """Of the policy's own bits: no replica, no delta."""
+    """The root of the policy's own bits, without a replica or a delta."""
     state = {name: t.full_tensor() for name, t in model.state_dict().items()}
     hashes = np.zeros((layout.n_blocks, 32), np.uint8)
     for spec in layout.tensors:
@@ -88,9 +88,9 @@ def gathered_root(layout: Layout, model: torch.nn.Module) -> bytes:
 def train(
     rank: int, world: int, home: str, base: str, folder: str, nodes: list[str], until: int
 ) -> list[dict[str, Any]]:
-    """Go on from what `folder` keeps until step `until`; at step 6 for the first time, go back to step 4.
+    """Continue from what `folder` has until step `until`. At step 6, the first time, go back to step 4.
 
-    A row for each version: rank 0 waits until every engine has proven that it runs on exactly these bits.
+    Returns a row for each version. Rank 0 waits until every engine has proven that it runs on exactly these bits.
     """
     torch.set_num_threads(1)
     trainer, keep, rows = ShardedTrainer(Path(base)), Path(folder), []
@@ -129,7 +129,7 @@ def train(
             if rank == 0:
                 row["engines"] = engines_at(nodes, publication.root)
             rows.append(row)
-            trainer.keep(keep / f"step{step:04}.rank{rank}", publication.root)
+            trainer.save_shards(keep / f"step{step:04}.rank{rank}", publication.root)
             (keep / f"done{step:04}.rank{rank}").touch()
             dist.barrier()
         publication.wait(quorum=1.0, timeout_s=WITHIN_S)
@@ -146,7 +146,7 @@ def train(
 
 
 def nodes_at_work(swarm: Swarm, trainer: ShardedTrainer, wanted: int) -> set[bytes]:
-    """Whose rollouts are accepted, when there is more to do than the quickest can hold: until so many are found."""
+    """Nodes whose rollouts are accepted, when there is more work than the fastest node can hold: `wanted` of them."""
     prompts = itertools.chain.from_iterable(trainer.prompts(step) for step in itertools.count(trainer.step_done + 1))
     found: set[bytes] = set()
     deadline = time.monotonic() + WITHIN_S
@@ -158,8 +158,8 @@ def nodes_at_work(swarm: Swarm, trainer: ShardedTrainer, wanted: int) -> set[byt
 
 
 def engines_at(nodes: list[str], root: bytes) -> list[str]:
-    """The roots that every engine's live parameters add up to, once they are the one awaited (or it took too long)."""
+    """The root of every engine's live parameters, once all are `root`, or after `WITHIN_S`."""
     deadline, found = time.monotonic() + WITHIN_S, [""] * len(nodes)
     while time.monotonic() < deadline and found != [root.hex()] * len(nodes):
-        found = [ask(Path(home), prove=True)["nodes"][0]["live_root"] or "" for home in nodes]
+        found = [ask(Path(home), prove=True).nodes[0].live_root or "" for home in nodes]
     return found

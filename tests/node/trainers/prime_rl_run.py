@@ -1,8 +1,7 @@
-"""What prime-rl's processes say to inference servers, by their own code: `prime_rl_run.py GATEWAY TOKENIZER MODEL
-[SOURCE ADMIN BROADCAST]`. JSON on stdout.
+"""Runs prime-rl's own clients of inference servers: `prime_rl_run.py GATEWAY TOKENIZER MODEL [SOURCE ADMIN BROADCAST]`.
 
-Tokens are drawn by verifiers' training client. With prime-rl's source, its orchestrator's pool checks the servers, and
-has them take the checkpoint in the folder BROADCAST.
+The training client of verifiers asks for tokens. With prime-rl's source, its orchestrator's pool also checks the
+servers, and has them load the checkpoint in the folder BROADCAST. Prints JSON on stdout.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Trainers as their makers publish them, in an environment of their own, on a swarm of one node that draws tokens."""
+"""Published RL trainers, in an environment of their own, on a swarm with one node that generates tokens."""
 
 import json
 import os
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 @contextmanager
 def drawing(folder: Path, *gateway: str) -> Iterator[tuple[kit.Swarm, Path, str]]:
-    """A swarm whose node draws, its base, and its gateway's URL. `gateway`: further words for that."""
+    """A swarm whose node generates tokens, its base folder, and its gateway's URL. `gateway`: arguments for that."""
     from node.trainers.grpo.tiny import tiny_folder
 
     base, port = tiny_folder(lambda line: None), kit.free_port()
@@ -31,7 +31,7 @@ def drawing(folder: Path, *gateway: str) -> Iterator[tuple[kit.Swarm, Path, str]
 
 
 def train(swarm: kit.Swarm, script: str, *words: object) -> dict[str, Any]:
-    """Run one of our scripts around such a trainer to its end; the report that it prints last."""
+    """Run a script of this folder around such a trainer to its end. Returns the report that it prints last."""
     python = environment("trainers", HERE / "trainers.txt", inherit=True)
     environ = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[2])}
     environ.pop("PYTHONDONTWRITEBYTECODE", None)  # several processes import the same large packages

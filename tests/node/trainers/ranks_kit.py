@@ -1,4 +1,4 @@
-"""Trainers of several ranks, as real processes over gloo, against a seed without a network."""
+"""Runs trainers of several ranks as real processes over gloo."""
 
 import os
 import pickle
@@ -15,7 +15,7 @@ WITHIN_S = 300.0
 
 
 class RankFailed(AssertionError):
-    """A rank ended with an error; its text is the rank's own traceback."""
+    """A rank ended with an error. The text is the rank's own traceback."""
 
 
 def run_ranks(world: int, function: str, *args: Any, dies: Sequence[int] = (), within_s: float = WITHIN_S) -> list[Any]:
@@ -31,7 +31,7 @@ def run_ranks(world: int, function: str, *args: Any, dies: Sequence[int] = (), w
 
 
 class Running:
-    """Ranks that are at work. Each result (pickled) lies in a file when its process has ended."""
+    """Rank processes that run. Each writes its pickled result to a file before it ends."""
 
     def __init__(self, world: int, function: str, *args: Any) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -55,7 +55,7 @@ class Running:
             if any(self.processes[rank].poll() for rank in alive) or time.monotonic() > deadline:
                 break
             time.sleep(0.02)
-        time.sleep(0.1)  # what the others say of it
+        time.sleep(0.1)  # the other ranks may write their errors too
         found: list[Any] = [None] * len(self.processes)
         for rank in alive:
             if not self._files[rank].exists():
@@ -96,7 +96,7 @@ def _main(folder: Path, rank: int, world: int) -> None:
     (folder / f"partial{rank}").write_bytes(pickle.dumps(result))
     (folder / f"partial{rank}").rename(folder / f"result{rank}")
     sys.stdout.flush()
-    os._exit(0 if result[0] else 1)  # a rank whose peers are gone must not wait for them
+    os._exit(0 if result[0] else 1)  # without cleaning up, which would wait for ranks that are gone
 
 
 if __name__ == "__main__":

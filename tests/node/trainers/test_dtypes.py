@@ -1,4 +1,4 @@
-"""A trainer's dtype in the place of a checkpoint's: exact, rounded as torch rounds, or refused on attaching."""
+"""A model's dtype that differs from the checkpoint's is converted as torch does it, or refused when attaching."""
 
 from itertools import product
 from typing import Any
@@ -14,16 +14,16 @@ from node.trainers.ranks.ownership import Ownership  # noqa: E402
 from node.trainers.tensors.weights import Copier, check_names  # noqa: E402
 
 KINDS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-TAKEN = {("BF16", "F32"), ("F16", "F32"), ("F32", "BF16"), ("F32", "F16"), *((kind, kind) for kind in KINDS)}
-"""(checkpoint, trainer)."""
+ACCEPTED = {("BF16", "F32"), ("F16", "F32"), ("F32", "BF16"), ("F32", "F16"), *((kind, kind) for kind in KINDS)}
+"""(checkpoint dtype, trainer dtype)."""
 
 
 def model(kind: Any, scale: float = 1.0) -> Any:
     torch.manual_seed(0)
-    made = torch.nn.Linear(16, 8)
+    linear = torch.nn.Linear(16, 8)
     with torch.no_grad():
-        made.weight *= scale
-    return made.to(kind)
+        linear.weight *= scale
+    return linear.to(kind)
 
 
 def layout(kind: str) -> Layout:
@@ -37,9 +37,9 @@ def published(base: Layout, source: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("stored", "held"), list(product(KINDS, KINDS)))
-def test_each_pair(stored: str, held: str) -> None:
+def test_each_pair_of_dtypes(stored: str, held: str) -> None:
     source = model(KINDS[held])
-    if (stored, held) not in TAKEN:
+    if (stored, held) not in ACCEPTED:
         with pytest.raises(UsageError, match=f"torch.{str(KINDS[held])[6:]} in the model and {stored}.*train in"):
             check_names(layout(stored), source)
         return
@@ -48,13 +48,13 @@ def test_each_pair(stored: str, held: str) -> None:
     np.testing.assert_array_equal(published(layout(stored), source), wanted)
 
 
-def test_what_float16_cannot_hold_is_said() -> None:
+def test_values_beyond_float16_are_refused() -> None:
     with pytest.raises(UsageError, match=r"weight has values beyond float16's 65,504"):
         published(layout("F16"), model(torch.float32, scale=1e7))
 
 
-def test_a_tie_that_the_model_has_and_the_checkpoint_does_not_name() -> None:
-    """GPT-NeoX's head and Mamba's are tied under names of their own: one tensor in memory is published once."""
+def test_a_tie_that_only_the_model_has_is_published_once() -> None:
+    """The heads of GPT-NeoX and Mamba are tied and the checkpoint does not name them: one tensor is published once."""
     transformers = pytest.importorskip("transformers")
     config = transformers.MambaConfig(vocab_size=24, hidden_size=16, num_hidden_layers=1, state_size=4, expand=1)
     source = transformers.MambaForCausalLM(config)

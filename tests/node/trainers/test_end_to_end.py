@@ -1,5 +1,5 @@
-"""Two ranks of FSDP2 train by GRPO over a seed and three nodes, one of them vLLM's: every engine has the trainer's bits
-at each step, also when the trainer is killed and resumed, and when it goes back."""
+"""Two ranks of FSDP2 train by GRPO over a seed and three nodes, one of which runs vLLM. Every engine has the trainer's
+bits at each step, also after the trainer is killed and resumed, and after a rollback."""
 
 import time
 from pathlib import Path
@@ -16,7 +16,7 @@ KILLED_AFTER = 3
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Heads of 64, which vLLM asks for."""
+    """A base whose attention heads have 64 elements, as vLLM requires."""
     from node.trainers.grpo.tiny import TinyRecipe, make_tiny
 
     recipe = TinyRecipe(letters=3, hidden=128, inner=64, layers=2, heads=2, kv_heads=1, steps=2, rows=8, spread=0.1)
@@ -25,7 +25,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.vllm
-def test_ten_steps_a_kill_and_a_way_back(tmp_path: Path, policy: Path):
+def test_ten_steps_with_a_kill_and_a_rollback(tmp_path: Path, policy: Path):
     from scenarios.engines.vllm_environment import vllm_python
 
     keep, base = tmp_path / "keep", policy
@@ -81,7 +81,7 @@ def test_ten_steps_a_kill_and_a_way_back(tmp_path: Path, policy: Path):
         assert all(drawn in ((epoch_now, version - 1), (epoch_now, version - 2)) for drawn in row["drawn_from"])
     assert len({row["root"] for row in published}) == len(published) >= STEPS - KILLED_AFTER
     state = last["state"]
-    assert last["accepted_of"] == 3, "every node's rollouts are taken"
+    assert last["accepted_of"] == 3, "rollouts of every node were accepted"
     assert state["error"] is None
     assert [node["version"] for node in state["nodes"]] == [(epoch + 1, STEPS)] * 3
     assert [node["lag_versions"] for node in state["nodes"]] == [0, 0, 0]

@@ -1,4 +1,4 @@
-"""FSDP2 in real processes over gloo: the seed's bits are those of a gathered checkpoint, and no rank gathers one."""
+"""FSDP2 in real processes over gloo: the seed's bits equal a gathered checkpoint's, and no rank gathers one."""
 
 import contextlib
 from pathlib import Path
@@ -31,8 +31,8 @@ def base(**sizes: int) -> Replica:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_every_root_is_that_of_the_gathered_checkpoint(tmp_path: Path, world: int):
-    """fp32 masters, two backward passes a step, ties, a frozen layer, uneven shards; not one collective; and the
-    trajectory is the same, bit for bit, without a swarm."""
+    """fp32 masters, two backward passes a step, ties, a frozen layer, uneven shards, and no collective. The masters are
+    the same, bit for bit, as without a swarm."""
     with running(tmp_path, FakeSeed(base())) as there:
         ranks = run_ranks(world, "fsdp2_ranks:train_with_and_without", str(tmp_path), 3, world == 3)
         assert len(set(ranks[0][0]["roots"])) == 3
@@ -48,7 +48,7 @@ def test_every_root_is_that_of_the_gathered_checkpoint(tmp_path: Path, world: in
 
 @pytest.mark.slow
 def test_no_rank_ever_holds_the_model(tmp_path: Path):
-    """Two copies and the replica, of its own share each; gathering would touch three whole models."""
+    """A rank touches its own share of two copies and of the replica. Gathering would touch three whole models."""
     with running(tmp_path, FakeSeed(base(vocabulary=48_000))) as there:
         for found in run_ranks(3, "fsdp2_ranks:memory", str(there.home)):
             share = found["model"] / 3
@@ -60,7 +60,7 @@ SEVERAL = ("columns", "mirrored", "one_rank_refuses", "each_refuses", "busy", "g
 
 
 @pytest.mark.slow
-def test_what_two_ranks_go_through(tmp_path: Path):
+def test_two_ranks_shard_refuse_coalesce_and_go_back(tmp_path: Path):
     with contextlib.ExitStack() as stack:
         there = {}
         for name in SEVERAL:
@@ -82,7 +82,7 @@ def test_what_two_ranks_go_through(tmp_path: Path):
         assert "Rank 1 of 2 could not copy" in told[1]
         assert "fc.weight is torch.float16" in knows[1]
 
-        assert first["busy"] == second["busy"], "all ranks drop the same steps"
+        assert first["busy"] == second["busy"], "the same steps are superseded on all ranks"
         assert not first["busy"][0][1]
         assert not first["busy"][-1][1]
         assert there["busy"].seed.receiver.root == first["busy"][-1][3]

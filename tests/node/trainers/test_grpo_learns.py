@@ -1,4 +1,4 @@
-"""The learning claim: about two minutes on one core."""
+"""`tiny` learns its task; about two minutes on one core."""
 
 from pathlib import Path
 

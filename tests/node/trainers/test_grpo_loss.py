@@ -8,7 +8,7 @@ from node.trainers.grpo.loss import group_advantages, grpo_loss, token_logprobs
 
 
 def slow_loss(new, old, advantages, mask, low, high):
-    """The formula as it is printed, one token at a time."""
+    """The formula as in the papers, one token at a time."""
     total, clipped = 0.0, 0
     for i, row in enumerate(mask):
         for t, counts in enumerate(row):
@@ -52,7 +52,7 @@ def test_loss_and_gradient_equal_the_slow_reference():
             assert logprobs.grad[i, t].item() == pytest.approx(slope, abs=1e-5)
 
 
-def test_what_lies_outside_the_mask_is_nothing():
+def test_values_outside_the_mask_are_ignored():
     new = torch.tensor([[0.0, float("-inf"), float("nan")]], requires_grad=True)
     old = torch.tensor([[0.0, float("-inf"), 0.0]])
     loss = grpo_loss(new, old, torch.tensor([2.0]), torch.tensor([[True, False, False]]), clip_low=0.2, clip_high=0.2)
@@ -64,7 +64,7 @@ def test_what_lies_outside_the_mask_is_nothing():
 
 @pytest.mark.parametrize("lie", [-1e30, -500.0, 500.0])
 @pytest.mark.parametrize("advantage", [-1.0, 1.0])
-def test_an_absurd_claim_teaches_nothing(lie, advantage):
+def test_an_absurd_log_probability_has_no_gradient(lie, advantage):
     new = torch.tensor([[-1.0, -1.0]], requires_grad=True)
     old = torch.tensor([[-1.0, lie]])
     mask = torch.ones(1, 2, dtype=torch.bool)

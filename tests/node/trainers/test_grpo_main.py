@@ -10,13 +10,13 @@ from node.trainers.grpo.trainer import GrpoConfig
 
 
 @pytest.fixture
-def little(base, monkeypatch):
-    """`tiny` replaced by something that needs no warm-up."""
+def small_tiny(base, monkeypatch):
+    """`tiny` replaced by a model that needs no warm-up."""
     config = GrpoConfig(lr=1e-3, prompts=2, samples=4)
     monkeypatch.setitem(sizes.SIZES, "tiny", sizes.Size(lambda progress: base, lambda folder: SortLetters(3), config))
 
 
-def test_json_and_snapshots(little, base, tmp_path, capsys):
+def test_json_and_snapshots(small_tiny, base, tmp_path, capsys):
     folder = tmp_path / "kept"
     code = program.main(["--steps", "3", "--json", "--snapshots", str(folder), "--snapshots-from", "2"])
     rows = [msgspec.json.decode(line) for line in capsys.readouterr().out.splitlines()]
@@ -30,7 +30,7 @@ def test_json_and_snapshots(little, base, tmp_path, capsys):
     assert before.layout.hash == Checkpoint.open(base).layout.hash
 
 
-def test_a_line_a_step(little, capsys):
+def test_a_line_a_step(small_tiny, capsys):
     assert program.main(["--steps", "2", "--lr", "1e-5", "--seed", "4"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
@@ -48,14 +48,14 @@ def test_a_line_a_step(little, capsys):
         (["--what"], "--what"),
     ],
 )
-def test_what_the_user_can_fix_is_said_in_a_sentence(little, capsys, arguments, said):
+def test_a_user_error_is_one_sentence(small_tiny, capsys, arguments, said):
     assert program.main(arguments) == 2
-    told = capsys.readouterr()
-    assert said in told.err + told.out
-    assert "Traceback" not in told.err + told.out
+    captured = capsys.readouterr()
+    assert said in captured.err + captured.out
+    assert "Traceback" not in captured.err + captured.out
 
 
-def test_smollm2_names_what_it_lacks(monkeypatch, tmp_path, capsys):
+def test_smollm2_names_the_packages_that_it_lacks(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("SWARM_CACHE", str(tmp_path))
     monkeypatch.setattr("node.settings.extras.find_spec", lambda name: None)
     assert program.main(["--size", "smollm2"]) == 2
@@ -91,7 +91,7 @@ def test_small_is_made_from_the_standard_library(tmp_path):
     assert len(task.prompts(1, 3, np.random.default_rng(0))) == 3
 
 
-def test_cached_folders_appear_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_cached_folders_appear_complete_or_not_at_all(tmp_path, monkeypatch):
     from node.trainers.grpo.cache import cached_folder
     from node.trainers.grpo.tiny import TinyRecipe
 
@@ -115,7 +115,7 @@ def test_cached_folders_appear_whole_or_not_at_all(tmp_path, monkeypatch):
     assert len(list((tmp_path / "models").iterdir())) == 2
 
 
-def test_two_that_make_the_same_keep_one(tmp_path, monkeypatch):
+def test_of_two_that_make_a_folder_at_once_the_first_wins(tmp_path, monkeypatch):
     from node.trainers.grpo.cache import cached_folder
     from node.trainers.grpo.tiny import TinyRecipe
 

@@ -156,7 +156,7 @@ def test_micro_batches_change_nothing_but_rounding(base):
     assert a.grad_norm == pytest.approx(b.grad_norm, rel=1e-4)
 
 
-def test_what_cannot_be_trained_on_changes_nothing(base):
+def test_a_refused_step_changes_nothing(base):
     trainer = trainer_on(base)
     groups = sample(trainer, engine_on(base))
     old = bits_of(trainer)
@@ -169,7 +169,7 @@ def test_what_cannot_be_trained_on_changes_nothing(base):
         np.testing.assert_array_equal(bits, old[name])
 
 
-def test_groups_of_equal_rewards_teach_nothing(base):
+def test_groups_of_equal_rewards_change_nothing(base):
     trainer = trainer_on(base)
     trainer.task.score = lambda prompt, answer: 1.0  # type: ignore[method-assign]
     stats = trainer.step(sample(trainer, engine_on(base)))

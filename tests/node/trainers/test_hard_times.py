@@ -1,4 +1,4 @@
-"""A seed that is frozen, dead or out of reach, as real processes are: every call of a trainer ends, typed, in time."""
+"""A seed process that is frozen, dead or unreachable: every call of a trainer ends in time, with a typed error."""
 
 import itertools
 import os
@@ -20,7 +20,7 @@ from node.trainers.publish import publication
 
 SOON_S = 0.3
 BOUND_S = 20.0
-"""Far beyond what is asked for, and far below what a call without a deadline would take."""
+"""Far above the timeouts that the calls get, and far below the defaults."""
 SAMPLING = SamplingParams(max_tokens=4)
 WORDS = kit.weights(4)
 
@@ -37,13 +37,13 @@ def raises(kind: type[SwarmError], call: Callable[[], Any], says: str) -> None:
 
 
 @pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "STATE_WITHIN_S", SOON_S)
     monkeypatch.setattr(publication, "SEED_AWAY_S", SOON_S)
     monkeypatch.setattr(seedwatch, "RECONNECT_S", SOON_S)
 
 
-@pytest.mark.usefixtures("hurried")
+@pytest.mark.usefixtures("short_waits")
 def test_no_call_hangs_on_a_frozen_or_a_dead_seed(tmp_path: Path) -> None:
     with kit.swarm_in(tmp_path) as swarm:
         swarm.seed(kit.checkpoint(tmp_path / "base", WORDS))
@@ -79,7 +79,7 @@ def test_no_call_hangs_on_a_frozen_or_a_dead_seed(tmp_path: Path) -> None:
 
         swarm.signal("seed", signal.SIGKILL)
         raises(SwarmDown, lambda: newest.wait(quorum=1.0, timeout_s=BOUND_S), "No seed serves|The seed ended")
-        for _ in range(3):  # more often than there are copies: none returns as if it had worked
+        for _ in range(3):  # more often than there are copies, and each time it raises
             raises(SwarmDown, publish, r"Step \d+ was not published\. The seed of .* has ended, \d s ago")
         raises(
             SwarmDown,
@@ -90,7 +90,7 @@ def test_no_call_hangs_on_a_frozen_or_a_dead_seed(tmp_path: Path) -> None:
         trainer.close(timeout_s=SOON_S)
 
 
-def test_a_home_that_cannot_be_is_said_in_a_sentence(tmp_path: Path) -> None:
+def test_an_unusable_home_is_an_error_in_a_sentence(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     raises(UsageError, lambda: Swarm.attach(home=file, base=tmp_path), "cannot be a seed's home")

@@ -1,4 +1,4 @@
-"""A mixture of experts, bf16 and f16, in a swarm of real processes: what is drawn is what the trainer would draw."""
+"""A mixture of experts, bf16 and f16, in a swarm of real processes: samples have the trainer's log-probabilities."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ STEPS = 3
 
 
 def save(folder: Path, stored: Any) -> Path:
-    """Four experts a layer, which the checkpoint names singly and the model holds as one."""
+    """A model of four experts a layer: a tensor each in the checkpoint, one parameter in the model."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     torch.manual_seed(0)
@@ -50,13 +50,13 @@ def test_three_steps_of_a_mixture_of_experts(tmp_path: Path, stored: Any) -> Non
                 policy.load_state_dict({name: t.to(stored).float() for name, t in model.state_dict().items()})
                 for group in swarm.rollouts(PROMPTS, n=2, sampling=SamplingParams(max_tokens=5), timeout_s=60):
                     for rollout in group.rollouts:
-                        _is_drawn_by(policy, list(group.prompt), rollout)
+                        _check_logprobs(policy, list(group.prompt), rollout)
         state = there.until("node", lambda state: state["nodes"][0].get("engine") == [0, STEPS])
-        assert state["nodes"][0].get("engine_reloads", 0) == 0, "every step was taken in place"
-        assert ask(there.home("node"), prove=True)["nodes"][0]["live_proven"] is True
+        assert state["nodes"][0].get("engine_reloads", 0) == 0, "every version was applied in place"
+        assert ask(there.home("node"), prove=True).nodes[0].live_proven is True
 
 
-def _is_drawn_by(policy: Any, prompt: list[int], rollout: Any) -> None:
+def _check_logprobs(policy: Any, prompt: list[int], rollout: Any) -> None:
     ids = torch.tensor([[*prompt, *rollout.token_ids]])
     with torch.inference_mode():
         logits = policy(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]

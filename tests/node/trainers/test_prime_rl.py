@@ -1,7 +1,7 @@
-"""prime-rl on a swarm of processes: its orchestrator's routes, and the client that its environments draw tokens with.
+"""prime-rl on a swarm of processes: its orchestrator's routes, and the client by which its environments get tokens.
 
-prime-rl is on no package index. Where its repository is at hand, `PRIME_RL_SOURCE=CLONE pytest -m slow
-tests/node/trainers/test_prime_rl.py` runs its own code too, at `COMMIT`.
+prime-rl is on no package index. `PRIME_RL_SOURCE=CLONE pytest -m slow tests/node/trainers/test_prime_rl.py` also runs
+its own code, at `COMMIT`, from a clone of its repository.
 """
 
 import json
@@ -42,7 +42,7 @@ def speak(port: int, method: str, route: str, body: str = "", headers: Any = ())
 
 
 class Admin:
-    """The adapter as a person starts it."""
+    """The adapter's process, started as on the command line."""
 
     def __init__(self, port: int, home: Path) -> None:
         words = ["--model-name", MODEL, "--at", f"127.0.0.1:{port}", "--home", str(home), "--timeout-s", "60"]
@@ -69,13 +69,13 @@ def admin_on() -> Iterator[Any]:
 
 
 def broadcast(folder: Path, words: Any) -> Path:
-    """As prime-rl leaves one."""
+    """A checkpoint folder as prime-rl's trainer writes it."""
     kit.checkpoint(folder, words)
     (folder / "STABLE").touch()
     return folder
 
 
-def test_its_routes(tmp_path: Path, admin_on: Any) -> None:
+def test_the_admin_routes(tmp_path: Path, admin_on: Any) -> None:
     words = kit.weights(4)
     with kit.swarm_in(tmp_path) as swarm:
         swarm.seed(kit.checkpoint(tmp_path / "base", words))
@@ -89,10 +89,10 @@ def test_its_routes(tmp_path: Path, admin_on: Any) -> None:
         first = broadcast(tmp_path / "broadcasts" / "step_1", kit.step(words, 1))
         root = kit.root_of(kit.step(words, 1))
         assert post(port, "/update_weights", {"weight_dir": str(first)})[1]["version"] == [0, 1]
-        assert swarm.state("node")["nodes"][0]["root"] == root, "it is answered when the nodes hold the version"
+        assert swarm.state("node")["nodes"][0]["root"] == root, "the answer comes when the nodes hold the version"
         assert post(port, "/update_weights", {"weight_dir": str(first)})[1]["version"] == [0, 1], "asked again"
         assert post(port, "/resume")[0] == 200
-        assert ask(swarm.home("seed"))["head"] == [0, 1]
+        assert ask(swarm.home("seed")).head == (0, 1)
 
         other = broadcast(tmp_path / "broadcasts" / "step_2", kit.weights(3))
         for wrong, why in (
@@ -101,8 +101,8 @@ def test_its_routes(tmp_path: Path, admin_on: Any) -> None:
             ({"weight_dir": None}, "filesystem"),
             ([], "filesystem"),
         ):
-            status, said = post(port, "/update_weights", wrong)
-            assert (status, why in said["error"]["message"]) == (400, True), said
+            status, answer = post(port, "/update_weights", wrong)
+            assert (status, why in answer["error"]["message"]) == (400, True), answer
         assert post(port, "/load_lora_adapter", {"lora_name": "a", "lora_path": "b"})[0] == 400
         assert post(port, "/init_broadcaster")[0] == 404
         assert post(port, "/update_weights", {"weight_dir": str(first)}, origin="http://evil.example")[0] == 403
@@ -133,7 +133,7 @@ def _check(drawn: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_its_environments_draw_tokens(tmp_path: Path) -> None:
+def test_the_environments_of_prime_rl_get_tokens(tmp_path: Path) -> None:
     with drawing(tmp_path, "--model-name", MODEL) as (_, base, url):
         _check(_run(tmp_path, base, f"{url}/v1"))
 
@@ -141,7 +141,7 @@ def test_its_environments_draw_tokens(tmp_path: Path) -> None:
 if SOURCE:
 
     @pytest.mark.slow
-    def test_its_own_client_updates_and_draws(tmp_path: Path, admin_on: Any) -> None:
+    def test_the_client_of_prime_rl_updates_weights_and_gets_tokens(tmp_path: Path, admin_on: Any) -> None:
         import torch
         from safetensors.torch import load_file, save_file
 
@@ -161,5 +161,5 @@ if SOURCE:
             save_file(weights, folder / "model.safetensors")
             (folder / "STABLE").touch()
             _check(_run(tmp_path, base, f"{url}/v1", str(source), admin.url, str(folder)))
-            assert (folder / "NCCL_READY").exists(), "its own code came by"
-            assert ask(swarm.home("seed"))["head"] == [0, 1]
+            assert (folder / "NCCL_READY").exists(), "its own code ran"
+            assert ask(swarm.home("seed")).head == (0, 1)

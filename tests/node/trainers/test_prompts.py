@@ -1,4 +1,4 @@
-"""What a trainer may give as a prompt, and what a model can read."""
+"""What a trainer may give as a prompt, and what the model's limits are."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def ids(text: str) -> tuple[int, ...]:
     return tuple(map(LETTERS.index, text))
 
 
-def test_text_and_chat_messages_become_the_tokens_that_the_gateway_makes_of_them(base: Path):
+def test_text_and_chat_messages_become_the_same_tokens_as_at_the_gateway(base: Path):
     from node.gateway.text import Text
 
     tokens = Tokens(base)
@@ -60,7 +60,7 @@ def test_without_a_template_or_a_folder_no_conversation_can_be_read(base: Path):
         Tokens(None).of([{"role": "user", "content": "x"}])
 
 
-def test_whole_numbers_of_any_kind_are_token_ids():
+def test_integers_of_any_type_are_token_ids():
     numpy = pytest.importorskip("numpy")
     torch = pytest.importorskip("torch")
     for given in ([1, 2], (1, 2), range(1, 3), numpy.array([1, 2]), torch.tensor([1, 2])):
@@ -89,11 +89,11 @@ def test_whole_numbers_of_any_kind_are_token_ids():
         ({}, None, None),
     ],
 )
-def test_what_a_model_reads_is_what_its_config_says(config: dict, context: int | None, vocabulary: int | None):
+def test_the_config_says_what_a_model_reads(config: dict, context: int | None, vocabulary: int | None):
     assert limits_of({"config.json": json.dumps(config).encode()}) == (context, vocabulary)
 
 
-def test_a_model_that_does_not_say_limits_nothing():
+def test_a_config_without_limits_limits_nothing():
     limits = limits_of({"config.json": b"not json"})
     assert limits.why_not(pack_tokens([1 << 31] * 5000), 1 << 16) is None
 

@@ -1,4 +1,4 @@
-"""A folder of checkpoints' way to the seed, without a network."""
+"""Publishing a checkpoint folder to a seed without a network."""
 
 import os
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_a_checkpoint_that_changes_while_it_is_read_is_not_published(home: Path,
 
 
 def _with(layout: Layout, kind: str) -> Layout:
-    """The same tensors, the bf16 ones as `kind`."""
+    """The same layout, with `kind` in place of BF16."""
     return Layout(tuple(TensorSpec(s.name, kind if s.dtype == "BF16" else s.dtype, s.shape) for s in layout.tensors))
 
 
@@ -55,7 +55,7 @@ def test_masters_of_the_base_are_rounded(home: Path, tmp_path: Path) -> None:
         if LAYOUT.tensor(name).dtype != "BF16":
             return bits
         bits[(bits & 0x7FFF) > 0x7F80] = 0x7FC0
-        return (bits.astype(np.uint32) << 16) + np.uint32(0x1000)  # a little more than bf16 can say
+        return (bits.astype(np.uint32) << 16) + np.uint32(0x1000)  # a little more than the bf16 value
 
     write_checkpoint(tmp_path / "step_2", masters, widened, {})
     with running(home, FakeSeed(random_replica())) as seed:

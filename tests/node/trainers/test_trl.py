@@ -19,6 +19,6 @@ def test_trl_trains_on_the_swarm(tmp_path: Path) -> None:
         assert [row["version"] for row in report["publications"]] == list(range(1, STEPS + 2))
         assert report["publications"][0]["changed"] == 0
         assert all(row["changed"] > 0 for row in report["publications"][1:])
-        state = ask(swarm.home("seed"))
-        assert state["head"] == [0, STEPS + 1]
-        assert swarm.state("node")["nodes"][0]["root"] == state["root"]
+        status = ask(swarm.home("seed"))
+        assert status.head == (0, STEPS + 1)
+        assert swarm.state("node")["nodes"][0]["root"] == status.root

@@ -1,4 +1,4 @@
-"""verl's published classes, unchanged, publish to a swarm of processes and draw tokens from it."""
+"""verl's published classes, unchanged, publish to a swarm of processes and get tokens from it."""
 
 from pathlib import Path
 
@@ -12,12 +12,12 @@ STEPS = 2
 
 
 @pytest.mark.long
-def test_verl_publishes_and_draws(tmp_path: Path) -> None:
+def test_verl_publishes_and_gets_tokens(tmp_path: Path) -> None:
     with drawing(tmp_path) as (swarm, base, url):
         report = train(swarm, "verl_run.py", swarm.home("seed"), base, url)
-        state = ask(swarm.home("seed"))
-        assert state["head"] == [0, STEPS]
-        assert swarm.state("node")["nodes"][0]["root"] == state["root"]
+        status = ask(swarm.home("seed"))
+        assert status.head == (0, STEPS)
+        assert swarm.state("node")["nodes"][0]["root"] == status.root
     assert report["replicas"] == 1
     assert all(0.1 < row["swarm/density"] < 0.2 and row["swarm/bytes"] > 0 for row in report["metrics"])
     first, second = report["gathered"]

@@ -1,4 +1,4 @@
-"""Each wait of a trainer says what it waits for and ends with the true cause: real processes that die, stop or lag."""
+"""Each wait of a trainer logs what it waits for and ends with the true cause: real processes that die, stop or lag."""
 
 import logging
 import os
@@ -17,6 +17,7 @@ import pytest
 
 from codec.errors import SwarmError
 from node import SamplingParams, Swarm
+from node.status.schema import LedgerStatus, MemberStatus, QuarantineStatus, SeedReport, SeedStatus
 from node.trainers.connection import patience, seedwatch
 from node.trainers.connection.patience import Wait
 from node.trainers.errors import SwarmDown, SwarmTimeout
@@ -27,7 +28,7 @@ from node.trainers.standing import _why_no_group
 WORDS = kit.weights(4)
 SOON_S = 0.3
 FAR_S = 300.0
-"""Nobody waits for so long: what ends sooner has ended for another cause than its deadline."""
+"""A deadline that is never reached: a call that ends has ended for another cause."""
 
 
 def tensors(step: int) -> dict[str, Any]:
@@ -50,13 +51,13 @@ def until(condition: Callable[[], bool]) -> None:
 # ------------------------------------------------------------ the parts
 
 
-def test_a_wait_says_what_for_ever_more_rarely(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+def test_a_wait_logs_at_growing_intervals(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     now = 100.0
     monkeypatch.setattr(patience.time, "monotonic", lambda: now)
     wait = Wait(600.0, lambda: "step 3 waits for rank 1 of 2")
     said = []
     while not wait.over:
-        wait.say()
+        wait.log_if_due()
         if caplog.records:
             said.append((round(now - 100), caplog.records[0].getMessage()))
             caplog.clear()
@@ -77,13 +78,13 @@ def test_an_ended_process_is_seen_before_its_parent_has_asked():
         peers = Peers([os.getpid(), other.pid])
         assert peers.ended() == []
         other.kill()
-        until(lambda: peers.ended() == [1])  # it is a zombie: nobody has waited for it
+        until(lambda: peers.ended() == [1])  # it is a zombie: its exit status was not read
         peers.close()
         peers.close()
         assert peers.ended() == []
 
 
-def test_who_lacks_a_version_is_named():
+def test_nodes_that_lack_a_version_are_named():
     lacking = tuple(f"box-{i} at version 0.{i}" for i in range(1, 6))
     text = (
         "3 of 8 nodes (38%) hold it, not box-1 at version 0.1, box-2 at version 0.2, box-3 at version 0.3 and 2 others"
@@ -97,23 +98,26 @@ def test_who_lacks_a_version_is_named():
     ("nodes", "says"),
     [
         ([], "No node is connected to the seed: swarm-node invite"),
-        ([{"engine": None}, {"engine": None}], "None of the 2 nodes has an engine"),
-        ([{"engine": [0, 1], "name": "box", "quarantine": {"why": "lied"}}], r"in quarantine \(box: lied\)"),
+        ([MemberStatus(), MemberStatus()], "None of the 2 nodes has an engine"),
         (
-            [{"engine": [0, 1], "tokens_s": 12.4, "quarantine": None}],
-            "1 nodes draw samples, at 12 tokens/s.* 3 too_old",
+            [MemberStatus(engine=(0, 1), name="box", quarantine=QuarantineStatus(why="lied"))],
+            r"in quarantine \(box: lied\)",
+        ),
+        (
+            [MemberStatus(engine=(0, 1), tokens_s=12.4)],
+            "1 nodes generate samples, at 12 tokens/s.* 3 too_old",
         ),
     ],
 )
-def test_why_no_rollouts_come(nodes: list[dict[str, Any]], says: str):
-    found = _why_no_group({"swarm": {"nodes": nodes}, "work": {"refused": {"too_old": 3}, "unmet": {}}}, "s")
+def test_why_no_rollouts_come(nodes: list[MemberStatus], says: str):
+    found = _why_no_group(SeedReport(swarm=SeedStatus(nodes=nodes), work=LedgerStatus(refused={"too_old": 3})), "s")
     assert re.search(says, found), found
 
 
 # ------------------------------------------------------------ one trainer and its seed
 
 
-def test_a_seed_that_ends_is_said_at_once_waited_for_and_then_given_up(
+def test_the_end_of_a_seed_is_logged_at_once_then_waited_for_then_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     with kit.swarm_in(tmp_path) as swarm:
@@ -123,7 +127,7 @@ def test_a_seed_that_ends_is_said_at_once_waited_for_and_then_given_up(
         trainer.publish(tensors(1), step=1).wait(timeout_s=FAR_S)
 
         swarm.signal("seed", signal.SIGKILL)
-        until(lambda: "has ended. What is published waits" in caplog.text)  # though nothing was published meanwhile
+        until(lambda: "has ended. What is published waits" in caplog.text)  # although nothing was published meanwhile
         done: list[Any] = []
         waiting = threading.Thread(target=lambda: done.append(trainer.publish(tensors(2), step=2)))
         waiting.start()
@@ -132,7 +136,7 @@ def test_a_seed_that_ends_is_said_at_once_waited_for_and_then_given_up(
                 re.search(r"publish of step 2 waits for the seed of .* to be started again", caplog.text) is not None
             )
         )
-        assert "waiting for" not in caplog.text, "at once, not after the patience of other waits"
+        assert "waiting for" not in caplog.text, "logged at once, not after `SAY_AFTER_S`"
         swarm.seed(base)
         waiting.join(FAR_S)
         assert done[0].wait(timeout_s=FAR_S).version == 2
@@ -148,10 +152,10 @@ def test_a_seed_that_ends_is_said_at_once_waited_for_and_then_given_up(
             assert "swarm-node seed --base FOLDER" in str(error)
             assert time.monotonic() - began < FAR_S
         with caplog.at_level(logging.WARNING):
-            trainer.close()  # nothing was taken, so nothing is lost
+            trainer.close()  # no publish was accepted, so none is lost
 
 
-def test_what_was_taken_and_is_lost_is_an_error_of_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_close_raises_the_error_of_a_publish_that_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with kit.swarm_in(tmp_path) as swarm:
         swarm.seed(kit.checkpoint(tmp_path / "base", WORDS))
         trainer = Swarm.attach(home=swarm.home("seed"), start=False)

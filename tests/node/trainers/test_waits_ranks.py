@@ -1,4 +1,4 @@
-"""A rank that lags, is alone or dies is named, by real processes over gloo."""
+"""The other ranks' errors name a rank that lags, is alone or dies: real processes over gloo."""
 
 from pathlib import Path
 

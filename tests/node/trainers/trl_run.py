@@ -21,21 +21,21 @@ from node.trainers.trl import SwarmWeights
 
 
 def reward_sorted(completions, **_) -> list[float]:
-    """How many neighbouring letters are in order."""
+    """The share of neighbouring letters that are in order."""
     texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
     return [sum(a <= b for a, b in pairwise(t)) / max(1, len(t) - 1) for t in texts]
 
 
 def attention(q, k, v, starts_q, starts_k, longest_q, longest_k, *, softmax_scale, causal, window_size):
-    """What the kernel that TRL fetches for GPUs computes: rows of packed sequences, causal from their ends."""
+    """Computes what the GPU kernel that TRL downloads does: attention over packed sequences, causal from their ends."""
     parts = []
     for i in range(len(starts_q) - 1):
-        mine, theirs = slice(starts_q[i], starts_q[i + 1]), slice(starts_k[i], starts_k[i + 1])
-        rows, columns = mine.stop - mine.start, theirs.stop - theirs.start
+        of_q, of_k = slice(starts_q[i], starts_q[i + 1]), slice(starts_k[i], starts_k[i + 1])
+        rows, columns = of_q.stop - of_q.start, of_k.stop - of_k.start
         mask = torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)
-        one, other, values = (x.transpose(0, 1)[None] for x in (q[mine], k[theirs], v[theirs]))
+        queries, keys, values = (x.transpose(0, 1)[None] for x in (q[of_q], k[of_k], v[of_k]))
         out = torch.nn.functional.scaled_dot_product_attention(
-            one, other, values, attn_mask=mask, scale=softmax_scale, enable_gqa=True
+            queries, keys, values, attn_mask=mask, scale=softmax_scale, enable_gqa=True
         )
         parts.append(out[0].transpose(0, 1))
     return torch.cat(parts)
@@ -56,10 +56,10 @@ class Counting(SwarmWeights):
 def main() -> None:
     home, base, url, steps, out = sys.argv[1:]
     torch.set_num_threads(1)
-    # TRL wants vLLM importable beside the trainer, although its worker only speaks HTTP; here there is none.
+    # TRL requires that vLLM can be imported, although its worker only speaks HTTP. It cannot be imported here.
     async_rollout_worker.is_vllm_available = lambda *_: True
-    async_grpo_trainer.get_peak_flops_per_device = lambda *_: None  # and it asks for a GPU's name, for a statistic
-    packing._flash_attn = lambda: SimpleNamespace(flash_attn_varlen_func=attention)  # and fetches a kernel for GPUs
+    async_grpo_trainer.get_peak_flops_per_device = lambda *_: None  # it needs a GPU's name
+    packing._flash_attn = lambda: SimpleNamespace(flash_attn_varlen_func=attention)  # it is a kernel for GPUs
     tokenizer = AutoTokenizer.from_pretrained(base)
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     tokenizer.response_template = {"defaults": {"role": "assistant"}, "fields": {"content": {"content": "text"}}}

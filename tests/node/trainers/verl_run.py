@@ -1,6 +1,7 @@
-"""verl's own classes on the swarm, in a Ray cluster of this process: `verl_run.py HOME BASE GATEWAY`. JSON on stdout.
+"""Runs verl's own classes on the swarm, in a Ray cluster of this process: `verl_run.py HOME BASE GATEWAY`.
 
-What trains is left out, because verl trains on GPUs; what moves weights and asks for tokens is verl's code.
+verl's code moves the weights and asks for tokens. The training itself is left out, because verl trains on GPUs. Prints
+JSON on stdout.
 """
 # ruff: noqa: E402 - verl reads the environment when it is imported
 
@@ -40,7 +41,7 @@ OVERRIDES = [
     "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=node.trainers.verl",
     f"+actor_rollout_ref.rollout.engine_kwargs.swarm.url={URL}",
     "+actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.swarm.quorum=1.0",
-    # and as many replicas as there are boxes, say
+    # usually as many replicas as there are nodes
     "actor_rollout_ref.rollout.nnodes=1",
     "actor_rollout_ref.rollout.n_gpus_per_node=1",
     "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
@@ -50,7 +51,7 @@ OVERRIDES = [
 
 
 class Engine:
-    """In place of FSDP: the base's tensors, each of which all ranks gather together, a few bits further each time."""
+    """In place of FSDP: the base's tensors, some bits of which change before each gathering."""
 
     def __init__(self) -> None:
         self.weights = load_file(Path(BASE) / "model.safetensors")
@@ -68,15 +69,15 @@ class Engine:
 
 
 class Actor(Worker):
-    """A training worker as far as weights go: verl's own methods, and the engine made as verl makes it."""
+    """A training worker with verl's own methods for weights, and a checkpoint engine made as verl makes it."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.config = config
         self.actor = SimpleNamespace(engine=Engine())
-        wanted = omega_conf_to_dataclass(config.rollout.checkpoint_engine)
+        options = omega_conf_to_dataclass(config.rollout.checkpoint_engine)
         self.checkpoint_engine = CheckpointEngineRegistry.new(
-            wanted.backend, is_master=self.rank == 0, bucket_size=1 << 20, **wanted.engine_kwargs[wanted.backend]
+            options.backend, is_master=self.rank == 0, bucket_size=1 << 20, **options.engine_kwargs[options.backend]
         )
 
     update_weights = ActorRolloutRefWorker.update_weights
@@ -86,8 +87,8 @@ class Actor(Worker):
         return self.actor.engine.gathered
 
 
-def promises(base: type, ours: type) -> None:
-    """Whatever the base class declares abstract is there, and can be called as the base's can."""
+def check_implements(base: type, ours: type) -> None:
+    """Every abstract method of the base class is implemented, and can be called as the base's can."""
     for name in base.__abstractmethods__:
         theirs, mine = (inspect.signature(getattr(cls, name)).parameters for cls in (base, ours))
         open_ended = any(p.kind is p.VAR_KEYWORD for p in mine.values())
@@ -114,12 +115,12 @@ async def refusal(client: Any, **asked: Any) -> str:
 
 
 async def main(folder: str) -> None:
-    promises(CheckpointEngine, CheckpointEngineRegistry.get("swarm"))
-    promises(RolloutReplica, RolloutReplicaRegistry.get("swarm"))
+    check_implements(CheckpointEngine, CheckpointEngineRegistry.get("swarm"))
+    check_implements(RolloutReplica, RolloutReplicaRegistry.get("swarm"))
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", OVERRIDES)
     rollout = config.actor_rollout_ref.rollout
-    # a pool asks for many CPUs, which it leaves alone
+    # a resource pool asks for many CPUs, and does not use them
     ray.init(num_cpus=32, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
     group = RayWorkerGroup(
         resource_pool=RayResourcePool([2], use_gpu=False),
@@ -146,7 +147,9 @@ async def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as short:  # its sockets' paths are long
+    with tempfile.TemporaryDirectory(
+        prefix="ray", ignore_cleanup_errors=True
+    ) as short:  # the paths of its sockets are long
         try:
             asyncio.run(main(short))
         finally:

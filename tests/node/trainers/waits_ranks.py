@@ -12,14 +12,14 @@ from fsdp2_ranks import make_net, sharded
 from codec.errors import SwarmError
 from node import Swarm
 from node.trainers.publish import encoding
-from node.trainers.ranks import together
-from node.trainers.tensors import fsdp2
+from node.trainers.ranks import meeting, progress
 
 SOON_S = 0.5
 FAR_S = 120.0
 
 
-def told(call: Any) -> str:
+def error_text(call: Any) -> str:
+    """The type and text of the error that a call raises."""
     try:
         call()
     except SwarmError as error:
@@ -28,11 +28,11 @@ def told(call: Any) -> str:
 
 
 def only_one_publishes(rank: int, world: int, home: str, publisher: int) -> list[str]:
-    """Of all ranks one alone publishes; it hears which others do not."""
-    encoding.COPIED_WITHIN_S, together.RECONNECT_S = 2.0, 0.2
+    """Only one of the ranks publishes. Its errors name the others."""
+    encoding.COPIED_WITHIN_S, progress.RECONNECT_S = 2.0, 0.2
     net = sharded(make_net(), mixed=False)
     swarm = Swarm.attach(net, home=home)
-    swarm.publish(net, step=0).wait(timeout_s=FAR_S)  # the encoders are loaded from here on
+    swarm.publish(net, step=0).wait(timeout_s=FAR_S)  # so that the encoders are loaded
     said = []
     if rank == publisher:
         publications = []
@@ -40,37 +40,37 @@ def only_one_publishes(rank: int, world: int, home: str, publisher: int) -> list
         def publish() -> None:
             publications.append(swarm.publish(net, step=len(publications) + 1, timeout_s=SOON_S))
 
-        said = [told(publish) for _ in range(3)]
+        said = [error_text(publish) for _ in range(3)]
         if publications:
-            said.append(told(lambda: publications[0].wait(timeout_s=SOON_S)))
-            said.append(told(lambda: publications[0].wait(timeout_s=FAR_S)))
+            said.append(error_text(lambda: publications[0].wait(timeout_s=SOON_S)))
+            said.append(error_text(lambda: publications[0].wait(timeout_s=FAR_S)))
     dist.barrier()
-    told(lambda: swarm.close(timeout_s=0.1))
+    error_text(lambda: swarm.close(timeout_s=0.1))
     return said
 
 
 def only_one_attaches(rank: int, world: int, home: str) -> str:
     """Rank 0 attaches and no other does."""
-    fsdp2.MEET_WITHIN_S = SOON_S
+    meeting.MEET_WITHIN_S = SOON_S
     net = sharded(make_net(), mixed=False)
-    said = told(lambda: Swarm.attach(net, home=home)) if rank == 0 else ""
+    said = error_text(lambda: Swarm.attach(net, home=home)) if rank == 0 else ""
     dist.barrier()
     return said
 
 
 def one_is_killed(rank: int, world: int, home: str, victim: int, stopped: str) -> list[str]:
-    """One rank dies where the others wait for it; they hear it long before any deadline."""
+    """One rank is killed while the others wait for it. They get an error long before any deadline."""
     net = sharded(make_net(), mixed=False)
     swarm = Swarm.attach(net, home=home)
     swarm.publish(net, step=1).wait(timeout_s=FAR_S)
     if rank == victim:
         Path(stopped).touch()
-        time.sleep(0.5)  # the others wait by now, most likely; if they do not, they find it dead
+        time.sleep(0.5)  # usually the others wait by now; if not, they find the rank dead
         os.kill(os.getpid(), signal.SIGKILL)
     while not Path(stopped).exists():
         time.sleep(0.01)
     began = time.monotonic()
-    said = told(lambda: swarm.publish(net, step=2, timeout_s=FAR_S).wait(timeout_s=FAR_S))
+    said = error_text(lambda: swarm.publish(net, step=2, timeout_s=FAR_S).wait(timeout_s=FAR_S))
     assert time.monotonic() - began < FAR_S / 2
-    told(lambda: swarm.close(timeout_s=0.1))
+    error_text(lambda: swarm.close(timeout_s=0.1))
     return [said]

@@ -1,4 +1,4 @@
-"""A shell whose core is a script, and a peer that is acted out on the other end of a memory transport."""
+"""A runtime with a scripted core, and a peer acted out at the other end of a memory transport."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from shell_kit import AUTHORITY, Log, key, new_replica, step
+from runtime_kit import AUTHORITY, Log, key, new_replica, step
 
 from codec import Chunk, ChunkKey, open_header, seal_chunk
 from swarm.protocol.core.events import Close, Effect, Event, PieceBad
 from swarm.protocol.core.wire import NO_STRIPE, Frame, FrameKind, Message, pack_frame
-from swarm.runtime import Limits, Manifests, Shell, here_and_now
+from swarm.runtime import Limits, Manifests, Runtime, here_and_now
 from swarm.runtime.framing import ByteReader, Patience, read_message
-from swarm.runtime.replica.jobs import Jobs
 from swarm.runtime.replica.model import Model
-from swarm.runtime.sessions.answers import Answers
+from swarm.runtime.services import ReplicaServices
 from swarm.store import Store
 from swarm.transport.base import Lane
 from swarm.transport.memory import Link, MemoryNetwork, MemoryTransport
@@ -26,7 +25,7 @@ ME, PEER, OTHER = key(5), key(6), key(7)
 
 @dataclass
 class Scripted:
-    """A core that remembers what happened."""
+    """A core that records its events."""
 
     events: list[Event] = field(default_factory=list)
     at_s: list[float] = field(default_factory=list)
@@ -49,9 +48,9 @@ class Scripted:
 
 @dataclass
 class Bench:
-    """A shell, and a peer that is a bare transport."""
+    """A runtime, and a peer that is only a transport."""
 
-    shell: Shell
+    runtime: Runtime
     core: Scripted
     store: Store
     model: Model
@@ -85,12 +84,8 @@ async def bench(folder: Path, limits: Limits | None = None, link: Link | None = 
     with Store(folder, AUTHORITY.public) as store:
         model = Model(store)
         manifests = Manifests(AUTHORITY.public)
-        jobs = Jobs(store, model, manifests, limits, here_and_now)
-        answers = Answers(store, jobs, manifests, here_and_now)
-        shell = Shell(
-            core, me, store, manifests, log,
-            authority=AUTHORITY.public, jobs=jobs, answers=answers, limits=limits, run_sync=here_and_now,
-        )  # fmt: skip
+        services = ReplicaServices.build(store, model, manifests, limits, here_and_now)
+        runtime = Runtime(core, me, store, manifests, log, services=services, limits=limits, run_sync=here_and_now)
         heard: dict[Lane, list[trio.abc.HalfCloseableStream]] = {Lane.CONTROL: [], Lane.BULK: []}
 
         async def accept(_: bytes, lane: Lane, stream: trio.abc.HalfCloseableStream) -> None:
@@ -98,9 +93,9 @@ async def bench(folder: Path, limits: Limits | None = None, link: Link | None = 
             await trio.sleep_forever()
 
         async with trio.open_nursery() as nursery:
-            await nursery.start(shell.run)
+            await nursery.start(runtime.run)
             await nursery.start(peer.serve, accept)
-            yield Bench(shell, core, store, model, network, me, peer, nursery, heard)
+            yield Bench(runtime, core, store, model, network, me, peer, nursery, heard)
             nursery.cancel_scope.cancel()
 
 

@@ -1,4 +1,4 @@
-"""trio's own streams for tests, as a transport that spares no turns would give them."""
+"""trio's test streams as `Stream`s of a transport without `send_now`."""
 
 import trio
 import trio.testing
@@ -29,12 +29,12 @@ class Plain(Stream):
 
 
 def memory_pair() -> tuple[Plain, Plain]:
-    """Whatever is sent is held until it is read."""
+    """A pair that buffers what is sent until it is read."""
     near, far = trio.testing.memory_stream_pair()
     return Plain(near), Plain(far)
 
 
 def lockstep_pair() -> tuple[Plain, Plain]:
-    """A sender waits until all of it has been read."""
+    """A pair whose sender waits until everything has been read."""
     near, far = trio.testing.lockstep_stream_pair()
     return Plain(near), Plain(far)

@@ -1,9 +1,9 @@
-"""Members and a seed that nobody can dial, over the memory transport on a virtual clock."""
+"""Members and a seed that cannot be dialed, over the memory transport on a virtual clock."""
 
 from pathlib import Path
 
 import trio
-from shell_kit import Host, Swarm, key, swarm, until
+from runtime_kit import Host, Swarm, key, swarm, until
 
 from swarm.protocol.core.events import VersionId
 from swarm.transport.base import PathKind
@@ -22,7 +22,7 @@ async def start(s: Swarm, numbers: range, hidden: set[int]) -> list[Host]:
 
 
 def members(s: Swarm) -> dict[str, bool]:
-    """By name: whether the roster says that it can be dialed."""
+    """By name: whether the roster says that the member can be dialed."""
     return {member.name: member.dialable for member in s.authority.core.state.roster.members}
 
 
@@ -34,7 +34,7 @@ async def test_addresses_are_confirmed_by_dialing_back(tmp_path: Path, autojump_
         assert [bool(m.addrs) for m in s.authority.core.state.roster.members if not m.dialable] == [False, False]
 
 
-async def test_who_cannot_be_dialed_stands_inside_a_tree(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_member_that_cannot_be_dialed_is_interior_in_a_tree(tmp_path: Path, autojump_clock: object) -> None:
     async with swarm(tmp_path) as s:
         hosts = await start(s, range(1, 7), {2, 4})
         await follow(s, hosts, 1)
@@ -56,7 +56,7 @@ async def test_who_cannot_be_dialed_stands_inside_a_tree(tmp_path: Path, autojum
 
 
 async def test_a_seed_that_cannot_be_dialed_is_reached_through_a_relay(tmp_path: Path, autojump_clock: object) -> None:
-    """The relay is a member, too: it comes in over the connection by which the seed keeps its place there."""
+    """The relay is a member, too: it joins over the connection on which the seed holds its reservation."""
     async with swarm(tmp_path, via=("/memory/2",)) as s:
         relay = await s.start_member(1, relay=True)
         assert relay.transport.address == "/memory/2"

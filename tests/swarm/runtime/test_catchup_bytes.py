@@ -1,4 +1,4 @@
-"""What catching up costs, in bytes at the givers' shells: who differs in little fetches little, and from members."""
+"""Bytes of catching up, counted by the members that give: a small difference costs little, and members pay for it."""
 
 import errno
 from dataclasses import replace
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import shell_kit
+import runtime_kit
 import trio
-from shell_kit import CONFIG, Host, Swarm, new_replica, swarm, until
+from runtime_kit import CONFIG, Host, Swarm, new_replica, swarm, until
 
 from codec import write_checkpoint
 from codec.errors import UsageError
@@ -25,13 +25,13 @@ LAYOUT_BYTES_MOST = 60 * BLOCKS
 
 @pytest.fixture(autouse=True)
 def hundred_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model of a hundred small blocks: a tensor each."""
+    """A model of a hundred small blocks, one tensor each."""
     tensors = tuple((f"layer.{i:03}", (ELEMENTS,)) for i in range(BLOCKS))
-    monkeypatch.setattr(shell_kit, "LAYOUT_TENSORS", tensors)
+    monkeypatch.setattr(runtime_kit, "LAYOUT_TENSORS", tensors)
 
 
 def folder(path: Path, differing: int) -> Path:
-    """The base, but for so many blocks."""
+    """The base with this many blocks changed."""
     replica = new_replica()
     other = {f"layer.{i * BLOCKS // differing:03}" for i in range(differing)}
 
@@ -51,30 +51,30 @@ def holds(hosts: list[Host], number: int) -> bool:
 
 
 async def settled(s: Swarm, count: int) -> list[Host]:
-    """So many members that hold the head."""
+    """Start this many members, which hold the head."""
     hosts = [await s.start_member(n) for n in range(1, count + 1)]
     await until(lambda: holds(hosts, 0))
     return hosts
 
 
 def given(hosts: list[Host]) -> int:
-    return sum(host.shell.counts.blobs for host in hosts)
+    return sum(host.runtime.counts.blobs for host in hosts)
 
 
-async def test_a_folder_that_differs_in_three_percent_fetches_those_and_the_trainer_gives_nothing(
+async def test_a_folder_that_differs_in_three_percent_fetches_those_blocks_from_members(
     tmp_path: Path, autojump_clock: object
 ) -> None:
     async with swarm(tmp_path) as s:
         hosts = await settled(s, 2)
-        before, trainer = given(hosts), s.authority.shell.counts.blobs
+        before, trainer = given(hosts), s.authority.runtime.counts.blobs
         late = await s.start_member(9, base=folder(tmp_path / "base", 3))
         await until(lambda: holds([late], 0))
         assert late.root == s.authority.root
         fetched = given(hosts) - before
         least = 3 * BLOCK_BYTES + LIST_BYTES
         assert least <= fetched <= 1.05 * least + LAYOUT_BYTES_MOST + len(CONFIG)
-        assert late.shell.counts.received == fetched
-        assert s.authority.shell.counts.blobs == trainer
+        assert late.runtime.counts.received == fetched
+        assert s.authority.runtime.counts.blobs == trainer
 
 
 async def test_a_folder_that_is_the_head_costs_its_layout_only(tmp_path: Path, autojump_clock: object) -> None:
@@ -87,21 +87,21 @@ async def test_a_folder_that_is_the_head_costs_its_layout_only(tmp_path: Path, a
 
 
 @pytest.mark.slow
-async def test_a_crowd_that_has_nothing_costs_the_trainer_nothing(tmp_path: Path, autojump_clock: object) -> None:
-    """Eight at once, of which each takes the model once, from two that have it and then from one another."""
+async def test_a_crowd_without_the_model_fetches_it_from_members(tmp_path: Path, autojump_clock: object) -> None:
+    """Eight members at once: each fetches the model once, from two that have it and then from one another."""
     async with swarm(tmp_path, tuning=replace(Tuning.loopback(), stripes=2)) as s:
         hosts = await settled(s, 2)
-        before, trainer = given(hosts), s.authority.shell.counts.blobs
+        before, trainer = given(hosts), s.authority.runtime.counts.blobs
         crowd = [await s.start_member(n) for n in range(10, 18)]
         await until(lambda: holds(crowd, 0))
         assert {host.root for host in crowd} == {s.authority.root}
         whole = BLOCKS * BLOCK_BYTES + LIST_BYTES
         assert 8 * whole <= given([*hosts, *crowd]) - before <= 1.05 * 8 * (whole + LAYOUT_BYTES_MOST)
-        assert s.authority.shell.counts.blobs == trainer
+        assert s.authority.runtime.counts.blobs == trainer
 
 
 @pytest.mark.parametrize("lives", [3])
-async def test_whatever_was_fetched_before_each_kill_is_not_fetched_again(
+async def test_blocks_fetched_before_a_kill_are_not_fetched_again(
     tmp_path: Path, autojump_clock: object, lives: int
 ) -> None:
     async with swarm(tmp_path) as s:
@@ -121,10 +121,10 @@ async def test_whatever_was_fetched_before_each_kill_is_not_fetched_again(
         most = BLOCKS * BLOCK_BYTES + (lives + 1) * (LIST_BYTES + LAYOUT_BYTES_MOST + len(CONFIG))
         in_flight = s.tuning.requests_in_flight * BLOCK_BYTES
         assert fetched <= most + lives * in_flight
-        assert fetched < 2 * BLOCKS * BLOCK_BYTES, "not from nothing each time"
+        assert fetched < 2 * BLOCKS * BLOCK_BYTES, "not all of it again after each kill"
 
 
-async def test_the_trainer_gives_at_most_its_copies_of_the_model_and_the_others_pass_them_on(
+async def test_the_trainer_gives_at_most_its_cap_of_model_copies_and_members_pass_them_on(
     tmp_path: Path, autojump_clock: object
 ) -> None:
     async with swarm(tmp_path, copies=1.2) as s:
@@ -133,20 +133,20 @@ async def test_the_trainer_gives_at_most_its_copies_of_the_model_and_the_others_
         model = s.authority.model
         assert model is not None
         assert model.layout is not None
-        egress = s.authority.core.egress.state()
-        assert s.authority.shell.counts.blobs <= egress["model_sent_bytes"]
-        assert egress["model_sent_bytes"] <= 1.2 * shell_kit.model_bytes(model.layout)
+        egress = s.authority.core.egress.status()
+        assert s.authority.runtime.counts.blobs <= egress.model_sent_bytes
+        assert egress.model_sent_bytes <= 1.2 * runtime_kit.model_bytes(model.layout)
         root = await s.publish(1)
         await until(lambda: holds(crowd, 1))
         assert {host.root for host in crowd} == {root}
         newest = s.authority.store.newest()
         assert newest is not None
-        sent = s.authority.shell.counts.pushed + s.authority.shell.counts.pulled
+        sent = s.authority.runtime.counts.pushed + s.authority.runtime.counts.pulled
         assert newest.payload_bytes <= sent <= 1.2 * newest.payload_bytes
 
 
 class FullDisk:
-    """Refuses each write from a moment on."""
+    """A disk that refuses every write once it is full."""
 
     full = False
 
@@ -155,7 +155,9 @@ class FullDisk:
             raise OSError(errno.ENOSPC, "No space left on device")
 
 
-async def test_one_whose_disk_is_full_frees_its_slot_before_it_ends(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_member_with_a_full_disk_releases_its_lease_before_it_ends(
+    tmp_path: Path, autojump_clock: object
+) -> None:
     async with swarm(tmp_path, tuning=replace(Tuning.wan(), stripes=2)) as s:
         disk = FullDisk()
         with pytest.RaisesGroup(UsageError, allow_unwrapped=True, flatten_subgroups=True):

@@ -1,4 +1,4 @@
-"""A bug that a peer finds in our core ends that peer's session; one in a timer is tried again."""
+"""A bug in the core ends the session of the peer that found it; a timer that met one is due again."""
 
 from pathlib import Path
 
@@ -35,15 +35,15 @@ async def test_a_bug_in_the_core_costs_the_peer_that_found_it(
         await b.settle()
         assert guard.bugs[guard.Source.CORE] == 1
         assert [event.peer for event in b.core.of(PieceBad)] == [PEER.public]
-        assert b.shell.peers.get(PEER.public) is None
+        assert b.runtime.peers.get(PEER.public) is None
         await trio.sleep(61)  # it is refused for a while
         again = await b.control()
         await again.send_all(frame_message(Detach(1)))
         await b.settle()
-        assert Detach(1) in [event.message for event in b.core.of(Heard)], "the shell goes on"
+        assert Detach(1) in [event.message for event in b.core.of(Heard)], "the runtime continues"
 
 
-async def test_a_timer_that_met_a_bug_goes_off_again(
+async def test_a_timer_that_met_a_bug_is_due_again(
     tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench(tmp_path) as b:
@@ -56,28 +56,28 @@ async def test_a_timer_that_met_a_bug_goes_off_again(
             return []
 
         monkeypatch.setattr(b.core, "apply", failing)
-        b.shell._loop.set_timer("tick", trio.current_time() + 0.1)
-        await b.shell.apply(Timer("anything"))  # the loop looks at its timers after each event
+        b.runtime._loop.set_timer("tick", trio.current_time() + 0.1)
+        await b.runtime.apply(Timer("anything"))  # the loop looks at its timers after each event
         went_off.clear()
         await trio.sleep(3.5)
         assert len(went_off) == 4
 
 
-async def test_one_effect_that_fails_keeps_no_other_from_being_begun(tmp_path: Path, autojump_clock: object) -> None:
+async def test_other_effects_are_begun_when_one_fails(tmp_path: Path, autojump_clock: object) -> None:
     async with bench(tmp_path) as b:
         begun: list[str] = []
-        b.shell._do[Timer] = lambda effect: begun.append(effect.name)  # type: ignore[index, misc]
+        b.runtime._begin[Timer] = lambda effect: begun.append(effect.name)  # type: ignore[index, misc]
 
         def fail(effect: object) -> None:
             raise ValueError("ours")
 
-        b.shell._do[SendDone] = fail  # type: ignore[index]
+        b.runtime._begin[SendDone] = fail  # type: ignore[index]
         with pytest.raises(ValueError, match="ours"):
-            b.shell.perform([Timer("a"), SendDone(b"", None, None, 0), Timer("b")])  # type: ignore[list-item]
+            b.runtime.perform([Timer("a"), SendDone(b"", None, None, 0), Timer("b")])  # type: ignore[list-item]
         assert begun == ["a", "b"]
 
 
-async def test_a_stranger_may_say_little(tmp_path: Path, autojump_clock: object) -> None:
+async def test_messages_of_strangers_are_short(tmp_path: Path, autojump_clock: object) -> None:
     async with bench(tmp_path) as b:
         b.core.strangers.add(PEER.public)
         stream = await b.control()
@@ -87,42 +87,42 @@ async def test_a_stranger_may_say_little(tmp_path: Path, autojump_clock: object)
 
 
 async def test_timers_that_are_always_due_keep_no_event_from_its_turn(tmp_path: Path, autojump_clock: object) -> None:
-    """Where a turn of all tasks takes longer than a tick, some timer is always due. Renewals waited; leases ended."""
+    """Regression: when all tasks together took longer than a tick, a timer was always due; no renewal was applied."""
     async with bench(tmp_path) as b:
         stream, apply, heard = await b.control(), b.core.apply, trio.Event()
 
         def again(event: Event, now: float) -> list[Effect]:
             if event == Timer("tick") and not heard.is_set():
-                b.shell._loop.set_timer("tick", now)
+                b.runtime._loop.set_timer("tick", now)
             if isinstance(event, Heard) and event.message == Detach(3):
                 heard.set()
             return apply(event, now)
 
         b.core.apply = again  # type: ignore[method-assign]
-        b.shell._loop.set_timer("tick", trio.current_time())
-        await b.shell.apply(Timer("anything"))
+        b.runtime._loop.set_timer("tick", trio.current_time())
+        await b.runtime.apply(Timer("anything"))
         await stream.send_all(frame_message(Detach(3)))
         for _ in range(1000):
             await trio.lowlevel.checkpoint()
         happened = heard.is_set()
-        heard.set()  # or the clock of this test would stand still for ever
+        heard.set()  # otherwise the mock clock would never advance
         assert happened
 
 
 async def test_bulk_streams_of_strangers_wake_nobody(tmp_path: Path, autojump_clock: object) -> None:
-    """Each looked fifty times a second whether its peer had been admitted; strangers may have a thousand of them."""
+    """Regression: each stream polled fifty times a second for admission, and strangers may have a thousand of them."""
     async with bench(tmp_path) as b:
         b.core.strangers.add(PEER.public)
         await b.control()
         asked = 0
-        admits = b.shell.peers._admits
+        admits = b.runtime.peers._admits
 
         def counted(peer: bytes) -> bool:
             nonlocal asked
             asked += 1
             return admits(peer)
 
-        b.shell.peers._admits = counted
+        b.runtime.peers._admits = counted
         for _ in range(5):
             await b.bulk()
         await trio.sleep(10)

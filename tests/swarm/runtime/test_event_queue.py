@@ -1,4 +1,4 @@
-"""The queue before the core: who costs much waits for itself."""
+"""The queue before the core: a peer that costs much delays only itself."""
 
 import trio
 import trio.testing
@@ -14,14 +14,14 @@ def event(peer: bytes) -> Event:
 
 
 def take(queue: EventQueue, seconds: float = 0.001) -> bytes:
-    """Serve the next event at this cost; whose it was."""
-    waiting = queue.take()
+    """Serve the next event at this cost, in seconds. Returns its owner."""
+    waiting = queue.take_next()
     assert waiting is not None
-    queue.served(waiting, seconds)
+    queue.charge_event(waiting, seconds)
     return waiting.owner
 
 
-def test_one_that_floods_waits_for_itself() -> None:
+def test_a_peer_that_floods_delays_only_itself() -> None:
     queue = EventQueue(1000, 1 << 20)
     for _ in range(500):
         queue.put_nowait(event(FLOODER), FLOODER)
@@ -38,10 +38,10 @@ def test_time_and_not_events_is_shared() -> None:
     for _ in range(110):
         owner = queue._turns[0][2]
         served.append(take(queue, 0.010 if owner == FLOODER else 0.001))
-    assert 95 <= served.count(HONEST) <= 102, "ten cheap events for each dear one"
+    assert 95 <= served.count(HONEST) <= 102, "ten cheap events for each expensive one"
 
 
-def test_what_was_charged_beside_counts() -> None:
+def test_charges_apart_from_events_count() -> None:
     queue = EventQueue(1000, 1 << 20)
     queue.put_nowait(event(FLOODER), FLOODER)
     queue.put_nowait(event(HONEST), HONEST)
@@ -53,7 +53,7 @@ def test_what_was_charged_beside_counts() -> None:
     assert take(queue) == HONEST
 
 
-def test_a_pause_saves_nothing_up() -> None:
+def test_an_idle_peer_saves_nothing_up() -> None:
     queue = EventQueue(1000, 1 << 20)
     for _ in range(100):
         queue.put_nowait(event(FLOODER), FLOODER)
@@ -62,7 +62,7 @@ def test_a_pause_saves_nothing_up() -> None:
         queue.put_nowait(event(FLOODER), FLOODER)
         queue.put_nowait(event(HONEST), HONEST)
     first = [take(queue, 0.01) for _ in range(6)]
-    assert first.count(FLOODER) >= 2, "who was away is not owed all that others had meanwhile"
+    assert first.count(FLOODER) >= 2, "a peer that was idle is not owed the time that others used"
 
 
 def test_one_peers_events_keep_their_order_and_our_own_go_first() -> None:
@@ -71,14 +71,14 @@ def test_one_peers_events_keep_their_order_and_our_own_go_first() -> None:
         queue.put_nowait(Gave(HONEST, size), HONEST)
     queue.put_nowait(event(OURS), OURS)
     taken = []
-    while (waiting := queue.take()) is not None:
-        queue.served(waiting, 0.001)
+    while (waiting := queue.take_next()) is not None:
+        queue.charge_event(waiting, 0.001)
         taken.append(waiting)
     assert taken[0].owner == OURS
     assert [w.event.size_bytes for w in taken[1:]] == [0, 1, 2, 3, 4]  # type: ignore[attr-defined]
 
 
-async def test_a_full_line_makes_its_own_peer_wait_and_no_other() -> None:
+async def test_a_full_queue_makes_its_own_peer_wait_and_no_other() -> None:
     queue = EventQueue(4, 1000)
     for _ in range(4):
         await queue.put(event(FLOODER), FLOODER)
@@ -91,7 +91,7 @@ async def test_a_full_line_makes_its_own_peer_wait_and_no_other() -> None:
         while take(queue) != FLOODER:
             pass
         await trio.testing.wait_all_tasks_blocked()
-    assert HONEST in {take(queue) for _ in range(len(queue))} or len(queue._lines[FLOODER].waiting) == 0
+    assert HONEST in {take(queue) for _ in range(len(queue))} or len(queue._owners[FLOODER].waiting) == 0
 
 
 async def test_bytes_are_bounded_but_one_event_always_fits() -> None:
@@ -102,7 +102,7 @@ async def test_bytes_are_bounded_but_one_event_always_fits() -> None:
     assert queue.put_nowait(event(HONEST), HONEST, 1)
 
 
-async def test_at_the_end_nobody_waits() -> None:
+async def test_close_wakes_every_waiting_task() -> None:
     queue = EventQueue(1, 1000)
     done = trio.Event()
     await queue.put(event(OURS), OURS, 0, done)
@@ -113,7 +113,7 @@ async def test_at_the_end_nobody_waits() -> None:
     assert done.is_set()
 
 
-def test_owners_that_are_gone_are_forgotten() -> None:
+def test_prune_forgets_idle_owners() -> None:
     queue = EventQueue(100, 1000)
     for number in range(50):
         owner = bytes([number + 1])
@@ -121,4 +121,4 @@ def test_owners_that_are_gone_are_forgotten() -> None:
     for _ in range(50):
         take(queue, 0.0)
     queue.prune()
-    assert len(queue._lines) == 1
+    assert len(queue._owners) == 1

@@ -1,11 +1,11 @@
-"""Replaying, repairing and serving: what the bits are called, and what they are."""
+"""Replaying, repairing and serving: the version that the model reports, and the bits that it has."""
 
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
-from shell_kit import AUTHORITY, new_replica, step
+from runtime_kit import AUTHORITY, new_replica, step
 
 from codec import ChunkKey, Manifest, Replica, Torn, open_header, seal_chunk, state_root
 from swarm.protocol.core.events import VersionId
@@ -56,7 +56,7 @@ def test_blocks_of_different_versions_are_replayed_to_one(store: Store) -> None:
             blocks[1] = (2, truth.read_block(1), truth.hashes[1].tobytes())
     for block, (label, data, digest) in blocks.items():
         model.write_block(block, data, digest, VersionId(0, label))
-    assert model.read_block(0) is None  # a mix is given to nobody
+    assert model.read_block(0) is None  # a mix of versions is never given
     assert model.replay(*made[1]) == ()
     assert model.version is None  # block 1 is of version 2 already
     assert model.replay(*made[2]) == ()
@@ -69,7 +69,7 @@ def test_blocks_of_different_versions_are_replayed_to_one(store: Store) -> None:
     assert store.newest().id == VersionId(0, 3)  # type: ignore[union-attr]
 
 
-def test_a_block_under_a_false_label_is_found_at_the_root(store: Store) -> None:
+def test_a_block_with_a_false_label_is_found_by_the_root(store: Store) -> None:
     truth = new_replica()
     model = Model(store)
     model.replica = Replica.create(truth.layout)
@@ -79,17 +79,17 @@ def test_a_block_under_a_false_label_is_found_at_the_root(store: Store) -> None:
         label = VersionId(0, 1) if block == 1 else VersionId(0, 0)  # block 1 is said to be newer than it is
         model.write_block(block, data, digest, label)
     store.put_hashes(first[0].root, truth.hashes)
-    assert model.replay(*first) == ()  # its label is not newer, so its chunk is applied all the same
+    assert model.replay(*first) == ()  # its label is not newer, so its chunk is applied
     assert model.replica.root == first[0].root
 
 
-def test_memory_that_lies_is_noticed_and_named(store: Store) -> None:
+def test_damage_in_memory_is_detected_and_its_block_reported(store: Store) -> None:
     truth, model = new_replica(), Model(store)
     model.adopt(new_replica(), VersionId(0, 0))
     assert model.replica is not None
     model.replica._writable(1)[7] ^= 1
     manifest, _ = version(store, truth, 1)
-    assert model.differing(new_replica().hashes) == ()  # nobody has looked yet
+    assert model.differing(new_replica().hashes) == ()  # not hashed yet
     first, second = store.chunks.of(VersionId(0, manifest.version))
     model.stage(first)
     with pytest.raises(Torn) as caught:
@@ -99,7 +99,7 @@ def test_memory_that_lies_is_noticed_and_named(store: Store) -> None:
     assert model.read_block(0) is None
 
 
-def test_chunks_that_lead_elsewhere_are_not_written(store: Store) -> None:
+def test_chunks_that_lead_to_another_root_are_not_applied(store: Store) -> None:
     truth, model = new_replica(), Model(store)
     model.adopt(new_replica(), VersionId(0, 0))
     assert model.replica is not None
@@ -126,14 +126,14 @@ def test_a_second_seal_of_a_version_is_refused_before_anything_is_written(store:
 
 
 @pytest.mark.parametrize("stage_bytes", [0, 3_000, 1 << 30])
-def test_what_does_not_fit_in_scratch_is_decoded_at_the_seal(store: Store, stage_bytes: int) -> None:
+def test_chunks_that_do_not_fit_in_scratch_are_decoded_at_the_seal(store: Store, stage_bytes: int) -> None:
     truth, model = new_replica(), Model(store, stage_bytes=stage_bytes)
     model.adopt(new_replica(), VersionId(0, 0))
     manifest, sealed = version(store, truth, 1)
     for chunk in store.chunks.of(VersionId(0, 1)):
         model.stage(chunk)
     model.prepare(manifest, sealed)
-    changes = model.scatter(manifest)
+    changes = model.apply(manifest)
     assert (changes is not None) == (stage_bytes == 1 << 30)
     assert model.replica is not None
     assert model.replica.root == truth.root
@@ -171,21 +171,21 @@ def test_a_block_read_during_a_commit_has_the_hash_of_its_label(store: Store) ->
         for chunk in store.chunks.of(VersionId(0, manifest.version)):
             model.stage(chunk)
         model.prepare(manifest, sealed)
-        model.scatter(manifest)
+        model.apply(manifest)
     stop.set()
     reader.join()
     assert wrong == []
     assert len(seen) > 1
 
 
-def test_a_version_is_written_when_whoever_reads_all_of_the_replica_is_done(store: Store) -> None:
+def test_a_version_waits_until_a_reader_of_the_whole_replica_is_done(store: Store) -> None:
     truth, model = new_replica(), Model(store)
     model.adopt(new_replica(), VersionId(0, 0))
     old, (manifest, sealed) = truth.root, version(store, truth, 1)
     for chunk in store.chunks.of(VersionId(0, 1)):
         model.stage(chunk)
     model.prepare(manifest, sealed)
-    writer = threading.Thread(target=model.scatter, args=(manifest,))
+    writer = threading.Thread(target=model.apply, args=(manifest,))
 
     def use(replica: Replica) -> list[int]:
         writer.start()
@@ -194,14 +194,14 @@ def test_a_version_is_written_when_whoever_reads_all_of_the_replica_is_done(stor
         assert replica.root == old
         return replica.rehash()
 
-    assert model.read(use) == []  # no bit of the version that waits
+    assert model.read(use) == []  # no bits of the waiting version
     writer.join(10)
     assert not writer.is_alive()
     assert model.replica is not None
     assert model.replica.root == manifest.root
 
 
-def test_an_anchor_gives_path_kind_to_a_version_that_has_waited_long(
+def test_a_checkpoint_gives_way_to_a_version_that_has_waited_long(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     truth, model = new_replica(), Model(store)
@@ -210,8 +210,8 @@ def test_an_anchor_gives_path_kind_to_a_version_that_has_waited_long(
     for chunk in store.chunks.of(VersionId(0, 1)):
         model.stage(chunk)
     model.prepare(manifest, sealed)
-    writer = threading.Thread(target=model.scatter, args=(manifest,))
-    monkeypatch.setattr("swarm.runtime.replica.model.READ_S", 0.05)
+    writer = threading.Thread(target=model.apply, args=(manifest,))
+    monkeypatch.setattr("swarm.runtime.replica.model.CHECKPOINT_S", 0.05)
 
     def slow_disk(folder: Path, *, layout, bits, files) -> None:
         folder.mkdir()
@@ -220,10 +220,10 @@ def test_an_anchor_gives_path_kind_to_a_version_that_has_waited_long(
         writer.join(0.2)
         bits(layout.tensors[1].name)
 
-    monkeypatch.setattr("swarm.runtime.replica.keep.write_checkpoint", slow_disk)
-    assert model.write_anchor() is None
+    monkeypatch.setattr("swarm.runtime.replica.files.write_checkpoint", slow_disk)
+    assert model.write_checkpoint() is None
     writer.join(10)
     assert not writer.is_alive()
     assert (model.version, store.anchors.list()) == (VersionId(0, 1), [])
     monkeypatch.undo()
-    assert model.write_anchor() == VersionId(0, 1)
+    assert model.write_checkpoint() == VersionId(0, 1)

@@ -1,5 +1,6 @@
-"""A start from disk: after a clean end nothing is hashed, after any other all is proven or repaired; and a replica that
-is kept on disk, as an anchor and the chunks since."""
+"""A start from disk hashes nothing after a clean shutdown, and proves or repairs everything after any other end.
+
+Also: a replica that is kept on disk, as a checkpoint and the chunks since."""
 
 import os
 import shutil
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from blake3 import blake3
-from shell_kit import AUTHORITY, CONFIG, new_replica
+from runtime_kit import AUTHORITY, CONFIG, new_replica
 from test_model import version
 
 from codec import Layered, Manifest, Replica
@@ -50,11 +51,11 @@ def begun(store: Store, disk: bool = True) -> tuple[Replica, Model]:
 
 def commit(model: Model, manifest: Manifest, sealed: bytes) -> None:
     model.prepare(manifest, sealed)
-    model.scatter(manifest)
+    model.apply(manifest)
 
 
 def again(store: Store, disk: bool = True) -> Model:
-    """What the next process makes of the folder."""
+    """Restore as the next process would."""
     model = model_of(store, disk)
     model.restore()
     return model
@@ -79,7 +80,7 @@ def weights_of(store: Store) -> Path:
 
 
 def lie(path: Path, back: int) -> None:
-    """Turn bits over, as a disk does: the file's size, time and inode stay."""
+    """Flip bits as a failing disk does: the file keeps its size, time and inode."""
     status = path.stat()
     with path.open("r+b") as file:
         file.seek(-back, os.SEEK_END)
@@ -90,7 +91,7 @@ def lie(path: Path, back: int) -> None:
 
 
 class Hashed:
-    """Counts the bytes that are hashed."""
+    """Counts hashed bytes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.nbytes = 0
@@ -114,7 +115,7 @@ class Hashed:
 
 
 @PLACES
-def test_a_clean_end_is_taken_up_without_hashing_a_byte(
+def test_after_a_clean_shutdown_a_start_hashes_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch, disk: bool
 ) -> None:
     truth, model = begun(store, disk)
@@ -133,7 +134,9 @@ def test_a_clean_end_is_taken_up_without_hashing_a_byte(
 
 
 @PLACES
-def test_no_clean_end_no_trust(store: Store, monkeypatch: pytest.MonkeyPatch, disk: bool) -> None:
+def test_without_a_clean_shutdown_a_start_hashes_every_block(
+    store: Store, monkeypatch: pytest.MonkeyPatch, disk: bool
+) -> None:
     truth, model = begun(store, disk)
     for number in (1, 2, 3):
         commit(model, *version(store, truth, number))
@@ -141,15 +144,13 @@ def test_no_clean_end_no_trust(store: Store, monkeypatch: pytest.MonkeyPatch, di
     again(store, disk)  # and is killed
     hashed = Hashed(monkeypatch)
     resumed = again(store, disk)
-    assert hashed.nbytes == len(bits(truth))  # every block once, however many versions came since the anchor
+    assert hashed.nbytes == len(bits(truth))  # every block once, for any number of versions since the checkpoint
     assert resumed.audit() == 0
     assert bits_of(resumed) == bits(truth)
 
 
 @pytest.mark.parametrize("touched", ["time", "inode", "size", "file"])
-def test_an_anchor_that_is_not_the_very_one_is_hashed(
-    store: Store, monkeypatch: pytest.MonkeyPatch, touched: str
-) -> None:
+def test_a_checkpoint_that_was_touched_is_hashed(store: Store, monkeypatch: pytest.MonkeyPatch, touched: str) -> None:
     _, model = begun(store)
     model.close()
     path = weights_of(store)
@@ -171,7 +172,7 @@ def test_an_anchor_that_is_not_the_very_one_is_hashed(
 
 @PLACES
 @pytest.mark.parametrize("noticed_by", ["audit", "read", "anchor", "copy"])
-def test_what_a_disk_changed_is_found_before_anybody_gets_it(store: Store, disk: bool, noticed_by: str) -> None:
+def test_damage_by_a_disk_is_found_before_a_block_is_given_away(store: Store, disk: bool, noticed_by: str) -> None:
     truth, model = begun(store, disk)
     commit(model, *version(store, truth, 1))
     model.close()
@@ -190,24 +191,24 @@ def test_what_a_disk_changed_is_found_before_anybody_gets_it(store: Store, disk:
             assert all(given is None or given[1] == truth.read_block(b) for b, given in enumerate(served))
             assert None in served
         case "anchor":
-            assert resumed.write_anchor() is None
+            assert resumed.write_checkpoint() is None
         case "copy":
             assert resumed.read(lambda replica: 1) is None
     assert found == [1]
     assert resumed.version is None
     assert len(resumed.differing(truth.hashes)) == 1
-    resumed.close()  # leaves nothing to be trusted
+    resumed.close()  # leaves no note of a clean shutdown
     assert not store.clean.take().vouches_for(store.anchors.list()[0])
 
 
 @PLACES
-def test_damage_is_mended_by_the_block_alone(store: Store, disk: bool) -> None:
+def test_damage_is_repaired_by_fetching_one_block(store: Store, disk: bool) -> None:
     truth, model = begun(store, disk)
     made = version(store, truth, 1)
     commit(model, *made)
     model.close()
     lie(weights_of(store), 8)
-    for clean in (True, False):  # found while in use, and by a start that hashes
+    for clean in (True, False):  # found while in use, and found by a start that hashes
         resumed = again(store, disk)
         if clean:
             while resumed.audit():
@@ -223,8 +224,8 @@ def test_damage_is_mended_by_the_block_alone(store: Store, disk: bool) -> None:
         assert resumed.replay(*made) == ()
         assert resumed.version == VersionId(0, 1)
         assert bits_of(resumed) == bits(truth)
-        resumed.close()  # says nothing: the anchor is still the damaged one
-    assert resumed.write_anchor() == VersionId(0, 1)
+        resumed.close()  # leaves no note: the checkpoint is still damaged
+    assert resumed.write_checkpoint() == VersionId(0, 1)
     resumed.close()
     resumed = again(store, disk)
     assert resumed.audit() > 0
@@ -233,24 +234,24 @@ def test_damage_is_mended_by_the_block_alone(store: Store, disk: bool) -> None:
 
 
 @PLACES
-async def test_an_anchor_that_was_damaged_is_written_anew(store: Store, disk: bool) -> None:
+async def test_a_damaged_checkpoint_is_written_again(store: Store, disk: bool) -> None:
     truth, model = begun(store, disk)
     made = version(store, truth, 1)
     commit(model, *made)
-    assert model.write_anchor() == VersionId(0, 1)
+    assert model.write_checkpoint() == VersionId(0, 1)
     model.close()
     lie(weights_of(store), 8)
     resumed = again(store, disk)
     jobs = Jobs(store, resumed, Manifests(AUTHORITY.public), Limits(), here_and_now)
     while resumed.audit():
         pass
-    assert await jobs.tend(whole=False) is None  # nothing that could be written before it is mended
+    assert await jobs.write_due_checkpoint(force=False) is None  # nothing can be written before the repair
     resumed.open(truth.layout.hash)
     for block in resumed.differing(truth.hashes):
         resumed.write_block(block, truth.read_block(block), truth.hashes[block].tobytes(), VersionId(0, 1))
     assert resumed.replay(*made) == ()
-    assert await jobs.tend(whole=False) == VersionId(0, 1)
-    assert await jobs.tend(whole=True) is None
+    assert await jobs.write_due_checkpoint(force=False) == VersionId(0, 1)
+    assert await jobs.write_due_checkpoint(force=True) is None
     assert isinstance(resumed.replica, Layered) is disk
     assert bits_of(again(store, disk)) == bits(truth)
 
@@ -265,13 +266,13 @@ def test_a_version_on_disk_writes_nothing(store: Store) -> None:
     assert not store.replica_path.exists()
 
 
-def test_an_anchor_on_disk_takes_the_place_of_what_led_to_it(store: Store) -> None:
+def test_a_new_checkpoint_on_disk_replaces_the_older_one_and_its_chunks(store: Store) -> None:
     truth, model = begun(store)
     for number in range(1, 4):
         commit(model, *version(store, truth, number))
     replica = model.replica
     assert isinstance(replica, Layered)
-    assert model.write_anchor() == VersionId(0, 3)
+    assert model.write_checkpoint() == VersionId(0, 3)
     for number in range(4):
         store.chunks.drop(VersionId(0, number))
     assert model.replica is replica
@@ -281,7 +282,9 @@ def test_an_anchor_on_disk_takes_the_place_of_what_led_to_it(store: Store) -> No
     assert bits_of(again(store)) == bits(truth)
 
 
-def test_versions_that_come_while_an_anchor_is_written_stay(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_that_arrive_while_a_checkpoint_is_written_are_kept(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     truth, model = begun(store)
     commit(model, *version(store, truth, 1))
     write = store.write_anchor
@@ -291,13 +294,13 @@ def test_versions_that_come_while_an_anchor_is_written_stay(store: Store, monkey
         commit(model, *version(store, truth, 2))
 
     monkeypatch.setattr(store, "write_anchor", slow)
-    assert model.write_anchor() == VersionId(0, 1)
+    assert model.write_checkpoint() == VersionId(0, 1)
     assert model.version == VersionId(0, 2)
     store.chunks.drop(VersionId(0, 1))
     assert bits_of(model) == bits(truth)
 
 
-def test_an_engine_is_lent_a_file_that_is_written_only_then(store: Store) -> None:
+def test_the_file_lent_to_an_engine_is_written_only_when_it_is_lent(store: Store) -> None:
     truth, model = begun(store)
     for number in range(1, 4):
         commit(model, *version(store, truth, number))
@@ -309,13 +312,13 @@ def test_an_engine_is_lent_a_file_that_is_written_only_then(store: Store) -> Non
             assert bits(mapped) == bits(truth)
         else:
             assert bits(mapped) != bits(truth)  # as it was lent
-    assert model.write_anchor() is not None
-    assert store.replica_path.exists()  # somebody has it still
+    assert model.write_checkpoint() is not None
+    assert store.replica_path.exists()  # the engine still has it mapped
     model.close()
     assert not store.replica_path.exists()
 
 
-def test_it_catches_up_in_a_file_that_goes_afterwards(store: Store) -> None:
+def test_a_replica_on_disk_catches_up_in_a_file_that_is_removed_afterwards(store: Store) -> None:
     truth, model = begun(store)
     made = version(store, truth, 1)
     model.open(truth.layout.hash)
@@ -324,7 +327,7 @@ def test_it_catches_up_in_a_file_that_goes_afterwards(store: Store) -> None:
         model.write_block(block, truth.read_block(block), truth.hashes[block].tobytes(), VersionId(0, 1))
     assert model.replay(*made) == ()
     assert isinstance(model.replica, Replica)
-    assert model.write_anchor() == VersionId(0, 1)
+    assert model.write_checkpoint() == VersionId(0, 1)
     assert isinstance(model.replica, Layered)
     assert not store.replica_path.exists()
     commit(model, *version(store, truth, 2))
@@ -332,7 +335,7 @@ def test_it_catches_up_in_a_file_that_goes_afterwards(store: Store) -> None:
 
 
 @PLACES
-def test_a_kill_without_a_word(store: Store, disk: bool) -> None:
+def test_a_kill_is_no_clean_shutdown(store: Store, disk: bool) -> None:
     truth, model = begun(store, disk)
     for number in (1, 2, 3):
         commit(model, *version(store, truth, number))
@@ -391,7 +394,7 @@ def _killed_at(store: Store, kill_at: int, disk: bool) -> tuple[list[bytes], boo
             roots.append(truth.root)
             commit(model, *made)
             if number == 2:
-                model.write_anchor()
+                model.write_checkpoint()
         model.close()
     except Killed:
         return roots, True
@@ -400,7 +403,7 @@ def _killed_at(store: Store, kill_at: int, disk: bool) -> tuple[list[bytes], boo
     return roots, False
 
 
-def test_from_one_place_to_the_other(store: Store) -> None:
+def test_a_replica_moves_between_memory_and_disk(store: Store) -> None:
     truth, model = begun(store)
     for number, disk in enumerate((False, True, False), 1):
         commit(model, *version(store, truth, number))

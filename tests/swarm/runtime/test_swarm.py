@@ -1,4 +1,4 @@
-"""Seed and members over the memory transport: the product's cores, shells, stores and codec, on a virtual clock."""
+"""Seed and members over the memory transport: the product's cores, runtimes, stores and codec, on a virtual clock."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trio
-from shell_kit import CONFIG, Host, Killed, Swarm, new_replica, step, swarm, until
+from runtime_kit import CONFIG, Host, Killed, Swarm, new_replica, step, swarm, until
 
 from codec import Checkpoint, write_checkpoint
 from codec.errors import SwarmError
@@ -24,7 +24,7 @@ def at(hosts: list[Host], number: int) -> bool:
 
 
 async def follow(s: Swarm, hosts: list[Host], numbers: list[int]) -> None:
-    """Publish these versions; everyone must end each with the trainer's very bits."""
+    """Publish these versions; after each, every member must have the trainer's bits."""
     for number in numbers:
         root = await s.publish(number)
         assert s.authority.root == root
@@ -33,7 +33,7 @@ async def follow(s: Swarm, hosts: list[Host], numbers: list[int]) -> None:
         for host in hosts:
             assert host.model is not None
             assert host.model.replica is not None
-            assert host.model.replica.rehash() == []  # the hashes are those of the bits
+            assert host.model.replica.rehash() == []  # the hashes match the bits
 
 
 async def test_members_catch_up_and_follow(tmp_path: Path, autojump_clock: object) -> None:
@@ -54,14 +54,14 @@ async def test_a_chunk_leaves_the_seed_once(tmp_path: Path, autojump_clock: obje
     async with swarm(tmp_path) as s:
         hosts = [await s.start_member(n) for n in (1, 2, 3)]
         await until(lambda: at(hosts, 0))
-        await follow(s, hosts, [1])  # from here on all may stand inside a tree
+        await follow(s, hosts, [1])  # from here on all may be interior
         await until(lambda: not any(member.leaf for member in s.authority.core.state.roster.members))
         await trio.sleep(1)
-        before = s.authority.shell.counts.pushed
+        before = s.authority.runtime.counts.pushed
         await follow(s, hosts, [2])
         payload = s.authority.store.newest()
         assert payload is not None
-        sent = s.authority.shell.counts.pushed - before + s.authority.shell.counts.pulled
+        sent = s.authority.runtime.counts.pushed - before + s.authority.runtime.counts.pulled
         assert payload.payload_bytes <= sent <= 1.05 * payload.payload_bytes
 
 
@@ -74,13 +74,15 @@ async def test_a_killed_member_replays_from_its_disk(tmp_path: Path, autojump_cl
         await follow(s, hosts[:1], [3])
         back = await s.start_member(2)
         assert back.model is not None
-        assert back.model.version == VersionId(0, 2)  # anchor and chunks, nothing asked of anyone
+        assert back.model.version == VersionId(0, 2)  # from checkpoint and chunks, without a request to any peer
         await until(lambda: at([back], 3))
         assert back.root == s.authority.root
         assert "catching_up" not in back.log.names()
 
 
-async def test_a_late_joiner_with_an_old_folder_fetches_what_differs(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_late_joiner_with_an_old_folder_fetches_only_different_blocks(
+    tmp_path: Path, autojump_clock: object
+) -> None:
     async with swarm(tmp_path) as s:
         first = await s.start_member(1)
         await until(lambda: at([first], 0))
@@ -93,15 +95,15 @@ async def test_a_late_joiner_with_an_old_folder_fetches_what_differs(tmp_path: P
             base, mine.layout, lambda name: bits if name == "b.weight" else mine.bits(name), {"config.json": CONFIG}
         )
         assert Checkpoint.open(base).layout.hash == mine.layout.hash
-        before = s.authority.shell.counts.blobs
+        before = s.authority.runtime.counts.blobs
         second = await s.start_member(2, base=base)
         await until(lambda: at([second], 2))
         assert second.root == s.authority.root
-        assert s.authority.shell.counts.blobs - before < 1000  # the layout, before there was a peer to ask
+        assert s.authority.runtime.counts.blobs - before < 1000  # the layout, before there was a peer to ask
         await follow(s, [first, second], [3])
 
 
-async def test_an_anchor_is_a_checkpoint_that_loads(tmp_path: Path, autojump_clock: object) -> None:
+async def test_the_checkpoint_on_disk_can_be_loaded(tmp_path: Path, autojump_clock: object) -> None:
     async with swarm(tmp_path) as s:
         first = await s.start_member(1)
         await until(lambda: at([first], 0))
@@ -117,7 +119,7 @@ async def test_an_anchor_is_a_checkpoint_that_loads(tmp_path: Path, autojump_clo
         assert loaded.files == {"config.json": CONFIG}
 
 
-async def test_a_publish_cut_short_harms_nobody(tmp_path: Path, autojump_clock: object) -> None:
+async def test_an_interrupted_publish_leaves_members_unharmed(tmp_path: Path, autojump_clock: object) -> None:
     async with swarm(tmp_path) as s:
         first = await s.start_member(1)
         await until(lambda: at([first], 0))
@@ -136,7 +138,7 @@ async def test_a_publish_cut_short_harms_nobody(tmp_path: Path, autojump_clock: 
         again = await s.start_seed()
         assert again.model is not None
         assert again.model.version == VersionId(0, 1)
-        await until(lambda: len(list(again.shell.peers)) == 1)
+        await until(lambda: len(list(again.runtime.peers)) == 1)
         root = await s.publish(2)
         await until(lambda: at([first], 2))
         assert first.root == root
@@ -146,7 +148,7 @@ async def test_a_publish_cut_short_harms_nobody(tmp_path: Path, autojump_clock: 
         assert {chunk.key.attempt for chunk in first.store.chunks.of(VersionId(0, 2))} == {1}
 
 
-async def test_a_path_kind_back_is_followed_by_all_and_by_who_was_away(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_rollback_reaches_all_members_and_one_that_was_away(tmp_path: Path, autojump_clock: object) -> None:
     async with swarm(tmp_path) as s:
         hosts = [await s.start_member(1), await s.start_member(2)]
         relay = await s.start_member(3, relay=True)
@@ -167,12 +169,12 @@ async def test_a_path_kind_back_is_followed_by_all_and_by_who_was_away(tmp_path:
         back = VersionId(1, 2)
         await until(lambda: hosts[0].model is not None and hosts[0].model.version == back)
         assert hosts[0].root == root_2
-        assert hosts[0].log.commits[-1][2] is not None, "as a patch: its engine goes on"
+        assert hosts[0].log.commits[-1][2] is not None, "as a patch, so that its engine continues"
         await until(lambda: back in [version for version, _, _ in relay.log.commits])
 
         root = await s.publish(5)
         assert seed.head == VersionId(1, 3)
-        late = await s.start_member(2)  # at 0.3, of an epoch that is over
+        late = await s.start_member(2)  # at version 0.3, of an epoch that is over
         for host in (hosts[0], late):
             await until(lambda host=host: host.model is not None and host.model.version == VersionId(1, 3))
             assert host.root == root == s.authority.root
@@ -203,7 +205,7 @@ async def test_leaving_frees_the_slot_at_once(tmp_path: Path, autojump_clock: ob
     async with swarm(tmp_path) as s:
         first = await s.start_member(1)
         await until(lambda: at([first], 0))
-        await first.shell.leave()
+        await first.runtime.leave()
         await until(lambda: "member_left" in s.authority.log.names(), 2.0)
         assert not s.authority.core.book.leases
 
@@ -252,7 +254,7 @@ async def test_a_joiner_during_steps_ends_with_the_same_bits(tmp_path: Path, aut
         assert late.model.replica.rehash() == []
 
 
-async def test_a_killed_joiner_does_not_start_again_from_nothing(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_killed_joiner_keeps_the_blocks_that_it_fetched(tmp_path: Path, autojump_clock: object) -> None:
     async with swarm(tmp_path) as s:
         first = await s.start_member(1)
         await until(lambda: at([first], 0))
@@ -262,14 +264,14 @@ async def test_a_killed_joiner_does_not_start_again_from_nothing(tmp_path: Path,
         assert model is not None
         await until(lambda: len(model._labels) == 1)
         await s.stop(late)
-        before = first.shell.counts.blobs + s.authority.shell.counts.blobs
+        before = first.runtime.counts.blobs + s.authority.runtime.counts.blobs
         back = await s.start_member(2)
         await until(lambda: at([back], 0))
         assert back.root == s.authority.root
         whole = s.authority.model.layout.full_bytes  # type: ignore[union-attr]
         assert (
-            first.shell.counts.blobs + s.authority.shell.counts.blobs - before < whole - 100_000
-        )  # what the first life fetched stays fetched
+            first.runtime.counts.blobs + s.authority.runtime.counts.blobs - before < whole - 100_000
+        )  # blocks fetched before the kill are kept
 
 
 @pytest.mark.parametrize(
@@ -278,7 +280,7 @@ async def test_a_killed_joiner_does_not_start_again_from_nothing(tmp_path: Path,
 async def test_a_seed_killed_at_any_write_never_seals_a_version_twice(
     tmp_path: Path, autojump_clock: object, first: int, stride: int
 ) -> None:
-    """The next life publishes other bits: whoever saw a version must never see another one of its number."""
+    """The restarted seed publishes other bits. A member that saw a version must never see another one of its number."""
     async with swarm(tmp_path) as s:
         member = await s.start_member(1)
         await until(lambda: at([member], 0))
@@ -305,7 +307,7 @@ async def test_a_seed_killed_at_any_write_never_seals_a_version_twice(
 
 
 class Fuse:
-    """Kills the process once, ahead of the disk step that `left` counts down to."""
+    """Kills the process once, before the disk step that `left` counts down to."""
 
     left: int | None = None
 
@@ -321,7 +323,7 @@ async def _publish_until_killed(s: Swarm, seed: int, fuse: Fuse, scope: trio.Can
         await s.publish(seed)
     except Killed:
         pass
-    except SwarmError:  # it was killed in the middle of a chunk, and whoever waited for that is told so
+    except SwarmError:  # killed in the middle of a chunk: the waiting caller gets an error
         assert fuse.left is not None
         assert fuse.left < 0
     scope.cancel()

@@ -1,4 +1,4 @@
-"""The store's tests use the shell's kit for models and steps: under `--import-mode=importlib` it is not on the path."""
+"""The store's tests use the runtime's kit for models and steps, which `--import-mode=importlib` does not find."""
 
 import sys
 from pathlib import Path

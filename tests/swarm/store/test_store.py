@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shell_kit import AUTHORITY, CONFIG, Killed, layout, new_replica, step
+from runtime_kit import AUTHORITY, CONFIG, Killed, layout, new_replica, step
 
 from codec import Chunk, ChunkKey, Manifest, Replica, open_header, seal_chunk, state_root
 from codec.errors import UsageError
@@ -78,7 +78,7 @@ def advance(store: Store, model: Model, number: int, attempt: int = 0) -> bytes:
     for chunk in store.chunks.of(VersionId(0, number), attempt):
         model.stage(chunk)
     model.prepare(manifest, sealed)
-    model.scatter(manifest)
+    model.apply(manifest)
     return manifest.root
 
 
@@ -96,7 +96,7 @@ def life(store: Store) -> list[bytes]:
         store.records.put([(f"attempts/{number}", str(attempt).encode())])
         roots.append(advance(store, model, number, attempt))
         if number == 2:
-            model.write_anchor()
+            model.write_checkpoint()
     store.evict(VersionId(0, 4), 3)
     return roots
 
@@ -359,7 +359,7 @@ def test_a_seed_keeps_two_anchors(tmp_path: Path) -> None:
         genesis(store, model, new_replica(), AUTHORITY, files={"config.json": CONFIG})
         for number in (1, 2, 3):
             advance(store, model, number)
-            model.write_anchor()
+            model.write_checkpoint()
         assert [anchor.version for anchor in store.anchors.list()] == [VersionId(0, 3), VersionId(0, 2)]
 
 

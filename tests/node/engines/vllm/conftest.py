@@ -1,6 +1,6 @@
-"""Real vLLMs, as few as do: each takes half a minute to start, so tests share them.
+"""Real vLLMs. Each takes half a minute to start, so tests share them.
 
-One thread a rank: two that wait for one another on two busy cores take twenty times as long.
+Each rank has one thread: two threads that wait for each other on two busy cores take twenty times as long.
 """
 
 import json
@@ -39,11 +39,11 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def one(untied: Path, python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """An untied Qwen3 on one rank, shared: each test leaves it open, at whatever version."""
+    """An untied Qwen3 on one rank. Tests share it, and each leaves it open, at any version."""
     from scenarios.engines.engine_bench import bench
 
-    with bench(untied, tmp_path_factory.mktemp("one"), python, threads=1) as made:
-        yield made
+    with bench(untied, tmp_path_factory.mktemp("one"), python, threads=1) as live:
+        yield live
 
 
 @pytest.fixture(scope="module")
@@ -51,20 +51,20 @@ def two(tied: Path, python: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     """A tied Qwen3 on two ranks."""
     from scenarios.engines.engine_bench import bench
 
-    with bench(tied, tmp_path_factory.mktemp("two"), python, ranks=2, threads=2) as made:
-        yield made
+    with bench(tied, tmp_path_factory.mktemp("two"), python, ranks=2, threads=2) as live:
+        yield live
 
 
 @pytest.fixture(scope="session")
 def fresh(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Answers]]:
-    """What fresh engines say of checkpoints."""
+    """Asks fresh engines of given checkpoints for greedy tokens and log-probabilities."""
     from node.engines.vllm.server import environment
     from scenarios.engines import engine_fresh
 
     def ask(folders: list[Path], prompts: list[list[int]], tokens: int, ranks: int = 1, **more: str) -> list[Answers]:
         file = tmp_path_factory.mktemp("fresh") / "questions.json"
-        asked = {"prompts": prompts, "tokens": tokens, "folders": [str(f) for f in folders], "more": more}
-        file.write_text(json.dumps(asked))
+        questions = {"prompts": prompts, "tokens": tokens, "folders": [str(f) for f in folders], "more": more}
+        file.write_text(json.dumps(questions))
         env = environment({"PATH": "/usr/bin:/bin"}, ranks, True, ranks) | PROBE_ENV
         command = [python, engine_fresh.__file__, str(file), str(ranks)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)

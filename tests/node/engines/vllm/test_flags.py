@@ -1,4 +1,4 @@
-"""The flags that a node starts its vLLM with."""
+"""The flags with which a node starts its vLLM."""
 
 import json
 from pathlib import Path
@@ -19,12 +19,12 @@ from node.engines.vllm.server import flags
         ({"hidden_size": 8, "text_config": None}, False),
     ],
 )
-def test_on_gpus_experts_are_computed_by_a_kernel_that_does_not_repack_them(
+def test_on_gpus_experts_get_a_kernel_that_does_not_repack_them(
     tmp_path: Path, config: dict[str, object], has: bool
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
-    made = flags(tmp_path, 8000, tmp_path / "socket", 1, False)
-    assert ("--moe-backend" in made) == has
+    found = flags(tmp_path, 8000, tmp_path / "socket", 1, False)
+    assert ("--moe-backend" in found) == has
     assert "--moe-backend" not in flags(tmp_path, 8000, tmp_path / "socket", 1, True)
 
 
@@ -32,7 +32,7 @@ def test_on_gpus_experts_are_computed_by_a_kernel_that_does_not_repack_them(
     ("config", "cpu", "has"),
     [({"kv_lora_rank": 512}, True, True), ({"kv_lora_rank": 512}, False, False), ({}, True, False)],
 )
-def test_on_cpus_deepseeks_attention_is_computed_by_the_backend_that_can_be_reloaded(
+def test_on_cpus_deepseeks_attention_gets_a_backend_that_can_be_reloaded(
     tmp_path: Path, config: dict[str, object], cpu: bool, has: bool
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -1,4 +1,4 @@
-"""Where checkpoint elements live in a model that packs and cuts them up: found by its own loader, without a vLLM."""
+"""Where checkpoint elements are live in a model that packs and splits them, found by its own loader. Needs no vLLM."""
 
 import os
 from types import SimpleNamespace as Space
@@ -35,8 +35,11 @@ LAYOUT = Layout(
 
 
 class Packed(torch.nn.Module):
-    """As vLLM lays a rank's share out: gate and up in one, those of all experts too, `out` cut by columns, rows padded,
-    one weight in bf16 that the checkpoint has in fp32, one that is transposed in its loader."""
+    """A rank's part of a model, as vLLM lays it out.
+
+    Gate and up are one tensor, also for all experts; `out` is split by columns; rows are padded; one weight is bf16
+    live and fp32 in the checkpoint; one is transposed by its loader.
+    """
 
     def __init__(self, rank: int, world: int) -> None:
         super().__init__()
@@ -93,13 +96,13 @@ class Packed(torch.nn.Module):
 
 
 def replica(seed: int = 0) -> Replica:
-    made = Replica.create(LAYOUT)
+    filled = Replica.create(LAYOUT)
     rng = np.random.default_rng(seed)
     for block in range(LAYOUT.n_blocks):
         spec = LAYOUT.block(block)
-        made._writable(block)[:] = rng.integers(0, 1 << 16, spec.count)
-    made.rehash()
-    return made
+        filled._writable(block)[:] = rng.integers(0, 1 << 16, spec.count)
+    filled.rehash()
+    return filled
 
 
 def ranks_of(held: Replica, world: int) -> list[tuple[Packed, LiveWeights]]:
@@ -181,15 +184,17 @@ def test_a_copy_that_differs_on_one_rank_is_found() -> None:
 
 
 class Helper:
-    """As a kernel or a quantization method, which is no module."""
+    """An object like a kernel or a quantization method, which is not a module."""
 
     def __init__(self, twin: Any) -> None:
         self.kernel = Space(twin=twin)
 
 
 class Beside(torch.nn.Module):
-    """What is kept of `gate` by a helper of the module above it, and of nothing else; a view of `up` that its storage
-    carries along; a table and a number that are the model's own."""
+    """A model with one derived tensor: of `gate`, in a helper of the module above it.
+
+    The view of `up` shares its storage, and the table and the number are not derived from weights.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,12 +214,12 @@ class Beside(torch.nn.Module):
             layer.weight.data.copy_(weight)
 
     def reload(self, weights) -> None:
-        """As vLLM does: then whatever is made of weights is made anew."""
+        """As in vLLM, loading derives the tensor again."""
         self.load_weights(weights)
         self.above.helper = Helper(self.above.gate.weight.data.t().contiguous())  # type: ignore[assignment]
 
 
-def test_what_is_made_of_weights_elsewhere_is_found_and_held_to_follow() -> None:
+def test_tensors_derived_from_weights_are_found_and_must_follow() -> None:
     held = replica()
     tensors = [Tensor((t.name,), t.dtype, t.shape, LAYOUT.offset(t.name)) for t in LAYOUT.tensors]
     source = ReplicaSource(map_sealed(os.dup(held.seal_for_readers())), BLOCK_ELEMENTS)
@@ -230,7 +235,7 @@ def test_what_is_made_of_weights_elsewhere_is_found_and_held_to_follow() -> None
     weights.load(["gate"], model.reload)
     assert weights.changed(["gate"]) == []
     assert torch.equal(model.above.helper.kernel.twin.view(torch.int16), first.view(torch.int16))
-    # a reload that forgets what was made of it
+    # a reload that does not derive the tensor again
     weights.load(["gate"], model.load_weights, OtherSource(source))
     assert weights.unmoved(["gate"]) == ["above.helper.kernel.twin"]
 
@@ -264,7 +269,7 @@ def test_a_box_maps_like_numpy_does(data: st.DataObject) -> None:
         assert part.live_offset == pad + (shared[0] - top) * (wide + pad)
 
 
-def test_memory_that_its_receiver_could_write_is_refused(tmp_path) -> None:
+def test_memory_that_a_receiver_could_write_is_refused(tmp_path) -> None:
     loose = os.memfd_create("loose", os.MFD_ALLOW_SEALING)
     os.write(loose, b"x" * 64)
     with pytest.raises(Unsealed, match="seals"):

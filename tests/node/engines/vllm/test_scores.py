@@ -1,4 +1,4 @@
-"""Scores of a text that is read in pieces beside others, by both of vLLM's model runners: acted out, without a vLLM."""
+"""Scores of a text that is read in pieces in shared batches, by both of vLLM's model runners. Needs no vLLM."""
 
 import importlib
 import sys
@@ -14,11 +14,11 @@ torch = pytest.importorskip("torch")
 NAME = "node.engines.vllm.plugin.swarm_vllm.scores"
 VOCABULARY, LENGTH = 50, 30
 PIECES = [(0, 11), (11, 18), (29, 1)]
-"""(first token, count) of each step; the last of them has nothing to score."""
+"""(first token, count) of each step; the last step has nothing to score."""
 BY = (0.5, 0.9, 0.95)
 
 
-class Told(NamedTuple):
+class PromptLogprobs(NamedTuple):
     ids: Any
     logprobs: Any
     ranks: Any
@@ -30,7 +30,7 @@ class Runner:
 
 
 def top_p(logits: Any, k: None, p: Any) -> Any:
-    """As vLLM's own: those are cut off whose likelier ones already reach p."""
+    """As in vLLM: a token is cut off when the likelier tokens already reach p."""
     ordered, order = logits.sort(-1)
     cut = ordered.softmax(-1).cumsum(-1) <= 1 - p[:, None]
     cut[:, -1] = False
@@ -39,17 +39,17 @@ def top_p(logits: Any, k: None, p: Any) -> Any:
 
 @pytest.fixture
 def scores(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def made(name: str, **content: Any) -> None:
+    def fake_module(name: str, **content: Any) -> None:
         module = ModuleType(name)
         module.__dict__.update(content)
         monkeypatch.setitem(sys.modules, name, module)
 
     for name in ("vllm", "vllm.v1", "vllm.v1.sample", "vllm.v1.sample.ops", "vllm.v1.worker"):
-        made(name)
-    made("vllm.sampling_params", RequestOutputKind=object, SamplingParams=object)
-    made("vllm.v1.outputs", LogprobsTensors=Told)
-    made("vllm.v1.sample.ops.topk_topp_sampler", apply_top_k_top_p=top_p)
-    made("vllm.v1.worker.gpu_model_runner", GPUModelRunner=Runner)
+        fake_module(name)
+    fake_module("vllm.sampling_params", RequestOutputKind=object, SamplingParams=object)
+    fake_module("vllm.v1.outputs", LogprobsTensors=PromptLogprobs)
+    fake_module("vllm.v1.sample.ops.topk_topp_sampler", apply_top_k_top_p=top_p)
+    fake_module("vllm.v1.worker.gpu_model_runner", GPUModelRunner=Runner)
     module = importlib.import_module(NAME)
     monkeypatch.setattr(module, "_ROWS", 3)
     yield module
@@ -58,7 +58,7 @@ def scores(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def text() -> Any:
-    """Logits, which stand in for hidden states, token ids, and what each token but the first should be told."""
+    """Logits (in the place of hidden states), token ids, and the expected score of each token but the first."""
     chance = torch.Generator().manual_seed(0)
     logits = torch.randn(LENGTH, VOCABULARY, generator=chance)
     ids = torch.randint(0, VOCABULARY, (LENGTH,), generator=chance)
@@ -89,7 +89,7 @@ def test_the_newer_runner(scores, text):
     worker = Worker()
     scores._add_request(worker, "ours", 4, Space(extra_args={scores.ASK: list(BY)}))
     scores._add_request(worker, "users", 1, Space(extra_args=None))
-    assert worker.uses_prompt_logprobs.nonzero()[0].tolist() == [1], "ours is not the original's to score"
+    assert worker.uses_prompt_logprobs.nonzero()[0].tolist() == [1], "vLLM itself must not score our request"
     all_ids = torch.zeros(9, 40, dtype=torch.int32)
     all_ids[4, :LENGTH] = text.ids
     for first, count in PIECES:
@@ -127,7 +127,7 @@ def test_the_older_runner(scores, text, broken: bool):
         request.num_computed_tokens = first
         states = torch.cat([torch.zeros(5, VOCABULARY), text.logits[first : first + count]])
         found = scores._prompt_logprobs(runner, states, {"users": 5, "ours": count})
-        if broken:  # by a vLLM that is otherwise inside: nobody gets a score, and the engine goes on
+        if broken:  # by a vLLM with other internals: no score is returned, and the engine goes on
             assert found == {}
         elif first + count < LENGTH:
             assert found == {}
@@ -137,7 +137,7 @@ def test_the_older_runner(scores, text, broken: bool):
         torch.testing.assert_close(found["ours"].logprobs[:, 0], text.wanted)
 
 
-def test_what_vllm_scored_by_itself_is_not_believed(scores):
+def test_scores_that_vllm_computed_itself_are_refused(scores):
     def at(rank: int) -> dict:
         return {7: Space(logprob=-1.5, rank=rank)}
 

@@ -1,4 +1,4 @@
-"""The whole story with vLLM in the nodes: a swarm that trains, one node killed, one joining from nothing."""
+"""The demo with vLLM in the nodes: a swarm that trains, while one node is killed and one joins without a checkpoint."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 pytestmark = [pytest.mark.vllm, pytest.mark.long]
 
 
-def test_a_swarm_trains_on_what_vllms_generate(python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_swarm_trains_on_rollouts_of_vllms(python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     done = subprocess.run(
         [sys.executable, "-m", "node.cli", "demo", "--engine", "vllm", "--nodes", "2", "--steps", "4",
          "--vllm-python", str(python), "--json"],

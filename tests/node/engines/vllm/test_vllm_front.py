@@ -1,5 +1,7 @@
-"""Who may ask what of a vLLM that holds a policy, and which vLLMs are refused: the plugin's front before an application
-that says yes to all. One process is asked everything: importing vLLM takes seconds."""
+"""The plugin's front before an application that accepts every request: which requests pass, which vLLMs are refused.
+
+One process answers all questions, because importing vLLM takes seconds.
+"""
 
 import json
 import subprocess
@@ -57,11 +59,11 @@ def development_routes():
     register_rl_api_routers(app)
     return [("203.0.113.9", route.path) for route in app.routes]
 
-asked = json.loads(sys.argv[1])
+questions = json.loads(sys.argv[1])
 development = development_routes()
 print(json.dumps({
-    "statuses": [asyncio.run(statuses(*each)) for each in asked["statuses"]],
-    "refused": [refused(*each) for each in asked["refused"]],
+    "statuses": [asyncio.run(statuses(*each)) for each in questions["statuses"]],
+    "refused": [refused(*each) for each in questions["refused"]],
     "development": dict(zip([path for _, path in development], asyncio.run(statuses("auto", development)))),
 }))
 """
@@ -91,30 +93,30 @@ REFUSED = [
 
 
 @pytest.fixture(scope="module")
-def said(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def answers(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = str(tmp_path_factory.mktemp("model"))
-    asked = {"statuses": STATUSES, "refused": [(folder, where, value) for where, value, _ in REFUSED]}
-    words = [python, "-c", SCRIPT, json.dumps(asked)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
+    questions = {"statuses": STATUSES, "refused": [(folder, where, value) for where, value, _ in REFUSED]}
+    command = [python, "-c", SCRIPT, json.dumps(questions)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_routes_that_change_weights_are_for_this_machine_only(said):
-    # attached to nothing: the body names no socket
-    assert said["statuses"][0] == [*[403] * len(ROUTES), 200, 400, 200]
+def test_routes_that_change_weights_answer_this_machine_only(answers):
+    # 400: the body names no socket
+    assert answers["statuses"][0] == [*[403] * len(ROUTES), 200, 400, 200]
 
 
-def test_each_development_route_that_this_vllm_has_is_for_this_machine_only(said):
-    assert len(said["development"]) > 15
-    assert set(said["development"].values()) == {403}, said["development"]
+def test_every_development_route_of_this_vllm_answers_this_machine_only(answers):
+    assert len(answers["development"]) > 15
+    assert set(answers["development"].values()) == {403}, answers["development"]
 
 
-def test_an_engine_that_is_not_proven_answers_nobody(said):
-    assert said["statuses"][1] == [503, 503, 200]
+def test_an_unproven_engine_answers_no_generation_request(answers):
+    assert answers["statuses"][1] == [503, 503, 200]
 
 
 @pytest.mark.parametrize("i", range(len(REFUSED)), ids=[f"{where}={value}" for where, value, _ in REFUSED])
-def test_engines_that_could_not_stay_exact_are_refused_in_a_sentence(said, i: int):
+def test_engines_that_cannot_be_updated_exactly_are_refused_in_a_sentence(answers, i: int):
     wanted = REFUSED[i][2]
-    assert (said["refused"][i] == "") == (wanted == "")
-    assert wanted in said["refused"][i]
+    assert (answers["refused"][i] == "") == (wanted == "")
+    assert wanted in answers["refused"][i]

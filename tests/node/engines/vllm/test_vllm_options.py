@@ -1,4 +1,4 @@
-"""A real vLLM draws by `SamplingOptions` as the transformers engine does: the effects, and the log-probabilities."""
+"""A real vLLM draws by `SamplingOptions` like the transformers engine: the effects and the log-probabilities."""
 
 import itertools
 from pathlib import Path
@@ -14,10 +14,10 @@ pytestmark = pytest.mark.vllm
 PROMPT = tuple(range(3, 40))
 TOKENS = 24
 WITHIN = 0.1
-"""Nats a token between two engines' arithmetic: the ledger's own tolerance."""
+"""Nats a token between two engines' arithmetic: the ledger's tolerance."""
 WITHIN_ITSELF = 0.05
-"""The same between vLLM's drawing, a token at a time, and its scoring, in one pass: 0.024 was seen on a CPU with AMX,
-where rounding moved one token across the border of `top_p`."""
+"""Nats a token between vLLM's drawing, a token at a time, and its scoring, in one pass. 0.024 was seen on a CPU with
+AMX, where rounding moved one token across the border of `top_p`."""
 OPTIONS = {
     "top_k": SamplingOptions(top_k=3),
     "min_p": SamplingOptions(min_p=0.2),
@@ -47,8 +47,8 @@ def other(untied: Path) -> Any:
 
 def draw(one: Any, options: SamplingOptions, **more: Any) -> tuple[Any, SamplingParams]:
     sampling = SamplingParams(**{"max_tokens": TOKENS, "stop_tokens": (70,)} | more, options=options)
-    (made,) = one.generate([Prompt(PROMPT, 1)], sampling)
-    return made, sampling
+    (completion,) = one.generate([Prompt(PROMPT, 1)], sampling)
+    return completion, sampling
 
 
 def apart(claimed: Any, found: Any) -> float:
@@ -59,27 +59,27 @@ def apart(claimed: Any, found: Any) -> float:
     "how", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 4}, {"temperature": 0.8, "top_p": 0.9}]
 )
 @pytest.mark.parametrize("name", OPTIONS)
-def test_what_it_drew_is_as_likely_as_it_says(one, other, name: str, how: dict[str, float]):
-    made, sampling = draw(one, OPTIONS[name], **how)
-    assert apart(made.logprobs, one.score(PROMPT, made.token_ids, sampling)) <= WITHIN_ITSELF
-    assert apart(made.logprobs, other.score(PROMPT, made.token_ids, sampling)) <= WITHIN / min(
+def test_scores_equal_the_reported_log_probabilities(one, other, name: str, how: dict[str, float]):
+    completion, sampling = draw(one, OPTIONS[name], **how)
+    assert apart(completion.logprobs, one.score(PROMPT, completion.token_ids, sampling)) <= WITHIN_ITSELF
+    assert apart(completion.logprobs, other.score(PROMPT, completion.token_ids, sampling)) <= WITHIN / min(
         1, how["temperature"] or 1
     )
 
 
-def test_its_tokens_are_those_that_options_allow(one):
+def test_every_token_is_allowed_by_the_options(one):
     hot = {"temperature": 2.0, "seed": 9}
     assert set(draw(one, OPTIONS["allowed"], **hot)[0].token_ids) <= set(range(60, 80))
     banned = draw(one, OPTIONS["banned"], **hot)[0].token_ids
     assert 70 not in banned
     assert (71, 71) not in set(itertools.pairwise(banned))
     for least in (0, 8):
-        made, _ = draw(one, SamplingOptions(min_tokens=least, logit_bias=((70, 60.0),)))
-        assert (made.token_ids.index(70), made.finish_reason) == (least, "stop")
+        completion, _ = draw(one, SamplingOptions(min_tokens=least, logit_bias=((70, 60.0),)))
+        assert (completion.token_ids.index(70), completion.finish_reason) == (least, "stop")
 
 
-def test_it_draws_no_token_behind_a_stop_text(one, other):
-    """And ends where the transformers engine does."""
+def test_no_token_is_drawn_after_a_stop_text(one, other):
+    """vLLM ends at the same token as the transformers engine."""
     from tokenizers import Tokenizer
 
     from node.engines.texts import Continuation
@@ -91,9 +91,9 @@ def test_it_draws_no_token_behind_a_stop_text(one, other):
     stop = "".join(parts[6:9])
     wanted = next(i for i in range(1, TOKENS) if stop in "".join(parts[:i]))
     options = SamplingOptions(allowed=letters.allowed, stop_texts=(stop, "nowhere"))
-    made, _ = draw(one, options, temperature=2.0, seed=1)
-    assert (made.token_ids, made.finish_reason) == (plain.token_ids[:wanted], "stop")
-    assert made.spans[-1].end == wanted < TOKENS
+    completion, _ = draw(one, options, temperature=2.0, seed=1)
+    assert (completion.token_ids, completion.finish_reason) == (plain.token_ids[:wanted], "stop")
+    assert completion.spans[-1].end == wanted < TOKENS
     later = SamplingOptions(allowed=letters.allowed, stop_texts=(stop,), min_tokens=wanted)
     assert len(draw(one, later, temperature=2.0, seed=1)[0].token_ids) > wanted
     forced = SamplingOptions(logit_bias=((40, 100.0),), stop_texts=("".join(parts_of(other, (40, 40, 40))),))
@@ -112,7 +112,7 @@ def parts_of(engine: Any, tokens: tuple[int, ...]) -> list[str]:
 
 
 def test_a_seed_picks_the_random_numbers(one):
-    """Alone in the engine also the tokens; what it cannot promise beside others, it does not claim."""
+    """Without other flights the seed also determines the tokens. vLLM does not claim it for shared batches."""
     seeded = SamplingOptions(seeded=True)
     first, again, other = (draw(one, seeded, temperature=2.0, seed=seed)[0].token_ids for seed in (5, 5, 6))
     assert first == again != other

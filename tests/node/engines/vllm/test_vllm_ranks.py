@@ -1,4 +1,4 @@
-"""Two ranks, tied embeddings: every rank's share is mapped, changed and proven, and the words are a fresh engine's."""
+"""Two ranks, tied embeddings: each rank's part is mapped, changed and proven, and tokens are a fresh engine's."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ PROMPTS = [list(range(3 + i, 40 + i)) for i in range(3)]
 
 
 @pytest.mark.long
-def test_two_ranks_are_a_fresh_engine_of_two_ranks(two, fresh, tmp_path: Path):
+def test_two_updated_ranks_equal_a_fresh_engine_of_two_ranks(two, fresh, tmp_path: Path):
     assert two.engine.classes.loaded == {}
     before = two.greedy(PROMPTS, 16)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Engines that cannot be written in place: loaded by module, with the seconds said, or refused with a sentence."""
+"""Engines that cannot be written in place: loaded by module, with the time in the log, or refused with a sentence."""
 
 import contextlib
 import json
@@ -15,6 +15,7 @@ from codec import Checkpoint, Replica, write_checkpoint, write_patch
 from codec.errors import UsageError
 from node.engines.base import EngineError, Prompt, SamplingParams
 from node.engines.host import EngineHost, ReplicaRef
+from node.engines.interface import WeightPatch
 from node.engines.vllm.server import environment, installed
 from node.engines.vllm.specs import specs_of
 from node.settings.config import JoinConfig
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.vllm
 PROMPTS = [list(range(3 + i, 40 + i)) for i in range(3)]
 
 
-def test_experts_that_are_repacked_are_found_and_refused(python: Path, tmp_path: Path):
+def test_repacked_experts_are_found_and_refused(python: Path, tmp_path: Path):
     folder = make_experts(tmp_path / "experts")
     with (
         pytest.raises(UsageError, match=r"cannot follow the swarm\. model\.layers\.0\.mlp\.experts.*repacked.*triton"),
@@ -37,8 +38,10 @@ def test_experts_that_are_repacked_are_found_and_refused(python: Path, tmp_path:
 
 @pytest.mark.long
 def test_weights_in_another_form_are_loaded_by_module(python: Path):
-    """The scenario in short: quantized, repacked in the same shape, copied elsewhere. Each is found, loaded with the
-    seconds said, and what a fresh engine holds and says."""
+    """The short scenario: weights that are quantized, repacked in the same shape, or copied elsewhere.
+
+    Each is found and loaded, with the time in the log; bits and tokens are those of a fresh engine.
+    """
     command = [sys.executable, "-m", "scenarios.engines.updates", "--short", "--threads", "1", "--json"]
     env = os.environ | {"VLLM_PYTHON": str(python)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, env=env)
@@ -53,9 +56,9 @@ def test_weights_in_another_form_are_loaded_by_module(python: Path):
     )
     for form in forms:
         assert any(form in why for why in row["loaded"]), form
-    assert sum(row["loaded"].values()) < 40, "what is as it was must be scattered"
+    assert sum(row["loaded"].values()) < 40, "tensors in the checkpoint's form must be scattered"
     loads = [json.loads(line) for line in done.stderr.splitlines() if '"event": "loaded"' in line]
-    assert any(load.get("version") and load["seconds"] > 0 for load in loads), "it does not say what loading costs"
+    assert any(load.get("version") and load["seconds"] > 0 for load in loads), "the log lacks the time of a load"
 
 
 @pytest.mark.long
@@ -93,9 +96,7 @@ def users_own(folder: Path, python: Path, log: Path) -> Iterator[str]:
         process.wait()
 
 
-def test_a_users_vllm_is_attached_to_loaded_by_module_and_outlives_its_drivers(
-    untied: Path, python: Path, fresh, tmp_path: Path
-):
+def test_a_users_vllm_is_updated_by_module_and_outlives_its_drivers(untied: Path, python: Path, fresh, tmp_path: Path):
     folder = make_wide_norms(untied, tmp_path / "wide")
     norms = {t.name for t in Checkpoint.open(folder).layout.tensors if t.dtype == "F32"}
     with users_own(folder, python, tmp_path / "vllm.log") as url:
@@ -105,21 +106,21 @@ def test_a_users_vllm_is_attached_to_loaded_by_module_and_outlives_its_drivers(
             for _ in range(2):
                 live.update(step_of(live.replica, live.version))
                 assert (live.engine.live_hashes() == live.replica.hashes).all()
-            said = live.greedy(PROMPTS, 16)
+            greedy = live.greedy(PROMPTS, 16)
             write_checkpoint(tmp_path / "now", live.replica.layout, live.replica.bits, live.checkpoint.files)
-            assert fresh([tmp_path / "now"], PROMPTS, 16) == [said]
+            assert fresh([tmp_path / "now"], PROMPTS, 16) == [greedy]
             _too_late_for_its_modules(live)
 
-        # the driver went; the engine stands at a later version than its folder, and another takes it over
+        # the first driver is gone; the engine holds a later version than its folder, and a second driver takes over
         with bench(folder, tmp_path / "two", python, url=url) as live:
             assert set(live.engine.classes.loaded) == norms
             live.update(step_of(live.replica, 7))
             assert (live.engine.live_hashes() == live.replica.hashes).all()
 
-        # as a node does it: swarm-node join --engine-url
+        # as a node attaches: swarm-node join --engine-url
         trio.run(_followed_by_a_node, url, folder, tmp_path)
 
-        # another model's tokenizer means other tokens
+        # a changed tokenizer is refused
         for path in folder.iterdir():
             if path.name == "tokenizer_config.json":
                 path.write_text(path.read_text() + " ")
@@ -139,24 +140,25 @@ async def _followed_by_a_node(url: str, folder: Path, home: Path) -> None:
         return ReplicaRef(replica.layout, replica.seal_for_readers(), folder, (0, 0), replica.root)
 
     (spec,) = specs_of(JoinConfig(home=home, engine_url=(url,)))
-    host = EngineHost(spec.socket, spec.command, spec.log, source)
+    host = EngineHost(spec, source)
     with trio.fail_after(300):
         async with trio.open_nursery() as nursery:
             await nursery.start(host.run)
             await host.wait_ready()
             assert await host.prove() == replica.root
-            (made,), _ = await host.generate([Prompt((1, 2))], SamplingParams(max_tokens=2))
-            assert made.spans[0].version == (0, 0)
+            (completion,), _ = await host.generate([Prompt((1, 2))], SamplingParams(max_tokens=2))
+            assert completion.spans[0].version == (0, 0)
             nursery.cancel_scope.cancel()
 
 
 def _too_late_for_its_modules(live: Bench) -> None:
-    """The replica moves on while modules are loaded from it: what was loaded is not the version's. It stops."""
+    """The replica moves on while modules are loaded from it, so the engine gets other bits than the version's, and
+    stops."""
     fd, _ = write_patch(staged := step_of(live.replica, 20), live.replica.layout)
     live.replica.scatter(staged)
     live.version += 1
     version, root = live.version, live.replica.root
-    live.engine.stage(fd, (0, version))
+    live.engine.stage_patch(WeightPatch(fd, (0, version)))
     os.close(fd)
     os.close(live.advance(step_of(live.replica, 21)))
     with pytest.raises(EngineError, match="the replica was past"):

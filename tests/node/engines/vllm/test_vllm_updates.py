@@ -1,30 +1,36 @@
-"""A real vLLM takes versions in place: the bits, the words and their provenance are those of a fresh engine."""
+"""A real vLLM takes versions in place: bits, tokens and versions of tokens are those of a fresh engine."""
 
 import http.client
 import json
 import os
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from engine_contract import EngineContract, Subject
 
 from codec import write_checkpoint
 from node.engines.base import EngineError, Prompt, SamplingParams
+from node.engines.interface import Engine, WeightPatch
+from node.engines.vllm.engine import VllmEngine
+from node.engines.vllm.links import Listener
+from scenarios.engines.engine_bench import Bench
 from scenarios.engines.engine_models import step_of
 
 pytestmark = pytest.mark.vllm
 
 PROMPTS = [list(range(3 + i, 40 + i)) for i in range(3)]
 LONG = list(range(3, 303))
-"""More than two blocks of the prefix cache."""
+"""A prompt longer than two blocks of the prefix cache."""
 WITHIN_S = 300.0
-"""For generations, on however busy a machine."""
+"""For generations, on a busy machine too."""
 
 
-def spoken(one) -> list:
+def greedy(one) -> list:
     return one.greedy(PROMPTS, 16)
 
 
@@ -45,20 +51,20 @@ def ask(url: str, body: dict, path: str = "/v1/completions") -> tuple[int, dict]
     return response.status, answer
 
 
-def test_after_some_versions_it_is_a_fresh_engine(one, fresh, tmp_path: Path):
+def test_after_some_versions_it_equals_a_fresh_engine(one, fresh, tmp_path: Path):
     live = one
     assert live.engine.classes.loaded == {}
-    before = spoken(live)
+    before = greedy(live)
     for _ in range(3):
         assert live.update(step_of(live.replica, live.version, 0.3)) > 0
         assert (live.engine.live_hashes() == live.replica.hashes).all()
-    after = spoken(live)
+    after = greedy(live)
     write_checkpoint(tmp_path / "now", live.replica.layout, live.replica.bits, live.checkpoint.files)
     assert fresh([tmp_path / "now"], PROMPTS, 16) == [after]
     assert before != after
 
 
-def test_any_bits_survive(one):
+def test_any_bit_pattern_survives(one):
     spec = one.replica.layout.tensors[0]
     before = one.replica.bits(spec.name).copy()
     staged = step_of(one.replica, 1, 0.5, names=[spec.name])
@@ -89,7 +95,7 @@ def rehashed(replica, staged):
 
 
 def in_flight(one, prompts: list[Prompt], sampling: SamplingParams, seed: int, share: float = 0.01):
-    """(completions over which a version was committed, the version before). A slow machine may need another try."""
+    """(completions during which a version was committed, the version before). Tries again on a slow machine."""
     for attempt in range(8):
         older = (0, one.version)
         one.stage(step_of(one.replica, seed + 100 * attempt, share))
@@ -98,9 +104,9 @@ def in_flight(one, prompts: list[Prompt], sampling: SamplingParams, seed: int, s
             time.sleep(0.05)
         over = flight.done()
         one.commit()
-        made = flight.result(WITHIN_S)
+        completions = flight.result(WITHIN_S)
         if not over:
-            return made, older
+            return completions, older
     raise AssertionError("no commit ever fell into a flight")
 
 
@@ -109,40 +115,41 @@ def test_a_commit_falls_between_two_tokens(one):
         done, older = in_flight(
             one, [Prompt((5, 6, 7), i) for i in range(4)], SamplingParams(max_tokens=480), 7 + 1000 * attempt
         )
-        if all(len(made.spans) == 2 for made in done):
+        if all(len(completion.spans) == 2 for completion in done):
             break
-    for made in done:
-        assert [span.version for span in made.spans] == [older, (0, one.version)]
-        assert made.spans[0].start == 0 < made.spans[0].end == made.spans[1].start < made.spans[1].end == 480
-        assert len(made.logprobs) == 480
+    for completion in done:
+        assert [span.version for span in completion.spans] == [older, (0, one.version)]
+        before, after = completion.spans
+        assert before.start == 0 < before.end == after.start < after.end == 480
+        assert len(completion.logprobs) == 480
 
 
-def test_running_requests_may_begin_anew_under_the_new_weights(one):
+def test_policy_recompute_reads_running_requests_again(one):
     one.engine.policy = "recompute"
     try:
         for attempt in range(4):
             greedy = SamplingParams(max_tokens=300, temperature=0.0)
-            (made,), _ = in_flight(one, [Prompt(tuple(LONG[:200]))], greedy, 8 + 1000 * attempt, 0.4)
-            if len(made.spans) == 2:
+            (completion,), _ = in_flight(one, [Prompt(tuple(LONG[:200]))], greedy, 8 + 1000 * attempt, 0.4)
+            if len(completion.spans) == 2:
                 break
     finally:
         one.engine.policy = "continue"
-    cut = made.spans[0].end
+    cut = completion.spans[0].end
     assert 0 < cut < 300
-    # what follows the commit is what a request with the same text so far is answered, by the new weights alone
-    rest = one.greedy([[*LONG[:200], *made.token_ids[:cut]]], 8)[0]
-    assert rest[0][:4] == list(made.token_ids[cut : cut + 4])
-    np.testing.assert_allclose(rest[1][:4], made.logprobs[cut : cut + 4], atol=0.05)
+    # after the commit, tokens are those that the new weights alone give to the same text
+    rest = one.greedy([[*LONG[:200], *completion.token_ids[:cut]]], 8)[0]
+    assert rest[0][:4] == list(completion.token_ids[cut : cut + 4])
+    np.testing.assert_allclose(rest[1][:4], completion.logprobs[cut : cut + 4], atol=0.05)
 
 
 @pytest.mark.long
-def test_or_be_waited_for(one):
+def test_policy_drain_waits_for_running_requests(one):
     one.engine.policy = "drain"
     try:
-        (made,), older = in_flight(one, [Prompt((5, 6, 7))], SamplingParams(max_tokens=480), 9)
+        (completion,), older = in_flight(one, [Prompt((5, 6, 7))], SamplingParams(max_tokens=480), 9)
     finally:
         one.engine.policy = "continue"
-    assert [span.version for span in made.spans] == [older]
+    assert [span.version for span in completion.spans] == [older]
     assert one.generate([Prompt((1, 2))], SamplingParams(max_tokens=2))[0].spans[0].version == (0, one.version)
 
 
@@ -150,7 +157,7 @@ def test_no_prefix_of_an_old_version_is_used(one):
     one.greedy([LONG], 4)
     hits = metric(one.url, "vllm:prefix_cache_hits_total")
     warm = one.greedy([LONG], 4)
-    assert metric(one.url, "vllm:prefix_cache_hits_total") > hits, "the cache is off, and this test shows nothing"
+    assert metric(one.url, "vllm:prefix_cache_hits_total") > hits, "the cache is off, so this test shows nothing"
     one.update(step_of(one.replica, 10, 0.3))
     hits = metric(one.url, "vllm:prefix_cache_hits_total")
     after = one.greedy([LONG], 4)
@@ -164,39 +171,39 @@ HOW = [(1.0, 1.0), (0.6, 1.0), (0.8, 0.7), (0.0, 1.0)]
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), HOW)
-def test_scores_of_what_it_drew_are_what_it_said(one, temperature: float, top_p: float):
+def test_scores_equal_the_reported_log_probabilities(one, temperature: float, top_p: float):
     sampling = SamplingParams(max_tokens=48, temperature=temperature, top_p=top_p, seed=5)
     prompts = [Prompt((5 + i, 6, 7), i) for i in range(3)]
-    users = one.begin([Prompt(tuple(LONG), 9)], SamplingParams(max_tokens=60))  # a batch with others in it
-    for prompt, made in zip(prompts, one.generate(prompts, sampling), strict=True):
-        found = one.score(prompt.token_ids, made.token_ids, sampling)
-        np.testing.assert_allclose(found, made.logprobs, atol=0.15)  # 0.064 was seen on a CPU with AMX
-        assert np.abs(np.subtract(found, made.logprobs)).mean() < 0.01
-    users.result(WITHIN_S)
-    # said of another distribution, or of other tokens, they are not
-    (made,) = one.generate(prompts[:1], sampling)
+    other_flight = one.begin([Prompt(tuple(LONG), 9)], SamplingParams(max_tokens=60))  # shares the batch
+    for prompt, completion in zip(prompts, one.generate(prompts, sampling), strict=True):
+        found = one.score(prompt.token_ids, completion.token_ids, sampling)
+        np.testing.assert_allclose(found, completion.logprobs, atol=0.15)  # 0.064 was seen on a CPU with AMX
+        assert np.abs(np.subtract(found, completion.logprobs)).mean() < 0.01
+    other_flight.result(WITHIN_S)
+    # scores by another distribution, or of other tokens, differ
+    (completion,) = one.generate(prompts[:1], sampling)
     other = SamplingParams(max_tokens=48, temperature=2.0, seed=5)
-    assert np.abs(np.subtract(one.score((5, 6, 7), made.token_ids, other), made.logprobs)).mean() > 0.1
-    unlikely = one.score((5, 6, 7), tuple((token + 1) % 300 for token in made.token_ids), sampling)
-    assert np.mean(np.maximum(unlikely, -10.0)) < np.mean(made.logprobs) - 1.0
+    assert np.abs(np.subtract(one.score((5, 6, 7), completion.token_ids, other), completion.logprobs)).mean() > 0.1
+    unlikely = one.score((5, 6, 7), tuple((token + 1) % 300 for token in completion.token_ids), sampling)
+    assert np.mean(np.maximum(unlikely, -10.0)) < np.mean(completion.logprobs) - 1.0
     assert (top_p == 1.0) == bool(np.isfinite(unlikely).all())
 
 
-def test_a_long_text_is_scored_in_pieces_past_the_cache_as_another_engine_scores_it(one, tmp_path: Path):
+def test_a_long_text_is_scored_in_pieces_without_the_cache_as_by_another_engine(one, tmp_path: Path):
     from node.engines.transformers import TransformersEngine
 
     write_checkpoint(tmp_path / "now", one.replica.layout, one.replica.bits, one.checkpoint.files)
     other = TransformersEngine(threads=1, device="cpu", arithmetic="bfloat16")
     other.load(tmp_path / "now")
     sampling = SamplingParams(max_tokens=200, seed=3)
-    (made,) = one.generate([Prompt(tuple(LONG))], sampling)
-    here = [one.score(LONG, made.token_ids, sampling) for _ in range(2)]
+    (completion,) = one.generate([Prompt(tuple(LONG))], sampling)
+    here = [one.score(LONG, completion.token_ids, sampling) for _ in range(2)]
     assert here[0] == here[1]
-    assert np.abs(np.subtract(here[0], other.score(LONG, made.token_ids, sampling))).mean() < 0.05
+    assert np.abs(np.subtract(here[0], other.score(LONG, completion.token_ids, sampling))).mean() < 0.05
 
 
-def test_scores_that_a_commit_overtakes_are_nobodys(one):
-    """Some tokens may have been read by the older weights, some by the newer."""
+def test_scores_with_a_commit_in_between_fail(one):
+    """Some tokens may have been read by the older weights, and some by the newer."""
     errors: list[str] = []
     for attempt in range(8):
         one.stage(step_of(one.replica, 300 + attempt))
@@ -211,7 +218,7 @@ def test_scores_that_a_commit_overtakes_are_nobodys(one):
     assert len(one.score(LONG, LONG[:150], SamplingParams(max_tokens=150))) == 150
 
 
-def test_users_own_requests_go_on(one):
+def test_users_own_requests_continue(one):
     body = {"model": "policy", "prompt": "hello", "max_tokens": 400, "ignore_eos": True}
     within = 0
     with ThreadPoolExecutor(1) as pool:
@@ -230,7 +237,7 @@ def test_users_own_requests_go_on(one):
     assert within, "no update ever fell into a request"
 
 
-def test_a_poisoned_engine_serves_nobody_until_it_was_filled_anew(one):
+def test_a_poisoned_engine_serves_no_request_until_it_is_reloaded(one):
     with pytest.raises(EngineError, match="enough"):
         one.engine._poison("enough")
     assert one.engine.poisoned == "enough"
@@ -241,19 +248,19 @@ def test_a_poisoned_engine_serves_nobody_until_it_was_filled_anew(one):
     with pytest.raises(EngineError, match="poisoned"):
         one.score((1, 2), (3,), SamplingParams(max_tokens=1))
     with pytest.raises(EngineError, match="poisoned"):
-        one.engine.stage(0, (0, 99))
+        one.engine.stage_patch(WeightPatch(0, (0, 99)))
     assert one.reload() == one.replica.root
     assert ask(one.url, {"model": "policy", "prompt": "hello", "max_tokens": 4})[0] == 200
-    assert spoken(one)
+    assert greedy(one)
 
 
 def test_another_base_is_refused_before_a_bit_is_written(one):
-    os.close(one.advance(step_of(one.replica, 11)))  # the engine never hears of this one
+    os.close(one.advance(step_of(one.replica, 11)))  # the engine does not get this patch
     fd = one.advance(step_of(one.replica, 12))
     held = one.engine.version
     before = one.engine.live_hashes()
     with pytest.raises(EngineError, match="for another base"):
-        one.engine.stage(fd, (0, one.version))
+        one.engine.stage_patch(WeightPatch(fd, (0, one.version)))
     os.close(fd)
     assert one.engine.poisoned is None
     assert one.engine.version == held
@@ -264,8 +271,8 @@ def test_another_base_is_refused_before_a_bit_is_written(one):
     assert one.engine.version == (0, one.version)
 
 
-def test_bits_that_are_not_what_was_said_stop_it(one):
-    """A patch whose bits were altered on the way to the engine, after its hashes were checked."""
+def test_altered_patch_bits_stop_the_engine(one):
+    """The bits of the patch are altered after its hashes were checked."""
     name = max(one.replica.layout.tensors, key=lambda t: t.elements).name
     honest = step_of(one.replica, 13, names=[name])
     lying = step_of(one.replica, 13, names=[name])
@@ -276,7 +283,7 @@ def test_bits_that_are_not_what_was_said_stop_it(one):
     fd, _ = write_patch(lying, one.replica.layout)
     os.close(one.advance(honest))
     flight = one.begin([Prompt((5, 6, 7))], SamplingParams(max_tokens=400))
-    one.engine.stage(fd, (0, one.version))
+    one.engine.stage_patch(WeightPatch(fd, (0, one.version)))
     os.close(fd)
     with pytest.raises(EngineError, match=f"the live bits of {name} are not"):
         one.engine.commit((0, one.version), one.replica.root)
@@ -288,7 +295,7 @@ def test_bits_that_are_not_what_was_said_stop_it(one):
 
 
 def test_a_proof_finds_every_altered_block(one, monkeypatch):
-    """Live weights that change under the engine: nobody but a proof would know."""
+    """Live weights change unnoticed; only a proof finds it."""
     monkeypatch.setattr("node.engines.vllm.engine.AUDITED_BLOCKS", 0)
     names = [t.name for t in one.replica.layout.tensors[::7]]
     lying = step_of(one.replica, 14, names=names)
@@ -299,7 +306,7 @@ def test_a_proof_finds_every_altered_block(one, monkeypatch):
 
     fd, _ = write_patch(lying, one.replica.layout)
     os.close(one.advance(honest))
-    one.engine.stage(fd, (0, one.version))
+    one.engine.stage_patch(WeightPatch(fd, (0, one.version)))
     os.close(fd)
     one.engine.commit((0, one.version), one.replica.root)
     wrong = np.flatnonzero((one.engine.live_hashes() != one.replica.hashes).any(1))
@@ -307,13 +314,31 @@ def test_a_proof_finds_every_altered_block(one, monkeypatch):
     one.reload()
 
 
-def test_memory_that_could_be_written_is_refused(one):
+def test_writable_memory_is_refused(one):
     fd = one.advance(step_of(one.replica, 15))
     data = os.pread(fd, os.fstat(fd).st_size, 0)
     os.close(fd)
     loose = os.memfd_create("loose", os.MFD_ALLOW_SEALING)
     os.write(loose, data)
     with pytest.raises(EngineError, match="seals"):
-        one.engine.stage(loose, (0, one.version))
+        one.engine.stage_patch(WeightPatch(loose, (0, one.version)))
     os.close(loose)
     one.reload()
+
+
+class TestVllmEngine(EngineContract):
+    """The contract of `Engine`, on the vLLM of this file."""
+
+    @pytest.fixture
+    def subject(self, one: Bench) -> Iterator[Subject]:
+        one.reload()
+        subject = Subject(one.engine, one.replica, one.version)
+        yield subject
+        one.version = subject.version
+        assert one.reload() == one.replica.root
+
+    @pytest.fixture
+    def detached(self, tmp_path: Path) -> Iterator[Engine]:
+        engine = VllmEngine(Listener(tmp_path / "vllm.sock", lambda why: None))
+        yield engine
+        engine.close()

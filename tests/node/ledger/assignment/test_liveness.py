@@ -1,4 +1,4 @@
-"""Who is gone and who hangs: known in seconds where a lease's deadline would take minutes."""
+"""Silent and stalled nodes are found in seconds, where the deadline of a lease would take minutes."""
 
 import math
 
@@ -17,7 +17,7 @@ def take(ledger, node, capacity, now, **request):
     return leases
 
 
-def test_a_node_that_says_nothing_loses_its_work_and_no_more():
+def test_a_silent_node_loses_its_work_but_not_its_reputation():
     ledger = ledger_at(groups=20, n=1, silent_s=15.0, doubt_s=2.0, lapsed_least=4)
     leases = take(ledger, ALICE, 20, 0.0)
     assert ledger.next_deadline() == 15.0
@@ -32,7 +32,7 @@ def test_a_node_that_says_nothing_loses_its_work_and_no_more():
     assert len(take(ledger, ALICE, 20, 19.0)) == 20, "and may go on when it is back"
 
 
-def test_a_ledger_that_slept_blames_nobody_for_it():
+def test_a_ledger_that_slept_declares_no_node_silent():
     ledger = ledger_at(groups=1, n=1, silent_s=15.0, doubt_s=2.0)
     (lease,) = take(ledger, ALICE, 1, 0.0)
     ledger.tick(100.0)  # we were away, and what it said lies unread
@@ -52,7 +52,7 @@ def test_after_a_restart_nodes_have_time_to_come_back(tmp_path):
     assert again.leases
 
 
-def test_a_node_that_talks_and_shows_no_tokens_hangs_and_is_tried_with_one_group():
+def test_a_node_that_reports_no_tokens_is_stalled_and_gets_one_group():
     ledger = ledger_at(groups=20, n=1, silent_s=15.0, stall_s=20.0, doubt_s=2.0)
     leases = take(ledger, ALICE, 8, 0.0)
     for now in (3.0, 6.0):
@@ -73,7 +73,7 @@ def test_a_node_that_talks_and_shows_no_tokens_hangs_and_is_tried_with_one_group
     places(ledger)
 
 
-def test_an_engine_that_does_not_count_has_until_its_deadline():
+def test_an_engine_without_progress_reports_has_until_its_deadline():
     ledger = ledger_at(groups=1, n=1, silent_s=15.0, stall_s=20.0)
     (lease,) = take(ledger, ALICE, 1, 0.0)
     for now in range(5, 300, 5):
@@ -81,7 +81,7 @@ def test_an_engine_that_does_not_count_has_until_its_deadline():
     assert lease.id in ledger.leases
 
 
-def test_whose_tokens_come_in_bursts_is_given_three_times_its_own_longest_gap():
+def test_a_node_with_bursts_of_tokens_has_three_times_its_longest_gap():
     liveness, settings = Liveness(), Settings(silent_s=math.inf, stall_s=20.0, doubt_s=2.0)
     liveness.hear(0.0)
     liveness.begin(0.0)
@@ -95,7 +95,7 @@ def test_whose_tokens_come_in_bursts_is_given_three_times_its_own_longest_gap():
     assert liveness.look_at(settings) == 255.0 + 20.0, "and forgotten"
 
 
-def test_who_speaks_often_is_missed_sooner():
+def test_a_node_that_reports_often_is_declared_silent_sooner():
     liveness, settings = Liveness(), Settings(silent_s=15.0)
     liveness.hear(0.0)
     assert liveness.look_at(settings) == 15.0, "nothing is known of its ways"
@@ -120,7 +120,7 @@ def test_a_request_that_was_not_repeated_is_not_served():
     assert isinstance(ledger.request_work(BOB, ask(4), 8.1, received=8.0), list)
 
 
-def test_what_must_be_drawn_anew_counts_from_nothing_once_a_version():
+def test_progress_may_restart_from_zero_once_per_version():
     ledger = ledger_at(groups=1, n=1, max_deadline_s=60.0)
     (lease,) = take(ledger, ALICE, 1, 0.0)
     assert ledger.renew(ALICE, lease.id, lease.token, 4, 10.0) == 60.0

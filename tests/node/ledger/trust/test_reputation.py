@@ -1,4 +1,4 @@
-"""Bad workers: what is counted, what is enough, who is put aside, for how long, and how they come back."""
+"""Bad nodes: which failures count, how many lead to quarantine, how long it lasts, checks, and release."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def test_faster_than_any_engine_is_refused():
     places(ledger)
 
 
-def test_after_a_restart_nobody_is_too_fast(tmp_path: Path):
+def test_leases_from_before_a_restart_are_never_too_fast(tmp_path: Path):
     book = Book(tmp_path / "ledger.sqlite")
     ledger = long_ledger()
     (lease, sample), *_ = work(ledger, ALICE)
@@ -72,7 +72,7 @@ def test_a_copy_is_refused_and_coincidences_are_not():
     assert submit(ledger, other[0][0], draw_long(*other[0], story), 18.0) is Reason.COPIED, "nor another's"
 
 
-def test_what_became_too_old_may_be_drawn_again_alike():
+def test_a_discarded_sample_may_be_generated_again_with_the_same_tokens():
     from ledger_kit import head
 
     ledger = long_ledger(n=1)
@@ -88,7 +88,7 @@ def test_what_became_too_old_may_be_drawn_again_alike():
 
 
 @pytest.mark.parametrize("reason", sorted(BLAMED))
-def test_enough_of_what_no_honest_node_sends_is_enough(reason):
+def test_too_many_dishonest_results_lead_to_quarantine(reason):
     ledger = ledger_at(n=64, bad_least=8)
     job = work(ledger, ALICE)
     for _ in range(7):
@@ -104,7 +104,7 @@ def test_enough_of_what_no_honest_node_sends_is_enough(reason):
 
 
 @pytest.mark.parametrize("reason", sorted(set(Reason) - BLAMED))
-def test_what_networks_and_restarts_do_is_held_against_nobody(reason):
+def test_failures_of_networks_and_restarts_do_not_count(reason):
     ledger = ledger_at()
     for _ in range(200):
         ledger.quarantine.refuse(ALICE, reason, 1.0)
@@ -124,7 +124,7 @@ def test_a_few_bad_results_among_many_good_ones_are_forgiven():
     assert ledger.nodes[ALICE].reputation.penalty is None
 
 
-def test_hoarding_leases_leads_there_too_and_ends_by_itself_twice_as_late_each_time():
+def test_hoarding_leases_leads_to_quarantines_that_double():
     ledger = ledger_at(groups=40, n=1, max_deadline_s=20.0, lapsed_least=4, quarantine_s=100.0)
     now = 0.0
     for times in (1, 2):
@@ -147,14 +147,14 @@ def test_hoarding_leases_leads_there_too_and_ends_by_itself_twice_as_late_each_t
     ] * 2
 
 
-def test_a_death_is_no_hoard_however_many_leases_run_out_with_it():
+def test_all_leases_that_expire_with_a_dead_node_count_once():
     ledger = ledger_at(groups=40, n=1, max_deadline_s=20.0, lapsed_least=4)
     assert len(work(ledger, ALICE, 10, 0.0)) == 10
     ledger.tick(20.0)
     assert not ledger.nodes[ALICE].leases
     assert ledger.nodes[ALICE].reputation.penalty is None
     now = 30.0
-    for _ in range(3):  # who comes back for more and vanishes again is none too often
+    for _ in range(3):  # a node that comes back and vanishes again
         assert ledger.nodes[ALICE].reputation.penalty is None
         assert len(work(ledger, ALICE, 10, now)) == 10
         now += 20.0
@@ -162,7 +162,7 @@ def test_a_death_is_no_hoard_however_many_leases_run_out_with_it():
     assert "4 of its last 4 leases ran out" in ledger.nodes[ALICE].reputation.penalty.why
 
 
-def test_who_speaks_and_lets_its_leases_run_out_hoards_them():
+def test_a_live_node_whose_leases_expire_hoards_them():
     ledger = ledger_at(groups=40, n=1, max_deadline_s=20.0, lapsed_least=4)
     held = tuple(lease.id for lease, _ in work(ledger, ALICE, 4, 0.0))
     ledger.request_work(ALICE, ask(0, holding=held), 19.0)
@@ -170,7 +170,7 @@ def test_who_speaks_and_lets_its_leases_run_out_hoards_them():
     assert "4 of its last 4 leases ran out" in ledger.nodes[ALICE].reputation.penalty.why
 
 
-def test_a_lease_that_makes_progress_and_is_late_is_no_hoard():
+def test_an_expired_lease_with_progress_does_not_count():
     ledger = ledger_at(groups=40, n=1, max_deadline_s=20.0, lapsed_least=4)
     now = 0.0
     for _ in range(12):
@@ -224,7 +224,7 @@ HONEST, OTHER = (-0.5, -0.5, -0.5), (-0.5, -3.0, -0.5)
 
 
 @pytest.mark.parametrize(("temperature", "bound"), [(0.0, 0.1), (0.5, 0.2), (1.0, 0.1), (2.0, 0.1)])
-def test_what_is_drawn_cold_may_be_further_off(temperature, bound):
+def test_a_low_temperature_raises_the_tolerance(temperature, bound):
     assert tolerated(0.1, SamplingParams(max_tokens=1, temperature=temperature)) == pytest.approx(bound)
 
 
@@ -240,7 +240,7 @@ def test_a_second_node_confirms():
     assert not ledger.quarantine.checks.open
 
 
-def test_two_against_one_and_nothing_of_the_liar_counts():
+def test_two_nodes_convict_a_liar_and_its_rollouts_are_discarded():
     ledger = checked_ledger()
     check = check_of(ledger, BOB)
     ledger.quarantine.answer_check(BOB, check.id, (0, 3), OTHER, 2.0)
@@ -254,7 +254,7 @@ def test_two_against_one_and_nothing_of_the_liar_counts():
     places(ledger)
 
 
-def test_a_false_scorer_is_found_out():
+def test_a_lying_scorer_is_convicted():
     ledger = checked_ledger()
     check = check_of(ledger, BOB)
     ledger.quarantine.answer_check(BOB, check.id, (0, 3), OTHER, 2.0)
@@ -265,7 +265,7 @@ def test_a_false_scorer_is_found_out():
     assert "third node confirmed" in ledger.nodes[BOB].reputation.penalty.why
 
 
-def test_what_nobody_can_judge_is_given_up():
+def test_a_check_that_no_node_can_make_is_given_up():
     ledger = checked_ledger(check_ttl_s=60.0)
     assert check_of(ledger, BOB, version=2) is None, "it holds another version"
     check = check_of(ledger, BOB)
@@ -291,7 +291,7 @@ def test_an_engine_that_cannot_score_is_asked_once():
     assert check_of(ledger, DAVE) is check
 
 
-def test_a_node_that_had_moved_on_is_asked_again_at_later_versions():
+def test_a_node_without_the_version_is_asked_again_at_later_versions():
     ledger = checked_ledger()
     check = check_of(ledger, BOB)
     ledger.quarantine.answer_check(BOB, check.id, (0, 4), (), 2.0)
@@ -311,7 +311,7 @@ def test_a_node_that_had_moved_on_is_asked_again_at_later_versions():
     assert ledger.nodes[BOB].scores, "it may come back with another engine"
 
 
-def test_the_longest_span_is_checked_and_only_so_many_are_open():
+def test_the_longest_span_is_checked_and_open_checks_are_bounded():
     from ledger_kit import root
 
     from node.ledger.messages import VersionSpan
@@ -334,7 +334,7 @@ def test_about_the_wanted_share_is_checked():
     assert 40 <= ledger.quarantine.checks.begun <= 120
 
 
-def test_prints_of_tokens_do_not_depend_on_where_prompts_end():
+def test_fingerprints_include_where_the_prompt_ends():
     ledger = ledger_at(groups=0)
     ledger.offer(group_id(0), "s", pack_tokens((5, 6)), 1, LONG)
     ledger.offer(group_id(1), "s", pack_tokens((5, 6, 7)), 1, LONG)

@@ -1,4 +1,4 @@
-"""Who writes and encodes what: each element is written once, each block encoded once, by a rank that has some of it."""
+"""Each element is written by one rank, and each block encoded by one rank, which holds some of it."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ COLUMNS = 1 << 16
 
 
 def cut(size: int, world: int, rank: int) -> tuple[int, int]:
-    """As `torch.chunk` does: the last ranks may hold less, or nothing."""
+    """Parts as `torch.chunk` cuts them: the last ranks may hold less, or nothing."""
     rows = -(-size // world)
     start = min(rank * rows, size)
     return start, min(rows, size - start)
@@ -38,9 +38,9 @@ def held_by(layout: Layout, world: int, whole: set[str]) -> list[dict[str, Part 
 )
 def test_every_element_is_written_once_and_every_block_encoded_once(sizes: list[int], world: int, whole: set[int]):
     layout = Layout(tuple(TensorSpec(f"t{i}", "BF16", (rows, COLUMNS)) for i, rows in enumerate(sizes)))
-    shares = Ownership(layout, held_by(layout, world, {f"t{i}" for i in whole}))
+    ownership = Ownership(layout, held_by(layout, world, {f"t{i}" for i in whole}))
     for spec in layout.tensors:
-        parts = [(rank, shares.writes(rank, spec.name)) for rank in range(world)]
+        parts = [(rank, ownership.writes(rank, spec.name)) for rank in range(world)]
         written = [row for _, part in parts if part is not None for row in range(part.start, part.start + part.length)]
         assert written == sorted(written)
         assert sorted(written) == list(range(spec.shape[0]))
@@ -50,36 +50,36 @@ def test_every_element_is_written_once_and_every_block_encoded_once(sizes: list[
             touching = {
                 rank for rank, part in parts if part and set(rows) & set(range(part.start, part.start + part.length))
             }
-            assert set(shares.touching(block)) == touching
-            assert shares.owner[block] in touching
-    assert sum(len(shares.blocks_of(rank)) for rank in range(world)) == layout.n_blocks
+            assert set(ownership.touching(block)) == touching
+            assert ownership.owner[block] in touching
+    assert sum(len(ownership.blocks_of(rank)) for rank in range(world)) == layout.n_blocks
 
 
-def test_border_blocks_go_to_whoever_has_least_to_do():
+def test_border_blocks_go_to_the_rank_with_the_least_load():
     layout = Layout(tuple(TensorSpec(f"t{i:02}", "BF16", (64, 64)) for i in range(40)))
-    shares = Ownership(layout, held_by(layout, 4, set()))
-    assert [len(shares.blocks_of(rank)) for rank in range(4)] == [10] * 4
+    ownership = Ownership(layout, held_by(layout, 4, set()))
+    assert [len(ownership.blocks_of(rank)) for rank in range(4)] == [10] * 4
 
 
-def test_large_tensors_stay_where_they_are():
+def test_blocks_within_a_part_stay_with_their_rank():
     layout = Layout((TensorSpec("t", "BF16", (64 * BLOCK_ELEMENTS // COLUMNS, COLUMNS)),))
-    shares = Ownership(layout, held_by(layout, 4, set()))
-    assert all(len(shares.touching(block)) == 1 for block in range(64))
-    assert shares.owner.tolist() == [rank for rank in range(4) for _ in range(16)]
+    ownership = Ownership(layout, held_by(layout, 4, set()))
+    assert all(len(ownership.touching(block)) == 1 for block in range(64))
+    assert ownership.owner.tolist() == [rank for rank in range(4) for _ in range(16)]
 
 
-def test_what_all_hold_is_written_by_one_and_shared_out():
+def test_tensors_that_all_ranks_hold_are_divided_among_them():
     layout = Layout(tuple(TensorSpec(f"t{i}", "BF16", (8, 8)) for i in range(4)))
-    shares = Ownership(layout, [{spec.name: None for spec in layout.tensors}] * 2)
-    assert [len(shares.tensors_of(rank)) for rank in range(2)] == [2, 2]
-    assert [len(shares.blocks_of(rank)) for rank in range(2)] == [2, 2]
+    ownership = Ownership(layout, [{spec.name: None for spec in layout.tensors}] * 2)
+    assert [len(ownership.tensors_of(rank)) for rank in range(2)] == [2, 2]
+    assert [len(ownership.blocks_of(rank)) for rank in range(2)] == [2, 2]
 
 
-def test_columns_of_a_tensor_are_all_border():
+def test_shards_by_column_make_every_block_a_border_block():
     layout = Layout((TensorSpec("t", "BF16", (COLUMNS, 64)),))
-    shares = Ownership(layout, [{"t": Part(1, 0, 32)}, {"t": Part(1, 32, 32)}])
-    assert shares.touching(0) == (0, 1)
-    assert sorted(shares.owner.tolist()) == [0, 0, 1, 1]
+    ownership = Ownership(layout, [{"t": Part(1, 0, 32)}, {"t": Part(1, 32, 32)}])
+    assert ownership.touching(0) == (0, 1)
+    assert sorted(ownership.owner.tolist()) == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -91,14 +91,14 @@ def test_columns_of_a_tensor_are_all_border():
         [{}, {}],
     ],
 )
-def test_what_is_not_whole_is_refused(held: list[dict[str, Part | None]]):
+def test_parts_that_are_not_a_whole_tensor_are_refused(held: list[dict[str, Part | None]]):
     layout = Layout((TensorSpec("t", "BF16", (8, 8)),))
     with pytest.raises(UsageError, match="do not hold t"):
         Ownership(layout, held)
 
 
 @given(st.sets(st.integers(0, 40)))
-def test_runs(numbers: set[int]):
+def test_runs_cover_the_numbers(numbers: set[int]):
     runs = runs_of(np.array(sorted(numbers), np.int64))
     assert [n for first, count in runs for n in range(first, first + count)] == sorted(numbers)
     assert len(runs) == sum(n - 1 not in numbers for n in numbers)

@@ -9,7 +9,7 @@ from codec.errors import UsageError  # noqa: E402
 from node.trainers.tensors.adapters import has_adapters, merged  # noqa: E402
 
 SCALING = 16 / 6**0.5
-"""As rslora has it: no power of two, so that rounding before and after it differ."""
+"""A scaling as rsLoRA's: not a power of two, so that it matters whether it is applied before or after rounding."""
 
 
 class LoraLinear(torch.nn.Module):
@@ -65,8 +65,8 @@ def test_other_adapters_are_refused():
     assert not has_adapters(torch.nn.Linear(2, 2))
 
 
-def test_of_a_layer_that_is_merged_in_part_the_rest_is_added():
-    """As peft's `merge_and_unload` does; the second adapter was left out before."""
+def test_adapters_that_are_not_merged_yet_are_added():
+    """As peft's `merge_and_unload` does. A former version left the second adapter out."""
     model = Model()
     layer = model.q_proj
     weight = layer.base_layer.weight.detach().clone()

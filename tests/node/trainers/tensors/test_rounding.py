@@ -1,4 +1,4 @@
-"""Files' bits are brought to another dtype exactly as torch brings tensors."""
+"""A file's bits are converted to another dtype exactly as torch converts tensors."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ KINDS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def floats(seed: int) -> np.ndarray:
-    """Any float32, in bits: half of them ordinary, half of any exponent, with the edges."""
+    """Bits of float32 values: half of them ordinary, half of any exponent, and the special ones."""
     random = np.random.default_rng(seed)
     ordinary = random.normal(0, 0.05, 20_000).astype(np.float32).view(np.uint32)
     edges = np.array([0, 1 << 31, 0x7F800000, 0xFF800000, 0x3F808000, 0x3F818000, 0x3F80FFFF, 1, 0x477FE000], np.uint32)
@@ -41,7 +41,7 @@ def test_halves_are_widened(found: str) -> None:
     assert torch.equal(mine[numbers].view(torch.int32), theirs[numbers].view(torch.int32))
 
 
-def test_what_overflows_and_what_has_no_way_is_refused() -> None:
+def test_overflow_and_unknown_pairs_are_refused() -> None:
     with pytest.raises(UsageError, match="65,504"):
         bring("x", np.array([70_000.0], np.float32).view(np.uint32), "F32", "F16")
     assert not can_bring("BF16", "F16")

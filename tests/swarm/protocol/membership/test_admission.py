@@ -1,4 +1,4 @@
-"""The door of the authority: who is let in, who comes back, and who is told what."""
+"""Admission at the authority: joins, returning members, and leaves."""
 
 import pytest
 from authority_kit import TICKET, an_authority, back, comes, join, members, persisted, renewal, told
@@ -89,7 +89,7 @@ def test_a_newcomer_is_a_leaf_until_it_has_held_a_version() -> None:
 
 
 def _whole(core: Authority, slots: range, counter: int, now: float) -> list[bool]:
-    """These say that they hold a version; who is a leaf then."""
+    """These members report that they hold a version; which are leaves then."""
     for slot in slots:
         say(core, slot, Reports(0, (renewal(core, slot, counter),)), now)
     core.apply(Timer("tick"), now + TUNING.tick_s + 0.01)
@@ -100,10 +100,10 @@ def _whole(core: Authority, slots: range, counter: int, now: float) -> list[bool
 @pytest.mark.parametrize(
     ("links", "leaves"),
     [
-        ([(200, 1000), (200, 1000), (200, 50)], [False, False, True]),  # the others alone bring 133 to everybody
+        ([(200, 1000), (200, 1000), (200, 50)], [False, False, True]),  # the others could give each 133 Mbit/s
         ([(200, 1000), (200, 1000), (200, 150)], [False, False, False]),
         ([(200, 1000), (200, 50), (200, 40)], [False, True, True]),
-        ([(400, 50), (0, 1000), (0, 1000)], [False, True, True]),  # nobody else has anything to give
+        ([(400, 50), (0, 1000), (0, 1000)], [False, True, True]),  # no other member has uplink
         ([(400, 100), (400, 100), (400, 100)], [False, False, False]),
     ],
 )
@@ -116,7 +116,7 @@ def test_a_downlink_that_holds_up_others_makes_a_leaf(links: list[tuple[float, f
 
 @pytest.mark.parametrize("says_it_is_whole", [False, True])
 def test_a_claim_of_a_huge_link_makes_no_leaf_of_anybody_else(says_it_is_whole: bool) -> None:
-    """The trainer would send a copy of each version to every member, by the word of one whom nobody has a byte from."""
+    """Otherwise one unproven claim would make the trainer send a copy of each version to every member."""
     core = an_authority()
     for slot in range(8):
         join(core, slot, 1.0 + 0.3 * slot, replace(join_message(TICKET, up_mbit=100.0), down_mbit=100.0))
@@ -128,7 +128,7 @@ def test_a_claim_of_a_huge_link_makes_no_leaf_of_anybody_else(says_it_is_whole: 
     assert [len(roster.children(stripe, TRAINER)) for stripe in range(roster.stripes)] == [1] * roster.stripes
 
 
-def test_who_comes_while_a_version_is_on_its_path_kind_is_a_leaf_until_it_has_arrived() -> None:
+def test_a_member_that_joins_during_a_version_is_a_leaf_until_it_has_arrived() -> None:
     core = members(an_authority(), 3)
     assert _whole(core, range(3), 1, 4.0) == [False] * 3
     core.apply(LocalChunk(header(1, 0, stripe=None)), 4.6)
@@ -139,11 +139,11 @@ def test_who_comes_while_a_version_is_on_its_path_kind_is_a_leaf_until_it_has_ar
     for late in (6.5, 7.4, 8.3):
         leaves = _whole(core, range(4), round(10 * late), late)
         assert leaves == [False, False, False, True]
-    core.apply(Timer("tick"), 8.7)  # whoever never says that it arrived is waited for no longer
+    core.apply(Timer("tick"), 8.7)  # a member that never reports the version is not waited for any longer
     assert _whole(core, range(4), 99, 8.8) == [False] * 4
 
 
-def test_who_came_during_one_version_stands_inside_for_the_next_and_where_those_inside_are_few() -> None:
+def test_a_member_that_joined_during_one_version_is_interior_for_the_next_or_where_interior_nodes_are_few() -> None:
     core = members(an_authority(), 1)
     assert _whole(core, range(1), 1, 2.0) == [False]
     core.apply(LocalChunk(header(1, 0, stripe=None)), 2.3)
@@ -151,7 +151,7 @@ def test_who_came_during_one_version_stands_inside_for_the_next_and_where_those_
         join(core, slot, 2.3 + slot / 2)
     assert _whole(core, range(4), 2, 5.0) == [False, True, True, True]
     join(core, 4, 5.3)
-    assert _whole(core, range(5), 3, 5.8) == [False] * 5  # one cannot feed four
+    assert _whole(core, range(5), 3, 5.8) == [False] * 5  # one interior node is too few for four
     core = members(an_authority(), 2)
     assert _whole(core, range(2), 1, 3.0) == [False] * 2
     core.apply(LocalChunk(header(1, 0, stripe=None)), 3.3)
@@ -162,7 +162,7 @@ def test_who_came_during_one_version_stands_inside_for_the_next_and_where_those_
     assert _whole(core, range(3), 3, 4.4) == [False] * 3
 
 
-def test_an_attempt_that_is_given_up_keeps_nobody_out() -> None:
+def test_an_abandoned_attempt_delays_no_newcomer() -> None:
     core = members(an_authority(), 2)
     assert _whole(core, range(2), 1, 3.0) == [False] * 2
     chunk = header(1, 0, stripe=None)
@@ -184,7 +184,7 @@ def test_an_attempt_that_is_given_up_keeps_nobody_out() -> None:
     ],
     ids=["forged", "none", "expired", "used up"],
 )
-def test_a_ticket_that_does_not_open_the_door(ticket: bytes, code: str) -> None:
+def test_an_invalid_ticket_is_refused(ticket: bytes, code: str) -> None:
     core = an_authority()
     effects = join(core, 0, message=join_message(ticket))
     (refused,) = sends(effects, Refused, to=0)
@@ -193,7 +193,7 @@ def test_a_ticket_that_does_not_open_the_door(ticket: bytes, code: str) -> None:
     assert not core.book.leases
 
 
-def test_whoever_floods_with_joins_gets_one_answer_a_heartbeat() -> None:
+def test_a_flood_of_joins_gets_one_answer_a_heartbeat() -> None:
     core = an_authority()
     comes(core, 0, 1.0)
     effects = [e for n in range(500) for e in say(core, 0, join_message(TICKET), 1.0 + n * 0.0001)]
@@ -224,7 +224,7 @@ def test_a_crowd_is_planned_for_together() -> None:
     assert len(told(effects, "planned")) <= 2
 
 
-def test_one_that_is_gone_before_its_grant_is_durable() -> None:
+def test_a_peer_that_leaves_before_its_grant_is_durable() -> None:
     core = an_authority()
     comes(core, 0, 1.0)
     effects = say(core, 0, join_message(TICKET), 1.0)
@@ -244,7 +244,7 @@ def test_one_that_is_gone_before_its_grant_is_durable() -> None:
     ],
     ids=lambda message: type(message).__name__,
 )  # fmt: skip
-def test_before_hello_nothing_is_heard(message: Message) -> None:
+def test_messages_before_hello_are_refused(message: Message) -> None:
     core = members(an_authority(), 1)
     comes(core, 7, 5.0)
     effects = say(core, 7, message, 5.0)
@@ -253,7 +253,7 @@ def test_before_hello_nothing_is_heard(message: Message) -> None:
 
 
 @pytest.mark.parametrize("message", [Welcome(b"", b"", b"", b""), Refused("a", "b"), Lacks(1), LacksChunk(0, 0, 0, 0)])
-def test_what_no_member_says_to_an_authority(message: Message) -> None:
+def test_messages_that_no_member_sends_to_an_authority(message: Message) -> None:
     core = members(an_authority(), 1)
     assert only(say(core, 0, message, 5.0), Close)[0].ban_s > 0
 
@@ -283,8 +283,8 @@ def test_hello_with_a_lease_that_is_over_is_asked_to_join_again(shown: bytes) ->
     assert not core.state.sessions.ready(key_of(0).public)
 
 
-def test_a_grant_for_a_slot_that_is_anothers_now() -> None:
-    """Even of the very serial."""
+def test_a_grant_for_a_slot_that_another_peer_holds_now() -> None:
+    """Even if the serial is the same."""
     core = members(an_authority(), 1)
     serial = core.book.leases[0].grant.serial
     comes(core, 1, 5.0)

@@ -1,4 +1,4 @@
-"""Leases, situation by situation: what each end believes, and until when."""
+"""Leases, situation by situation: the views of the authority and of a member."""
 
 import pytest
 from hypothesis import given
@@ -167,7 +167,7 @@ def test_a_place_returns_with_its_lease() -> None:
     assert isinstance(book.admit(ticket, ALICE.public, at(HARD + 5)), Lease)
 
 
-def test_who_comes_by_another_ticket_gives_back_its_place_in_the_first() -> None:
+def test_joining_with_another_ticket_frees_the_place_of_the_first() -> None:
     book = new_book()
     first = admitted(book, ALICE.public, ticket=capability(nodes=1))
     second = admitted(book, ALICE.public, 1, ticket=capability(nodes=1, name=1))
@@ -176,7 +176,7 @@ def test_who_comes_by_another_ticket_gives_back_its_place_in_the_first() -> None
     assert len(book.leases) == 2
 
 
-def test_a_freed_slot_is_given_away_and_the_old_holder_cannot_renew_it() -> None:
+def test_a_freed_slot_is_reused_and_its_old_holder_cannot_renew_it() -> None:
     book = new_book()
     old = admitted(book, ALICE.public)
     book.expire(at(HARD + 1))
@@ -198,7 +198,7 @@ def test_leaving_frees_the_slot_at_once() -> None:
     assert not book.renew(renewal(lease, beaten, 2), at(1))
 
 
-def test_restored_leases_stood_still_while_the_authority_was_away() -> None:
+def test_restored_leases_did_not_age_while_the_authority_was_down() -> None:
     book = new_book()
     sealed = [admitted(book, key_of(i).public, ticket=capability(nodes=64)).sealed for i in range(20)]
     restored = new_book()
@@ -227,7 +227,7 @@ def test_restored_twice_the_later_grant_of_a_slot_counts() -> None:
 
 
 def test_restored_twice_the_later_grant_of_a_peer_counts() -> None:
-    """A crash may keep a release from the disk; a peer in two slots would make a roster that nobody accepts."""
+    """A crash may prevent a release from becoming durable; a peer in two slots would make an invalid roster."""
     for grants in ([2, 5], [5, 2]):
         restored = new_book()
         restored.restore([grant(slot, ALICE.public, serial=slot) for slot in grants], at(0))
@@ -268,7 +268,7 @@ def test_a_later_boot_counts_more_than_any_serial() -> None:
 
 
 def test_the_authority_silent_for_an_hour() -> None:
-    """Leases stand still meanwhile, and end all at once when it lasts too long."""
+    """Leases do not age meanwhile, and all end at once if it lasts too long."""
     leases = Leases(TUNING)
     leases.hear(heartbeat(1, live=[0]), SWARM, 10.0)
     assert leases.standing(0, 10.0 + 3599.0) is Standing.FRESH

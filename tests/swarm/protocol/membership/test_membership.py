@@ -1,4 +1,4 @@
-"""A member's place: whom it believes, on whom it hangs, what it says of itself."""
+"""A member's part of membership: whom it trusts, its parents, and its reports."""
 
 from itertools import pairwise
 
@@ -71,7 +71,7 @@ def test_a_welcome_that_does_not_come_is_asked_for_again() -> None:
     assert len(sends(tick(peer, TUNING.hello_deadline_s + 0.1), Join)) == 1
 
 
-def test_a_refusal_is_told_and_not_argued_with() -> None:
+def test_a_refusal_is_reported_and_not_repeated_at_once() -> None:
     peer = new_peer(0)
     peer.apply(PeerUp(SWARM, True), 0.0)
     effects = say(peer, SWARM, Refused("ticket", "expired"))
@@ -80,7 +80,7 @@ def test_a_refusal_is_told_and_not_argued_with() -> None:
     assert len(sends(tick(peer, 16 * TUNING.dial_retry_s + 0.1), Join)) == 1
 
 
-def test_a_refusal_by_a_member_is_nothing() -> None:
+def test_a_refusal_by_a_member_is_ignored() -> None:
     peer = a_member()
     meet(peer, 1)
     say(peer, 1, Refused("unknown", "go away"))
@@ -102,7 +102,7 @@ def test_a_lease_that_the_authority_does_not_know_is_asked_for_anew() -> None:
         pytest.param(Welcome(b"", b"", b"", b""), id="nothing"),
     ],
 )
-def test_a_welcome_that_is_none(welcome: Welcome) -> None:
+def test_an_invalid_welcome(welcome: Welcome) -> None:
     peer = new_peer(0)
     peer.apply(PeerUp(SWARM, True), 0.0)
     effects = say(peer, SWARM, welcome)
@@ -120,8 +120,8 @@ def test_a_welcome_from_a_member_is_none() -> None:
     assert only(effects, Close)[0].ban_s > 0
 
 
-def test_who_came_before_our_grant_is_greeted_when_we_have_it() -> None:
-    """Else it would never hear who we are, and refuse what we say next."""
+def test_neighbours_that_came_before_our_grant_are_greeted_with_it() -> None:
+    """Otherwise it would not know us, and would refuse our next message."""
     peer = new_peer(0)
     early = key_of(1).public
     assert sends(peer.apply(PeerUp(early, False), 0.0), Hello) == []
@@ -133,7 +133,7 @@ def test_who_came_before_our_grant_is_greeted_when_we_have_it() -> None:
 # ---------------------------------------------------------------- hello
 
 
-def test_before_hello_nothing_is_heard() -> None:
+def test_messages_before_hello_are_refused() -> None:
     everything = [
         Attach(0, 0, 0, 1, ()), Detach(0), Credit(0, 1), WantChunk(0, 1, 0, 0, b""), WantBlob(1, 1, bytes(32), 0),
         WantBlock(1, 0), WantManifest(0, 0), HeartbeatNews(heartbeat(2)), RosterNews(b""), ManifestNews(manifest(1, 0)),
@@ -161,13 +161,13 @@ def test_hello_with_a_grant_that_is_not_its_own(shown: bytes) -> None:
 
 
 def test_hello_with_a_lease_that_is_over_is_turned_away_but_not_banned() -> None:
-    """It slept; a minute later it will be back with a new one."""
+    """It was suspended; a minute later it returns with a new grant."""
     peer = a_member()
     say(peer, SWARM, HeartbeatNews(heartbeat(2, live=[0, 2])))
     effects = meet(peer, 1)
     assert [(c.peer, c.ban_s) for c in only(effects, Close)] == [(key_of(1).public, 0.0)]
     assert not peer.state.sessions.ready(key_of(1).public)
-    assert say(peer, 1, Attach(0, 0, 0, 1, ())) == []  # sent before it could know: not held against it
+    assert say(peer, 1, Attach(0, 0, 0, 1, ())) == []  # sent before it could know, so not punished
 
 
 def test_a_grant_younger_than_the_heartbeat_is_believed() -> None:
@@ -178,8 +178,8 @@ def test_a_grant_younger_than_the_heartbeat_is_believed() -> None:
     assert peer.state.sessions.ready(other)
 
 
-def test_whose_slot_is_anothers_by_now_is_turned_away() -> None:
-    """Its slot lives, but not for it."""
+def test_a_neighbour_whose_slot_has_another_holder_is_turned_away() -> None:
+    """Its slot has a live lease, but of another peer."""
     peer = a_member()
     ghost = key_of("ghost").public
     peer.apply(PeerUp(ghost, False), 0.0)
@@ -206,7 +206,7 @@ def test_a_slot_that_is_leased_to_another_ends_the_session_of_the_old_holder() -
     assert [c.peer for c in only(effects, Close)] == [key_of(1).public]
 
 
-def test_news_goes_to_whoever_is_behind() -> None:
+def test_news_goes_to_neighbours_that_are_behind() -> None:
     peer = a_member()
     effects = meet(peer, 2)
     said = [type(m) for m in sends(effects, Message, to=2) if not isinstance(m, Ping)]
@@ -214,7 +214,7 @@ def test_news_goes_to_whoever_is_behind() -> None:
 
 
 def test_a_greeting_names_boot_and_serial() -> None:
-    """After a restart serials begin anew: one who heard the old boot is behind, however large its serials were."""
+    """Serials restart with each boot, so a member that knows the old boot is behind, whatever its serials."""
     peer = a_member()
     other = key_of(2).public
     peer.apply(PeerUp(other, False), 0.0)
@@ -229,7 +229,7 @@ def test_a_greeting_names_boot_and_serial() -> None:
 # ---------------------------------------------------------------- parents
 
 
-def test_it_dials_and_hangs_on_the_planned_parent() -> None:
+def test_it_dials_and_attaches_to_the_planned_parent() -> None:
     peer = new_peer(0)
     assert dialed(admit(peer, CHAIN)) == {key_of(1).public}
     effects = meet(peer, 1)
@@ -266,7 +266,7 @@ def test_a_parent_that_comes_back_is_taken_back() -> None:
     assert len(sends(effects, Detach, to=2)) == 1
 
 
-def test_what_is_known_of_a_lost_slot_does_not_stick_to_its_next_holder() -> None:
+def test_a_lost_slot_is_not_lost_for_its_next_holder() -> None:
     peer = a_member()
     meet(peer, 2)
     meet(peer, 1)
@@ -289,8 +289,8 @@ def test_a_parent_that_is_silent_while_others_are_not() -> None:
     assert [c.peer for c in only(effects, Close)] == [key_of(1).public]
 
 
-def test_a_backup_that_had_nothing_to_say_is_no_silent_parent() -> None:
-    """It has been there all the time; its silence counts from when we hung on it."""
+def test_a_backup_without_reason_to_send_is_not_a_silent_parent() -> None:
+    """It was connected all the time; its silence counts from our attaching."""
     peer = a_member([(1, 2, -1, -1)])
     meet(peer, 1)
     meet(peer, 2)
@@ -310,7 +310,7 @@ def test_a_backup_that_had_nothing_to_say_is_no_silent_parent() -> None:
 
 
 def under_path_kind() -> Peer:
-    """A chunk of version 1 has begun to come from slot 1, our parent; slot 2 is there as well."""
+    """A chunk of version 1 has begun to come from slot 1, our parent; slot 2 is connected too."""
     peer = a_member()
     meet(peer, 2)
     meet(peer, 1)
@@ -338,13 +338,13 @@ def test_a_parent_that_is_stuck_is_asked_and_then_replaced_until_it_answers() ->
     assert parents(peer) == {0: key_of(1).public}
 
 
-def test_whoever_was_asked_for_a_chunk_and_does_not_answer_makes_path_kind_for_the_next() -> None:
+def test_a_source_that_does_not_answer_is_replaced_by_the_next() -> None:
     peer = under_path_kind()
     meet(peer, 3)
     say(peer, 3, Pong(0), 0.2)
     now, asked = 1.0, list[tuple[float, bytes]]()
     while now < 8.0 and len(asked) < 2:
-        say(peer, 1, Pong(0), now)  # its parent lives, and brings nothing
+        say(peer, 1, Pong(0), now)  # its parent answers, but sends nothing
         effects = tick(peer, now)
         asked += [(now, e.peer) for e in only(effects, Send) if isinstance(e.message, WantChunk)]
         now += TUNING.tick_s
@@ -382,7 +382,7 @@ def test_nobody_is_silent_while_the_authority_is() -> None:
     assert only(tick(peer, 30.0), Close) == []
 
 
-def test_everyone_gone_the_authority_is_the_last_parent() -> None:
+def test_the_authority_is_the_parent_when_all_others_are_gone() -> None:
     peer = a_member()
     peer.apply(PeerDown(key_of(1).public, dial_failed=True), 0.1)
     peer.apply(PeerDown(key_of(2).public, dial_failed=True), 0.1)
@@ -406,8 +406,8 @@ def test_a_failed_dial_is_tried_again_later_with_growing_pauses() -> None:
     assert pauses[-1] > 3 * pauses[0]
 
 
-def test_a_session_that_comes_to_nothing_counts_as_a_failed_dial() -> None:
-    """Else two who will not have one another would dial and hang up all day."""
+def test_a_session_that_never_becomes_ready_counts_as_a_failed_dial() -> None:
+    """Otherwise two peers that refuse each other would dial and hang up all day."""
     peer = a_member([(1, -1)])
     attempts = 0
     for tenth in range(100):
@@ -445,7 +445,7 @@ def test_a_newer_roster_moves_it() -> None:
     assert parents(peer) == {0: key_of(1).public}
 
 
-def test_a_forged_roster_expels_its_bearer_and_moves_nobody() -> None:
+def test_a_forged_roster_expels_its_sender_and_moves_no_member() -> None:
     peer = a_member()
     meet(peer, 1)
     forged = roster([(2, -1, -1)], [member(s) for s in range(3)], serial=9, key=key_of("mallory"))
@@ -456,7 +456,7 @@ def test_a_forged_roster_expels_its_bearer_and_moves_nobody() -> None:
 # ---------------------------------------------------------------- leaving
 
 
-def test_leaving_tells_everybody_and_hangs_on_nobody_anew() -> None:
+def test_leaving_tells_all_neighbours_and_attaches_to_none() -> None:
     peer = a_member()
     meet(peer, 1)
     effects = peer.apply(LocalLeave(), 1.0)

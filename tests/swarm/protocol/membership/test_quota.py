@@ -1,4 +1,4 @@
-"""What a ticket's peers fetch: who is believed, what is charged, who is put out."""
+"""Quotas: which reports count, what is charged, and which peers are expelled."""
 
 from authority_kit import an_authority, comes, join, persisted
 from hypothesis import given
@@ -18,17 +18,17 @@ ALICE, BOB, CAROL, DAVE = (key_of(name).public for name in ("alice", "bob", "car
 # ---------------------------------------------------------------- who is believed
 
 
-def test_what_a_peer_says_of_itself_counts() -> None:
+def test_a_peers_own_report_counts() -> None:
     fetched = Fetched()
     assert (fetched.own(ALICE, 100), fetched.own(ALICE, 100), fetched.own(ALICE, 250)) == (100, 0, 150)
 
 
-def test_a_total_that_begins_anew_is_of_another_grant() -> None:
+def test_a_total_that_restarts_is_of_another_grant() -> None:
     fetched = Fetched()
     assert (fetched.own(ALICE, 100), fetched.own(ALICE, 30)) == (100, 30)
 
 
-def test_one_givers_word_alone_charges_nobody_two_do() -> None:
+def test_one_givers_report_alone_charges_no_peer_but_two_do() -> None:
     fetched = Fetched()
     assert fetched.said(BOB, ALICE, 10**12) == 0
     assert fetched.said(CAROL, ALICE, 70) == 70
@@ -36,14 +36,14 @@ def test_one_givers_word_alone_charges_nobody_two_do() -> None:
 
 
 def test_givers_of_another_ticket_count_as_one_however_many_they_are() -> None:
-    """Ten machines that came in by one ticket cannot use up another's."""
+    """Ten machines of one ticket cannot use up another ticket's quota."""
     fetched = Fetched()
     ticket = bytes(16)
     assert sum(fetched.said(key_of(n).public, ALICE, 10**12, ticket) for n in range(10)) == 0
     assert fetched.said(BOB, ALICE, 70) == 70, "one of the peer's own ticket, beside them"
 
 
-def test_who_hides_what_it_fetched_from_several_is_found_out() -> None:
+def test_a_peer_that_hides_what_it_fetched_from_several_is_charged() -> None:
     fetched = Fetched()
     assert fetched.own(ALICE, 0) == 0
     charged = sum(fetched.said(giver, ALICE, 100) for giver in (BOB, CAROL, DAVE))
@@ -51,13 +51,13 @@ def test_who_hides_what_it_fetched_from_several_is_found_out() -> None:
     assert fetched.gave(ALICE, 50) == 50, "the authority believes itself"
 
 
-def test_nobody_is_charged_twice_for_what_both_ends_say() -> None:
+def test_bytes_that_both_ends_report_are_charged_once() -> None:
     fetched = Fetched()
     assert fetched.own(ALICE, 300) == 300
     assert sum(fetched.said(giver, ALICE, 100) for giver in (BOB, CAROL, DAVE)) == 0
 
 
-def test_after_a_restart_counting_goes_on_from_the_first_word() -> None:
+def test_after_a_restart_counting_starts_at_the_first_report() -> None:
     fetched = Fetched()
     for peer in (ALICE, BOB, CAROL):
         fetched.resume(peer)
@@ -68,9 +68,9 @@ def test_after_a_restart_counting_goes_on_from_the_first_word() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1000)), max_size=40))
-def test_no_one_giver_can_charge_more_than_others_bear_out(words: list[tuple[int, int]]) -> None:
-    """BOB says what he likes; the honest three say what they gave. The charge stays within what those bear out, and
-    within twice of what is true where he adds to it."""
+def test_no_single_giver_can_charge_more_than_others_confirm(words: list[tuple[int, int]]) -> None:
+    """BOB reports anything; three honest givers report what they gave. The charge stays within what the others confirm,
+    and within twice the truth if BOB gave too."""
     fetched, charged, true = Fetched(), 0, [0, 0, 0, 0]
     for who, size in words:
         if who == 3:
@@ -86,7 +86,7 @@ def test_no_one_giver_can_charge_more_than_others_bear_out(words: list[tuple[int
 
 
 def says(core: Authority, slot: int, counter: int, now: float, fetched: int = 0, gave: tuple = (), part: float = 0.5):
-    """A report of this slot's holder, on its way up."""
+    """A report of this slot's holder, as forwarded up a tree."""
     grant = core.book.leases[slot].grant
     plain = report(slot, heartbeat_hash(core.state.leases.sealed), counter, serial=grant.serial, catching_up=part)
     sealed = seal(replace(plain, fetched_bytes=fetched, gave=gave), key_of(slot))
@@ -97,7 +97,7 @@ def ticket(quota: int, name: int = 7, nodes: int = 9) -> bytes:
     return seal(replace(capability(nodes=nodes, name=name), quota_bytes=quota), AUTHORITY)
 
 
-def test_who_fetches_beyond_the_quota_is_put_out_and_nobody_comes_by_it_any_more() -> None:
+def test_a_peer_beyond_the_quota_is_expelled_and_its_ticket_admits_no_peer() -> None:
     core = an_authority()
     small = join_message(ticket(1000))
     join(core, 0, 1.0, small)
@@ -116,7 +116,7 @@ def test_who_fetches_beyond_the_quota_is_put_out_and_nobody_comes_by_it_any_more
     assert [member.slot for member in core.state.roster.members] == [0]
 
 
-def test_a_liar_is_put_out_by_what_two_others_gave_and_by_what_the_trainer_gave() -> None:
+def test_a_liar_is_expelled_by_the_counts_of_two_givers_and_of_the_trainer() -> None:
     core = an_authority()
     for slot, quota in ((0, 0), (1, 0), (2, 1000)):
         join(core, slot, 1.0 + slot, join_message(ticket(quota, name=20 + slot)))
@@ -132,7 +132,7 @@ def test_a_liar_is_put_out_by_what_two_others_gave_and_by_what_the_trainer_gave(
     assert core.apply(Gave(key_of(99).public, 10**9), 7.2) == [], "somebody who has left meanwhile"
 
 
-def test_what_was_fetched_is_remembered_over_a_restart() -> None:
+def test_fetched_bytes_are_remembered_over_a_restart() -> None:
     core = an_authority()
     join(core, 0, 1.0, join_message(ticket(10_000)))
     disk: dict[str, bytes] = {}

@@ -1,4 +1,4 @@
-"""Heartbeats down, reports up: what a member passes on, and when it turns to the authority itself."""
+"""Heartbeats down, reports up: what a member forwards, and when it contacts the authority itself."""
 
 import pytest
 from member_kit import a_forwarder, a_member, a_report, dialed, reports_in, tick
@@ -25,7 +25,7 @@ from swarm.protocol.membership.lease import Standing
 from swarm.protocol.membership.renewals import REPORTS_A_MESSAGE
 
 
-def test_a_heartbeat_goes_on_to_every_child_once_and_is_answered() -> None:
+def test_a_heartbeat_is_forwarded_to_every_child_once_and_answered() -> None:
     peer = a_member()
     for slot in (1, 2):
         meet(peer, slot)
@@ -38,7 +38,7 @@ def test_a_heartbeat_goes_on_to_every_child_once_and_is_answered() -> None:
     assert (mine.slot, mine.heartbeat) == (0, heartbeat_hash(heartbeat(2)))
 
 
-def test_a_forged_heartbeat_expels_its_bearer() -> None:
+def test_a_forged_heartbeat_expels_its_sender() -> None:
     peer = a_member()
     meet(peer, 1)
     effects = say(peer, 1, HeartbeatNews(heartbeat(2, live=[], key=key_of("mallory"))))
@@ -74,7 +74,7 @@ def test_a_childs_report_climbs_once() -> None:
     assert climbed(peer, a_report(counter=1), 1.3) == []
 
 
-def test_a_report_of_a_new_grant_begins_counting_anew() -> None:
+def test_the_counter_restarts_with_a_new_grant() -> None:
     """Its relays remember the counter of the old grant."""
     peer = a_forwarder()
     assert len(climbed(peer, a_report(counter=500))) == 1
@@ -86,7 +86,7 @@ def test_a_forged_report_expels_and_a_strangers_is_dropped() -> None:
     peer = a_forwarder()
     say(peer, 2, Attach(0, 0, 0, 0, ()))
     assert climbed(peer, a_report(key=key_of("mallory"), counter=1 << 60)) == []
-    assert len(climbed(peer, a_report(), 1.1)) == 1  # the stranger's huge counter stands in nobody's way
+    assert len(climbed(peer, a_report(), 1.1)) == 1  # the stranger's huge counter does not block it
     forged = seal(report(1, bytes(32), 1), key_of("mallory"))
     assert only(say(peer, 2, Reports(0, (forged,)), 1.2), Close)[0].ban_s > 0
 
@@ -100,7 +100,7 @@ def test_reports_of_no_slot_or_stripe_cost_no_memory(slot: int, stripe: int) -> 
     assert peer.membership.renewals._climbed == before
 
 
-def test_many_reports_are_split_into_messages_that_may_be_read() -> None:
+def test_many_reports_are_split_into_messages_within_the_limit() -> None:
     count = 2 * REPORTS_A_MESSAGE + 5
     keys = [key_of(slot) for slot in range(count)]
     everyone = [member(slot, peer=keys[slot].public) for slot in range(count)]
@@ -120,7 +120,7 @@ def test_many_reports_are_split_into_messages_that_may_be_read() -> None:
     )
 
 
-def test_one_that_is_late_talks_to_the_authority_itself() -> None:
+def test_a_member_whose_reports_are_late_contacts_the_authority() -> None:
     peer = a_member()
     meet(peer, 1)
     say(peer, 1, HeartbeatNews(heartbeat(2, fresh=[1, 2])), 12.0)
@@ -130,14 +130,14 @@ def test_one_that_is_late_talks_to_the_authority_itself() -> None:
     assert sends(tick(peer, 12.2), Reports, to=SWARM) == []
 
 
-def test_a_silent_authority_is_looked_for_at_once_by_those_that_hang_on_it() -> None:
+def test_a_silent_authority_is_contacted_at_once_by_its_children() -> None:
     head = a_member([(-1, 0, 0)], members=[member(0, peer=key_of(0).public), member(1), member(2)])
     effects = head.apply(PeerDown(SWARM), 1.0) + tick(head, 1.1 + 2 * TUNING.heartbeat_s)
     assert SWARM in dialed(effects)
 
 
 def test_the_others_wait_their_turn() -> None:
-    """Ten thousand that hear nothing do not come together: so many a second, whoever they are."""
+    """Ten thousand members without heartbeat do not connect at once, but at a bounded rate."""
     everyone = [member(s, peer=s.to_bytes(32, "big")) for s in range(1, 4000)]
     came: list[float] = []
     for slot in range(4000, 4040):
@@ -156,7 +156,7 @@ def test_the_others_wait_their_turn() -> None:
     assert sum(at < 20 for at in came) < 10
 
 
-def test_one_that_was_let_go_comes_back_later_for_work() -> None:
+def test_a_member_whose_session_was_surplus_returns_later_for_work() -> None:
     peer = a_member()
     meet(peer, 1)
     peer.membership.renewals.account.engine = "numpy"
@@ -187,7 +187,7 @@ def test_a_neighbours_farewell_climbs() -> None:
 @pytest.mark.parametrize(
     "release", [a_report(slot=1, leaving=True), a_report(leaving=False)], ids=["anothers", "no leave"]
 )
-def test_a_farewell_that_is_none(release: bytes) -> None:
+def test_an_invalid_farewell(release: bytes) -> None:
     peer = a_forwarder()
     assert only(say(peer, 2, Bye(release), 1.0), Close)[0].ban_s > 0
 
@@ -195,8 +195,8 @@ def test_a_farewell_that_is_none(release: bytes) -> None:
 # ---------------------------------------------------------------- the direct way
 
 
-def test_those_of_whom_nothing_is_heard_do_not_come_together() -> None:
-    """Four thousand that lost one head: spread over a part of the time that their leases have left."""
+def test_members_whose_reports_do_not_arrive_do_not_come_together() -> None:
+    """Four thousand members that lost one root child spread over a part of the time that their leases have left."""
     everyone = [member(s, peer=s.to_bytes(32, "big")) for s in range(1, 4000)]
     came: list[float] = []
     for slot in range(4000, 4040):
@@ -216,7 +216,7 @@ def test_those_of_whom_nothing_is_heard_do_not_come_together() -> None:
     assert max(came) - min(came) > spread_s / 2
 
 
-def test_one_that_was_let_go_and_has_something_to_say_comes_back_at_once() -> None:
+def test_a_member_whose_session_was_surplus_returns_at_once_with_news() -> None:
     peer = a_member()
     meet(peer, 1)
     peer.membership.renewals.account.engine = "numpy"

@@ -1,4 +1,4 @@
-"""The roster: look-ups, backups, changes from one to the next, and what is refused."""
+"""The roster: look-ups, backups, changes, and invalid rosters."""
 
 import pytest
 from hypothesis import given
@@ -85,7 +85,7 @@ def test_forged_truncated_or_of_another_swarm() -> None:
 
 
 @given(swarms(), STRIPES)
-def test_backups_never_hang_on_whom_they_are_for(members: list[Member], stripes: int) -> None:
+def test_backups_are_never_below_the_orphan(members: list[Member], stripes: int) -> None:
     plan_ = as_roster(members, stripes)
     for stripe in range(stripes):
         for m in members:
@@ -115,8 +115,8 @@ def test_orphans_of_one_parent_spread() -> None:
     assert len(set(first)) > len(first) // 2
 
 
-def test_who_hangs_on_the_lost_parent_too_is_the_last_to_turn_to() -> None:
-    # 1 is the head; 0 and 2 hang on it, 3, 4 and 5 on 0, 6 on 3, 7 on 2. 0 goes: 4 and 5, and 6 below 3, are orphans.
+def test_other_orphans_of_the_lost_parent_are_the_last_backups() -> None:
+    # 1 is the root child, with children 0 and 2; 0 has 3, 4, 5; 3 has 6; 2 has 7. Without 0: 4, 5 and 6 are orphans.
     plan_ = Roster(SWARM, 1, 1, (), tuple(member(s) for s in range(8)), ((1, -1, 1, 0, 0, 0, 3, 2),))
     backups = plan_.backups(0, 3)
     assert backups[0] == 1
@@ -141,7 +141,7 @@ def test_a_change_leads_from_any_roster_to_any_other(before: list[Member], after
         assert (change.members, change.gone, change.digest) == ((), (), new.digest)
 
 
-def test_one_that_comes_is_a_small_change() -> None:
+def test_a_newcomer_is_a_small_change() -> None:
     planner = Planner(4)
     old = planned(small()[:-1], 1, planner)
     new = planned(small(), 2, planner)
@@ -174,7 +174,7 @@ def test_a_change_that_does_not_fit(broken: dict) -> None:
 
 
 def honest_digest(old: Roster, fields: dict) -> bytes:
-    """Of what this change would make, so that nothing but its sense is wrong."""
+    """A change with the right digest, so that only its content is wrong."""
     members = {m.slot: m for m in old.members if m.slot not in fields["gone"]} | {m.slot: m for m in fields["members"]}
     rows = []
     for k, row in enumerate(old.parents):
@@ -192,5 +192,5 @@ def test_a_forged_change() -> None:
 
 def test_a_roster_under_the_proof_of_another() -> None:
     old, new = planned(small()[:-1]), planned(small(), 2)
-    with pytest.raises(PeerError, match="not the one"):
+    with pytest.raises(PeerError, match="not the roster that its change names"):
         open_whole(whole(old, seal_change(difference(old, new), KEY)), SWARM)

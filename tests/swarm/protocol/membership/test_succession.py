@@ -1,4 +1,4 @@
-"""The old key's word that there is a new one: who hears it, who passes it on, and whom it lets in."""
+"""Successions: which members get one, forward it, and are admitted with it."""
 
 import dataclasses
 
@@ -45,12 +45,12 @@ def test_round_trip_and_size() -> None:
         AUTHORITY.seal(b"swarm-node succession 1", SEALED[64:].replace(b"/ip4", b"\xff\xfe\xfd\xfc")),
     ],
 )  # fmt: skip
-def test_what_is_no_word_of_the_old_key(sealed: bytes) -> None:
+def test_documents_that_the_old_key_did_not_sign(sealed: bytes) -> None:
     with pytest.raises(PeerError):
         open_successor(sealed, SWARM)
 
 
-def test_nobody_signs_for_another_swarm() -> None:
+def test_a_key_does_not_sign_for_another_swarm() -> None:
     with pytest.raises(ValueError, match="signed by the key"):
         seal_successor(DOCUMENT, NEW)
 
@@ -58,7 +58,7 @@ def test_nobody_signs_for_another_swarm() -> None:
 # ---------------------------------------------------------------- members
 
 
-def test_a_member_passes_it_on_once_to_all_neighbours_and_tells_its_process() -> None:
+def test_a_member_forwards_it_once_to_all_neighbours_and_tells_its_process() -> None:
     peer = a_member(((1, 2, 3, -1),))
     for slot in (1, 2, 3):
         meet(peer, slot)
@@ -66,13 +66,13 @@ def test_a_member_passes_it_on_once_to_all_neighbours_and_tells_its_process() ->
     assert told(effects, "succession") == [{"sealed": SEALED}]
     assert [len(sends(effects, Succession, to=slot)) for slot in (1, 2, 3)] == [0, 1, 1]
     other = seal_successor(replace(DOCUMENT, successor=key_of("thief").public), AUTHORITY)
-    for sealed in (SEALED, other):  # the first counts
+    for sealed in (SEALED, other):  # the first one counts
         effects = say(peer, 2, Succession(sealed), 2.0)
         assert (sends(effects, Succession), told(effects, "succession")) == ([], [])
     assert peer.state.succession == SEALED
 
 
-def test_a_forged_one_costs_its_bearer_the_session_and_moves_nobody() -> None:
+def test_a_forged_one_closes_the_session_and_moves_no_member() -> None:
     peer = a_member()
     meet(peer, 1)
     effects = say(peer, 1, Succession(seal_successor(replace(DOCUMENT, swarm=NEW.public), NEW)), 1.0)
@@ -81,7 +81,7 @@ def test_a_forged_one_costs_its_bearer_the_session_and_moves_nobody() -> None:
     assert peer.state.succession == b""
 
 
-def test_whoever_has_no_grant_to_show_may_bring_it_for_the_signature_alone_counts() -> None:
+def test_a_peer_without_a_grant_may_bring_it_since_only_the_signature_counts() -> None:
     peer = a_member()
     peer.apply(PeerUp(key_of(9).public, False, "/sim/9"), 1.0)
     assert told(say(peer, 9, Succession(SEALED), 1.0), "succession") == [{"sealed": SEALED}]
@@ -91,7 +91,7 @@ def test_whoever_has_no_grant_to_show_may_bring_it_for_the_signature_alone_count
 
 
 def last_run(core):
-    """The next boot of this authority, which only hands over."""
+    """The next boot of this authority, which only hands over to the new key."""
     again = an_authority(boot=2, grants=[])
     again.state.succession = SEALED
     again.book.restore([lease.sealed for lease in core.book.leases.values()], AuthorityTime(1000.0))
@@ -100,7 +100,7 @@ def last_run(core):
     return again
 
 
-def test_members_that_come_back_are_told_and_nobody_else_is_let_in() -> None:
+def test_members_that_return_are_told_and_no_others_are_admitted() -> None:
     before = members(an_authority(), 2)
     core = last_run(before)
     effects = back(core, 0, before.book.leases[0].sealed)
@@ -135,7 +135,7 @@ def test_a_thief_with_a_later_boot_does_not_silence_it() -> None:
 # ---------------------------------------------------------------- the new swarm's door
 
 
-def test_the_ticket_inside_is_for_those_who_were_members_and_for_nobody_else_over_restarts() -> None:
+def test_the_ticket_inside_is_for_former_members_only_over_restarts() -> None:
     who = [key_of(slot).public for slot in range(300)]
     ticket = replace(capability(nodes=300), nodes_ever=300)
     tickets = Tickets()
@@ -153,14 +153,14 @@ def test_the_ticket_inside_is_for_those_who_were_members_and_for_nobody_else_ove
         assert dataclasses.replace(found, turns=None).ever == 300
 
 
-def test_without_any_member_it_lets_nobody_in() -> None:
+def test_without_members_it_admits_no_peer() -> None:
     ticket = replace(capability(nodes=0), nodes_ever=1)
     tickets = Tickets()
     tickets.reserve(ticket, [])
     assert "All 0 places" in str(tickets.refusal(ticket, key_of("thief").public, AuthorityTime(1000.0)))
 
 
-def test_a_join_by_it_is_an_ordinary_one() -> None:
+def test_a_join_with_it_is_an_ordinary_join() -> None:
     core = an_authority()
     ticket = replace(capability(nodes=1), nodes_ever=1)
     core.book.tickets.reserve(ticket, [key_of(4).public])

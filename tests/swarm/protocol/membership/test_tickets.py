@@ -1,4 +1,4 @@
-"""Tickets over a life of the authority and the next: who is bound, what is revoked, what the disk remembers."""
+"""Tickets over restarts of the authority: places, revocations, bars, and their records."""
 
 import dataclasses
 
@@ -26,7 +26,7 @@ def kept(effects: list[Effect], disk: dict[str, bytes]) -> list[Effect]:
 
 
 def again(disk: dict[str, bytes], boot: int = 2) -> Authority:
-    """The next boot, from what the disk holds."""
+    """The next boot, restored from the disk."""
 
     def under(prefix: str) -> list[bytes]:
         return [record for name, record in sorted(disk.items()) if name.startswith(prefix) and record]
@@ -40,7 +40,7 @@ def again(disk: dict[str, bytes], boot: int = 2) -> Authority:
 
 
 def answer(core: Authority, slot: int, ticket: bytes, now: float) -> str | None:
-    """What somebody who joins by it is told; None when it is let in."""
+    """The refusal for a peer that joins with it; None if it is admitted."""
     effects = join(core, slot, now, join_message(ticket))
     refused = sends(effects, Refused, to=slot)
     assert bool(refused) != bool(sends(effects, Welcome, to=slot))
@@ -78,7 +78,7 @@ def test_however_a_lease_ends_its_place_returns(ends: str) -> None:
     assert answer(core, 1, ticket, now + 1.0) is None
 
 
-def test_how_many_machines_ever_is_bounded_if_asked_for_over_restarts_and_whoever_was_one_comes_back() -> None:
+def test_the_total_of_machines_is_bounded_over_restarts_and_former_ones_may_return() -> None:
     ticket, disk = seal(replace(capability(nodes=2), nodes_ever=3), AUTHORITY), {}
     core = an_authority()
     for slot in range(3):
@@ -90,8 +90,8 @@ def test_how_many_machines_ever_is_bounded_if_asked_for_over_restarts_and_whoeve
         assert answer(each, 1, ticket, now + 1.0) is None
 
 
-def test_taking_turns_is_bounded_and_told_as_what_time_mends() -> None:
-    """Two keys that come and go on a ticket for one machine: a few times, then once in a while."""
+def test_taking_turns_is_bounded_and_refused_as_temporary() -> None:
+    """Two keys that take turns with a ticket for one machine: a few times, then at a bounded rate."""
     ticket = capability(nodes=1)
     tickets, came, codes = Tickets(), 0, set()
     for tenth in range(36_000):
@@ -107,7 +107,7 @@ def test_taking_turns_is_bounded_and_told_as_what_time_mends() -> None:
     assert came <= (1 + TURNS_MORE) * 61
 
 
-def test_a_refusal_that_time_mends_does_not_end_the_members_patience() -> None:
+def test_a_member_asks_again_after_a_temporary_refusal() -> None:
     core = an_authority()
     ticket = capability(nodes=1)
     for turn in range(1 + TURNS_MORE):
@@ -158,15 +158,15 @@ def test_a_kick_is_taken_back_with_undo() -> None:
         assert answer(each, 0, seal(capability(), AUTHORITY), now) is None
 
 
-def test_a_ticket_in_other_hands_is_no_use_once_its_place_is_taken() -> None:
-    """Whoever copies a ticket for one machine after that machine has used it gets nothing."""
+def test_a_copied_ticket_is_useless_once_its_place_is_taken() -> None:
+    """A copied ticket for one machine is useless after that machine has used it."""
     ticket = seal(capability(nodes=1), AUTHORITY)
     core = an_authority()
     assert answer(core, 0, ticket, 1.0) is None
     assert "All 1 places" in str(answer(core, 1, ticket, 2.0))
 
 
-def test_an_expired_ticket_lets_nobody_in_but_whoever_is_in_stays() -> None:
+def test_an_expired_ticket_admits_no_peer_but_members_stay() -> None:
     ticket = seal(capability(expires=clock(5.0)), AUTHORITY)
     core = an_authority()
     assert answer(core, 0, ticket, 1.0) is None
@@ -174,7 +174,7 @@ def test_an_expired_ticket_lets_nobody_in_but_whoever_is_in_stays() -> None:
     assert 0 in core.book.leases
 
 
-def test_a_revoked_ticket_puts_its_members_out_and_stays_revoked() -> None:
+def test_revoking_a_ticket_expels_its_members_and_is_durable() -> None:
     ticket, other, disk = capability(nodes=5, name=1), capability(nodes=5, name=2), {}
     core = an_authority()
     for slot, of in ((0, ticket), (1, ticket), (2, other)):
@@ -192,7 +192,7 @@ def test_a_revoked_ticket_puts_its_members_out_and_stays_revoked() -> None:
     assert answer(again(disk, 3), 0, seal(ticket, AUTHORITY), 8.0) is None
 
 
-def test_a_barred_peer_comes_in_by_no_ticket_until_that_is_undone() -> None:
+def test_a_barred_peer_is_refused_with_every_ticket_until_undone() -> None:
     disk: dict[str, bytes] = {}
     core = with_members(an_authority(), 2)
     peer = key_of(0).public
@@ -207,7 +207,7 @@ def test_a_barred_peer_comes_in_by_no_ticket_until_that_is_undone() -> None:
     assert answer(again(disk, 3), 0, seal(capability(name=1), AUTHORITY), 11.0) is None
 
 
-def test_one_that_was_put_out_without_a_session_hears_why_when_it_comes_back() -> None:
+def test_a_peer_expelled_without_a_session_is_told_why_on_its_return() -> None:
     core = with_members(an_authority(), 2)
     grant = core.book.leases[0].sealed
     core.kick(key_of(0).public, 5.0)
@@ -245,7 +245,7 @@ def test_a_capability_of_the_first_releases_is_opened() -> None:
     ("records", "bars"),
     [([b"\xc0"], []), ([msgspec.msgpack.encode((b"short", False, ()))], []), ([], [msgspec.msgpack.encode(b"short")])],
 )
-def test_a_record_that_is_none_of_ours_is_noticed(records: list[bytes], bars: list[bytes]) -> None:
+def test_a_malformed_record_is_refused(records: list[bytes], bars: list[bytes]) -> None:
     with pytest.raises(PeerError, match="ticket record"):
         Tickets().restore(records, bars)
 

@@ -1,4 +1,4 @@
-"""What a machine may send in a day: kept over kills and midnights, and to the byte."""
+"""The daily upload limit: exact to the byte, over kills and midnights."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ GB = 10**9
 DAY = 20_000
 
 
-def test_it_saves_before_it_stops_and_the_next_day_begins_anew() -> None:
+def test_it_saves_before_it_stops_and_the_next_day_starts_at_zero() -> None:
     allowance = Allowance.resume(10 * GB, 200.0, None)
     allowance.look(DAY, 9 * GB)
     assert (allowance.saving, allowance.spent) == (False, False)
@@ -21,7 +21,7 @@ def test_it_saves_before_it_stops_and_the_next_day_begins_anew() -> None:
     assert (allowance.saving, allowance.spent, allowance.left_bytes) == (False, False, 10 * GB - 20_000_000)
 
 
-def test_a_clock_that_goes_back_a_day_gives_nothing_and_one_that_was_wrong_is_not_for_ever() -> None:
+def test_a_clock_set_back_a_day_changes_nothing_and_a_wrong_one_recovers() -> None:
     allowance = Allowance.resume(GB, 200.0, Record(DAY, GB))
     allowance.look(DAY - 1, 0)
     assert allowance.spent
@@ -29,7 +29,7 @@ def test_a_clock_that_goes_back_a_day_gives_nothing_and_one_that_was_wrong_is_no
     assert not allowance.spent
 
 
-def test_a_clean_end_counts_what_was_sent() -> None:
+def test_a_clean_exit_records_the_exact_count() -> None:
     allowance = Allowance.resume(GB, 200.0, None)
     ahead = allowance.look(DAY, 1000)
     assert ahead is not None
@@ -43,9 +43,9 @@ def test_a_clean_end_counts_what_was_sent() -> None:
     lives=st.lists(st.lists(st.floats(0.0, 1.0), max_size=30), min_size=1, max_size=6),
 )
 @settings(max_examples=80)
-def test_no_number_of_kills_lets_more_than_the_limit_out(limit: int, up_mbit: float, lives: list[list[float]]) -> None:
-    """Each life looks five times a second and sends between looks what its uplink carries, as long as it may; then it
-    is killed. What is on disk is never less than what has left."""
+def test_no_number_of_kills_exceeds_the_limit(limit: int, up_mbit: float, lives: list[list[float]]) -> None:
+    """Each run looks five times a second, sends at full speed while it may, and is killed. The record on disk is never
+    less than the bytes sent."""
     left = 0
     kept: Record | None = None
     burst = min(int(up_mbit * 125_000 / 5), limit // 50)

@@ -1,4 +1,4 @@
-"""Dealing: chunks go where there is room, once, and only as the plan's heads would have it."""
+"""Assignment: each chunk goes to one stripe whose root child has credit."""
 
 from protocol_kit import TUNING, book_with, fresh, header, key_of
 
@@ -22,7 +22,7 @@ def assigner_with(chunks: int) -> tuple[Assigner, Exchange, Chunks, list[Chunk]]
     return assigner, exchange, book, made
 
 
-def test_nothing_is_assigned_while_nobody_takes_anything() -> None:
+def test_nothing_is_assigned_without_credit() -> None:
     assigner, exchange, _, made = assigner_with(3)
     effects = fresh(exchange)
     assigner.assign(0.0)
@@ -57,7 +57,7 @@ def test_the_branch_that_drains_faster_is_assigned_more() -> None:
     assert assigned.count(1) >= 5
 
 
-def test_who_is_no_head_draws_nothing_however_much_it_would_take() -> None:
+def test_a_child_that_is_not_a_root_child_attracts_no_chunks() -> None:
     assigner, exchange, _, made = assigner_with(4)
     exchange.attached(FAST, Attach(0, 0, 0, 2 * CHUNK_BYTES, ()), 0.0)
     for stripe in range(1, 64):
@@ -66,14 +66,14 @@ def test_who_is_no_head_draws_nothing_however_much_it_would_take() -> None:
     assert [chunk.stripe for chunk in made] == [0, 0, None, None]
 
 
-def test_without_any_head_whoever_hangs_on_us_will_do() -> None:
+def test_without_root_children_any_child_counts() -> None:
     assigner, exchange, _, made = assigner_with(1)
     exchange.attached(STRANGER, Attach(5, 0, 0, 1 << 30, ()), 0.0)
     assigner.assign(0.0)
     assert made[0].stripe == 5
 
 
-def test_a_head_that_lags_is_assigned_nothing() -> None:
+def test_a_root_child_that_lags_is_assigned_nothing() -> None:
     assigner, exchange, _, made = assigner_with(2)
     exchange.attached(SLOW, Attach(0, 0, 0, 1 << 30, ()), 0.0)
     exchange.attached(FAST, Attach(1, 0, 0, 1000, ()), 0.0)
@@ -93,7 +93,7 @@ def test_an_abandoned_attempt_is_not_assigned() -> None:
     assert effects == []
 
 
-def test_what_a_later_attempt_replaced_is_not_assigned() -> None:
+def test_chunks_of_a_replaced_attempt_are_not_assigned() -> None:
     assigner, exchange, book, made = assigner_with(3)
     taken = book.header(header(1, 0, attempt=1, stripe=None), 0.0)
     assert taken is not None
@@ -105,7 +105,7 @@ def test_what_a_later_attempt_replaced_is_not_assigned() -> None:
     assert made[0].stripe is None
 
 
-def test_pruning_lets_go_of_versions_that_nobody_needs_any_more() -> None:
+def test_pruning_removes_dropped_versions() -> None:
     assigner, _, book, _ = assigner_with(3)
     assigner.prune()
     assert len(assigner) == 3

@@ -1,4 +1,4 @@
-"""From nothing to a version: layout, files, blocks from many, and every way in which givers fail."""
+"""Catch-up: layout, files, blocks from many peers, and every way in which givers fail."""
 
 from protocol_kit import (
     LAYOUT,
@@ -50,7 +50,7 @@ def asked(effects: list[Effect]) -> list[tuple[bytes, WantBlob | WantBlock]]:
 
 
 def a_newcomer(*slots: int) -> tuple[Peer, list[Effect]]:
-    """Has nothing; connected to these members; asks for the layout of the head."""
+    """A member without replica, connected to these members, that requests the layout of the head."""
     peer = new_peer(0, held=None)
     everyone = (0, *slots)
     admit(peer, [(-1, *[0] * len(slots))], members=[member(slot) for slot in everyone], head=manifest(5, 0))
@@ -60,7 +60,7 @@ def a_newcomer(*slots: int) -> tuple[Peer, list[Effect]]:
 
 
 def open_model(peer: Peer, root: bytes = bytes(32), now: float = 0.0) -> list[Effect]:
-    """Through layout and OPEN with a replica of this root, past the look for a chain, to the list of block hashes."""
+    """Bring a catch-up through layout, OPEN with a replica of this root, and CHAIN, to the list of block hashes."""
     request = next(iter(peer.catchup._requests))
     giver = peer.catchup._requests[request].peer
     effects = peer.apply(PartsDone(giver, request, HEAD, (), ()), now)
@@ -80,7 +80,7 @@ def to_blocks(peer: Peer, differs: int = BLOCKS, now: float = 10.0) -> list[Effe
 
 
 def bring(peer: Peer, wants: list, label: VersionId = HEAD, now: float = 13.0) -> list[Effect]:
-    """Each block asked for comes, labelled so."""
+    """Deliver each requested block with this label."""
     return [e for giver, want in wants for e in peer.apply(PartsDone(giver, want.request, label), now)]
 
 
@@ -88,7 +88,7 @@ def run_jobs(effects: list[Effect]) -> list[Job]:
     return [e.job for e in only(effects, Run)]
 
 
-def test_the_whole_path_kind() -> None:
+def test_a_whole_catch_up() -> None:
     peer, _ = a_newcomer(1, 2)
     assert [r.name for r in peer.catchup._requests.values()] == [LAYOUT]
     wants = asked(to_blocks(peer))
@@ -157,14 +157,14 @@ def test_a_model_that_cannot_be_opened_is_reported() -> None:
 # ---------------------------------------------------------------- givers
 
 
-def test_the_authority_is_asked_only_when_nobody_else_is_there() -> None:
+def test_the_authority_is_asked_only_without_other_sources() -> None:
     peer, _ = a_newcomer()
     assert {r.peer for r in peer.catchup._requests.values()} == {SWARM}
     other, _ = a_newcomer(1)
     assert {giver for giver, _ in asked(to_blocks(other))} == {key_of(1).public}
 
 
-def test_the_authority_is_left_alone_while_others_may_yet_be_reached() -> None:
+def test_the_authority_is_not_asked_while_others_may_be_reached() -> None:
     peer = new_peer(0, held=None)
     effects = admit(peer, head=manifest(5, 0))
     assert asked(effects + peer.apply(Timer("tick"), TUNING.pull_deadline_s - 0.1)) == []
@@ -172,14 +172,14 @@ def test_the_authority_is_left_alone_while_others_may_yet_be_reached() -> None:
     assert [giver for giver, _ in late] == [SWARM]
 
 
-def test_no_giver_is_asked_for_more_than_a_few_at_once() -> None:
+def test_a_giver_gets_few_requests_at_once() -> None:
     peer, _ = a_newcomer(1)
     assert len(asked(to_blocks(peer, differs=100))) == TUNING.requests_per_peer
     many, _ = a_newcomer(*range(1, 12))
     assert len(asked(to_blocks(many, differs=100))) == TUNING.requests_in_flight
 
 
-def test_who_lacks_it_is_not_asked_again_before_the_others() -> None:
+def test_a_giver_that_lacks_it_is_not_asked_again_before_the_others() -> None:
     peer, _ = a_newcomer(1, 2)
     ((number, request),) = peer.catchup._requests.items()
     first = request.peer
@@ -190,7 +190,7 @@ def test_who_lacks_it_is_not_asked_again_before_the_others() -> None:
     assert third == SWARM
 
 
-def test_when_all_lack_it_they_are_left_in_peace_for_a_while() -> None:
+def test_when_all_lack_it_there_is_a_pause() -> None:
     peer, _ = a_newcomer(1)
     count = 0
     now = 0.0
@@ -204,7 +204,7 @@ def test_when_all_lack_it_they_are_left_in_peace_for_a_while() -> None:
 
 
 def test_a_giver_that_does_not_answer_is_passed_over() -> None:
-    """SIGSTOP: its session stays open, its answers never come. The authority is the last resort, and is reached."""
+    """After SIGSTOP its session stays open, but no answers come. The authority is asked in the end."""
     peer, _ = a_newcomer(1)
     ((number, request),) = peer.catchup._requests.items()
     assert request.peer == key_of(1).public
@@ -214,7 +214,7 @@ def test_a_giver_that_does_not_answer_is_passed_over() -> None:
 
 
 def test_givers_that_are_slow_on_purpose_hold_half_of_the_window_at_most() -> None:
-    """Ten Sybils answer just before the deadline, two honest members within 0.2 s. The first window is the Sybils'."""
+    """Ten Sybils answer just before the deadline, two honest members within 0.2 s. The Sybils get the first window."""
     honest = {key_of(slot).public for slot in (1, 2)}
     peer, _ = a_newcomer(*range(1, 13))
     now, total = 13.0, 400
@@ -234,7 +234,7 @@ def test_givers_that_are_slow_on_purpose_hold_half_of_the_window_at_most() -> No
     assert now - 13.0 < 3 * 15, "without it: some hundred seconds"
 
 
-def test_a_giver_that_is_gone_hands_its_requests_to_others() -> None:
+def test_the_requests_of_a_lost_giver_go_to_others() -> None:
     peer, _ = a_newcomer(1, 2)
     wants = asked(to_blocks(peer))
     gone = key_of(1).public
@@ -244,7 +244,7 @@ def test_a_giver_that_is_gone_hands_its_requests_to_others() -> None:
     assert {giver for giver, _ in asked(effects)} == {key_of(2).public}
 
 
-def test_answers_of_someone_else_or_to_nothing_are_not_taken() -> None:
+def test_answers_of_other_peers_or_without_request_are_ignored() -> None:
     peer, _ = a_newcomer(1, 2)
     wants = asked(to_blocks(peer))
     giver, want = wants[0]
@@ -298,16 +298,16 @@ def test_the_manifest_of_a_label_is_asked_for_again() -> None:
     assert [w.version for w in sends(effects, WantManifest)] == [6]
 
 
-def test_a_giver_that_is_behind_is_not_asked_over_and_over() -> None:
-    """Each answer would be a whole block, thrown away."""
+def test_a_giver_that_is_behind_is_not_asked_repeatedly() -> None:
+    """Each answer would be a whole block, which is discarded."""
     peer, _ = a_newcomer(1)
     wants = asked(to_blocks(peer, differs=1))
     effects = peer.apply(UnknownLabel(wants[0][0], wants[0][1].request, version(4)), 13.0)
     assert [giver for giver, _ in asked(effects)] == [SWARM]
 
 
-def test_a_label_of_a_version_that_there_is_not_costs_its_giver_its_turn_and_no_more() -> None:
-    """Nobody signs labels. One false label held its block back for ever, and the whole catch-up with it."""
+def test_a_false_label_only_delays_its_block() -> None:
+    """Labels are not signed. A false label once delayed its block, and so the catch-up, for ever."""
     peer, _ = a_newcomer(1, 2)
     wants = asked(to_blocks(peer))
     liar = wants[0][0]
@@ -324,8 +324,8 @@ def test_a_label_of_a_version_that_there_is_not_costs_its_giver_its_turn_and_no_
     assert not peer.catchup._seals_asked
 
 
-def test_a_block_of_a_version_before_the_one_that_we_aim_at_is_asked_of_another_peer() -> None:
-    """Its hash may be right, where we have that version's list; but no replay begins that far back."""
+def test_a_block_older_than_the_target_is_requested_from_another_peer() -> None:
+    """Its hash may be right, but no replay starts that far back."""
     peer, _ = a_newcomer(1, 2)
     wants = asked(to_blocks(peer))
     giver, want = wants[0]
@@ -344,7 +344,7 @@ def test_a_block_that_does_not_match_after_the_replay_is_fetched_again() -> None
     assert only(peer.apply(JobDone(job, True), 15.0), Commit)
 
 
-def test_a_rollback_moves_the_goal() -> None:
+def test_a_rollback_changes_the_target() -> None:
     peer, _ = a_newcomer(1)
     to_blocks(peer)
     say(peer, 1, ManifestNews(manifest(3, 0, epoch=1)), 13.0)
@@ -353,7 +353,7 @@ def test_a_rollback_moves_the_goal() -> None:
     assert peer.catchup.phase is Phase.HASHES
 
 
-def test_a_goal_whose_hashes_nobody_has_any_more_moves_to_the_newest() -> None:
+def test_a_target_without_available_hashes_is_replaced_by_the_newest() -> None:
     peer, _ = a_newcomer(1)
     open_model(peer)
     assert peer.catchup.phase is Phase.HASHES
@@ -367,13 +367,13 @@ def test_a_goal_whose_hashes_nobody_has_any_more_moves_to_the_newest() -> None:
     assert peer.state.floor == version(30)
 
 
-def test_who_catches_up_gives_no_blocks() -> None:
+def test_a_member_that_catches_up_gives_no_blocks() -> None:
     peer, _ = a_newcomer(1)
     effects = say(peer, 1, WantBlock(7, 0))
     assert [m.request for m in sends(effects, Lacks, to=1)] == [7]
 
 
-def test_a_catch_up_survives_that_its_lease_is_renewed_by_joining_again() -> None:
+def test_a_catch_up_survives_joining_again() -> None:
     peer, _ = a_newcomer(1)
     to_blocks(peer)
     assert peer.state.grant is not None

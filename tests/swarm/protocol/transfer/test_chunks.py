@@ -1,4 +1,4 @@
-"""The book of chunks and pieces: attempts, seals, and what may not be taken in."""
+"""The record of chunks and pieces: attempts, seals, and refused chunks."""
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ def seal(book: Chunks, sealed: bytes):
 
 
 @given(st.integers(1, 1024), st.data())
-def test_piece_sets_travel(pieces: int, data: st.DataObject) -> None:
+def test_piece_sets_round_trip(pieces: int, data: st.DataObject) -> None:
     full = (1 << pieces) - 1
     mask = data.draw(st.integers(0, full))
     travelling = bits_of(mask, full)
@@ -30,7 +30,7 @@ def test_a_piece_set_names_no_piece_that_is_not_there(bits: bytes, pieces: int) 
     assert mask_of(bits, full) | full == full
 
 
-def test_a_chunk_is_whole_with_its_last_piece_in_any_order() -> None:
+def test_a_chunk_is_complete_with_its_last_piece_in_any_order() -> None:
     book, (chunk,) = book_with([header(1, 0, pieces=3)], held=False)
     for index in (2, 0):
         assert book.piece(chunk.key, index, 1.0) == (chunk, True)
@@ -50,14 +50,14 @@ def test_a_piece_out_of_range(index: int) -> None:
     assert chunk.have == 0
 
 
-def test_a_piece_of_a_chunk_that_nobody_announced() -> None:
+def test_a_piece_of_an_unknown_chunk() -> None:
     book, _ = book_with([header(1, 0)])
     assert book.piece(header(1, 1).key, 0, 0.0) is None
     assert book.piece(header(2, 0).key, 0, 0.0) is None
     assert book.piece(header(1, 0, attempt=1).key, 0, 0.0) is None
 
 
-def test_a_header_twice_is_no_news_but_tells_its_stripe() -> None:
+def test_a_repeated_header_is_not_new_but_tells_its_stripe() -> None:
     book, (chunk,) = book_with([header(1, 0, stripe=None)])
     assert book.header(header(1, 0, stripe=5), 0.0) == (chunk, False)
     assert chunk.stripe == 5
@@ -101,7 +101,7 @@ def test_the_seal_of_a_later_attempt_drops_the_earlier_one() -> None:
     assert list(sealed.missing()) == [0, 1]
 
 
-def test_complete_when_all_that_is_listed_is_whole() -> None:
+def test_a_version_is_complete_when_all_listed_chunks_are() -> None:
     book, chunks = book_with([header(1, 0), header(1, 1)], held=False)
     sealed = seal(book, manifest(1, 2))
     assert sealed is not None
@@ -133,8 +133,8 @@ def unlisted(seq: int) -> HeaderStored:
 
 
 @pytest.mark.parametrize("seq", [0, 7])
-def test_what_the_seal_does_not_list_goes_and_does_not_come_back(seq: int) -> None:
-    """Else a version with a whole chunk that is not the listed one could never become complete."""
+def test_chunks_that_the_seal_does_not_list_are_dropped_and_refused(seq: int) -> None:
+    """Otherwise a version with a complete chunk that is not the listed one could never become complete."""
     book, _ = book_with([unlisted(seq)])
     sealed = seal(book, manifest(1, 1))
     assert sealed is not None
@@ -155,7 +155,7 @@ def test_a_chunk_without_pieces_is_whole() -> None:
     assert sealed.complete
 
 
-def test_haves_name_what_is_held_of_later_versions() -> None:
+def test_haves_list_the_chunks_of_later_versions() -> None:
     book, chunks = book_with([header(1, 0), header(2, 0), header(2, 1), header(3, 0)], held=False)
     for chunk in chunks[:3]:
         book.piece(chunk.key, 1, 0.0)
@@ -165,7 +165,7 @@ def test_haves_name_what_is_held_of_later_versions() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)), max_size=60))
-def test_counts_agree_with_what_is_there_whatever_comes(news: list[tuple[int, int, int, int]]) -> None:
+def test_counts_are_consistent_after_any_events(news: list[tuple[int, int, int, int]]) -> None:
     book = Chunks(Outbox())
     for what, attempt, seq, index in news:
         if what == 0:

@@ -1,4 +1,4 @@
-"""What the trainer may send: the account by itself, then at the authority's own edges."""
+"""The egress budget: by itself, then at the authority's edges."""
 
 import random
 
@@ -27,7 +27,7 @@ from swarm.protocol.transfer.egress import Egress
 
 MODEL = 10_000
 SIZES = (100, 250, 250, 40)
-"""Of a chunk's header and pieces."""
+"""The bytes of a chunk's header and pieces."""
 ANNA, BEN, CARL = (key_of(name).public for name in ("anna", "ben", "carl"))
 
 
@@ -35,31 +35,31 @@ def key(version: int, seq: int) -> ChunkKey:
     return ChunkKey(0, version, 0, seq)
 
 
-def test_the_first_copy_is_paid_for_and_the_second_comes_out_of_the_rest() -> None:
+def test_the_first_copy_is_free_and_the_second_is_charged() -> None:
     egress = Egress(2.0, MODEL)
     egress.made(key(1, 0), 600)
     assert egress.take(key(1, 0), -1, 100, ANNA)
     assert egress.take(key(1, 0), 0, 500, ANNA)
     assert egress.take(key(1, 0), -1, 100, ANNA)
-    assert not egress.take(key(1, 0), 0, 500, ANNA)  # of the 500 that are left 300 are kept for what dies
+    assert not egress.take(key(1, 0), 0, 500, ANNA)  # of the 500 left, 300 are reserved for rescues
     egress.made(key(1, 1), 600)
     assert egress.take(key(1, 0), 0, 500, ANNA)
-    state = egress.state()
-    assert (state["sent_bytes"], state["budget_bytes"], state["refused"]) == (1200, 2400, 1)
+    status = egress.status()
+    assert (status.sent_bytes, status.budget_bytes, status.refused) == (1200, 2400, 1)
 
 
-def test_what_did_not_leave_is_given_back() -> None:
+def test_a_part_that_was_not_sent_is_refunded() -> None:
     egress = Egress(1.0, MODEL)
     egress.made(key(1, 0), 600)
     assert egress.take(key(1, 0), 0, 600, ANNA)
     assert not egress.take(key(1, 0), 0, 600, ANNA)
     egress.back(key(1, 0), 0, 600, ANNA)
     assert egress.take(key(1, 0), 0, 600, ANNA)
-    egress.back(key(7, 7), 0, 600, ANNA)  # of long ago
-    assert egress.state()["sent_bytes"] == 600
+    egress.back(key(7, 7), 0, 600, ANNA)  # too long ago to be remembered
+    assert egress.status().sent_bytes == 600
 
 
-def test_what_died_with_its_only_holder_may_leave_once_more() -> None:
+def test_a_part_whose_only_holder_left_may_be_sent_again() -> None:
     egress = Egress(1.1, MODEL)
     for seq in range(10):
         egress.made(key(1, seq), 600)
@@ -69,15 +69,15 @@ def test_what_died_with_its_only_holder_may_leave_once_more() -> None:
     egress.gone(ANNA)
     assert egress.take(key(1, 0), -1, 100, BEN)
     assert egress.take(key(1, 0), 0, 500, BEN)
-    egress.back(key(1, 0), 0, 500, BEN)  # it did not leave after all
+    egress.back(key(1, 0), 0, 500, BEN)  # it was not sent after all
     assert egress.take(key(1, 0), -1, 100, CARL), "a header goes with a piece that is lost"
     egress.here(ANNA)
     assert not egress.take(key(1, 0), 0, 500, CARL), "she was only away"
-    assert egress.state()["rescued_bytes"] == 200
-    assert egress.state()["sent_bytes"] == 600 + 200
+    assert egress.status().rescued_bytes == 200
+    assert egress.status().sent_bytes == 600 + 200
 
 
-def test_the_dead_cost_no_more_than_the_cap() -> None:
+def test_rescues_stay_within_the_cap() -> None:
     egress = Egress(1.1, MODEL)
     for seq in range(20):
         egress.made(key(1, seq), 600)
@@ -94,18 +94,18 @@ def test_without_a_cap_all_is_counted_and_nothing_refused() -> None:
     egress.made(key(1, 0), 600)
     assert all(egress.take(key(1, 0), 0, 600, ANNA) for _ in range(50))
     assert all(egress.take_of_model(MODEL) for _ in range(50))
-    state = egress.state()
-    assert (state["sent_bytes"], state["model_sent_bytes"], state["refused"]) == (30_000, 50 * MODEL, 0)
+    status = egress.status()
+    assert (status.sent_bytes, status.model_sent_bytes, status.refused) == (30_000, 50 * MODEL, 0)
 
 
 def test_less_than_one_copy_makes_no_sense() -> None:
-    with pytest.raises(ValueError, match="one copy"):
+    with pytest.raises(ValueError, match="copies must be at least 1"):
         Egress(0.9, MODEL)
 
 
 @settings(max_examples=30, stateful_step_count=50)
 class AnyOrder(RuleBasedStateMachine):
-    """Chunks made, copies taken and given back in any order, versions and attempts in theirs."""
+    """Chunks are made, copies taken and refunded in any order, versions and attempts in order."""
 
     @initialize(copies=st.sampled_from([1.0, 1.1, 2.5]))
     def begin(self, copies: float) -> None:
@@ -130,23 +130,22 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(peer=st.sampled_from([ANNA, BEN, CARL]), back=st.booleans())
     def end(self, peer: bytes, back: bool) -> None:
-        """A session, or the time without one."""
+        """A peer connects or disconnects."""
         (self.egress.here if back else self.egress.gone)(peer)
 
     @rule(which=st.integers(0, 1 << 30), part=st.integers(0, 3), peer=st.sampled_from([ANNA, BEN, CARL]))
     def push(self, which: int, part: int, peer: bytes) -> None:
         chunk = self.chunks[which % len(self.chunks)] if self.chunks else key(9, 9)
-        before = self.egress.state()["model_sent_bytes"]
+        before = self.egress.status().model_sent_bytes
         if self.egress.take(chunk, part - 1, SIZES[part], peer):
             self.queued.append((chunk, part - 1, SIZES[part], peer))
-            of_model = self.egress.state()["model_sent_bytes"] - before
+            of_model = self.egress.status().model_sent_bytes - before
             self.blocks += of_model
             self.sent += SIZES[part] - of_model
 
     @rule(which=st.integers(0, 1 << 30))
     def lose(self, which: int) -> None:
-        """Not always what was really queued last: a crowd of edges ends in any order. What is given back of a dropped
-        version no longer counts, so it is not counted here either."""
+        """Refund any copy, since edges end in any order. A refund for a dropped version does not count, here either."""
         if self.queued:
             chunk, index, size, peer = self.queued.pop(which % len(self.queued))
             before = sum(account.sent for account in self.egress._accounts.values())
@@ -198,10 +197,10 @@ def payload(core: Authority, effects: list, sizes: tuple[int, ...]) -> int:
     copies=st.sampled_from([1.0, 1.3, 2.0, 3.7]), members=st.integers(1, 4), chunks=st.integers(1, 6), data=st.data()
 )
 @settings(max_examples=40, deadline=None)
-def test_whoever_hangs_on_it_loses_it_and_pulls_the_cap_holds(
+def test_the_cap_holds_for_children_that_attach_and_pull(
     copies: float, members: int, chunks: int, data: st.DataObject
 ) -> None:
-    """Members attach to every stripe, go, come back and ask for chunks, as if no tree had been planned."""
+    """Members attach to every stripe, leave, return and pull chunks, as if there were no planned trees."""
     core, sent, now, sizes = with_members(copies, members), 0, 10.0, (1000,) * 4
     whole = 0
     for seq in range(chunks):
@@ -227,7 +226,7 @@ def test_whoever_hangs_on_it_loses_it_and_pulls_the_cap_holds(
     assert sent <= copies * whole + 1e-6
 
 
-def test_two_that_hang_on_it_wait_where_one_copy_is_all_there_is() -> None:
+def test_of_two_children_one_waits_with_a_single_copy() -> None:
     core = with_members(1.0, 2)
     first = say(core, 0, Attach(0, 0, 0, 1 << 20, ()), 5.0)
     second = say(core, 1, Attach(0, 0, 0, 1 << 20, ()), 5.0)
@@ -240,10 +239,10 @@ def test_two_that_hang_on_it_wait_where_one_copy_is_all_there_is() -> None:
     effects = say(core, other, WantChunk(0, 1, 0, 0, b""), 7.0)
     assert only(effects, SendPiece) == []
     assert len(sends(effects, LacksChunk)) == 1
-    assert core.egress.state()["refused"] > 0
+    assert core.egress.status().refused > 0
 
 
-def test_what_a_lost_head_had_not_been_sent_yet_goes_to_the_next_at_no_cost() -> None:
+def test_parts_not_yet_sent_to_a_lost_root_child_go_to_the_next_for_free() -> None:
     core = with_members(1.1, 2)
     say(core, 0, Attach(0, 0, 0, 150, ()), 5.0)  # credit for the header only
     effects = core.apply(LocalChunk(header(1, 0, stripe=None)), 6.0)
@@ -252,11 +251,11 @@ def test_what_a_lost_head_had_not_been_sent_yet_goes_to_the_next_at_no_cost() ->
     core.apply(PeerDown(lucky), 6.5)
     effects = say(core, other, Attach(0, 0, 0, 1 << 20, ()), 7.0)
     assert len(only(effects, SendPiece)) == 4
-    assert core.egress.state()["sent_bytes"] == 100 + 4100
-    assert core.egress.state()["rescued_bytes"] == 100, "its header had left, and went with its only holder"
+    assert core.egress.status().sent_bytes == 100 + 4100
+    assert core.egress.status().rescued_bytes == 100, "its header had left, and went with its only holder"
 
 
-def test_what_a_dead_head_alone_had_is_assigned_again_and_pulled() -> None:
+def test_parts_that_only_a_lost_root_child_had_are_pulled_again() -> None:
     core = with_members(1.2, 3)
     for slot in range(2):
         say(core, slot, Attach(0, 0, 0, 1 << 20, ()), 5.0)
@@ -270,16 +269,16 @@ def test_what_a_dead_head_alone_had_is_assigned_again_and_pulled() -> None:
     lost = [seq for seq, peer in given_to.items() if peer == dead]
     effects = say(core, failovers[1], WantChunk(0, 1, 0, lost[-1], b""), 7.5)  # pulled
     assert {e.key.seq for e in only(effects, SendPiece)} == {lost[-1]}
-    effects = say(core, failovers[0], Attach(0, 0, 0, 1 << 22, ()), 8.0)  # the next head, in its place
+    effects = say(core, failovers[0], Attach(0, 0, 0, 1 << 22, ()), 8.0)  # the next root child, in its place
     again = {e.key.seq for e in only(effects, SendPiece)}
     assert again <= set(lost) - {lost[-1]}
     assert again
-    state = core.egress.state()
-    assert state["rescued_bytes"] >= 2 * 4100, "half of what may be sent twice is for this"
-    assert state["sent_bytes"] <= state["budget_bytes"]
+    status = core.egress.status()
+    assert status.rescued_bytes >= 2 * 4100, "half of what may be sent twice is for this"
+    assert status.sent_bytes <= status.budget_bytes
 
 
-def test_of_the_model_as_many_copies_as_of_a_version() -> None:
+def test_the_model_has_as_many_copies_as_a_version() -> None:
     core = with_members(1.0, 1)
     given_away = [
         *only(say(core, 0, WantBlob(1, Blob.HASHES, bytes(32), 0), 5.0), SendBlob),
@@ -289,4 +288,4 @@ def test_of_the_model_as_many_copies_as_of_a_version() -> None:
     effects = say(core, 0, WantBlock(3, 1), 5.0)
     assert only(effects, SendBlock) == []
     assert sends(effects, Lacks) == [Lacks(3)]
-    assert core.egress.state()["model_left_bytes"] == MODEL - 8000
+    assert core.egress.status().model_left_bytes == MODEL - 8000

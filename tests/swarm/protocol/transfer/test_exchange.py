@@ -1,4 +1,4 @@
-"""Edges: what is pushed, how far credit reaches, and what comes back."""
+"""The exchange: pushes, credit, and what a child reports to its parent."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ def attach(stripe: int = 0, credit: int = MUCH, after: int = 0, have: tuple[Have
 
 
 def sent_to(effects: list[Effect], peer: bytes) -> list[tuple[ChunkKey, int]]:
-    """(chunk, index) of what leaves for this peer, in order."""
+    """(chunk, index) of the parts sent to this peer, in order."""
     return [
         (e.key, e.index if isinstance(e, SendPiece) else HEADER)
         for e in effects
@@ -48,7 +48,7 @@ def a_chunk(seq: int = 0, **more) -> tuple[Chunks, Exchange, Chunk]:
 # ---------------------------------------------------------------- attaching
 
 
-def test_attaching_brings_all_that_the_stripe_holds() -> None:
+def test_attaching_brings_all_chunks_of_the_stripe() -> None:
     book, (chunk, other) = book_with([header(1, 0), header(1, 1, stripe=1)])
     exchange = Exchange(book, TUNING, Outbox())
     effects = fresh(exchange)
@@ -80,7 +80,7 @@ def test_attaching_after_a_version_brings_only_later_ones() -> None:
     assert {key.version for key, _ in sent_to(effects, ANNA)} == {2}
 
 
-def test_a_have_map_of_another_attempt_or_with_absurd_bits_is_of_no_account() -> None:
+def test_a_have_map_of_another_attempt_or_with_excess_bits_is_ignored() -> None:
     _, exchange, chunk = a_chunk()
     effects = fresh(exchange)
     have = (Have(0, 1, 9, 0, b""), Have(0, 1, 0, 7, b""), Have(0, 9, 0, 0, b"\xff" * 128))
@@ -89,8 +89,8 @@ def test_a_have_map_of_another_attempt_or_with_absurd_bits_is_of_no_account() ->
     assert chunk.whole
 
 
-def test_attaching_again_starts_afresh() -> None:
-    """The child lost its end of the edge: it says anew what it has."""
+def test_attaching_again_starts_over() -> None:
+    """The child lost its end of the edge, and tells again what it has."""
     book, exchange, _ = a_chunk()
     exchange.attached(ANNA, attach(credit=0), 0.0)
     effects = fresh(exchange)
@@ -99,7 +99,7 @@ def test_attaching_again_starts_afresh() -> None:
     assert exchange.spare(0, ANNA) == MUCH
 
 
-def test_attaching_over_and_over_does_not_queue_without_end() -> None:
+def test_attaching_repeatedly_does_not_grow_the_queue() -> None:
     book, (chunk,) = book_with([header(1, 0, pieces=64, piece_bytes=1 << 20)])
     exchange = Exchange(book, TUNING, Outbox())
     effects = fresh(exchange)
@@ -149,7 +149,7 @@ def test_moving_to_another_parent_tells_the_old_one() -> None:
     st.lists(st.integers(0, 8000), max_size=20),
 )
 def test_a_child_never_gets_more_pieces_than_its_credit(sizes: list[int], allowed: int, more: list[int]) -> None:
-    """`more`: 0: the next piece comes in; else the child allows so much more."""
+    """`more`: 0 if the next piece arrives, else the credit that the child adds."""
     book, (chunk,) = book_with([replace(header(1, 0), piece_bytes=tuple(sizes))], held=False)
     exchange = Exchange(book, TUNING, Outbox())
     effects = fresh(exchange)
@@ -215,7 +215,7 @@ def test_a_window_follows_from_the_round_trip() -> None:
 
 
 @pytest.mark.parametrize(("rtt_s", "times"), [(0.02, 1), (0.25, 2), (0.0, 1)])
-def test_over_a_long_path_kind_who_is_far_behind_gets_credit_to_catch_up(rtt_s: float, times: int) -> None:
+def test_a_far_parent_that_owes_much_gets_more_credit(rtt_s: float, times: int) -> None:
     book, _ = book_with([])
     exchange = Exchange(book, TUNING, Outbox(), Surroundings(lambda peer: rtt_s))
     exchange.attach_to(0, PARENT, version(0), 0.0)
@@ -227,7 +227,7 @@ def test_over_a_long_path_kind_who_is_far_behind_gets_credit_to_catch_up(rtt_s: 
         exchange.arrived(PARENT, stripe, window, 0.0)
         wanted = times * window if stripe == 0 else window
         assert credits(effects) == [window + min(wanted, TUNING.window_bytes)]
-    exchange.note_owed(0, 0)  # it has caught up: what was given stands, and no more is given until it is used up
+    exchange.note_owed(0, 0)  # it has caught up: granted credit stays, and no more is granted until it is used
     effects = fresh(exchange)
     exchange.arrived(PARENT, 0, window, 0.0)
     assert credits(effects) == ([3 * window] if times == 1 else [])
@@ -243,8 +243,8 @@ def test_a_window_holds_two_pieces_however_large() -> None:
     assert credits(effects) == [before + (128 << 10) + 2 * (128 << 10) - TUNING.window_least_bytes]
 
 
-def test_whoever_hears_of_larger_pieces_gives_all_parents_credit_for_them() -> None:
-    """With credit left for less than one of them, nothing would come, and so no more credit be given."""
+def test_larger_pieces_raise_the_credit_of_all_parents() -> None:
+    """With credit left for less than one piece, nothing would arrive, and so no credit would be granted."""
     _, exchange, chunk = a_chunk(pieces=4, piece_bytes=256 << 10)
     for stripe in range(3):
         exchange.attach_to(stripe, PARENT, version(0), 0.0)
@@ -258,7 +258,7 @@ def test_whoever_hears_of_larger_pieces_gives_all_parents_credit_for_them() -> N
     assert len(credits(effects)) == 3
 
 
-def test_bytes_from_someone_else_return_no_credit_to_the_parent() -> None:
+def test_bytes_from_other_peers_grant_the_parent_no_credit() -> None:
     _, exchange, _ = a_chunk()
     effects = fresh(exchange)
     exchange.attach_to(0, PARENT, version(0), 0.0)
@@ -272,7 +272,7 @@ def behind(effects: list[Effect]) -> list[int]:
 
 
 def relay(pieces: int = 32) -> tuple[Exchange, Chunk, list[Effect]]:
-    """Hangs on PARENT, and has taken in no piece yet of a chunk of 128 KiB each."""
+    """A child of PARENT that has no pieces yet, of 128 KiB each."""
     book, (chunk,) = book_with([header(1, 0, pieces=pieces, piece_bytes=128 << 10)])
     exchange = Exchange(book, TUNING, Outbox())
     effects = fresh(exchange)
@@ -287,13 +287,13 @@ def test_credit_tells_how_far_behind_our_children_are_and_when_they_no_longer_ar
         exchange.push(chunk, index, PARENT, 0.0)
         exchange.arrived(PARENT, 0, 128 << 10, 0.0)
     total = credits(effects)[-1]
-    assert total > 16 * (128 << 10)  # what came is granted again, passed on or not
+    assert total > 16 * (128 << 10)  # arrived bytes are granted again, forwarded or not
     assert behind(effects)[-1] > BEHIND_BYTES
     effects.clear()
     exchange.credited(ANNA, Credit(0, MUCH), 0.0)
     for index in range(16):
         exchange.sent(ANNA, 0, chunk.key, index, 0.0)
-    assert credits(effects) == [total]  # no new credit, but the news
+    assert credits(effects) == [total]  # no new credit, but the report
     assert behind(effects)[0] < BEHIND_BYTES
 
 
@@ -312,7 +312,7 @@ def test_one_child_of_many_that_is_late_does_not_hold_back_the_stripe() -> None:
     assert max(behind(effects)) < BEHIND_BYTES
 
 
-def test_a_child_that_lags_counts_no_more_among_those_that_are_behind() -> None:
+def test_a_child_that_lags_does_not_count_as_behind() -> None:
     exchange, chunk, effects = relay()
     exchange.attached(ANNA, attach(credit=0, have=exchange._chunks.haves(version(0))), 0.0)
     for index in range(16):
@@ -321,12 +321,12 @@ def test_a_child_that_lags_counts_no_more_among_those_that_are_behind() -> None:
     effects.clear()
     exchange.tick(TUNING.lag_after_s + 0.01)
     assert behind(effects) == [0]
-    exchange.credited(ANNA, Credit(0, MUCH), 2.0)  # it moves again, and counts again
+    exchange.credited(ANNA, Credit(0, MUCH), 2.0)  # it takes data again, and counts again
     exchange.sent(ANNA, 0, chunk.key, 0, 2.0)
     assert exchange.children[0][ANNA].lagging is False
 
 
-def test_headers_that_it_takes_do_not_hide_that_a_child_lags() -> None:
+def test_accepted_headers_do_not_hide_that_a_child_lags() -> None:
     book, chunks = book_with([header(1, seq, pieces=1, piece_bytes=1000) for seq in range(4)])
     exchange = Exchange(book, TUNING, Outbox())
     exchange.attached(BEN, attach(credit=0, have=book.haves(version(0))), 0.0)
@@ -338,7 +338,7 @@ def test_headers_that_it_takes_do_not_hide_that_a_child_lags() -> None:
     assert exchange.children[0][BEN].lagging
 
 
-def test_what_a_lost_parent_owed_is_pulled_sooner_than_what_is_only_late() -> None:
+def test_chunks_of_a_lost_parent_are_pulled_sooner_than_late_ones() -> None:
     _, exchange, _ = a_chunk()
     exchange.attach_to(0, PARENT, version(0), 10.0)
     assert exchange.progress_at[0] == 10.0
@@ -350,8 +350,8 @@ def test_what_a_lost_parent_owed_is_pulled_sooner_than_what_is_only_late() -> No
     assert exchange.progress_at[0] == 12.0
 
 
-def test_a_frame_of_somebody_else_is_no_progress_of_the_stripe_that_it_names() -> None:
-    """Nobody signs the stripe of a frame: believed, any member could keep us from pulling what a parent withholds."""
+def test_a_frame_of_another_peer_is_not_progress_of_the_stripe() -> None:
+    """The stripe of a frame is not signed: otherwise any member could keep us from pulling what a parent withholds."""
     _, exchange, _ = a_chunk()
     exchange.attach_to(0, PARENT, version(0), 10.0)
     exchange.arrived(BEN, 0, 1000, 12.0)
@@ -364,7 +364,7 @@ def test_a_frame_of_somebody_else_is_no_progress_of_the_stripe_that_it_names() -
 
 
 def overloaded() -> tuple[Exchange, list[Chunk], list[Effect]]:
-    """BEN, who gives no credit, has been sent nothing of four chunks of 512 KiB."""
+    """BEN grants no credit, so nothing of four chunks of 512 KiB was sent to him."""
     book, chunks = book_with([header(1, seq, pieces=4, piece_bytes=128 << 10) for seq in range(4)])
     exchange = Exchange(book, TUNING, Outbox())
     effects = fresh(exchange)
@@ -375,12 +375,12 @@ def overloaded() -> tuple[Exchange, list[Chunk], list[Effect]]:
     return exchange, chunks, effects
 
 
-def test_headers_go_ahead_of_all_that_waits() -> None:
+def test_headers_are_sent_ahead_of_the_queue() -> None:
     _, chunks, effects = overloaded()
     assert sent_to(effects, BEN) == [(chunk.key, HEADER) for chunk in chunks]
 
 
-def test_what_a_child_skips_is_not_sent_and_what_it_asks_for_again_is() -> None:
+def test_a_skipped_chunk_is_not_sent_unless_requested_again() -> None:
     exchange, chunks, effects = overloaded()
     effects.clear()
     exchange.skip(BEN, 0, chunks[1].key)
@@ -398,7 +398,7 @@ def test_what_a_child_skips_is_not_sent_and_what_it_asks_for_again_is() -> None:
     assert set(sent_to(effects, BEN)) == expected | {(chunks[2].key, 1), (chunks[2].key, 3)}
 
 
-def test_children_that_cannot_be_given_all_are_given_different_chunks_first() -> None:
+def test_with_too_little_uplink_children_get_different_chunks_first() -> None:
     book, chunks = book_with([header(1, seq, pieces=4, piece_bytes=32 << 10) for seq in range(3)])
     exchange = Exchange(book, TUNING, Outbox())
     whole = 4 * (32 << 10)
@@ -421,7 +421,7 @@ def test_children_that_cannot_be_given_all_are_given_different_chunks_first() ->
         assert len(sent_to(effects, peer)) == 8
 
 
-def test_skipping_for_whoever_does_not_hang_on_us() -> None:
+def test_a_skip_from_a_peer_that_is_not_a_child() -> None:
     exchange, chunks, _ = overloaded()
     exchange.skip(ANNA, 0, chunks[0].key)
     exchange.skip(BEN, 5, chunks[0].key)
@@ -439,8 +439,8 @@ def test_pieces_that_keep_coming_do_not_hide_that_a_child_lags() -> None:
     assert exchange.children[0][ANNA].lagging
 
 
-def test_what_is_not_known_any_more_still_frees_its_place() -> None:
-    """A version was dropped while pieces of it were on their way to the socket."""
+def test_a_part_of_a_forgotten_chunk_still_leaves_the_backlog() -> None:
+    """A version was dropped while some of its pieces were handed to the socket."""
     book, exchange, chunk = a_chunk()
     exchange.attached(ANNA, attach(), 0.0)
     book.drop(version(1))
@@ -450,7 +450,7 @@ def test_what_is_not_known_any_more_still_frees_its_place() -> None:
     assert exchange.children[0][ANNA].backlog == 0
 
 
-def test_what_waits_of_a_dropped_version_is_not_sent() -> None:
+def test_queued_parts_of_a_dropped_version_are_not_sent() -> None:
     book, exchange, _ = a_chunk()
     exchange.attached(ANNA, attach(credit=0), 0.0)
     book.drop(version(1))
@@ -470,7 +470,7 @@ def test_sent_twice_or_never_sent_counts_once() -> None:
     assert exchange.children[0][ANNA].flying_bytes == 100 + 3 * 1000
 
 
-def test_what_a_child_pulled_counts_on_its_edge_at_both_ends() -> None:
+def test_pulled_bytes_count_on_the_edge_at_both_ends() -> None:
     _, exchange, chunk = a_chunk()
     exchange.attached(ANNA, attach(credit=10_000), 0.0)
     before = exchange.spare(0, ANNA)
@@ -501,12 +501,12 @@ def test_a_child_that_is_ahead_is_not_sent_the_past(after: int) -> None:
     assert effects == [Ready(ANNA)]
 
 
-def test_who_hangs_on_us_has_a_stream_before_there_is_anything_to_send() -> None:
+def test_a_child_has_a_stream_before_there_is_data_to_send() -> None:
     _, exchange, _ = a_chunk()
     effects = fresh(exchange)
     for stripe in (0, 3, 0):
         exchange.attached(ANNA, attach(stripe=stripe, after=1), 0.0)
-    assert effects == [Ready(ANNA)]  # once, however many stripes
+    assert effects == [Ready(ANNA)]  # once, for any number of stripes
     exchange.detached(ANNA, None)
     exchange.attached(ANNA, attach(after=1), 0.0)
     assert effects == [Ready(ANNA)] * 2
@@ -520,10 +520,10 @@ def test_a_chunk_of_no_known_stripe_is_not_pushed() -> None:
     assert sent_to(effects, ANNA) == []
 
 
-def test_a_crowd_of_late_joiners_costs_one_look_and_leaves_the_rank_to_the_planned(
+def test_a_crowd_of_late_joiners_costs_one_look_and_does_not_delay_planned_children(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Ten members that attach everywhere once had the trainer count all edges for each of them, after each piece."""
+    """Ten members that attach to every stripe once made the trainer count all edges for each after each piece."""
     book, (chunk,) = book_with([header(1, 0)])
     exchange = Exchange(book, TUNING, Outbox(), Surroundings(entitled=lambda stripe, peer: peer == ANNA))
     crowd = [key_of(f"guest {i}").public for i in range(10)]

@@ -1,4 +1,4 @@
-"""Who comes while a version is on its way gets it when little waits for those who were there."""
+"""Late joiners get the version in flight while little is queued for the other children."""
 
 import random
 
@@ -65,7 +65,7 @@ class House:
         return effects
 
     def takes(self, peer: bytes, *indexes: int, now: float, number: int = 1) -> list[Effect]:
-        """Its socket took these pieces."""
+        """Its socket accepted these pieces."""
         effects = fresh(self.exchange)
         for index in indexes:
             self.exchange.sent(peer, 0, ChunkKey(0, number, 0, 0), index, now)
@@ -80,8 +80,8 @@ def given(effects: list[Effect], peer: bytes) -> list[int]:
 
 
 @pytest.mark.parametrize(("opened_at", "is_late_joiner"), [(9.0, True), (11.0, False)])
-def test_a_late_joiner_is_whose_grant_is_younger_than_the_version(opened_at: float, is_late_joiner: bool) -> None:
-    """By the authority's clock, which goes on between heartbeats: BEN came at 1010, 10 s after the last one."""
+def test_a_late_joiner_has_a_grant_younger_than_the_version(opened_at: float, is_late_joiner: bool) -> None:
+    """By the authority's clock, which advances between heartbeats: BEN joined at 1010, 10 s after the last one."""
     house = House(BEN)
     house.opens(1, opened_at)
     assert house.state.late_joiners.has(BEN) == is_late_joiner
@@ -89,11 +89,11 @@ def test_a_late_joiner_is_whose_grant_is_younger_than_the_version(opened_at: flo
     assert not house.state.late_joiners.has(key_of("nobody").public)
 
 
-def test_before_any_version_nobody_is_one() -> None:
+def test_before_any_version_there_are_no_late_joiners() -> None:
     assert not House(BEN).state.late_joiners.has(BEN)
 
 
-def test_with_the_next_version_a_late_joiner_is_one_no_longer() -> None:
+def test_with_the_next_version_a_late_joiner_is_an_ordinary_child() -> None:
     house = House(BEN)
     house.opens(1, 5.0)
     house.attach(ANNA, credit=0)
@@ -118,9 +118,8 @@ def test_a_late_joiner_waits_while_more_than_little_waits_for_another() -> None:
     assert given(house.looks(6.4), BEN) != []
 
 
-def test_a_late_joiner_waits_until_what_was_handed_over_has_left() -> None:
-    """Whatever sockets took: of both headers and her pieces all but little has left after so long, at three quarters of
-    the rate."""
+def test_a_late_joiner_waits_until_handed_over_parts_are_sent() -> None:
+    """Regardless of sockets: at three quarters of the rate, all but little of both headers and her pieces has left."""
     house = House(BEN)
     house.opens(1, 5.0)
     house.attach(ANNA, now=6.0)
@@ -131,7 +130,7 @@ def test_a_late_joiner_waits_until_what_was_handed_over_has_left() -> None:
     assert given(house.looks(6.0 + 1.01 * left_s), BEN) == [0]
 
 
-def test_what_others_are_given_that_asked_counts_as_well() -> None:
+def test_pulls_of_others_count_too() -> None:
     house = House(BEN)
     house.opens(1, 5.0)
     chunk = house.state.chunks.versions[version(1)].chunks[0]
@@ -141,9 +140,7 @@ def test_what_others_are_given_that_asked_counts_as_well() -> None:
 
 
 @pytest.mark.parametrize(("held", "left"), [(False, 0.75), (True, 1.0)])
-def test_once_the_version_is_ours_late_joiners_get_all_that_the_uplink_is_said_to_carry(
-    held: bool, left: float
-) -> None:
+def test_once_the_version_is_complete_late_joiners_get_the_whole_uplink(held: bool, left: float) -> None:
     house = House(BEN)
     house.opens(1, 5.0)
     if held:
@@ -163,7 +160,7 @@ def test_late_joiners_are_given_little_at_a_time_least_given_first() -> None:
     assert (given(after, CLEO), given(after, BEN)) == ([0, 1], []), "she was given less"
 
 
-def test_one_that_takes_nothing_keeps_nothing_from_the_others() -> None:
+def test_a_late_joiner_that_takes_nothing_does_not_block_the_others() -> None:
     house = House(BEN, CLEO)
     house.opens(1, 5.0)
     assert given(house.attach(BEN, now=6.0), BEN) == [0, 1], "which its socket never takes"
@@ -178,7 +175,7 @@ def test_a_child_that_lags_is_not_waited_for() -> None:
     assert given(house.looks(6.0 + TUNING.lag_after_s + 0.1), BEN) == [0, 1]
 
 
-def test_what_waits_for_late_joiners_counts_for_nothing() -> None:
+def test_parts_queued_for_late_joiners_do_not_count() -> None:
     house = House(BEN)
     house.opens(1, 5.0)
     house.attach(ANNA, credit=0)
@@ -197,7 +194,7 @@ def test_a_late_joiner_that_goes_leaves_nothing_behind() -> None:
     assert given(house.credit(ANNA, MUCH), BEN) == []
 
 
-def test_without_a_word_on_late_joiners_there_are_none() -> None:
+def test_without_late_joiners_set_there_are_none() -> None:
     house = House(BEN)
     house.opens(1, 5.0)
     plain = Exchange(house.state.chunks, TUNING, Outbox())

@@ -1,4 +1,4 @@
-"""Relief: what a parent owes is wished for, taken from whoever offers it, and from the parent where they fail."""
+"""Load shedding: late chunks are wanted, taken from neighbours that offer them, and from the parent if those fail."""
 
 from typing import cast
 
@@ -18,7 +18,7 @@ LATE = TUNING.load_shedding_after_s
 
 
 class OneParent:
-    """PARENT brings every stripe; `owed`: what it was said to owe in each, in bytes."""
+    """PARENT brings every stripe. `owed`: bytes that it was noted to owe in each."""
 
     def __init__(self) -> None:
         self.owed: dict[int, int] = {}
@@ -41,7 +41,7 @@ def owed(load_shedding: LoadShedding, stripe: int) -> int:
 
 
 def owing(chunks: int, neighbours: tuple[bytes, ...] = (ANNA, BEN)) -> tuple[LoadShedding, Chunks, list[Chunk]]:
-    """The headers of so many chunks of 384 KiB have come at 0.0, and no piece."""
+    """The headers of these chunks of 384 KiB arrived at 0.0, and no pieces."""
     book, made = book_with([header(1, seq, pieces=6, piece_bytes=64 << 10) for seq in range(chunks)], held=False)
     load_shedding = shedding(book, *neighbours)
     effects = fresh(load_shedding)
@@ -73,7 +73,7 @@ def piece(load_shedding: LoadShedding, book: Chunks, chunk: Chunk, index: int, p
 
 
 def seal_all(book: Chunks, chunks: list[Chunk]) -> None:
-    """The seal of a version of these chunks has come."""
+    """The seal of a version with these chunks arrived."""
     sealed = manifest(1, len(chunks))
     book.manifest(open_manifest(sealed, SWARM), sealed, 0.0)
 
@@ -87,7 +87,7 @@ def test_a_parent_that_owes_little_is_left_alone() -> None:
     assert due(load_shedding, LATE) == []
 
 
-def test_it_says_what_a_parent_owes_as_of_its_last_look() -> None:
+def test_it_notes_what_a_parent_owed_at_the_last_look() -> None:
     load_shedding, book, chunks = owing(5)
     assert owed(load_shedding, 0) == 0
     due(load_shedding, LATE)
@@ -102,7 +102,7 @@ def test_it_says_what_a_parent_owes_as_of_its_last_look() -> None:
     assert owed(load_shedding, 1) == 0
 
 
-def test_a_member_lets_its_credit_follow_from_that() -> None:
+def test_a_members_credit_follows_what_its_parent_owes() -> None:
     member = a_forwarder()
     assert 0 in member.state.exchange.parents
     for seq in range(5):
@@ -111,18 +111,18 @@ def test_a_member_lets_its_credit_follow_from_that() -> None:
     assert member.state.exchange._owed_bytes[0] == 5 * 6 * (64 << 10)
 
 
-def test_what_is_young_is_not_wanted_for() -> None:
+def test_young_chunks_are_not_wanted() -> None:
     load_shedding, _, _ = owing(4)
     assert due(load_shedding, LATE / 2) == []
 
 
-def test_neighbours_are_told_what_comes_late_the_newest_first_each_in_another_order() -> None:
+def test_neighbours_are_told_late_chunks_newest_first_each_in_another_order() -> None:
     load_shedding, _, _ = owing(4)
     assert due(load_shedding, LATE) == [(ANNA, wants(3, 2, 1)), (BEN, wants(2, 1, 3))]
 
 
 @pytest.mark.parametrize("piece_kib", [64, 128, 192])
-def test_a_parent_in_time_may_owe_two_pieces_and_what_a_stripe_brings_meanwhile(piece_kib: int) -> None:
+def test_a_healthy_parent_may_owe_two_pieces_and_owed_s_of_throughput(piece_kib: int) -> None:
     book, made = book_with([header(1, seq, pieces=2, piece_bytes=piece_kib << 10) for seq in range(20)], held=False)
     load_shedding = shedding(book, ANNA)
     for chunk in made:
@@ -144,7 +144,7 @@ def test_once_all_is_assigned_what_a_parent_has_not_begun_is_late_at_once() -> N
     assert [e.at for e in effects if isinstance(e, SetTimer)] == [2 * TUNING.load_shedding_end_s]
 
 
-def test_the_header_that_was_lacking_has_the_end_begin() -> None:
+def test_the_last_missing_header_begins_the_end_phase() -> None:
     book, made = book_with([header(1, seq, pieces=6, piece_bytes=64 << 10) for seq in range(3)], held=False)
     seal_all(book, made)
     load_shedding = shedding(book, ANNA)
@@ -160,7 +160,7 @@ def test_the_last_piece_of_all_is_left_to_the_parent() -> None:
     assert due(load_shedding, LATE) == []
 
 
-def test_a_list_is_said_again_when_it_has_changed_and_before_it_lapses() -> None:
+def test_a_list_is_repeated_when_it_changes_and_before_it_expires() -> None:
     load_shedding, book, made = owing(3)
     due(load_shedding, LATE)
     assert due(load_shedding, LATE + TUNING.load_shedding_pause_s) == []
@@ -190,7 +190,7 @@ def test_the_first_offer_is_taken_and_the_parent_told_to_skip_the_chunk() -> Non
     assert made[2].key not in load_shedding
 
 
-def test_what_nobody_owes_us_or_has_begun_to_come_is_not_taken() -> None:
+def test_offers_of_chunks_not_owed_or_already_begun_are_not_taken() -> None:
     load_shedding, book, made = owing(3)
     due(load_shedding, LATE)
     piece(load_shedding, book, made[2], 0, PARENT, LATE)
@@ -199,7 +199,7 @@ def test_what_nobody_owes_us_or_has_begun_to_come_is_not_taken() -> None:
     assert offered(load_shedding, ANNA, next(iter(stranger.versions.values())).chunks[9], LATE) == []
 
 
-def test_what_has_become_due_from_the_parent_meanwhile_is_not_taken() -> None:
+def test_offers_of_chunks_that_are_not_late_any_more_are_not_taken() -> None:
     load_shedding, book, made = owing(3)
     due(load_shedding, LATE)
     for index in range(6):
@@ -211,7 +211,7 @@ def test_what_has_become_due_from_the_parent_meanwhile_is_not_taken() -> None:
     )
 
 
-def test_one_neighbour_is_believed_few_promises_at_a_time() -> None:
+def test_few_promises_of_one_neighbour_are_accepted_at_a_time() -> None:
     load_shedding, _, made = owing(6)
     due(load_shedding, LATE)
     for chunk in made[2:]:
@@ -219,7 +219,7 @@ def test_one_neighbour_is_believed_few_promises_at_a_time() -> None:
     assert [chunk.key in load_shedding for chunk in made[2:]] == [True] * PROMISES + [False] * (4 - PROMISES)
 
 
-def test_what_was_promised_and_does_not_come_is_the_parents_again_and_its_giver_not_believed_for_a_while() -> None:
+def test_a_broken_promise_goes_back_to_the_parent_and_bars_its_giver_for_a_while() -> None:
     load_shedding, book, made = owing(3)
     due(load_shedding, LATE)
     offered(load_shedding, ANNA, made[1], LATE)
@@ -231,13 +231,13 @@ def test_what_was_promised_and_does_not_come_is_the_parents_again_and_its_giver_
     assert (BEN, WantChunk(*made[2].key, b"")) in offered(load_shedding, BEN, made[2], now)
 
 
-def test_a_giver_that_is_lost_or_lacks_it_after_all() -> None:
+def test_a_giver_that_is_lost_or_lacks_the_chunk() -> None:
     load_shedding, _, made = owing(4)
     due(load_shedding, LATE)
     offered(load_shedding, ANNA, made[3], LATE)
     offered(load_shedding, BEN, made[2], LATE)
     effects = fresh(load_shedding)
-    load_shedding.lacks(ANNA, made[2].key)  # not who promised it
+    load_shedding.lacks(ANNA, made[2].key)  # not the neighbour that promised it
     assert effects == []
     load_shedding.lacks(BEN, made[2].key)
     assert said(effects) == [(PARENT, WantChunk(*made[2].key, b""))]
@@ -245,7 +245,7 @@ def test_a_giver_that_is_lost_or_lacks_it_after_all() -> None:
     assert (PARENT, WantChunk(*made[3].key, b"")) in due(load_shedding, LATE)
 
 
-def test_a_version_that_is_settled_is_wanted_for_no_more() -> None:
+def test_chunks_of_an_applied_version_are_not_wanted() -> None:
     load_shedding, _, made = owing(4)
     due(load_shedding, LATE)
     offered(load_shedding, ANNA, made[3], LATE)
@@ -254,6 +254,6 @@ def test_a_version_that_is_settled_is_wanted_for_no_more() -> None:
     assert {message for _, message in due(load_shedding, 2 * LATE)} == {LateChunkWants(0, 0, 0, ())}
 
 
-def test_nobody_to_tell() -> None:
+def test_without_neighbours() -> None:
     load_shedding, _, _ = owing(4, neighbours=())
     assert due(load_shedding, LATE) == []

@@ -1,4 +1,4 @@
-"""Offers: uplink that is idle goes to the oldest wish that can be granted, a little at a time."""
+"""Offers: idle uplink goes to the oldest want that can be granted, a few chunks at a time."""
 
 import random
 
@@ -28,7 +28,7 @@ CHUNK_BYTES = sum(header(1, 0).piece_bytes)
 
 
 class Giver:
-    """A member that holds these chunks whole."""
+    """A member that holds these chunks completely."""
 
     def __init__(self, *whole: int, up_bytes_s: float = UP_BYTES_S) -> None:
         self.up_bytes_s = up_bytes_s
@@ -56,13 +56,13 @@ class Giver:
         return [(e.peer, e.message) for e in effects if isinstance(e, Send) and isinstance(e.message, Offer)]
 
 
-def test_what_is_held_whole_is_offered_in_the_order_of_the_list() -> None:
+def test_complete_chunks_are_offered_in_the_order_of_the_list() -> None:
     giver = Giver(1, 2)
     giver.holds(0, pieces=3)
     assert giver.hears(ANNA, wants(2, 0, 1)) == [(ANNA, Offer(*of(2)))]
 
 
-def test_who_waits_longest_comes_first() -> None:
+def test_the_oldest_want_comes_first() -> None:
     giver = Giver(*range(8))
     giver.state.uploads.begin(CLEO, of(7), 1)
     giver.state.uploads.begin(CLEO, of(6), 1)
@@ -71,7 +71,7 @@ def test_who_waits_longest_comes_first() -> None:
     assert giver.looks(0.0) == [(BEN, Offer(*of(2)))]
 
 
-def test_few_are_given_at_a_time_and_one_to_each() -> None:
+def test_few_chunks_are_given_at_a_time_and_one_to_each() -> None:
     giver = Giver(*range(8))
     assert giver.hears(ANNA, wants(0, 1)) == [(ANNA, Offer(*of(0)))]
     assert giver.looks(LOOK_AGAIN_S) == []
@@ -85,7 +85,7 @@ def test_few_are_given_at_a_time_and_one_to_each() -> None:
     assert giver.looks(2 * LOOK_AGAIN_S) == [(ANNA, Offer(*of(1)))], "what was taken is not offered again"
 
 
-def test_an_offer_is_void_when_its_want_is_gone_or_nobody_answers() -> None:
+def test_an_offer_expires_without_want_or_answer() -> None:
     giver = Giver(0, 1)
     giver.hears(ANNA, wants(0))
     assert giver.hears(ANNA, wants(1)) == [(ANNA, Offer(*of(1)))]
@@ -93,7 +93,7 @@ def test_an_offer_is_void_when_its_want_is_gone_or_nobody_answers() -> None:
     assert giver.looks(ANSWER_S) == [(ANNA, Offer(*of(1)))]
 
 
-def test_wants_lapse_are_taken_back_and_go_with_their_session() -> None:
+def test_wants_expire_are_withdrawn_and_end_with_their_session() -> None:
     giver = Giver()
     giver.hears(ANNA, wants(0))
     giver.hears(BEN, wants(0))
@@ -105,7 +105,7 @@ def test_wants_lapse_are_taken_back_and_go_with_their_session() -> None:
     assert giver.looks(LATE_WANTS_HOLD_S + ANSWER_S) == []
 
 
-def test_a_child_is_not_offered_what_is_pushed_to_it() -> None:
+def test_a_child_is_not_offered_chunks_that_are_pushed_to_it() -> None:
     giver = Giver(0)
     giver.state.exchange.attached(ANNA, Attach(0, 0, 0, 0, ()), 0.0)
     assert giver.hears(ANNA, wants(0)) == []
@@ -113,7 +113,7 @@ def test_a_child_is_not_offered_what_is_pushed_to_it() -> None:
 
 
 @pytest.mark.parametrize("why", ["its own children wait", "it may give nothing today"])
-def test_who_has_no_uplink_to_spare_offers_nothing(why: str) -> None:
+def test_a_member_without_spare_uplink_offers_nothing(why: str) -> None:
     giver = Giver(0)
     if why.startswith("its own"):
         giver.state.exchange.attached(BEN, Attach(0, 0, 0, 0, ()), 0.0)
@@ -134,7 +134,7 @@ def test_a_slow_uplink_promises_one_chunk_at_a_time(carries_s: float, given: int
     assert len(giver.hears(ANNA, wants(0)) + giver.hears(BEN, wants(1))) == given
 
 
-def test_little_to_do_is_less_for_a_slow_uplink() -> None:
+def test_a_slow_uplink_offers_with_less_queued() -> None:
     giver = Giver(0, 1)
     giver.state.exchange.attached(BEN, Attach(0, 0, 0, 0, ()), 0.0)
     chunk = giver.state.chunks.find(of(1))
@@ -148,5 +148,5 @@ def test_little_to_do_is_less_for_a_slow_uplink() -> None:
     assert giver.looks(LOOK_AGAIN_S) == [(ANNA, Offer(*of(0)))]
 
 
-def test_who_stands_in_no_plan_offers_nothing() -> None:
+def test_a_member_outside_the_plan_offers_nothing() -> None:
     assert Giver(0, up_bytes_s=0.0).hears(ANNA, wants(0)) == []

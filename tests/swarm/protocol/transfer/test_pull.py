@@ -1,4 +1,4 @@
-"""Pulls: who is asked for what, when, and what one peer may ask of us."""
+"""Pulls: which source is asked for which chunk and when; and the bounds of uploads."""
 
 import pytest
 from protocol_kit import (
@@ -30,7 +30,7 @@ LATE = TUNING.pull_after_s + 0.01
 
 
 def sealed_version(chunks: int, have: int = 0) -> tuple[Chunks, Version]:
-    """Version 1, of which the first `have` chunks are whole."""
+    """Version 1, with the first `have` chunks complete."""
     book, _ = book_with([header(1, seq) for seq in range(have)])
     sealed = manifest(1, chunks)
     made = book.manifest(open_manifest(sealed, key_of("authority").public), sealed, 0.0)
@@ -56,12 +56,12 @@ def lacks(pulls: Pulls, peer: bytes) -> None:
     pulls.lacks(peer, header(1, 0).key)
 
 
-def test_nothing_is_pulled_while_it_may_still_come() -> None:
+def test_chunks_that_may_still_come_are_not_pulled() -> None:
     _, made = sealed_version(3)
     assert tick(Pulls(TUNING, Outbox()), [made], TUNING.pull_after_s) == []
 
 
-def test_what_stands_still_is_pulled_a_few_at_a_time() -> None:
+def test_stripes_without_progress_are_pulled_a_few_chunks_at_a_time() -> None:
     _, made = sealed_version(30)
     wants = tick(Pulls(TUNING, Outbox()), [made], LATE)
     assert [w.seq for w in wants] == list(range(TUNING.pulls_in_flight))
@@ -83,8 +83,8 @@ def test_a_stripe_that_moves_is_left_alone() -> None:
     assert not chunk.whole
 
 
-def test_what_a_later_version_overtook_is_pulled_though_its_stripe_moves() -> None:
-    """Trees keep order, so it is not on its way; while later versions keep coming it would else never be pulled."""
+def test_chunks_that_a_later_version_overtook_are_pulled() -> None:
+    """Trees keep the order, so it is not coming; while later versions arrive it would otherwise never be pulled."""
     book, _ = book_with([header(1, 0, stripe=3), header(2, 0, stripe=3)], held=False)
     versions = [book.versions[version(1)], book.versions[version(2)]]
     assert [w.version for w in tick(Pulls(TUNING, Outbox()), versions, LATE, progress={3: LATE})] == [1]
@@ -100,7 +100,7 @@ def test_one_source_at_a_time_the_last_one_last() -> None:
     assert asked(pulls, [made], LATE + 0.5) == []
 
 
-def test_after_everyone_was_asked_there_is_a_pause() -> None:
+def test_after_all_sources_were_asked_there_is_a_pause() -> None:
     _, made = sealed_version(1)
     pulls = Pulls(TUNING, Outbox())
     now, order = LATE, []
@@ -114,11 +114,11 @@ def test_after_everyone_was_asked_there_is_a_pause() -> None:
     assert order[3:6] == [ANNA, BEN, LAST]
 
 
-def test_who_lacks_it_or_is_gone_makes_path_kind_at_the_next_tick() -> None:
+def test_a_source_that_lacks_it_or_is_lost_is_replaced_at_the_next_tick() -> None:
     _, made = sealed_version(1)
     pulls = Pulls(TUNING, Outbox())
     assert asked(pulls, [made], LATE) == [ANNA]
-    lacks(pulls, BEN)  # not whom we asked: hearsay
+    lacks(pulls, BEN)  # not the source that was asked: ignored
     assert asked(pulls, [made], LATE + 0.1) == []
     lacks(pulls, ANNA)
     assert asked(pulls, [made], LATE + 0.2) == [BEN]
@@ -127,7 +127,7 @@ def test_who_lacks_it_or_is_gone_makes_path_kind_at_the_next_tick() -> None:
 
 
 def test_a_chunk_that_its_siblings_have_long_passed_is_pulled_though_they_still_move() -> None:
-    """Its stripe is unknown, for its header never came; the others bring something all the time."""
+    """Its stripe is unknown, since its header never came; the other stripes make progress all the time."""
     book, _ = book_with([header(1, 0, stripe=1)])
     made, pulls, now, asked_for = book.versions[version(1)], Pulls(TUNING, Outbox()), 0.0, []
     for seq in range(2, 2 + 3 * PASSED_BY):
@@ -140,7 +140,7 @@ def test_a_chunk_that_its_siblings_have_long_passed_is_pulled_though_they_still_
     assert TUNING.pull_after_s < asked_for[0][0] < 3 * TUNING.pull_after_s
 
 
-def test_who_lost_a_parent_waits_less_for_headers_that_others_got_past() -> None:
+def test_after_losing_a_parent_missing_headers_are_pulled_sooner() -> None:
     book, _ = book_with([header(1, 0, stripe=1)])
     made = book.versions[version(1)]
     for seq in range(2, 2 + 2 * PASSED_BY):
@@ -156,7 +156,7 @@ def test_who_lost_a_parent_waits_less_for_headers_that_others_got_past() -> None
         assert found == wanted
 
 
-def test_what_a_neighbour_was_asked_for_already_is_not_pulled() -> None:
+def test_a_chunk_requested_from_a_neighbour_is_not_pulled() -> None:
     book, (chunk,) = book_with([header(1, 0)], held=False)
     pulls = Pulls(TUNING, Outbox())
     made = [book.versions[version(1)]]
@@ -175,7 +175,7 @@ def test_a_source_that_brings_pieces_is_given_time() -> None:
     assert asked(pulls, [made], LATE + 1.5 + TUNING.pull_deadline_s) == [BEN]
 
 
-def test_nobody_to_ask() -> None:
+def test_without_sources() -> None:
     _, made = sealed_version(1)
     assert tick(Pulls(TUNING, Outbox()), [made], LATE, sources=()) == []
 
@@ -208,13 +208,13 @@ def test_a_pull_is_answered_with_the_header_and_the_pieces_asked_for() -> None:
 
 
 @pytest.mark.parametrize("message", [want(99), want(0, attempt=1), want(0, b"\x00"), want(0, b"\xf0")])
-def test_what_we_lack_is_said(message: WantChunk) -> None:
+def test_a_pull_of_a_missing_chunk_is_answered_with_lacks(message: WantChunk) -> None:
     effects = say(giver(), 1, message)
     assert frames(effects) == []
     assert len(sends(effects, LacksChunk, to=1)) == 1
 
 
-def test_what_is_on_its_path_kind_is_not_sent_again() -> None:
+def test_a_chunk_that_is_being_sent_is_not_sent_again() -> None:
     peer = giver()
     assert len(frames(say(peer, 1, want(0)))) == 5
     assert say(peer, 1, want(0)) == []

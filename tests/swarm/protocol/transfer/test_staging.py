@@ -1,4 +1,4 @@
-"""A version's way into the replica: staged early, committed late, in the order of the chain."""
+"""Staging: chunks are staged early, versions committed late, in the order of the chain."""
 
 import pytest
 from member_kit import a_forwarder, reports_in, tick
@@ -42,7 +42,7 @@ from swarm.protocol.member import Peer
 
 
 def a_member(*, relay: bool = False) -> Peer:
-    """Holds version 0; knows slots 1 and 2."""
+    """A member that holds version 0, and is connected to slots 1 and 2."""
     peer = new_peer(0, relay=relay)
     admit(peer)
     meet(peer, 1)
@@ -66,7 +66,7 @@ def jobs(effects: list[Effect]) -> list[Job]:
 
 
 def finish(peer: Peer, effects: list[Effect], *, ok: bool = True) -> list[Effect]:
-    """Do the jobs among the effects, and those that follow from them."""
+    """Finish the jobs among the effects, and those that follow from them."""
     done: list[Effect] = []
     todo = jobs(effects)
     while todo:
@@ -80,7 +80,7 @@ def told(effects: list[Effect]) -> list[str]:
     return [e.notice.log_name for e in only(effects, Notify)]
 
 
-def test_staged_when_whole_committed_when_sealed() -> None:
+def test_chunks_are_staged_when_complete_and_versions_committed_when_sealed() -> None:
     peer = a_member()
     effects = arrive(peer, header(1, 0))
     assert [(j.kind, j.key) for j in jobs(effects)] == [(JobKind.STAGE, header(1, 0).key)]
@@ -121,7 +121,7 @@ def test_a_job_is_run_once_however_often_we_look() -> None:
     assert jobs(peer.apply(Timer("tick"), 0.1) + peer.apply(Timer("tick"), 0.2)) == []
 
 
-def test_a_manifest_is_passed_on_once_and_announced() -> None:
+def test_a_manifest_is_forwarded_once_and_announced() -> None:
     peer = a_member()
     say(peer, 1, Attach(0, 0, 0, 1 << 20, ()))
     say(peer, 2, Attach(0, 0, 0, 1 << 20, ()))
@@ -141,7 +141,7 @@ def test_a_manifest_by_gossip_goes_down_the_trees_and_not_back_into_gossip() -> 
     assert only(effects, Announce) == []
 
 
-def test_a_forged_manifest_closes_its_bearer() -> None:
+def test_a_forged_manifest_closes_the_session() -> None:
     peer = a_member()
     effects = say(peer, 1, ManifestNews(manifest(1, 1, key=key_of("mallory"))))
     assert [(c.peer, c.ban_s > 0) for c in only(effects, Close)] == [(key_of(1).public, True)]
@@ -181,7 +181,7 @@ def test_a_later_attempt_supersedes_what_was_staged() -> None:
     assert only(finish(peer, effects), Commit)
 
 
-def test_results_of_jobs_on_what_was_dropped_are_dropped() -> None:
+def test_results_of_jobs_on_a_dropped_attempt_are_ignored() -> None:
     peer = a_member()
     old = jobs(arrive(peer, header(1, 0)))[0]
     arrive(peer, header(1, 0, attempt=1), pieces=0)
@@ -194,7 +194,7 @@ def test_results_of_jobs_on_what_was_dropped_are_dropped() -> None:
     assert peer.state.held == version(0)
 
 
-def test_the_commit_of_a_dropped_attempt_is_no_commit() -> None:
+def test_the_commit_of_a_dropped_attempt_is_ignored() -> None:
     peer = a_member()
     stale = Job(JobKind.COMMIT, version(1), generation=5)
     arrive(peer, header(1, 0), pieces=0)
@@ -219,7 +219,7 @@ def test_a_relay_holds_without_staging() -> None:
 
 @pytest.mark.parametrize("relay", [False, True])
 @pytest.mark.parametrize("sealed_first", [False, True])
-def test_whoever_holds_a_version_says_so_at_once_and_who_brought_it(relay: bool, sealed_first: bool) -> None:
+def test_a_new_version_is_reported_at_once_with_its_links(relay: bool, sealed_first: bool) -> None:
     peer = a_member(relay=relay)
     tick(peer, 0.5)
     effects = say(peer, 1, ManifestNews(manifest(1, 1))) if sealed_first else []
@@ -244,8 +244,8 @@ def test_a_piece_goes_on_before_its_chunk_is_whole() -> None:
     assert [(e.peer, e.index) for e in only(effects, SendPiece)] == [(key_of(2).public, 0)]
 
 
-def test_the_stripe_of_a_frame_counts_from_our_parent_and_from_whom_we_asked() -> None:
-    """Else any member could have us pass a chunk down the wrong tree, by being the first to send its header."""
+def test_the_stripe_of_a_frame_counts_from_our_parent_and_from_sources() -> None:
+    """Otherwise any member could make us push a chunk down the wrong tree, by being the first to send its header."""
     peer = a_forwarder()
     meet(peer, 3)
     say(peer, 2, Attach(0, 0, 0, 1 << 20, ()))
@@ -261,7 +261,7 @@ def test_the_stripe_of_a_frame_counts_from_our_parent_and_from_whom_we_asked() -
     assert [(e.peer, e.index) for e in only(effects, SendPiece)] == [(key_of(2).public, 0)], "what came before, too"
 
 
-def test_news_of_settled_versions_is_old() -> None:
+def test_news_of_applied_versions_is_ignored() -> None:
     peer = a_member()
     finish(peer, say(peer, 1, ManifestNews(manifest(1, 0))))
     effects = arrive(peer, header(1, 0)) + say(peer, 1, ManifestNews(manifest(0, 0)))
@@ -269,7 +269,7 @@ def test_news_of_settled_versions_is_old() -> None:
     assert version(1) not in peer.state.chunks.versions or not peer.state.chunks.versions[version(1)].chunks
 
 
-def test_bytes_that_came_for_nothing_give_their_credit_back() -> None:
+def test_useless_bytes_return_their_credit() -> None:
     peer = new_peer(0)
     admit(peer, [(1, -1, 1)])
     meet(peer, 1)
@@ -278,7 +278,7 @@ def test_bytes_that_came_for_nothing_give_their_credit_back() -> None:
     peer.apply(Stray(parent, 0, 5000), 0.0)
     peer.apply(Stray(parent, None, 5000), 0.0)
     assert peer.state.exchange.parents[0].received == 5000
-    peer.apply(PieceStored(parent, 0, header(9, 0).key, 0, 700), 0.0)  # of a chunk that we know nothing of
+    peer.apply(PieceStored(parent, 0, header(9, 0).key, 0, 700), 0.0)  # of an unknown chunk
     assert peer.state.exchange.parents[0].received == 5700
 
 
@@ -294,13 +294,13 @@ def test_gaps_are_filled_by_asking() -> None:
     assert [c.version for c in only(finish(peer, effects), Commit)] == [version(n) for n in (1, 2, 3)]
 
 
-def test_the_head_in_a_heartbeat_is_asked_for() -> None:
+def test_the_head_in_a_heartbeat_is_requested() -> None:
     peer = a_member()
     say(peer, 1, HeartbeatNews(heartbeat(2, head=version(1))))
     assert [w.version for w in sends(peer.apply(Timer("tick"), 0.2), WantManifest)] == [1]
 
 
-def test_a_seal_that_nobody_has_is_given_up_for_a_later_one() -> None:
+def test_an_unavailable_seal_is_given_up_for_a_later_one() -> None:
     peer = a_member()
     say(peer, 1, ManifestNews(manifest(3, 0)))
     for tenth in range(1, 100):
@@ -309,14 +309,14 @@ def test_a_seal_that_nobody_has_is_given_up_for_a_later_one() -> None:
     assert peer.state.floor == version(3)
 
 
-def test_a_chain_longer_than_anyone_keeps_is_not_waited_for() -> None:
+def test_a_chain_longer_than_peers_keep_is_not_waited_for() -> None:
     peer = a_member()
     say(peer, 1, ManifestNews(manifest(40, 0)))
     peer.apply(Timer("tick"), 0.2)
     assert peer.catchup.active
 
 
-def test_what_was_asked_for_is_not_remembered_for_ever() -> None:
+def test_requested_manifests_are_forgotten() -> None:
     peer = a_member()
     for number in range(1, 60):
         finish(peer, say(peer, 1, ManifestNews(manifest(number + 1, 0))))

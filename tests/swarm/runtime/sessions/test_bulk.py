@@ -1,4 +1,4 @@
-"""Several bulk streams towards one peer: what goes where, when there are more, when fewer."""
+"""Several bulk streams towards one peer: which stream carries what, and when streams are opened and closed."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -29,7 +29,7 @@ def piece_bytes(key: ChunkKey, index: int) -> bytes:
 
 
 class Chunks:
-    """A store that holds every chunk there is."""
+    """A store that holds every chunk."""
 
     def chunk(self, key: ChunkKey) -> Any:
         return type("Stored", (), {"sealed_header": b"header %d" % key.seq})()
@@ -40,7 +40,7 @@ class Chunks:
 
 @dataclass
 class Bench:
-    """Streams to a peer that reads only when it is told to."""
+    """Streams to a peer that reads only when the test does."""
 
     bulk: BulkStreams
     far: list[Plain] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Bench:
         self.events.append(event)
 
     async def frames(self, index: int) -> list[tuple[Frame, bytes]]:
-        """Everything that comes on one stream until it is silent for a while."""
+        """The frames of one stream, until it is silent for a second."""
         reader, found = ByteReader(self.far[index]), []
         with trio.move_on_after(1):
             while True:
@@ -80,7 +80,9 @@ async def bench(limits: Limits = LIMITS) -> AsyncIterator[Bench]:
 
     it = Bench(BulkStreams(make, limits))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(it.bulk.run, it.open, lambda: it.target_connections, lambda message: None, it.post, PEER)
+        nursery.start_soon(
+            it.bulk.write_streams, it.open, lambda: it.target_connections, lambda message: None, it.post, PEER
+        )
         yield it
         nursery.cancel_scope.cancel()
 
@@ -90,7 +92,7 @@ def chunk(seq: int, pieces: int = 3) -> list[SendHeader | SendPiece]:
     return [SendHeader(PEER, 0, key), *(SendPiece(PEER, 0, key, index) for index in range(pieces))]
 
 
-async def test_a_chunk_keeps_its_stream_and_others_take_others(autojump_clock: object) -> None:
+async def test_a_chunk_keeps_its_stream_and_other_chunks_take_other_streams(autojump_clock: object) -> None:
     async with bench() as b:
         for seq in range(12):
             for effect in chunk(seq):
@@ -112,7 +114,7 @@ async def test_a_chunk_keeps_its_stream_and_others_take_others(autojump_clock: o
         assert len([event for event in b.events if isinstance(event, SendDone)]) == 48
 
 
-async def test_a_stream_is_opened_ahead(autojump_clock: object) -> None:
+async def test_a_stream_is_opened_before_it_is_needed(autojump_clock: object) -> None:
     async with bench() as b:
         await trio.sleep(10)
         assert b.far == []
@@ -121,7 +123,7 @@ async def test_a_stream_is_opened_ahead(autojump_clock: object) -> None:
         assert len(b.far) == 1
         for effect in chunk(0):
             b.bulk.put(effect)
-        with trio.fail_after(0.1):  # no less than 0.3 s if it were opened now
+        with trio.fail_after(0.1):  # opening it now would take 0.3 s
             await ByteReader(b.far[0]).exactly(FRAME_HEAD)
 
 
@@ -172,12 +174,12 @@ async def test_idle_streams_are_closed_and_the_first_stays(autojump_clock: objec
         assert len(b.bulk) == 1
         for index in (1, 2, 3):
             assert await b.far[index].receive_some() == b""
-        for seq in range(6):  # also more of a chunk whose stream has gone
+        for seq in range(6):  # also pieces of chunks whose stream is closed
             b.bulk.put(SendPiece(PEER, 0, ChunkKey(0, 1, 0, seq), 7))
         assert {frame.key.seq for frame, _ in await b.frames(0)} == set(range(6))
 
 
-async def test_a_stream_that_cannot_be_had_is_tried_again_later(autojump_clock: object) -> None:
+async def test_a_stream_that_cannot_be_opened_is_tried_again_later(autojump_clock: object) -> None:
     async with bench() as b:
         b.target_connections = 3
         b.bulk.put(chunk(0)[0])
@@ -190,7 +192,7 @@ async def test_a_stream_that_cannot_be_had_is_tried_again_later(autojump_clock: 
         for effect in chunk(2):
             b.bulk.put(effect)
         await trio.sleep(5)
-        assert len(b.far) == 1  # not at once
+        assert len(b.far) == 1  # not opened at once
         assert len(await b.frames(0)) == 56
         await trio.sleep(LIMITS.bulk_retry_s)
         for effect in chunk(4, 50):
@@ -213,7 +215,7 @@ async def test_blobs_wait_while_another_stream_has_pieces(autojump_clock: object
         assert (frame.kind, frame.number, body) == (FrameKind.PART, 7, b"xyz")
 
 
-async def test_too_much_is_said(autojump_clock: object) -> None:
+async def test_put_reports_when_too_much_waits(autojump_clock: object) -> None:
     async with bench() as b:
         b.target_connections = 3
         results = []
@@ -225,7 +227,7 @@ async def test_too_much_is_said(autojump_clock: object) -> None:
         assert results[-1] is False
 
 
-async def test_the_first_stream_that_cannot_be_had_ends_it(autojump_clock: object) -> None:
+async def test_an_error_is_raised_when_the_first_stream_cannot_be_opened(autojump_clock: object) -> None:
     with pytest.RaisesGroup(Unreachable, flatten_subgroups=True):
         async with bench() as b:
             b.refusing = True

@@ -1,10 +1,10 @@
-"""What comes on bulk streams: verified, stored, told; and what a lie costs."""
+"""What arrives on bulk streams is verified, stored and posted; invalid content ends the session."""
 
 from pathlib import Path
 
 import pytest
 from bench_kit import ME, PEER, bench, chunks, ended, header_frame, part_frame, piece_frame
-from shell_kit import AUTHORITY
+from runtime_kit import AUTHORITY
 
 from codec import Chunk, ChunkKey, open_header
 from swarm.protocol.core.events import HeaderStored, PeerDown, PieceBad, PieceStored, VersionId
@@ -13,7 +13,7 @@ from swarm.runtime import Limits
 from swarm.runtime.framing import frame_message
 
 
-async def test_pieces_are_verified_stored_and_told(tmp_path: Path, autojump_clock: object) -> None:
+async def test_pieces_are_verified_stored_and_posted(tmp_path: Path, autojump_clock: object) -> None:
     async with bench(tmp_path) as b:
         await b.control()
         stream = await b.bulk()
@@ -28,7 +28,7 @@ async def test_pieces_are_verified_stored_and_told(tmp_path: Path, autojump_cloc
         assert sum(header.piece_bytes) == len(made.body)
         assert b.core.of(PieceStored) == [PieceStored(PEER.public, 3, header.key, 0, len(made.body))]
         assert b.store.chunks.body(header.key) == made.body
-        assert b.store.chunks.memory_bytes == 0  # whole, so written
+        assert b.store.chunks.memory_bytes == 0  # complete, so written to disk
 
 
 async def test_several_bulk_streams_at_once(tmp_path: Path, autojump_clock: object) -> None:
@@ -48,14 +48,14 @@ async def test_several_bulk_streams_at_once(tmp_path: Path, autojump_clock: obje
         while len(streams) < 4:
             streams.append(await b.bulk())
             await b.settle()
-        assert await ended(streams[0])  # one too many: the oldest goes
+        assert await ended(streams[0])  # one too many: the oldest is closed
         await streams[1].send_all(header_frame(made[0]))
         await b.settle()
-        assert b.shell.counts.duplicates == len(made[0].header)
+        assert b.runtime.counts.duplicates == len(made[0].header)
         assert b.core.of(PeerDown) == []
 
 
-async def test_duplicates_are_counted_and_told_but_stored_once(tmp_path: Path, autojump_clock: object) -> None:
+async def test_duplicates_are_counted_and_posted_but_stored_once(tmp_path: Path, autojump_clock: object) -> None:
     async with bench(tmp_path) as b:
         await b.control()
         stream = await b.bulk()
@@ -63,8 +63,8 @@ async def test_duplicates_are_counted_and_told_but_stored_once(tmp_path: Path, a
         await stream.send_all((header_frame(made) + piece_frame(made)) * 3)
         await b.settle()
         assert len(b.core.of(HeaderStored)) == len(b.core.of(PieceStored)) == 3
-        assert b.shell.counts.received == made.nbytes
-        assert b.shell.counts.duplicates == 2 * made.nbytes
+        assert b.runtime.counts.received == made.nbytes
+        assert b.runtime.counts.duplicates == 2 * made.nbytes
 
 
 def _forged(made: Chunk) -> dict[str, tuple[bytes, str]]:
@@ -87,7 +87,9 @@ def _forged(made: Chunk) -> dict[str, tuple[bytes, str]]:
 
 
 @pytest.mark.parametrize("lie", list(_forged(chunks()[0])))
-async def test_a_lie_costs_the_session_and_is_not_stored(tmp_path: Path, autojump_clock: object, lie: str) -> None:
+async def test_invalid_content_ends_the_session_and_is_not_stored(
+    tmp_path: Path, autojump_clock: object, lie: str
+) -> None:
     async with bench(tmp_path) as b:
         control = await b.control()
         stream = await b.bulk()
@@ -99,7 +101,7 @@ async def test_a_lie_costs_the_session_and_is_not_stored(tmp_path: Path, autojum
         assert why in bad.what
         assert b.core.of(PieceStored) == []
         assert all(not chunk.have for chunk in b.store.chunks.all())
-        assert b.shell.counts.peers_dropped == 1
+        assert b.runtime.counts.peers_dropped == 1
 
 
 async def test_bulk_without_a_session_is_not_read(tmp_path: Path, autojump_clock: object) -> None:
@@ -111,7 +113,7 @@ async def test_bulk_without_a_session_is_not_read(tmp_path: Path, autojump_clock
         assert b.store.chunks.all() == []
 
 
-async def test_bulk_is_read_once_a_grant_was_shown_and_not_before(tmp_path: Path, autojump_clock: object) -> None:
+async def test_bulk_streams_are_read_only_after_a_grant_was_shown(tmp_path: Path, autojump_clock: object) -> None:
     async with bench(tmp_path) as b:
         b.core.strangers.add(PEER.public)
         control, stream = await b.control(), await b.bulk()
@@ -120,29 +122,29 @@ async def test_bulk_is_read_once_a_grant_was_shown_and_not_before(tmp_path: Path
         await b.settle(5)
         assert b.store.chunks.all() == []
         b.core.strangers.clear()
-        await control.send_all(frame_message(Detach(1)))  # a core admits by what it hears, and by nothing else
+        await control.send_all(frame_message(Detach(1)))  # only a message can make a core admit a peer
         await b.settle()
         assert len(b.store.chunks.all()) == 1
 
         b.core.strangers.add(PEER.public)
         late = await b.bulk()
         await late.send_all(header_frame(chunks()[1]))
-        assert await ended(late)  # and not for ever
+        assert await ended(late)  # it is not kept open for ever
         assert len(b.store.chunks.all()) == 1
         await control.aclose()
 
 
-async def test_a_frame_cut_off_costs_the_session_but_is_no_lie(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_truncated_frame_ends_the_session_without_a_ban(tmp_path: Path, autojump_clock: object) -> None:
     async with bench(tmp_path) as b:
         await b.control()
         stream = await b.bulk()
         await stream.send_all(header_frame(chunks()[0])[:-5])
-        await b.settle(b.shell._limits.frame_deadline_s + 1)
+        await b.settle(b.runtime._limits.frame_deadline_s + 1)
         assert [event.why for event in b.core.of(PeerDown)] == ["too slow"]
         assert b.core.of(PieceBad) == []
 
 
-async def test_pieces_of_a_dropped_attempt_are_thrown_away(tmp_path: Path, autojump_clock: object) -> None:
+async def test_pieces_of_a_dropped_attempt_are_discarded(tmp_path: Path, autojump_clock: object) -> None:
     async with bench(tmp_path) as b:
         await b.control()
         stream = await b.bulk()
@@ -153,4 +155,4 @@ async def test_pieces_of_a_dropped_attempt_are_thrown_away(tmp_path: Path, autoj
         await stream.send_all(piece_frame(made))
         await b.settle()
         assert b.core.of(PieceBad) == b.core.of(PieceStored) == []
-        assert b.shell.counts.stray == len(made.body)
+        assert b.runtime.counts.stray == len(made.body)

@@ -1,9 +1,9 @@
-"""What goes out on bulk streams, and in which order."""
+"""What leaves on bulk streams, and in which order."""
 
 from pathlib import Path
 
 from bench_kit import PEER, bench, chunks, read
-from shell_kit import AUTHORITY
+from runtime_kit import AUTHORITY
 
 from codec import open_header
 from swarm.protocol.core.events import PeerDown, SendBlob, SendDone, SendHeader, SendPiece
@@ -21,7 +21,7 @@ async def test_pushes_go_before_pulls_and_pulls_before_blobs(tmp_path: Path, aut
         b.store.chunks.put_piece(header.key, 0, made.body)
         name = b.store.put_file(b"config" * 1000)
         await b.control()
-        b.shell.perform([
+        b.runtime.perform([
             SendBlob(PEER.public, 7, Blob.FILE, name, 0),
             SendPiece(PEER.public, 1, header.key, 0, pull=True),
             SendHeader(PEER.public, 2, header.key),
@@ -47,15 +47,15 @@ async def test_pushes_go_before_pulls_and_pulls_before_blobs(tmp_path: Path, aut
             SendDone(PEER.public, 2, header.key, 0),
             SendDone(PEER.public, 1, header.key, 0, pull=True),
         ]
-        assert b.shell.counts.pushed == made.nbytes
-        assert b.shell.counts.pulled == len(made.body)
+        assert b.runtime.counts.pushed == made.nbytes
+        assert b.runtime.counts.pulled == len(made.body)
         assert stored.whole
 
 
-async def test_what_we_lack_is_said(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_missing_blob_is_answered_with_lacks(tmp_path: Path, autojump_clock: object) -> None:
     async with bench(tmp_path) as b:
         stream = await b.control()
-        b.shell.perform([SendBlob(PEER.public, 7, Blob.FILE, b"n" * 32, 0)])
+        b.runtime.perform([SendBlob(PEER.public, 7, Blob.FILE, b"n" * 32, 0)])
         assert await read(stream) == Lacks(7)
 
 
@@ -63,6 +63,6 @@ async def test_a_peer_that_asks_without_reading_is_closed(tmp_path: Path, autoju
     async with bench(tmp_path, Limits(bulk_queue_items=100)) as b:
         name = b.store.put_file(b"x" * 1_000_000)
         await b.control()
-        b.shell.perform([SendBlob(PEER.public, n, Blob.FILE, name, 0) for n in range(200)])
+        b.runtime.perform([SendBlob(PEER.public, n, Blob.FILE, name, 0) for n in range(200)])
         await b.settle()
         assert [event.why for event in b.core.of(PeerDown)] == ["does not read its bulk stream"]

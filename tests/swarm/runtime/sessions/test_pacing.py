@@ -1,4 +1,4 @@
-"""One uplink, many streams: together they leave at what it carries, whoever is first."""
+"""One uplink, many streams: together they send at its rate, in any order."""
 
 import math
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ AT_ONCE_S = BURST_S + MISSED_S
 
 
 @pytest.mark.parametrize("streams", [1, 5])
-async def test_all_together_leave_at_the_uplinks_rate(autojump_clock: object, streams: int) -> None:
+async def test_all_streams_together_send_at_the_uplinks_rate(autojump_clock: object, streams: int) -> None:
     pacer, left = Pacer(MBIT), [0]
     began = trio.current_time()
 
@@ -44,7 +44,7 @@ async def test_a_pause_is_not_saved_up(autojump_clock: object) -> None:
     assert trio.current_time() - began == pytest.approx(1_980_000 / BYTES_S - AT_ONCE_S, abs=0.001)
 
 
-async def test_turns_that_a_busy_machine_missed_do_not_all_leave_together(mock_clock: trio.testing.MockClock) -> None:
+async def test_turns_that_a_busy_machine_missed_are_spread_out(mock_clock: trio.testing.MockClock) -> None:
     pacer, left = Pacer(MBIT), [0]
 
     async def send() -> None:
@@ -65,7 +65,7 @@ async def test_turns_that_a_busy_machine_missed_do_not_all_leave_together(mock_c
             assert left[0] == gone
 
 
-async def test_whoever_gives_up_its_turn_leaves_it_to_the_next(autojump_clock: object) -> None:
+async def test_a_cancelled_turn_goes_to_the_next_task(autojump_clock: object) -> None:
     pacer, left = Pacer(MBIT), []
 
     async def send(number: int) -> None:
@@ -85,7 +85,7 @@ async def test_whoever_gives_up_its_turn_leaves_it_to_the_next(autojump_clock: o
 
 
 @pytest.mark.parametrize(("extra", "slower"), [(0.0, 1.0), (0.04, 1.04), (3.0, 2.0)])
-async def test_what_else_leaves_takes_its_time_but_never_more_than_half(
+async def test_other_traffic_is_charged_but_never_more_than_half_of_the_uplink(
     autojump_clock: object, extra: float, slower: float
 ) -> None:
     left = [0.0]
@@ -98,7 +98,7 @@ async def test_what_else_leaves_takes_its_time_but_never_more_than_half(
     assert took == pytest.approx(slower * 10_000_000 / BYTES_S - AT_ONCE_S, rel=0.04)
 
 
-async def test_what_left_in_a_pause_is_not_made_up_for(autojump_clock: object) -> None:
+async def test_other_traffic_during_a_pause_is_not_charged(autojump_clock: object) -> None:
     left = [0]
     pacer = Pacer(MBIT, lambda: left[0])
     await pacer.admit(20_000)
@@ -111,18 +111,18 @@ async def test_what_left_in_a_pause_is_not_made_up_for(autojump_clock: object) -
     assert trio.current_time() - began == pytest.approx(1_980_000 / BYTES_S - AT_ONCE_S, abs=0.005)
 
 
-async def test_a_part_whose_connection_stands_still_leaves_its_time_to_others(autojump_clock: object) -> None:
+async def test_the_time_of_a_part_whose_connection_is_stuck_goes_to_others(autojump_clock: object) -> None:
     left = [0]
     pacer = Pacer(MBIT, lambda: left[0])
     began = trio.current_time()
     for number in range(500):
         await pacer.admit(20_000)
-        left[0] += 20_000 if number % 2 else 0  # every other part stays here
+        left[0] += 20_000 if number % 2 else 0  # every other part does not leave this machine
     assert 5_000_000 / BYTES_S <= trio.current_time() - began <= 8_500_000 / BYTES_S
 
 
 @pytest.mark.parametrize(("mbit", "most"), [(1.0, 16 << 10), (MBIT, 125_000), (math.inf, 1_000_000)])
-async def test_no_part_is_longer_than_a_router_can_hold(
+async def test_no_part_is_longer_than_a_routers_queue(
     autojump_clock: object, monkeypatch: pytest.MonkeyPatch, mbit: float, most: int
 ) -> None:
     near, far = memory_pair()
@@ -140,14 +140,14 @@ async def test_no_part_is_longer_than_a_router_can_hold(
     assert max(sizes) == most
 
 
-async def test_nobody_waits_where_nobody_said_what_the_uplink_carries(autojump_clock: object) -> None:
+async def test_nothing_waits_when_the_uplink_is_unknown(autojump_clock: object) -> None:
     pacer, began = Pacer(math.inf), trio.current_time()
     for _ in range(1000):
         await pacer.admit(1 << 30)
     assert trio.current_time() == began
 
 
-async def test_a_paced_stream_brings_what_it_is_given(autojump_clock: object) -> None:
+async def test_a_paced_stream_delivers_its_bytes_in_order(autojump_clock: object) -> None:
     near, far = memory_pair()
     paced, got = Paced(near, Pacer(MBIT)), bytearray()
     async with paced:
@@ -159,22 +159,22 @@ async def test_a_paced_stream_brings_what_it_is_given(autojump_clock: object) ->
     assert got == b"".join(bytes([number]) * 1000 for number in range(10))
 
 
-async def test_what_the_plan_asks_goes_before_the_rest_which_is_left_a_fifth(autojump_clock: object) -> None:
-    """Ten streams of late joiners and one of a planned child, which has four fifths of the uplink and no eleventh."""
+async def test_planned_traffic_goes_first_and_deferrable_traffic_keeps_a_fifth(autojump_clock: object) -> None:
+    """Ten streams of late joiners and one of a planned child, which gets four fifths of the uplink, not an eleventh."""
     pacer, left = Pacer(MBIT), {True: 0, False: 0}
     began = trio.current_time()
 
-    async def send(rest: bool) -> None:
+    async def send(deferrable: bool) -> None:
         while True:
-            await pacer.admit(20_000, rest=rest)
-            left[rest] += 20_000
+            await pacer.admit(20_000, deferrable=deferrable)
+            left[deferrable] += 20_000
 
     with trio.move_on_after(10):
         async with trio.open_nursery() as nursery:
             for _ in range(10):
                 nursery.start_soon(send, True)
             await trio.sleep(1)
-            assert left[True] == pytest.approx(BYTES_S, rel=0.05), "while nobody else sends, they have all of it"
+            assert left[True] == pytest.approx(BYTES_S, rel=0.05), "alone, deferrable traffic has the whole uplink"
             left[True] = 0
             nursery.start_soon(send, False)
     took = trio.current_time() - began - 1
@@ -182,11 +182,11 @@ async def test_what_the_plan_asks_goes_before_the_rest_which_is_left_a_fifth(aut
     assert left[True] == pytest.approx(0.2 * BYTES_S * took, rel=0.03)
 
 
-async def test_a_turn_of_the_rest_is_overtaken_until_it_has_come(autojump_clock: object) -> None:
+async def test_planned_traffic_overtakes_deferrable_traffic_that_waits(autojump_clock: object) -> None:
     pacer, left = Pacer(MBIT), []
 
-    async def send(name: str, rest: bool) -> None:
-        await pacer.admit(100_000, rest=rest)
+    async def send(name: str, deferrable: bool) -> None:
+        await pacer.admit(100_000, deferrable=deferrable)
         left.append(name)
 
     async with trio.open_nursery() as nursery:

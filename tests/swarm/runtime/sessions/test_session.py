@@ -1,4 +1,4 @@
-"""One session: messages, deadlines, and which of two stays."""
+"""One session: messages, deadlines, and which of two crossing sessions stays."""
 
 import tracemalloc
 from pathlib import Path
@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import trio
 from bench_kit import ME, OTHER, PEER, Scripted, bench, ended, read
-from shell_kit import AUTHORITY, Log
+from runtime_kit import AUTHORITY, Log
 
 from swarm.protocol.core.events import Close, Dial, Heard, PeerDown, PeerUp, PieceBad, Send
 from swarm.protocol.core.wire import Detach, Pong, Work
-from swarm.runtime import Limits, Manifests, Shell, here_and_now
+from swarm.runtime import Limits, Manifests, Runtime, here_and_now
 from swarm.runtime.framing import frame_message
 from swarm.store import Store
 from swarm.transport.memory import Link, MemoryNetwork, MemoryTransport
@@ -18,7 +18,7 @@ from swarm.transport.memory import Link, MemoryNetwork, MemoryTransport
 # ---------------------------------------------------------------- control
 
 
-async def test_messages_both_target_connections_in_any_pieces(tmp_path: Path, autojump_clock: object) -> None:
+async def test_messages_in_both_directions_arrive_in_any_fragmentation(tmp_path: Path, autojump_clock: object) -> None:
     async with bench(tmp_path) as b:
         stream = await b.control()
         sent = [Work(b"one"), Detach(3), Work(b"x" * 100_000)]
@@ -28,7 +28,7 @@ async def test_messages_both_target_connections_in_any_pieces(tmp_path: Path, au
         await b.settle()
         assert [event.message for event in b.core.of(Heard)] == sent
         assert b.core.of(PeerUp) == [PeerUp(PEER.public, False, b.peer.address)]
-        b.shell.perform([Send(PEER.public, Detach(1))])
+        b.runtime.perform([Send(PEER.public, Detach(1))])
         assert await read(stream) == Detach(1)
 
 
@@ -42,7 +42,7 @@ async def test_messages_both_target_connections_in_any_pieces(tmp_path: Path, au
     ],
     ids=["oversized", "empty", "of another protocol", "garbled"],
 )
-async def test_a_malformed_message_costs_the_session(
+async def test_a_malformed_message_ends_the_session(
     tmp_path: Path, autojump_clock: object, data: bytes, why: str
 ) -> None:
     async with bench(tmp_path) as b:
@@ -64,7 +64,7 @@ async def test_half_a_message_has_a_deadline_and_silence_has_none(tmp_path: Path
         await b.settle(3600)
         assert b.core.of(PeerDown) == []
         await stream.send_all(b"\x09\0\0")
-        await b.settle(b.shell._limits.frame_deadline_s + 1)
+        await b.settle(b.runtime._limits.frame_deadline_s + 1)
         (down,) = b.core.of(PeerDown)
         assert down.why == "too slow"
         assert b.core.of(PieceBad) == []
@@ -78,19 +78,19 @@ async def test_a_peer_that_does_not_read_is_closed(
     async with bench(tmp_path, limits) as b:
         await b.control()
         for _ in range(messages):
-            b.shell.perform([Send(PEER.public, Work(b"x" * size))])
+            b.runtime.perform([Send(PEER.public, Work(b"x" * size))])
         await b.settle()
         (down,) = b.core.of(PeerDown)
         assert down.why == "does not read its control stream"
 
 
 async def test_a_peer_with_answers_to_read_is_not_read(tmp_path: Path, autojump_clock: object) -> None:
-    """Ten members that greeted a seed without reading had 4 MiB of answers wait for each."""
+    """Regression: for each of ten members that sent hellos to a seed without reading, 4 MiB of answers waited."""
     async with bench(tmp_path, Limits(unread_messages=3)) as b:
         stream = await b.control()
-        for _ in range(60):  # more than the connection takes by itself
-            b.shell.perform([Send(PEER.public, Work(b"x" * 20_000))])
-        (session,) = b.shell.peers
+        for _ in range(60):  # more than the connection buffers
+            b.runtime.perform([Send(PEER.public, Work(b"x" * 20_000))])
+        (session,) = b.runtime.peers
         assert session._queued_messages > 3
         for n in range(3):
             await stream.send_all(frame_message(Work(bytes([n]))))
@@ -114,20 +114,18 @@ async def test_a_peer_that_says_much_is_read_at_a_pace(tmp_path: Path, autojump_
         assert [event.message for event in b.core.of(Heard)] == [Work(bytes([n])) for n in range(60)]
 
 
-async def test_short_answers_that_nobody_reads_take_the_memory_that_is_counted(
-    tmp_path: Path, autojump_clock: object
-) -> None:
-    """A peer that pings and does not read had the seed hold an object of 50 bytes for each answer of 10."""
+async def test_unread_short_answers_take_no_more_memory_than_is_counted(tmp_path: Path, autojump_clock: object) -> None:
+    """Regression: for a peer that pings without reading, the seed held an object of 50 bytes for each answer of 10."""
     async with bench(tmp_path) as b:
         await b.control()
         tracemalloc.start()
         try:
             for nonce in range(8_000):
-                b.shell.perform([Send(PEER.public, Pong(nonce))])
+                b.runtime.perform([Send(PEER.public, Pong(nonce))])
             held_bytes, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        waiting_bytes = b.shell.peers._sessions[PEER.public]._queued_bytes
+        waiting_bytes = b.runtime.peers._sessions[PEER.public]._queued_bytes
         assert waiting_bytes > 50_000
         assert held_bytes < 3 * waiting_bytes
 
@@ -136,24 +134,24 @@ async def test_a_frozen_peer_is_found_by_the_write_deadline(tmp_path: Path, auto
     async with bench(tmp_path) as b:
         await b.control()
         for _ in range(8):
-            b.shell.perform([Send(PEER.public, Work(b"x" * 100_000))])
-        await b.settle(b.shell._limits.write_deadline_s + 1)
+            b.runtime.perform([Send(PEER.public, Work(b"x" * 100_000))])
+        await b.settle(b.runtime._limits.write_deadline_s + 1)
         assert [event.why for event in b.core.of(PeerDown)] == ["too slow"]
 
 
-async def test_a_close_lets_the_last_words_out(tmp_path: Path, autojump_clock: object) -> None:
+async def test_close_flushes_queued_messages(tmp_path: Path, autojump_clock: object) -> None:
     async with bench(tmp_path) as b:
         stream = await b.control()
-        b.shell.perform([Send(PEER.public, Detach(1)), Close(PEER.public, "enough"), Send(PEER.public, Detach(2))])
+        b.runtime.perform([Send(PEER.public, Detach(1)), Close(PEER.public, "enough"), Send(PEER.public, Detach(2))])
         assert await read(stream) == Detach(1)
         assert await ended(stream)
         await b.settle()
         assert b.core.of(PeerDown) == [PeerDown(PEER.public, why="enough")]
 
 
-async def test_a_dial_that_fails_says_so(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_failed_dial_is_reported(tmp_path: Path, autojump_clock: object) -> None:
     async with bench(tmp_path) as b:
-        b.shell.perform([Dial(OTHER.public, ("/memory/nowhere",))])
+        b.runtime.perform([Dial(OTHER.public, ("/memory/nowhere",))])
         await b.settle()
         (down,) = b.core.of(PeerDown)
         assert down.dial_failed
@@ -166,30 +164,30 @@ async def test_a_dial_that_fails_says_so(tmp_path: Path, autojump_clock: object)
 @pytest.mark.parametrize("delay_s", [0.0, 0.05])
 async def test_when_both_dial_one_session_stays(tmp_path: Path, autojump_clock: object, delay_s: float) -> None:
     network = MemoryNetwork(Link(delay_s=delay_s))
-    cores, shells, transports = [], [], []
+    cores, runtimes, transports = [], [], []
     async with trio.open_nursery() as nursery:
         for n, owner in enumerate((ME, PEER)):
             transport, core = MemoryTransport(network, owner), Scripted()
             store = Store(tmp_path / str(n), AUTHORITY.public)
             manifests = Manifests(AUTHORITY.public)
-            shell = Shell(core, transport, store, manifests, Log(), authority=AUTHORITY.public, run_sync=here_and_now)
-            await nursery.start(shell.run)
+            runtime = Runtime(core, transport, store, manifests, Log(), run_sync=here_and_now)
+            await nursery.start(runtime.run)
             cores.append(core)
-            shells.append(shell)
+            runtimes.append(runtime)
             transports.append(transport)
         for n in (0, 1):
             other = transports[1 - n]
-            shells[n].perform([Dial(other.key, (other.address,))])
+            runtimes[n].perform([Dial(other.key, (other.address,))])
         await trio.sleep(1)
         for n in (0, 1):
             up, down = len(cores[n].of(PeerUp)), len(cores[n].of(PeerDown))
             assert up - down == 1
-            assert len(list(shells[n].peers)) == 1
-        dialers = [next(iter(shell.peers)).dialed for shell in shells]
+            assert len(list(runtimes[n].peers)) == 1
+        dialers = [next(iter(runtime.peers)).dialed for runtime in runtimes]
         assert sorted(dialers) == [False, True]
         assert dialers[0] == (ME.public < PEER.public)
         for n in (0, 1):
-            shells[n].perform([Send(transports[1 - n].key, Work(bytes([n])))])
+            runtimes[n].perform([Send(transports[1 - n].key, Work(bytes([n])))])
         await trio.sleep(1)
         assert [event.message for event in cores[0].of(Heard)] == [Work(b"\1")]
         assert [event.message for event in cores[1].of(Heard)] == [Work(b"\0")]
@@ -207,10 +205,10 @@ async def test_a_peer_that_returns_replaces_its_old_session(tmp_path: Path, auto
 
 
 async def test_large_messages_of_all_peers_are_decoded_two_at_a_time(tmp_path: Path, autojump_clock: object) -> None:
-    """Ten members that each sent a list of 65,536 chunks had the seed hold 120 MiB of decoded lists."""
+    """Regression: ten members that each sent a list of 65,536 chunks made the seed hold 120 MiB of decoded lists."""
     async with bench(tmp_path) as b:
         stream = await b.control()
-        large = b.shell.peers._large
+        large = b.runtime.peers._large
         large.acquire_on_behalf_of_nowait("one")
         large.acquire_on_behalf_of_nowait("another")
         await stream.send_all(frame_message(Work(b"x" * (80 << 10))))

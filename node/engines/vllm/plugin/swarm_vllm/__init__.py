@@ -1,15 +1,36 @@
-"""vLLM's side of swarm-node. vLLM calls `register` in each of its processes (`vllm.general_plugins`)."""
+"""vLLM's side of swarm-node. vLLM calls `register` in each of its processes (`vllm.general_plugins`).
+
+Modules:
+
+- `boxes`: Where a checkpoint tensor's elements are live
+- `channel`: The plugin's end of the Unix socket
+- `core`: The engine core's side
+- `cpu`: Keeps linear weights in place on CPUs
+- `front`: The API server's side
+- `loader`: vLLM's first load, from the replica
+- `messages`: The messages between driver and plugin
+- `modules`: Which modules a checkpoint tensor feeds
+- `patch`: Reads a weight patch
+- `rank`: A worker process's side
+- `reshape`: What sampling options do to logits
+- `scores`: The log-probabilities of given tokens
+- `shared`: Shared memory that the driver passes on
+- `sources`: Where weights are loaded from
+- `trace`: Finds the boxes of a checkpoint tensor
+- `weights`: A rank's live weights
+"""
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-# vLLM is in another environment.
+# vLLM is installed in another environment.
 
 __all__ = ["register"]
 
 BACKEND = "swarm"
+"""The name of the weight-transfer backend, as `--weight-transfer-config` gives it."""
 
 
 def register() -> None:
-    """Make `swarm` known as a weight-transfer backend and as a load format. Engines with neither stay as they are."""
+    """Register `swarm` as a weight-transfer backend and as a load format. Engines that use neither are not changed."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory as Factory
 
     if BACKEND not in Factory._registry:
@@ -20,7 +41,7 @@ def register() -> None:
         from .cpu import keep_weights_in_place
 
         keep_weights_in_place()
-    from . import core, loader, scores  # noqa: F401 - the loader registers itself, as the load format of the same name
+    from . import core, loader, scores  # noqa: F401 - `loader` registers the load format `swarm` on import
 
     core.install()
     scores.install()

@@ -1,8 +1,8 @@
-"""Where a checkpoint tensor's elements live: boxes, affine on both sides.
+"""Where a checkpoint tensor's elements are live: boxes, affine on both sides.
 
 A box is one copy that a weight loader would make: `shape` elements, from strided places of the checkpoint tensor to
-strided places of a live storage. Loaders of vLLM cut tensors up (tensor parallelism) and put them side by side (qkv,
-gate and up), so a tensor has one or several boxes on a rank, or none.
+strided places of a live storage. vLLM's loaders split tensors (tensor parallelism) and concatenate them (qkv, gate and
+up), so a tensor has any number of boxes on a rank.
 """
 
 import math
@@ -24,7 +24,7 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Box:
-    """Offsets and strides in elements. `storage`: the live storage's number."""
+    """One box. Offsets and strides are in elements. `storage`: the live storage's number."""
 
     storage: int
     shape: tuple[int, ...]
@@ -39,19 +39,19 @@ class Box:
 
     @property
     def last(self) -> int:
-        """The box's last element of the checkpoint tensor."""
+        """The flat checkpoint index of the box's last element."""
         return self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
 
     @property
     def shift(self) -> int | None:
-        """Live place less checkpoint place, when the box is one run of elements on both sides."""
+        """Live place minus checkpoint place, if the box is one contiguous run on both sides; else None."""
         run = _contiguous(self.shape)
         live = [i for i, size in enumerate(self.shape) if size > 1]
         one_run = all(self.strides[i] == run[i] == self.live_strides[i] for i in live)
         return self.live_offset - self.offset if one_run else None
 
     def map(self, indices: NDArray[np.int64]) -> tuple[slice | NDArray[np.int64], NDArray[np.int64]]:
-        """Ascending flat checkpoint indices -> (which of them are in the box, their places in the live storage)."""
+        """(which of `indices` are in the box, their places in the live storage). `indices`: flat, ascending."""
         if (shift := self.shift) is not None:
             lo, hi = np.searchsorted(indices, (self.offset, self.offset + self.elements)).tolist()
             return slice(lo, hi), indices[lo:hi] + shift
@@ -71,9 +71,10 @@ class Box:
         return chosen + lo, place[chosen]
 
     def rows(self, row: int, start: int, count: int) -> "Box | None":
-        """The part of the box in checkpoint elements [start, start + count), whole rows of `row` elements each.
+        """The part of the box within checkpoint elements [start, start + count); None when it is empty.
 
-        None: nothing of it is. Raises `ValueError` for a box that does not divide by rows.
+        Both must be multiples of `row`, the elements of a row. Raises `ValueError` for a box that does not divide by
+        rows.
         """
         if self.last < start or self.offset >= start + count or not self.elements:
             return None

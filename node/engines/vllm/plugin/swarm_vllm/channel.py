@@ -1,8 +1,11 @@
-"""The plugin's end of the Unix socket: frames of `u32 length, u8 descriptors`, a MessagePack body (see
-`node.ipc.channel`).
+"""The plugin's end of the Unix socket to its driver.
 
-Both ends trust one another as processes of one user, and say so when they are not; each may die at any byte. Whatever
-makes no sense raises `Closed`, and the plugin goes on as it does when its driver is gone.
+The plugin is a package of its own, installed into vLLM's environment, and cannot import `node`: this file repeats the
+frame format of `node.ipc.framing` (`u32 body length, u8 descriptors`, a MessagePack body), and both must change
+together. `tests/node/engines/vllm` connects the two ends.
+
+Both ends are processes of one user and refuse any other; each may die at any byte. An invalid frame raises `Closed`,
+which the plugin handles as the loss of its driver.
 """
 
 import contextlib
@@ -30,10 +33,10 @@ class Closed(Exception):
 
 
 class Channel:
-    """One connected socket. One thread receives; any may send."""
+    """One connected socket. One thread receives; any thread may send."""
 
     def __init__(self, sock: socket.socket, receives: Any) -> None:
-        """Takes `sock` over. `receives`: the tagged union of Structs that may arrive."""
+        """Takes over `sock`. `receives`: the tagged union of Structs that may arrive."""
         self._sock = sock
         self._decoder = msgspec.msgpack.Decoder(receives)
         self._bytes = bytearray()
@@ -59,7 +62,7 @@ class Channel:
             except OSError as error:
                 raise Closed("the driver is gone") from error
             self._fds.extend(fds)
-            if len(self._fds) > 2 * _MAX_FDS or flags & socket.MSG_CTRUNC:  # of one frame that is not whole, and a next
+            if len(self._fds) > 2 * _MAX_FDS or flags & socket.MSG_CTRUNC:  # those of one incomplete frame and the next
                 raise Closed("more descriptors came than messages announced")
             self._bytes += data
             if not data:
@@ -89,7 +92,7 @@ class Channel:
             raise Closed(f"a message makes no sense: {error}") from error
 
     def close(self) -> None:
-        """Safe to call twice; a thread that waits in `recv` is woken."""
+        """Close the socket; a thread that waits in `recv` gets `Closed`. Safe to call twice."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
@@ -98,7 +101,7 @@ class Channel:
 
 
 def connect(path: str, receives: Any) -> Channel:
-    """A channel to the driver. Raises `Closed` when nobody answers, or somebody else's process does."""
+    """A channel to the driver. Raises `Closed` when no process of this user answers."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(_CONNECT_WITHIN_S)

@@ -1,12 +1,12 @@
-"""The engine core's side: what must happen between two steps, in one call.
+"""The engine core's side: changes of weights, version name and prefix cache, in one call between two steps.
 
-`install` adds five calls to vLLM's `EngineCore`, and salts the prefix cache by version. The core's loop carries calls
-out one by one between its steps, so within one of them no token is sampled: bits, version name and cache change
-together, or the core stops.
+`install` adds five calls to vLLM's `EngineCore`, and salts the prefix cache by version. The core's loop carries out
+calls one by one between its steps, so no token is sampled during a call. Bits, version name and cache change together,
+or the core stops.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-# vLLM is in another environment.
+# vLLM is installed in another environment.
 
 import time
 from concurrent.futures import Future
@@ -24,7 +24,7 @@ _original_add = EngineCore.add_request
 
 
 def install() -> None:
-    """Loading this twice changes nothing."""
+    """Add the calls to `EngineCore`. A second call does nothing."""
     if EngineCore.add_request is _original_add:
         EngineCore.add_request = _add_request
         EngineCore.swarm_commit = _commit  # type: ignore[attr-defined]
@@ -43,9 +43,9 @@ def _add_request(core: Any, request: Request, request_wave: int = 0) -> None:
 
 
 def _salt(core: Any, request: Request) -> None:
-    """Let the request find, and leave, only prefixes computed by the weights as they are now.
+    """Let the request find, and leave, only cached prefixes that the present weights computed.
 
-    A request that is older than the version must be salted anew before it is (again) computed from its first token.
+    A request that came before the version must be salted again before it is computed from its first token.
     """
     version = getattr(core, "_swarm_version", None)
     if version is None:
@@ -58,8 +58,8 @@ def _salt(core: Any, request: Request) -> None:
     request.update_block_hashes()
 
 
-def _renamed(core: Any, version: str) -> None:
-    """The weights are `version` now: name what is sampled from here on, salt what has not been computed yet."""
+def _set_version(core: Any, version: str) -> None:
+    """The weights are `version` now: later tokens get this name, and requests without any computation this salt."""
     core._weight_version = core._swarm_version = version
     for request in core.scheduler.requests.values():
         if request.status != RequestStatus.RUNNING and request.num_computed_tokens == 0:
@@ -70,7 +70,10 @@ def _renamed(core: Any, version: str) -> None:
 
 
 def _commit(core: Any, version: str, policy: str, dense: list) -> Any:
-    """Scatter on every rank and take the name. Returns {pause_s, loaded_s, error, touched}, or a future of it."""
+    """Write the staged changes on every rank and become `version`.
+
+    Returns {pause_s, loaded_s, error, touched}, or a future of it. `dense`: tensors to load whole.
+    """
     if core.scheduler.pause_state != PauseState.UNPAUSED:
         return {"error": "the engine is closed", "touched": False}
     if policy == "drain":
@@ -100,12 +103,12 @@ def _commit_now(core: Any, version: str, policy: str, dense: list) -> dict[str, 
         return result
     if policy == "recompute":
         core.scheduler.reset_prefix_cache(reset_running_requests=True)
-    _renamed(core, version)
+    _set_version(core, version)
     return result | {"pause_s": time.perf_counter() - started}
 
 
 def _load(core: Any, names: Any) -> Any:
-    """Take tensors (None: all) from the replica on every rank, and stay closed: what runs waits until `_open`."""
+    """Load tensors (None: all) from the replica on every rank, and pause: running requests wait until `_open`."""
     _finish_batches(core)
     if core.scheduler.pause_state == PauseState.UNPAUSED:
         core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
@@ -115,7 +118,7 @@ def _load(core: Any, names: Any) -> Any:
 
 
 def _check(core: Any, names: list) -> Any:
-    """Does loading these tensors again leave them as their first load did? Stops the core when not."""
+    """Check that loading these tensors again leaves what their first load left. Stops the core when it does not."""
     _finish_batches(core)
     started = time.perf_counter()
     result = _together(core, check_on, tuple(names))
@@ -126,7 +129,7 @@ def _check(core: Any, names: list) -> Any:
 
 def _open(core: Any, version: str) -> None:
     core.scheduler.reset_prefix_cache(reset_running_requests=True)
-    _renamed(core, version)
+    _set_version(core, version)
     core.resume_scheduler()
 
 
@@ -136,10 +139,10 @@ def _close(core: Any) -> None:
 
 
 def _together(core: Any, call: Any, *args: Any) -> dict[str, Any]:
-    """The call's outcome on all ranks as one."""
+    """Call every rank. Returns their outcomes as one."""
     try:
         answers = core.model_executor.collective_rpc(call, args=args)
-    except Exception as error:  # a worker died: the core is about to learn of it
+    except Exception as error:  # a worker died, and the core has not noticed yet
         return {"error": f"a worker failed: {error}", "touched": True}
     bad = [answer["error"] for answer in answers if answer["error"]]
     touched = any(answer["touched"] for answer in answers)
@@ -149,13 +152,13 @@ def _together(core: Any, call: Any, *args: Any) -> dict[str, Any]:
 
 
 def _stop(core: Any) -> None:
-    """Nothing is sampled any more, and what runs is aborted: it may have been about to see a mix."""
+    """Abort the running requests, which could see a mix of versions, and pause the scheduler."""
     core._send_abort_outputs(core.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED))
     core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
 
 
 def _finish_batches(core: Any) -> None:
-    """Take in the output of every batch that already runs: its tokens are of the version that is about to end."""
+    """Take in the output of every running batch, so that its tokens get the name of the version before."""
     while core.batch_queue:
         future, scheduled, executed = core.batch_queue.pop()
         output = future.result()

@@ -1,11 +1,11 @@
-"""vLLM on CPUs packs the weights of linear layers anew at load, out of reach; for our engines they stay where they are.
+"""Keeps the weights of linear layers in place on CPUs, for engines that follow a swarm.
 
-A GPU's stay anyway. The plain kernel costs some speed; expert layers have no plain one, so these are loaded, not
-scattered.
+vLLM on CPUs repacks these weights when it loads them, and they cannot be written afterwards. On GPUs they stay in
+place. The plain kernel is slower; expert layers have none, so they are loaded, not scattered.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-# vLLM is in another environment.
+# vLLM is installed in another environment.
 
 from typing import Any
 
@@ -19,7 +19,7 @@ _original = utils.dispatch_cpu_unquantized_gemm
 
 
 def keep_weights_in_place() -> None:
-    """Loading this twice changes nothing."""
+    """Replace vLLM's choice of a kernel. A second call does nothing."""
     utils.dispatch_cpu_unquantized_gemm = _dispatch
 
 
@@ -29,6 +29,6 @@ def _dispatch(layer: Any, remove_weight: bool) -> Any:
     if transfer is None or transfer.backend != "swarm":
         return _original(layer, remove_weight)
     if torch.cpu._is_amx_tile_supported():
-        torch.cpu._init_amx()  # the kernels for attention use it and do not ask the system first: SIGILL
+        torch.cpu._init_amx()  # attention kernels use AMX without asking the system for it first, and would get SIGILL
     layer.cpu_linear = torch.nn.functional.linear
     return None

@@ -1,12 +1,12 @@
 """The API server's side: `--middleware swarm_vllm.front.SwarmFront`.
 
-Attaches to a driver on request (`POST /swarm/attach {"socket": ...}`, from this machine only), generates for it, and
-hands its calls on to the engine core. Users' own requests pass through, unless the engine holds nothing proven: then
-they are told to come back later.
+It attaches to a driver on request (`POST /swarm/attach {"socket": ...}`, from this machine only), generates for the
+driver, and passes the driver's calls on to the engine core. Users' own requests pass through. While the engine holds no
+proven weights, they are answered with 503.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-# vLLM is in another environment.
+# vLLM is installed in another environment.
 
 import asyncio
 import contextlib
@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 _LOOPBACK = ("127.", "::1", "::ffff:127.")
 _OURS = "/swarm/"
 _FREE = ("/health", "/metrics", "/version", "/ping", "/load")
-"""Paths that need no weights."""
+"""Paths that are answered even when the engine holds no proven weights."""
 _DEV = (
     "/pause", "/resume", "/is_paused", "/abort_requests", "/init_weight_transfer_engine", "/start_weight_update",
     "/start_draft_weight_update", "/update_weights", "/finish_weight_update", "/update_weight_version", "/weight_info",
@@ -62,10 +62,13 @@ _DEV = (
     "/reset_encoder_cache", "/sleep", "/wake_up", "/is_sleeping", "/server_info", "/shutdown_weight_transfer_engine",
     "/release_kv_cache_memory",
 )  # fmt: skip
-"""vLLM's development routes, which ask for no password: whoever reaches them can change the weights."""
+"""vLLM's development routes. They need no password, and can change the weights, so only this machine may use them."""
 _MAX_BODY_BYTES = 4096
+"""Of `POST /swarm/attach`: one path."""
 _MIN_LOGPROB = -1e4
-_TELL_EVERY_S = 0.5
+"""As in `node.engines.base`."""
+_REPORT_EVERY_S = 0.5
+"""Between two `Told` messages."""
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -78,9 +81,9 @@ class SwarmFront:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._closed: str | None = None
-        """Why nothing may be generated, or None."""
+        """Why nothing may be generated; None: the weights are proven, or the engine is a user's own."""
         self._channel: Channel | None = None
-        self._known = False
+        self._looked = False
         self._learned: dict[str, str] | None = None
         self._requests = 0
         self._flights: dict[int, list[asyncio.Task[Output]]] = {}
@@ -89,7 +92,7 @@ class SwarmFront:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        self._look(scope["app"].state.engine_client)
+        self._close_if_unproven(scope["app"].state.engine_client)
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         local = (scope.get("client") or ("",))[0].startswith(_LOOPBACK)
         if path.startswith(_OURS) or path.startswith(_DEV):
@@ -104,10 +107,10 @@ class SwarmFront:
             return
         await self._app(scope, receive, send)
 
-    def _look(self, client: Any) -> None:
-        """What an engine of a node's holds is proven before it serves."""
-        if not self._known:
-            self._known = True
+    def _close_if_unproven(self, client: Any) -> None:
+        """At the first request: an engine that a node started serves only after its weights were proven."""
+        if not self._looked:
+            self._looked = True
             if client.vllm_config.load_config.load_format == "swarm":
                 self._closed = "it has not been proven yet"
 
@@ -142,16 +145,16 @@ class SwarmFront:
             await _answer(send, 502, str(error))
             return
         finally:
-            if not greeted and self._channel is not None:  # or nobody could attach ever again
+            if not greeted and self._channel is not None:  # otherwise no driver could ever attach again
                 self._channel.close()
                 self._channel = None
-        converse = threading.Thread(
-            target=self._converse, args=(self._channel, client, loop), name="swarm", daemon=True
+        serve = threading.Thread(
+            target=self._serve_driver, args=(self._channel, client, loop), name="swarm", daemon=True
         )
-        converse.start()
+        serve.start()
         await _answer(send, 200, "attached")
 
-    def _converse(self, channel: Channel, client: Any, loop: asyncio.AbstractEventLoop) -> None:
+    def _serve_driver(self, channel: Channel, client: Any, loop: asyncio.AbstractEventLoop) -> None:
         try:
             while True:
                 message, fds = channel.recv()
@@ -159,7 +162,7 @@ class SwarmFront:
                     os.close(fd)
                 asyncio.run_coroutine_threadsafe(self._answer_driver(channel, client, message), loop)
         except Closed:
-            _log.info("the swarm-node is gone; the engine goes on with what it has")
+            _log.info("the swarm-node is gone; the engine keeps the version that it has")
         finally:
             channel.close()
             self._channel = None
@@ -168,14 +171,14 @@ class SwarmFront:
         try:
             answer = await self._do(channel, client, message)
         except asyncio.CancelledError:
-            answer = Failed(message.number, "it was called off")
-        except Exception as error:  # told to the driver, which knows what to do
+            answer = Failed(message.number, "it was cancelled")
+        except Exception as error:  # the driver decides what to do
             _log.warning("%s failed: %s", type(message).__name__, error)
             answer = Failed(message.number, f"{type(error).__name__}: {error}")
         with contextlib.suppress(Closed):
             await asyncio.get_running_loop().run_in_executor(None, channel.send, answer)
 
-    # ------------------------------------------------------------ what the driver asks
+    # ------------------------------------------------------------ the driver's requests
 
     async def _do(self, channel: Channel, client: Any, message: Any) -> Any:
         core = client.engine_core
@@ -233,31 +236,31 @@ class SwarmFront:
         self._refuse_if_closed()
         sampling = scores.scoring(message)
         ids = [*message.prompt, *message.token_ids]
-        made = None
+        last = None
         async for output in client.generate({"prompt_token_ids": ids}, sampling, self._name()):
-            made = output
-        assert made is not None
-        if made.outputs[0].finish_reason == "abort":
+            last = output
+        assert last is not None
+        if last.outputs[0].finish_reason == "abort":
             raise RuntimeError("the engine was stopped")
-        (span,) = made.outputs[0].weight_versions
-        return Scored(message.number, scores.read(made.prompt_logprobs, message.token_ids), span.version)
+        (span,) = last.outputs[0].weight_versions
+        return Scored(message.number, scores.read(last.prompt_logprobs, message.token_ids), span.version)
 
     async def _generate(self, channel: Channel, client: Any, message: Generate) -> tuple[Output, ...]:
         self._refuse_if_closed()
         counts = [0] * len(message.prompts)
-        tasks = [asyncio.ensure_future(self._one(client, message, i, counts)) for i in range(len(counts))]
+        tasks = [asyncio.ensure_future(self._generate_one(client, message, i, counts)) for i in range(len(counts))]
         self._flights[message.flight] = tasks
         try:
             together = asyncio.gather(*tasks)
-            while not (await asyncio.wait([together], timeout=_TELL_EVERY_S))[0]:
+            while not (await asyncio.wait([together], timeout=_REPORT_EVERY_S))[0]:
                 channel.send(Told(message.number, tuple(counts)))
             return tuple(together.result())
         finally:
             self._flights.pop(message.flight, None)
-            for task in tasks:  # one was refused: the others' work is for nobody
+            for task in tasks:  # one was refused, so the others are not needed
                 task.cancel()
 
-    async def _one(self, client: Any, message: Generate, i: int, counts: list[int]) -> Output:
+    async def _generate_one(self, client: Any, message: Generate, i: int, counts: list[int]) -> Output:
         options = message.options or Options()
         sampling = SamplingParams(
             max_tokens=message.max_tokens,
@@ -280,24 +283,24 @@ class SwarmFront:
             stop=list(options.stop_texts),
             skip_special_tokens=not options.special,
         )
-        if options.banned:  # as vLLM makes them of `bad_words`, of which the gateway has made them already
+        if options.banned:  # vLLM makes these of `bad_words`; the gateway has done that already
             sampling._bad_words_token_ids = [list(banned) for banned in options.banned]
         ids: list[int] = []
         logprobs: list[float] = []
-        made = None
+        delta = None
         async for output in client.generate({"prompt_token_ids": list(message.prompts[i])}, sampling, self._name()):
-            made = output.outputs[0]
-            ids += made.token_ids
-            for at, token in zip(made.logprobs or (), made.token_ids, strict=True):
-                logprobs.append(min(0.0, max(_MIN_LOGPROB, at[token].logprob)))
+            delta = output.outputs[0]
+            ids += delta.token_ids
+            for by_token, token in zip(delta.logprobs or (), delta.token_ids, strict=True):
+                logprobs.append(min(0.0, max(_MIN_LOGPROB, by_token[token].logprob)))
             counts[i] = len(ids)
-        assert made is not None
-        spans = tuple((span.version, span.start, span.end) for span in made.weight_versions or ())
-        return Output(tuple(ids), tuple(logprobs), made.finish_reason or "abort", spans)
+        assert delta is not None
+        spans = tuple((span.version, span.start, span.end) for span in delta.weight_versions or ())
+        return Output(tuple(ids), tuple(logprobs), delta.finish_reason or "abort", spans)
 
 
 def _facts(config: Any, state: Any, learned: dict[str, str] | None) -> Front:
-    """What the driver must know before it fills this engine."""
+    """The first message to the driver: what it must know before it fills this engine."""
     parallel, model = config.parallel_config, config.model_config
     folder = Path(model.model)
     files = {path.name: blake3(path.read_bytes()).digest() for path in _small_files(folder)}
@@ -317,7 +320,7 @@ def _small_files(folder: Path) -> list[Path]:
 
 
 def _refusal(config: Any, state: Any, folder: Path) -> str:
-    """Why this engine cannot be updated exactly, in a sentence for whoever runs it; empty: it can."""
+    """Why this engine cannot be updated exactly, in a sentence for its user; empty: it can."""
     parallel, model, transfer = config.parallel_config, config.model_config, config.weight_transfer_config
     arguments = getattr(state, "args", None)
     if transfer is None or transfer.backend != "swarm":
@@ -348,7 +351,7 @@ def _refusal(config: Any, state: Any, folder: Path) -> str:
 
 
 async def _answer(send: Send, status: int, text: str) -> None:
-    """As OpenAI's errors look, so that clients show the sentence."""
+    """Send an answer in the form of OpenAI's errors, so that clients show the sentence."""
     error = {"message": text, "type": "swarm", "code": status}
     body = json.dumps({"detail": text} if status == 200 else {"error": error}).encode()
     headers = [(b"content-type", b"application/json"), (b"retry-after", b"5")]

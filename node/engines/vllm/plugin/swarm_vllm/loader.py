@@ -1,11 +1,11 @@
 """`--load-format swarm`: vLLM's first load takes its weights from the replica, so a node needs no checkpoint on disk.
 
-It is a load like any other (the model's own loaders, then whatever vLLM makes of the weights), so what stands in
-memory afterwards is what a load leaves, and the map can be proven against it.
+It uses the model's own loaders and vLLM's own processing, like any load, so memory afterwards holds what a load leaves,
+and the map can be proven against it.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-# vLLM is in another environment.
+# vLLM is installed in another environment.
 
 import os
 from typing import Any
@@ -22,7 +22,7 @@ from .trace import Storages, trace
 __all__ = ["SwarmLoader", "first_load"]
 
 first_load: dict[str, bytes] = {}
-"""BLAKE3 of the blocks of each tensor that this process was loaded with."""
+"""By tensor: BLAKE3 of its blocks, concatenated, as this process loaded them first."""
 
 
 @register_model_loader("swarm")
@@ -56,9 +56,9 @@ def _weights(model: Any, source: ReplicaSource, tensors: tuple[Tensor, ...]) -> 
 
 
 def _names_taken(model: Any, tensor: Tensor) -> tuple[str, ...]:
-    """Those of a tied tensor's names that the model's loader knows: Gemma 2's knows no head, and would end the load."""
+    """Those of a tied tensor's names that the model's loader accepts. An unknown one (Gemma 2's head) ends the load."""
     try:
         found = trace(model.load_weights, Storages(model), tensor.names, tensor.shape, DTYPES[tensor.dtype])
-    except Exception:  # it takes no probe; a checkpoint's folder has the first name
+    except Exception:  # it accepts no probe; a checkpoint's folder has the first name
         return tensor.names[:1]
     return tuple(found.accepted) or tensor.names[:1]

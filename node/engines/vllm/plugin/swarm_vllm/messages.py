@@ -1,19 +1,19 @@
-"""What the driver (in the swarm's environment) and the plugin (in vLLM's) say over one Unix socket.
+"""The messages between the driver (in the swarm's environment) and the plugin (in vLLM's), over one Unix socket.
 
     driver                                   front (vLLM's API server)
       <------------------------------------- Front            after `POST /swarm/attach`
       Connect ------------------------------> Did             every rank connects and maps its weights
       Load, Commit, Open, Close ------------> Did, Changed    one call of the engine core, between two steps
-      Generate -----------------------------> Generated       goes on while the others run
-      Score --------------------------------> Scored          the same
+      Generate -----------------------------> Told..., Generated    other requests go on meanwhile
+      Score --------------------------------> Scored          other requests go on meanwhile
 
     driver                                   rank (each worker process)
       <------------------------------------- Rank
       Model (replica) ----------------------> Mapped
       Stage (patch), Gather (scratch), ... --> Did, Differs   in a thread; the rank's steps go on
 
-Weights are never in a message: they cross as descriptors of shared memory. The frame is that of `node.ipc.channel`.
-Both ends import this very file; nothing here needs more than msgspec.
+No message contains weights: they are passed as descriptors of shared memory. The frame is that of `node.ipc.framing`.
+Each request has a number, which its answer repeats. Both ends import this module, so it needs nothing but msgspec.
 """
 
 from typing import Literal
@@ -59,12 +59,15 @@ __all__ = [
 ]
 
 Policy = Literal["continue", "recompute", "drain"]
-"""What becomes of running requests when the weights change: they go on with the keys and values that they have; these
-are computed anew from the first token; or the change waits until they are done (new ones wait meanwhile)."""
+"""What becomes of running requests when the weights change.
+
+continue: they go on with the keys and values that they have. recompute: their keys and values are computed again from
+the first token. drain: the change waits until they are done, and new requests wait for the change.
+"""
 
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True):
-    """One stored tensor of the checkpoint. `offset`: its first byte in the replica. `names`: its own, its aliases'."""
+    """A stored tensor of the checkpoint. `names`: its own and its aliases. `offset`: its first byte in the replica."""
 
     names: tuple[str, ...]
     dtype: str
@@ -85,14 +88,14 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Connect(msgspec.Struct, frozen=True, tag="connect"):
-    """Let every rank connect to the driver's socket."""
+    """Make every rank connect to the driver's socket."""
 
     number: int
     socket: str
 
 
 class Model(msgspec.Struct, frozen=True, tag="model"):
-    """The checkpoint's tensors; the replica's descriptor comes along."""
+    """The checkpoint's tensors. The replica's descriptor comes with the message."""
 
     number: int
     tensors: tuple[Tensor, ...]
@@ -100,28 +103,28 @@ class Model(msgspec.Struct, frozen=True, tag="model"):
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
-    """Take these tensors whole from the replica, through vLLM's own loaders; None: all. Stay closed until `Open`."""
+    """Load these tensors (None: all) whole from the replica, through vLLM's own loaders. Stay closed until `Open`."""
 
     number: int
     names: tuple[str, ...] | None
 
 
 class Check(msgspec.Struct, frozen=True, tag="check"):
-    """Load these tensors again from where they were loaded at first: does that make of them what the first load did?"""
+    """Check that loading these tensors again from their first source leaves what the first load left."""
 
     number: int
     names: tuple[str, ...]
 
 
 class Learned(msgspec.Struct, frozen=True, tag="learned"):
-    """Remember, for whoever attaches next, which tensors must be loaded rather than scattered, and why."""
+    """Remember, for the next driver, which tensors must be loaded instead of scattered, and why."""
 
     number: int
     loaded: dict[str, str]
 
 
 class Stage(msgspec.Struct, frozen=True, tag="stage"):
-    """Make the patch ready whose descriptor comes along. `scattered`: tensors to write in place; others are loaded."""
+    """Make the patch ready whose descriptor comes with the message. `scattered`: the tensors to write in place."""
 
     number: int
     version: str
@@ -129,7 +132,7 @@ class Stage(msgspec.Struct, frozen=True, tag="stage"):
 
 
 class Commit(msgspec.Struct, frozen=True, tag="commit"):
-    """Scatter what was staged for `version`, load `dense` from the replica, take the name: between two steps."""
+    """Between two steps: write what was staged for `version`, load `dense` from the replica, and take the name."""
 
     number: int
     version: str
@@ -138,48 +141,48 @@ class Commit(msgspec.Struct, frozen=True, tag="commit"):
 
 
 class Open(msgspec.Struct, frozen=True, tag="open"):
-    """The weights are proven to be `version`: serve."""
+    """Serve: the weights are proven to be `version`."""
 
     number: int
     version: str
 
 
 class Close(msgspec.Struct, frozen=True, tag="close"):
-    """Serve nothing until opened; what runs is aborted."""
+    """Abort what runs, and serve nothing until `Open`."""
 
     number: int
     why: str
 
 
 class Gather(msgspec.Struct, frozen=True, tag="gather"):
-    """Write the live bits of these parts, as far as this rank has them, into the scratch that comes along."""
+    """Write this rank's live bits of these parts into the scratch whose descriptor comes with the message."""
 
     number: int
     parts: tuple[Part, ...]
 
 
 class Compare(msgspec.Struct, frozen=True, tag="compare"):
-    """Hold the live bits of these parts against the scratch that comes along."""
+    """Compare this rank's live bits of these parts with the scratch whose descriptor comes with the message."""
 
     number: int
     parts: tuple[Part, ...]
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
-    """Which bits did the last `Load` or `Commit` take from the replica?"""
+    """Ask for the hashes of the bits that the last `Load` or `Commit` took from the replica."""
 
     number: int
 
 
 class Unchanged(msgspec.Struct, frozen=True, tag="unchanged"):
-    """Is what the loaders made of these tensors as they left it?"""
+    """Ask which of these tensors have changed since their loaders wrote them."""
 
     number: int
     names: tuple[str, ...]
 
 
 class Options(msgspec.Struct, frozen=True, omit_defaults=True):
-    """See `node.engines.base.SamplingOptions`, of which these are the fields that an engine draws by."""
+    """The fields of `node.engines.base.SamplingOptions` that an engine draws by; see there."""
 
     min_tokens: int = 0
     top_k: int = 0
@@ -195,8 +198,11 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Generate(msgspec.Struct, frozen=True, tag="generate"):
-    """One completion a prompt. `seeds`: one a prompt, of its random numbers. `flight`: to call it off by. `options`:
-    fields of `node.engines.base.SamplingOptions`; sent only to a front that says that it knows them."""
+    """Generate one completion a prompt.
+
+    `seeds`: one a prompt, for its random numbers. `flight`: the number for `Forget`. `options`: sent only to a front
+    whose `Front.options` is true.
+    """
 
     number: int
     flight: int
@@ -210,15 +216,17 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):
-    """Nobody wants the completions of this flight any more."""
+    """Drop this flight."""
 
     number: int
     flight: int
 
 
 class Score(msgspec.Struct, frozen=True, tag="score"):
-    """How likely are these tokens after this prompt, drawn like that? `widest_top_p`: of tokens that lie outside the
-    nucleus of `top_p`, those inside this one are scored as if they were in it."""
+    """Score `token_ids` after `prompt`, as drawn with these parameters.
+
+    `widest_top_p`: a token outside the nucleus of `top_p`, but inside this one, is scored as if it were in the former.
+    """
 
     number: int
     prompt: tuple[int, ...]
@@ -234,8 +242,11 @@ class Score(msgspec.Struct, frozen=True, tag="score"):
 
 
 class Front(msgspec.Struct, frozen=True, tag="front"):
-    """An API server. `files`: BLAKE3 of the small files in its model's folder. `refusal`: why it cannot be updated.
-    `learned`: see `Learned`; None before. `options`: it knows the field of `Generate` and `Score`."""
+    """The first message of an API server.
+
+    `files`: BLAKE3 of the small files in its model's folder. `refusal`: why it cannot be updated, or empty. `learned`:
+    see `Learned`; None before. `options`: it knows the field `options` of `Generate` and `Score`.
+    """
 
     pid: int
     vllm: str
@@ -247,7 +258,7 @@ class Front(msgspec.Struct, frozen=True, tag="front"):
 
 
 class Rank(msgspec.Struct, frozen=True, tag="rank"):
-    """A worker process."""
+    """The first message of a worker process."""
 
     pid: int
     rank: int
@@ -255,15 +266,15 @@ class Rank(msgspec.Struct, frozen=True, tag="rank"):
 
 
 class Loader(msgspec.Struct, frozen=True, tag="loader"):
-    """A worker process that is loading its model for the first time (`--load-format swarm`), and wants the weights."""
+    """The first message of a worker process that asks for its first weights (`--load-format swarm`)."""
 
     pid: int
 
 
 class Mapped(msgspec.Struct, frozen=True, tag="mapped"):
-    """Elements of each tensor that this rank has in place, and why others must be loaded instead of scattered.
+    """A rank's map. `covered`: elements of each tensor that it has in place. `opaque`: why tensors must be loaded.
 
-    `modules`: for each tensor the modules whose parameters it feeds: those that share one are loaded together.
+    `modules`: the modules whose parameters each tensor feeds. Tensors that share a module are loaded together.
     """
 
     number: int
@@ -274,14 +285,14 @@ class Mapped(msgspec.Struct, frozen=True, tag="mapped"):
 
 
 class Did(msgspec.Struct, frozen=True, tag="did"):
-    """It is done."""
+    """The request was carried out."""
 
     number: int
     seconds: float = 0.0
 
 
 class Changed(msgspec.Struct, frozen=True, tag="changed"):
-    """The weights were changed. `pause_s`: the engine ran no step for so long. `loaded_s`: of it, loading modules."""
+    """The weights were changed. `pause_s`: time without a step. `loaded_s`: the part of it for loading modules."""
 
     number: int
     pause_s: float
@@ -289,21 +300,21 @@ class Changed(msgspec.Struct, frozen=True, tag="changed"):
 
 
 class Differs(msgspec.Struct, frozen=True, tag="differs"):
-    """These tensors are not as asked."""
+    """Answer to `Compare` and `Unchanged`: the tensors that differ."""
 
     number: int
     names: tuple[str, ...]
 
 
 class Sources(msgspec.Struct, frozen=True, tag="sources"):
-    """BLAKE3 of the blocks, one after the other, of each tensor that was taken from the replica."""
+    """By tensor that was loaded: BLAKE3 of its blocks, concatenated."""
 
     number: int
     hashes: dict[str, bytes]
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):
-    """`spans`: (version, start, end) of tokens, in order. `finish`: stop, length, or abort."""
+    """One completion. `spans`: (version, start, end) of tokens, in order. `finish`: stop, length, or abort."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -312,21 +323,21 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Told(msgspec.Struct, frozen=True, tag="told"):
-    """Tokens so far, of each prompt of a `Generate` that runs."""
+    """The number of tokens that each prompt of a running `Generate` has so far."""
 
     number: int
     counts: tuple[int, ...]
 
 
 class Generated(msgspec.Struct, frozen=True, tag="generated"):
-    """In the order of the prompts."""
+    """Answer to `Generate`, in the order of the prompts."""
 
     number: int
     outputs: tuple[Output, ...]
 
 
 class Scored(msgspec.Struct, frozen=True, tag="scored"):
-    """One log-probability a token. `version`: of the weights after the last of them was read."""
+    """Answer to `Score`: one log-probability a token. `version`: of the weights after the last token was read."""
 
     number: int
     logprobs: tuple[float, ...]
@@ -334,7 +345,7 @@ class Scored(msgspec.Struct, frozen=True, tag="scored"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """It could not be done. `touched`: the live weights may be a mix; the engine has stopped."""
+    """The request failed. `touched`: the live weights may be a mix of versions, and the engine has stopped."""
 
     number: int
     why: str

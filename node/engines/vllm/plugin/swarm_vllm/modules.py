@@ -1,12 +1,12 @@
-"""Which modules a checkpoint tensor feeds, where tracing cannot tell: weights that vLLM holds in another form.
+"""Which modules a checkpoint tensor feeds, for weights that vLLM holds in another form and tracing cannot follow.
 
-A quantized weight has another shape, and its loader refuses a probe. vLLM's own reload starts by giving every layer the
-parameters back that it was made with (without memory), whose loaders it wraps to note what arrives where. That far we
-go with it, note which layers a probe reached, and put everything back as it was: nothing is filled, nothing processed.
+A quantized weight has another shape, and its loader refuses a probe. vLLM's own reload begins by giving every layer its
+original parameters back, without memory, and wraps their loaders to record what arrives where. This module runs that
+part, records which layers a probe reaches, and puts everything back: it fills and processes nothing.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-# vLLM is in another environment.
+# vLLM is installed in another environment.
 
 import logging
 from collections.abc import Iterable
@@ -22,16 +22,16 @@ from .sources import DTYPES
 __all__ = ["fed_modules"]
 
 Fed = tuple[set[str], list[str]]
-"""Module prefixes, and those of a tensor's names that the loader takes."""
+"""(module prefixes, those of the tensor's names that the loader accepts)."""
 
 
 def fed_modules(model: Any, vllm_config: Any, tensors: Iterable[Tensor]) -> dict[str, Fed]:
-    """By a tensor's first name. Leaves every weight where and as it is."""
+    """By each tensor's first name. Changes no weight. Raises `ValueError` where vLLM's reload fails by itself."""
     prefixes = {layer: prefix for prefix, layer in model.named_modules()}
     process, quiet = layerwise._layerwise_process, logging.getLogger(layerwise.__name__)
     level = quiet.level
-    quiet.setLevel(logging.ERROR)  # it warns of each layer that gets no weights, which is what we want of all
-    layerwise._layerwise_process = _leave_it
+    quiet.setLevel(logging.ERROR)  # it warns of each layer that gets no weights, and here none gets any
+    layerwise._layerwise_process = _process_nothing
     try:
         with set_current_vllm_config(vllm_config):
             layerwise.initialize_layerwise_reload(model)
@@ -46,7 +46,7 @@ def fed_modules(model: Any, vllm_config: Any, tensors: Iterable[Tensor]) -> dict
 
 
 def _put_back(model: Any, vllm_config: Any) -> None:
-    """Raises `ValueError` where vLLM's reload fails by itself, though it has nothing to load."""
+    """Raises `ValueError` where vLLM's reload fails although it has nothing to load."""
     try:
         layerwise.finalize_layerwise_reload(model, vllm_config.model_config)
     except Exception as error:
@@ -56,8 +56,8 @@ def _put_back(model: Any, vllm_config: Any) -> None:
         ) from error
 
 
-def _leave_it(layer: Any, info: Any) -> None:
-    """In place of filling and processing a layer that has all its weights."""
+def _process_nothing(layer: Any, info: Any) -> None:
+    """Stands in for vLLM's function that fills and processes a layer which has all its weights."""
 
 
 def _reached(model: Any, prefixes: dict[Any, str], tensor: Tensor) -> Fed:
@@ -66,7 +66,7 @@ def _reached(model: Any, prefixes: dict[Any, str], tensor: Tensor) -> Fed:
     for name in tensor.names:
         try:
             model.load_weights([(name, torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype]))])
-        except Exception:  # whatever a loader raises for a name or shape that is not its own
+        except Exception:  # a loader may raise anything for a name or shape that it does not have
             _forget(prefixes)
             continue
         found = {prefix for layer, prefix in prefixes.items() if layerwise.get_layerwise_info(layer).loaded_weights}

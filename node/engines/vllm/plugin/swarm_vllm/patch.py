@@ -1,4 +1,4 @@
-"""Reading a version's changes: the same bytes as `codec.patch` writes, checked again, since a rank decodes them."""
+"""Reads a weight patch, in the format of `codec.patch`. A rank decodes it by itself, so it checks it again."""
 
 import struct
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ _HEAD = struct.Struct("<HHIQ32s32s")
 
 
 class BadPatch(Exception):
-    """Not a patch."""
+    """The bytes are not a patch."""
 
 
 def entries(data: NDArray[np.uint8]) -> Iterator[tuple[str, NDArray[np.int64], NDArray[np.unsignedinteger]]]:
-    """(tensor name, flat indices ascending, new bits) of one block after the other. Raises `BadPatch`."""
+    """(tensor name, ascending flat indices, new bits) of each block in order. Raises `BadPatch`."""
     view = data.data
     if view[: len(_MAGIC)] != _MAGIC:
         raise BadPatch("the patch is of another version of swarm-node: install the plugin that came with it")

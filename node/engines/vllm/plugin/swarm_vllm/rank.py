@@ -1,11 +1,12 @@
 """A worker process's side: the weight-transfer engine named `swarm`.
 
-What touches live weights is called by the engine core between two steps (`connect`, `commit_on`, `load_on`); the rest
-the driver asks for directly, over a socket of our own, and is done in a thread of low priority while steps go on.
+The engine core calls everything that changes live weights, between two steps (`commit_on`, `load_on`, `check_on`). The
+driver asks for everything else directly, over a socket of the plugin's; a thread of low priority answers while steps go
+on.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-# vLLM is in another environment.
+# vLLM is installed in another environment.
 
 import os
 import sys
@@ -48,21 +49,22 @@ from .weights import LiveWeights, NotStaged
 __all__ = ["SwarmEngine", "check_on", "commit_on", "load_on"]
 
 _LOW_PRIORITY = 19
-"""Staging may use what generation leaves over; at equal priority it would cost a step each time it runs."""
+"""The niceness of the thread that stages. At equal priority it would delay a step each time it runs."""
 _SWITCH_S = 0.0002
-"""How long the thread that generates may have to wait for the interpreter; Python's own 5 ms come at every kernel."""
+"""Seconds after which a thread gives up the interpreter. With Python's default of 5 ms the generating thread would wait
+so long at every kernel."""
 
 
 @dataclass
 class SwarmInit(WeightTransferInitInfo):
-    """`socket`: that the driver serves."""
+    """`socket`: path of the Unix socket that the driver serves."""
 
     socket: str = ""
 
 
 @dataclass
 class SwarmUpdate(WeightTransferUpdateInfo):
-    """Nothing: versions are staged over the socket and committed by the engine core."""
+    """Empty: versions are staged over the socket and committed by the engine core."""
 
 
 class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
@@ -77,7 +79,7 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
     _origin: Source | None = None
 
     def init_transfer_engine(self, init_info: SwarmInit) -> None:
-        """Connect to the driver, take the layout and the replica from it, map every tensor."""
+        """Connect to the driver, get the layout and the replica from it, and map every tensor."""
         self.shutdown()
         parallel = self.parallel_config
         channel = connect(init_info.socket, FromDriver)
@@ -89,7 +91,7 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         try:
             replica = ReplicaSource(map_sealed(fds[0]), message.block_elements)
             self._weights = weights = LiveWeights(self.model, message.tensors, replica, self._fed_modules)
-            self._look_at_origin(weights, replica, message.block_elements)
+            self._find_origin(weights, replica, message.block_elements)
         except Exception as error:
             channel.send(Failed(message.number, str(error)))
             channel.close()
@@ -97,15 +99,15 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         seconds = time.perf_counter() - started
         channel.send(Mapped(message.number, weights.covered, weights.opaque, weights.modules, seconds))
         self._channel = channel
-        threading.Thread(target=self._serve, args=(channel, weights), name="swarm", daemon=True).start()
+        threading.Thread(target=self._serve_driver, args=(channel, weights), name="swarm", daemon=True).start()
 
     def _fed_modules(self, tensors: list[Tensor]) -> dict[str, tuple[set[str], list[str]]]:
-        from .modules import fed_modules  # engines that hold weights as they are need nothing of vLLM's reload
+        from .modules import fed_modules  # imports vLLM's reload, which engines without quantized weights do not need
 
         return fed_modules(self.model, self.vllm_config, tensors)
 
-    def _look_at_origin(self, weights: LiveWeights, replica: ReplicaSource, block_elements: int) -> None:
-        """Where the weights that vLLM loaded at its start came from, and the hashes of these."""
+    def _find_origin(self, weights: LiveWeights, replica: ReplicaSource, block_elements: int) -> None:
+        """Set where vLLM's first weights came from, and their hashes."""
         if loader.first_load:
             self._origin, weights.sources = replica, dict(loader.first_load)
         else:
@@ -128,7 +130,7 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
 
     # ------------------------------------------------------------ in the thread
 
-    def _serve(self, channel: Channel, weights: LiveWeights) -> None:
+    def _serve_driver(self, channel: Channel, weights: LiveWeights) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
         sys.setswitchinterval(_SWITCH_S)
         try:
@@ -139,7 +141,7 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
                     answer = self._do(weights, message, fds, started)
                 except Closed:
                     raise
-                except Exception as error:  # told to the driver, which knows what to do
+                except Exception as error:  # the driver decides what to do
                     answer = Failed(message.number, f"{type(error).__name__}: {error}")
                 channel.send(answer)
         except Closed:
@@ -164,7 +166,10 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
     # ------------------------------------------------------------ between two steps
 
     def commit(self, version: str, dense: Iterable[str], worker: Any) -> dict[str, Any]:
-        """Scatter, then load. Never raises: another rank's answer would be taken for the next call's."""
+        """Write the staged changes, then load `dense`.
+
+        Never raises: the core would take another rank's answer for that of the next call.
+        """
         touched, loaded_s = False, 0.0
         try:
             if self._weights is None:
@@ -183,7 +188,7 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         return {"error": "", "touched": touched, "loaded_s": loaded_s}
 
     def load(self, names: Iterable[str] | None, worker: Any) -> dict[str, Any]:
-        """Take tensors from the replica. Never raises."""
+        """Load tensors from the replica. Never raises (see `commit`)."""
         started = time.perf_counter()
         try:
             if self._weights is None:
@@ -195,8 +200,11 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         return {"error": "", "touched": True, "loaded_s": time.perf_counter() - started}
 
     def check(self, names: Collection[str], worker: Any) -> dict[str, Any]:
-        """Load other bits, which must show everywhere, and those of the origin again, which must leave what the first
-        load left. Never raises."""
+        """Check that loading these tensors works. Never raises (see `commit`).
+
+        Other bits must change everything that is derived from them, and the origin's bits must leave what the first
+        load left.
+        """
         started = time.perf_counter()
         try:
             if self._weights is None or self._origin is None:
@@ -224,21 +232,21 @@ def _engine_of(worker: Any) -> tuple[SwarmEngine, Any]:
 
 
 def commit_on(worker: Any, version: str, dense: tuple[str, ...]) -> dict[str, Any]:
-    """What the engine core has each worker do for a commit."""
+    """The engine core calls this on each worker for a commit."""
     engine, worker = _engine_of(worker)
     with torch.no_grad():
         return engine.commit(version, dense, worker)
 
 
 def check_on(worker: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """What the engine core has each worker do to see whether reloading is like loading."""
+    """The engine core calls this on each worker to check that loading again is like the first load."""
     engine, worker = _engine_of(worker)
     with torch.no_grad():
         return engine.check(names, worker)
 
 
 def load_on(worker: Any, names: tuple[str, ...] | None) -> dict[str, Any]:
-    """What the engine core has each worker do to load tensors whole."""
+    """The engine core calls this on each worker to load tensors whole."""
     engine, worker = _engine_of(worker)
     with torch.no_grad():
         return engine.load(names, worker)

@@ -1,6 +1,6 @@
-"""What sampling options make of logits, in vLLM's order; see `node.engines.base.SamplingOptions`.
+"""What sampling options do to logits, in vLLM's order; see `node.engines.base.SamplingOptions`.
 
-Used by the transformers engine to draw and to score, and by vLLM's worker processes to score: vLLM draws by its own
+The transformers engine uses it to draw and to score, and vLLM's worker processes to score. vLLM draws with its own
 sampler. Needs torch and nothing else.
 """
 
@@ -12,8 +12,8 @@ import torch
 __all__ = ["BORDER_NATS", "Options", "keep", "reshape"]
 
 BORDER_NATS: Final = 0.25
-"""A token that lies so little below the border of `min_p` or `top_k` may be above it by another's rounding: bfloat16
-moves a log-probability by 0.06."""
+"""Nats by which a token may be below the border of `min_p` or `top_k`, and above it by another engine's rounding.
+bfloat16 moves a log-probability by 0.06."""
 
 
 class Options(Protocol):
@@ -42,9 +42,9 @@ class Options(Protocol):
 def reshape(
     logits: torch.Tensor, prompts: torch.Tensor, drawn: torch.Tensor, options: Options, stop_tokens: Sequence[int]
 ) -> torch.Tensor:
-    """New logits, float32, for the next token of each row: all that `options` do before the temperature.
+    """New logits of each row's next token, after all that `options` do before the temperature: float32.
 
-    `logits`: (rows, vocabulary). `prompts`, `drawn`: int64, (rows, length), token ids; `drawn`: since the prompt.
+    `logits`: (rows, vocabulary). `prompts`, `drawn`: token ids, int64, (rows, length); `drawn`: those after the prompt.
     """
     logits = logits.float().clone()
     minus_inf = float("-inf")
@@ -80,8 +80,10 @@ def _penalize(logits: torch.Tensor, prompts: torch.Tensor, drawn: torch.Tensor, 
 
 
 def keep(logprobs: torch.Tensor, options: Options, slack: float = 0.0) -> torch.Tensor:
-    """`logprobs` (rows, vocabulary; after the temperature) as they are where `min_p` and `top_k` keep a token, else
-    -inf. `slack`: nats by which both borders are lowered."""
+    """`logprobs` with -inf for the tokens that `min_p` and `top_k` exclude; the same tensor if neither is set.
+
+    `logprobs`: (rows, vocabulary), after the temperature. `slack`: nats by which both borders are lowered.
+    """
     if options.min_p:
         border = logprobs.amax(-1, keepdim=True) + torch.tensor(options.min_p).log().item() - slack
         logprobs = logprobs.masked_fill(logprobs < border, float("-inf"))

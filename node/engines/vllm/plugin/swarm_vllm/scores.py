@@ -1,13 +1,14 @@
-"""How likely given tokens are: what spot checks of others' rollouts ask of an engine.
+"""The log-probabilities of given tokens: nodes check each other's rollouts by them.
 
-A request with `prompt_logprobs` reads the text in one pass, past the prefix cache. vLLM then tells each token's
-log-probability at temperature 1 over the whole vocabulary, whatever was asked; a rollout tells that of the distribution
-it was drawn from. `install` gives a worker process's model runners the missing piece, for requests that carry `ASK` and
-for no others. What it computed has the rank 0, which no token has: so an answer without it cannot be taken for one.
+A request with `prompt_logprobs` reads the text in one pass, without the prefix cache. vLLM then returns each token's
+log-probability at temperature 1 over the whole vocabulary, for any sampling parameters. A rollout has the
+log-probabilities of the distribution that its tokens were drawn from. `install` makes a worker process's model runners
+compute those, for requests that carry `ASK` only. It marks them with rank 0, which vLLM never uses, so vLLM's own
+numbers cannot be taken for them.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
-# vLLM is in another environment.
+# vLLM is installed in another environment.
 
 import logging
 from collections.abc import Callable
@@ -27,7 +28,7 @@ __all__ = ["install", "read", "scoring"]
 
 
 class _By(NamedTuple):
-    """How the tokens were drawn. `prompt`: how many tokens of the text were there before."""
+    """How the tokens were drawn. `prompt`: the number of prompt tokens at the start of the text."""
 
     temperature: float
     top_p: float
@@ -39,14 +40,14 @@ class _By(NamedTuple):
 
 ASK = "swarm_score"
 _ROWS = 256
-"""Tokens whose logits are held at a time: 150 MB at a vocabulary of 150,000."""
+"""Tokens whose logits are in memory at a time: 150 MB at a vocabulary of 150,000."""
 
 _log = logging.getLogger(__name__)
 _original_v1 = GPUModelRunner._get_prompt_logprobs_dict
 
 
 def scoring(message: Score) -> SamplingParams:
-    """What to ask of vLLM for the prompt's tokens to be scored; it draws one more, which says the version."""
+    """The parameters of a request that scores. It also draws one token, which tells the version of the weights."""
     return SamplingParams(
         max_tokens=1,
         temperature=0.0,
@@ -70,20 +71,20 @@ def scoring(message: Score) -> SamplingParams:
 
 def read(prompt_logprobs: Any, token_ids: tuple[int, ...]) -> tuple[float, ...]:
     """The scores of the prompt's last tokens, `token_ids`. Raises `ValueError` when they are vLLM's own."""
-    told = list(prompt_logprobs or ())[-len(token_ids) :]
-    if len(told) != len(token_ids) or any(at is None or token not in at for at, token in zip(told, token_ids)):  # noqa: B905
+    last = list(prompt_logprobs or ())[-len(token_ids) :]
+    if len(last) != len(token_ids) or any(at is None or token not in at for at, token in zip(last, token_ids)):  # noqa: B905
         raise ValueError("vLLM did not score the tokens")
-    if any(at[token].rank != 0 for at, token in zip(told, token_ids)):  # noqa: B905
-        raise ValueError("vLLM's model runner is one that cannot score by another's temperature")
-    return tuple(min(0.0, at[token].logprob) for at, token in zip(told, token_ids))  # noqa: B905
+    if any(at[token].rank != 0 for at, token in zip(last, token_ids)):  # noqa: B905
+        raise ValueError("vLLM's model runner cannot score by the sampling parameters of a rollout")
+    return tuple(min(0.0, at[token].logprob) for at, token in zip(last, token_ids))  # noqa: B905
 
 
 def install() -> None:
-    """In each process that may hold a model runner. Loading this twice changes nothing."""
+    """Change the model runners of this process. A second call does nothing."""
     GPUModelRunner._get_prompt_logprobs_dict = _prompt_logprobs
     try:
         from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsWorker
-    except ImportError:  # a vLLM without the newer runner, or a machine without what it needs
+    except ImportError:  # this vLLM lacks the newer runner, or this machine lacks what it needs
         return
     if not hasattr(PromptLogprobsWorker, "_swarm_add"):
         PromptLogprobsWorker._swarm_add = PromptLogprobsWorker.add_request
@@ -95,7 +96,7 @@ def install() -> None:
 
 
 def _asked(sampling: Any) -> _By | None:
-    """What to score a request's text by; None: it is not one of ours."""
+    """How to score a request's text; None for a request that does not ask for it."""
     found = ((getattr(sampling, "extra_args", None) or {}) if sampling is not None else {}).get(ASK)
     if found is None:
         return None
@@ -107,7 +108,10 @@ def _asked(sampling: Any) -> _By | None:
 
 
 def _scores(logits: torch.Tensor, by: _By) -> torch.Tensor:
-    """As vLLM's sampler makes of logits what it draws from, and tells of it: float32, (rows, vocabulary)."""
+    """The log-probabilities that vLLM's sampler would draw by: float32, (rows, vocabulary).
+
+    A token just outside a border is scored as if it were inside (see `Score` and `BORDER_NATS`).
+    """
     logits = logits.to(torch.float32)
     if by.temperature == 0.0:
         return logits.log_softmax(-1)
@@ -122,7 +126,7 @@ def _scores(logits: torch.Tensor, by: _By) -> torch.Tensor:
 
 
 def _reshaped(logits: torch.Tensor, ids: torch.Tensor, first: int, by: _By) -> torch.Tensor:
-    """Logits as the sampler's options change them. `logits[i]`: of the token after `ids[first + i]`."""
+    """`logits` after the changes of the sampling options. `logits[i]`: of the token after `ids[first + i]`."""
     if by.options is None:
         return logits
     ids = ids.to(logits.device)
@@ -130,7 +134,7 @@ def _reshaped(logits: torch.Tensor, ids: torch.Tensor, first: int, by: _By) -> t
     rows = []
     for i, row in enumerate(logits):
         end = first + i + 1
-        drawn = end >= by.prompt  # else nobody asks how likely it was
+        drawn = end >= by.prompt  # tokens of the prompt are not scored
         text = ids[None, by.prompt : end]
         rows.append(reshape(row[None], ids[None, : by.prompt], text, by.options, known) if drawn else row[None].float())
     return torch.cat(rows)
@@ -144,7 +148,7 @@ def _nucleus(logits: torch.Tensor, top_p: float) -> torch.Tensor:
 
 
 def _fill(
-    told: torch.Tensor,
+    out: torch.Tensor,
     ids: torch.Tensor,
     by: _By,
     logits_fn: Callable[[torch.Tensor], torch.Tensor],
@@ -153,22 +157,23 @@ def _fill(
     row: int,
     count: int,
 ) -> bool:
-    """Score what a step read: `count` tokens from `first` on, whose states begin at `row`. Is the text read to its end?
+    """Score the `count` tokens that a step read, from `first` on. Returns whether the text is read to its end.
 
-    `told[i]`, float32: of token i + 1, given those before it.
+    `states`: hidden states of the step's batch; those of this text begin at `row`. `out[i]`, float32: the score of
+    token i + 1, given the tokens before it.
     """
     end = min(first + count, len(ids) - 1)
     for at in range(first, end, _ROWS):
         to = min(at + _ROWS, end)
         logits = logits_fn(states[row + at - first : row + to - first])
-        told[at:to] = _scores(_reshaped(logits, ids, at, by), by).gather(
+        out[at:to] = _scores(_reshaped(logits, ids, at, by), by).gather(
             -1, ids[at + 1 : to + 1, None].to(logits.device)
         )[:, 0]
     return first + count >= len(ids)
 
 
-def _told(ids: torch.Tensor, scores: torch.Tensor) -> Any:
-    """As vLLM hands on a prompt's log-probabilities, with our mark for ranks."""
+def _as_prompt_logprobs(ids: torch.Tensor, scores: torch.Tensor) -> Any:
+    """The scores in the form of vLLM's prompt log-probabilities, with rank 0 as the mark of this module."""
     ranks = torch.zeros(len(scores), dtype=torch.int32, device=scores.device)
     return LogprobsTensors(ids[1:, None].to(torch.int32), scores[:, None], ranks)
 
@@ -192,17 +197,17 @@ def _prompt_logprobs(runner: Any, hidden_states: torch.Tensor, scheduled: dict[s
 def _score(
     runner: Any, request: Any, states: torch.Tensor, name: str, count: int, by: _By, found: dict[str, Any]
 ) -> bool:
-    """Whether the request is done with; its scores are in `found` then, unless they could not be had."""
+    """Score a step of one request. Returns whether it is done; its scores are then in `found`, unless it failed."""
     try:
         ids = torch.tensor(request.prompt_token_ids, dtype=torch.int64, device="cpu")
         if request.in_progress_prompt_logprobs_cpu is None:
             request.in_progress_prompt_logprobs_cpu = torch.empty(len(ids) - 1, dtype=torch.float32, device="cpu")
-        told = request.in_progress_prompt_logprobs_cpu
+        out = request.in_progress_prompt_logprobs_cpu
         row = int(runner.query_start_loc.np[runner.input_batch.req_id_to_index[name]])
-        if not _fill(told, ids, by, runner.model.compute_logits, states, request.num_computed_tokens, row, count):
+        if not _fill(out, ids, by, runner.model.compute_logits, states, request.num_computed_tokens, row, count):
             return False
-        found[name] = _told(ids, told)
-    except Exception:  # no engine shall end because a check was asked of it
+        found[name] = _as_prompt_logprobs(ids, out)
+    except Exception:  # a failed check must not end the engine
         _log.exception("tokens could not be scored")
     return True
 
@@ -213,7 +218,7 @@ def _score(
 def _add_request(worker: Any, req_id: str, req_idx: int, sampling_params: Any) -> None:
     worker._swarm_add(req_id, req_idx, sampling_params)
     if (by := _asked(sampling_params)) is not None:
-        worker.uses_prompt_logprobs[req_idx] = False  # the original has nothing to do with it
+        worker.uses_prompt_logprobs[req_idx] = False  # vLLM itself must not score it
         worker.__dict__.setdefault("_swarm_asked", {})[req_id] = [by, None]
 
 
@@ -246,8 +251,8 @@ def _compute(
             first, row = int(input_batch.num_computed_prefill_tokens_np[i]), int(input_batch.query_start_loc_np[i])
             count = int(input_batch.num_scheduled_tokens[i])
             if _fill(asked[name][1], ids, by, logits_fn, hidden_states, first, row, count):
-                found[name] = _told(ids, asked.pop(name)[1])
-        except Exception:  # no engine shall end because a check was asked of it
+                found[name] = _as_prompt_logprobs(ids, asked.pop(name)[1])
+        except Exception:  # a failed check must not end the engine
             _log.exception("tokens could not be scored")
             asked.pop(name, None)
     return found

@@ -1,4 +1,4 @@
-"""Memory that the driver shares with us: mapped for reading only, after a look at its seals."""
+"""Shared memory that the driver passes on: mapped for reading only, after a check of its seals."""
 
 import fcntl
 import mmap
@@ -14,19 +14,20 @@ _F_SEAL_FUTURE_WRITE = 0x10
 
 
 class Unsealed(Exception):
-    """The memory could still change its size, or be written to by whoever receives it."""
+    """The memory could still change its size, or be written by a receiver."""
 
 
 def map_sealed(fd: int) -> NDArray[np.uint8]:
-    """All of it, read-only. Takes `fd` over. Raises `Unsealed` for a memfd without seals, or a file open for writing.
+    """All of the memory, read-only. Takes over `fd`. Raises `Unsealed` for a memfd without seals, or a file open for
+    writing.
 
-    A replica may be written by its owner (through the map that it made before it sealed), never by us and never by
-    anyone else who is given the descriptor.
+    Only the owner may write a replica, through the map that it made before it sealed the memory. No receiver of the
+    descriptor may.
     """
     try:
         try:
             have = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-        except OSError:  # a file: it is shared by a descriptor that can only read
+        except OSError:  # a file, which is shared by a descriptor that can only read
             if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
                 raise Unsealed("the replica's file came with a descriptor that can write") from None
         else:
@@ -39,7 +40,7 @@ def map_sealed(fd: int) -> NDArray[np.uint8]:
 
 
 def map_scratch(fd: int) -> NDArray[np.uint8]:
-    """All of it, for writing. Takes `fd` over."""
+    """All of the memory, for writing. Takes over `fd`."""
     try:
         return np.frombuffer(mmap.mmap(fd, 0), np.uint8)
     finally:

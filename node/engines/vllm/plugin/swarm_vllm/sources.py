@@ -1,4 +1,4 @@
-"""Where weights are taken from whole: the replica, or the folder that the user's vLLM was started with."""
+"""Where weights are loaded from: the replica, or the folder that a user's vLLM was started with."""
 
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,15 +29,15 @@ DTYPES = {
 
 
 class Source(Protocol):
-    """Gives tensors of the checkpoint."""
+    """Reads whole tensors of the checkpoint."""
 
     def read(self, tensor: Tensor) -> tuple[torch.Tensor, bytes]:
-        """(the tensor, BLAKE3 of its blocks one after the other): of the very bits that are given."""
+        """(the tensor, BLAKE3 of its blocks, concatenated). The hashes are of the very bits that are returned."""
         ...
 
 
 class ReplicaSource:
-    """The swarm's replica. It may change at any time, so each tensor is copied, and the copy is hashed."""
+    """The swarm's replica. It may change at any time, so each tensor is copied first, and the copy is hashed."""
 
     def __init__(self, replica: NDArray[np.uint8], block_elements: int) -> None:
         self._replica, self._block_elements = replica, block_elements
@@ -54,7 +54,7 @@ class FolderSource:
     """The safetensors files of a folder, as they were when vLLM loaded them."""
 
     def __init__(self, folder: Path, block_elements: int) -> None:
-        """Raises `ValueError`, with a sentence, when the folder has none."""
+        """Raises `ValueError`, with a sentence for the user, when the folder has no safetensors files."""
         from safetensors import safe_open  # vLLM's own way to read them
 
         self._block_elements = block_elements
@@ -63,7 +63,7 @@ class FolderSource:
             file = safe_open(path, "pt")
             self._files |= dict.fromkeys(file.keys(), file)
         if not self._files:
-            raise ValueError(f"{folder} has no safetensors files to hold the live weights against")
+            raise ValueError(f"{folder} has no safetensors files to compare the live weights with")
 
     def read(self, tensor: Tensor) -> tuple[torch.Tensor, bytes]:
         name = next((name for name in tensor.names if name in self._files), None)
@@ -78,10 +78,10 @@ class FolderSource:
 
 
 class OtherSource:
-    """Other weights of the same shapes: whatever is made of weights is made otherwise of these.
+    """Other weights of the same shapes, so that everything derived from weights changes with them.
 
-    Twice as much, with the other sign: neither a sum nor an absolute maximum stays what it was. Tensors of integers are
-    left as they are, since they may be places.
+    Each value is doubled and its sign changed: neither a sum nor an absolute maximum stays the same. Integer tensors
+    are not changed, because they may be indices.
     """
 
     def __init__(self, source: Source) -> None:
@@ -90,7 +90,8 @@ class OtherSource:
     def read(self, tensor: Tensor) -> tuple[torch.Tensor, bytes]:
         weight, hashes = self._source.read(tensor)
         if weight.is_floating_point():
-            known = weight if weight.element_size() > 1 else weight.to(torch.bfloat16)  # bytes do not multiply
+            # torch has no arithmetic for 8-bit floats
+            known = weight if weight.element_size() > 1 else weight.to(torch.bfloat16)
             weight = (known * -2).to(weight.dtype)
         return weight, hashes
 

@@ -1,8 +1,8 @@
-"""Finding the boxes: what `load_weights` would copy where, without copying anything.
+"""Finds the boxes of a checkpoint tensor: what `load_weights` would copy where, without copying anything.
 
-Each checkpoint tensor is handed to the model's own loader as an empty probe, under a dispatch mode that writes down
-every copy of a view of the probe into a view of a live tensor, and skips it. Whatever else writes to a live tensor
-(a computed value, another dtype) makes the checkpoint tensor opaque: it is loaded, not scattered.
+Each checkpoint tensor is passed to the model's own loader as an empty probe, under a dispatch mode that records every
+copy of a view of the probe into a view of a live tensor, and skips it. Any other write to a live tensor (a computed
+value, another dtype) makes the checkpoint tensor opaque: it is loaded, not scattered.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,20 +19,20 @@ __all__ = ["INTEGERS", "Kept", "Storages", "TensorMap", "kept_beside", "trace"]
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FILLS = (torch.ops.aten.fill_, torch.ops.aten.zero_)
-"""Loaders clear the padding of vocabularies with these; it stays as it was."""
+"""Loaders clear the padding of vocabularies with these. The padding holds nothing of the checkpoint."""
 _HELPERS_DEEP = 2
-"""A quantization method has a kernel, which has the tensors."""
+"""How deep derived tensors are looked for: a quantization method has a kernel, and the kernel has the tensors."""
 _NO_HELPERS = (torch.nn.Module, type, ModuleType, FunctionType, MethodType)
 
 
 class Storages:
-    """Every storage that a model's parameters and buffers lie in, once, as flat integers."""
+    """Every storage of a model's parameters and buffers, each once, as flat integers."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.flat: list[torch.Tensor] = []
         self.numbers: dict[int, int] = {}
         self.modules: list[set[str]] = []
-        """The modules that have a tensor in each storage."""
+        """By storage number: the modules that have a tensor in it."""
         for prefix, module in model.named_modules():
             own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
             for _, tensor in own:
@@ -46,28 +46,29 @@ class Storages:
                 self.modules[number].add(prefix)
 
     def of(self, tensor: torch.Tensor) -> int | None:
+        """The number of the tensor's storage; None for a storage that is not the model's."""
         return self.numbers.get(tensor.untyped_storage()._cdata)
 
 
 class TensorMap:
-    """One checkpoint tensor's boxes, or why it has none that can be trusted."""
+    """One checkpoint tensor's boxes, or in `opaque` the reason why they cannot be relied on."""
 
     def __init__(self) -> None:
         self.boxes: list[Box] = []
         self.opaque = ""
         self.storages: set[int] = set()
-        """Those that its loader writes to, in whichever way."""
+        """The numbers of the storages that its loader writes to, in any way."""
         self.accepted: list[str] = []
-        """Those of its names (its own, its aliases') that the loader takes."""
+        """Those of its names (its own, its aliases) that the loader accepts."""
 
     @classmethod
     def of_modules(cls, storages: Storages, modules: set[str], accepted: list[str]) -> "TensorMap":
-        """Of a tensor of which only the modules are known that it feeds."""
-        made = cls()
-        made.opaque = "vLLM holds it in another form: quantized, or repacked"
-        made.storages = {number for number, own in enumerate(storages.modules) if own & modules}
-        made.accepted = accepted
-        return made
+        """The map of a tensor of which only the modules that it feeds are known."""
+        found = cls()
+        found.opaque = "vLLM holds it in another form: quantized, or repacked"
+        found.storages = {number for number, own in enumerate(storages.modules) if own & modules}
+        found.accepted = accepted
+        return found
 
 
 class _Recorder(TorchDispatchMode):
@@ -122,18 +123,18 @@ def trace(
 ) -> TensorMap:
     """The map of one checkpoint tensor, which may have several names. Reads and writes no weight.
 
-    Raises whatever the loader raises when it takes none of the names.
+    Raises the loader's own exception when it accepts none of the names.
     """
     found = TensorMap()
     refusals: list[Exception] = []
     for name in names:
-        probe = torch.empty(shape, dtype=dtype)  # pages that are never touched
+        probe = torch.empty(shape, dtype=dtype)  # its pages are never touched, so it takes no memory
         before = len(found.storages), len(found.boxes)
         try:
             with _Recorder(storages, probe, found):
                 load_weights([(name, probe)])
         except (KeyError, ValueError, AttributeError, AssertionError, RuntimeError) as error:
-            refusals.append(error)  # a tied model knows one of the two names
+            refusals.append(error)  # a tied model accepts only one of the two names
             continue
         if (len(found.storages), len(found.boxes)) != before:
             found.accepted.append(name)
@@ -144,7 +145,7 @@ def trace(
 
 @dataclass(frozen=True)
 class Kept:
-    """A tensor that no loader fills, beside weights that one does: a module's (named `prefix`), or a helper's of it."""
+    """A tensor that no loader fills, in a module whose weights a loader fills, or in a helper object of that module."""
 
     prefix: str
     module: torch.nn.Module
@@ -156,7 +157,7 @@ class Kept:
 
     @property
     def tensor(self) -> torch.Tensor | None:
-        """As it is now: vLLM may have put another one there, or another helper, or none."""
+        """The tensor that is there now. vLLM may have replaced it, or its helper, or removed it (None)."""
         found: Any = self.module
         for name in self.path.split("."):
             found = getattr(found, name, None)
@@ -164,11 +165,11 @@ class Kept:
 
 
 def kept_beside(model: torch.nn.Module, storages: Storages, filled: set[int]) -> dict[str, list[Kept]]:
-    """By module: tensors that may have been made of its weights after they were loaded, so would not follow a scatter.
+    """By module: tensors that may be derived from its weights after their load, and would not follow a scatter.
 
-    They stand in the module, in one that it is a part of, or in their helpers (an attention's kernel, a quantization
-    method). `filled`: the storages that loaders write to; views of these follow by themselves. Key-value caches are no
-    weights, integers say where and not what, and single numbers (norms, scales) belong to the model's shape.
+    They are in the module, in a module around it, or in a helper object of either (an attention's kernel, a
+    quantization method). `filled`: the storages that loaders write to; views of these follow by themselves. Left out
+    are key-value caches, integer tensors, which hold indices, and single numbers, which belong to the model's shape.
     """
     prefixes = {module: prefix for prefix, module in model.named_modules()}
     found: dict[str, list[Kept]] = {}
@@ -185,7 +186,7 @@ def kept_beside(model: torch.nn.Module, storages: Storages, filled: set[int]) ->
 
 
 def _held(owner: Any, path: str, deep: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """(path from the module, tensor) of what a module or a helper has by itself."""
+    """(path from the module, tensor) of the tensors of a module, or of a helper object, and of its helpers."""
     own = vars(owner)
     if isinstance(owner, torch.nn.Module):
         own = own | owner._parameters | owner._buffers

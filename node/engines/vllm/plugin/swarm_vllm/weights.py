@@ -1,4 +1,4 @@
-"""A rank's live weights: mapped, staged, scattered, read back, loaded anew."""
+"""A rank's live weights: mapped, staged, written, read back and loaded again."""
 
 import logging
 import time
@@ -19,11 +19,12 @@ from .trace import Kept, Storages, TensorMap, kept_beside, trace
 __all__ = ["LiveWeights", "NotStaged"]
 
 _AT_ONCE = 1 << 18
-"""Changes mapped at a time while staging: some milliseconds, in which the interpreter is ours."""
+"""Changes that staging maps at a time: some milliseconds, during which it holds the interpreter."""
 
 _WORK_S = 0.001
+"""Seconds of work after which staging rests."""
 _RESTS = 3.0
-"""A quarter of the time works on the next version: the speed of generation is what it would cost."""
+"""Rest, as a multiple of the work before it: staging gets a quarter of the time, because it slows generation down."""
 
 
 class NotStaged(Exception):
@@ -31,7 +32,7 @@ class NotStaged(Exception):
 
 
 class LiveWeights:
-    """What one worker process has of the model, in checkpoint coordinates."""
+    """The part of the model that one worker process holds, in checkpoint coordinates."""
 
     def __init__(
         self,
@@ -40,9 +41,9 @@ class LiveWeights:
         replica: Source,
         fed_modules: Callable[[list[Tensor]], dict[str, tuple[set[str], list[str]]]] | None = None,
     ) -> None:
-        """Trace every tensor. `fed_modules`: finds the modules of those whose loaders refuse a probe.
+        """Trace every tensor. `fed_modules`: finds the modules of tensors whose loaders refuse a probe.
 
-        Raises `ValueError`, with a sentence, when the model is another one.
+        Raises `ValueError`, with a sentence for the user, when the model is another one.
         """
         self._tensors = {tensor.names[0]: tensor for tensor in tensors}
         self._replica = replica
@@ -50,11 +51,11 @@ class LiveWeights:
         self._maps: dict[str, TensorMap] = {}
         self._staged: tuple[str, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] | None = None
         self.sources: dict[str, bytes] = {}
-        """Block hashes of what was last loaded from the replica, by tensor."""
+        """By tensor: the hashes of its blocks, as they were last loaded."""
         self._kept: dict[str, list[Kept]] = {}
-        """What may have been made of each tensor beside the storages that its loader fills."""
+        """By tensor: tensors that may be derived from it, outside the storages that its loader fills."""
         self._as_loaded: dict[int | str, bytes] = {}
-        """Digest of each storage that loaders filled, and of what was made of it, as they left it."""
+        """Digest after its load of each storage that loaders filled (by number) and each derived tensor (by label)."""
         refused: dict[str, Exception] = {}
         for name, tensor in self._tensors.items():
             if tensor.dtype not in DTYPES:
@@ -75,7 +76,7 @@ class LiveWeights:
         self._look_beside(model)
 
     def _look_beside(self, model: torch.nn.Module) -> None:
-        """What is kept of weights where their loaders do not write makes them opaque."""
+        """A tensor from which something is derived outside its loader's storages is opaque."""
         filled = {number for found in self._maps.values() for number in found.storages}
         beside = kept_beside(model, self._storages, filled)
         for name, found in self._maps.items():
@@ -88,12 +89,12 @@ class LiveWeights:
 
     @property
     def covered(self) -> dict[str, int]:
-        """Elements of each tensor that live here in place (twice if in two places)."""
+        """The number of elements of each tensor that are live here; an element in two places counts twice."""
         return {name: sum(box.elements for box in found.boxes) for name, found in self._maps.items()}
 
     @property
     def opaque(self) -> dict[str, str]:
-        """Tensors that cannot be scattered, and why."""
+        """The tensors that cannot be scattered, and why."""
         return {name: found.opaque for name, found in self._maps.items() if found.opaque}
 
     @property
@@ -104,7 +105,10 @@ class LiveWeights:
     # ------------------------------------------------------------ in the background
 
     def stage(self, patch: NDArray[np.uint8], version: str, scattered: frozenset[str]) -> None:
-        """Map and copy the patch's changes to the device; replaces what was staged. Touches no live weight."""
+        """Map the patch's changes of the `scattered` tensors and copy them to the device. Replaces what was staged.
+
+        Changes no live weight. Raises `BadPatch`.
+        """
         self._staged = None
         pace = _Pace()
         found: dict[int, list[tuple[NDArray[np.int64], NDArray[Any]]]] = {}
@@ -118,16 +122,17 @@ class LiveWeights:
                     if places.size:
                         found.setdefault(box.storage, []).append((places, new[chosen]))
                 pace.rest()
-        scatters = []
+        patches = []
         for number, parts in found.items():
-            scatters.append(self._scatter(number, parts))
+            patches.append(self._copy_to_device(number, parts))
             pace.rest()
-        self._staged = version, scatters
+        self._staged = version, patches
         _synchronize(self._storages)
 
-    def _scatter(
+    def _copy_to_device(
         self, number: int, parts: list[tuple[NDArray[np.int64], NDArray[Any]]]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(a storage, flat; places in it; new bits): the changes of storage `number`, on its device."""
         flat = self._storages.flat[number]
         places = torch.from_numpy(np.concatenate([places for places, _ in parts]))
         bits = np.concatenate([bits for _, bits in parts])
@@ -136,18 +141,18 @@ class LiveWeights:
         return flat, places.to(flat.device), values.to(flat.device)
 
     def gather(self, parts: Iterable[Part], scratch: NDArray[np.uint8]) -> None:
-        """Write what is live here of each part into the scratch, in checkpoint order."""
+        """Write the live bits of each part, as far as they are here, into the scratch, in checkpoint order."""
         for _, live, place in self._pairs(parts, scratch):
             place[...] = live
 
     def differing(self, parts: Iterable[Part], scratch: NDArray[np.uint8]) -> list[str]:
-        """The tensors of which something that is live here is not what the scratch says."""
+        """The names of the parts whose live bits here differ from the scratch."""
         return sorted({name for name, live, place in self._pairs(parts, scratch) if not np.array_equal(live, place)})
 
     def _pairs(
         self, parts: Iterable[Part], scratch: NDArray[np.uint8]
     ) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
-        """(tensor, live bits of a box, their places in the scratch), shaped alike."""
+        """(tensor, live bits of a box, their places in the scratch), both of the same shape."""
         for part in parts:
             tensor = self._tensors[part.name]
             row = int(np.prod(tensor.shape[1:], dtype=np.int64)) or 1
@@ -165,12 +170,12 @@ class LiveWeights:
         return torch.as_strided(flat, box.shape, box.live_strides, box.live_offset).cpu().numpy()
 
     def changed(self, names: Collection[str]) -> list[str]:
-        """Those of the tensors whose storages, or what is kept of them, are not as their loaders left them."""
+        """Those of `names` whose storages, or tensors derived from them, changed since their load."""
         differ = self._differ(names)
         return sorted(name for name in names if any(differ[place] for place in self._places(name)))
 
     def unmoved(self, names: Collection[str]) -> list[str]:
-        """What is as it was, though all of `names` was loaded with other bits: tensors, or what is kept of one."""
+        """After `names` were loaded with other bits: the tensors and derived tensors that did not change."""
         differ = self._differ(names)
         stayed = {place for place, moved in differ.items() if isinstance(place, str) and not moved}
         for name in names:
@@ -180,33 +185,33 @@ class LiveWeights:
         return sorted(stayed)
 
     def _differ(self, names: Iterable[str]) -> dict[int | str, bool]:
-        """Is each place of these tensors otherwise than is remembered?"""
+        """By place of these tensors: whether it differs from what `remember` saw."""
         places = {place: tensor for name in names for place, tensor in self._places(name).items()}
         return {place: _digest(tensor) != self._as_loaded.get(place) for place, tensor in places.items()}
 
     def _places(self, name: str) -> dict[int | str, torch.Tensor | None]:
-        """Where it shows what a tensor was loaded with: its storages by number, what is kept of it by its label."""
+        """Everything that loading a tensor changes: its storages by number, derived tensors by label."""
         own: dict[int | str, torch.Tensor | None] = {n: self._storages.flat[n] for n in self._maps[name].storages}
         return own | {kept.label: kept.tensor for kept in self._kept[name]}
 
     # ------------------------------------------------------------ between two steps
 
     def commit(self, version: str) -> None:
-        """Scatter what was staged. Raises `NotStaged` before anything is written."""
+        """Write what was staged. Raises `NotStaged` before anything is written."""
         if self._staged is None or self._staged[0] != version:
             raise NotStaged(f"{version} is not what is staged ({self._staged[0] if self._staged else 'nothing'})")
-        (_, scatters), self._staged = self._staged, None
+        (_, patches), self._staged = self._staged, None
         with torch.no_grad():
-            for flat, places, bits in scatters:
+            for flat, places, bits in patches:
                 flat.index_copy_(0, places, bits)
         _synchronize(self._storages)
 
     def load(
         self, names: Iterable[str] | None, reload_weights: Callable[[Iterable[Any]], None], source: Source | None = None
     ) -> None:
-        """Take tensors whole through vLLM's own loaders, from the replica if from nothing else.
+        """Load tensors (None: all) whole through vLLM's own loaders, from `source` (None: the replica).
 
-        The hashes of what these were given stand in `sources`.
+        Their hashes are in `sources` afterwards.
         """
         self._staged = None
         self.sources = {}
@@ -214,7 +219,7 @@ class LiveWeights:
         quiet = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
         level = quiet.level
         if names is not None:
-            quiet.setLevel(logging.ERROR)  # it warns of each module that is left as it is
+            quiet.setLevel(logging.ERROR)  # it warns of each module that gets no weights
         try:
             reload_weights(self._weights(wanted, source or self._replica))
         finally:
@@ -222,12 +227,12 @@ class LiveWeights:
         _synchronize(self._storages)
 
     def remember(self, names: Iterable[str]) -> None:
-        """From now on `changed` holds these tensors' storages, and what is kept of them, against what they are now."""
+        """Remember these tensors' storages and derived tensors as they are now, for `changed` and `unmoved`."""
         places = {place: tensor for name in names for place, tensor in self._places(name).items()}
         self._as_loaded |= {place: _digest(tensor) for place, tensor in places.items()}
 
     def hash(self, source: Source) -> None:
-        """Put the hashes of what a source has into `sources`, without loading anything."""
+        """Put the hashes of a source's tensors into `sources`, without loading anything."""
         self.sources = {name: source.read(tensor)[1] for name, tensor in self._tensors.items()}
 
     def _weights(self, names: Iterable[str], source: Source) -> Iterator[tuple[str, torch.Tensor]]:
@@ -238,10 +243,10 @@ class LiveWeights:
 
 
 class _Pace:
-    """Rests after each piece of work for some times as long as it took.
+    """Rests after each piece of work, `_RESTS` times as long as it took.
 
-    The thread that generates needs the interpreter between any two kernels, so without rests a step would last as long
-    as all the staging that falls into it.
+    The generating thread needs the interpreter between any two kernels, so without rests a step would last as long as
+    all the staging that falls into it.
     """
 
     def __init__(self) -> None:

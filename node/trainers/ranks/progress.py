@@ -1,4 +1,4 @@
-"""The ranks of one trainer, as one of them sees the others through the memory that they share."""
+"""How far the other ranks of this trainer are with a publish, as read from the memory that all ranks share."""
 
 import time
 from typing import Final
@@ -10,14 +10,14 @@ from node.trainers.errors import PublishFailed, SwarmTimeout
 from node.trainers.ranks.copies import LOOK_S, Copies, Decision
 from node.trainers.ranks.peers import Peers, have, named
 
-__all__ = ["Together"]
+__all__ = ["RankProgress"]
 
 FIRST: Final = [0]
 """Rank 0 decides into which copy a publish goes, and begins the version."""
 
 
-class Together:
-    """How far the others are with a publish, and whether one of them ended. Publishes are named by slot and number."""
+class RankProgress:
+    """How far the other ranks are with a publish, and whether one has ended. A publish is named by slot and number."""
 
     def __init__(self, rank_info: RankInfo, copies: Copies, peers: Peers) -> None:
         """`peers`: the processes of all ranks."""
@@ -26,7 +26,7 @@ class Together:
         self._rank, self._copies, self._peers = rank_info.rank, copies, peers
 
     def check(self, slot: int, number: int, what: str) -> None:
-        """Raises `PublishFailed` when a rank cannot copy its weights, or ended before it had sent what it encodes."""
+        """Raises `PublishFailed` when a rank cannot copy its weights, or ended before it had sent all of its blocks."""
         self._copies.check(slot, number)
         self._check_alive(set(self._copies.unsent(slot, number)), what)
 
@@ -36,15 +36,15 @@ class Together:
 
     def _check_alive(self, needed: set[int], what: str) -> None:
         if ended := [rank for rank in self._peers.ended() if rank in needed]:
-            who = named(ended, self.world).capitalize()
-            raise PublishFailed(f"{who} {have(ended)} ended, so {what} was not published.")
+            subject = named(ended, self.world).capitalize()
+            raise PublishFailed(f"{subject} {have(ended)} ended, so {what} was not published.")
 
     def uncopied(self, slot: int, number: int) -> list[int]:
         """Ranks that have not copied their weights, most likely because they have not published this step."""
         return self._copies.uncopied(slot, number)
 
-    def holds_up(self, slot: int, number: int, what: str, seed: str) -> str:
-        """Whom a version that is open waits for, this rank, others or `seed`, and to do what."""
+    def describe_wait(self, slot: int, number: int, what: str, seed: str) -> str:
+        """What an open version waits for: this process, other ranks or `seed`, and what they have to do."""
         uncopied, unsent = self._copies.uncopied(slot, number), self._copies.unsent(slot, number)
         if self._rank in uncopied:
             return f"this process to copy {what}"
@@ -57,7 +57,7 @@ class Together:
         return f"{seed} to seal {what}"
 
     def await_decision(self, number: int, step: int, timeout_s: float) -> Decision:
-        """What rank 0 makes of a publish. Raises `PublishFailed`, `SwarmTimeout`."""
+        """What rank 0 decides on a publish. Raises `PublishFailed` when rank 0 has ended, `SwarmTimeout`."""
         wait = Wait(timeout_s + RECONNECT_S, lambda: f"step {step} waits for {self.first}, which has not published it")
         while (decision := self._copies.decision(number)) is None:
             if 0 in self._peers.ended():
@@ -67,10 +67,10 @@ class Together:
                     f"{self.first.capitalize()} has not published step {step} within {wait.timeout_s:.0f} s of this "
                     "rank. Every rank must publish each step."
                 )
-            wait.say()
+            wait.log_if_due()
             time.sleep(LOOK_S)
         return decision
 
     def close(self) -> None:
-        """Watch nobody any more."""
+        """Stop watching the other processes. Safe to call twice."""
         self._peers.close()

@@ -1,7 +1,8 @@
-"""What we give on request, and what comes when we ask: layouts, files, hash lists, blocks.
+"""What this member gives on request, and checks of what it requested: layouts, files, hash lists, blocks.
 
-Nothing that arrives is believed. A layout or file must have the hash it was asked by; a hash list must add up to the
-root it was asked by; a block must have the hash that the list of its version names, and that list we must hold.
+Nothing that arrives is trusted. A layout or file must have the hash by which it was requested. A hash list must add up
+to the root by which it was requested. A block must have the hash in the list of its version, which this member must
+already hold.
 """
 
 from collections import OrderedDict
@@ -24,32 +25,34 @@ from swarm.runtime.sessions.requests import Answer, Requests
 from swarm.runtime.threads import RunSync, in_thread
 from swarm.store import Store
 
-__all__ = ["Answers", "cost_of", "model_bytes"]
+__all__ = ["BlobService", "cost_of", "model_bytes"]
 
 _MAX_FILE_BYTES: Final = 64 << 20
-"""As the layout bounds them."""
+"""The layout has the same bound for its files."""
 _LISTS_KEPT: Final = 4
+"""Verified hash lists that stay in memory, the most recently loaded ones."""
 _NO_VERSION: Final = ChunkKey(0, 0, 0, 0)
 
 
-class Answers:
-    """Looks up what peers want; checks and stores what we wanted."""
+class BlobService:
+    """Looks up what peers request; checks and stores what this member requested."""
 
     def __init__(self, store: Store, jobs: Jobs, manifests: Manifests, run_sync: RunSync = in_thread) -> None:
         self._store = store
         self._jobs = jobs
         self._manifests = manifests
         self._run_sync = run_sync
-        self._asked_for: dict[int, tuple[bytes, int]] = {}
-        """Block -> the newest request for it: only its answer is written."""
+        self._newest_request: dict[int, tuple[bytes, int]] = {}
+        """By block: (peer, request number) of the newest request for it. Only its answer is written."""
         self._last_file: tuple[bytes, bytes | None] = b"", None
         """(hash, content)"""
         self._lists: OrderedDict[bytes, NDArray[np.uint8]] = OrderedDict()
+        """Verified hash lists, uint8 (n_blocks, 32), by root."""
 
     # ------------------------------------------------------------ giving
 
-    async def find(self, effect: SendBlob | SendBlock) -> Blob | None:
-        """What a peer asked for; None when we lack it."""
+    async def find_blob(self, effect: SendBlob | SendBlock) -> Blob | None:
+        """What a peer requested; None when this member does not have it."""
         if isinstance(effect, SendBlock):
             found = await self._run_sync(self._jobs.model.read_block, effect.block)
             if found is None:
@@ -57,7 +60,7 @@ class Answers:
             version, data = found
             return _blob(data, _label(version))
         if effect.kind == BlobKind.HASHES:
-            hashes = await self._run_sync(self._list, effect.name)
+            hashes = await self._run_sync(self._hash_list, effect.name)
             version = self._manifests.version(effect.name)
             if hashes is None or version is None:
                 return None
@@ -67,50 +70,51 @@ class Answers:
 
     # ------------------------------------------------------------ asking
 
-    def ask(self, peer: bytes, requests: Requests, want: WantBlob | WantBlock) -> None:
-        """Note that this goes out to `peer`, and how much may come back."""
+    def note_request(self, peer: bytes, requests: Requests, want: WantBlob | WantBlock) -> None:
+        """Note in `requests` that `want` is sent to `peer`, and how many bytes the answer may have."""
         layout = self._jobs.model.layout
         if isinstance(want, WantBlock) or want.kind == BlobKind.HASHES:
             assert layout is not None, "asked for parts of a model whose layout we lack"
             if isinstance(want, WantBlock):
-                self._asked_for[want.block] = peer, want.request
-                requests.ask(want, layout.block(want.block).nbytes, exact=True)
+                self._newest_request[want.block] = peer, want.request
+                requests.note(want, layout.block(want.block).nbytes, exact=True)
             else:
-                requests.ask(want, 32 * layout.n_blocks, exact=True)
+                requests.note(want, 32 * layout.n_blocks, exact=True)
         else:
-            most = MAX_LAYOUT_BYTES if want.kind == BlobKind.LAYOUT else _MAX_FILE_BYTES
-            requests.ask(want, most, exact=False)
+            max_bytes = MAX_LAYOUT_BYTES if want.kind == BlobKind.LAYOUT else _MAX_FILE_BYTES
+            requests.note(want, max_bytes, exact=False)
 
-    async def take(self, peer: bytes, answer: Answer) -> Event | None:
-        """Verify and store what came; the event that tells the core. Raises `PeerError` when it is false."""
+    async def accept_answer(self, peer: bytes, answer: Answer) -> Event | None:
+        """Verify and store a complete answer. Returns the event that tells the core; None for a block that was
+        requested from another peer meanwhile. Raises `PeerError` when the answer does not verify."""
         want = answer.want
         if isinstance(want, WantBlock):
-            return await self._take_block(peer, want, answer)
+            return await self._accept_block(peer, want, answer)
         if want.kind == BlobKind.HASHES:
-            differs = await self._run_sync(self._take_hashes, want.name, answer.data)
+            differs = await self._run_sync(self._accept_hashes, want.name, answer.data)
             version = self._manifests.version(want.name)
             assert version is not None, "a hash list was asked for by a root that no manifest named"
             return PartsDone(peer, want.request, version, differs=differs, size_bytes=len(answer.data))
-        needs = await self._run_sync(self._take_file, want, answer.data)
+        needs = await self._run_sync(self._accept_file, want, answer.data)
         return PartsDone(peer, want.request, answer.label, needs=needs, size_bytes=len(answer.data))
 
-    async def _take_block(self, peer: bytes, want: WantBlock, answer: Answer) -> Event | None:
-        if self._asked_for.get(want.block) != (peer, want.request):
-            return None  # asked of someone else meanwhile; what that one brings is what the core will count
+    async def _accept_block(self, peer: bytes, want: WantBlock, answer: Answer) -> Event | None:
+        if self._newest_request.get(want.block) != (peer, want.request):
+            return None  # the core counts the answer of the newer request only
         root = self._manifests.root(answer.label)
-        hashes = None if root is None else await self._run_sync(self._list, root)
+        hashes = None if root is None else await self._run_sync(self._hash_list, root)
         if hashes is None:
             return UnknownLabel(peer, want.request, answer.label)
         expected = hashes[want.block].tobytes()
         await self._run_sync(self._jobs.model.write_block, want.block, answer.data, expected, answer.label)
-        self._asked_for.pop(want.block, None)
+        self._newest_request.pop(want.block, None)
         return PartsDone(peer, want.request, answer.label, size_bytes=len(answer.data))
 
     # ------------------------------------------------------------ in a worker thread
 
     def _file(self, name: bytes) -> bytes | None:
-        """A layout or small file. The one that was asked for last is kept: to read and hash 64 MiB for each question
-        would let whoever asks for its last byte again and again have us do nothing else."""
+        """A layout or small file by its hash. The last one is kept in memory: a peer that requests the last byte of
+        64 MiB again and again must not make this member read and hash the file each time."""
         known, data = self._last_file
         if known != name:
             data = self._store.file(name)
@@ -118,14 +122,16 @@ class Answers:
                 self._last_file = name, data
         return data
 
-    def _take_file(self, want: WantBlob, data: bytes) -> tuple[bytes, ...]:
+    def _accept_file(self, want: WantBlob, data: bytes) -> tuple[bytes, ...]:
+        """Store a layout or file. Returns the hashes of the files that a layout names and the store lacks."""
         if blake3(data).digest() != want.name:
             raise PeerError(f"blob.hash: not the {'layout' if want.kind == BlobKind.LAYOUT else 'file'} asked for")
         layout = Layout.from_bytes(data) if want.kind == BlobKind.LAYOUT else None
         self._store.put_file(data)
         return () if layout is None else self._store.lacking(layout, self._jobs.model.base)
 
-    def _take_hashes(self, root: bytes, data: bytes) -> tuple[int, ...]:
+    def _accept_hashes(self, root: bytes, data: bytes) -> tuple[int, ...]:
+        """Store a hash list. Returns the blocks in which the replica differs from it."""
         layout = self._jobs.model.layout
         assert layout is not None
         hashes = np.frombuffer(data, np.uint8).reshape(-1, 32)
@@ -134,8 +140,8 @@ class Answers:
         self._store.put_hashes(root, hashes)
         return self._jobs.model.differing(hashes)
 
-    def _list(self, root: bytes) -> NDArray[np.uint8] | None:
-        """The block hashes of a root, checked once against it."""
+    def _hash_list(self, root: bytes) -> NDArray[np.uint8] | None:
+        """The block hashes of a root, uint8 (n_blocks, 32), verified once; None when the store has none."""
         found = self._lists.get(root)
         if found is None:
             found, layout = self._store.hashes(root), self._jobs.model.layout
@@ -148,7 +154,7 @@ class Answers:
 
 
 def cost_of(layout: Layout, want: WantBlob | WantBlock) -> int:
-    """Payload bytes of a good answer to this request."""
+    """Payload bytes of a valid answer to this request."""
     if isinstance(want, WantBlock):
         return layout.block(want.block).nbytes if want.block < layout.n_blocks else 0
     if want.kind == BlobKind.HASHES:
@@ -161,7 +167,7 @@ def cost_of(layout: Layout, want: WantBlob | WantBlock) -> int:
 
 
 def model_bytes(layout: Layout) -> int:
-    """Payload bytes of all that somebody needs who has nothing: layout, files, list of hashes, blocks."""
+    """Payload bytes that a member without anything needs: layout, files, hash list, blocks."""
     files = sum(spec.size for spec in layout.files)
     return len(layout.to_bytes()) + files + 32 * layout.n_blocks + layout.full_bytes
 

@@ -1,4 +1,4 @@
-"""What of a replica is on disk: anchors; and for one that is not in memory, a file to catch up in or to load from."""
+"""A replica on disk: its checkpoints, and the file to catch up in or to load from when the replica is not in memory."""
 
 import contextlib
 import os
@@ -14,11 +14,11 @@ from swarm.protocol.core.events import VersionId
 from swarm.runtime.replica.restore import open_layered
 from swarm.store import Anchor, Store
 
-__all__ = ["Keep", "Loan"]
+__all__ = ["Loan", "ReplicaFiles"]
 
 
 class Loan(NamedTuple):
-    """A replica's bits for another process to map. `fd` stays the replica's own."""
+    """A replica's bits for another process to map. The replica keeps ownership of `fd`."""
 
     layout: Layout
     fd: int
@@ -26,34 +26,36 @@ class Loan(NamedTuple):
     root: bytes
 
 
-class Keep:
-    """`lent`: somebody has mapped the file, so it stays, at whatever version they last loaded."""
+class ReplicaFiles:
+    """The files of one replica. `lent`: another process has mapped the replica file, so the file stays, at the version
+    that this process last loaded."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._file: Replica | None = None
         self.lent = False
 
-    def new(self, layout: Layout) -> Replica:
-        """The file, empty. Raises `UsageError` when the disk is full."""
+    def create_file(self, layout: Layout) -> Replica:
+        """The replica file, empty. Raises `UsageError` when the disk is full."""
         self._file = Replica.create(layout, self._store.replica_path)
         return self._file
 
-    def file_of(self, layered: Layered) -> tuple[Replica, tuple[int, ...]]:
-        """The file, brought to what `layered` is; and the blocks that could not be. Raises `UsageError`."""
-        file = self._file or self.new(layered.layout)
+    def update_file(self, layered: Layered) -> tuple[Replica, tuple[int, ...]]:
+        """The replica file with the bits of `layered`, and the blocks that could not be copied. Raises `UsageError`."""
+        file = self._file or self.create_file(layered.layout)
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             return file, file.take_from(layered, pool.map)
 
-    def forget(self) -> None:
-        """The file is of no use any more."""
+    def remove_file(self) -> None:
+        """Remove the replica file."""
         self._file = None
         self._store.disk.remove(self._store.replica_path)
 
-    def write_anchor(
+    def write_checkpoint(
         self, replica: Replica | Layered, version: VersionId, bits: Callable[[str], Bits | Iterator[Bits]]
     ) -> None:
-        """A checkpoint of `replica`, whose `bits(name)` these are. Raises `DiskFull`, and what `bits` raises."""
+        """Write a checkpoint of `replica`; `bits(name)` gives the bits of each tensor. Raises `DiskFull`, and what
+        `bits` raises."""
         layout = replica.layout
         self._store.put_file(layout.to_bytes())
         files = {spec.name: data for spec in layout.files if (data := self._store.file(spec.hash)) is not None}
@@ -61,17 +63,18 @@ class Keep:
         self._store.write_anchor(version, replica.root, layout.hash, fill)
         self._store.partial.clear()
 
-    def go_on(self, version: VersionId) -> Layered | None:
-        """What was a file is this version's anchor from here on. The file goes, unless it is lent."""
-        layered = open_layered(self._store, self._anchor(version))
+    def replace_file(self, version: VersionId) -> Layered | None:
+        """The checkpoint of `version` as the replica that takes the place of the file. The file is removed, unless it
+        is lent. None when the checkpoint cannot be read."""
+        layered = open_layered(self._store, self._checkpoint(version))
         if layered is not None and not self.lent:
-            self.forget()
+            self.remove_file()
         return layered
 
     def rebase(self, replica: Layered, frozen: Layered, version: VersionId) -> None:
-        """`frozen` was written as this version's anchor: `replica` rests on that one, if it can be read."""
+        """`frozen` was written as the checkpoint of `version`: put `replica` on top of it, if it can be read."""
         with contextlib.suppress(UsageError, PeerError, OSError):
-            replica.rebase(Checkpoint.open(self._anchor(version).folder), frozen)
+            replica.rebase(Checkpoint.open(self._checkpoint(version).folder), frozen)
 
-    def _anchor(self, version: VersionId) -> Anchor:
+    def _checkpoint(self, version: VersionId) -> Anchor:
         return next(anchor for anchor in self._store.anchors.list() if anchor.version == version)

@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger_kit import ALICE, PROMPT, SAMPLING, ask, draw, group_id, head, ledger_at, places, submit
 
-from node.ledger.assignment.use import Use
+from node.ledger.assignment.consumption import Consumption
 from node.ledger.messages import Reason
 
 
-def seen(step: int = 64, *, waited_s: float = 0.0, max_lag: int = 1) -> Use:
+def seen(step: int = 64, *, waited_s: float = 0.0, max_lag: int = 1) -> Consumption:
     """Of a trainer that has just begun a step of 10 s, and took `step` samples in the one before."""
-    use = Use(max_lag, 0.0, 0.0)
+    use = Consumption(max_lag, 0.0, 0.0)
     use.give(8, 0.0)
     use.seal(10.0)
     use.take(step - 8, 8, 10.0)
@@ -25,7 +25,7 @@ def seen(step: int = 64, *, waited_s: float = 0.0, max_lag: int = 1) -> Use:
 
 
 def test_before_a_step_was_seen_a_trainer_that_waits_is_not_limited():
-    use = Use(1, 0.0, 0.0)
+    use = Consumption(1, 0.0, 0.0)
     assert use.most_begun(1, 100) is None
     assert use.most_open() is None
     use.give(8, 5.0)
@@ -34,7 +34,7 @@ def test_before_a_step_was_seen_a_trainer_that_waits_is_not_limited():
     assert use.most_begun(1, 100) == 128, "as much as it has used"
 
 
-def test_a_trainer_that_never_waits_gets_one_step_drawn_ahead_by_nodes_of_the_newest_version():
+def test_a_trainer_that_never_waits_gets_one_step_ahead_from_nodes_with_the_newest_version():
     use = seen()
     assert (use.step, use.hurry) == (64, 0)
     assert use.most_begun(1, 1000) == 64
@@ -51,7 +51,7 @@ def test_a_trainer_that_waits_gets_all_that_it_can_still_use():
     assert use.most_begun(0, 1000) == 24
 
 
-def test_one_that_waits_for_more_than_usual_gets_more():
+def test_a_trainer_that_waits_for_more_than_usual_gets_more():
     use = seen()
     use.take(8 + 64, 0, 21.0)  # the first was in hand when the step began
     assert use.hurry == 1
@@ -91,7 +91,7 @@ events = st.lists(
 
 @given(events, st.integers(0, 3))
 def test_a_trainer_that_waits_always_gets_something_at_the_newest_version(events, max_lag):
-    use, now, left = Use(max_lag, 0.0, 0.0), 0.0, 0
+    use, now, left = Consumption(max_lag, 0.0, 0.0), 0.0, 0
     for what, samples, seconds in events:
         now += seconds
         if what == "give":
@@ -113,7 +113,8 @@ def test_a_trainer_that_waits_always_gets_something_at_the_newest_version(events
 
 
 def drawn_for(ledger, steps: int, groups: int, n: int) -> int:
-    """A node that is as fast as it is asked, and a trainer that takes so many groups after each seal; samples drawn."""
+    """A node of a given speed, and a trainer that takes a number of groups after each seal. Returns the samples
+    generated."""
     drawn = offered = 0
     hand = None
     for step in range(steps):
@@ -144,12 +145,13 @@ def drawn_for(ledger, steps: int, groups: int, n: int) -> int:
 
 
 @pytest.mark.parametrize(("groups", "n"), [(1, 4), (2, 4), (8, 4), (3, 8)])
-def test_a_node_of_any_speed_draws_what_is_used(groups, n):
-    """Without the limit it draws what it can hold in every step, and most of that is too old in the next but one."""
+def test_a_node_of_any_speed_generates_only_what_is_used(groups, n):
+    """Without the limit the node generates what it can hold in every step, and most of that is too old two steps
+    later."""
     wasteful = ledger_at(3, groups=0)
     assert drawn_for(wasteful, 20, groups, n) > 1.4 * 20 * groups * n
     ledger = ledger_at(3, groups=0)
-    ledger.pace("s", 1, 0.0)
+    ledger.track_consumption("s", 1, 0.0)
     drawn = drawn_for(ledger, 20, groups, n)
     held = 2 * 64 + 16 * n  # until a step was seen
     assert drawn <= 20 * groups * n + held

@@ -1,4 +1,4 @@
-"""Timers, records, and that nothing outlives the shell."""
+"""Timers and records; and nothing outlives the runtime."""
 
 from pathlib import Path
 
@@ -12,22 +12,22 @@ from swarm.protocol.core.events import Persist, Persisted, SendDone, SendPiece, 
 async def test_timers_come_when_due_and_the_newest_of_a_name_counts(tmp_path: Path, autojump_clock: object) -> None:
     async with bench(tmp_path) as b:
         now = trio.current_time()
-        b.shell.perform([SetTimer("a", now + 5), SetTimer("b", now + 2), SetTimer("a", now + 1)])
-        await b.shell.apply(Timer("wake"))  # the loop sleeps until it looks at its timers again
+        b.runtime.perform([SetTimer("a", now + 5), SetTimer("b", now + 2), SetTimer("a", now + 1)])
+        await b.runtime.apply(Timer("wake"))  # the loop sleeps until it looks at its timers again
         await b.settle(10)
         due = [(event.name, at) for event, at in zip(b.core.events, b.core.at_s, strict=True) if event != Timer("wake")]
         assert due == [("a", now + 1), ("b", now + 2)]
 
 
-async def test_records_are_durable_before_it_is_said(tmp_path: Path, autojump_clock: object) -> None:
+async def test_records_are_durable_before_the_core_is_told(tmp_path: Path, autojump_clock: object) -> None:
     async with bench(tmp_path) as b:
-        b.shell.perform([Persist("t1", "grant/1", b"a"), Persist("t2", "grant/1", b"b")])
+        b.runtime.perform([Persist("t1", "grant/1", b"a"), Persist("t2", "grant/1", b"b")])
         await b.settle()
         assert b.core.of(Persisted) == [Persisted("t1"), Persisted("t2")]
         assert b.store.records.get("grant/1") == b"b"
 
 
-async def test_nothing_outlives_the_shell(tmp_path: Path, autojump_clock: object) -> None:
+async def test_nothing_outlives_the_runtime(tmp_path: Path, autojump_clock: object) -> None:
     async with bench(tmp_path) as b:
         control = await b.control()
         bulk = await b.bulk()
@@ -36,10 +36,10 @@ async def test_nothing_outlives_the_shell(tmp_path: Path, autojump_clock: object
     assert b.me.peers() == []
 
 
-async def test_a_queue_forgets_what_was_dropped(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_queue_skips_pieces_of_dropped_chunks(tmp_path: Path, autojump_clock: object) -> None:
     async with bench(tmp_path) as b:
         await b.control()
         key = ChunkKey(0, 1, 0, 0)
-        b.shell.perform([SendPiece(PEER.public, 0, key, 0)])
+        b.runtime.perform([SendPiece(PEER.public, 0, key, 0)])
         await b.settle()
         assert b.core.of(SendDone) == [SendDone(PEER.public, 0, key, 0)]  # its place in the queue is free

@@ -1,4 +1,4 @@
-"""A swarm in one process: the product's cores, shells and stores over the memory transport, on a mock clock."""
+"""A swarm in one process: the product's cores, runtimes and stores over the memory transport, on a mock clock."""
 
 import random
 from collections.abc import AsyncIterator, Callable
@@ -23,11 +23,11 @@ from swarm.protocol.core.wire import Join
 from swarm.protocol.member import Peer
 from swarm.protocol.startup import Boot, Budget, Saved, Site
 from swarm.protocol.transfer.egress import Egress
-from swarm.runtime import Limits, Manifests, RunSync, Shell, here_and_now
+from swarm.runtime import Limits, Manifests, RunSync, Runtime, here_and_now
 from swarm.runtime.publishing import SeedPublisher, genesis
-from swarm.runtime.replica.jobs import Jobs
 from swarm.runtime.replica.model import Model
-from swarm.runtime.sessions.answers import Answers, cost_of, model_bytes
+from swarm.runtime.services import ReplicaServices
+from swarm.runtime.sessions.blob_service import cost_of, model_bytes
 from swarm.store import Disk, Store
 from swarm.transport.memory import MemoryNetwork, MemoryTransport
 
@@ -63,7 +63,7 @@ def new_replica(seed: int = 0) -> Replica:
 
 
 def step(replica: Replica, seed: int, density: float = 0.01) -> list[BlockDelta]:
-    """What a training step changes: one unit in the last place here and there."""
+    """The deltas of a training step: some elements change by one unit in the last place."""
     rng = np.random.default_rng(seed)
     deltas = []
     for block in range(replica.layout.n_blocks):
@@ -79,7 +79,7 @@ def step(replica: Replica, seed: int, density: float = 0.01) -> list[BlockDelta]
 
 @dataclass
 class Log:
-    """A face that remembers."""
+    """An application that records what it is told."""
 
     commits: list[tuple[VersionId, Manifest, tuple[Staged, ...] | None]] = field(default_factory=list)
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -98,7 +98,7 @@ class Log:
 class Host:
     """One running member, or the seed."""
 
-    shell: Shell
+    runtime: Runtime
     core: Any
     store: Store
     model: Model | None
@@ -116,7 +116,7 @@ class Host:
 
 
 class Swarm:
-    """A seed and members. `tuning` and `limits` hold for all."""
+    """A seed and members. `tuning` and `limits` apply to all of them."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class Swarm:
         via: tuple[str, ...] = (),
         copies: float | None = None,
     ) -> None:
-        """`via`: the seed cannot be dialed, and keeps places at these relays. `copies`: the cap on what it sends."""
+        """`via`: the seed cannot be dialed and has reservations at these relays. `copies`: the cap on what it sends."""
         self.folder = folder
         self.nursery = nursery
         self.network = MemoryNetwork()
@@ -149,14 +149,14 @@ class Swarm:
 
     async def start_seed(self, disk: Disk | None = None) -> Host:
         store = Store(self.folder / "seed", AUTHORITY.public, disk)
-        store.anchors.keep = 2  # as a seed has it
+        store.anchors.keep = 2  # as the coordinator sets it
         model = Model(store, stage_bytes=self.limits.stage_bytes)
         restored = model.restore()
         if restored is None:
             restored = genesis(store, model, new_replica(), AUTHORITY, files={"config.json": CONFIG})
         self.boot += 1
         transport = MemoryTransport(self.network, AUTHORITY, self.via)
-        transport.address = "/memory/seed"  # a seed comes back where it was
+        transport.address = "/memory/seed"  # a seed restarts at the same address
         addrs = tuple(transport.circuits()) or (transport.address,)
         now = trio.current_time()
         core = Authority(
@@ -165,10 +165,10 @@ class Swarm:
             Site(addrs), Budget(Egress(self.copies, model_bytes(layout())), partial(cost_of, layout())), now=now,
         )  # fmt: skip
         host = await self._start(core, transport, store, model)
-        manifests = host.shell.manifests
-        jobs = host.shell._jobs
+        manifests = host.runtime.manifests
+        jobs = host.runtime._jobs
         assert jobs is not None
-        host.seed = SeedPublisher(AUTHORITY, host.shell, store, jobs, manifests, self.run_sync)
+        host.seed = SeedPublisher(AUTHORITY, host.runtime, store, jobs, manifests, self.run_sync)
         self.seed_host = host
         return host
 
@@ -196,15 +196,13 @@ class Swarm:
         for seal in store.records.seals():
             manifests.note(seal.manifest)
         log = Log()
-        jobs = answers = None
+        services = None
         if model is not None:
-            jobs = Jobs(store, model, manifests, self.limits, self.run_sync)
-            answers = Answers(store, jobs, manifests, self.run_sync)
-        shell = Shell(
-            core, transport, store, manifests, log,
-            authority=AUTHORITY.public, jobs=jobs, answers=answers, limits=self.limits, run_sync=self.run_sync,
-        )  # fmt: skip
-        host = Host(shell, core, store, model, transport, log, trio.CancelScope())
+            services = ReplicaServices.build(store, model, manifests, self.limits, self.run_sync)
+        runtime = Runtime(
+            core, transport, store, manifests, log, services=services, limits=self.limits, run_sync=self.run_sync
+        )
+        host = Host(runtime, core, store, model, transport, log, trio.CancelScope())
         await self.nursery.start(self._live, host)
         return host
 
@@ -212,8 +210,8 @@ class Swarm:
         try:
             with host.scope:
                 async with trio.open_nursery() as nursery:
-                    await nursery.start(host.shell.run)
-                    await host.shell.recall()
+                    await nursery.start(host.runtime.run)
+                    await host.runtime.post_stored_chunks()
                     task_status.started()
         except* Killed:
             pass
@@ -222,12 +220,12 @@ class Swarm:
             host.stopped.set()
 
     async def stop(self, host: Host) -> None:
-        """As by SIGKILL, but for the store's files being closed."""
+        """Stop as SIGKILL would, except that the store's files are closed."""
         host.scope.cancel()
         await host.stopped.wait()
 
     async def publish(self, number: int, density: float = 0.01) -> bytes:
-        """One training step through the product's own publisher; the new root."""
+        """Publish one training step with the product's own publisher. Returns the new root."""
         from node.coordinator.publisher import Publisher
 
         seed = self.authority.seed
@@ -242,9 +240,9 @@ class Swarm:
 
 
 async def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
-    """Let the virtual clock run until it holds."""
+    """Let the virtual clock run until `condition()` is true."""
     with trio.fail_after(limit_s):
-        while not condition():  # noqa: ASYNC110 - whatever changes, it tells nobody
+        while not condition():  # noqa: ASYNC110 - no event announces the change
             await trio.sleep(0.05)
 
 
@@ -252,7 +250,7 @@ async def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
 async def swarm(folder: Path, **options: Any) -> AsyncIterator[Swarm]:
     """A running seed; everything stops at the end."""
     async with trio.open_nursery() as nursery:
-        made = Swarm(folder, nursery, **options)
-        await made.start_seed()
-        yield made
+        started = Swarm(folder, nursery, **options)
+        await started.start_seed()
+        yield started
         nursery.cancel_scope.cancel()

@@ -1,11 +1,11 @@
-"""Who gets what: lag by group, versions that are due, sessions that stay with their node."""
+"""Which node gets what: lags of groups, expected versions, shares, sessions that stay with their node, whole groups."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ledger_kit import ALICE, BOB, CAROL, DAVE, PROMPT, SAMPLING, ask, draw, group_id, head, ledger_at, places, submit
 
-from node.ledger.assignment.fair_share import duration_s, finishable, poured, together
+from node.ledger.assignment.fair_share import duration_s, fill_rooms, finish_together, finishable
 from node.ledger.assignment.rate import Rate
 from node.ledger.assignment.version_timing import VersionTiming
 from node.ledger.messages import Reason
@@ -17,7 +17,7 @@ def samples(leases) -> int:
     return sum(len(lease.samples) for lease in leases) if isinstance(leases, list) else 0
 
 
-def test_lag_is_each_groups_own():
+def test_each_group_has_its_own_lag():
     ledger = ledger_at(groups=0)
     for i, lag in enumerate((0, 1, 3)):
         ledger.offer(group_id(i), "s", PROMPT, 2, SAMPLING, max_lag=lag)
@@ -44,7 +44,7 @@ def seals(ledger, count, every_s):
         ledger.advance(head(ledger.head.version + 1), every_s * (i + 1))
 
 
-def test_who_is_late_for_a_version_gets_what_it_can_finish_before_the_next():
+def test_a_node_behind_the_head_gets_what_it_can_finish_before_the_next_version():
     ledger = ledger_at(groups=40, n=2, version=1)
     seals(ledger, 3, 100.0)  # at 100, 200, 300; the head is 4 and the next is due at 400
     node = ledger.nodes[ALICE]
@@ -57,7 +57,7 @@ def test_who_is_late_for_a_version_gets_what_it_can_finish_before_the_next():
     assert samples(ledger.request_work(ALICE, ask(64, version=4), 390.0)) == 40, "its share of the head's work"
 
 
-def test_who_could_finish_nothing_waits_for_the_version():
+def test_a_node_that_could_finish_nothing_waits_for_the_version():
     ledger = ledger_at(groups=20, n=4, version=1)
     seals(ledger, 3, 100.0)
     ledger.nodes[ALICE].rate.observe(4, 100.0)
@@ -65,7 +65,7 @@ def test_who_could_finish_nothing_waits_for_the_version():
     assert samples(ledger.request_work(ALICE, ask(64, version=4), 399.5)) > 0
 
 
-def test_a_trainer_that_waits_for_rollouts_is_not_waited_for():
+def test_nodes_do_not_wait_for_a_trainer_that_waits_for_rollouts():
     """A seal that is overdue is expected in as long again, so that late nodes do work while none comes."""
     ledger = ledger_at(groups=20, n=4, version=1)
     seals(ledger, 3, 100.0)
@@ -169,7 +169,7 @@ def learn_arrivals(ledger, delays_s: dict[bytes, float], every_s: float = 100.0,
     return now
 
 
-def test_who_waits_for_a_version_gets_what_it_can_do_from_then_on():
+def test_a_node_that_waits_for_a_version_gets_what_it_can_do_after_it():
     """Two equal nodes, and work for 40 s of both: whoever begins 10 s later gets 10 s less of it."""
     ledger = ledger_at(groups=0, version=1, max_lag=0)
     for i in range(80):
@@ -180,7 +180,7 @@ def test_who_waits_for_a_version_gets_what_it_can_do_from_then_on():
     assert samples(ledger.request_work(BOB, ask(64, version=6), now + 10.0)) == 35, "and so has the other"
 
 
-def test_who_may_work_on_at_its_version_waits_for_nothing():
+def test_a_node_whose_version_still_counts_waits_for_nothing():
     ledger = ledger_at(groups=0, version=1)
     for i in range(80):
         ledger.offer(group_id(i), "s", PROMPT, 1, SAMPLING, max_lag=1)
@@ -189,7 +189,7 @@ def test_who_may_work_on_at_its_version_waits_for_nothing():
     assert samples(ledger.request_work(ALICE, ask(64, version=6), now)) == 40, "a half, for Bob works meanwhile"
 
 
-def test_who_will_have_the_next_version_too_late_gets_no_more_than_this_one_allows():
+def test_a_node_that_gets_versions_late_gets_no_more_than_this_one_allows():
     """Versions are 100 s apart, and come to Alice 150 s after their seal: then the next one is out."""
     ledger = ledger_at(groups=0, version=1)
     for i in range(400):
@@ -213,18 +213,18 @@ def test_who_will_have_the_next_version_too_late_gets_no_more_than_this_one_allo
         ((5.0, 5.0), 0.0, [0.0, 0.0]),
     ],
 )
-def test_all_end_at_one_time(waits, work, expected):
+def test_all_finish_at_one_time(waits, work, expected):
     """Speeds 2 and 1."""
-    assert together((2.0, 1.0), waits, work) == pytest.approx(expected)
+    assert finish_together((2.0, 1.0), waits, work) == pytest.approx(expected)
 
 
 @given(
     nodes=st.lists(st.tuples(st.floats(0.01, 100.0), st.floats(0.0, 1000.0)), min_size=1, max_size=20),
     work=st.floats(0.1, 1e5),
 )
-def test_all_the_work_is_assigned_and_nobody_could_end_sooner(nodes, work):
+def test_all_work_is_assigned_and_cannot_finish_sooner(nodes, work):
     speeds, waits = zip(*nodes, strict=True)
-    amounts = together(speeds, waits, work)
+    amounts = finish_together(speeds, waits, work)
     assert sum(amounts) == pytest.approx(work, rel=1e-6)
     ends = [wait + amount / speed for speed, wait, amount in zip(speeds, waits, amounts, strict=True) if amount > 0]
     assert max(ends) == pytest.approx(min(ends), rel=1e-3)
@@ -241,14 +241,14 @@ def test_all_the_work_is_assigned_and_nobody_could_end_sooner(nodes, work):
         ((0.0, 10.0), (5, 4), [0.0, 4.0]),
     ],
 )
-def test_what_some_have_no_room_for_the_others_get(amounts, rooms, expected):
-    assert poured(amounts, rooms) == pytest.approx(expected)
+def test_excess_amounts_go_to_the_others(amounts, rooms, expected):
+    assert fill_rooms(amounts, rooms) == pytest.approx(expected)
 
 
 @given(st.lists(st.tuples(st.floats(0.001, 1e4), st.integers(0, 1000)), min_size=1, max_size=20))
-def test_nothing_is_left_while_anybody_has_room(nodes):
+def test_no_amount_is_left_while_a_node_has_room(nodes):
     amounts, rooms = zip(*nodes, strict=True)
-    got = poured(amounts, rooms)
+    got = fill_rooms(amounts, rooms)
     assert sum(got) == pytest.approx(min(sum(amounts), sum(rooms)), rel=1e-6)
     assert all(amount <= room * (1 + 1e-9) for amount, room in zip(got, rooms, strict=True))
     kept = [amount >= min(own, room) * (1 - 1e-9) for amount, own, room in zip(got, amounts, rooms, strict=True)]
@@ -270,7 +270,7 @@ def test_slow_nodes_are_filled_while_the_trainer_has_more_than_the_fast_can_hold
     places(ledger)
 
 
-def test_the_last_of_the_work_goes_by_rates_alone():
+def test_the_last_work_is_divided_by_rates_alone():
     """The trainer has no more: all should end together."""
     ledger = ledger_at(groups=0)
     for node, tokens in ((ALICE, 10_000), (BOB, 1000)):
@@ -282,7 +282,7 @@ def test_the_last_of_the_work_goes_by_rates_alone():
     assert samples(ledger.request_work(BOB, ask(64), 1.0)) == 24, "an eleventh of 248, in whole groups"
 
 
-def test_what_is_known_to_come_is_part_of_the_work():
+def test_samples_that_will_be_offered_are_part_of_the_work():
     """As many as are open, and the trainer has said that as many again come, and then none."""
     ledger = ledger_at(groups=0)
     for node, tokens in ((ALICE, 10_000), (BOB, 1000)):
@@ -314,7 +314,7 @@ def test_a_whole_group_goes_to_one_node_or_waits():
     places(ledger)
 
 
-def test_groups_stay_with_one_node_where_that_can_be_helped():
+def test_groups_stay_with_one_node_where_possible():
     ledger = ledger_at(groups=12, n=8)
     first = ledger.request_work(ALICE, ask(20), 0.0)
     assert [len(lease.samples) for lease in first] == [8, 8], "four more would be half a group"
@@ -327,8 +327,8 @@ def test_groups_stay_with_one_node_where_that_can_be_helped():
     places(ledger)
 
 
-def test_what_is_left_of_a_group_goes_wherever_there_is_a_place_and_first():
-    """Three of eight were done when their node died; nobody else has room for the other five at once."""
+def test_the_rest_of_a_started_group_goes_to_any_node_with_room_first():
+    """Three of eight samples were done when their node died; no other node has room for the other five at once."""
     ledger = ledger_at(groups=12, n=8)
     (lease,) = ledger.request_work(ALICE, ask(8), 0.0)
     for sample in range(3):
@@ -343,7 +343,7 @@ def test_what_is_left_of_a_group_goes_wherever_there_is_a_place_and_first():
 
 
 @pytest.mark.parametrize(("sample_s", "got"), [(9.0, 1), (11.0, Reason.LATE)])
-def test_what_is_left_of_a_group_waits_for_no_version_that_it_need_not(sample_s, got):
+def test_the_rest_of_a_started_group_does_not_wait_for_a_version(sample_s, got):
     """Ten seconds are left of version 3, and Alice has work for more than that."""
     ledger = ledger_at(groups=0, version=1)
     for i in range(20):
@@ -359,7 +359,7 @@ def test_what_is_left_of_a_group_waits_for_no_version_that_it_need_not(sample_s,
     assert (found if isinstance(found, Reason) else samples(found)) == got
 
 
-def test_few_large_groups_are_shared_all_the_same():
+def test_few_large_groups_are_divided():
     ledger = ledger_at(groups=1, n=64)
     for node in (ALICE, BOB, CAROL, DAVE):
         ledger.nodes[node].rate.observe(1000, 10.0)

@@ -1,4 +1,4 @@
-"""Byte budgets that all clients of the gateway share: for request bodies, for work, and for encoded answers."""
+"""Memory budgets that all clients of the gateway share: for request bodies, for work in flight, for encoded answers."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -6,20 +6,20 @@ from typing import Final
 
 import trio
 
-__all__ = ["Bodies", "Full", "Held"]
+__all__ = ["BudgetFull", "MemoryBudget", "MemoryShare"]
 
 MOST_BYTES: Final = 64 << 20
 """Eight of the largest bodies, or thousands of usual ones."""
 WAIT_S: Final = 2.0
-"""A body waits this long for room: a few of the largest are read and understood in that time."""
+"""A body waits this long for room; in that time a few of the largest bodies are read and parsed."""
 
 
-class Full(Exception):
-    """There is no room for another body at the moment."""
+class BudgetFull(Exception):
+    """The budget has no room at the moment."""
 
 
-class Bodies:
-    """Room for `most` bytes."""
+class MemoryBudget:
+    """A budget of `most` bytes. `reserve` waits at most `wait_s` for room."""
 
     def __init__(self, most: int = MOST_BYTES, wait_s: float = WAIT_S) -> None:
         self.most = most
@@ -28,43 +28,44 @@ class Bodies:
         self._freed = trio.Event()
 
     async def reserve(self, count: int) -> None:
-        """Room for a body of `count` bytes, at most `most`, until it is given back. Raises `Full`."""
+        """Hold `count` bytes, at most `most`, until `give_back`. Raises `BudgetFull`."""
         with trio.move_on_after(self._wait_s):
             while self.held + count > self.most:
                 await self._freed.wait()
             self.held += count
             return
-        raise Full
+        raise BudgetFull
 
     def give_back(self, count: int) -> None:
+        """Hold `count` bytes less."""
         self.held -= count
         if count:
             self._freed.set()
             self._freed = trio.Event()
 
     @asynccontextmanager
-    async def room(self, count: int) -> AsyncIterator["Held"]:
-        """Reserve `count` bytes, or the whole budget if it is smaller, while the block runs. Raises `Full`."""
-        held = Held(self)
+    async def share(self, count: int) -> AsyncIterator["MemoryShare"]:
+        """Reserve `count` bytes, or the whole budget if it is smaller, while the block runs. Raises `BudgetFull`."""
+        share = MemoryShare(self)
         await self.reserve(min(count, self.most))
-        held.count = min(count, self.most)
+        share.count = min(count, self.most)
         try:
-            yield held
+            yield share
         finally:
-            held.resize(0)
+            share.resize(0)
 
 
-class Held:
-    """A part of a budget that one request holds. Its owner must end with `resize(0)`."""
+class MemoryShare:
+    """The part of a budget that one request holds. Its owner must end with `resize(0)`."""
 
-    def __init__(self, room: Bodies) -> None:
-        self._room = room
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget = budget
         self.count = 0
 
     def resize(self, count: int) -> None:
         """Hold `count` bytes from now on. Never waits: the budget may be exceeded, and is then full for others."""
         more, self.count = count - self.count, count
         if more > 0:
-            self._room.held += more
+            self._budget.held += more
         else:
-            self._room.give_back(-more)
+            self._budget.give_back(-more)

@@ -1,0 +1,51 @@
+"""The seed's replica at a start: the newest sealed version, from the store or the base checkpoint."""
+
+from codec import Checkpoint, Replica, open_manifest
+from codec.errors import UsageError
+from codec.sign import Key
+from swarm.runtime.publishing import genesis
+from swarm.runtime.replica.model import Model
+from swarm.store import Store
+
+__all__ = ["open_newest_version"]
+
+
+def open_newest_version(store: Store, model: Model, checkpoint: Checkpoint, key: Key) -> bytes:
+    """Load the newest sealed version into `model`; its sealed manifest. A new store gets the base as version 0.
+
+    Never loads an older version: members hold the newest one, so a second version of its number would contradict it.
+    Raises `UsageError` when the store's bits do not lead to it.
+    """
+    layout, newest = checkpoint.layout, store.newest()
+    if newest is None and (store.chunks.all() or any(anchor.version > (0, 0) for anchor in store.anchors.list())):
+        raise UsageError(
+            f"{store.folder} holds versions, but not the record of which were sealed. Restore its swarm.sqlite from a "
+            "backup; or start a new swarm, with another home (--home) and another key."
+        )
+    if newest is None:
+        replica = Replica.from_checkpoint(checkpoint, layout)
+        return genesis(store, model, replica, key, files=checkpoint.files).manifest
+    if open_manifest(newest.manifest, key.public).layout_hash != layout.hash:
+        raise UsageError(
+            f"{store.folder} holds the swarm of another model than {checkpoint.path}. "
+            "Give the folder that the swarm was started with (--base), or another home (--home)."
+        )
+    seal = model.restore()
+    if seal is None or seal.id < newest.id:
+        seal = model.restore_from(Replica.from_checkpoint(checkpoint, layout))
+        if seal is None or seal.id < newest.id:
+            raise UsageError(
+                f"What {store.folder} holds of version {newest.id}, the newest, is damaged. Give the checkpoint that "
+                "was published as that version as --base, or restore the folder from a backup."
+            )
+        model.write_checkpoint()
+    _repair_files(store, model, checkpoint)
+    return seal.manifest
+
+
+def _repair_files(store: Store, model: Model, checkpoint: Checkpoint) -> None:
+    """Write again what new members fetch and only the seed may have: small files, layout and block hashes."""
+    assert model.replica is not None
+    for data in (*checkpoint.files.values(), model.replica.layout.to_bytes()):
+        store.put_file(data)
+    store.put_hashes(model.replica.root, model.replica.hashes)

@@ -1,0 +1,331 @@
+"""The interface between a node's engine process and the engine in it.
+
+`node.engines.worker` drives every engine through `Engine`: it attaches the node's replica, reloads from it, stages and
+commits weight patches, and asks for the root of the live parameters. An engine is downstream of the replica: a patch
+holds absolute bits, so applying it twice does no harm, and the engine proves on demand what its live parameters hold.
+
+Engines differ in how they generate, and each style has a class:
+
+- `Engine` alone: `generate` returns when the whole batch is done. A commit waits for it.
+- `SteppedEngine`: the caller's thread computes one token at a time. A commit falls between two tokens.
+- `BackgroundEngine`: flights run in another process, and their ends are reported by callback.
+
+`InProcessEngine` is for engines whose live parameters are arrays of this process; programs without a swarm use it
+directly. `node.engines.transformers`, `node.engines.vllm.engine` and the tests' numpy engine implement the interface.
+`tests/node/engines/test_engine_contract.py` runs one contract on all three.
+
+Threads: `stage_patch` may run in another thread while the engine generates, because it changes no live parameter. All
+other calls come from one thread.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codec import Layout, Replica, patch_hashes, read_patch, state_root
+from node.engines.base import BASE_VERSION, Completion, EngineError, Prompt, SamplingParams, Version
+
+__all__ = [
+    "BackgroundEngine",
+    "Engine",
+    "FlightDone",
+    "InProcessEngine",
+    "ScoreDone",
+    "Scorer",
+    "SharedReplica",
+    "SteppedEngine",
+    "TensorChanges",
+    "WeightPatch",
+]
+
+TensorChanges = tuple[str, NDArray[np.int64], NDArray[np.unsignedinteger]]
+"""(checkpoint tensor name, ascending flat indices, new bits) of some elements of one tensor.
+
+The bits are unsigned integers as wide as an element of the tensor (uint16 for bf16). An iterator of changes may reuse
+the arrays' memory for the next item.
+"""
+
+FlightDone = Callable[[int, list[Completion] | EngineError], None]
+"""Called with a flight's number and its completions, or the reason why there are none."""
+ScoreDone = Callable[[tuple[float, ...] | EngineError], None]
+"""Called with one log-probability a token, or the reason why there are none."""
+
+Outcome = TypeVar("Outcome")
+
+
+@dataclass(frozen=True, slots=True)
+class SharedReplica:
+    """The node's replica as its engine process sees it: mapped for reading only.
+
+    The node may write new versions into it at any time. A reader that took bits of two versions finds out by the root.
+    `fd`: its sealed memory, for passing on to other processes; open for the duration of the call that gets it.
+    `folder`: config and tokenizer files.
+    """
+
+    replica: Replica
+    fd: int
+    folder: Path
+
+    @property
+    def layout(self) -> Layout:
+        return self.replica.layout
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPatch:
+    """The changed bits that lead to `version`, in sealed shared memory (the format is that of `codec.patch`).
+
+    `fd` stays the caller's, and open for the duration of the call that gets it.
+    """
+
+    fd: int
+    version: Version
+
+    def tensor_changes(self) -> Iterator[TensorChanges]:
+        """The changes, a tensor or a part of one at a time. Raises `PeerError` for memory that is not a patch."""
+        return read_patch(self.fd)
+
+    def block_hashes(self, layout: Layout) -> Iterator[tuple[int, bytes, bytes]]:
+        """(block, its hash before the patch, its hash after it). Raises `PeerError` for another layout's patch."""
+        return patch_hashes(self.fd, layout)
+
+
+class Engine(ABC):
+    """Generates from one model and takes new versions of it in place.
+
+    Life: `attach_replica`, `reload_replica`, then any number of `generate`, `stage_patch`, `commit`, `live_root`,
+    `reload_replica`. A commit that fails after it wrote something poisons the engine: `poisoned` says why, and
+    `generate`, `stage_patch` and `commit` raise `EngineError` until `reload_replica` has written every bit anew. So an
+    engine never serves a mix of two versions.
+    """
+
+    version: Version
+    """The version of the live parameters, as the last commit or reload named it."""
+
+    root: bytes
+    """State root of that version (32 bytes, or empty when the caller did not give it)."""
+
+    poisoned: str | None
+    """Why the engine may not serve, or None."""
+
+    abilities: frozenset[str] = frozenset()
+    """A subset of `ABILITIES`. An engine gets no work that needs an ability which it does not name."""
+
+    kind: str = ""
+    """Engines of one kind draw the same tokens for the same seed, as far as their machines compute alike."""
+
+    @abstractmethod
+    def attach_replica(self, shared: SharedReplica) -> None:
+        """Build the model that `shared.folder` describes, and map each tensor of the layout to its live parameter.
+
+        The parameters hold nothing of use until `reload_replica`. Attaching again replaces the replica. Raises
+        `UsageError`, with a sentence for the user, when the model is not the layout's or cannot be updated exactly.
+        """
+
+    @abstractmethod
+    def reload_replica(self, version: Version, root: bytes) -> bytes:
+        """Take every bit from the replica, clear the poison, and return the root that the live parameters hold.
+
+        The caller must not use the engine unless that root is `root`: the replica may have moved on while it was read.
+        Raises `EngineError` when nothing is attached.
+        """
+
+    @abstractmethod
+    def stage_patch(self, patch: WeightPatch) -> None:
+        """Make the patch ready without touching a live parameter. Replaces what was staged.
+
+        Raises `ValueError`, `PeerError` or `EngineError`, with nothing staged, when the patch does not fit.
+        """
+
+    @abstractmethod
+    def commit(self, version: Version, root: bytes) -> float:
+        """Write what is staged into the live parameters and become `version`. Returns the pause in seconds."""
+
+    @abstractmethod
+    def live_root(self) -> bytes:
+        """The root of the live parameters, read back out of the engine: 32 bytes. Works on a poisoned engine too."""
+
+    @abstractmethod
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> list[Completion]:
+        """One completion for each prompt, in their order. Returns when all are done.
+
+        Raises `EngineError` when the engine cannot serve, `ValueError` for prompts that the model cannot read.
+        """
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """An engine that can tell the log-probabilities of given tokens. Nodes check each other's rollouts by it."""
+
+    def score(self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams) -> tuple[float, ...]:
+        """The log-probability of each of `token_ids` after `prompt` and the tokens before it, under the live version.
+
+        It is defined as `Completion.logprobs`. A token just outside the nucleus (`SamplingParams.widest_top_p`) is
+        scored as if it were inside; -inf means that no rounding would have let the token be drawn.
+        """
+        ...
+
+
+class SteppedEngine(Engine):
+    """An engine that computes one token at a time in the caller's thread.
+
+    New flights begin while others run, and a commit between two steps loses no token: a completion that spans it has
+    one span for each version. Whether the cache of the older version is computed anew is the engine's stated policy.
+    """
+
+    @abstractmethod
+    def begin(self, flight: int, prompts: Sequence[Prompt], sampling: SamplingParams) -> None:
+        """Start one completion for each prompt. `flight`: a number that is not in use.
+
+        Raises, with nothing begun, `ValueError` for prompts that the model cannot read, and `EngineError` as `generate`
+        does.
+        """
+
+    @abstractmethod
+    def step(self) -> list[tuple[int, list[Completion]]]:
+        """Compute about one more token for every flight. Returns the flights that are done, with their completions.
+
+        After any exception the caller must cancel every flight.
+        """
+
+    @abstractmethod
+    def cancel(self, flight: int) -> None:
+        """Drop a flight. Does nothing for an unknown one."""
+
+    @abstractmethod
+    def counts(self) -> dict[int, list[int]]:
+        """Tokens so far of each prompt, by flight. Not empty while a flight runs."""
+
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> list[Completion]:
+        """One completion for each prompt, in their order. No flight may be running."""
+        assert not self.counts(), "flights are running: use begin and step"
+        self.begin(-1, prompts, sampling)
+        try:
+            while True:
+                for _, completions in self.step():
+                    return completions
+        finally:
+            self.cancel(-1)
+
+
+class BackgroundEngine(Engine):
+    """An engine that generates in other processes: `begin` and `begin_score` return at once.
+
+    Flights that begin at different times share the engine's steps, so no sequence waits for a longer one, and a commit
+    falls between two steps. The callbacks run in a thread of the engine's.
+    """
+
+    @abstractmethod
+    def begin(self, flight: int, prompts: Sequence[Prompt], sampling: SamplingParams, done: FlightDone) -> None:
+        """Start one completion for each prompt. `flight`: a number that is not in use.
+
+        Calls `done` once, unless the flight is cancelled first. Raises `EngineError`, with nothing begun, when the
+        engine cannot serve.
+        """
+
+    @abstractmethod
+    def begin_score(
+        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams, done: ScoreDone
+    ) -> None:
+        """Start scoring (see `Scorer`). Calls `done` once; with an error when a commit fell into the scoring."""
+
+    @abstractmethod
+    def cancel(self, flight: int) -> None:
+        """Drop a flight. Does nothing for an unknown one."""
+
+    @abstractmethod
+    def counts(self) -> dict[int, list[int]]:
+        """Tokens so far of each prompt, by flight."""
+
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> list[Completion]:
+        """One completion for each prompt, in their order. Other flights may be running."""
+        flight = min(self.counts(), default=0) - 1  # callers number theirs from 0
+        future: Future[list[Completion]] = Future()
+        self.begin(flight, prompts, sampling, lambda _, outcome: _settle(future, outcome))
+        try:
+            return future.result()
+        finally:
+            self.cancel(flight)
+
+    def score(self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams) -> tuple[float, ...]:
+        """See `Scorer`. Raises `EngineError`."""
+        future: Future[tuple[float, ...]] = Future()
+        self.begin_score(prompt, token_ids, sampling, lambda outcome: _settle(future, outcome))
+        return future.result()
+
+
+def _settle(future: Future[Outcome], outcome: Outcome | EngineError) -> None:
+    if isinstance(outcome, EngineError):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
+
+
+class InProcessEngine(Engine):
+    """An engine whose live parameters are arrays of this process.
+
+    A program can load a folder and give it bits directly: `load`, `attach`, then `stage`, `commit`, `reload` and
+    `live_hashes`. The methods of `Engine` that take shared memory are made of these.
+    """
+
+    _shared: SharedReplica | None = None
+
+    @abstractmethod
+    def load(self, folder: Path, *, weights: bool = True) -> None:
+        """Load a Hugging Face folder (config, weights). Raises `UsageError` when it is not one.
+
+        Without `weights` only its config counts, and the parameters hold nothing of use until `reload`.
+        """
+
+    @abstractmethod
+    def attach(self, layout: Layout, version: Version = BASE_VERSION, root: bytes = b"") -> None:
+        """Map each tensor of `layout` to its live parameter; the engine then claims to hold `version`.
+
+        It compares no bits: `live_hashes` does. Raises `UsageError` when the loaded model has other tensors, shapes or
+        dtypes than the layout, or ties other tensors.
+        """
+
+    @abstractmethod
+    def stage(self, changes: Iterable[TensorChanges]) -> None:
+        """Convert and hold the next version's bits without touching a live parameter. Replaces what was staged.
+
+        Raises `ValueError`, with nothing staged, when the changes do not fit the layout.
+        """
+
+    @abstractmethod
+    def reload(self, bits: Callable[[str], NDArray[Any]], version: Version, root: bytes) -> None:
+        """Write every tensor of the layout anew and clear the poison. `bits(name)`: all its elements, in any shape."""
+
+    @abstractmethod
+    def live_hashes(self, layout: Layout) -> NDArray[np.uint8]:
+        """BLAKE3 of every block of `layout`, read back out of the live parameters: uint8, (n_blocks, 32).
+
+        A tied tensor counts once, as in the layout. Works on a poisoned engine too.
+        """
+
+    def attach_replica(self, shared: SharedReplica) -> None:
+        self._shared = shared
+        self.load(shared.folder, weights=False)
+        self.attach(shared.layout)
+
+    def reload_replica(self, version: Version, root: bytes) -> bytes:
+        self.reload(self._replica().bits, version, root)
+        return self.live_root()
+
+    def stage_patch(self, patch: WeightPatch) -> None:
+        self.stage(patch.tensor_changes())
+
+    def live_root(self) -> bytes:
+        layout = self._replica().layout
+        return state_root(layout.hash, self.live_hashes(layout))
+
+    def _replica(self) -> Replica:
+        if self._shared is None:
+            raise EngineError("nothing is attached")
+        return self._shared.replica

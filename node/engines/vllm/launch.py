@@ -1,0 +1,88 @@
+"""Where a driver's vLLM comes from: started by the driver, or already running at a URL."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from node.engines.base import EXACT_SEED, OPTIONS, SCORE_OPTIONS
+from node.engines.vllm.server import Installed, Server, ServerOptions, attach_to
+
+__all__ = ["Launcher", "RunningVllm", "StartedVllm"]
+
+
+class Launcher(Protocol):
+    """Makes one vLLM connect to its driver."""
+
+    @property
+    def loads_replica(self) -> bool:
+        """The vLLM loads its first weights from the replica, not from a folder of its own."""
+        ...
+
+    @property
+    def abilities(self) -> frozenset[str]:
+        """See `Engine.abilities`."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """See `Engine.kind`."""
+        ...
+
+    def launch(self, folder: Path, socket: Path) -> None:
+        """Return when vLLM's API server has been told to connect to `socket`. `folder`: the swarm's small files.
+
+        Raises `UsageError` with what the user can do.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StartedVllm:
+    """A vLLM that the driver starts in the environment `where`. It ends with the driver's process group."""
+
+    where: Installed
+    log: Path
+    options: ServerOptions
+
+    @property
+    def loads_replica(self) -> bool:
+        return True
+
+    @property
+    def abilities(self) -> frozenset[str]:
+        # vLLM rounds a token's logits by what else is in its batch, unless it is told not to before it starts. Only
+        # vLLMs for GPUs can be told.
+        exact = not self.where.cpu and os.environ.get("VLLM_BATCH_INVARIANT") == "1"
+        return frozenset({OPTIONS, SCORE_OPTIONS, EXACT_SEED} if exact else {OPTIONS, SCORE_OPTIONS})
+
+    @property
+    def kind(self) -> str:
+        return f"vllm/{self.where.version}/{'cpu' if self.where.cpu else 'gpu'}"
+
+    def launch(self, folder: Path, socket: Path) -> None:
+        server = Server(self.where, folder, self.log, socket, self.options)
+        server.wait_ready()
+        attach_to(f"http://127.0.0.1:{self.options.port}", socket)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningVllm:
+    """A vLLM that the user runs. It outlives the driver."""
+
+    url: str
+
+    @property
+    def loads_replica(self) -> bool:
+        return False
+
+    @property
+    def abilities(self) -> frozenset[str]:
+        return frozenset({OPTIONS, SCORE_OPTIONS})
+
+    @property
+    def kind(self) -> str:
+        return "vllm"
+
+    def launch(self, folder: Path, socket: Path) -> None:
+        attach_to(self.url, socket)

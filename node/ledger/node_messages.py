@@ -1,0 +1,239 @@
+"""The conversation of the ledger with its nodes: reads what they send, and queues what they are told.
+
+Nothing is sent from here. `LedgerService` takes the outbox, and sends it after the facts of the turn are durable.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import trio
+
+from codec.errors import PeerError
+from node.ledger.assignment.abilities import EngineAbilities
+from node.ledger.assignment.assigner import MOST_LEASES
+from node.ledger.assignment.commit_stats import CommitStats
+from node.ledger.assignment.pending_requests import PendingRequests
+from node.ledger.messages import (
+    Abilities,
+    Answer,
+    Ask,
+    AskAbilities,
+    Cannot,
+    GiveBack,
+    Reason,
+    Renew,
+    Renewed,
+    SignedRollout,
+    Timesheet,
+    Unfit,
+    Verdict,
+    Withdraw,
+    WorkLease,
+    WorkMessage,
+    WorkRequest,
+    decode,
+    open_rollout,
+    unpack_floats,
+)
+from node.ledger.rules import Ledger
+from node.ledger.state import Group, Lease
+from node.ledger.trust.budgets import MessageBudgets
+from node.ledger.trust.checks import Check
+from swarm.guard import Source, guarded
+
+__all__ = ["Expel", "NodeMessages"]
+
+Expel = Callable[[bytes, str], None]
+"""`expel(node, why)`: close the session of a node whose messages are malformed. Must not wait, never raises."""
+
+NOT_YET: Final = frozenset({Reason.NO_WORK, Reason.TOO_NEW})
+"""With these reasons a request stays pending. TOO_NEW: the node heard of the seal a moment before the ledger did."""
+LEASES_A_MESSAGE: Final = 1024
+"""Leases in one `Withdraw`."""
+
+
+class NodeMessages:
+    """Reads the nodes' messages and fills `outbox`. It runs on the event loop and never waits."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        wake: Callable[[], None],
+        give_up: Callable[[Group, str], None],
+        is_member: Callable[[bytes], bool],
+        expel: Expel,
+        clock: Callable[[], float] = trio.current_time,
+    ) -> None:
+        """`wake()`: there is something to write or send. `give_up(group, why)`: no node can generate `group`.
+        `is_member(node)`: whether a node holds a live membership lease."""
+        self._ledger = ledger
+        self._wake = wake
+        self._give_up = give_up
+        self._is_member = is_member
+        self._expel = expel
+        self._clock = clock
+        self.budgets = MessageBudgets(ledger.leases_of)
+        self.pending = PendingRequests()
+        self.abilities = EngineAbilities(ledger, self._ask_abilities, clock)
+        self.commit_stats = CommitStats()
+        """The durations of each version's commit at the nodes' engines."""
+        self.outbox: list[tuple[bytes, WorkMessage]] = []
+        """(node, message), in the order in which they are sent."""
+
+    def take_outbox(self) -> list[tuple[bytes, WorkMessage]]:
+        """The messages queued since the last call."""
+        outbox, self.outbox = self.outbox, []
+        return outbox
+
+    def hear(self, node: bytes, body: bytes) -> None:
+        """The body of a `Work` message from `node`, whose key is proven.
+
+        A malformed body is counted, logged and dropped; a node that sends too many of them is expelled. A body beyond
+        the node's budget is dropped unread.
+        """
+        now = self._clock()
+        if not self.budgets.allow_message(node, len(body), now):
+            return
+        if node not in self._ledger.members and self._is_member(node):
+            self._ledger.member_up(node)
+        if node not in self._ledger.nodes:  # it never was a member, so it has no work and gets none
+            return
+        with guarded(Source.WORK, node) as outcome:
+            self._read(node, decode(body))
+        self._wake()
+        if outcome.is_rule_broken:
+            self._ledger.quarantine.refuse(node, Reason.MALFORMED, now)
+            self._count_malformed(node, outcome.why, now, bug=not isinstance(outcome.error, PeerError))
+
+    def _count_malformed(self, node: bytes, why: str, now: float, *, bug: bool = False) -> None:
+        """Expel a node whose malformed bodies exceed its budget, or whose body met a `bug` of ours."""
+        if bug or not self.budgets.of(node).allows_malformed(now):
+            self._expel(node, f"work message: {why}")
+
+    def _read(self, node: bytes, message: WorkMessage) -> None:
+        now = self._clock()
+        match message:
+            case WorkRequest():
+                self._serve_within_budget(node, message, now, now)
+            case Renew(lease, token, tokens):
+                left_s = self._ledger.renew(node, lease, token, tokens, now)
+                self.outbox.append((node, Withdraw((lease,)) if left_s is None else Renewed(lease, left_s)))
+            case SignedRollout(sealed):
+                self._read_rollout(node, sealed, now)
+            case GiveBack(leases):
+                self.pending.pop(node)  # or it would get the same work at once
+                self.budgets.of(node).count_returned(self._ledger.give_back(node, leases, now), now)
+            case Cannot(lease, token, why):
+                self.budgets.of(node).count_returned(1, now)
+                group = self._ledger.refuse_work(node, lease, token, now)
+                if group is not None:
+                    self._give_up(group, why)
+            case Answer(check, epoch, version, logprobs):
+                self._ledger.quarantine.answer_check(node, check, (epoch, version), unpack_floats(logprobs), now)
+            case Abilities():
+                if self.abilities.hear(node, message):
+                    self.pending.try_soon(node)
+            case Timesheet():
+                if (found := self._ledger.nodes.get(node)) is not None:
+                    found.timesheet = message
+                    self.commit_stats.note(node, message, self._ledger.roots)
+            case _:
+                raise PeerError(f"work message: {type(message).__name__} is not for the ledger")
+
+    def _read_rollout(self, node: bytes, sealed: bytes, now: float) -> None:
+        try:
+            rollout = open_rollout(node, sealed)
+        except PeerError as error:
+            self._ledger.quarantine.refuse(node, Reason.BAD_SIGNATURE, now)
+            self._count_malformed(node, str(error), now)
+            return
+        reason = self._ledger.submit(node, rollout, sealed, now)
+        self.pending.try_soon(node)
+        self.outbox.append((node, Verdict(rollout.lease, rollout.sample, reason)))
+
+    # ------------------------------------------------------------ requests for work
+
+    def try_pending(self, now: float) -> None:
+        """Serve the pending requests that are due."""
+        state = (self._ledger.pool.freed, self._ledger.head)
+        for node in self.pending.next(state, lambda node: self._ledger.nodes[node].rate.value, now):
+            if (found := self.pending.pop(node)) is not None:
+                self._serve_within_budget(node, *found, now)
+
+    def _serve_within_budget(self, node: bytes, request: WorkRequest, received: float, now: float) -> None:
+        """Serve a request, or keep it pending until its node's budget allows it."""
+        if self.budgets.of(node).allows_request(now):
+            self._serve(node, request, received)
+        elif node in self._ledger.members:
+            self.pending.postpone(node, request, received)
+
+    def _serve(self, node: bytes, request: WorkRequest, received: float) -> None:
+        self.pending.pop(node)
+        now = self._clock()
+        if self.abilities.needed:
+            self.abilities.ask(node)
+        found = self._ledger.request_work(node, request, now, received)
+        leases = found if isinstance(found, list) else []
+        self.outbox.extend((node, _lease_message(lease, self._ledger.groups[lease.group], now)) for lease in leases)
+        if (check := self._ledger.quarantine.next_check(node, now)) is not None:
+            self.outbox.append((node, _check_message(check)))
+        holding = tuple(self._ledger.nodes[node].leases) if node in self._ledger.nodes else ()
+        unheard = set(holding).difference(request.holding)
+        if void := [lease for lease in request.holding if self._ledger.is_void(node, lease)]:
+            self.outbox.append((node, Withdraw(tuple(void[:LEASES_A_MESSAGE]))))
+        left = request.capacity - sum(len(self._ledger.leases[lease].open) for lease in unheard)
+        if isinstance(found, Reason) and found not in NOT_YET:
+            self.outbox.append((node, Unfit(request.serial, found)))
+        elif left > 0 and request.serial >= self._ledger.nodes[node].serial:
+            self.pending.narrow(node, request, received, left, holding)
+            if len(leases) >= MOST_LEASES:  # there may be more for it
+                self.pending.try_soon(node)
+
+    # ------------------------------------------------------------ what nodes are told
+
+    def withdraw(self, leases: Iterable[Lease]) -> None:
+        """Tell the nodes that hold `leases` that these are void."""
+        by_node: dict[bytes, list[int]] = {}
+        for lease in leases:
+            by_node.setdefault(lease.node, []).append(lease.id)
+        for node, ids in by_node.items():
+            for i in range(0, len(ids), LEASES_A_MESSAGE):
+                self.outbox.append((node, Withdraw(tuple(ids[i : i + LEASES_A_MESSAGE]))))
+        self._wake()
+
+    def _ask_abilities(self, node: bytes) -> None:
+        self.outbox.append((node, AskAbilities()))
+        self._wake()
+
+
+def _lease_message(lease: Lease, group: Group, now: float) -> WorkLease:
+    epoch, version = lease.minimum
+    return WorkLease(
+        lease=lease.id,
+        token=lease.token,
+        group=lease.group,
+        samples=tuple(sorted(lease.open)),
+        prompt=group.prompt,
+        sampling=group.sampling,
+        deadline_s=max(lease.deadline - now, 0.0),
+        epoch=epoch,
+        version=version,
+        max_lag=group.max_lag,
+        whole=group.n if group.whole else 0,
+        urgent=bool(group.done),
+    )
+
+
+def _check_message(check: Check) -> Ask:
+    epoch, version = check.version
+    return Ask(
+        check=check.id,
+        prompt=check.prompt,
+        token_ids=check.rollout.token_ids[: 4 * check.end],
+        sampling=check.sampling,
+        epoch=epoch,
+        version=version,
+        start=check.start,
+        end=check.end,
+    )

@@ -1,0 +1,159 @@
+"""Decides whether a rollout counts, by its lease, its group, the sealed versions and earlier rollouts. Pure."""
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from blake3 import blake3
+
+from node.engines.base import MIN_LOGPROB, Version
+from node.ledger.assignment.leases import LeaseTable, remember
+from node.ledger.messages import Reason, Rollout, VersionSpan, work_hash
+from node.ledger.settings import Settings
+from node.ledger.state import AcceptedRollout, Group, Head, Lease
+
+__all__ = ["Acceptance", "fingerprint", "judge", "too_fast"]
+
+LOGPROB_SLACK: Final = 1e-3
+"""Rounding may make a log-probability exceed 0 by this much."""
+
+Key = tuple[int, int]
+"""(lease, sample)"""
+
+
+class Acceptance:
+    """Judges rollouts; remembers its verdicts, and the tokens that were accepted. `table` belongs to the ledger."""
+
+    def __init__(self, settings: Settings, table: LeaseTable) -> None:
+        self._settings = settings
+        self._table = table
+        self._verdicts: OrderedDict[Key, tuple[bytes, Reason | None]] = OrderedDict()
+        """By lease and sample: the digest of the signed rollout, and the verdict on it."""
+        self._fingerprints: OrderedDict[bytes, tuple[bytes, int]] = OrderedDict()
+        """Fingerprint of accepted tokens -> (group, sample) that they were accepted for."""
+
+    def __len__(self) -> int:
+        """The number of verdicts remembered."""
+        return len(self._verdicts)
+
+    def earlier_verdict(self, rollout: Rollout, sealed: bytes) -> tuple[Reason | None] | None:
+        """The verdict on these very bytes, in a tuple; None: they are new."""
+        known = self._verdicts.get((rollout.lease, rollout.sample))
+        return (known[1],) if known is not None and known[0] == _digest(sealed) else None
+
+    def remember_verdict(self, rollout: Rollout, sealed: bytes, reason: Reason | None) -> None:
+        """Remember the verdict on a rollout of a live lease, for its repetitions."""
+        self._remember((rollout.lease, rollout.sample), sealed, reason)
+
+    def adopt(self, group: Group) -> None:
+        """Take in a group that the book kept: its nodes may repeat rollouts whose verdicts they did not receive."""
+        for sample, done in group.done.items():
+            self._remember((done.lease, sample), done.sealed, None)
+
+    def _remember(self, key: Key, sealed: bytes, reason: Reason | None) -> None:
+        remember(self._verdicts, key, (_digest(sealed), reason), self._settings.remembered)
+
+    def lease_reason(self, node: bytes, rollout: Rollout, *, member: bool) -> Reason | None:
+        """None when `rollout` belongs to an open sample of a live lease of `node`."""
+        lease = self._table.leases.get(rollout.lease)
+        if lease is None:
+            return self._table.ended(rollout.lease)
+        if lease.node != node:
+            return Reason.WRONG_NODE
+        if lease.token != rollout.token:
+            return Reason.FENCED
+        if not member:
+            return Reason.NOT_A_MEMBER
+        if rollout.sample not in lease.samples:
+            return Reason.WRONG_WORK
+        return None if rollout.sample in lease.open else Reason.DUPLICATE
+
+    def judge(
+        self, lease: Lease, group: Group, rollout: Rollout, head: Head, roots: Mapping[Version, bytes], now: float
+    ) -> Reason | None:
+        """None when `rollout` may count for its sample; otherwise why not."""
+        if reason := judge(rollout, group, head, roots):
+            return reason
+        if too_fast(rollout, now - lease.granted, self._settings):
+            return Reason.TOO_FAST
+        own = (group.id, rollout.sample)
+        found = fingerprint(rollout, group, self._settings)
+        return Reason.COPIED if found is not None and self._fingerprints.get(found, own) != own else None
+
+    def accepted(self, group: Group, done: AcceptedRollout) -> None:
+        """Remember the tokens of `done`: another sample with the same tokens is a copy."""
+        if (found := fingerprint(done.rollout, group, self._settings)) is not None:
+            remember(self._fingerprints, found, (group.id, done.rollout.sample), self._settings.remembered)
+
+
+def judge(rollout: Rollout, group: Group, head: Head, roots: Mapping[Version, bytes]) -> Reason | None:
+    """None when `rollout` is what was asked for, from versions that count; otherwise why not."""
+    if rollout.work != work_hash(group.id, rollout.sample, group.prompt, group.sampling):
+        return Reason.WRONG_WORK
+    if not _well_formed(rollout, group):
+        return Reason.MALFORMED
+    for span in rollout.spans:
+        if reason := _span_reason(span, head, roots, group.max_lag):
+            return reason
+    return None
+
+
+def too_fast(rollout: Rollout, seconds: float, settings: Settings) -> bool:
+    """Whether no engine could generate its tokens, one after another, in the `seconds` since they were leased."""
+    tokens = rollout.length
+    return tokens >= settings.fast_needs and tokens > seconds * settings.fastest_sequence
+
+
+def fingerprint(rollout: Rollout, group: Group, settings: Settings) -> bytes | None:
+    """A hash of prompt and tokens that another sample can share only by copying.
+
+    None when the tokens were probable, or when the sampling has a seed, with which they are the same every time.
+    It trusts the node's own log-probabilities; a node that claims that every token was certain is found by a check.
+    """
+    surprise = -float(np.frombuffer(rollout.logprobs, "<f4").sum(dtype=np.float64))
+    if group.sampling.temperature == 0.0 or group.sampling.extra.seeded or surprise < settings.copy_surprise:
+        return None
+    return blake3(len(group.prompt).to_bytes(4, "little") + group.prompt + rollout.token_ids).digest(16)
+
+
+def _span_reason(span: VersionSpan, head: Head, roots: Mapping[Version, bytes], max_lag: int) -> Reason | None:
+    version = (span.epoch, span.version)
+    if reason := head.lag_reason(version, max_lag):
+        return reason
+    root = roots.get(version)
+    if root is None:
+        return Reason.TOO_OLD  # within the bound, but the ledger does not remember its root, so it cannot be checked
+    return None if root == span.root else Reason.WRONG_ROOT
+
+
+def _well_formed(rollout: Rollout, group: Group) -> bool:
+    """Lengths agree, values are possible, it ends where the sampling requires, and the spans cover every token."""
+    if len(rollout.token_ids) % 4 or len(rollout.logprobs) != len(rollout.token_ids):
+        return False
+    tokens, logprobs = np.frombuffer(rollout.token_ids, "<u4"), np.frombuffer(rollout.logprobs, "<f4")
+    most = group.sampling.max_tokens
+    if not 0 < len(tokens) <= most:
+        return False
+    ends_here = np.isin(tokens, np.array(group.sampling.stop_tokens, np.uint32))
+    options = group.sampling.extra
+    if options.allowed and not np.isin(tokens, np.array(options.allowed, np.uint32)).all():
+        return False
+    by_text = rollout.finish_reason == "stop" and bool(options.stop_texts)  # its client can see which text it was
+    if rollout.finish_reason == "stop" and len(tokens) <= options.min_tokens:
+        return False
+    ends = [span.end for span in rollout.spans]
+    versions = [(span.epoch, span.version) for span in rollout.spans]
+    return (
+        bool(((logprobs >= MIN_LOGPROB) & (logprobs <= LOGPROB_SLACK)).all())  # false for NaN, too
+        and not ends_here[:-1].any()
+        and (by_text or bool(ends_here[-1]) if rollout.finish_reason == "stop" else len(tokens) == most)
+        and ends[-1] == len(tokens)
+        and all(a < b for a, b in itertools.pairwise([0, *ends]))
+        and all(a < b for a, b in itertools.pairwise(versions))  # an engine only moves forward
+    )
+
+
+def _digest(sealed: bytes) -> bytes:
+    return blake3(sealed).digest(16)

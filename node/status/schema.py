@@ -1,0 +1,450 @@
+"""What a swarm process says about itself: one schema for the socket, the terminal, `--json` and programs.
+
+A seed answers with `SeedStatus`, a node with `NodeStatus`, a relay with `RelayStatus`; `role` tells them apart. The
+seed's ledger adds `LedgerStatus`, and a node with an engine the fields of `OwnStatus` from `engine` on.
+
+Users and their programs read the field names as JSON keys (`swarm-node status --json`, `Swarm.state`), so a field is
+never renamed, and its unit never changes; units are in the names (`_s` seconds, `_bytes`, `_ms`), rates are a second.
+
+Compatibility: a reader skips fields that it does not know, and every field has a default, so processes of different
+releases understand each other. A field that only some processes have is `UNSET` elsewhere, and then not sent.
+The structs are mutable, so that each part of a process can fill in what it knows.
+"""
+
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType, field, msgpack
+
+from swarm.protocol.transfer.allowance import AllowanceStatus
+from swarm.protocol.transfer.egress import EgressStatus
+
+__all__ = [
+    "AllowanceStatus",
+    "CheckCounts",
+    "CommitTimes",
+    "EgressStatus",
+    "EngineCommit",
+    "LedgerNode",
+    "LedgerStatus",
+    "MemberStatus",
+    "NodeStatus",
+    "OwnStatus",
+    "QuarantineStatus",
+    "RelayStatus",
+    "SeedReport",
+    "SeedStatus",
+    "Status",
+    "Step",
+    "Stripes",
+    "TicketStatus",
+    "TimeSplit",
+    "Version",
+    "WorkerStatus",
+    "to_plain",
+]
+
+Version = tuple[int, int]
+"""(epoch, number within the epoch); versions are ordered by it."""
+Stripes = list[dict[int, int | None]]
+"""For each stripe, the parent's slot by the child's slot; None: the parent is the trainer."""
+
+
+# ------------------------------------------------------------ of a node's work
+
+
+class TimeSplit(Struct, kw_only=True):
+    """Seconds since the node started, by what it did; the sum is all of its time."""
+
+    generate: float = 0.0
+    """At least one sequence was being generated."""
+    wait_work: float = 0.0
+    """Idle: there was no work for it."""
+    wait_version: float = 0.0
+    """Idle: the engine's version is too old for the work that there is."""
+    commit: float = 0.0
+    """Nothing was generated because a version was being committed or the engine was being loaded."""
+
+    @property
+    def total(self) -> float:
+        return self.generate + self.wait_work + self.wait_version + self.commit
+
+
+class CommitTimes(Struct, kw_only=True):
+    """What one version took on one node's engine."""
+
+    version: Version = (0, 0)
+    wait_s: float = 0.0
+    """From the replica's commit to the engine's; includes `stage_s` and `pause_s`."""
+    stage_s: float = 0.0
+    """Staged in the background, while the engine generated."""
+    pause_s: float = 0.0
+    """Nothing was generated."""
+    resume_s: float = 0.0
+    """From the end of the pause until the sequences that ran before had their next token."""
+
+
+class QuarantineStatus(Struct, kw_only=True):
+    """A node's quarantine, during which it gets no work."""
+
+    why: str = ""
+    left_s: float | None = None
+    """Until it ends by itself; None: a person has to release the node."""
+
+
+class LedgerNode(Struct, kw_only=True):
+    """One node in the seed's ledger. Counts are since the seed started."""
+
+    member: bool = False
+    """It has a live lease on membership."""
+    tokens_per_s: float = 0.0
+    """Measured by the ledger; what the node claims until something was measured."""
+    spread: float = 0.0
+    """Mean absolute deviation of the measured rate, tokens/s."""
+    outstanding: int = 0
+    """Samples leased to it and still to come."""
+    capacity: int = 0
+    """Sequences that it can hold in all."""
+    accepted: int = 0
+    """Samples."""
+    tokens: int = 0
+    """Of accepted samples."""
+    refused: dict[str, int] = {}
+    """Samples, by the reason."""
+    quarantine: QuarantineStatus | None = None
+    quarantines: int = 0
+    """How often it was in quarantine."""
+    checked: int = 0
+    """Its samples that another node confirmed."""
+    disputed: int = 0
+    """Its samples that one node doubted and no third node could judge."""
+    arrival_s: float | None = None
+    """Until its engine is expected to hold the head; None: not known."""
+    seconds: TimeSplit | None = None
+    """Where its time went; None: the node has not reported it."""
+    used: int = 0
+    """Samples that a trainer, or a client of the gateway, has taken."""
+    unused: dict[str, int] = {}
+    """Samples that were generated and will never be used, by the reason."""
+    generating: float | None = None
+    """Share of its time in which it generated, 0..1; None: the node has not reported it."""
+    useful: float | None = None
+    """`generating` times the share of its generated tokens that were used; None: not reported."""
+    commits: list[CommitTimes] = []
+    """Of its last versions, the newest last."""
+
+
+class CheckCounts(Struct, kw_only=True):
+    """Spot checks of samples by other nodes."""
+
+    begun: int = 0
+    confirmed: int = 0
+    open: int = 0
+    given_up: int = 0
+
+
+class LedgerStatus(Struct, kw_only=True):
+    """The seed's ledger. Counts are since the seed started, except those of work that is open."""
+
+    groups_open: int = 0
+    """Request groups of which samples are still to come."""
+    groups_ready: int = 0
+    """Complete request groups that the trainer has not taken."""
+    samples_free: int = 0
+    """Of open groups: leased to no node."""
+    samples_leased: int = 0
+    samples_to_come: int = 0
+    """Of prompts that a trainer has announced and not offered yet."""
+    tokens_per_s: float = 0.0
+    """Of all members together."""
+    generating: float | None = None
+    """Share of the nodes' time in which they generated, 0..1; None: no node has reported it."""
+    useful: float | None = None
+    """`generating` times the share of generated tokens that trainers and clients have used; None: not reported."""
+    samples_used: int = 0
+    """Taken by a trainer or by a client of the gateway."""
+    samples_unused: int = 0
+    """Generated, and never to be used."""
+    unused: dict[str, int] = {}
+    """`samples_unused` by the reason."""
+    next_version_s: float | None = None
+    """Until the next seal is expected; None: not known."""
+    accepted: int = 0
+    """Samples."""
+    refused: dict[str, int] = {}
+    """Samples, by the reason."""
+    checks: CheckCounts = field(default_factory=CheckCounts)
+    unread: int = 0
+    """Message bodies dropped because their node had sent too many."""
+    unmet: dict[str, list[str]] = {}
+    """By open session: sampling options that it asks for and no node's engine has."""
+    nodes: dict[str, LedgerNode] = {}
+    """By public key in hex."""
+
+
+class WorkerStatus(Struct, kw_only=True):
+    """A node's worker: what it generates and what became of it. Counts are since the node started."""
+
+    engine_ready: bool = False
+    engine_version: Version = (0, 0)
+    tokens_per_s: float = 0.0
+    """Generated tokens by the seconds in which at least one sequence was generated, lately."""
+    jobs: int = 0
+    """Samples that wait to be generated."""
+    generating: int = 0
+    """Samples that are being generated."""
+    unanswered: int = 0
+    """Finished samples that the ledger has neither accepted nor refused."""
+    accepted: int = 0
+    """Samples."""
+    refused: dict[str, int] = {}
+    """Samples, by the reason."""
+    lost_tokens: int = 0
+    """Generated in vain: cancelled, too late or refused."""
+    doing: str = ""
+    """The field of `TimeSplit` that grows now."""
+    seconds: TimeSplit = field(default_factory=TimeSplit)
+    useful: float = 0.0
+    """Share of its time in which it generated, 0..1."""
+    worst_pause_s: float = 0.0
+    """The longest pause of the last 256 commits."""
+
+
+# ------------------------------------------------------------ of the seed
+
+
+class MemberStatus(Struct, kw_only=True):
+    """One member, as the seed sees it. The member reports `held` to `saving` with its heartbeats."""
+
+    slot: int = 0
+    """Its place in the roster."""
+    peer: str = ""
+    """PeerId."""
+    name: str = ""
+    """As it was started (`--name`); not unique."""
+    reached: str = ""
+    """How the seed reaches it: "direct", "dialed us", "punched", "circuit" (through a relay); without a connection
+    "can be dialed" or "cannot be dialed"; empty: not known."""
+    standing: str = ""
+    """Of its lease: "fresh", "soft" (no new work), "dead" (no content)."""
+    lease_s: float | None = None
+    """Until its lease ends if nothing is heard of it."""
+    held: Version | None = None
+    """Of its replica; None: it has reported none."""
+    engine: Version | None = None
+    """That its engine generates with; None: no engine, or not ready."""
+    catching_up: float = 1.0
+    """How much of the model it holds during a catch-up, 0..1; 1: it is not catching up."""
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    saving: bool = False
+    """It has sent nearly all that it may send today, so nothing is relayed through it."""
+    tokens_s: float = 0.0
+    """Tokens/s, measured by the ledger."""
+    accepted: int = 0
+    """Samples."""
+    refused: dict[str, int] = {}
+    """Samples, by the reason."""
+    useful: float | None = None
+    """See `LedgerNode.useful`."""
+    seconds: TimeSplit | None = None
+    quarantine: QuarantineStatus | None = None
+    outstanding: int = 0
+    """Samples leased to it and still to come."""
+
+
+class Step(Struct, kw_only=True):
+    """One published version: how large it was, what it cost, and how long it took."""
+
+    version: Version = (0, 0)
+    density: float | None = None
+    """Changed elements by all elements of the model."""
+    bits_per_change: float | None = None
+    """Bits sent by changed elements; None: nothing changed."""
+    delta_bytes: int = 0
+    """Payload of the version."""
+    trainer_sent_bytes: int = 0
+    """At the seed's sockets, from the publish until the last member held it."""
+    trainer_control_bytes: int = 0
+    """Of those, everything but payload."""
+    trainer_copies: float | None = None
+    """Payload that the seed sent by `delta_bytes`."""
+    first_chunk_s: float | None = None
+    """From the begin of the publish until the first chunk left."""
+    extract_s: float | None = None
+    """From the begin of the publish until all of it was encoded."""
+    publish_to_all_s: float | None = None
+    """From the begin of the publish until the last member held it; None: not yet."""
+    age_s: float = 0.0
+    """Since the begin of the publish."""
+    held: int = 0
+    """Members that hold it."""
+    waiting: int = 0
+    """Members that are still to get it."""
+    engines: int = 0
+    """Engines that committed it."""
+    wait_s: float | None = None
+    """This field and the next three are of `CommitTimes`, each the longest of all engines."""
+    stage_s: float | None = None
+    pause_s: float | None = None
+    resume_s: float | None = None
+
+
+class TicketStatus(Struct, kw_only=True):
+    """A ticket that was used or revoked."""
+
+    id: str = ""
+    """Hex."""
+    expires: float = 0.0
+    """Unix time, s; 0: not shown since the seed knows it."""
+    nodes: int = 0
+    """How many members it admits at a time; 0: not known."""
+    nodes_ever: int = 0
+    """How many different members it admits in all; 0: no limit."""
+    here: int = 0
+    """Members that have a lease by it now."""
+    ever: int = 0
+    """Different members that came in by it."""
+    peers: list[str] = []
+    """PeerIds of those; without a limit of members only the last ones."""
+    quota_bytes: int = 0
+    """What its members may fetch; 0: no limit."""
+    fetched_bytes: int = 0
+    revoked: bool = False
+
+
+class SeedStatus(Struct, kw_only=True, tag_field="role", tag="seed"):
+    """A seed and its swarm. Byte counts are since the seed started."""
+
+    swarm: str = ""
+    """PeerId of the seed, which names the swarm."""
+    head: Version | None = None
+    """The newest sealed version."""
+    root: str = ""
+    """Hash over the head's bits, hex."""
+    model_bytes: int = 0
+    """A full copy of the model."""
+    addrs: list[str] = []
+    """Where members reach the seed."""
+    relays: dict[str, str] = {}
+    """By relay through which this machine is reached: why it is not reached so now; empty: it is."""
+    sent_bytes: int = 0
+    """At the seed's sockets."""
+    control_bytes: int = 0
+    """Of those, everything but payload."""
+    egress: EgressStatus = field(default_factory=EgressStatus)
+    nodes: list[MemberStatus] = []
+    """All members with a lease, by slot."""
+    stripes: Stripes = []
+    steps: list[Step] = []
+    """The last 256 versions, the newest last."""
+    work: LedgerStatus = field(default_factory=LedgerStatus)
+    tickets: list[TicketStatus] = []
+    barred: list[str] = []
+    """PeerIds of members that were revoked."""
+
+
+class SeedReport(Struct, kw_only=True):
+    """What a trainer gets when it asks the seed how things stand."""
+
+    swarm: SeedStatus = field(default_factory=SeedStatus)
+    work: LedgerStatus = field(default_factory=LedgerStatus)
+
+
+# ------------------------------------------------------------ of a member
+
+
+class EngineCommit(Struct, kw_only=True):
+    """A version that the engine of this node committed."""
+
+    version: Version = (0, 0)
+    pause_ms: float = 0.0
+    """Nothing was generated."""
+
+
+class OwnStatus(Struct, kw_only=True):
+    """A member as it sees itself. Byte counts are since it started."""
+
+    slot: int = -1
+    """Its place in the roster; -1: it has none yet."""
+    name: str = ""
+    """As it was started (`--name`)."""
+    peer: str = ""
+    """PeerId."""
+    standing: str = ""
+    """Of its lease; see `MemberStatus.standing`."""
+    dialable: bool = False
+    """The roster says that other members can dial it."""
+    held: Version | None = None
+    """Of its replica; of a relay, the newest sealed version of which it has all chunks, or the head when it joined."""
+    root: str | None = None
+    """Hash over the bits of `held`, hex."""
+    catching_up: float = 1.0
+    """See `MemberStatus.catching_up`."""
+    phase: str = ""
+    """Of its catch-up; "idle": there is none."""
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    pushed_bytes: int = 0
+    """Payload that it passed on down the stripes."""
+    duplicate_bytes: int = 0
+    """Payload that it received and had already."""
+    uplink_today: AllowanceStatus | UnsetType = UNSET
+    """What it may send a day (`--up-gb-day`); UNSET: no limit."""
+    engine: Version | UnsetType | None = UNSET
+    """That the engine generates with; None: it is not ready. UNSET, as are all fields below: there is no engine."""
+    live_root: str | UnsetType | None = UNSET
+    """Hash over the bits that the last `status --prove` read back out of the engines, hex; None: not proven yet."""
+    live_proven: bool | UnsetType | None = UNSET
+    """Whether those bits are the version's; None: not proven yet."""
+    engine_restarts: int | UnsetType = UNSET
+    """How often the engine's process ended after it had served, and was started again."""
+    engine_reloads: int | UnsetType = UNSET
+    """How often the engine was reloaded from the replica."""
+    engine_urls: list[str] | UnsetType = UNSET
+    """OpenAI endpoints of the engines."""
+    tokens_s: float | UnsetType = UNSET
+    """Tokens/s; see `WorkerStatus.tokens_per_s`."""
+    commits: list[EngineCommit] | UnsetType = UNSET
+    """The last 256, the newest last."""
+    work: WorkerStatus | UnsetType = UNSET
+
+
+class _MemberProcess(Struct, kw_only=True):
+    """What a node and a relay have in common."""
+
+    swarm: str = ""
+    """PeerId of the seed."""
+    head: Version | None = None
+    """The newest sealed version, by the last heartbeat; None: there was none."""
+    nodes: list[OwnStatus] = []
+    """Exactly one: this member."""
+    stripes: Stripes = []
+    message: str = ""
+    """A sentence about what is wrong; empty: nothing."""
+    seed_reached: str = ""
+    """How it reaches the seed; see `MemberStatus.reached`."""
+    relays: dict[str, str] = {}
+    """See `SeedStatus.relays`."""
+
+
+class NodeStatus(_MemberProcess, kw_only=True, tag_field="role", tag="node"):
+    """A member that holds the model."""
+
+
+class RelayStatus(_MemberProcess, kw_only=True, tag_field="role", tag="relay"):
+    """A member that passes chunks on and leads to machines that cannot be dialed."""
+
+    places: int = 0
+    """Reservations: machines that are reached through it."""
+    circuits: int = 0
+    """Connections through it that are open."""
+    relayed_bytes: int = 0
+    """That crossed those connections."""
+
+
+Status = SeedStatus | NodeStatus | RelayStatus
+
+
+def to_plain(status: Struct) -> Any:
+    """`status` as dicts, lists and numbers: what `--json` prints and `Swarm.state` returns. Versions are lists."""
+    return msgpack.decode(msgpack.encode(status))

@@ -1,0 +1,88 @@
+"""The tasks that write to disk beside the core: its records, and chunks that have become complete.
+
+Both gather what waits and write it in one go, because a worker thread and a transaction cost more than a small write.
+"""
+
+from collections import deque
+from typing import Final
+
+import trio
+
+from codec import ChunkKey
+from swarm.protocol.core.events import Event, Persist, Persisted
+from swarm.runtime.core_loop import PostEvent
+from swarm.runtime.failure import Failure
+from swarm.runtime.threads import RunSync
+from swarm.store import ChunkStore, Records, StoredChunk
+
+__all__ = ["ChunkWriter", "RecordWriter"]
+
+_GATHER_S: Final = 0.2
+"""A complete chunk waits this long for others, so that they are written together."""
+
+
+class RecordWriter:
+    """Writes the core's records to the database, and posts `Persisted` for each once it is durable."""
+
+    def __init__(self, records: Records, post: PostEvent, run_sync: RunSync) -> None:
+        self._records, self._post, self._run_sync = records, post, run_sync
+        self._waiting: deque[Persist] = deque()
+        self._n_queued = self._n_written = 0
+        self._wake = trio.Event()
+        self._progress = trio.Event()
+        """Set, and replaced, after each transaction."""
+
+    def queue_record(self, effect: Persist) -> None:
+        """Have this record written, after those queued before it."""
+        self._waiting.append(effect)
+        self._n_queued += 1
+        self._wake.set()
+
+    async def wait_until_durable(self) -> None:
+        """Return when every record that is queued now is on disk."""
+        queued = self._n_queued
+        while self._n_written < queued:
+            await self._progress.wait()
+
+    async def write_records(self) -> None:
+        """Write what waits in one transaction, then post the results; repeat until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            batch, self._waiting = self._waiting, deque()
+            if batch:
+                await self._run_sync(self._records.put, [(effect.name, effect.record) for effect in batch])
+                self._n_written += len(batch)
+                self._progress.set()
+                self._progress = trio.Event()
+            for effect in batch:
+                result: Event = Persisted(effect.token)
+                await self._post(result)
+
+
+class ChunkWriter:
+    """Writes complete chunks from the store's memory to its disk, `_GATHER_S` after the first of a group."""
+
+    def __init__(self, chunks: ChunkStore, failure: Failure, run_sync: RunSync) -> None:
+        self._chunks, self._failure, self._run_sync = chunks, failure, run_sync
+        self._unwritten: list[ChunkKey] = []
+        """Chunks that are complete and in memory."""
+        self._wake = trio.Event()
+
+    def queue_chunk(self, chunk: StoredChunk) -> None:
+        """Have this complete chunk written."""
+        self._unwritten.append(chunk.key)
+        self._wake.set()
+
+    async def free_memory(self) -> None:
+        """Write every piece that the store holds in memory, of incomplete chunks too."""
+        await self._failure.watch(self._run_sync, self._chunks.spill_all)
+
+    async def write_chunks(self) -> None:
+        """Write queued chunks until cancelled. Children that wait for one are served from memory meanwhile."""
+        while True:
+            await self._wake.wait()
+            await trio.sleep(_GATHER_S)
+            self._wake = trio.Event()
+            keys, self._unwritten = self._unwritten, []
+            await self._run_sync(self._chunks.spill, *keys)

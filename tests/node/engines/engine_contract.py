@@ -1,0 +1,148 @@
+"""The contract of `node.engines.interface.Engine`, as tests that every engine runs.
+
+A test class inherits from `EngineContract` and gives the fixtures `subject` (an engine over a replica) and `detached`
+(an engine without one).
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from codec import Replica, write_patch
+from codec.errors import PeerError
+from node.engines.base import ABILITIES, EngineError, Prompt, SamplingParams
+from node.engines.generation import (
+    BackgroundGeneration,
+    BatchGeneration,
+    Generation,
+    SteppedGeneration,
+    generation_of,
+)
+from node.engines.interface import BackgroundEngine, Engine, Scorer, SteppedEngine, WeightPatch
+from scenarios.engines.engine_models import step_of
+
+PROMPTS = [Prompt((3, 4, 5), 0), Prompt((6, 7), 1), Prompt((3, 4, 5), 2)]
+SAMPLING = SamplingParams(max_tokens=6, seed=3)
+WRONG_ROOT = b"\xff" * 32
+NEAR = 0.15
+"""Nats between drawing a token and scoring it, in bfloat16; 0.064 was seen on a CPU with AMX."""
+
+
+@dataclass
+class Subject:
+    """An attached engine, and the replica that it follows. `version`: the replica's."""
+
+    engine: Engine
+    replica: Replica
+    version: int = 0
+
+    @contextmanager
+    def next_patch(self) -> Iterator[WeightPatch]:
+        """Move the replica to its next version; the patch that leads there."""
+        staged = step_of(self.replica, self.version + 100, 0.2)
+        fd, _ = write_patch(staged, self.replica.layout)
+        self.replica.scatter(staged)
+        self.version += 1
+        try:
+            yield WeightPatch(fd, (0, self.version))
+        finally:
+            os.close(fd)
+
+    def update(self) -> float:
+        with self.next_patch() as patch:
+            self.engine.stage_patch(patch)
+        return self.engine.commit((0, self.version), self.replica.root)
+
+    def reload(self) -> bytes:
+        return self.engine.reload_replica((0, self.version), self.replica.root)
+
+
+class EngineContract:
+    """See the module."""
+
+    def test_a_reload_takes_every_bit_and_proves_it(self, subject: Subject) -> None:
+        assert subject.reload() == subject.replica.root == subject.engine.live_root()
+        assert subject.engine.version == (0, subject.version)
+        assert subject.engine.root == subject.replica.root
+        assert subject.engine.poisoned is None
+
+    def test_a_reload_from_a_replica_that_moved_on_returns_its_root(self, subject: Subject) -> None:
+        assert subject.engine.reload_replica((0, subject.version), WRONG_ROOT) == subject.replica.root
+        assert subject.reload() == subject.replica.root
+
+    def test_staging_changes_nothing_and_a_commit_everything(self, subject: Subject) -> None:
+        before, version = subject.engine.live_root(), subject.engine.version
+        with subject.next_patch() as patch:
+            subject.engine.stage_patch(patch)
+        assert subject.engine.live_root() == before
+        assert subject.engine.version == version
+        assert subject.engine.commit((0, subject.version), subject.replica.root) >= 0
+        assert subject.engine.live_root() == subject.replica.root != before
+        assert (subject.engine.version, subject.engine.root) == ((0, subject.version), subject.replica.root)
+
+    def test_several_versions_follow_each_other(self, subject: Subject) -> None:
+        for _ in range(3):
+            subject.update()
+            assert subject.engine.live_root() == subject.replica.root
+
+    def test_each_prompt_gets_a_completion_of_the_live_version(self, subject: Subject) -> None:
+        subject.update()
+        completions = subject.engine.generate(PROMPTS, SAMPLING)
+        assert len(completions) == len(PROMPTS)
+        for completion in completions:
+            assert 0 < len(completion.token_ids) <= SAMPLING.max_tokens
+            assert {span.version for span in completion.spans} == {(0, subject.version)}
+
+    def test_scores_are_the_log_probabilities_of_what_was_drawn(self, subject: Subject) -> None:
+        engine = subject.engine
+        if not isinstance(engine, Scorer):
+            pytest.skip("this engine does not score")
+        for prompt, completion in zip(PROMPTS, engine.generate(PROMPTS, SAMPLING), strict=True):
+            found = engine.score(prompt.token_ids, completion.token_ids, SAMPLING)
+            np.testing.assert_allclose(found, completion.logprobs, atol=NEAR)
+
+    def test_a_poisoned_engine_serves_nothing_until_it_is_reloaded(self, subject: Subject) -> None:
+        subject.engine.poisoned = "poisoned by the test"
+        with subject.next_patch() as patch, pytest.raises(EngineError):
+            subject.engine.stage_patch(patch)
+        with pytest.raises(EngineError):
+            subject.engine.commit((0, subject.version), subject.replica.root)
+        with pytest.raises(EngineError):
+            subject.engine.generate(PROMPTS, SAMPLING)
+        assert len(subject.engine.live_root()) == 32
+        assert subject.reload() == subject.replica.root
+        assert subject.engine.poisoned is None
+        assert subject.engine.generate(PROMPTS, SAMPLING)
+
+    def test_memory_that_is_no_patch_is_refused_and_changes_nothing(self, subject: Subject) -> None:
+        fd = os.memfd_create("junk")
+        os.write(fd, b"not a patch at all, but long enough to be one" * 4)
+        with pytest.raises((PeerError, ValueError, EngineError)):
+            subject.engine.stage_patch(WeightPatch(fd, (0, subject.version + 1)))
+        os.close(fd)
+        assert subject.engine.live_root() == subject.replica.root
+        subject.update()
+
+    def test_nothing_works_before_a_replica_is_attached(self, detached: Engine) -> None:
+        with pytest.raises(EngineError, match="nothing is attached"):
+            detached.reload_replica((0, 0), WRONG_ROOT)
+        with pytest.raises(EngineError, match="nothing is attached"):
+            detached.live_root()
+
+    def test_it_declares_what_it_can_do(self, subject: Subject) -> None:
+        assert subject.engine.abilities <= ABILITIES
+        assert isinstance(subject.engine.kind, str)
+
+    def test_the_process_drives_it_by_its_style(self, subject: Subject) -> None:
+        styles: dict[type[Engine], type[Generation]] = {
+            SteppedEngine: SteppedGeneration,
+            BackgroundEngine: BackgroundGeneration,
+        }
+        wanted = next(
+            (driver for style, driver in styles.items() if isinstance(subject.engine, style)), BatchGeneration
+        )
+        assert type(generation_of(subject.engine, lambda message: None)) is wanted
