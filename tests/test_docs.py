@@ -91,6 +91,19 @@ FILES = {path.name for room in ROOMS.split("|") for path in (HOUSE / room).rglob
 }
 
 
+GROUPS = {"Guide": "Guides", "Specification": "Specifications"}
+"""The group in which the README links a page of this kind, where its name is not that of the kind."""
+
+
+@pytest.mark.parametrize("page", sorted((HOUSE / "docs").glob("*.md")), ids=lambda page: page.stem)
+def test_a_page_says_for_whom_it_is_and_is_linked_in_that_group(page: Path) -> None:
+    kind = re.match(r"# .+\n\n\*(Guide|Reference|Specification|For contributors)[.:] .+\*\n", page.read_text())
+    assert kind is not None
+    group = re.search(rf"^{GROUPS.get(kind[1], kind[1])}:\n(.+?)(?=^\w)", README.split("## Links")[1], re.M | re.S)
+    assert group is not None
+    assert f"(docs/{page.name})" in group[1]
+
+
 def module(name: str) -> Path | None:
     """The file that `python -m NAME` runs."""
     path = HOUSE / name.replace(".", "/")
