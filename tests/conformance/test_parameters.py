@@ -507,9 +507,9 @@ async def test_checks_of_rollouts_with_options_accuse_no_honest_node(tmp_path: P
             {"stop": "a", "temperature": 0, "repetition_penalty": 3.0},
         ):
             assert (await ask("completions", **{"temperature": 1} | fields, n=4)).status == 200
-        checks = ask.swarm.service.state
+        status = ask.swarm.service.status
         with trio.fail_after(30):
-            while checks()["checks"]["confirmed"] < 24:  # noqa: ASYNC110 - the ledger's state has no event
+            while status().checks.confirmed < 24:  # noqa: ASYNC110 - the ledger's status has no event
                 await trio.sleep(0.05)
         assert not ask.swarm.service.reputation()
 

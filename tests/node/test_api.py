@@ -25,6 +25,7 @@ from node import SamplingParams, Swarm
 from node.engines.base import OPTIONS, SamplingOptions
 from node.ipc.channel import ChannelTimeout
 from node.ledger.messages import Abilities, encode, pack_floats, pack_tokens
+from node.status.schema import MemberStatus, SeedStatus
 from node.trainers.api import Check, Rollout
 from node.trainers.connection import patience, seedwatch
 from node.trainers.errors import PromptRefused, PublishFailed, SwarmBusy, SwarmDown, SwarmTimeout
@@ -401,7 +402,7 @@ def test_no_token_is_older_than_max_lag_even_in_groups_on_their_way(tmp_path: Pa
         groups = swarm.rollouts([[i] for i in range(12)], n=2, sampling=SAMPLING, timeout_s=60)
         assert next(groups).oldest == (0, 0)
         deadline = time.monotonic() + 30
-        while there.call(there.service.state)["groups_ready"] < 3:
+        while there.call(there.service.status).groups_ready < 3:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         there.hold()  # the version is on its way, and stays unsealed
@@ -409,7 +410,7 @@ def test_no_token_is_older_than_max_lag_even_in_groups_on_their_way(tmp_path: Pa
         got: list[Any] = []
         trainer = threading.Thread(target=lambda: got.extend(groups))
         trainer.start()
-        while there.call(there.service.state)["groups_ready"]:
+        while there.call(there.service.status).groups_ready:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert not got, "groups of version 0 are too old for these weights"
@@ -436,9 +437,9 @@ def test_an_endless_iterator_is_read_only_as_fast_as_groups_are_taken(tmp_path: 
         assert pulled < 10 + 20
         groups.close()
         deadline = time.monotonic() + 10
-        while there.call(there.service.state)["groups_open"] and time.monotonic() < deadline:
+        while there.call(there.service.status).groups_open and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert there.call(there.service.state)["groups_open"] == 0, "closing withdraws the rest"
+        assert there.call(there.service.status).groups_open == 0, "closing withdraws the rest"
 
 
 @pytest.mark.parametrize("sized", [True, False])
@@ -448,11 +449,11 @@ def test_the_ledger_knows_how_many_samples_come_if_the_prompts_have_a_length(tmp
         groups = swarm.rollouts(prompts, n=4, sampling=SAMPLING, timeout_s=30)
         for _ in range(8):
             next(groups)
-        to_come = there.call(there.service.state)["samples_to_come"]
+        to_come = there.call(there.service.status).samples_to_come
         assert (0 < to_come < 4 * 5000) if sized else (to_come == 0), to_come
         groups.close()
         deadline = time.monotonic() + 30
-        while there.call(there.service.state)["samples_to_come"]:
+        while there.call(there.service.status).samples_to_come:
             assert time.monotonic() < deadline, "the iterator was closed"
             time.sleep(0.01)
 
@@ -480,7 +481,7 @@ def test_options_that_no_node_can_do_are_named(
     """`can`: the abilities that the only node reports; None: it is of an older release and reports none."""
     monkeypatch.setattr(patience, "SAY_AFTER_S", 0.3)
     with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
-        there.seed.state = lambda: {"nodes": [{"engine": [0, 0], "held": [0, 0]}]}
+        there.seed.status = lambda: SeedStatus(nodes=[MemberStatus(engine=(0, 0), held=(0, 0))])
         if can is not None:
             there.call(there.service.hear, there.node.key.public, encode(Abilities(can, "a kind")))
         sampling = msgspec.structs.replace(SAMPLING, options=SamplingOptions(**options))
@@ -596,9 +597,9 @@ def test_a_bad_prompt_is_refused_with_a_reason_and_the_others_go_on(tmp_path: Pa
             with pytest.raises(PromptRefused, match=f"Prompt {group.index} was refused") as refused:
                 _ = group.rollouts
             assert refused.value.index == group.index
-        state = there.call(there.service.state)
-        assert state["accepted"] == 2 * (len(BAD) + 1), "nothing was generated for refused prompts"
-        assert state["samples_to_come"] == 0
+        work = there.call(there.service.status)
+        assert work.accepted == 2 * (len(BAD) + 1), "nothing was generated for refused prompts"
+        assert work.samples_to_come == 0
 
 
 def test_a_prompt_that_no_engine_accepts_is_refused_too(tmp_path: Path):

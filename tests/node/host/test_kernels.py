@@ -9,7 +9,8 @@ import pytest
 
 CODE = """
 import trio
-from node import kernels, logs
+from node.host import kernels
+from node.settings import logs
 logs.configure()
 trio.run(kernels.warm_up, ["U8"])
 from codec.kernels import codes, lanes, planes, scan
