@@ -49,8 +49,8 @@ def test_sigterm_frees_the_slot_and_kick_and_revoke_end_leases_at_once(swarm: Sw
     # Kicked: told so, and not let in again for now; the others' trees are planned without it.
     assert len(swarm.json("seed", "kick", "box")["put_out"]) == 1
     assert swarm.ends("box") == 2
-    assert "put this machine out" in swarm.log("box")
-    check(swarm.command("box", "join", ours["ticket"], *("--engine", "none")), 2, "put this machine out")
+    assert "expelled this machine" in swarm.log("box")
+    check(swarm.command("box", "join", ours["ticket"], *("--engine", "none")), 2, "expelled this machine")
     check(swarm.command("seed", "kick", "box"), 2, "No node 'box'")
     members(swarm, {"rented", "lent"})
 
@@ -77,7 +77,7 @@ def test_sigterm_frees_the_slot_and_kick_and_revoke_end_leases_at_once(swarm: Sw
     swarm.seed(tmp_path / "base", "--preset", "wan", *swarm_at(theirs["addrs"]))
     check(swarm.command("spot", "join", ours["ticket"], "--engine", "none"), 2, "has been revoked")
     # The kick's ten minutes are not over, whatever ticket the machine has.
-    check(swarm.command("box", "join", swarm.ticket(), "--engine", "none"), 2, "put this machine out")
+    check(swarm.command("box", "join", swarm.ticket(), "--engine", "none"), 2, "expelled this machine")
     check(swarm.command("lent", "join", theirs["ticket"], "--engine", "none"), 2, "has been revoked")
     assert [t["revoked"] for t in swarm.json("seed", "revoke")["tickets"] if t["id"] == shown["id"]] == [True]
 
