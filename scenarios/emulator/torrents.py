@@ -41,7 +41,7 @@ SUBJECTS: Final = ("aria2", "libtorrent")
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The result of one run; times are seconds since the nodes began. `copies`: bytes past the origin's uplink over F."""
+    """Times are seconds since the nodes began; `copies` are the bytes past the uplink of the origin over F."""
 
     bound_s: float
     had_s: tuple[float, ...]
