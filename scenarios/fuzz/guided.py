@@ -5,7 +5,7 @@
 Layouts, chunk headers and manifests are decoded in Python, so their own coverage guides the fuzzer. The coders' readers
 are compiled and have no coverage. A slow decoder in plain Python (`tests/codec/plain_decoder.py`) reads the same
 payload and guides instead; if the compiled decoder accepts a payload, both results must be equal bit by bit. The first
-byte of an input selects the decoder. Any exception other than `PeerError` ends the run with a stack trace and the input.
+byte of an input selects the decoder. Any exception but `PeerError` ends the run with a stack trace and the input.
 """
 
 import importlib.util
