@@ -70,7 +70,7 @@ def test_a_node_killed_at_any_moment_ends_at_the_head(swarm: Swarm) -> None:
         swarm.until(name, holds(root_of(STEPS[4])))
 
 
-def test_a_seed_killed_while_it_publishes_harms_nobody(swarm: Swarm) -> None:
+def test_a_seed_killed_while_it_publishes_loses_no_version(swarm: Swarm) -> None:
     """Its next start opens a new attempt (or has sealed this one); nodes come back to it by themselves."""
     rng, base = random.Random(6), swarm.folder / "base"
     ticket = swarm.ticket()

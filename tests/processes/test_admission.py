@@ -88,7 +88,7 @@ def swarm_at(addrs: list[str]) -> tuple[str, str]:
     return "--listen", f"{host}:{port}"
 
 
-def test_who_fetches_beyond_its_tickets_quota_is_put_out_and_told_why(swarm: Swarm, tmp_path: Path) -> None:
+def test_a_machine_that_exceeds_its_tickets_quota_is_removed_and_told_why(swarm: Swarm, tmp_path: Path) -> None:
     """The model has 960 kB: one ticket's quota is more, another's half of it."""
     swarm.node("whole", swarm.ticket("--quota-gb", "0.002"), "--name", "whole")
     swarm.until("whole", holds(root_of(FIRST)))
