@@ -49,7 +49,7 @@ def test_every_attack_names_a_test_that_exists() -> None:
     assert not missing, "\n".join(missing)
 
 
-def test_every_attack_of_the_kit_is_in_the_page() -> None:
+def test_every_adversary_test_is_in_the_page() -> None:
     """What `tests/adversary` acts out is told."""
     named = {f"{file}::{name}" for file, name in NAMED.findall(PAGE)}
     untold = [

@@ -43,7 +43,7 @@ def test_the_presets_are_those_of_the_code() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_linked_files_exist(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)[^)]*\)", page.read_text()):
         assert (page.parent / target).exists(), target
 

@@ -1,1 +1,1 @@
-"""What maintains the project's dependencies: the lock file, its hashes, and the audit of what it pins."""
+"""Maintenance tools: the dependency lock file, its audit, and the state diagrams of the documentation."""

@@ -1,7 +1,7 @@
-"""`make audit`: asks a database of advisories (OSV) about every version that requirements.lock pins.
+"""`make audit`: checks every version that requirements.lock pins against a database of advisories (OSV).
 
-pip-audit does the asking, from an environment of its own inside the project's, installed by hash from the lock file.
-PIP_AUDIT_OSV_URL names another database of that kind, for example a mirror.
+It runs pip-audit in a separate environment inside the project's, installed by hash from the lock file.
+PIP_AUDIT_OSV_URL names another OSV database, for example a mirror.
 """
 
 import hashlib
@@ -24,23 +24,23 @@ __all__ = ["Unreachable", "allowed", "client", "main", "query", "verdict"]
 ALLOWED: Final = Path(__file__).with_name("allowed_advisories.toml")
 
 AUDIT_WITHIN_S: Final = 600.0
-"""For one question each about 150 packages, one after the other; 15 s is the longest that pip-audit waits for one."""
+"""Timeout of the whole audit: one query each for about 150 packages in turn, each of which may take 15 s."""
 
 _NO_ANSWER: Final = re.compile(
     r"^requests\.exceptions\.\w+: (?:.*\(Caused by (?P<cause>.*)\)|(?P<plain>.*))$|(?P<said>Could not connect to .*)$",
     re.MULTILINE,
 )
-"""How pip-audit ends where its database cannot be reached, or something else answers in its place."""
+"""The errors with which pip-audit ends when its database cannot be reached or another server answers."""
 
 
 class Unreachable(Exception):
-    """No database of advisories answered; the text says why."""
+    """The database of advisories did not answer; the text says why."""
 
 
 def client(folder: Path, pins: Iterable[Pin]) -> list[str]:
-    """The command of a pip-audit that holds just what the lock file says; the first time it is installed into `folder`.
+    """Return the command of a pip-audit with exactly the locked versions. It is installed into `folder` when missing.
 
-    Raises `CalledProcessError` when pip cannot install it, or refuses a file of it.
+    Raises `CalledProcessError` when pip cannot install it or refuses a file.
     """
     wanted = requirements(select(pins, ["audit"]))
     python, marker = folder / "bin" / "python", folder / ".installed"
@@ -55,14 +55,14 @@ def client(folder: Path, pins: Iterable[Pin]) -> list[str]:
 
 
 def query(command: Sequence[str], pins: Iterable[Pin]) -> list[dict[str, Any]]:
-    """What pip-audit, run as `command`, reports of each pin: its `name`, `version` and `vulns`, or a `skip_reason`.
+    """Run pip-audit as `command` and return its report of each pin: `name`, `version` and `vulns`, or a `skip_reason`.
 
-    Raises `Unreachable`; and `RuntimeError` when pip-audit fails for any other reason.
+    Raises `Unreachable`, and `RuntimeError` when pip-audit fails for another reason.
     """
     with tempfile.TemporaryDirectory() as folder:
-        asked, report = Path(folder, "requirements.txt"), Path(folder, "report.json")
-        asked.write_text("".join(f"{pin.name}=={pin.version}\n" for pin in pins))
-        options = ["-s", "osv", "-r", str(asked), "--no-deps", "--disable-pip", "--progress-spinner", "off"]
+        wanted, report = Path(folder, "requirements.txt"), Path(folder, "report.json")
+        wanted.write_text("".join(f"{pin.name}=={pin.version}\n" for pin in pins))
+        options = ["-s", "osv", "-r", str(wanted), "--no-deps", "--disable-pip", "--progress-spinner", "off"]
         try:
             done = subprocess.run(
                 [*command, *options, "-f", "json", "-o", str(report)],
@@ -81,9 +81,9 @@ def query(command: Sequence[str], pins: Iterable[Pin]) -> list[dict[str, Any]]:
 
 
 def allowed(text: str) -> dict[str, str]:
-    """The advisories that do not fail the audit, with the reason of each.
+    """Return the advisories that do not fail the audit, with the reason of each.
 
-    Raises `ValueError` for an entry without id, reason or date, `tomllib.TOMLDecodeError` for what is not TOML.
+    Raises `ValueError` for an entry without id, reason or date, and `tomllib.TOMLDecodeError` for invalid TOML.
     """
     found = {}
     for entry in tomllib.loads(text).get("allowed", []):
@@ -99,8 +99,10 @@ def allowed(text: str) -> dict[str, str]:
 def verdict(
     pins: Iterable[Pin], report: Iterable[Mapping[str, Any]], reasons: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
-    """What fails the audit, and what is only to be told, a line each. A pin of which the report says nothing fails:
-    silence about it would pass for safety."""
+    """Return the failures and the notes of an audit, one line each.
+
+    A pin that the report does not mention is a failure, because a missing answer must not pass as safe.
+    """
     failures, notes = [], []
     unasked = {pin.name: f"{pin.name} {pin.version}: not audited" for pin in pins}
     used = set()
@@ -112,18 +114,18 @@ def verdict(
             names = [advisory["id"], *advisory["aliases"]]
             known = [name for name in names if name in reasons]
             used.update(known)
-            told = f"{package['name']} {package['version']}: {', '.join(names)}"
+            summary = f"{package['name']} {package['version']}: {', '.join(names)}"
             if known:
-                notes.append(f"{told}: allowed: {reasons[known[0]]}")
+                notes.append(f"{summary}: allowed: {reasons[known[0]]}")
             else:
                 fixed = ", ".join(advisory["fix_versions"]) or "no release"
-                failures.append(f"{told}: {advisory['description']} (fixed in {fixed})")
+                failures.append(f"{summary}: {advisory['description']} (fixed in {fixed})")
     notes += [f"{name} in {ALLOWED.name} is about nothing that is pinned now" for name in sorted(set(reasons) - used)]
     return [*failures, *unasked.values()], notes
 
 
 def main() -> int:
-    """The exit status: 0 when nothing is known against what is pinned or nobody could be asked, else 1."""
+    """Return the exit status: 1 when an advisory applies, 0 when none does or the database cannot be reached."""
     pins = parse(LOCK.read_text())
     reasons = allowed(ALLOWED.read_text())
     try:

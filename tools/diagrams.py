@@ -1,9 +1,9 @@
-"""State diagrams of `docs/protocol.md`, made from the transition tables of the protocol.
+"""Generates the state diagrams of `docs/protocol.md` from the transition tables of the protocol.
 
     python -m tools.diagrams            writes them into the page
-    python -m tools.diagrams --check    exits with 1 if the page does not show the tables as they are
+    python -m tools.diagrams --check    exits with 1 if the page differs from the tables
 
-A diagram stands between `<!-- diagram NAME -->` and `<!-- end diagram -->`; what is between them is replaced.
+A diagram stands between `<!-- diagram NAME -->` and `<!-- end diagram -->`; the text between them is replaced.
 """
 
 import argparse
@@ -25,13 +25,13 @@ DIAGRAMS: Final[Mapping[str, Mapping[Enum, Mapping[Enum, Enum]]]] = {
     "catch-up": catchup_phases.TRANSITIONS,
     "lease": standing.TRANSITIONS,
 }
-"""By the name in the page: the states, and which state each cause leads to."""
+"""By the name in the page: for each state, the next state by cause."""
 
 _PLACE: Final = re.compile(r"(<!-- diagram (?P<name>\S+) -->\n).*?(<!-- end diagram -->)", re.DOTALL)
 
 
 def diagram(table: Mapping[Enum, Mapping[Enum, Enum]]) -> str:
-    """A mermaid state diagram. The initial state is the first of the table.
+    """Return a mermaid state diagram. The first state of the table is the initial one.
 
     A cause that leads to the same state from every state is drawn once, from a state `any`.
     """
@@ -49,12 +49,12 @@ def diagram(table: Mapping[Enum, Mapping[Enum, Enum]]) -> str:
 
 
 def fill(page: str) -> str:
-    """`page` with its diagrams made anew. `KeyError`: it names a diagram that there is no table for."""
+    """Return `page` with its diagrams regenerated. Raises `KeyError` for a diagram without a table."""
 
-    def made(found: re.Match[str]) -> str:
+    def render(found: re.Match[str]) -> str:
         return f"{found[1]}```mermaid\n{diagram(DIAGRAMS[found['name']])}\n```\n{found[3]}"
 
-    return _PLACE.sub(made, page)
+    return _PLACE.sub(render, page)
 
 
 def _main() -> None:

@@ -1,8 +1,8 @@
-"""`make lock`: writes requirements.lock anew from pyproject.toml and from the versions that the lock file pins now.
+"""`make lock`: rewrites requirements.lock from pyproject.toml and the currently pinned versions.
 
-pip resolves all extras and dependency groups together, held to the pinned versions except for the packages named in
-`--upgrade`. The hashes are those that the configured index publishes, of every file of the pinned version that could be
-installed on a platform which the project supports; nothing is downloaded to hash it.
+pip resolves all extras and dependency groups together, and keeps the pinned versions except for the packages named in
+`--upgrade`. The hashes come from the configured index, for every file of the pinned version that a supported platform
+can install; no file is downloaded.
 """
 
 import argparse
@@ -46,31 +46,30 @@ MARKERS: Final = (
     "sys_platform == 'darwin'",
     *(f"python_version {sign} '{python}'" for python in PYTHONS[1:] for sign in ("<", ">=")),
 )
-"""What a pin can be limited to. A dependency whose limits are narrower than these is installed everywhere, needlessly
-but harmlessly."""
+"""The markers that a pin can have. A dependency with narrower limits is installed everywhere, which is harmless."""
 
 PARTS_OF_TORCH: Final = ("nvidia-", "cuda-", "triton")
-"""What only a CUDA build of torch brings, at versions that it pins itself: as little to be locked as torch is."""
+"""Packages that only a CUDA build of torch needs, at versions that it pins itself. Like torch they are not locked."""
 
 ASK_WITHIN_S: Final = 60.0
-"""For one page of the index: the longest, of grpcio, is 2 MB."""
+"""Timeout for one page of the index; the largest, that of grpcio, has 2 MB."""
 
 AT_ONCE: Final = 4
-"""Pages asked for at once: enough that 140 take seconds, few enough for any index."""
+"""Pages requested at once: enough to fetch 140 in seconds, few enough for any index."""
 
 
 _read: Final = functools.cache(Requirement)
-"""The same few hundred texts are met in every environment."""
+"""Cached, because every environment parses the same few hundred texts."""
 
 
 def roots(project: Mapping[str, Any]) -> dict[str, list[str]]:
-    """What a parsed pyproject.toml asks for, by group: its dependencies, its extras and its dependency groups."""
+    """Return the requirements of a parsed pyproject.toml by group: dependencies, extras and dependency groups."""
     asked = {CORE: project["project"]["dependencies"]}
     return asked | project["project"].get("optional-dependencies", {}) | project.get("dependency-groups", {})
 
 
 def environments() -> Iterator[dict[str, str]]:
-    """The values of the markers on every machine that the project supports."""
+    """Yield the marker values of every supported Python and platform."""
     for python in PYTHONS:
         for platform, machine in PLATFORMS:
             yield {name: str(value) for name, value in default_environment().items()} | {
@@ -86,10 +85,9 @@ def environments() -> Iterator[dict[str, str]]:
 
 
 def needed(asked: Iterable[str], known: Mapping[str, list[str]], environment: dict[str, str]) -> set[str]:
-    """The canonical names of all that these requirements bring in one environment. `known` gives what each package
-    asks for in turn.
+    """Return the canonical names of all packages that these requirements need in one environment.
 
-    Raises `KeyError` for a package that `known` lacks.
+    `known`: the requirements of each package. Raises `KeyError` for a package that it lacks.
     """
     done: set[tuple[str, str]] = set()
     waiting = [(_read(text), "") for text in asked]
@@ -108,7 +106,7 @@ def needed(asked: Iterable[str], known: Mapping[str, list[str]], environment: di
 
 
 def marker(where: Collection[int], everywhere: list[dict[str, str]]) -> str:
-    """What limits a pin to the environments of these indices; empty where nothing of `MARKERS` says just that."""
+    """Return the marker of `MARKERS` that selects exactly these environments (indices); empty when there is none."""
     for text in MARKERS:
         if set(where) == {index for index, values in enumerate(everywhere) if Marker(text).evaluate(values)}:
             return text
@@ -116,12 +114,12 @@ def marker(where: Collection[int], everywhere: list[dict[str, str]]) -> str:
 
 
 def installable(filename: str) -> bool:
-    """Whether one of the supported machines could install this file: any sdist, and the wheels for them."""
+    """Whether a supported platform can install this file: any sdist, or a wheel for the platform."""
     if not filename.endswith(".whl"):
         return filename.endswith((".tar.gz", ".zip"))
     try:
         tags = parse_wheel_filename(filename)[3]
-    except InvalidWheelFilename:  # the name of a time before there were rules; pip does not take it either
+    except InvalidWheelFilename:  # a name from before the rules, which pip refuses too
         return False
     return any(_fits(tag) for tag in tags)
 
@@ -140,7 +138,7 @@ def _fits(tag: Tag) -> bool:
 
 
 def hashes(page: Mapping[str, Any], version: str) -> tuple[str, ...]:
-    """The sha256 of each installable file of this version on an index's page (PEP 691), sorted.
+    """Return the sha256 of each installable file of this version on an index's page (PEP 691), sorted.
 
     Raises `ValueError` when there is none.
     """
@@ -161,36 +159,39 @@ def _version(filename: str) -> Version | None:
 
 
 def configured() -> tuple[str, ssl.SSLContext]:
-    """The index that pip is told to use (options of its environment, then of its files; else its own default), and
-    the certificates that it trusts besides the system's."""
+    """Return the index that pip is configured to use, and a TLS context with its additional certificates.
+
+    pip's environment has precedence over its files, and those over its default.
+    """
     from pip._internal.models.index import PyPI  # pip's own default: no host is named here
 
     listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
     settings = dict(line.split("=", 1) for line in listed.stdout.splitlines() if "=" in line)
     settings = {key: value.strip("'\"") for key, value in settings.items()}
 
-    def told(name: str) -> str | None:
+    def setting(name: str) -> str | None:
         return next(
             (settings[key] for key in (f":env:.{name}", f"install.{name}", f"global.{name}") if key in settings), None
         )
 
-    return told("index-url") or PyPI.simple_url, ssl.create_default_context(cafile=told("cert"))
+    return setting("index-url") or PyPI.simple_url, ssl.create_default_context(cafile=setting("cert"))
 
 
 def page(index: str, context: ssl.SSLContext, name: str) -> dict[str, Any]:
-    """What the index has of a package. Raises `OSError` when it cannot be asked, `ValueError` when it does not answer
-    in JSON."""
+    """Return the index's page of a package (PEP 691).
+
+    Raises `OSError` when the index cannot be reached, and `ValueError` when the answer is not JSON.
+    """
     address = f"{index.rstrip('/')}/{urllib.parse.quote(canonical(name))}/"
-    asking = urllib.request.Request(address, headers={"Accept": "application/vnd.pypi.simple.v1+json"})
-    with urllib.request.urlopen(asking, timeout=ASK_WITHIN_S, context=context) as answer:
+    request = urllib.request.Request(address, headers={"Accept": "application/vnd.pypi.simple.v1+json"})
+    with urllib.request.urlopen(request, timeout=ASK_WITHIN_S, context=context) as answer:
         return json.load(answer)
 
 
 def resolve(asked: Iterable[str], held: Iterable[Pin]) -> dict[str, dict[str, Any]]:
-    """pip's answer to these requirements: the metadata of each package by its canonical name. `held` keep their
-    versions.
+    """Let pip resolve these requirements; return the metadata of each package by its canonical name.
 
-    Raises `CalledProcessError` when they cannot be met together.
+    The pins in `held` keep their versions. Raises `CalledProcessError` when the requirements conflict.
     """
     with tempfile.TemporaryDirectory() as folder:
         constraints, report = Path(folder, "constraints.txt"), Path(folder, "report.json")
@@ -203,7 +204,7 @@ def resolve(asked: Iterable[str], held: Iterable[Pin]) -> dict[str, dict[str, An
 
 
 def relock(project: Mapping[str, Any], old: list[Pin], upgrade: Collection[str]) -> list[Pin]:
-    """New pins for what a parsed pyproject.toml asks for. `upgrade` names packages, or is {"all"}."""
+    """Return new pins for the requirements of a parsed pyproject.toml. `upgrade`: package names, or {"all"}."""
     groups = roots(project)
     held = [pin for pin in old if "all" not in upgrade and canonical(pin.name) not in upgrade]
     resolved = resolve([text for asked in groups.values() for text in asked], held)
@@ -231,13 +232,13 @@ def relock(project: Mapping[str, Any], old: list[Pin], upgrade: Collection[str])
 
 
 def main() -> None:
-    """Writes the lock file anew."""
+    """Rewrites the lock file."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--upgrade", nargs="*", default=[], help="packages that may change their version, or: all")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     project = tomllib.loads((LOCK.parent / "pyproject.toml").read_text())
     old = parse(LOCK.read_text())
-    new = relock(project, old, {canonical(name) for name in asked.upgrade})
+    new = relock(project, old, {canonical(name) for name in options.upgrade})
     beside = LOCK.with_suffix(".new")
     beside.write_text(render(new, HEADER))
     os.replace(beside, LOCK)

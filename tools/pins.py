@@ -1,9 +1,8 @@
-"""The lock file: every dependency at one version, with the sha256 of each file that pip may install for it.
+"""Reads and writes the lock file: one version of every dependency, with the sha256 of each file that pip may install.
 
-pip checks hashes only in a requirements file that is complete (a constraints file with hashes is refused), and an
-environment never needs all of the lock file. So each pin names the groups that need it, and `select` makes the complete
-requirements file for the groups asked for. It uses the standard library alone: install.sh runs it in an empty
-environment.
+pip checks hashes only in a complete requirements file (it refuses a constraints file with hashes), and no environment
+needs the whole lock file. So each pin names the groups that need it, and `select` returns the complete requirements of
+the chosen groups. The module uses only the standard library, because install.sh runs it in an empty environment.
 """
 
 import argparse
@@ -19,10 +18,10 @@ __all__ = ["CORE", "LOCK", "UNHASHED", "Pin", "canonical", "parse", "render", "r
 LOCK: Final = Path(__file__).parents[1] / "requirements.lock"
 
 CORE: Final = "core"
-"""The group of what every install needs; the other groups are the extras and dependency groups of pyproject.toml."""
+"""The group that every install needs; the other groups are the extras and dependency groups of pyproject.toml."""
 
 UNHASHED: Final = "torch"
-"""The one package whose files have no hashes: each machine wants its own build of it, from an index of its choice."""
+"""The only package without hashes: each machine needs its own build of it, from an index of its choice."""
 
 _PIN: Final = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;]+)(?:\s*;\s*(?P<marker>[^\\]+?))?\s*\\?$")
 _HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})\s*\\?$")
@@ -30,7 +29,7 @@ _HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})\s*\\?$")
 
 @dataclass(frozen=True)
 class Pin:
-    """One dependency. `groups` need it; `marker` says on which machines, empty for all; `hashes` are hex sha256."""
+    """One dependency. `groups` need it; `marker`: on which platforms, empty for all; `hashes`: hex sha256."""
 
     name: str
     version: str
@@ -40,17 +39,17 @@ class Pin:
 
     @property
     def requirement(self) -> str:
-        """As pip reads it, without hashes."""
+        """The requirement in pip's syntax, without hashes."""
         return f"{self.name}=={self.version}" + (f" ; {self.marker}" if self.marker else "")
 
 
 def canonical(name: str) -> str:
-    """The name by which an index knows a package: `Typing.Extensions` and `typing_extensions` are the same one."""
+    """Return the normalized name of a package (PEP 503): `Typing.Extensions` and `typing_extensions` are the same."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def parse(text: str) -> list[Pin]:
-    """The pins of a lock file. Raises `ValueError` for a line that is neither a comment, a pin nor a hash."""
+    """Parse a lock file. Raises `ValueError` for a line that is neither a comment, a pin nor a hash."""
     pins: list[Pin] = []
     groups: tuple[str, ...] = ()
     for number, line in enumerate(text.splitlines(), start=1):
@@ -72,7 +71,7 @@ def parse(text: str) -> list[Pin]:
 
 
 def requirements(pins: Iterable[Pin]) -> str:
-    """A requirements file of these pins, with their hashes."""
+    """Return a requirements file of these pins, with their hashes."""
     return "".join(
         " \\\n    ".join((pin.requirement, *(f"--hash=sha256:{digest}" for digest in sorted(pin.hashes)))) + "\n"
         for pin in pins
@@ -80,13 +79,13 @@ def requirements(pins: Iterable[Pin]) -> str:
 
 
 def render(pins: Iterable[Pin], header: str) -> str:
-    """The lock file of these pins; `header` comes first. `parse` reads it back."""
+    """Return the lock file of these pins after `header`. `parse` reads it back."""
     ordered = sorted(pins, key=lambda pin: canonical(pin.name))
     return header + "".join(f"# for {', '.join(pin.groups)}\n{requirements([pin])}" for pin in ordered)
 
 
 def select(pins: Iterable[Pin], groups: Collection[str]) -> list[Pin]:
-    """The pins that any of these groups needs. Raises `ValueError` for a group that the lock file does not know."""
+    """Return the pins that any of these groups needs. Raises `ValueError` for a group that the lock file lacks."""
     pins = list(pins)
     known = {group for pin in pins for group in pin.groups}
     if unknown := sorted(set(groups) - known):
@@ -97,20 +96,20 @@ def select(pins: Iterable[Pin], groups: Collection[str]) -> list[Pin]:
 
 
 def main() -> None:
-    """Writes the two files that install.sh gives to pip, and prints the pin of torch if one of the groups needs it."""
+    """Writes the two files that install.sh gives to pip, and prints the pin of torch if a chosen group needs it."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("folder", type=Path, help="where requirements.txt and constraints.txt are written")
     parser.add_argument("groups", nargs="+", metavar="group")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     pins = parse(LOCK.read_text())
     try:
-        chosen = select(pins, asked.groups)
+        chosen = select(pins, options.groups)
     except ValueError as error:
         sys.exit(f"{error}.")
     hashed = [pin for pin in chosen if pin.name != UNHASHED]
-    (asked.folder / "requirements.txt").write_text(requirements(hashed))
+    (options.folder / "requirements.txt").write_text(requirements(hashed))
     versions = "".join(f"{pin.requirement}\n" for pin in pins if pin.name != UNHASHED)
-    (asked.folder / "constraints.txt").write_text(versions)
+    (options.folder / "constraints.txt").write_text(versions)
     for pin in chosen:
         if pin.name == UNHASHED:
             print(pin.requirement)

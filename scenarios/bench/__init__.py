@@ -4,15 +4,14 @@ Each prints a table, or JSON with `--json`. None needs root or a network.
 
 Modules:
 
-- `check_tolerance`: How far apart two honest nodes' log-probabilities are, and how far a lie is
-- `codec`: How small and how fast
-- `codec_bounds`: The bounds that no coder of a kind can beat, in bits a change
-- `codec_data`: What the codec's benchmark measures on
-- `codec_measure`: The benchmark's loop
-- `gossip`: Do announcements get through? Peers in one process, one publishes at a steady rate, the others count
-- `restart`: How long does a node's start take that has its model on disk already
-- `sparsity`: How much of a policy changes, against learning rate and steps between publishes; real runs, and what
-  theory says
-- `transport`: What a gigabyte costs
+- `check_tolerance`: Measures how far log-probabilities differ between honest nodes, and from a dishonest one
+- `codec`: Measures the codec's size and speed against baselines and bounds
+- `codec_bounds`: Entropy bounds on the size of a delta, in bits per change
+- `codec_data`: The input data of the codec benchmark
+- `codec_measure`: The measurement loop of the codec benchmark
+- `gossip`: Measures the share and the delay of announcements that reach every peer
+- `restart`: Measures how long a node takes to start from a model on its disk
+- `sparsity`: Measures the share of weights that a step changes, and compares it with a model
+- `transport`: Measures the CPU time and throughput of the transport
 - `transport_ends`: The two processes of `scenarios.bench.transport`
 """

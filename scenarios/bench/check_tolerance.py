@@ -1,14 +1,14 @@
-"""How far apart two honest nodes' log-probabilities are, and how far a lie is: what spot checks go by.
+"""Measures how far log-probabilities differ between honest nodes, and from a dishonest one. Spot checks rely on this.
 
     python -m scenarios.bench.check_tolerance            (--json for programs)
     python -m scenarios.bench.check_tolerance --vllm     a vLLM for CPUs draws and scores, too
     python -m scenarios.bench.check_tolerance --temperature 0.8 --top-p 0.9
 
-A small random model draws samples token by token, and scores them in one pass: in the same arithmetic, in the other
-one (float32 against bfloat16), under a later version (a step that moves `--changed` of the bf16 values by one unit in
-the last place), and under another model altogether. Mean and largest difference a token, in nats; an impossible token
-counts 10, as it does in a check. Of vLLM's samples over which a commit fell, what was drawn after it from the keys and
-values of the older version is scored as the newer's.
+A small random model draws samples token by token. Each sample is then scored in one pass: in the same arithmetic, in
+the other one (float32 or bfloat16), under a later version (a step that moves the share `--changed` of the bf16 values
+by one unit in the last place), and under another model. The table has the mean and the largest difference per token, in
+nats; an impossible token counts as 10, as in a check. When a commit falls into a sample of vLLM, the tokens drawn after
+it, from keys and values of the older version, are scored under the newer version.
 """
 
 import argparse
@@ -36,14 +36,14 @@ from scenarios.engines.vllm_environment import vllm_python
 
 PROMPTS = 32
 CROSSING_TOKENS = 400
-"""Of samples that a commit shall fall into."""
+"""Length of samples during which a commit is made."""
 
 Score = Callable[[Sequence[int], Sequence[int], SamplingParams], tuple[float, ...]]
 Drawn = list[tuple[Prompt, Completion]]
 
 
 def make(folder: Path, seed: int) -> Path:
-    """A model of 2 million parameters whose next token is about as certain as a language model's (2 nats)."""
+    """Write a model of 2 million parameters. Its next-token entropy (2 nats) is about that of a language model."""
     config = Qwen3Config(
         vocab_size=512, hidden_size=192, intermediate_size=512, num_hidden_layers=6, num_attention_heads=4,
         num_key_value_heads=2, head_dim=64, max_position_embeddings=512, initializer_range=0.14,
@@ -56,7 +56,7 @@ def make(folder: Path, seed: int) -> Path:
 
 
 def stepped(base: Path, folder: Path, share: float) -> Path:
-    """`base` after a step that moved this share of its values to the next bf16 value."""
+    """Write `base` after a step that moved this share of its values to a neighbouring bf16 value."""
     folder.mkdir()
     rng, tensors = np.random.default_rng(7), load_file(base / "model.safetensors")
     for name, tensor in tensors.items():
@@ -69,29 +69,29 @@ def stepped(base: Path, folder: Path, share: float) -> Path:
 
 
 def engine(folder: Path, arithmetic: Arithmetic) -> TransformersEngine:
-    made = TransformersEngine(device="cpu", arithmetic=arithmetic)
-    made.load(folder)
-    made.attach(Checkpoint.open(folder).layout)
-    return made
+    loaded = TransformersEngine(device="cpu", arithmetic=arithmetic)
+    loaded.load(folder)
+    loaded.attach(Checkpoint.open(folder).layout)
+    return loaded
 
 
 def row(
     drawn: str, scored: str, score: Score, samples: Drawn, sampling: SamplingParams, cut: int = 0
 ) -> dict[str, Any]:
-    """Means and worsts of the tokens from `cut` on, as a check finds them."""
+    """Return the mean and the largest distances of the tokens from index `cut` on, computed as a check does."""
     pairs = [(score(p.token_ids, s.token_ids, sampling)[cut:], s.logprobs[cut:]) for p, s in samples]
-    tokens = [distance((a,), (b,)) for found, said in pairs for a, b in zip(said, found, strict=True)]
+    tokens = [distance((a,), (b,)) for found, claimed in pairs for a, b in zip(claimed, found, strict=True)]
     return {
         "drawn": drawn,
         "scored": scored,
         "mean": float(np.mean(tokens)),
-        "worst_sample": max(distance(said, found) for found, said in pairs),
+        "worst_sample": max(distance(claimed, found) for found, claimed in pairs),
         "worst_token": max(tokens),
     }
 
 
 def measure(changed: float, sampling: SamplingParams, vllm: bool) -> list[dict[str, Any]]:
-    """One row a case: `drawn` by whom, `scored` by whom, mean, largest mean of a sample, and largest of a token."""
+    """Return one row per case: what drew, what scored, the mean, the largest mean of a sample, and of a token."""
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         base, other = make(work / "base", 1), make(work / "other", 2)
@@ -107,8 +107,8 @@ def measure(changed: float, sampling: SamplingParams, vllm: bool) -> list[dict[s
                 samples = list(zip(prompts, engine(base, drawn).generate(prompts, sampling), strict=True))
                 late = {"one version later": engine(next_one, drawn).score}
                 theirs: dict[str, Score] = {"the same, vLLM": live.score} if live is not None else {}
-                for what, score in (same | theirs | late | lies).items():
-                    rows.append(row(drawn, what, score, samples, sampling))
+                for scorer, score in (same | theirs | late | lies).items():
+                    rows.append(row(drawn, scorer, score, samples, sampling))
             if live is not None:
                 rows += _of_vllm(live, same | lies, prompts, sampling, changed)
         return rows
@@ -128,7 +128,8 @@ def _of_vllm(
 ) -> list[dict[str, Any]]:
     samples = list(zip(prompts, live.generate(prompts, sampling), strict=True))
     rows = [
-        row("vLLM", what, score, samples, sampling) for what, score in ({"the same, vLLM": live.score} | others).items()
+        row("vLLM", scorer, score, samples, sampling)
+        for scorer, score in ({"the same, vLLM": live.score} | others).items()
     ]
     live.update(step_of(live.replica, 7, changed))
     rows.append(row("vLLM", "one version later", live.score, samples, sampling))
@@ -147,10 +148,10 @@ def _of_vllm(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--changed", type=float, default=0.01, help="share of values that a step moves")
-    parser.add_argument("--tokens", type=int, default=64, help="of each sample")
+    parser.add_argument("--tokens", type=int, default=64, help="length of each sample (default 64)")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-p", type=float, default=1.0)
-    parser.add_argument("--vllm", action="store_true", help="with a vLLM for CPUs, which is installed if need be")
+    parser.add_argument("--vllm", action="store_true", help="also use a vLLM for CPUs, which is installed if missing")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     configure("warning")
@@ -161,10 +162,10 @@ def main() -> None:
         print(json.dumps(rows, indent=2))
         return
     print(f"{'drawn in':18} {'scored by':26} {'mean':>10} {'worst sample':>14} {'worst token':>13}  nats a token")
-    for each in rows:
+    for line in rows:
         print(
-            f"{each['drawn']:18} {each['scored']:26} {each['mean']:10.2e} {each['worst_sample']:14.2e} "
-            f"{each['worst_token']:13.2e}"
+            f"{line['drawn']:18} {line['scored']:26} {line['mean']:10.2e} {line['worst_sample']:14.2e} "
+            f"{line['worst_token']:13.2e}"
         )
 
 

@@ -1,12 +1,13 @@
-"""How small and how fast: the codec against BLAKE3, memcpy, the bounds and the published ways, on the same steps.
+"""Measures the codec's size and speed against BLAKE3, memcpy, other coders and entropy bounds, on the same steps.
 
     python -m scenarios.bench.codec [--json] [--plot codec.png]        real steps of the reference trainer's `small`
     python -m scenarios.bench.codec --old DIR --new DIR                two checkpoints of your own
     python -m scenarios.bench.codec --shapes qwen3-8b [--share 0.05]   made-up steps of true shapes, streamed
     python -m scenarios.bench.codec --data made-up                     16 million elements, in seconds
 
-Speeds are GB of weights a second on one core, block hashes included; anchors have none. Bits a change count everything
-on the wire: payloads, block hashes, piece hashes, headers, signatures, manifest.
+Speeds are GB of weights per second on one core. Ours include the block hashes; the anchors, the other coders that we
+compare with, have none. Bits per change count everything on the wire: payloads, block hashes, piece hashes, headers,
+signatures and the manifest.
 """
 
 import argparse
@@ -40,7 +41,7 @@ _DENSITIES: Final = (0.001, 0.0035, 0.005, 0.01, 0.025, 0.05)
 
 
 def report(found: Measurement, threads: dict[str, float] | None = None) -> dict[str, Any]:
-    """The numbers for --json."""
+    """Return the numbers for --json. `threads`: the speedups of `scaling`."""
 
     def gb_s(seconds: float) -> float:
         return found.full_bytes / 1e9 / max(seconds, 1e-9)
@@ -79,7 +80,7 @@ def report(found: Measurement, threads: dict[str, float] | None = None) -> dict[
 
 
 def _table(title: str, row: dict[str, Any]) -> str:
-    """One report for people."""
+    """Format one report as a text table."""
     lines = [
         f"{title}: {row['elements']:,} elements, {row['changed']:,} changed ({100 * row['density']:.3g} %)",
         f"{'':<14}{'bits/change':>12}{'ratio':>8}{'encode':>10}{'of BLAKE3':>11}{'decode':>10}{'of BLAKE3':>11}  exact",
@@ -105,7 +106,7 @@ def _table(title: str, row: dict[str, Any]) -> str:
 
 
 def _published(repeats: int) -> list[dict[str, Any]]:
-    """Our bits and ratio at each published density, on made-up steps, beside what was published."""
+    """Return our bits and ratio at each published density, on made-up steps, beside the published ratio."""
     rows = []
     for name, density, ratio in PUBLISHED:
         row = report(measure(fabricate("16m", density, share=0.5), 1 << 30, repeats))
@@ -115,7 +116,7 @@ def _published(repeats: int) -> list[dict[str, Any]]:
 
 
 def _plot(path: Path, measured: list[dict[str, Any]], repeats: int) -> None:
-    """Bits a change against density, with both bounds, and what was measured as dots."""
+    """Plot bits per change against density, with both bounds, and the measured steps as dots."""
     curve = [report(measure(fabricate("16m", density, share=0.5), 1 << 30, repeats)) for density in _DENSITIES]
     with drawing(path, inches=(7, 4.5)) as axes:
         densities = [100 * row["density"] for row in curve]
@@ -133,7 +134,7 @@ def _plot(path: Path, measured: list[dict[str, Any]], repeats: int) -> None:
 
 
 def _sources(options: argparse.Namespace) -> dict[str, tuple[Iterable[Part], int]]:
-    """Title: (parts, expected payload in bytes)."""
+    """Map each title to its parts and the expected payload in bytes."""
     if (options.old is None) != (options.new is None):
         raise UsageError("Give both --old and --new, or neither.")
     if options.old is not None:
@@ -157,12 +158,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data", choices=("real", "made-up"), default="real")
     parser.add_argument("--lr", type=float, action="append", help="learning rate of a real run (default: three)")
     parser.add_argument("--shapes", choices=sorted(SHAPES), help="made-up steps of these shapes")
-    parser.add_argument("--share", type=float, default=1, help="of the rows of each matrix")
+    parser.add_argument("--share", type=float, default=1, help="share of the rows of each matrix")
     parser.add_argument("--density", type=float, default=0.01)
     parser.add_argument("--old", type=Path)
     parser.add_argument("--new", type=Path)
-    parser.add_argument("--repeats", type=int, default=3, help="the least time of so many counts")
-    parser.add_argument("--published", action="store_true", help="also the published densities")
+    parser.add_argument("--repeats", type=int, default=3, help="take the best time of this many runs")
+    parser.add_argument("--published", action="store_true", help="also measure at published densities")
     parser.add_argument("--plot", type=png)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
@@ -186,9 +187,9 @@ def main(arguments: list[str] | None = None) -> int:
         first = max(rows.values(), key=lambda row: -abs(row["density"] - 0.01))
         print(json.dumps({**first, "steps": rows, "published": published}))
     for row in () if options.json else published:
-        told = f"published x{row['published_ratio']}" if row["published_ratio"] else "no ratio published"
+        published_ratio = f"published x{row['published_ratio']}" if row["published_ratio"] else "no ratio published"
         ours = f"{row['bits_per_change']:.2f} bits, x{row['ratio']:.0f}"
-        print(f"{row['who']:<42}{100 * row['density']:>6.3g} %  {ours}; {told}")
+        print(f"{row['who']:<42}{100 * row['density']:>6.3g} %  {ours}; {published_ratio}")
     return 0 if all(row["exact"] for row in rows.values()) else 1
 
 

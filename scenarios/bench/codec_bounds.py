@@ -1,4 +1,4 @@
-"""The bounds that no coder of a kind can beat, in bits a change."""
+"""Entropy bounds on the size of a delta, in bits per change."""
 
 import numpy as np
 
@@ -8,10 +8,11 @@ __all__ = ["Bounds"]
 
 
 class Bounds:
-    """Entropies of the steps seen, in bits a change. Fitted to the very data, so a coder pays for its tables besides.
+    """Entropies of the steps seen, in bits per change.
 
-    Positions: -log2 of the binomial likelihood, plus half a log2 n for the rate of each context. Values: the plug-in
-    entropy of the ordinal difference.
+    The models are fitted to the data itself, so a real coder also pays for its tables. Positions cost -log2 of the
+    binomial likelihood plus 0.5 log2 n for the rate of each context. Values cost the plug-in entropy of the ordinal
+    difference.
     """
 
     def __init__(self) -> None:
@@ -20,7 +21,7 @@ class Bounds:
         self._differences: dict[int, dict[int, int]] = {}
 
     def add(self, old: Bits, new: Bits, dtype: DType) -> None:
-        """Count one part of a tensor: a context of its own, with each exponent."""
+        """Count one part of a tensor. Each pair of part and exponent is a context."""
         shift, mask = dtype.exponent_shift or 0, dtype.exponent_mask or 0
         where = np.flatnonzero(old != new)
         members = np.bincount((old >> dtype.bits.type(shift)) & dtype.bits.type(mask), minlength=mask + 1)
@@ -38,7 +39,7 @@ class Bounds:
             table[difference] = table.get(difference, 0) + count
 
     def naive(self) -> float:
-        """Positions independent of everything, differences independent of everything."""
+        """Return the bound when positions and differences depend on nothing."""
         together: dict[int, int] = {}
         for table in self._differences.values():
             for difference, count in table.items():
@@ -47,7 +48,7 @@ class Bounds:
         return bits / max(self._changed, 1)
 
     def conditional(self) -> float:
-        """Both given the old exponent; positions given the tensor too."""
+        """Return the bound when both depend on the old exponent, and positions on the tensor too."""
         bits = self._by_exponent_bits + sum(map(_entropy_bits, self._differences.values()))
         return bits / max(self._changed, 1)
 

@@ -1,6 +1,6 @@
-"""What the codec's benchmark measures on: real RL steps, a user's checkpoints, or made-up steps of true shapes.
+"""The input data of the codec benchmark: real RL steps, a user's checkpoints, or made-up steps of true shapes.
 
-Everything streams: a source gives one part of a tensor after another, whole blocks at a time.
+All sources stream: each yields parts of tensors, in whole blocks.
 """
 
 import os
@@ -46,13 +46,13 @@ SHAPES: Final[dict[str, tuple[tuple[str, tuple[int, int], int], ...]]] = {
     ),
     "16m": (("w", (4096, 4096), 1),),
 }
-"""Matrices as (name, rows and columns, how many). qwen3-8b: 8,190,735,360 elements."""
+"""Matrices as (name, (rows, columns), count). qwen3-8b has 8,190,735,360 elements."""
 
 REAL_RATES: Final = (3e-7, 1e-6, 3e-6)
-"""Learning rates of the reference trainer's `small`: about 0.35, 1 and 2.5 % of its elements change a step."""
+"""Learning rates of the reference trainer's `small`: about 0.35, 1 and 2.5 % of its elements change per step."""
 _REAL_STEPS: Final = 24
 BACK: Final = (0, 1, 2, 4, 8, 16)
-"""Versions that are kept of a run: so many steps before the last."""
+"""Versions of a run that are kept, as the number of steps before the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +72,12 @@ def _bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def _step(rows: int, columns: int, amplitude: float, rng: np.random.Generator) -> tuple[Bits, Bits]:
-    """bf16 bits of a matrix before and after one update of its fp32 masters.
+    """Return the bf16 bits of a matrix before and after one update of its fp32 masters.
 
-    Masters: normal, 0.02, rows scaled by exp(0.25 n). Updates: normal (the stationary state of AR(1) momentum), rows
-    and columns scaled by exp(0.3 n), mean size `amplitude`. Only the amplitude is fitted, to a density; what was not
-    fitted (entropies of positions and differences by exponent, share of steps of one unit) is within 3 % of what real
-    steps have.
+    Masters are normal with standard deviation 0.02 and rows scaled by exp(0.25 n), n normal. Updates are normal (the
+    stationary state of AR(1) momentum) with rows and columns scaled by exp(0.3 n) and mean size `amplitude`. Only the
+    amplitude is fitted, to a density. The entropies of positions and differences by exponent and the share of one-unit
+    steps were not fitted; they are within 3 % of those of real steps.
     """
     scale = np.exp(0.25 * rng.standard_normal((rows, 1), np.float32))
     master = rng.standard_normal((rows, columns), np.float32) * (np.float32(0.02) * scale)
@@ -91,7 +91,7 @@ def _step(rows: int, columns: int, amplitude: float, rng: np.random.Generator) -
 
 
 def _amplitude(density: float) -> float:
-    """The mean size of an update at which this share of elements changes."""
+    """Return the mean size of an update at which this share of elements changes."""
     low, high = 1e-10, 1e-2
     for _ in range(20):
         middle = (low * high) ** 0.5
@@ -101,9 +101,12 @@ def _amplitude(density: float) -> float:
 
 
 def fabricate(shapes: str, density: float, seed: int = 0, share: float = 1) -> Iterator[Part]:
-    """Steps of a model of true shapes, made part by part. `share`: of the rows of each matrix; 1 is all of them."""
+    """Yield a made-up step of a model with these shapes. `share`: the share of the rows of each matrix.
+
+    Raises `UsageError` for unknown shapes.
+    """
     if shapes not in SHAPES:
-        raise UsageError(f"There are no shapes {shapes!r}: take one of {', '.join(SHAPES)}.")
+        raise UsageError(f"There are no shapes {shapes!r}: use one of {', '.join(SHAPES)}.")
     amplitude = _amplitude(density)
     rng = np.random.default_rng(seed)
     for name, (rows, columns), count in SHAPES[shapes]:
@@ -122,7 +125,7 @@ def fabricate(shapes: str, density: float, seed: int = 0, share: float = 1) -> I
 
 
 def checkpoints(old: Path, new: Path) -> Iterator[Part]:
-    """Two checkpoints of one model, mapped."""
+    """Yield the parts of two memory-mapped checkpoints. Raises `UsageError` when their tensors differ."""
     before, after = Checkpoint.open(old), Checkpoint.open(new)
     if not before.layout.same_tensors(after.layout):
         raise UsageError(f"{old} and {new} are not two versions of one model.")
@@ -134,7 +137,7 @@ def checkpoints(old: Path, new: Path) -> Iterator[Part]:
 
 
 def _trainer_digest() -> str:
-    """A name for the sources that decide these steps, so that steps of another trainer are never taken for its own."""
+    """Return a digest of the trainer's sources, so that cached steps of an older trainer are not used."""
     package = find_spec("node.trainers.grpo")  # found, not imported: that would load torch
     assert package is not None
     assert package.origin is not None
@@ -145,10 +148,10 @@ def _trainer_digest() -> str:
 
 
 def real_steps(rate: float) -> dict[int, Path]:
-    """Checkpoint folders of a run of the reference trainer's `small` by steps before its last: 0, 1, 2, 4, 8 and 16.
+    """Return checkpoint folders of a run of the reference trainer's `small`, by steps before its last (`BACK`).
 
-    Made once for the trainer as it stands, then cached. Making them takes half an hour on two cores: a warm-up that all
-    rates share, then the steps.
+    They are computed once per state of the trainer, then cached. That takes half an hour on two cores: a warm-up that
+    all rates share, then the steps. Raises `UsageError` when the trainer fails.
     """
     folder = user_cache_path("swarm-node") / "steps" / f"small-lr{rate:g}-{_REAL_STEPS}-{_trainer_digest()}"
     if not folder.is_dir():

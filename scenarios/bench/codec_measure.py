@@ -1,4 +1,4 @@
-"""The benchmark's loop: every part through every coder, each timed beside BLAKE3 and memcpy on the same bytes."""
+"""The measurement loop of the codec benchmark: times every coder, BLAKE3 and memcpy on the same bytes."""
 
 import resource
 import time
@@ -30,12 +30,12 @@ __all__ = ["Measurement", "measure", "scaling"]
 _KEY: Final = Key(bytes(32))
 _ROOT: Final = bytes(32)
 _LONG_S: Final = 0.3
-"""A run of threads: long beside what starting them takes."""
+"""Duration of one run of threads: long compared with the time to start them."""
 
 
 @dataclass
 class Measurement:
-    """Sums over all parts. Seconds as in `Timed`."""
+    """Sums over all parts; seconds are measured as in `Timed`."""
 
     elements: int = 0
     changed: int = 0
@@ -48,14 +48,14 @@ class Measurement:
     pco_positions_s: float = 0.0
     chunks: int = 0
     peak_bytes: int = 0
-    """Memory that the coders took, beyond the data."""
+    """Memory that the coders used beyond the data."""
     process_peak_bytes: int = 0
-    """Most memory that this process ever had, libraries, compiler and data included."""
+    """Peak memory of this process, libraries, compiler and data included."""
     bounds: Bounds = field(default_factory=Bounds)
 
 
 def _anonymous_bytes() -> int:
-    """Memory of this process that is no mapped file; 0 where /proc does not tell."""
+    """Return the memory of this process without mapped files; 0 where /proc is missing."""
     status = Path("/proc/self/status")
     if not status.exists():
         return 0
@@ -66,7 +66,7 @@ def _anonymous_bytes() -> int:
 
 
 class _Wire:
-    """Packs one coder's deltas into real chunks, counts every byte, and verifies them as a node would."""
+    """Packs one coder's deltas into real chunks, counts their bytes, and verifies them as a node does."""
 
     def __init__(self, measurement: Measurement, timed: Timed, expected: int, repeats: int) -> None:
         self._measurement, self._timed, self._repeats = measurement, timed, repeats
@@ -105,7 +105,7 @@ class _Wire:
 def _ours(
     found: Measurement, name: str, block: int, old: Bits, new: Bits, dtype: DType, repeats: int, wire: _Wire
 ) -> None:
-    """One block through one of our coders: encode and hash; decode, predict the hash, scatter."""
+    """Time one block in one of our coders: encode and hash; decode, predict the hash and scatter."""
     timed = found.coders[name]
     coder = CODER_RICE if name == "rice" else CODER_PCO
     spent, delta = seconds(repeats, lambda: encode(block, old, new, dtype, coder))
@@ -133,21 +133,22 @@ def _ours(
 def measure(
     parts: Iterable[Part], expected_bytes: int, repeats: int = 3, progress: Callable[[int], None] = lambda done: None
 ) -> Measurement:
-    """Take every block of `parts` through every coder. `expected_bytes`: F, from which the chunks' size follows.
+    """Encode and decode every block of `parts` with every coder.
 
-    `progress`: called with the elements done.
+    `expected_bytes`: the expected payload, which determines the chunk size. `progress` is called with the number of
+    elements done.
     """
     found = Measurement(coders={name: Timed() for name in ("rice", "pco", *BASELINES)})
     wires = {name: _Wire(found, found.coders[name], expected_bytes, repeats) for name in ("rice", "pco")}
     copy = np.empty(8 * BLOCK_ELEMENTS, np.uint8)
-    Manifest(_KEY.public, 0, 1, 0, _ROOT, _ROOT, _ROOT, (), 0, 0).seal(_KEY)  # loads the library of signatures
+    Manifest(_KEY.public, 0, 1, 0, _ROOT, _ROOT, _ROOT, (), 0, 0).seal(_KEY)  # loads the signature library
     block = held = 0
     for part in parts:
         rice.warm_up(part.dtype)
         pco.warm_up(part.dtype)
         for name in BASELINES:
             measure_baseline(name, part.old[:64], part.new[:64], part.dtype, Timed())
-        held = held or _anonymous_bytes()  # after compilers and libraries are in
+        held = held or _anonymous_bytes()  # after compilers and libraries are loaded
         for start in range(0, part.old.size, BLOCK_ELEMENTS):
             old, new = part.old[start : start + BLOCK_ELEMENTS], part.new[start : start + BLOCK_ELEMENTS]
             raw = new.view(np.uint8)
@@ -156,7 +157,7 @@ def measure(
             found.memcpy_s += seconds(repeats, lambda target=target, raw=raw: np.copyto(target, raw))[0]
             for name in ("rice", "pco"):
                 _ours(found, name, block, old, new, part.dtype, repeats, wires[name])
-                if found.elements == 0:  # the first part: later ones take the same scratch again
+                if found.elements == 0:  # the first part only: later parts reuse its scratch memory
                     found.peak_bytes = max(found.peak_bytes, _anonymous_bytes() - held)
             found.changed += int(np.count_nonzero(old != new))
             block += 1
@@ -173,10 +174,10 @@ def measure(
 
 
 def scaling(parts: list[Part], repeats: int = 5) -> dict[str, float]:
-    """How much faster two threads are than one, in wall-clock time: encoding, decoding, and BLAKE3 alone.
+    """Return the wall-clock speedup of two threads over one for encoding, decoding, and BLAKE3 alone.
 
-    Each thread goes through all blocks until `_LONG_S` have passed in all. The jobs take turns, and the best of all
-    rounds counts, so that whatever else the machine does meets them alike.
+    Each thread cycles through all blocks until `_LONG_S` have passed. The jobs take turns and the best of `repeats`
+    rounds counts, so that other load on the machine affects all jobs alike.
     """
     blocks = [
         (part.dtype, part.old[start : start + BLOCK_ELEMENTS], part.new[start : start + BLOCK_ELEMENTS])
@@ -200,7 +201,7 @@ def scaling(parts: list[Part], repeats: int = 5) -> dict[str, float]:
         return blake3(blocks[i][2].view(np.uint8).data).digest()
 
     def rate(work: Callable[[int], object], threads: int) -> float:
-        """Blocks a second, all threads together."""
+        """Return blocks per second of all threads together."""
         end = time.perf_counter() + _LONG_S
         with ThreadPoolExecutor(threads) as pool:
             return sum(pool.map(lambda worker: _rate(work, len(blocks), worker, end), range(threads)))
@@ -214,7 +215,7 @@ def scaling(parts: list[Part], repeats: int = 5) -> dict[str, float]:
 
 
 def _rate(work: Callable[[int], object], blocks: int, first: int, end: float) -> float:
-    """Blocks a second of one thread that works until `end`."""
+    """Return blocks per second of one thread that works until `end`."""
     done, start = 0, time.perf_counter()
     while (now := time.perf_counter()) < end:
         work((first + done) % blocks)

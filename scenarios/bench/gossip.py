@@ -1,9 +1,10 @@
-"""Do announcements get through? Peers in one process, one publishes at a steady rate, the others count.
+"""Measures the share and the delay of announcements that reach every peer when one peer publishes at a steady rate.
 
     python -m scenarios.bench.gossip [--peers 8] [--per-s 50] [--seconds 10] [--bytes 1000] [--json]
 
-Each peer knows its two predecessors only, so messages are forwarded. With py-libp2p's own defaults three of four are
-lost at fifty a second (its spam guard) or whenever several come at once (its queue of 32).
+All peers run in one process. Each connects only to its two predecessors, so messages have to be forwarded. With
+py-libp2p's defaults three of four messages are lost at 50 per second (its spam guard) or when several arrive at once
+(its queue of 32).
 """
 
 import argparse
@@ -20,7 +21,7 @@ __all__ = ["main"]
 
 
 async def measure(peers: int, per_s: float, seconds: float, length: int) -> dict[str, Any]:
-    """Share of messages that reached each peer, and how long they took (ms)."""
+    """Return the smallest share of messages that a peer received, and percentiles of their delays in ms."""
     transports = [Libp2pTransport(Key(bytes([n + 1]) * 32), ["/ip4/127.0.0.1/tcp/0"]) for n in range(peers)]
     gossips = [Gossip(each, "scenario", lambda data: len(data) == length) for each in transports]
     sent: dict[bytes, float] = {}
@@ -50,7 +51,7 @@ async def measure(peers: int, per_s: float, seconds: float, length: int) -> dict
             data = number.to_bytes(8, "big") * (length // 8) + bytes(length % 8)
             sent[data] = trio.current_time()
             await gossips[0].publish(data)
-        with trio.move_on_after(30):  # what is merely late is not lost
+        with trio.move_on_after(30):  # a late message is not a lost one
             while min(map(len, took_ms[1:])) < count:  # noqa: ASYNC110
                 await trio.sleep(0.1)
         nursery.cancel_scope.cancel()

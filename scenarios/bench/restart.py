@@ -1,5 +1,6 @@
-"""How long does a node's start take that has its model on disk already: after a clean end, and after a kill? In memory
-and on disk; bytes hashed, and seconds beside those that reading, copying and hashing the same bytes take.
+"""Measures how long a node takes to start from a model on its disk, after a clean end and after a kill.
+
+The replica is in memory or on disk. For comparison it measures reading and hashing the same bytes.
 
     python -m scenarios.bench.restart --gb 4
     python -m scenarios.bench.restart --gb 1 --versions 7 --cold --json
@@ -34,12 +35,13 @@ _DENSITY: Final = 0.01
 
 
 def measure(folder: Path, model_bytes: int, versions: int, *, cold: bool) -> dict[str, Any]:
-    """Rows of seconds. `versions`: how many came since the anchor. `cold`: files are read from the disk each time."""
+    """Measure every combination of replica place and end. `versions`: versions since the anchor, the full copy of the
+    model on disk. `cold`: drop the page cache first, so that files are read from the disk."""
     key = Key.generate()
     n_tensors = max(1, round(model_bytes / (2 * _TENSOR[0] * _TENSOR[1])))
     layout = Layout(tuple(TensorSpec(f"layer.{i:04}.weight", "BF16", _TENSOR) for i in range(n_tensors)))
     with Store(folder, key.public) as store:
-        model = _begun(store, layout, key, versions)
+        model = _create(store, layout, key, versions)
         root = model.replica.root if model.replica is not None else b""
         floors = _floors(store.anchors.list()[0].folder / "model.safetensors", cold=cold)
         rows = []
@@ -49,20 +51,20 @@ def measure(folder: Path, model_bytes: int, versions: int, *, cold: bool) -> dic
                     model.close()
                 del model
                 if cold:
-                    _forget(folder)
+                    _drop_page_cache(folder)
                 model = Model(store, on_disk=lambda model_bytes, disk=place == "disk": disk)
                 start_s = _seconds(model.restore)
                 assert model.replica is not None
-                assert model.replica.root == root, "another model came back"
+                assert model.replica.root == root, "restore gave another model"
                 row = {"place": place, "after": end, "start_s": start_s, "audit_s": _seconds(partial(_audit, model))}
                 rows.append(row)
-                assert model.version is not None, "it was damaged"
-    told = {"scenario": "restart", "model_bytes": layout.nbytes, "versions": versions, "cold": cold}
-    return told | floors | {"rows": rows}
+                assert model.version is not None, "the audit found damage"
+    setup = {"scenario": "restart", "model_bytes": layout.nbytes, "versions": versions, "cold": cold}
+    return setup | floors | {"rows": rows}
 
 
-def _begun(store: Store, layout: Layout, key: Key, versions: int) -> Model:
-    """A swarm's version 0 on disk, and some steps since: made-up weights, the same in every block."""
+def _create(store: Store, layout: Layout, key: Key, versions: int) -> Model:
+    """Store a swarm's version 0 and `versions` steps. The made-up weights are the same in every block."""
     rng = np.random.default_rng(0)
     words = (rng.normal(0, 0.02, layout.block(0).count).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     replica = Replica.create(layout)
@@ -115,13 +117,13 @@ def _audit(model: Model) -> None:
 
 
 def _floors(path: Path, *, cold: bool) -> dict[str, float]:
-    """Seconds for the same bytes: to read them into memory that is new, and to hash them, by all cores."""
+    """Return the seconds that all cores take to read the same bytes into new memory, and to hash them."""
     size, part = path.stat().st_size, 8 << 20
     parts = range(0, size, part)
     fd = os.open(path, os.O_RDONLY)
     memory = np.empty(size, np.uint8)
     if cold:
-        _forget(path.parent)
+        _drop_page_cache(path.parent)
 
     def read(at: int) -> None:
         os.preadv(fd, [memory[at : at + part].data], at)
@@ -133,8 +135,8 @@ def _floors(path: Path, *, cold: bool) -> dict[str, float]:
     return {"read_s": read_s, "blake3_s": hash_s}
 
 
-def _forget(folder: Path) -> None:
-    """Have the system drop what it has cached of these files."""
+def _drop_page_cache(folder: Path) -> None:
+    """Drop the folder's files from the page cache."""
     for path in folder.rglob("*"):
         if path.is_file():
             fd = os.open(path, os.O_RDONLY)

@@ -1,15 +1,15 @@
-"""How much of a policy changes, against learning rate and steps between publishes; real runs, and what theory says.
+"""Measures the share of weights that changes, against learning rate and steps between publishes, and predicts it.
 
     python -m scenarios.bench.sparsity [--json] [--plot sparsity.png]
 
 A bf16 element changes when its fp32 master crosses a rounding boundary. With masters spread evenly within their cells,
-an update of size d does that to a weight w with probability min(1, |d| / ulp(w)). Adam's updates are about the learning
-rate times a constant; over k steps of momentum 0.9 they add up to g(k) times one step's, where
+an update of size d makes a weight w cross with probability min(1, |d| / ulp(w)). Adam's updates are about the learning
+rate times a constant. Over k steps with momentum 0.9 they add up to g(k) times one step's update, where
 
     g(k)^2 = k + 2 sum over j < k of (k - j) 0.9^j
 
 So density(lr, k) = mean over the weights of E min(1, c lr g(k) |n| / ulp(w)), n normal. The constant c is fitted once,
-to one step at 1e-6; every other point of the curve is a prediction.
+to one step at learning rate 1e-6; every other point of the curve is a prediction.
 """
 
 import argparse
@@ -33,13 +33,13 @@ _MOMENTUM = 0.9
 
 
 def spread(steps: int, momentum: float = _MOMENTUM) -> float:
-    """g(k): how much farther k steps of AR(1) updates lead than one."""
+    """Return g(k), the standard deviation of the sum of k AR(1) updates over that of one."""
     together = sum((steps - j) * momentum**j for j in range(1, steps))
     return (steps + 2 * together) ** 0.5
 
 
 def _units(parts: list[Part]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(ulp, share of elements) by exponent, over all bf16 parts."""
+    """Return (ulp, share of elements) by exponent, over all bf16 parts."""
     counts = np.zeros(256)
     for part in parts:
         counts += np.bincount((part.old >> np.uint16(7)) & np.uint16(0xFF), minlength=256)
@@ -48,7 +48,7 @@ def _units(parts: list[Part]) -> tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def _theory(units: NDArray[np.float64], shares: NDArray[np.float64], size: float) -> float:
-    """Mean over weights and normal n of min(1, size |n| / ulp)."""
+    """Return the mean over weights and normal n of min(1, size |n| / ulp)."""
     n = (np.arange(2000) + 0.5) / 250  # |n| up to 8
     weight = np.exp(-(n**2) / 2)
     weight /= weight.sum()
@@ -57,7 +57,7 @@ def _theory(units: NDArray[np.float64], shares: NDArray[np.float64], size: float
 
 
 def _fit(units: NDArray[np.float64], shares: NDArray[np.float64], density: float) -> float:
-    """The size at which theory gives this density."""
+    """Return the update size at which theory gives this density."""
     low, high = 1e-12, 1.0
     for _ in range(60):
         middle = (low * high) ** 0.5
@@ -66,7 +66,7 @@ def _fit(units: NDArray[np.float64], shares: NDArray[np.float64], density: float
 
 
 def _measure(old: Path, new: Path) -> dict[str, Any]:
-    """Density and bits of one delta."""
+    """Return density, payload, bits per change and ratio of one delta."""
     elements = changed = coded = full = 0
     for part in checkpoints(old, new):
         for start in range(0, part.old.size, 1 << 20):
@@ -104,7 +104,7 @@ def _rows(rates: list[float]) -> list[dict[str, Any]]:
 
 
 def _plot(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Density against steps, a colour a rate."""
+    """Plot density against steps, one colour per learning rate."""
     with drawing(path, inches=(7, 4.5)) as axes:
         for rate in sorted({row["lr"] for row in rows}):
             mine = [row for row in rows if row["lr"] == rate]

@@ -1,12 +1,12 @@
-"""What a gigabyte costs: our transport, py-libp2p as it comes, and threads on plain TLS sockets, in one run.
+"""Measures CPU time and throughput of our transport, of unmodified py-libp2p, and of threads on plain TLS sockets.
 
     python -m scenarios.bench.transport [--mb 512] [--no-wan] [--json]
 
-Two processes on this machine for each row, so both ends share its cores; CPU seconds a gigabyte are the sturdy figure,
-megabytes a second depend on what else runs. `ours, control p95` is a 1 KB message on the control lane and its echo,
-while bulk runs as fast as it can. `first byte` counts round trips through a proxy that delays every byte by half a
-round trip and, as the real thing would, the opening of the TCP connection by a whole one. Where the WAN emulator can
-run (root), the rows of `scenarios.emulator.transport_wan` follow; they take four minutes.
+Each row runs two processes on this machine, so both ends share its cores. CPU seconds per gigabyte are the robust
+figure; megabytes per second depend on other load. `control p95` is the 95th percentile of the round trip of a 1 KB
+message on the control lane while bulk runs at full speed. `first byte` counts round trips through a proxy that delays
+every byte by half a round trip and, like a real path, the opening of the TCP connection by a whole one. Where the WAN
+emulator can run (as root), the rows of `scenarios.emulator.transport_wan` follow; they take four minutes.
 """
 
 import argparse
@@ -32,7 +32,7 @@ _ROUND_TRIP_S = 0.1
 
 
 def measure(kind: str, length: int, streams: int) -> dict[str, Any]:
-    """One row: push `length` bytes from one process to another."""
+    """Measure one row: push `length` bytes from one process to another."""
     options: dict[str, Any] = {"bytes": length, "streams": streams}
     with _start("serve", kind, options) as server:
         try:
@@ -62,7 +62,7 @@ def _line(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 async def first_byte(round_trip_s: float) -> float:
-    """Round trips from nothing to the first byte back, on a stream of the control lane to a peer that we know."""
+    """Return the round trips from no connection to the first byte back on the control lane of a known peer."""
     from swarm.transport.base import Lane
     from swarm.transport.libp2p import Libp2pTransport
 
@@ -98,7 +98,7 @@ async def first_byte(round_trip_s: float) -> float:
 
 
 async def _delayed(source: trio.SocketStream, target: trio.SocketStream, delay_s: float) -> None:
-    """Everything that `source` says, to `target`, later."""
+    """Forward all bytes from `source` to `target`, each `delay_s` later."""
     send, receive = trio.open_memory_channel[tuple[float, bytes]](1000)
 
     async def deliver() -> None:
@@ -142,7 +142,7 @@ def _over_long_paths() -> dict[str, Any]:
     try:
         check_privileges()
     except UsageError as error:
-        print(f"Without the rows over long paths: {error}", file=sys.stderr)
+        print(f"The rows over long paths are left out: {error}", file=sys.stderr)
         return {}
     report = {}
     for name, row in transport_wan.ROWS.items():

@@ -1,8 +1,8 @@
 """The two processes of `scenarios.bench.transport`: one serves, one pushes; each reports the CPU time it used.
 
-Run as `python -m scenarios.bench.transport_ends serve|push KIND JSON`. Kinds: `ours`; `ours+hash`, which hashes each
-piece with BLAKE3 and signs each chunk as the swarm does; `stock`, py-libp2p as it comes (noise and its yamux);
-`threads`, one thread a side on a blocking `ssl` socket, the least that Python can spend on TLS.
+Run as `python -m scenarios.bench.transport_ends serve|push KIND JSON`. Kinds: `ours`; `ours+hash`, which also hashes
+each piece with BLAKE3 and signs each chunk as the swarm does; `stock`, unmodified py-libp2p (noise and its yamux);
+`threads`, one thread per side on a blocking `ssl` socket, the least CPU time that Python can spend on TLS.
 """
 
 import json
@@ -31,7 +31,7 @@ _ANY = "/ip4/127.0.0.1/tcp/0"
 
 
 class Meter:
-    """Wall and CPU time of this process from the first byte on."""
+    """Measures wall and CPU time of this process since its creation."""
 
     def __init__(self) -> None:
         self._start_s = time.perf_counter()
@@ -55,7 +55,7 @@ def _say(**fields: Any) -> None:
 
 
 class Checker:
-    """What a receiver does beyond receiving: hash each piece, verify each chunk's signature."""
+    """A receiver's work on the data: hash each piece, and verify each chunk's signature."""
 
     def __init__(self, signatures: list[bytes]) -> None:
         self._signatures = signatures
@@ -67,10 +67,10 @@ class Checker:
     def feed(self, data: bytes) -> None:
         view = memoryview(data)
         while view:
-            taken = view[: PIECE_BYTES - self._in_piece]
-            self._hasher.update(taken)
-            self._in_piece += len(taken)
-            view = view[len(taken) :]
+            part = view[: PIECE_BYTES - self._in_piece]
+            self._hasher.update(part)
+            self._in_piece += len(part)
+            view = view[len(part) :]
             if self._in_piece == PIECE_BYTES:
                 self._digests += self._hasher.digest()
                 self._hasher, self._in_piece = blake3(), 0
@@ -132,7 +132,7 @@ async def _push_ours(options: dict[str, Any]) -> None:
     waits_ms: list[float] = []
 
     async def talk() -> None:
-        """A small message on the control lane, there and back, over and over."""
+        """Send small messages on the control lane and wait for each echo, forever."""
         async with await transport.open_stream(_SERVER.public, Lane.CONTROL) as stream:
             while True:
                 start_s = time.perf_counter()
@@ -159,7 +159,7 @@ async def _push_ours(options: dict[str, Any]) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(transport.serve, idle)
         await transport.connect(_SERVER.public, [options["address"]])
-        await (await transport.open_stream(_SERVER.public, Lane.BULK)).aclose()  # the dialing is not measured
+        await (await transport.open_stream(_SERVER.public, Lane.BULK)).aclose()  # dial before the measurement
         nursery.start_soon(talk)
         await trio.sleep(0.5)
         waits_ms.clear()
@@ -174,7 +174,7 @@ async def _push_ours(options: dict[str, Any]) -> None:
         nursery.cancel_scope.cancel()
 
 
-# Over py-libp2p as it comes.
+# Over unmodified py-libp2p.
 
 
 async def _serve_stock(options: dict[str, Any]) -> None:
@@ -281,7 +281,7 @@ def main() -> None:
     else:
         trio.run(end, options)
     sys.stdout.flush()
-    os._exit(0)  # the library's threads are not worth waiting for
+    os._exit(0)  # do not wait for the library's threads
 
 
 if __name__ == "__main__":

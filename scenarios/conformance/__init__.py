@@ -1,1 +1,1 @@
-"""Conformance: what the swarm publishes against what transformers and peft themselves make of the same model."""
+"""Compares what the swarm publishes with what transformers, peft and vLLM themselves make of the same model."""

@@ -1,10 +1,10 @@
-"""`python -m scenarios.conformance`: the tables that docs/models.md shows.
+"""`python -m scenarios.conformance`: makes the tables of docs/models.md.
 
 python -m scenarios.conformance models [--families a,b] [--short] [--json FILE]
 python -m scenarios.conformance models --engine vllm [--experts-in-place] [--json FILE]
 python -m scenarios.conformance adapters
 
-With vLLM, cells that stand in FILE already are not run again.
+With vLLM, cells that FILE already contains are not run again.
 """
 
 import argparse
@@ -19,17 +19,19 @@ from typing import Any
 
 
 def main() -> int:
-    """Exit code 1 when anything is wrong, or an error is none of ours."""
+    """Return the exit code: 1 when a cell is wrong."""
     parser = argparse.ArgumentParser(prog="scenarios.conformance", description=__doc__)
     parser.add_argument("which", choices=("models", "adapters"))
-    parser.add_argument("--families", default="", help="model types, by commas (default: all)")
-    parser.add_argument("--short", action="store_true", help="the families that people train")
+    parser.add_argument("--families", default="", help="model types, separated by commas (default: all)")
+    parser.add_argument("--short", action="store_true", help="only the families that are commonly trained")
     parser.add_argument("--stored", default="", help="bf16,f16,f32,mixed (default: all)")
     parser.add_argument("--json", type=Path, help="also write every cell to this file")
-    parser.add_argument("--names", default="", help="adapters, by semicolons (default: all)")
+    parser.add_argument("--names", default="", help="adapters, separated by semicolons (default: all)")
     parser.add_argument("--render", type=Path, help="print the table of a file that --json wrote")
     parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers", help="for models")
-    parser.add_argument("--experts-in-place", action="store_true", help="vllm: a kernel that does not repack experts")
+    parser.add_argument(
+        "--experts-in-place", action="store_true", help="vllm: use a kernel that does not repack experts"
+    )
     parser.add_argument("--threads", type=int, default=1)
     asked = parser.parse_args()
     _quiet(asked.threads)
@@ -80,7 +82,7 @@ def _models(asked: argparse.Namespace) -> int:
 
 
 def _models_on_vllm(asked: argparse.Namespace) -> int:
-    """A cell of each family before the second of any; every cell is written down when it is done."""
+    """Run one cell of every family before the second of any. Each finished cell is written to the file at once."""
     from node.settings.logs import configure
     from scenarios.conformance.models import Cell
     from scenarios.conformance.on_vllm import EXPERTS, FAMILIES, ORDER, Host, run_cell
@@ -106,9 +108,9 @@ def _models_on_vllm(asked: argparse.Namespace) -> int:
                     cells.append(run_cell(host, family, each, tied=tied, folder=folder))
                     if asked.json:
                         asked.json.write_text(json.dumps([asdict(cell) for cell in cells], indent=1))
-                    told = f"{i + 1} of {len(wanted)}: {family} {each} {'tied' if tied else 'untied'}"
+                    progress = f"{i + 1} of {len(wanted)}: {family} {each} {'tied' if tied else 'untied'}"
                     took = time.monotonic() - started
-                    print(f"{told}: {cells[-1].outcome} {cells[-1].why}, {took:.1f} s", file=sys.stderr, flush=True)
+                    print(f"{progress}: {cells[-1].outcome} {cells[-1].why}, {took:.1f} s", file=sys.stderr, flush=True)
             finally:
                 host.stop()
     print(_vllm_table(cells))
@@ -116,7 +118,7 @@ def _models_on_vllm(asked: argparse.Namespace) -> int:
 
 
 def _vllm_table(cells: list[Any]) -> str:
-    """A row for each family that vLLM made an engine of, and what it did not, with the reason."""
+    """Format a row for each family that vLLM loads, and list the others with the reason."""
     families: dict[str, list[Any]] = {}
     for cell in sorted(cells, key=lambda cell: cell.family):
         families.setdefault(cell.family, []).append(cell)
@@ -141,12 +143,12 @@ def _vllm_table(cells: list[Any]) -> str:
 
 
 def _short(why: str) -> str:
-    """Without what every sentence of the kind says."""
+    """Remove the common beginnings of a reason."""
     return why.removeprefix("join: ").removeprefix("This vLLM cannot follow the swarm. ")[:170]
 
 
 def _vllm_word(cells: list[Any], stored: str, tied: bool) -> str:
-    """Of an exact cell also how it follows: in place, or by loading modules anew."""
+    """Return the outcome of a cell. An exact cell also says how many tensors are loaded by module, not in place."""
     cell = next((cell for cell in cells if (cell.stored, cell.tied) == (stored, tied)), None)
     if cell is None:
         return ""
@@ -156,7 +158,7 @@ def _vllm_word(cells: list[Any], stored: str, tied: bool) -> str:
 
 
 def _model_table(cells: list[Any]) -> str:
-    """A row for each family that was built, and what was not, with the reason."""
+    """Format a row for each family that was built, and list the others with the reason."""
     families: dict[str, list[Any]] = {}
     for cell in cells:
         families.setdefault(cell.family, []).append(cell)

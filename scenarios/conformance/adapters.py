@@ -1,9 +1,9 @@
 """The adapter matrix: every kind of adapter that the installed peft builds on a tiny model, and LoRA's options.
 
-Each is trained a little (its weights are moved at random), published, and compared with what `merge_and_unload` makes
-of a second model that was built and moved in the same way: every bit of the checkpoint. A merge that peft carries out
-but that does not compute what the adapted model does is wrong too, whoever made it. And the model that trains must be
-as it was before.
+Each adapter's weights are moved at random, as if trained, and the model is published. Every bit of the checkpoint is
+compared with the result of `merge_and_unload` on a second model that was built and moved in the same way. A merge whose
+model computes something else than the adapted model counts as wrong, even if the fault is peft's. Publishing must leave
+the trained model unchanged.
 """
 
 import dataclasses
@@ -39,7 +39,8 @@ __all__ = ["EVERYDAY", "AdapterCell", "adapters", "run_adapter"]
 
 TARGETS: Final = ["q_proj", "v_proj"]
 MERGE_ATOL: Final = 2e-3
-"""Logits of the adapted and of the merged model, in float32: 1e-6 as a rule. A lost adapter moves them by 1."""
+"""Tolerance between the logits of the adapted and the merged model in float32. They usually differ by 1e-6; a lost
+adapter changes them by 1."""
 EVERYDAY: Final = (
     "lora",
     "lora_bias",
@@ -54,7 +55,10 @@ EVERYDAY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class AdapterCell:
-    """`outcome`: "exact", "refused" (by us, before anything was published), "not built" (peft cannot), or "WRONG"."""
+    """The result for one adapter.
+
+    `outcome`: "exact", "refused" (by us, before anything was published), "not built" (by peft) or "WRONG".
+    """
 
     name: str
     outcome: str
@@ -156,7 +160,7 @@ _LORA: Final[dict[str, tuple[Make, Make, Callable[[Any], None] | None]]] = {
 }  # fmt: skip
 
 _INJECTED: Final = "model.add_adapter"
-"""Put into the model by transformers, without peft's wrapper around it."""
+"""Adapters of this name are added by transformers, without peft's wrapper."""
 
 _KINDS: Final[dict[str, dict[str, Any]]] = {
     "ADALORA": {"total_step": 10}, "IA3": {"feedforward_modules": []}, "FOURIERFT": {"n_frequency": 8},
@@ -166,14 +170,14 @@ _KINDS: Final[dict[str, dict[str, Any]]] = {
     "ADAPTION_PROMPT": {"target_modules": None, "adapter_len": 4, "adapter_layers": 1},
     "TRAINABLE_TOKENS": {"token_indices": [1, 2], "target_modules": None},
 }  # fmt: skip
-"""What a kind needs at this size."""
+"""Settings that a kind needs for a model of this size."""
 _BASES: Final[dict[str, Make]] = {"BEFT": partial(_qwen, bias=True), "ADAPTION_PROMPT": _llama}
-"""Kinds that not every model can have."""
+"""Base models of kinds that the default model cannot have."""
 
 
 def _kinds() -> dict[str, tuple[Make, Make, Callable[[Any], None] | None]]:
-    """Every tuner of the installed peft, by its type."""
-    made: dict[str, tuple[Make, Make, Callable[[Any], None] | None]] = {}
+    """Return every tuner of the installed peft except LoRA, by its type."""
+    found: dict[str, tuple[Make, Make, Callable[[Any], None] | None]] = {}
     for kind, config in sorted(peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING.items(), key=lambda item: item[0].value):
         if kind.value == "LORA":
             continue
@@ -182,25 +186,25 @@ def _kinds() -> dict[str, tuple[Make, Make, Callable[[Any], None] | None]]:
         given |= {"num_virtual_tokens": 3} if "num_virtual_tokens" in known else {}
         given |= _KINDS.get(kind.value, {})
         given = {key: value for key, value in given.items() if value is not None}
-        made[kind.value] = (partial(config, task_type="CAUSAL_LM", **given), _BASES.get(kind.value, _qwen), None)
-    made["XLORA"] = (_xlora, partial(_qwen, use_cache=False), None)
-    return made
+        found[kind.value] = (partial(config, task_type="CAUSAL_LM", **given), _BASES.get(kind.value, _qwen), None)
+    found["XLORA"] = (_xlora, partial(_qwen, use_cache=False), None)
+    return found
 
 
 def _xlora() -> Any:
-    """It mixes adapters that were trained before: one here."""
+    """Return the config of X-LoRA, which mixes trained adapters: one here."""
     folder = Path(tempfile.gettempdir()) / "xlora"  # within the cell's own folder: see `run_adapter`
     peft.get_peft_model(_qwen(), _lora()).save_pretrained(folder)
     return peft.XLoraConfig(task_type="CAUSAL_LM", hidden_size=32, adapters={"0": str(folder)})
 
 
 def adapters() -> dict[str, tuple[Make, Make, Callable[[Any], None] | None]]:
-    """By name: what makes the adapter's config, what makes the base, what is done to the adapted model."""
+    """Map each name to functions that make the adapter's config and the base model, and one that alters the result."""
     return _LORA | _kinds()
 
 
 def run_adapter(name: str) -> AdapterCell:
-    """One adapter: published and compared, or refused."""
+    """Publish and compare one adapter."""
     with tempfile.TemporaryDirectory() as top:
         before, tempfile.tempdir = tempfile.tempdir, top
         try:
@@ -222,7 +226,7 @@ def _run(name: str, top: Path) -> AdapterCell:
     try:
         model = _adapted(top / "base", config, then, inject=name.startswith(_INJECTED))
         other = _adapted(top / "base", config, then)
-    except Exception as error:  # peft's own word on what it cannot build
+    except Exception as error:  # peft cannot build it
         return cell("not built", f"{type(error).__name__}: {error}")
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     try:
@@ -261,7 +265,7 @@ def _compare(swarm: LocalSwarm, other: Any, folder: Path) -> tuple[str, str]:
     adapted = other(ids).logits.float()
     try:
         merged = other.merge_and_unload()
-    except Exception as error:  # peft refuses what we have published
+    except Exception as error:  # peft refuses a merge that we have published
         return "WRONG", f"peft refuses to merge it: {error}"
     merged.save_pretrained(folder)
     theirs = Checkpoint.open(folder)

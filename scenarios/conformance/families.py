@@ -1,7 +1,7 @@
 """Every causal architecture of the installed transformers, as small as its config allows.
 
-One set of small numbers, given under whatever names a config has for them, builds most; the rest need a word of their
-own. What cannot be built small is not left out: it is listed with the reason.
+One set of small numbers, assigned to the names that a config uses for them, builds most families; the others have
+settings of their own. A family that cannot be built small is listed with the reason.
 """
 
 import inspect
@@ -15,10 +15,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 __all__ = ["EVERYDAY", "SHORT", "families", "tiny"]
 
 MAX_PARAMETERS: Final = 6_000_000
-"""Larger ones would take minutes each; it is the architecture that matters."""
+"""Larger models would take minutes each, and only the architecture matters."""
 
 EVERYDAY: Final = ("qwen3", "qwen3_moe", "gpt_oss", "deepseek_v3", "mamba")
-"""A plain one, a mixture that is fused, one stored fused, one with dense layers before, one without attention."""
+"""A plain family, a mixture of experts fused on load, one stored fused, one whose first layers are dense, and one
+without attention."""
 
 SHORT: Final = (
     "llama", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "mixtral", "deepseek_v2", "deepseek_v3", "gpt2",
@@ -27,7 +28,7 @@ SHORT: Final = (
     "stablelm", "gpt_neox", "opt", "bloom", "mpt", "starcoder2", "glm4", "glm4_moe", "ernie4_5", "ernie4_5_moe",
     "smollm3", "nemotron", "hunyuan_v1_moe", "minimax_m2", "lfm2", "recurrent_gemma",
 )  # fmt: skip
-"""The families that people train, one or two of each kind of architecture."""
+"""Commonly trained families, one or two of each kind of architecture."""
 
 _SMALL: Final[dict[str, Any]] = {
     "vocab_size": 64, "vocab_size_per_layer_input": 64,
@@ -78,29 +79,30 @@ _OWN: Final[dict[str, dict[str, Any]]] = {
     "bamba": {"attn_layer_indices": [1]},
     "recurrent_gemma": {"num_hidden_layers": 3},
 }
-"""What a config needs beside the common numbers; None: not to be given."""
+"""Settings that a config needs beside the common numbers; None removes a setting."""
 
 
 def families() -> list[str]:
-    """The model types for which transformers has a causal language model."""
+    """Return the model types for which transformers has a causal language model."""
     return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
 def tiny(family: str, *, tied: bool, more: Mapping[str, Any] = {}, own: Mapping[str, Any] = {}) -> Any:
-    """The family's config, small. `more`: other numbers, for an engine that has no kernels for such small ones; `own`:
-    of this family.
+    """Return a small config of the family.
 
-    Raises whatever the library does, and `ValueError` where the model stays large."""
+    `more`: other common numbers, for an engine without kernels for such small sizes; `own`: settings of this family.
+    Raises any exception of the library, and `ValueError` when the model has more than `MAX_PARAMETERS`.
+    """
     default = AutoConfig.for_model(family)
     kind = type(default)
     known = set(dir(default)) | set(inspect.signature(kind.__init__).parameters)
     renamed = getattr(kind, "attribute_map", {})
     small = _SMALL | dict(more)
     given = {key: value for key, value in small.items() if key in known and key not in renamed}
-    if "qk_rope_head_dim" in given:  # there a head is the sum of two parts
+    if "qk_rope_head_dim" in given:  # here a head is the sum of two parts
         given.pop("head_dim", None)
         given["num_key_value_heads"] = given.get("num_attention_heads", 4)
-    if hasattr(default, "is_decoder"):  # encoders that can be used as decoders: only then are they causal
+    if hasattr(default, "is_decoder"):  # an encoder is causal only when used as a decoder
         given["is_decoder"] = True
     given |= _OWN.get(family, {}) | dict(own)
     given = {key: value for key, value in given.items() if value is not None}

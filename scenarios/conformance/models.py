@@ -1,9 +1,9 @@
-"""One cell of the model matrix: a family, what its checkpoint stores, tied or not; three published steps.
+"""One cell of the model matrix: a family, the dtypes of its checkpoint, tied or not; it publishes three steps.
 
-After each step three things are compared that share no code with what publishes: the node's bits with what the model's
+After each step three comparisons are made with code that publishing does not use: the node's bits with what the model's
 own `save_pretrained` writes (in the checkpoint's dtypes), the engine's live tensors with those of a model that
 `from_pretrained` loads from the node's bits, and the engine's greedy tokens and log-probabilities with those of that
-model, computed anew for each token without any cache.
+model, computed for each token without a cache.
 """
 
 import copy
@@ -28,19 +28,23 @@ from scenarios.conformance.swarm import LocalSwarm
 __all__ = ["STEPS", "STORED", "Cell", "change", "load_model", "run_cell", "save_base", "wrong_bits"]
 
 STORED: Final = ("bf16", "f16", "f32", "mixed")
-"""What the checkpoint stores. The trainer holds float32 (masters of the halves); of "mixed", bf16 with float32 norms,
-it holds bf16, as it comes from `from_pretrained(dtype=bfloat16)`."""
+"""Dtypes of the checkpoint; "mixed" is bf16 with float32 norms. The trainer's model is float32, except for "mixed",
+where it is what `from_pretrained(dtype=bfloat16)` returns."""
 STEPS: Final = ("1 %", "everything", "nothing")
 PROMPTS: Final = ((1, 5, 9, 12, 7), (3, 4, 8, 20, 31))
 NEW_TOKENS: Final = 6
 LOGPROB_ATOL: Final = 2e-4
-"""Between a forward with a cache and one without, in float32: sums in another order. A wrong tensor is orders above."""
+"""Tolerance between forward passes with and without a cache in float32, which sum in another order. A wrong tensor
+changes log-probabilities by orders of magnitude more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """`outcome`: "exact", "bits" (published and live exactly, the engine cannot generate with it: `why`), "refused"
-    (before anything was published), "not built", "same" (no model of its own), or "WRONG"."""
+    """The result of one cell.
+
+    `outcome`: "exact", "bits" (published and live bits are exact, but the engine cannot generate: see `why`), "refused"
+    (before anything was published), "not built", "same" (the same model as with the other `tied`), or "WRONG".
+    """
 
     family: str
     stored: str
@@ -52,7 +56,7 @@ class Cell:
 
 
 def run_cell(family: str, stored: str, *, tied: bool, folder: Path) -> Cell:
-    """`folder`: empty, for this cell alone; empty again afterwards."""
+    """Run one cell. `folder`: an empty folder, which is emptied again afterwards."""
     try:
         return _run(family, stored, tied, folder)
     finally:
@@ -68,7 +72,7 @@ def _run(family: str, stored: str, tied: bool, folder: Path) -> Cell:
     try:
         base = save_base(tiny(family, tied=tied), stored, tied, folder / "base")
         trainer = load_model(base, torch.bfloat16 if stored == "mixed" else torch.float32)
-    except Exception as error:  # whatever a config of ours makes a library raise: it is what the table says
+    except Exception as error:  # any error of the library goes into the table
         return cell("not built", f"{type(error).__name__}: {error}")
     if base is None:
         return cell("same", "the family ties them, or does not, whatever its config says")
@@ -104,7 +108,7 @@ def _alters(swarm: LocalSwarm, folder: Path) -> str:
 
 
 def save_base(config: Any, stored: str, tied: bool, folder: Path) -> Path | None:
-    """A checkpoint folder as a user has it; None: the family has no such."""
+    """Write a checkpoint folder as a user has it. None: the family ignores this value of `tied`."""
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
@@ -130,7 +134,7 @@ def load_model(folder: Path | None, dtype: torch.dtype) -> Any:
 
 @torch.no_grad()
 def change(model: Any, step: str) -> None:
-    """Move 1 % of the elements, all, or none; seen by every dtype."""
+    """Move 1 % of the elements, all, or none, by amounts that change the bits of every dtype."""
     random = torch.Generator().manual_seed(len(step))
     saved = model.state_dict()
     done: set[int] = set()
@@ -145,7 +149,7 @@ def change(model: Any, step: str) -> None:
 
 
 def _fused(trainer: Any, swarm: LocalSwarm) -> int:
-    """Of the checkpoint's tensors: those that are no parameter of the model's."""
+    """Count the checkpoint's tensors that are not parameters of the model, but parts of fused ones."""
     from node.models.conversion import conversion_of
 
     conversion = conversion_of(trainer, swarm.layout)
@@ -155,7 +159,7 @@ def _fused(trainer: Any, swarm: LocalSwarm) -> int:
 def _generates(engine: TransformersEngine) -> tuple[bool, str]:
     try:
         _drawn(engine)
-    except Exception as error:  # a model that generates in no way that a plain loop could
+    except Exception as error:  # the model does not support a plain generation loop
         return False, f"{type(error).__name__}: {error}"
     return True, ""
 
@@ -168,7 +172,7 @@ def _drawn(engine: TransformersEngine) -> Any:
 def _compare(
     swarm: LocalSwarm, trainer: Any, engine: TransformersEngine, halves: TransformersEngine, folder: Path, able: bool
 ) -> str:
-    """What is not as it should be; empty: nothing."""
+    """Return the first difference; empty when there is none."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     if wrong := wrong_bits(swarm, trainer, folder / "saved"):
@@ -185,13 +189,13 @@ def _compare(
         fresh = load_model(fresh_folder, dtype).eval()
         if wrong := _differing(each._loaded(), fresh, altered):
             return f"{wrong} is live otherwise than from_pretrained loads it as {dtype}"
-    if altered:  # then what is loaded is not what was published, and its tokens say nothing
+    if altered:  # the loaded weights are not the published ones, so tokens cannot be compared
         return ""
     return _wrong_tokens(engine, fresh) if able else ""
 
 
 def _altered(swarm: LocalSwarm, folder: Path, again: Path) -> frozenset[str]:
-    """Parameters that `from_pretrained` itself loads otherwise than they are stored (by a fault of an architecture)."""
+    """Return the parameters that `from_pretrained` itself changes on load, through a fault in an architecture."""
     load_model(folder, torch.float32).save_pretrained(again)
     theirs = Checkpoint.open(again)
     found: set[str] = set()
@@ -208,6 +212,7 @@ def _as_float(bits: Any, dtype: str) -> torch.Tensor:
 
 
 def wrong_bits(swarm: LocalSwarm, trainer: Any, folder: Path) -> str:
+    """Return the first tensor whose bits at the node differ from what `save_pretrained` writes; empty: none."""
     saved = copy.deepcopy(trainer)
     saved.save_pretrained(folder)
     theirs = Checkpoint.open(folder)

@@ -1,8 +1,8 @@
-"""One cell of the model matrix on a real vLLM: the product's driver and plugin, three published steps.
+"""One cell of the model matrix on a real vLLM with the product's driver and plugin; it publishes three steps.
 
-After each step: every live block is proven; every tensor that vLLM's model computes with is, bit for bit, that of a
-second vLLM engine which loads the same checkpoint by itself; and greedy tokens and log-probabilities are equal. Cells
-share one vLLM process (`on_vllm_host`), since importing vLLM takes longer than a tiny model.
+After each step every live block is proven, every tensor that vLLM's model computes with equals, bit for bit, that of a
+second vLLM engine which loads the same checkpoint itself, and greedy tokens and log-probabilities are equal. Cells
+share one vLLM process (`on_vllm_host`), since importing vLLM takes longer than running a tiny model.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from scenarios.engines.engine_bench import PROBE_ENV
 __all__ = ["EXPERTS", "FAMILIES", "ORDER", "STORED", "Host", "HostError", "run_cell"]
 
 STORED: Final = ("bf16", "f16", "f32", "mixed")
-"""See `scenarios.conformance.models`. vLLM holds each as its `--dtype auto` says: f32 as bfloat16."""
+"""See `scenarios.conformance.models`. vLLM's `--dtype auto` chooses its own dtype: bfloat16 for f32."""
 FAMILIES: Final = (
     "llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "deepseek_v2", "deepseek_v3", "gpt2", "gemma2", "gemma3_text",
     "phi", "phi3", "mistral", "olmo", "olmo2", "granite", "falcon", "gpt_neox", "mamba", "mamba2", "gpt_oss",
@@ -46,18 +46,18 @@ FAMILIES: Final = (
     "minimax_m2", "afmoe", "flex_olmo", "falcon_mamba", "granitemoehybrid", "zamba2", "falcon_h1", "lfm2_moe",
     "nemotron_h", "qwen3_5_text", "olmo_hybrid",
 )  # fmt: skip
-"""Those that people train first: a run that is cut short has these."""
+"""Families in the order in which they run, commonly trained ones first, so that an interrupted run has those."""
 EXPERTS: Final = (
     "qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v2", "deepseek_v3", "gpt_oss", "olmoe", "phimoe", "granitemoe",
     "granitemoeshared", "ernie4_5_moe", "glm4_moe", "hunyuan_v1_moe", "dots1", "minimax_m2", "afmoe", "flex_olmo",
     "jamba", "granitemoehybrid", "lfm2_moe", "qwen3_next",
 )  # fmt: skip
-"""Those with experts: run with `experts_in_place` too."""
+"""Families with experts, which also run with `experts_in_place`."""
 ORDER: Final = (
     ("bf16", False), ("f32", True), ("f16", False), ("mixed", True), ("bf16", True), ("f32", False), ("mixed", False),
     ("f16", True),
 )  # fmt: skip
-"""(stored, tied) in the order in which they are run: when time ends, every family has had the same."""
+"""(stored, tied) in the order in which they run, so that an interrupted run has about the same cells of every family."""
 PROMPTS: Final = ((1, 5, 9, 12, 7), (3, 4, 8, 20, 31))
 NEW_TOKENS: Final = 6
 ANSWER_WITHIN_S: Final = 120.0
@@ -77,7 +77,7 @@ _SMALL: Final[dict[str, Any]] = {
     "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "q_lora_rank": 64,
     "linear_key_head_dim": 32, "linear_value_head_dim": 32,
 }  # fmt: skip
-"""vLLM's kernels for CPUs have a few sizes of heads, DeepSeek's attention one."""
+"""vLLM's kernels for CPUs support few head sizes, and those of DeepSeek's attention only one."""
 _OWN: Final[dict[str, dict[str, Any]]] = {
     "deepseek_v3": {"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
     "falcon": {"ffn_hidden_size": 512},
@@ -88,15 +88,15 @@ _OWN: Final[dict[str, dict[str, Any]]] = {
 
 
 class HostError(Exception):
-    """vLLM cannot make an engine of the folder, or its process ended: its own words."""
+    """vLLM cannot load the folder, or its process ended. The text is vLLM's error."""
 
 
 class Host:
-    """vLLM's process, started anew when it ended. `release`: vLLM's version."""
+    """vLLM's process, which is restarted after it ended. `release`: vLLM's version."""
 
     def __init__(self, python: Path, log: Path, *, experts_in_place: bool = False) -> None:
-        """`experts_in_place`: compute a mixture's experts by a kernel of ours, which leaves their weights as vLLM's
-        loader puts them, as triton's does on a GPU; vLLM's own for CPUs repacks them."""
+        """`experts_in_place`: compute experts with our own kernel, which leaves their weights as vLLM's loader places
+        them, as triton's kernel does on a GPU. vLLM's own kernel for CPUs repacks them."""
         self._python, self._log = python, log
         self._flags = ["--experts-in-place"] if experts_in_place else []
         self._process: subprocess.Popen[str] | None = None
@@ -104,7 +104,7 @@ class Host:
         self.release = ""
 
     def start(self) -> None:
-        """Do nothing when it runs."""
+        """Start the process unless it is running. Raises `HostError`."""
         if self._process is not None and self._process.poll() is None:
             return
         with self._log.open("a") as log:
@@ -118,7 +118,7 @@ class Host:
         self.release = self.answer()["vllm"]
 
     def ask(self, **question: Any) -> dict[str, Any]:
-        """Its next answer. Raises `HostError`."""
+        """Send a question and return the answer. Raises `HostError`."""
         self.start()
         assert self._process is not None
         assert self._process.stdin is not None
@@ -127,7 +127,7 @@ class Host:
         return self.answer()
 
     def answer(self) -> dict[str, Any]:
-        """Raises `HostError`."""
+        """Return the process's next answer. Raises `HostError`."""
         assert self._process is not None
         try:
             line = self._lines.get(timeout=ANSWER_WITHIN_S)
@@ -149,7 +149,7 @@ class Host:
 
 
 def _read(stdout: Any, lines: "queue.Queue[str]") -> None:
-    """The process's answers, among what vLLM writes there; at its end an empty one."""
+    """Queue the process's answers, skipping vLLM's other output; an empty line marks the end."""
     for line in stdout:
         if line.startswith(MARK):
             lines.put(line)
@@ -157,7 +157,7 @@ def _read(stdout: Any, lines: "queue.Queue[str]") -> None:
 
 
 def run_cell(host: Host, family: str, stored: str, *, tied: bool, folder: Path) -> Cell:
-    """`folder`: empty, for this cell alone; empty again afterwards. "refused": before anything was published."""
+    """Run one cell. `folder`: an empty folder, which is emptied again afterwards."""
     try:
         return _run(host, family, stored, tied, folder)
     finally:
@@ -174,7 +174,7 @@ def _run(host: Host, family: str, stored: str, tied: bool, folder: Path) -> Cell
         config = tiny(family, tied=tied, more=_SMALL, own=_OWN.get(family, {}))
         base = save_base(config, stored, tied, folder / "base")
         trainer = load_model(base, torch.bfloat16 if stored == "mixed" else torch.float32)
-    except Exception as error:  # whatever a config of ours makes a library raise: it is what the table says
+    except Exception as error:  # any error of the library goes into the table
         return cell("not built", f"transformers: {type(error).__name__}: {error}")
     if base is None:
         return cell("same", "the family ties them, or does not, whatever its config says")
@@ -184,7 +184,7 @@ def _run(host: Host, family: str, stored: str, tied: bool, folder: Path) -> Cell
         return cell("refused", f"attach: {error}")
     try:
         found = _follow(host, swarm, trainer, folder, cell)
-        if found.outcome == "WRONG":  # of an architecture that vLLM itself cannot run here, perhaps
+        if found.outcome == "WRONG":  # raises `HostError` if vLLM itself cannot run the model
             _answers(host, base)
         return found
     except HostError as error:
@@ -234,7 +234,7 @@ def _follow(host: Host, swarm: LocalSwarm, trainer: Any, folder: Path, cell: Any
 
 
 def _name_head(folder: Path, tied: str) -> None:
-    """Have the tensor `tied` in the checkpoint under the head's name too."""
+    """Store the tensor `tied` in the checkpoint also under the head's name."""
     (shard,) = folder.glob("*.safetensors")
     held = load_file(shard)
     save_file(held | {HEAD: held[tied].clone()}, shard, {"format": "pt"})
@@ -253,7 +253,8 @@ def _differing(live: Sequence[dict[str, str]], fresh: dict[str, str]) -> str:
 
 
 def _drawn(engine: VllmEngine, version: int) -> list[Any]:
-    """Tokens and log-probabilities, one prompt after the other, so that no batch differs between two engines."""
+    """Return greedy tokens and log-probabilities. Prompts run one at a time, so that batches are equal in both
+    engines."""
     sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0)
     drawn = []
     for i, prompt in enumerate(PROMPTS):
@@ -268,8 +269,11 @@ def _drawn(engine: VllmEngine, version: int) -> list[Any]:
 
 @contextlib.contextmanager
 def _joined(host: Host, swarm: LocalSwarm, folder: Path, digests: list[dict[str, str]]) -> Iterator[VllmEngine]:
-    """The host's engine, filled from the node's replica alone and following it. At the end `digests` gets those of the
-    live tensors, one of each generation. Raises `UsageError`, `EngineError` or `HostError`."""
+    """Yield the host's engine, which is filled from the node's replica alone and follows it.
+
+    At the end `digests` gets the digests of the live tensors, one entry per generation. Raises `UsageError`,
+    `EngineError` or `HostError`.
+    """
     folder.mkdir(parents=True)
     for name, data in swarm.checkpoint.files.items():
         (folder / name).write_bytes(data)

@@ -1,15 +1,15 @@
-"""Run by vLLM's Python: one process in which an engine is made for each cell, one after the other.
+"""One process that creates a vLLM engine for each cell, one after the other. Runs in vLLM's Python.
 
-A process of its own for each engine would take 20 s, most of it imports. Here the API server and the engine core's
-process are left out: the plugin's front, core and rank are the product's, and so is all that they do to the weights.
-One JSON object a line on stdin, one on stdout after "HOST ":
+A separate process for each engine would take 20 s, mostly for imports. The API server and the process of the engine
+core are left out; the plugin's front, core and rank, and all that they do to the weights, are the product's. The
+process reads one JSON object per line on stdin, and writes one on stdout after "HOST ":
 
     {"do": "live", "folder": ..., "socket": ..., "more": {}}  -> {"ready": ...}; the front then serves the driver until
-                                                                  that hangs up -> {"digests": [...]}, one a generation
+                                                                  it hangs up -> {"digests": [...]}, one per generation
     {"do": "fresh", "folder": ..., "prompts": [...], "tokens": 8, "more": {}} -> {"answers": [...], "digests": {}}
-    {"do": "loads", "folder": ..., "more": {}}                 -> {"ready": ...}: whether vLLM itself loads the folder
+    {"do": "loads", "folder": ..., "more": {}}                 -> {"ready": ...}: vLLM itself loads the folder
 
-`{"error": ...}` when vLLM cannot make an engine of the folder.
+The answer is `{"error": ...}` when vLLM cannot load the folder.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -49,7 +49,7 @@ def _model(llm: Any) -> Any:
 
 
 def _digests(llm: Any) -> dict[str, str]:
-    """Of every tensor that the model computes with, by where it hangs. Caches of keys and values are no weights."""
+    """Return a digest of every tensor that the model computes with, by its path. Key-value caches are left out."""
     import torch
 
     found: dict[str, str] = {}
@@ -63,7 +63,7 @@ def _digests(llm: Any) -> dict[str, str]:
 
 
 class _Client:
-    """What the plugin's front has of vLLM: its engine client, here on the engine of this process."""
+    """Replaces vLLM's engine client, which the plugin's front uses, with the engine of this process."""
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm
@@ -89,7 +89,7 @@ def _live(asked: dict[str, Any]) -> dict[str, Any]:
     extra = {"load_format": "swarm", "model_loader_extra_config": {"socket": asked["socket"]}}
     llm = _engine(asked["folder"], asked["more"] | extra)
     core, client, front = _core(llm), _Client(llm), SwarmFront(None)
-    if not hasattr(core, "_send_abort_outputs"):  # of the core's own process: nobody waits for outputs here
+    if not hasattr(core, "_send_abort_outputs"):  # a method of the core's process, which is left out
         core._send_abort_outputs = lambda outputs: None
     _say({"ready": _architecture(llm), "dtype": str(llm.llm_engine.model_config.dtype)})
     loop = asyncio.new_event_loop()
@@ -115,9 +115,9 @@ def _fresh(asked: dict[str, Any]) -> dict[str, Any]:
     sampling = SamplingParams(temperature=0, max_tokens=asked["tokens"], logprobs=0, ignore_eos=True, detokenize=False)
     answers = []
     for prompt in asked["prompts"]:
-        made = llm.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False)[0].outputs[0]
-        logprobs = [at[token].logprob for at, token in zip(made.logprobs, made.token_ids)]  # noqa: B905
-        answers.append([list(made.token_ids), logprobs])
+        output = llm.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False)[0].outputs[0]
+        logprobs = [at[token].logprob for at, token in zip(output.logprobs, output.token_ids)]  # noqa: B905
+        answers.append([list(output.token_ids), logprobs])
     return {"answers": answers, "digests": _digests(llm), "dtype": str(llm.llm_engine.model_config.dtype)}
 
 
@@ -137,8 +137,11 @@ _collect = gc.collect
 
 
 def _collect_seldom() -> None:
-    """vLLM collects garbage nine times an engine, each time over all that its imports made: most of what an engine
-    takes. From here on only `_free` collects, and what the imports made is left out."""
+    """Make `_free` the only place that collects garbage, and exempt the objects of the imports.
+
+    vLLM collects garbage nine times per engine, each time over the objects of its imports, which takes most of an
+    engine's start.
+    """
     _collect()
     gc.freeze()
     gc.collect = lambda *_: 0
@@ -146,7 +149,7 @@ def _collect_seldom() -> None:
 
 
 def _free() -> None:
-    """Forget the last engine: the next is to be made as if it were the first."""
+    """Free the last engine, so that the next one starts like the first."""
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
     _collect()
@@ -168,14 +171,14 @@ def main() -> None:
         started = time.perf_counter()
         try:
             answer = work[asked["do"]](asked)
-        except Exception as error:  # whatever vLLM makes of the folder: told
+        except Exception as error:  # any error of vLLM is an answer
             answer = {"error": _sentence(error)}
         _free()
         _say(answer | {"seconds": round(time.perf_counter() - started, 2)})
 
 
 def _sentence(error: BaseException) -> str:
-    """The first cause: vLLM wraps it."""
+    """Return the root cause of an error as text; vLLM wraps it."""
     while (cause := error.__cause__) is not None:
         error = cause
     return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"

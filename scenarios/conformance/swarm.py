@@ -1,7 +1,7 @@
 """A trainer, a seed's replica, a node's replica and its engine, in one process and without sockets.
 
-The classes are the product's: what a trainer copies, how blocks are coded and sealed into chunks, how a node stages and
-scatters them, and how its engine takes the patch. Only what carries the bytes between them is left out.
+All classes are the product's: they copy the trainer's weights, encode blocks and seal them into chunks, stage and
+scatter them at the node, and give the weight patch to its engine. Only the transport between them is left out.
 """
 
 import os
@@ -37,10 +37,10 @@ __all__ = ["LocalSwarm"]
 
 
 class LocalSwarm:
-    """See the module. `node`: the replica of a node; `engines`: those that it feeds."""
+    """A swarm of one trainer and one node. `node`: the node's replica; `engines`: the engines that it updates."""
 
     def __init__(self, base: Path, model: Any) -> None:
-        """Attach. Raises `UsageError` when the model is not the base's."""
+        """Attach the trainer's model. Raises `UsageError` when it does not match the base checkpoint."""
         self.checkpoint = Checkpoint.open(base)
         self.layout: Layout = self.checkpoint.layout
         check_names(self.layout, model)
@@ -51,11 +51,14 @@ class LocalSwarm:
         self._key = Key(b"k" * 32)
         self.engines: list[TransformersEngine] = []
         self.followers: list[Callable[[int, int], None]] = []
-        """Each is called with a patch's descriptor and its version when the node's replica has become that version."""
+        """Each is called with a patch's descriptor and its version after the node's replica has applied it."""
         self.version = 0
 
     def join(self, folder: Path, arithmetic: Any = "float32") -> TransformersEngine:
-        """An engine that gets its weights from the node alone; `folder` gets the small files. Raises `UsageError`."""
+        """Return an engine that gets its weights from the node alone. `folder` receives the checkpoint's small files.
+
+        Raises `UsageError`.
+        """
         folder.mkdir(exist_ok=True)
         for name, data in self.checkpoint.files.items():
             (folder / name).write_bytes(data)
@@ -67,7 +70,10 @@ class LocalSwarm:
         return engine
 
     def publish(self, model: Any) -> int:
-        """The next version, everywhere; elements changed. Raises `UsageError`."""
+        """Publish the next version to all replicas and engines; return the number of changed elements.
+
+        Raises `UsageError`.
+        """
         slot, number = self.version % SLOTS, self.version + 1
         self._copier.fill(slot, number, model)
         found = list(self._encoder.deltas(self.seed, slot, number, CODER_RICE))
@@ -88,13 +94,13 @@ class LocalSwarm:
         return sum(changed for _, changed in found)
 
     def wrong(self, engine: TransformersEngine) -> list[str]:
-        """The tensors of which the engine's live bits are not proven to be the node's."""
+        """Return the tensors whose live bits in the engine do not have the node's hashes."""
         hashes = engine.live_hashes(self.layout)
         blocks = np.flatnonzero((hashes != self.node.hashes).any(1))
         return sorted({self.layout.block(int(block)).name for block in blocks})
 
     def root(self) -> bytes:
-        """The node's, from its bits."""
+        """Return the node's root, computed from its bits."""
         self.node.rehash()
         return state_root(self.layout.hash, self.node.hashes)
 

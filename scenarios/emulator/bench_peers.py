@@ -1,12 +1,13 @@
-"""The same file over the same emulated links by others: aria2 and libtorrent, run and not quoted. As root.
+"""Compares the swarm with aria2 and libtorrent on the same file and the same emulated links. Needs root.
 
     python -m scenarios.emulator.bench_peers                            4 and 8 nodes, about four minutes
     python -m scenarios.emulator.bench_peers --nodes 8 --mixed --json --plot peers.png
 
-aria2 (Debian's package) and libtorrent (PyPI's) are installed if they are missing. Every uplink 200 Mbit/s, every
-downlink 1 Gbit/s, 100 MiB unless said. aria2 is started cold, as it is used; libtorrent's sessions are up before the
-clock starts, and so is our swarm, which has carried one version before. Time: until every node has all of it, checked.
-Copies: bytes past the origin's uplink over the file's. The floor: plain sockets along our trees, with no check at all.
+The other programs are run, not quoted. aria2 (Debian's package) and libtorrent (PyPI's) are installed if they are
+missing. By default every uplink has 200 Mbit/s, every downlink 1 Gbit/s, and the file 100 MiB. aria2 is started cold,
+as it is used. The libtorrent sessions run before the clock starts, and so does our swarm, which has carried one version
+before. The time ends when every node has the whole file and has checked it. Copies are the bytes past the origin's
+uplink divided by the file's size. The floor passes the file over plain sockets along our trees, with no check at all.
 """
 
 import argparse
@@ -33,7 +34,7 @@ ALL: Final = (OURS, *SUBJECTS, FLOOR)
 
 
 def measure(subject: str, nodes: Sequence[Node], origin: Node, payload_bytes: int, repeats: int) -> dict[str, Any]:
-    """One subject: medians. Raises `UsageError` when it fails."""
+    """Measure one subject and return the medians of its runs. Raises `UsageError` when the subject fails."""
     runs: list[tuple[float, float, float, float, float]] = []  # bound, first, all (s), copies, busy
     if subject == OURS:
         for outcome in distribute(origin, nodes, [payload_bytes] * repeats):
@@ -71,7 +72,7 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def draw(rows: Sequence[dict[str, Any]], plot: Path) -> None:
-    """Time and copies beside each other."""
+    """Plot time and copies side by side."""
     whole = [row for row in rows if "failed" not in row]
     with drawing(plot, 2, inches=(8, 3.4)) as both:
         for axes, name, title in zip(both, ("ratio", "copies"), ("time, x bound", "origin sent, copies"), strict=True):
@@ -83,16 +84,16 @@ def draw(rows: Sequence[dict[str, Any]], plot: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--nodes", type=int, nargs="+", default=[4, 8], metavar="N", help="default 4 8")
-    made.add_argument("--up-mbit", type=float, default=200.0, help="every uplink (default 200)")
-    made.add_argument("--mixed", action="store_true", help="instead, the nodes' uplinks are 400 to 25 Mbit/s in turn")
-    made.add_argument("--mib", type=float, default=100.0, help="the file (default 100)")
-    made.add_argument("--subjects", nargs="+", choices=ALL, default=ALL, metavar="NAME", help=f"of {', '.join(ALL)}")
-    made.add_argument("--repeats", type=int, default=2, help="runs each, of which the median is shown")
-    made.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    made.add_argument("--plot", type=png, help="draw a PNG")
-    options = made.parse_args(arguments)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[4, 8], metavar="N", help="default 4 8")
+    parser.add_argument("--up-mbit", type=float, default=200.0, help="every uplink (default 200)")
+    parser.add_argument("--mixed", action="store_true", help="instead, the nodes' uplinks are 400 to 25 Mbit/s in turn")
+    parser.add_argument("--mib", type=float, default=100.0, help="the file (default 100)")
+    parser.add_argument("--subjects", nargs="+", choices=ALL, default=ALL, metavar="NAME", help=f"of {', '.join(ALL)}")
+    parser.add_argument("--repeats", type=int, default=2, help="runs each, of which the median is shown")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--plot", type=png, help="draw a PNG")
+    options = parser.parse_args(arguments)
     try:
         check_privileges()
     except UsageError as error:
@@ -105,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{subject}, {count} nodes ...", file=sys.stderr, flush=True)
             try:
                 row = measure(subject, nodes, Node(options.up_mbit), int(options.mib * 2**20), options.repeats)
-            except (UsageError, OSError) as error:  # the others go on
+            except (UsageError, OSError) as error:  # the other subjects still run
                 row = {"subject": subject, "nodes": count, "failed": str(error)}
             rows.append(row)
     if options.json:

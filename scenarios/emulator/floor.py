@@ -1,10 +1,11 @@
-"""How soon bytes can go down striped trees on this machine when nothing is checked: plain sockets and threads.
+"""Measures how fast plain sockets and threads pass bytes down striped trees on this machine, with no check at all.
 
-Each piece goes from the origin to one node, in turn, which passes it to all others: depth two, one copy out of the
-origin, every uplink at work. No encryption, no hash, no credit, no churn, nothing stored. What a real swarm takes
-longer is what all those cost; what this one takes longer than the bound is what the machine and its emulated links do.
+The origin sends each piece to one node in turn, and that node passes the piece to all other nodes. So the trees have
+depth two, the origin sends one copy, and every uplink is used. Nothing is encrypted, hashed, credited or stored, and
+no node leaves. The time that a real swarm takes beyond this one is the cost of those functions; the time that this one
+takes beyond the bound is the cost of the machine and its emulated links.
 
-    python -m scenarios.emulator.floor origin PAYLOAD_BYTES ADDRESS ...      (by `pass_on` only; so is `node`)
+    python -m scenarios.emulator.floor origin PAYLOAD_BYTES ADDRESS ...      (started by `pass_on`, as is `node`)
     python -m scenarios.emulator.floor node PAYLOAD_BYTES INDEX ADDRESS ...
 """
 
@@ -27,13 +28,14 @@ __all__ = ["Floor", "main", "pass_on"]
 PORT: Final = 4002
 PIECE_BYTES: Final = 64 << 10
 AHEAD: Final = 8
-"""Pieces waiting for one socket; a full queue makes the reader wait, and through it the origin."""
+"""Pieces that may wait for one socket. A full queue makes the reader wait, which in turn makes the origin wait."""
 PATIENCE_S: Final = 120.0
+"""Timeout of each socket operation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """How it went."""
+    """The result of one run. `copies`: bytes past the origin's uplink over `payload_bytes`; `busy`: share of CPU."""
 
     payload_bytes: int
     bound_s: float
@@ -43,7 +45,10 @@ class Floor:
 
 
 def pass_on(up_mbit: Sequence[float], origin_mbit: float, payload_bytes: int) -> Floor:
-    """Send so many bytes to nodes with these uplinks; when the last one had all. Raises `UsageError`."""
+    """Send `payload_bytes` to nodes with these uplinks and measure until the last node has them all.
+
+    Raises `UsageError` when a process fails.
+    """
     network = Network()
     origin = network.host("origin", up_mbit=origin_mbit, down_mbit=1000, queue_ms=QUEUE_MS)
     hosts = [network.host(f"node{i}", up_mbit=up, down_mbit=1000, queue_ms=QUEUE_MS) for i, up in enumerate(up_mbit)]
@@ -75,11 +80,11 @@ def pass_on(up_mbit: Sequence[float], origin_mbit: float, payload_bytes: int) ->
 
 
 def _expect(process: "subprocess.Popen[str]", word: str) -> str:
-    """The rest of its next line, which begins with `word`."""
+    """Return the rest of the process's next line, which must begin with `word`. Raises `UsageError` otherwise."""
     assert process.stdout is not None
-    said, _, rest = process.stdout.readline().strip().partition(" ")
-    if said != word:
-        raise UsageError(f"The floor's {word} did not come; a process ended with {process.poll()}.")
+    first, _, rest = process.stdout.readline().strip().partition(" ")
+    if first != word:
+        raise UsageError(f"A process of the floor did not print {word!r}; its exit status is {process.poll()}.")
     return rest
 
 
@@ -114,7 +119,7 @@ def _origin(payload_bytes: int, addresses: Sequence[str]) -> None:
 
 
 class _Node:
-    """Counts what comes; what comes from the origin goes to everybody else."""
+    """Counts the bytes that it receives, and passes the origin's bytes on to all other nodes."""
 
     def __init__(self, payload_bytes: int, index: int, addresses: Sequence[str]) -> None:
         self._left = payload_bytes // PIECE_BYTES * PIECE_BYTES
@@ -126,15 +131,15 @@ class _Node:
     def serve(self) -> None:
         with socket.create_server(("0.0.0.0", PORT)) as server:
             print("listening", flush=True)
-            for _ in self._addresses:  # the origin and all but ourselves
+            for _ in self._addresses:  # as many peers: the origin replaces this node
                 client, (host, _port) = server.accept()
                 client.settimeout(PATIENCE_S)
-                take = self._count if host in self._addresses else self._pass_on
-                threading.Thread(target=take, args=(client,)).start()
+                handle = self._count if host in self._addresses else self._pass_on
+                threading.Thread(target=handle, args=(client,)).start()
         self.had.wait()
         print("had", time.monotonic(), flush=True)
 
-    def _came(self, length: int) -> None:
+    def _add_received(self, length: int) -> None:
         with self._lock:
             self._left -= length
             if self._left <= 0:
@@ -143,7 +148,7 @@ class _Node:
     def _count(self, client: socket.socket) -> None:
         buffer = bytearray(4 * PIECE_BYTES)
         while length := client.recv_into(buffer):
-            self._came(length)
+            self._add_received(length)
 
     def _pass_on(self, client: socket.socket) -> None:
         others = [address for index, address in enumerate(self._addresses) if index != self._index]
@@ -151,7 +156,7 @@ class _Node:
         for address, pieces in zip(others, queues, strict=True):
             threading.Thread(target=_pump, args=(_connect(address), pieces)).start()
         while piece := client.recv(PIECE_BYTES, socket.MSG_WAITALL):
-            self._came(len(piece))
+            self._add_received(len(piece))
             for pieces in queues:
                 pieces.put(piece)
         for pieces in queues:

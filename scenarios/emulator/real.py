@@ -1,7 +1,7 @@
-"""A real swarm on the emulated network: the product's own commands, a process and a host for the seed and each node.
+"""A real swarm on the emulated network: the product's own commands, one process and host each for seed and nodes.
 
-What is carried is a file of random bytes (`publish --raw`), so F is what one asks for, and every byte travels. Times
-are read off the processes' own logs, which share this machine's clock.
+The payload is a file of random bytes (`publish --raw`), so its size F can be chosen and every byte is sent. Times come
+from the processes' own logs, which share this machine's clock.
 """
 
 import contextlib
@@ -31,20 +31,21 @@ __all__ = ["QUEUE_MS", "Node", "Outcome", "RealSwarm", "bound_s", "distribute", 
 
 PORT: Final = 4001
 PATIENCE_S: Final = 90.0
-"""For a process to come up, with many others, on two cores."""
+"""Upper bound for a process to start together with many others on two cores."""
 FRAME_SHARE: Final = 52 / 9000
-"""IP and TCP headers (with timestamps) at MTU 9000, counted in the bound."""
+"""Share of IP and TCP headers (with timestamps) at MTU 9000; the bound includes it."""
 DOWN_MBIT: Final = 1000.0
 WARM_UPS: Final = 2
-"""One that proves the members, and one over the trees that are then grown, whose connections are new."""
+"""Versions that are not measured: the first proves the members, and the second uses the new connections of the trees
+that are planned then."""
 QUEUE_MS: Final = 50.0
-"""What waits for a link at most, as routers at home and in data centres have it; one bandwidth-delay product of a
-round trip of nothing would be nothing."""
+"""Queue of every link, as in routers at home and in data centres. The emulator's default, one bandwidth-delay product,
+would be 0 where the round trip is 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One machine of a case. `firewall`: lets in nothing but answers, and says so to nobody: it is found out."""
+    """One machine of a case. A node behind a `firewall` does not announce that; the swarm has to find out."""
 
     up_mbit: float
     down_mbit: float = DOWN_MBIT
@@ -53,9 +54,10 @@ class Node:
 
 
 def bound_s(payload_bytes: int, seed_up_mbit: float, nodes: Sequence[Node]) -> float:
-    """The least time in which all can have F: max(F/u_s, F/d_min, N F/(u_s + sum u_i)), headers counted, in seconds.
+    """Return the least time in seconds in which all nodes can have F, headers included.
 
-    (Kumar and Ross, "Peer-assisted file distribution: the minimum distribution time", 2006.)
+    That is max(F/u_s, F/d_min, N F/(u_s + sum u_i)): Kumar and Ross, "Peer-assisted file distribution: the minimum
+    distribution time", 2006.
     """
     bits = 8 * payload_bytes * (1 + FRAME_SHARE)
     up = seed_up_mbit + sum(node.up_mbit for node in nodes)
@@ -65,9 +67,12 @@ def bound_s(payload_bytes: int, seed_up_mbit: float, nodes: Sequence[Node]) -> f
 
 @dataclass(slots=True)
 class Outcome:
-    """One version's way. Times in seconds since its publish began; `had_s`: by node, when it had all of it, verified
-    and stored. `sent_bytes`: at the trainer's sockets until then; `control_bytes`: those of them that are no payload.
-    `duplicates`: bytes that nodes received twice, over all they received of payload."""
+    """How one version was distributed. Times are seconds since its publish began.
+
+    `had_s`: by node, when it had verified and stored the whole version. `sent_bytes`: sent at the trainer's sockets
+    until then; `control_bytes`: the part of them that is not payload. `duplicates`: payload bytes that nodes received
+    more than once, over all payload bytes that they needed.
+    """
 
     payload_bytes: int
     bound_s: float
@@ -76,14 +81,14 @@ class Outcome:
     control_bytes: int
     duplicates: float
     crossings: dict[str, float] = field(default_factory=dict)
-    """Copies of F that entered a region from others, headers and control included; only where there are regions."""
+    """By region: copies of F that entered it from other regions, headers and control included. Empty with one."""
     uplink_copies: float = 0.0
-    """Bytes past the trainer's emulated uplink over F: headers and control included."""
+    """Bytes past the trainer's emulated uplink over F, headers and control included."""
     busy: float = 0.0
-    """Share of this machine's processors that was in use meanwhile: near 1, and it is they that are measured."""
+    """Share of this machine's CPU time in use meanwhile. Near 1 the result measures the machine, not the swarm."""
     spent_s: dict[str, float] = field(default_factory=dict)
-    """Processor seconds from the beginning of the publish to the last holder: of the seed, of each node that lived, and
-    of the `wire` that carries their packets. The publishing process's own are not in it."""
+    """CPU seconds from the start of the publish to the last holder: of the seed, of each node that survived, and of the
+    `wire` that carries their packets. The publishing process is not included."""
 
     @property
     def to_all_s(self) -> float:
@@ -99,7 +104,7 @@ class Outcome:
 
 
 class RealSwarm:
-    """The processes. Make one with `RealSwarm.running`."""
+    """The processes of one swarm. Start one with `RealSwarm.running`."""
 
     def __init__(
         self, folder: Path, raw_mb: int, network: Network, hosts: dict[str, Host], nodes: dict[str, Node]
@@ -124,8 +129,11 @@ class RealSwarm:
         late: int = 0,
         seed_flags: Sequence[str] = (),
     ) -> "Iterator[RealSwarm]":
-        """Bring up a swarm; the last `late` nodes get a host, and wait for `join`. `seed_flags`: of `swarm-node seed`,
-        beside those that the network gives. Everything ends with the context."""
+        """Start a swarm, and end all its processes with the context.
+
+        The last `late` nodes get a host but start only with `join`. `seed_flags`: flags of `swarm-node seed` beside
+        those that the network determines. Raises `UsageError` when a process does not start.
+        """
         hosts: dict[str, Host] = {}
         named = {f"node{i}": node for i, node in enumerate(nodes)}
         for name, node in {"seed": seed, **named}.items():
@@ -142,23 +150,23 @@ class RealSwarm:
             yield swarm
 
     def join(self, name: str) -> None:
-        """Start a node."""
+        """Start the node `name`."""
         node = self.nodes[name]
         listen = () if node.firewall != "none" else ("--announce", f"{self.hosts[name].address}:{PORT}")
         self._start(name, "relay", self._ticket, *listen)
 
     def publish(self, payload_bytes: int, *, at_half: Callable[["RealSwarm"], None] | None = None) -> Outcome:
-        """Publish that many new random bytes (the head of the last file, if that was longer) and wait until every node
-        that lives has them. `at_half` is called when half of the least possible time has passed.
+        """Publish `payload_bytes` new random bytes and wait until every running node has them.
 
-        Raises `UsageError` when they do not come.
+        If the last file was longer, only its head changes. `at_half` is called when half of the bound has passed.
+        Raises `UsageError` when a node does not receive them.
         """
         members = [name for name in self.processes if name != "seed"]
         duplicates = {name: self._own_status(name).duplicate_bytes for name in members}
         self._files += 1
         version = f"0.{self._files}"
         file = self.folder / "file"
-        fresh = secrets.token_bytes(payload_bytes - payload_bytes // 200)  # chunk headers are in F
+        fresh = secrets.token_bytes(payload_bytes - payload_bytes // 200)  # leaves room: F includes chunk headers
         self._content = fresh + self._content[len(fresh) :]
         file.write_bytes(self._content)
         command = self._command("publish", str(file), "--raw", "--json")
@@ -198,12 +206,12 @@ class RealSwarm:
         )
 
     def signal(self, name: str, number: signal.Signals) -> None:
-        """Send a node's process a signal. One that is stopped or killed is waited for no more."""
+        """Send a signal that stops or kills to a node's process. Nothing waits for the node afterwards."""
         self._stopped.add(name)
         os.kill(self.processes[name].pid, number)
 
     def interior(self) -> str:
-        """The node that has most children over all stripes: whose loss hurts most."""
+        """Return the node with the most children over all stripes: the one whose loss hurts most."""
         status = self._seed_status()
         slots = {node.slot: node.name for node in status.nodes}
         counts = dict.fromkeys(slots.values(), 0)
@@ -214,7 +222,7 @@ class RealSwarm:
         return max(counts, key=lambda name: (counts[name], name))
 
     def settle(self) -> None:
-        """Wait until everybody who was started is a member, holds the head, and the seed has planned with them."""
+        """Wait until every started node is a member, holds the head, and is placed in every planned tree."""
         running = [name for name in self.processes if name != "seed" and name not in self._stopped]
 
         def settled() -> bool:
@@ -226,7 +234,7 @@ class RealSwarm:
 
         self._until(settled, "the nodes did not all join")
 
-    # ------------------------------------------------------------ within
+    # ------------------------------------------------------------ internals
 
     def _spent_s(self, names: Iterable[str]) -> dict[str, float]:
         return {name: spent_s(self.processes[name].pid) for name in names} | {"wire": spent_s(self._network.wire_pid)}
@@ -264,7 +272,7 @@ class RealSwarm:
         return {**os.environ, "SWARM_HOME": str(self.folder / name), "NUMBA_NUM_THREADS": "1", "SWARM_LOG": "info"}
 
     def _seed_status(self) -> SeedStatus:
-        """An empty one while the seed does not answer."""
+        """Return the seed's status; an empty one while the seed does not answer."""
         try:
             status = ask(self.folder / "seed")
         except Unreachable:
@@ -273,58 +281,61 @@ class RealSwarm:
         return status
 
     def _own_status(self, name: str) -> OwnStatus:
-        """What the node or relay `name` says of itself. Raises `Unreachable`."""
+        """Return the status of the node or relay `name`. Raises `Unreachable`."""
         status = ask(self.folder / name)
         assert not isinstance(status, SeedStatus)
         return status.nodes[0]
 
     def _step(self, version: str) -> Step:
-        """What the seed says of a version, once its last holder has reported."""
+        """Return the seed's report of a version, once its last holder has reported."""
         number = int(version.rpartition(".")[2])
 
         def steps() -> list[Step]:
             return [step for step in self._seed_status().steps if step.version[1] == number]
 
-        self._until(lambda: bool(steps()), "the seed knows nothing of the version")
-        deadline = time.monotonic() + 10.0  # a node that is stopped never reports: its survivors count
+        self._until(lambda: bool(steps()), "the seed did not report the version")
+        deadline = time.monotonic() + 10.0  # a stopped node never reports, so do not wait for it forever
         while steps()[0].publish_to_all_s is None and time.monotonic() < deadline:
             time.sleep(0.1)
         return steps()[0]
 
     def _wait_for(self, name: str, event: str, version: str) -> float:
-        """When (seconds since the epoch) a process logged `event` of `version`."""
+        """Wait until a process has logged `event` of `version`; return when, in seconds since the epoch."""
         found: list[float] = []
 
         def there() -> bool:
             for line in (self.folder / f"{name}.log").read_text(errors="replace").splitlines():
                 if f'"{event}"' not in line or version not in line:
                     continue
-                said = json.loads(line)
-                if said.get("event") == event and said.get("version") == version:
-                    found.append(datetime.fromisoformat(said["timestamp"].replace("Z", "+00:00")).timestamp())
+                entry = json.loads(line)
+                if entry.get("event") == event and entry.get("version") == version:
+                    found.append(datetime.fromisoformat(entry["timestamp"].replace("Z", "+00:00")).timestamp())
                     return True
             return False
 
         self._until(there, f"{name} did not log {event} of {version}")
         return found[0]
 
-    def _until(self, condition: Callable[[], bool], what: str) -> None:
+    def _until(self, condition: Callable[[], bool], failure: str) -> None:
+        """Wait until `condition` holds. Raises `UsageError` with `failure` on timeout, or when a process ends."""
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
             for name, process in self.processes.items():
                 if process.poll() is not None and name not in self._stopped:
-                    raise UsageError(f"{name} ended with {process.returncode}: {self._last_words(name)}")
+                    raise UsageError(f"{name} ended with {process.returncode}: {self._log_tail(name)}")
             if time.monotonic() > deadline:
-                raise UsageError(f"{what} within {PATIENCE_S:.0f} s")
+                raise UsageError(f"{failure} within {PATIENCE_S:.0f} s")
             time.sleep(0.05)
 
-    def _last_words(self, name: str) -> str:
+    def _log_tail(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")[-800:]
 
 
 def spent_s(pid: int) -> float:
-    """Processor seconds that a process has spent so far, with its threads, those that ended too, and the system's work
-    for it. 0 when there is none."""
+    """Return the CPU seconds (user and system) of a process so far, with all its threads, ended ones too.
+
+    0 when there is no such process.
+    """
     try:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -333,7 +344,7 @@ def spent_s(pid: int) -> float:
 
 
 def processor_s() -> tuple[float, float]:
-    """What all processors of this machine have spent so far: (at work, idle), in seconds."""
+    """Return the CPU seconds of all cores of this machine so far: (used, idle)."""
     ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     idle = ticks[3] + ticks[4]
     hertz = os.sysconf("SC_CLK_TCK")
@@ -352,9 +363,10 @@ def distribute(
     at_half: Callable[[RealSwarm], None] | None = None,
     rest_s: float = 3.0,
 ) -> list[Outcome]:
-    """Publish files of `sizes` bytes, one after the other, and report how each went. `WARM_UPS` go before them.
+    """Publish files of `sizes` bytes one after the other, after `WARM_UPS` versions that do not count.
 
-    `at_half` is called in the last one. `said` is told of each that counts as it ends.
+    Returns one outcome per size. `at_half` is called during the last publish. `said` is called with each outcome that
+    counts as soon as its publish ends. Raises `UsageError` when a publish fails.
     """
     network = Network(rtt_ms=rtt_ms, between_ms=between_ms)
     raw_mb = max(sizes) // 10**6 + 2
@@ -372,7 +384,7 @@ def distribute(
 
 
 def main() -> None:
-    """One case, for a look."""
+    """Run one case by hand: arguments are the number of nodes and the payload in MiB."""
     outcomes = distribute(Node(200), [Node(200)] * int(sys.argv[1]), [int(sys.argv[2]) << 20])
     for outcome in outcomes:
         times = statistics.quantiles(outcome.had_s.values(), n=4)

@@ -1,10 +1,9 @@
-"""BitTorrent as people run it, on emulated hosts: what `scenarios.emulator.bench_peers` compares with. aria2 and
-libtorrent.
+"""BitTorrent clients on emulated hosts: aria2 and libtorrent, for the comparison in `scenarios.emulator.bench_peers`.
 
-One origin that has the file, N nodes that fetch it, no DHT and nothing that multicasts. aria2 finds its peers by a
-small tracker on the origin and by peer exchange; libtorrent is told of all of them. Both are installed if missing.
+One origin has the file and N nodes fetch it, without a DHT or multicast. aria2 finds its peers through a small tracker
+on the origin and through peer exchange; libtorrent gets a list of all peers. Both are installed if missing.
 
-    python -m scenarios.emulator.torrents tracker  (by `fetch_all` only; so is `libtorrent`)
+    python -m scenarios.emulator.torrents tracker  (started by `fetch_all`, as is `libtorrent`)
     python -m scenarios.emulator.torrents libtorrent TORRENT FOLDER PEER_ADDRESS ...
 """
 
@@ -35,14 +34,14 @@ PIECE_BYTES: Final = 256 << 10
 PORT, TRACKER_PORT = 6881, 6969
 PATIENCE_S: Final = 240.0
 SLOTS: Final = 8
-"""Peers that each uploads to at a time."""
+"""Peers that each libtorrent session uploads to at a time."""
 PACKAGES: Final = Path.home() / ".cache" / "swarm-node" / "bench-peers"
 SUBJECTS: Final = ("aria2", "libtorrent")
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """How it went, in seconds since the nodes were told to begin. `copies`: bytes past the origin's uplink over F."""
+    """Times are seconds since the nodes began; `copies` are the bytes past the uplink of the origin over F."""
 
     bound_s: float
     had_s: tuple[float, ...]
@@ -51,11 +50,11 @@ class Fetched:
 
 
 def install(subject: str) -> None:
-    """Make sure that it is there. Raises `UsageError` when it cannot be had."""
+    """Install the subject unless it is installed. Raises `UsageError` when that fails."""
     if subject == "aria2":
         if shutil.which("aria2c"):
             return
-        # A machine that has just been made, as an image for containers is, has no lists of packages.
+        # A fresh container image has no package lists.
         commands = [["apt-get", "update", "-q"], ["apt-get", "install", "-y", "-q", "aria2"]]
     else:
         if (PACKAGES / "libtorrent").exists():
@@ -65,19 +64,19 @@ def install(subject: str) -> None:
     print(f"installing {subject} ...", file=sys.stderr, flush=True)
     for command in commands:
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            finished = subprocess.run(command, capture_output=True, text=True, check=False)
         except FileNotFoundError:
-            raise UsageError(f"{subject} could not be installed: there is no {command[0]} here.") from None
-        if done.returncode:
-            said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-            raise UsageError(f"{subject} could not be installed: {' '.join(command)} said: {said[-300:]}")
+            raise UsageError(f"{subject} could not be installed: {command[0]} is missing.") from None
+        if finished.returncode:
+            message = (finished.stderr.strip().splitlines() or ["nothing"])[-1]
+            raise UsageError(f"{subject} could not be installed: {' '.join(command)} printed: {message[-300:]}")
 
 
 # ------------------------------------------------------------ the file
 
 
 def encode(value: Any) -> bytes:
-    """Bencoding, as BEP 3 has it."""
+    """Encode as bencode (BEP 3)."""
     if isinstance(value, int):
         return b"i%de" % value
     if isinstance(value, bytes):
@@ -88,7 +87,7 @@ def encode(value: Any) -> bytes:
 
 
 def torrent(name: str, content: bytes, tracker: str) -> bytes:
-    """A torrent file of one file."""
+    """Return the torrent file (BEP 3) of a single file."""
     pieces = (content[at : at + PIECE_BYTES] for at in range(0, len(content), PIECE_BYTES))
     info = {
         b"length": len(content),
@@ -103,7 +102,7 @@ def torrent(name: str, content: bytes, tracker: str) -> bytes:
 
 
 def fetch_all(subject: str, nodes: Sequence[Node], origin: Node, payload_bytes: int, rtt_ms: float = 0.0) -> Fetched:
-    """Let every node fetch a random file from one origin, and check what it got. Raises `UsageError` when they fail."""
+    """Let every node fetch a random file from one origin, and compare the bytes. Raises `UsageError` on failure."""
     network = Network(rtt_ms=rtt_ms)
     hosts = [
         network.host(name, up_mbit=node.up_mbit, down_mbit=node.down_mbit, queue_ms=QUEUE_MS)
@@ -123,13 +122,16 @@ def fetch_all(subject: str, nodes: Sequence[Node], origin: Node, payload_bytes: 
         sent = hosts[0].sums.sent_bytes - before
         for host in hosts[1:]:
             if Path(folder, host.name, "file").read_bytes() != content:
-                raise UsageError(f"{subject}: {host.name} has not got the file that was sent.")
+                raise UsageError(f"{subject}: the file at {host.name} differs from the one that was sent.")
     bound = bound_s(payload_bytes, origin.up_mbit, nodes)
     return Fetched(bound, tuple(at - began for at in had), sent / payload_bytes, used / (used + idle))
 
 
 def _aria2(hosts: Sequence[Host], folder: Path) -> tuple[float, list[float]]:
-    """Started cold, as the program is used; the origin has checked its file and announced itself before."""
+    """Start aria2 cold on the nodes, as it is used, after the origin has checked its file and announced itself.
+
+    Returns the start time and each node's completion time, in seconds since the epoch.
+    """
     tracker = hosts[0].popen(
         [sys.executable, "-m", "scenarios.emulator.torrents", "tracker"], stdout=subprocess.PIPE, text=True
     )
@@ -156,13 +158,13 @@ def _aria2(hosts: Sequence[Host], folder: Path) -> tuple[float, list[float]]:
     deadline = time.monotonic() + PATIENCE_S
     while not all(mark.exists() for mark in marks):
         if time.monotonic() > deadline:
-            raise UsageError(f"aria2: not everybody had the file within {PATIENCE_S:.0f} s.")
+            raise UsageError(f"aria2: not every node had the file within {PATIENCE_S:.0f} s.")
         time.sleep(0.02)
     return began, [float(mark.read_text()) for mark in marks]
 
 
 def _libtorrent(hosts: Sequence[Host], folder: Path) -> tuple[float, list[float]]:
-    """Sessions are up first; then all are told to begin at once."""
+    """Start a session on every host, then let all begin at once. Returns what `_aria2` returns."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), str(PACKAGES)])}
     processes = [
         host.popen(
@@ -182,14 +184,14 @@ def _libtorrent(hosts: Sequence[Host], folder: Path) -> tuple[float, list[float]
 
 
 def _line(process: "subprocess.Popen[str]", word: str) -> str:
-    """The rest of its next line that begins with `word`."""
+    """Return the rest of the process's next line that begins with `word`. Raises `UsageError` on timeout."""
     assert process.stdout is not None
     found: list[str] = []
 
     def read() -> None:
         for line in process.stdout or ():
-            said, _, rest = line.strip().partition(" ")
-            if said == word:
+            first, _, rest = line.strip().partition(" ")
+            if first == word:
                 found.append(rest)
                 return
 
@@ -197,7 +199,7 @@ def _line(process: "subprocess.Popen[str]", word: str) -> str:
     reader.start()
     reader.join(PATIENCE_S)
     if not found:
-        raise UsageError(f"BitTorrent: no {word} within {PATIENCE_S:.0f} s.")
+        raise UsageError(f"BitTorrent: no line {word!r} within {PATIENCE_S:.0f} s.")
     return found[0]
 
 
@@ -205,13 +207,13 @@ def _line(process: "subprocess.Popen[str]", word: str) -> str:
 
 
 class _Tracker(http.server.BaseHTTPRequestHandler):
-    """Tells everybody of everybody (BEP 3 and 23)."""
+    """A tracker that answers each announce with all other peers (BEP 3, and BEP 23 for the compact form)."""
 
     peers: dict[tuple[str, int], bytes] = {}  # noqa: RUF012
 
     def do_GET(self) -> None:
-        asked = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
-        at = self.client_address[0], int(asked["port"][0])
+        query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
+        at = self.client_address[0], int(query["port"][0])
         others = b"".join(packed for peer, packed in self.peers.items() if peer != at)
         self.peers[at] = bytes(map(int, at[0].split("."))) + at[1].to_bytes(2, "big")
         body = encode({b"interval": 5, b"min interval": 1, b"peers": others})
@@ -255,7 +257,7 @@ def _fetch(torrent_file: str, folder: str, peers: Sequence[str]) -> None:
             handle.connect_peer((peer, PORT))
         _until(lambda: handle.status().is_seeding)
         print("had", time.time(), flush=True)
-    sys.stdin.read()  # until the driver ends us: the others want what we have
+    sys.stdin.read()  # keep seeding until the driver kills this process
 
 
 def _until(condition: Callable[[], bool]) -> None:

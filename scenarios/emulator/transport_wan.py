@@ -1,23 +1,22 @@
-"""What one edge reaches over a long path: the rows of `scenarios.bench.transport` that need the WAN emulator, and so
-root.
+"""The throughput of one connection pair over a long path. These rows of `scenarios.bench.transport` need root.
 
     python -m scenarios.emulator.transport_wan [--row NAME ...] [--json]
 
-Two processes on two emulated hosts. Links have queues of one bandwidth-delay product, MTU 1500, and sockets the 6 MB
-and 4 MB that distributions allow. Rates are what the receiver's program got, without any header.
+Two processes run on two emulated hosts. Links have an MTU of 1500 and queues of one bandwidth-delay product; sockets
+have the buffers of Linux distributions (6 MB and 4 MB). Rates count what the receiving program reads, without headers.
 
-| row | path | is |
+| row | path | measures |
 |---|---|---|
-| gigabit | 100 ms, 1 Gbit/s | as many connections as `Transport.target_connections` says: share of the link in the
-third second | | gigabit-one | the same | one connection |
-| gigabit-stock | the same | py-libp2p as it comes |
+| gigabit | 100 ms, 1 Gbit/s | share of the link in the third second, with `Transport.target_connections` connections |
+| gigabit-one | the same | the same with one connection |
+| gigabit-stock | the same | the same with unmodified py-libp2p |
 | loss | 200 ms, 200 Mbit/s, 1e-4 lost | share of the link |
-| loss-reno | the same | where the system lets nobody choose BBR |
-| idle | 100 ms, 200 Mbit/s | 10 MiB after a minute of silence, against the same at once after another |
-| idle-reno | the same | where the system lets nobody choose BBR |
+| loss-reno | the same | the same where the system does not allow BBR |
+| idle | 100 ms, 200 Mbit/s | time of 10 MiB after a minute of silence, over that of 10 MiB right after another |
+| idle-reno | the same | the same where the system does not allow BBR |
 
-`control p95` is a 1 KB message on the control lane and its echo while bulk fills the link. `first byte` is in round
-trips, from nothing.
+`control p95` is the 95th percentile of the round trip of a 1 KB message on the control lane while bulk fills the link.
+`first byte` is the time from no connection to the first byte back, in round trips.
 """
 
 import argparse
@@ -36,25 +35,26 @@ __all__ = ["ROWS", "Row", "main", "measure"]
 
 _MTU: Final = 1500
 _HEADERS: Final = 52
-"""IP and TCP with timestamps. A program gets (MTU - headers) / MTU of the link at best, less 0.3 % for TLS."""
+"""Bytes of IP and TCP headers with timestamps. A program gets at most (MTU - headers) / MTU of the link, less 0.3 % for
+TLS."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One path and what is done on it."""
+    """One path and the load on it."""
 
     rtt_ms: float
     mbit: float
     loss: float = 0.0
     kind: str = "ours"
     target_connections: int | None = None
-    """Connections; None: as `Transport.target_connections` says."""
+    """Number of connections; None: `Transport.target_connections`."""
     congestion: str | None = None
-    """What our sockets get; None: what they choose."""
+    """Congestion control of our sockets; None: the transport's choice."""
     seconds: float = 8.0
-    """How long to push; 0: see `idle_s`."""
+    """How long to push; 0: run the idle test of `idle_s` instead."""
     idle_s: float = 0.0
-    """Three times 10 MiB, a pause of so long, and 10 MiB again."""
+    """Pause of the idle test, which pushes 10 MiB four times, pauses, and pushes 10 MiB again."""
 
 
 ROWS: Final[dict[str, Row]] = {
@@ -85,23 +85,26 @@ def measure(row: Row) -> dict[str, Any]:
         server = _end(far, "serve", options)
         options["address"] = _line(server)["address"].replace("0.0.0.0", far.address)
         pusher = _end(near, "push", options)
-        told = _line(pusher)
+        result = _line(pusher)
         arrivals = _line(server)["arrivals"] if row.seconds else []
         drops = near.sums.queue_drops + far.sums.queue_drops
-    told["queue_drops"] = drops
-    told["path"] = f"{row.rtt_ms:g} ms, {row.mbit:g} Mbit/s" + (f", {row.loss:g} lost" if row.loss else "")
-    if "first_byte_s" in told:
-        told["first_byte_round_trips"] = round(told.pop("first_byte_s") / row.rtt_ms * 1e3, 2)
+    result["queue_drops"] = drops
+    result["path"] = f"{row.rtt_ms:g} ms, {row.mbit:g} Mbit/s" + (f", {row.loss:g} lost" if row.loss else "")
+    if "first_byte_s" in result:
+        result["first_byte_round_trips"] = round(result.pop("first_byte_s") / row.rtt_ms * 1e3, 2)
     if row.seconds:
-        told |= _rates(arrivals, row.mbit)
+        result |= _rates(arrivals, row.mbit)
     else:
-        warm_s = statistics.median(told["warm_s"][1:])
-        told["x_warm"] = round(told["cold_s"] / warm_s, 2)
-    return told
+        warm_s = statistics.median(result["warm_s"][1:])
+        result["x_warm"] = round(result["cold_s"] / warm_s, 2)
+    return result
 
 
 def _rates(arrivals: Sequence[tuple[float, int]], mbit: float) -> dict[str, Any]:
-    """From (seconds since the start, bytes since then): the share of the link by second, and in the long run."""
+    """Return the share of the link, by second and after the second second.
+
+    `arrivals`: pairs of seconds since the start and bytes received by then.
+    """
 
     def at(second: float) -> float:
         return max((length for when, length in arrivals if when <= second), default=0)
@@ -143,7 +146,7 @@ def main() -> None:
 
 
 def table(report: dict[str, dict[str, Any]]) -> str:
-    """The rows, for people."""
+    """Format the rows as a text table."""
     lines = [f"{'':14}{'path':34}{'ways':>5}{'share 3rd s':>12}{'after':>7}{'x warm':>8}{'control p95':>13}  sockets"]
     for name, row in report.items():
         p95 = row.get("control_p95_ms")

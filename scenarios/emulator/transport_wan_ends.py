@@ -1,7 +1,6 @@
 """The two processes of `scenarios.emulator.transport_wan`: one serves, one pushes, each on an emulated host.
 
-Run as `python -m scenarios.emulator.transport_wan_ends serve|push JSON`. Clocks are the machine's, so both ends share
-them.
+Run as `python -m scenarios.emulator.transport_wan_ends serve|push JSON`. Both ends share the machine's clock.
 """
 
 import json
@@ -29,7 +28,7 @@ def _say(**fields: Any) -> None:
 
 
 def _use(congestion: str | None) -> None:
-    """Have our sockets take this congestion control, as they must where the system allows no other."""
+    """Make our sockets use this congestion control, as they do where the system allows no other."""
     if congestion:
         from swarm.transport import tuning
 
@@ -37,7 +36,7 @@ def _use(congestion: str | None) -> None:
 
 
 class Arrivals:
-    """What has come, over time."""
+    """Counts received bytes and, from `begin` on, samples the count over time and prints the samples."""
 
     def __init__(self, seconds: float) -> None:
         self.bytes = 0
@@ -102,7 +101,7 @@ async def _push_ours(options: dict[str, Any]) -> None:
         await control.send_all(b"?")
         await control.receive_some(1)
         report: dict[str, Any] = {"first_byte_s": time.monotonic() - start_s}
-        await trio.sleep(1)  # until the round trip is known
+        await trio.sleep(1)  # until the transport has measured the round trip
         report["ways"] = options["ways"] or transport.target_connections(_SERVER.public)
         streams = [await transport.open_stream(_SERVER.public, Lane.BULK) for _ in range(report["ways"])]
         report["congestion"] = transport.congestion_control(_SERVER.public)
@@ -117,7 +116,8 @@ async def _push_ours(options: dict[str, Any]) -> None:
 
 
 async def _saturate(control: trio.abc.Stream, streams: list[Any], seconds: float) -> float:
-    """Push on every stream; meanwhile talk on the control lane. The 95th percentile of its echoes, in ms."""
+    """Push on every stream while sending messages on the control lane. Returns the 95th percentile of the control
+    messages' round trips, in ms."""
     piece, waits_ms = bytes(_PIECE_BYTES), list[float]()
 
     async def push(stream: Any) -> None:
@@ -143,7 +143,10 @@ async def _saturate(control: trio.abc.Stream, streams: list[Any], seconds: float
 
 
 async def _load(streams: list[Any], length: int) -> float:
-    """Push so many bytes over all streams, each taking the next piece as it can: seconds until the far end has all."""
+    """Push `length` bytes over all streams; each stream takes the next piece as soon as it is free.
+
+    Returns the seconds until the far end has received everything.
+    """
     left = length // _PIECE_BYTES
     piece, last = bytes(_PIECE_BYTES), b"\1"
     start_s = time.monotonic()
@@ -162,7 +165,7 @@ async def _load(streams: list[Any], length: int) -> float:
     return time.monotonic() - start_s
 
 
-# py-libp2p as it comes.
+# Unmodified py-libp2p.
 
 
 async def _serve_stock(options: dict[str, Any]) -> None:

@@ -1,21 +1,20 @@
-"""The product's own processes on emulated links: what was to be reached, and what was. As root; see
-`scenarios.emulator.network`.
+"""Measures the product's own processes on emulated links against targets. Needs root: see `scenarios.emulator.network`.
 
     python -m scenarios.emulator.wan_table                         every row, about a quarter of an hour (`make wan`)
     python -m scenarios.emulator.wan_table --rows 4 8 --repeats 9      some of them, the median of nine versions each
-    python -m scenarios.emulator.wan_table --rows 8 --cpu              and what each process spent on it
+    python -m scenarios.emulator.wan_table --rows 8 --cpu              with the CPU time of each process
     python -m scenarios.emulator.wan_table --json --plot wan.png
 
-B = max(F/u_s, F/d_min, N F/(u_s + sum u_i)), headers counted: nobody can be sooner. A node "has it" when every piece
-and the manifest are verified and stored. The trainer's bytes are counted at its sockets, from publish to the last
-holder, control included. Uplinks 200 Mbit/s, downlinks 1 Gbit/s, F = 100 MiB unless said. Two versions do not count:
-one proves the members, and one warms up the trees that are then grown. Encryption, signatures and hashing are on, and
-every process is one of the product's.
+B = max(F/u_s, F/d_min, N F/(u_s + sum u_i)), headers included, is the least possible time. A node has a version when it
+has verified and stored every piece and the manifest. The trainer's bytes are counted at its sockets, from publish to
+the last holder, control included. By default uplinks have 200 Mbit/s, downlinks 1 Gbit/s, and F is 100 MiB. Two
+versions do not count: one proves the members, and one warms up the trees that are planned then. Encryption, signatures
+and hashing are on, and every process is one of the product's.
 
-All of them, and the emulated links, share this machine's processors. `busy` is the share of those in use meanwhile:
-near 100 % it is they that are measured and not the swarm, and `--cpu` says who uses them. So the row `8-quarter` has
-the same swarm with a quarter of the bandwidth, and `floor` has plain sockets, threads and no check at all pass the same
-bytes along the same trees.
+All processes and the emulated links share this machine's cores. `busy` is the share of CPU time in use meanwhile. Near
+100 % the row measures the machine and not the swarm; `--cpu` shows which process uses it. Two rows help to tell: in
+`8-quarter` the same swarm has a quarter of the bandwidth, and in `floor` plain sockets and threads pass the same bytes
+along the same trees with no check at all.
 """
 
 import argparse
@@ -41,15 +40,18 @@ MIB: Final = 1 << 20
 COPIES: Final = 1.03
 EXTRA_BYTES: Final = 64 << 10
 TWICE: Final = 0.02
-"""Of what nodes receive, in any row."""
+"""Allowed share of duplicates in the payload that nodes receive, in every row."""
 MIXED: Final = (400, 200, 200, 100, 100, 50, 50, 25)
 FOUR: Final = ("eu", "us", "asia", "south")
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row. Reached when all have it in `times` B + `round_trips` of the longest, the trainer sent no more than
-    `copies` F and `extra_bytes`, and hardly anything came twice."""
+    """One row and its targets.
+
+    They are reached when all nodes have the version within `times` B plus `round_trips` of the longest round trip, the
+    trainer sent at most `copies` F plus `extra_bytes`, and duplicates are at most `TWICE`.
+    """
 
     what: str
     seed: Node
@@ -60,7 +62,7 @@ class Case:
     copies: float = COPIES
     extra_bytes: int = EXTRA_BYTES
     crossings: float | None = None
-    """How often each border may be crossed."""
+    """Allowed copies of F into each region; None: no target."""
     rtt_ms: float = 0.0
     between_ms: float | None = None
     late: int = 0
@@ -71,7 +73,7 @@ class Case:
         return (self.rtt_ms if self.between_ms is None else self.between_ms) / 1000
 
     def at(self, share: float) -> "Case":
-        """The same with so much of the bandwidth."""
+        """Return the same case with this share of the bandwidth."""
 
         def scaled(node: Node) -> Node:
             return replace(node, up_mbit=node.up_mbit * share, down_mbit=node.down_mbit * share)
@@ -126,7 +128,10 @@ FLOOR: Final = "floor"
 
 
 def measure(case: Case, repeats: int, said: Callable[[Outcome], None] = lambda outcome: None) -> list[Outcome]:
-    """Versions of one swarm, or where something befalls it, of one swarm each. Raises `UsageError` when it fails."""
+    """Measure `repeats` versions: of one swarm, or of a new swarm each when the case has `at_half`.
+
+    Raises `UsageError` when a run fails.
+    """
     sizes, runs = ([case.payload_bytes] * repeats, 1) if case.at_half is None else ([case.payload_bytes], repeats)
     found: list[Outcome] = []
     for _ in range(runs):
@@ -138,7 +143,7 @@ def measure(case: Case, repeats: int, said: Callable[[Outcome], None] = lambda o
 
 
 def row_of(name: str, case: Case, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The row of the median version, and what it was to be."""
+    """Return the row of the (lower) median version, with its targets."""
     outcome = sorted(outcomes, key=lambda each: each.to_all_s)[(len(outcomes) - 1) // 2]
     wanted_s = case.times * outcome.bound_s + case.round_trips * case.longest_s
     allowed_bytes = case.copies * outcome.payload_bytes + case.extra_bytes
@@ -167,29 +172,29 @@ def row_of(name: str, case: Case, outcomes: Sequence[Outcome]) -> dict[str, Any]
 
 
 def floor_row(nodes: int, mbit: float) -> dict[str, Any]:
-    """Plain sockets along the same trees."""
-    went = pass_on([mbit] * nodes, mbit, 100 * MIB)
+    """Return the row of plain sockets along the same trees."""
+    floor = pass_on([mbit] * nodes, mbit, 100 * MIB)
     return {
         "row": FLOOR, "case": f"{nodes} nodes: plain sockets, no checks", "nodes": nodes,
-        "payload_bytes": went.payload_bytes, "bound_s": went.bound_s, "seconds": went.seconds,
-        "ratio": went.seconds / went.bound_s, "copies": went.copies, "busy": went.busy,
+        "payload_bytes": floor.payload_bytes, "bound_s": floor.bound_s, "seconds": floor.seconds,
+        "ratio": floor.seconds / floor.bound_s, "copies": floor.copies, "busy": floor.busy,
     }  # fmt: skip
 
 
 def _run(name: str, repeats: int, cpu: bool) -> dict[str, Any]:
-    """One row, whatever comes of it: the others go on."""
+    """Measure one row. Any failure becomes part of the row, so that the other rows still run."""
 
     def said(outcome: Outcome) -> None:
-        _tell(name, outcome)
+        _print_outcome(name, outcome)
         if cpu:
-            _tell_cpu(outcome)
+            _print_cpu(outcome)
 
     began = time.monotonic()
     try:
         row: dict[str, Any] = (
             floor_row(8, 200) if name == FLOOR else row_of(name, ROWS[name], measure(ROWS[name], repeats, said))
         )
-    except Exception as error:  # the one place that decides: a row that fails says so
+    except Exception as error:  # reported in the row
         row = {
             "row": name,
             "case": ROWS[name].what if name in ROWS else name,
@@ -199,13 +204,13 @@ def _run(name: str, repeats: int, cpu: bool) -> dict[str, Any]:
     return row
 
 
-def _tell(name: str, outcome: Outcome) -> None:
-    went = f"{outcome.to_all_s:.2f} s = {outcome.ratio:.3f} B, {outcome.copies:.3f} copies, {outcome.busy:.0%} busy"
-    print(f"{name}: {went}", file=sys.stderr, flush=True)
+def _print_outcome(name: str, outcome: Outcome) -> None:
+    summary = f"{outcome.to_all_s:.2f} s = {outcome.ratio:.3f} B, {outcome.copies:.3f} copies, {outcome.busy:.0%} busy"
+    print(f"{name}: {summary}", file=sys.stderr, flush=True)
 
 
-def _tell_cpu(outcome: Outcome) -> None:
-    """What a node spends on a version is what limits how many of them a machine can carry."""
+def _print_cpu(outcome: Outcome) -> None:
+    """Print the CPU time of each kind of process. A node's share limits how many nodes one machine can run."""
     spent = outcome.spent_s
     nodes = [seconds for name, seconds in spent.items() if name not in ("seed", "wire")]
     mib = outcome.payload_bytes / MIB
@@ -226,7 +231,7 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
         if "failed" in row:
             print(f"{row['case']:<46}  failed: {row['failed'].splitlines()[0][:120]}")
             continue
-        missed = [what for what in ("time", "bytes", "crossings", "duplicates") if row.get(f"reached_{what}") is False]
+        missed = [goal for goal in ("time", "bytes", "crossings", "duplicates") if row.get(f"reached_{goal}") is False]
         verdict = "" if "wanted_s" not in row else "reached" if not missed else "not " + ", ".join(missed)
         cells = (
             f"{row['bound_s']:.2f}", _cell(row, "wanted_s", ".2f"), f"{row['seconds']:.2f}", f"{row['ratio']:.3f}",
@@ -241,7 +246,7 @@ def _cell(row: dict[str, Any], name: str, form: str) -> str:
 
 
 def draw(rows: Sequence[dict[str, Any]], plot: Path) -> None:
-    """Times against the bound, with the reach marked."""
+    """Plot times against the bound, with the targets marked."""
     whole = [row for row in rows if "failed" not in row][::-1]
     with drawing(plot, inches=(8, 0.5 + 0.42 * max(1, len(whole)))) as axes:
         axes.barh(range(len(whole)), [row["ratio"] for row in whole], height=0.6, color="tab:blue")
@@ -255,13 +260,13 @@ def draw(rows: Sequence[dict[str, Any]], plot: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     names = [*ROWS, FLOOR]
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--rows", nargs="+", choices=names, default=names, metavar="ROW", help=f"of {', '.join(names)}")
-    made.add_argument("--repeats", type=int, default=3, help="versions a row, of which the (lower) median is shown")
-    made.add_argument("--cpu", action="store_true", help="say what each process spent (it is in --json in any case)")
-    made.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    made.add_argument("--plot", type=png, help="draw a PNG")
-    options = made.parse_args(arguments)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="+", choices=names, default=names, metavar="ROW", help=f"of {', '.join(names)}")
+    parser.add_argument("--repeats", type=int, default=3, help="versions a row, of which the (lower) median is shown")
+    parser.add_argument("--cpu", action="store_true", help="say what each process spent (it is in --json in any case)")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--plot", type=png, help="draw a PNG")
+    options = parser.parse_args(arguments)
     try:
         check_privileges()
     except UsageError as error:

@@ -1,14 +1,13 @@
-"""What an update costs a running engine, and whether the bits are exact afterwards.
+"""Measures what an update costs a running engine, and checks that its weights are exact afterwards.
 
-`updates` is the command; `engine_bench` drives one vLLM; `vllm_environment` makes the environment that a vLLM
-on CPUs needs.
+`updates` is the command. `engine_bench` drives one vLLM. `vllm_environment` creates the environment of a vLLM for CPUs.
 
 Modules:
 
-- `engine_bench`: One vLLM under its driver, with a replica beside it that a test or a scenario moves on
-- `engine_cost`: What updates cost a running engine
-- `engine_fresh`: Run by vLLM's Python
-- `engine_models`: Models and steps to try engines on
-- `updates`: What an update costs a running vLLM, and whether what it holds afterwards is exact
-- `vllm_environment`: A vLLM for CPUs in an environment of its own, for the scenarios and the tests that run one
+- `engine_bench`: One vLLM under the driver of a node, with a replica that a test or scenario advances
+- `engine_cost`: Measures the cost of updates in a running engine
+- `engine_fresh`: Prints the answers of a fresh vLLM for each checkpoint
+- `engine_models`: Small models and made-up steps to test engines with
+- `updates`: Measures updates of a running vLLM, and checks that its weights are exact afterwards
+- `vllm_environment`: Creates a separate environment with a vLLM for CPUs
 """

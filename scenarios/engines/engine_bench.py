@@ -1,4 +1,4 @@
-"""One vLLM under its driver, with a replica beside it that a test or a scenario moves on."""
+"""One vLLM under the driver of a node, with a replica that a test or scenario advances."""
 
 import contextlib
 import os
@@ -22,14 +22,15 @@ from node.engines.vllm.server import Server, ServerOptions, attach_to, installed
 __all__ = ["PROBE_ENV", "SMALL", "Bench", "bench", "free_port"]
 
 SMALL: Final = ("--max-model-len", "512", "--max-num-seqs", "8")
-"""vLLM's own flags for models that are there to be looked at."""
+"""vLLM's flags for small test models."""
 PROBE_ENV: Final = {"PYTHONPATH": str(Path(__file__).with_name("vllm_probe")), "VLLM_SERVER_DEV_MODE": "1"}
-"""Lets vLLM's workers import what lies in `vllm_probe`, and be asked of it."""
+"""Lets vLLM's workers import the modules of `vllm_probe`, and opens the development route that calls them."""
 WITHIN_S: Final = 300.0
+"""Timeout of one generation or score."""
 
 
 def free_port() -> int:
-    """A port of loopback that nobody had a moment ago."""
+    """Return a loopback port that was free a moment ago."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return sock.getsockname()[1]
@@ -37,7 +38,11 @@ def free_port() -> int:
 
 @dataclass
 class Bench:
-    """`version`: of the replica. `lost`: what vLLM's processes that went away were, as the driver was told."""
+    """A running vLLM and a replica.
+
+    `version`: the replica's. `lost`: the driver's report of each vLLM process that disconnected. Its methods raise
+    `EngineError` when the engine fails.
+    """
 
     engine: VllmEngine
     replica: Replica
@@ -47,23 +52,23 @@ class Bench:
     lost: list[str] = field(default_factory=list)
     version: int = 0
     flights: int = 0
-    """Generations begun so far: the number of the last one."""
+    """Generations begun so far, which is also the number of the last flight."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def advance(self, staged: Sequence[Staged]) -> int:
-        """Make the replica the next version; a descriptor of the patch that led there, the caller's to close."""
+        """Advance the replica by one version. Returns a descriptor of its weight patch, which the caller closes."""
         fd, _ = write_patch(staged, self.replica.layout)
         self.replica.scatter(staged)
         self.version += 1
         return fd
 
     def update(self, staged: Sequence[Staged]) -> float:
-        """The replica and then the engine become the next version; seconds of pause."""
+        """Advance the replica and then the engine by one version. Returns the engine's pause in seconds."""
         self.stage(staged)
         return self.commit()
 
     def stage(self, staged: Sequence[Staged]) -> None:
-        """The replica becomes the next version, and the engine is ready to."""
+        """Advance the replica by one version and stage that version in the engine."""
         fd = self.advance(staged)
         try:
             self.engine.stage_patch(WeightPatch(fd, (0, self.version)))
@@ -71,14 +76,14 @@ class Bench:
             os.close(fd)
 
     def commit(self) -> float:
-        """The engine becomes what the replica is; seconds of pause."""
+        """Commit the replica's version in the engine. Returns the pause in seconds."""
         return self.engine.commit((0, self.version), self.replica.root)
 
     def reload(self) -> bytes:
         return self.engine.reload_replica((0, self.version), self.replica.root)
 
     def begin(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> "Future[list[Completion]]":
-        """Start completions; a future of them."""
+        """Start completions and return a future of them."""
         future: Future[list[Completion]] = Future()
 
         def done(_: int, outcome: "list[Completion] | EngineError") -> None:
@@ -97,13 +102,13 @@ class Bench:
         return self.begin(prompts, sampling).result(WITHIN_S)
 
     def score(self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams) -> tuple[float, ...]:
-        """As `node.engines.interface.Scorer`."""
+        """Score a sample; see `node.engines.interface.Scorer`."""
         return self.begin_score(prompt, token_ids, sampling).result(WITHIN_S)
 
     def begin_score(
         self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams
     ) -> "Future[tuple[float, ...]]":
-        """Start scoring; a future of it."""
+        """Start scoring and return a future of the log-probabilities."""
         future: Future[tuple[float, ...]] = Future()
 
         def done(outcome: "tuple[float, ...] | EngineError") -> None:
@@ -116,10 +121,11 @@ class Bench:
         return future
 
     def greedy(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[tuple[list[int], list[float]]]:
-        """Tokens and log-probabilities, one prompt after the other, so that no batch differs between two engines."""
+        """Return greedy tokens and log-probabilities. Prompts run one at a time, so that batches are equal in all
+        engines that are compared."""
         sampling = SamplingParams(max_tokens=tokens, temperature=0.0)
-        made = [self.generate([Prompt(tuple(prompt))], sampling)[0] for prompt in prompts]
-        return [(list(each.token_ids), list(each.logprobs)) for each in made]
+        completions = [self.generate([Prompt(tuple(prompt))], sampling)[0] for prompt in prompts]
+        return [(list(completion.token_ids), list(completion.logprobs)) for completion in completions]
 
 
 @contextlib.contextmanager
@@ -134,7 +140,7 @@ def bench(
     env: Mapping[str, str] | None = None,
     threads: int | None = None,
 ) -> Iterator[Bench]:
-    """A vLLM filled with `folder`'s weights at version 0. `url`: attach to that one instead of starting one."""
+    """Start a vLLM and load the weights of `folder` as version 0. `url`: attach to that vLLM instead."""
     checkpoint = Checkpoint.open(folder)
     replica = Replica.from_checkpoint(checkpoint)
     home.mkdir(parents=True, exist_ok=True)
@@ -167,7 +173,7 @@ def bench(
 
 
 def stop(pid: int, server: Server) -> None:
-    """End a vLLM and whatever is left of its workers."""
+    """Stop a vLLM and kill the workers that remain."""
     children = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False).stdout.split()
     server.stop()
     for child in children:

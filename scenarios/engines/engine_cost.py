@@ -1,4 +1,4 @@
-"""What updates cost a running engine: pauses, gaps between tokens, speed; and what others' ways cost in its place."""
+"""Measures the cost of updates in a running engine: pauses, gaps between tokens, speed; and that of vLLM's loaders."""
 
 import http.client
 import json
@@ -23,12 +23,12 @@ __all__ = ["cost"]
 
 STREAMS: Final = 4
 WINDOW_S: Final = 6.0
-"""Of tokens counted with and without staging, in turns."""
+"""Length of the windows that alternate between generating with and without staging."""
 WINDOWS: Final = 3
 
 
 class _Streams:
-    """Users' requests at the OpenAI endpoint, one after the other in each of some threads, and when tokens came."""
+    """Sends requests to the OpenAI endpoint from `STREAMS` threads, and records when each token arrived."""
 
     def __init__(self, url: str) -> None:
         self._netloc = urlsplit(url).netloc
@@ -58,12 +58,12 @@ class _Streams:
         return sum(since <= at < until for stream in self.came for at in stream)
 
     def gaps(self, since: float, until: float) -> list[float]:
-        """Between two tokens of a stream, of which the later came in that time."""
+        """Return the gaps between consecutive tokens of a stream whose later token arrived in this interval."""
         return [b - a for stream in self.came for a, b in pairwise(stream) if since <= b < until]
 
 
 def call(url: str, method: str, *arguments: str) -> float:
-    """A probe's answer, of the slowest rank; see `vllm_probe`."""
+    """Call a probe (see `vllm_probe`) and return the largest answer of all ranks. Raises `RuntimeError`."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=300)
     body = json.dumps({"method": method, "args": list(arguments)})
     connection.request("POST", "/collective_rpc", body, {"content-type": "application/json"})
@@ -72,14 +72,14 @@ def call(url: str, method: str, *arguments: str) -> float:
     connection.close()
     if response.status != 200:
         raise RuntimeError(f"{method}: {answer[:300]!r}")
-    return max(float(each) for each in json.loads(answer)["results"])
+    return max(float(result) for result in json.loads(answer)["results"])
 
 
 def cost(live: Bench, updates: int, home: Path) -> dict[str, Any]:
-    """Times of `updates` versions of 1 %, in milliseconds, while four streams run; then of the others' ways."""
+    """Return the costs of `updates` versions of 1 % while `STREAMS` streams run, and those of vLLM's own loaders."""
     live.generate([Prompt((1, 2, 3))], SamplingParams(max_tokens=8))
     fd = live.advance(step_of(live.replica, 1000))
-    bare, sparse, reload_s, changed = _others(live, fd, home)
+    bare, sparse, reload_s, changed = _baselines(live, fd, home)
     live.engine.commit((0, live.version), live.replica.root)
     streams = _Streams(live.url)
     try:
@@ -106,8 +106,12 @@ def cost(live: Bench, updates: int, home: Path) -> dict[str, Any]:
     }
 
 
-def _others(live: Bench, fd: int, home: Path) -> tuple[list[float], float, float, int]:
-    """A bare scatter, vLLM's sparse loader and its full reload, of the version that `fd` leads to; it stays staged."""
+def _baselines(live: Bench, fd: int, home: Path) -> tuple[list[float], float, float, int]:
+    """Stage the patch behind `fd` and time other ways to load it.
+
+    Returns the seconds of bare scatters, of vLLM's sparse loader and of its full reload, and the number of changed
+    elements. The patch stays staged; `fd` is closed.
+    """
     file = home / "patch.npz"
     arrays: dict[str, Any] = {}
     for name, indices, bits in read_patch(fd):
@@ -125,7 +129,7 @@ def _others(live: Bench, fd: int, home: Path) -> tuple[list[float], float, float
 
 
 def _updates(live: Bench, streams: _Streams, updates: int, bare: list[float]) -> tuple[list[float], float, float, bool]:
-    """(pauses, the worst gap about an update, the usual gap, all live bits equal after each)."""
+    """Return the pauses, the worst gap around an update, the usual gap, and whether all live bits were equal."""
     pauses, worst, equal = [], 0.0, True
     usual: list[float] = []
     for v in range(updates):
@@ -138,19 +142,19 @@ def _updates(live: Bench, streams: _Streams, updates: int, bare: list[float]) ->
         live.engine.stage_patch(WeightPatch(fd, (0, live.version)))
         os.close(fd)
         worst = max([worst, *streams.gaps(started, time.perf_counter())])
-        call(live.url, "probe_keep")  # which sorts, between two steps: a gap of its own
+        call(live.url, "probe_keep")  # sorts between two engine steps, which makes a gap that must not count
         time.sleep(0.5)
         started = time.perf_counter()
         pauses.append(live.engine.commit((0, live.version), live.replica.root))
         time.sleep(0.5)
         worst = max([worst, *streams.gaps(started, time.perf_counter())])
-        bare.append(call(live.url, "probe_bare"))  # the same bits once more, so nothing changes
+        bare.append(call(live.url, "probe_bare"))  # writes the same bits again, so nothing changes
         equal = equal and bool((live.engine.live_hashes() == live.replica.hashes).all())
     return pauses, worst, statistics.median(usual), equal
 
 
 def _while_staging(live: Bench, streams: _Streams) -> float:
-    """The share of tokens that are lost while versions are staged one after the other, without a rest."""
+    """Return the relative loss of tokens while versions are staged back to back."""
     fd = live.advance(step_of(live.replica, 1500))
     with_it, without = 0, 0
     for _ in range(WINDOWS):

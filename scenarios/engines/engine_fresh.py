@@ -1,8 +1,8 @@
-"""Run by vLLM's Python: what a fresh engine says of each checkpoint, with nothing of ours but the kernels' choice.
+"""Prints the answers of a fresh vLLM for each checkpoint. Runs in vLLM's Python; only the choice of kernels is ours.
 
     python engine_fresh.py QUESTIONS.json RANKS     {"prompts": [[...]], "tokens": 24, "folders": [...], "more": {}}
 
-`more`: of vLLM's own arguments. One JSON line a folder: [[tokens, log-probabilities], ...], one prompt after the other.
+`more`: further arguments of vLLM. Prints one JSON line per folder: [[tokens, log-probabilities], ...], one per prompt.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -21,8 +21,8 @@ def _has_gpu() -> bool:
 
 
 def _start_ranks_soon() -> None:
-    """Let each rank's process be forked off one that has imported vLLM and done nothing else: as new as one that
-    imports it by itself, and ten seconds sooner."""
+    """Fork each rank from a process that has only imported vLLM. It is as fresh as a new process and starts 10 s
+    sooner."""
     from vllm.v1.executor import multiproc_executor
 
     context = multiprocessing.get_context("forkserver")
@@ -49,9 +49,9 @@ def main() -> None:
         )  # fmt: skip
         answers = []
         for prompt in questions["prompts"]:
-            made = engine.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)[0].outputs[0]
-            logprobs = [at[token].logprob for at, token in zip(made.logprobs, made.token_ids)]  # noqa: B905
-            answers.append([list(made.token_ids), logprobs])
+            output = engine.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)[0].outputs[0]
+            logprobs = [at[token].logprob for at, token in zip(output.logprobs, output.token_ids)]  # noqa: B905
+            answers.append([list(output.token_ids), logprobs])
         print("FRESH " + json.dumps(answers), flush=True)
         del engine
         gc.collect()

@@ -1,4 +1,4 @@
-"""Models and steps to try engines on: random weights in shapes that users serve, changes as a trainer makes them."""
+"""Small models and made-up steps to test engines with: random weights in real architectures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,20 +14,20 @@ __all__ = ["make_experts", "make_latent", "make_qwen3", "make_tokenizer", "make_
 
 
 def make_tokenizer(folder: Path, vocabulary: int) -> None:
-    """Bytes and three markers: enough for an endpoint to read and write text."""
+    """Save a tokenizer of bytes and three markers, with a chat template: enough for an endpoint that handles text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    made.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=min(vocabulary, 300), initial_alphabet=alphabet, special_tokens=special, show_progress=False
     )
-    made.train_from_iterator(["hello world"], trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    tokenizer.train_from_iterator(["hello world"], trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     fast.chat_template = (
         "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -59,7 +59,7 @@ def make_qwen3(
     tied: bool = False,
     seed: int = 0,
 ) -> Path:
-    """A Qwen3 of random bf16 weights in `folder`: 3.4 million parameters as it stands."""
+    """Save a Qwen3 of random bf16 weights in `folder`: 3.4 million parameters by default."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
@@ -71,7 +71,7 @@ def make_qwen3(
 
 
 def make_experts(folder: Path, *, seed: int = 0) -> Path:
-    """A Qwen3-MoE of 2.2 million random bf16 parameters."""
+    """Save a Qwen3-MoE of 2.2 million random bf16 parameters."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     config = Qwen3MoeConfig(
@@ -84,7 +84,10 @@ def make_experts(folder: Path, *, seed: int = 0) -> Path:
 
 
 def make_latent(folder: Path, *, seed: int = 0) -> Path:
-    """A DeepSeek-V2 without experts, 3 million random bf16 parameters: what its attention absorbs is kept twice."""
+    """Save a DeepSeek-V2 without experts, of 3 million random bf16 parameters.
+
+    vLLM keeps the weights that its attention absorbs twice.
+    """
     from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
 
     config = DeepseekV2Config(
@@ -98,7 +101,7 @@ def make_latent(folder: Path, *, seed: int = 0) -> Path:
 
 
 def make_wide_norms(base: Path, folder: Path) -> Path:
-    """`base` with the first layer's norms kept as float32, which an engine in bf16 cannot take in place."""
+    """Save `base` with the first layer's norms as float32, which an engine in bf16 cannot update in place."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -114,7 +117,7 @@ def make_wide_norms(base: Path, folder: Path) -> Path:
 
 
 def step_of(replica: Replica, seed: int, share: float = 0.01, names: Sequence[str] | None = None) -> list[Staged]:
-    """About `share` of the elements moved to a neighbouring value, as what a node would have staged."""
+    """Return a step that moves about `share` of the elements to a neighbouring value, in the form a node stages."""
     rng = np.random.default_rng(seed)
     out: list[StagedBlock] = []
     for block in range(replica.layout.n_blocks):

@@ -1,17 +1,17 @@
-"""What an update costs a running vLLM, and whether what it holds afterwards is exact.
+"""Measures updates of a running vLLM, and checks that its weights are exact afterwards.
 
     python -m scenarios.engines.updates [--json] [--case NAME]... [--part exact|cost] [--updates 20] [--short]
 
-Each case starts a vLLM under the driver that a node uses, and moves its policy on, 1 % of the elements a version.
-Exact: after every update, all live bits are the replica's, and greedy tokens and log-probabilities those of a fresh
-engine on that checkpoint. Cost: pause, gaps between tokens, speed while staging, against a bare scatter, vLLM's own
-sparse loader and its full reload in the same process.
+Each case starts a vLLM under the driver that a node uses, and updates it by 1 % of the elements per version. The part
+`exact` checks after every update that all live bits equal the replica's, and that greedy tokens and log-probabilities
+equal those of a fresh engine on that checkpoint. The part `cost` measures the pause, the gaps between tokens and the
+speed while staging, against a bare scatter, vLLM's own sparse loader and its full reload in the same process.
 
     tiny-untied, tiny-tied             a Qwen3 of 3.4 million parameters: exact
     tiny-tp2, tiny-tp2-untied          the same on two ranks
     qwen3-364m, qwen3-364m-tied        Qwen3's shape, 364 million parameters untied: exact, and cost
     smollm2                            real weights, 135 million (needs the smollm2 extra): exact, and cost
-    latent                             DeepSeek's attention, which keeps what it absorbs a second time: exact
+    latent                             DeepSeek's attention, which keeps the weights that it absorbs twice: exact
     experts, fp8                       a mixture of experts, and weights quantized at load: exact, or refused
     experts-plain                      experts kept as triton keeps them on a GPU, by a kernel of our own (CPUs only)
     forms                              layers quantized, repacked and copied by kernels of our own (CPUs only): exact
@@ -62,7 +62,7 @@ KERNELS: Final = {"forms": "swarm_kernels.Kernels", "experts-plain": "swarm_expe
 
 @dataclass(frozen=True)
 class _Case:
-    """`folder`: the model. `flags`: vLLM's, beside the usual; `more`: the same, as arguments of a fresh engine."""
+    """One model to test. `flags`: additional flags of vLLM; `more`: the same as arguments of a fresh engine."""
 
     name: str
     folder: Path
@@ -84,7 +84,7 @@ def _case(name: str, home: Path, cpu: bool) -> _Case:
             folder = make_latent(home / "model")
         case "experts" | "experts-plain":
             folder = make_experts(home / "model")
-            more |= {} if cpu else {"moe_backend": "triton"}  # as our own flags have it
+            more |= {} if cpu else {"moe_backend": "triton"}  # as our server's flags do
         case _:
             size: dict[str, Any] = dict(LARGE) if "364m" in name else {}
             tied = name in ("tiny-tied", "tiny-tp2", "qwen3-364m-tied")
@@ -103,13 +103,13 @@ def _say(line: str) -> None:
 def run_case(
     name: str, python: Path, updates: int, parts: Sequence[str] = PARTS, threads: int | None = None
 ) -> dict[str, Any]:
-    """One case's row. `threads`: of all ranks together, on CPUs; without it, vLLM takes all cores."""
+    """Run one case and return its row. `threads`: CPU threads of all ranks together; None: vLLM uses all cores."""
     with tempfile.TemporaryDirectory(prefix="swarm-engine-") as folder:
         home = Path(folder)
         started = time.perf_counter()
         case = _case(name, home, installed(python).cpu)
         row: dict[str, Any] = {"case": name}
-        words = None
+        answers = None
         try:
             more = (*SMALL, *case.flags)
             running = bench(
@@ -120,58 +120,61 @@ def run_case(
                 row["starts_s"] = round(time.perf_counter() - started, 1)
                 row["loaded"] = dict(Counter(live.engine.classes.loaded.values()))
                 if "exact" in parts:
-                    words = _follow(live, home, updates)
+                    answers = _follow(live, home, updates)
                 if "cost" in parts and name in COSTED:
                     row |= cost(live, updates, home)
         except SwarmError as error:
             return {"case": name, "refused": str(error)}
-        if words is not None:
-            row |= _compare(case, words, home, python, threads)
+        if answers is not None:
+            row |= _compare(case, answers, home, python, threads)
         return row | {"seconds": round(time.perf_counter() - started)}
 
 
 @dataclass(frozen=True)
-class _Said:
-    """After an update: are all live bits the replica's, what did it pause, what does the engine say?"""
+class _Answers:
+    """The engine after one update: whether all live bits equal the replica's, the pause, and its greedy answers."""
 
     bits_equal: bool
     pause_s: float
     answers: list[tuple[list[int], list[float]]]
 
 
-def _follow(live: Bench, home: Path, updates: int) -> list[_Said]:
+def _follow(live: Bench, home: Path, updates: int) -> list[_Answers]:
     found = []
     for v in range(1, updates + 1):
         pause_s = live.update(step_of(live.replica, v))
         equal = bool((live.engine.live_hashes() == live.replica.hashes).all())
         write_checkpoint(home / f"v{v}", live.replica.layout, live.replica.bits, live.checkpoint.files)
-        found.append(_Said(equal, pause_s, live.greedy(PROMPTS, TOKENS)))
+        found.append(_Answers(equal, pause_s, live.greedy(PROMPTS, TOKENS)))
         _say(f"version {v}: live bits {'equal' if equal else 'DIFFER'}")
     return found
 
 
-def _compare(case: _Case, said: list[_Said], home: Path, python: Path, threads: int | None) -> dict[str, Any]:
-    """What was said against what fresh engines on the checkpoints say."""
-    folders = [str(home / f"v{v}") for v in range(1, len(said) + 1)]
-    # a process a checkpoint on a GPU, whose memory is not surely free until it ends
+def _compare(case: _Case, ours: list[_Answers], home: Path, python: Path, threads: int | None) -> dict[str, Any]:
+    """Compare the answers with those of fresh engines on the same checkpoints."""
+    folders = [str(home / f"v{v}") for v in range(1, len(ours) + 1)]
+    # on a GPU one process per checkpoint: its memory is only surely free when the process has ended
     groups = [folders] if installed(python).cpu else [[folder] for folder in folders]
     fresh = [answers for group in groups for answers in _ask_fresh(case, group, home, python, threads)]
     theirs = [[(ids, logprobs) for ids, logprobs in answers] for answers in fresh]
-    pairs = [list(zip(mine.answers, them, strict=True)) for mine, them in zip(said, theirs, strict=True)]
+    pairs = [list(zip(mine.answers, them, strict=True)) for mine, them in zip(ours, theirs, strict=True)]
     return {
-        "updates": len(said),
-        "exact_pause_ms": round(1e3 * statistics.median(each.pause_s for each in said), 2),
-        "bits_equal": sum(each.bits_equal for each in said),
+        "updates": len(ours),
+        "exact_pause_ms": round(1e3 * statistics.median(after.pause_s for after in ours), 2),
+        "bits_equal": sum(after.bits_equal for after in ours),
         "tokens_equal": sum(all(a[0] == b[0] for a, b in answers) for answers in pairs),
         "logprobs_equal": sum(all(a[1] == b[1] for a, b in answers) for answers in pairs),
     }
 
 
 def _ask_fresh(case: _Case, folders: list[str], home: Path, python: Path, threads: int | None) -> list[Any]:
-    """As many threads as the engine has that is compared: sums in another order are other sums."""
+    """Return the answers of fresh engines, one per folder. Raises `RuntimeError` when an engine fails.
+
+    They use as many threads as the engine under test: another order of summation gives other sums.
+    """
     questions, log = home / "questions.json", home / "fresh.log"
-    asked = {"prompts": PROMPTS, "tokens": TOKENS, "folders": folders, "more": case.more}
-    questions.write_text(json.dumps(asked))
+    content = {"prompts": PROMPTS, "tokens": TOKENS, "folders": folders, "more": case.more}
+    questions.write_text(json.dumps(content))
     fresh: list[Any] = []
     with log.open("wb") as errors:
         asking = subprocess.Popen(
@@ -192,13 +195,13 @@ def _ask_fresh(case: _Case, folders: list[str], home: Path, python: Path, thread
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit code: 1 when something that was not refused is not exact."""
+    """Return the exit code: 1 when a case that was not refused is not exact."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print rows as JSON")
-    parser.add_argument("--case", action="append", choices=CASES, help="only these")
-    parser.add_argument("--part", action="append", choices=PARTS, help="only this of each case")
-    parser.add_argument("--updates", type=int, default=20, help="versions that each case goes through")
-    parser.add_argument("--threads", type=int, help="CPU threads of all ranks together: 1 a rank where others compute")
+    parser.add_argument("--case", action="append", choices=CASES, help="run only this case; may be repeated")
+    parser.add_argument("--part", action="append", choices=PARTS, help="run only this part of each case")
+    parser.add_argument("--updates", type=int, default=20, help="versions per case (default 20)")
+    parser.add_argument("--threads", type=int, help="CPU threads of all ranks together: 1 per rank on a busy host")
     parser.add_argument("--short", action="store_true", help="three updates of one case, for CI")
     given = parser.parse_args(arguments)
     configure(None if given.json else "warning")

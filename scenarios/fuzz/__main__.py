@@ -1,12 +1,13 @@
-"""Typed fuzzing: valid, signed messages with one field (sometimes two) set to an extreme, given to what reads them.
+"""Typed fuzzing: gives readers valid, signed messages in which one field (sometimes two) has an extreme value.
 
     python -m scenarios.fuzz TARGET [--cases 1000000] [--seed 1] [--seconds 60] [--table]
     python -m scenarios.fuzz --list
     python -m scenarios.fuzz --replay 'TARGET:SEED:CASE'
 
-TARGET is one of those that --list names, several of them, or `all`; --seconds is for all of them together. Ends with 1
-and the message at the first thing that escapes: an exception that no caller expects, a table that grows, an honest
-peer that is harmed. Ends with 1, too, when a message took over 50 ms of processor time and --strict is given.
+TARGET is one or more of the names that --list prints, or `all`; --seconds is the time for all of them together. An
+escape is an exception that no caller expects, a table that grows without bound, or harm to an honest peer. At the first
+escape the command prints it with its message and exits with 1. With --strict it also exits with 1 when a message took
+more than 50 ms of CPU time.
 """
 
 import argparse
@@ -27,18 +28,18 @@ def _say(result: Result) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="*", metavar="TARGET")
-    parser.add_argument("--cases", type=int, default=1_000_000, help="of each target")
+    parser.add_argument("--cases", type=int, default=1_000_000, help="cases per target")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="for all targets together")
-    parser.add_argument("--start", type=int, default=0, help="first case: a long run in several parts")
-    parser.add_argument("--escapes", type=int, default=1, help="go on until so many were found")
-    parser.add_argument("--signatures", action="store_true", help="real ones: a fifth as many cases a second")
-    parser.add_argument("--table", action="store_true", help="what became of each field")
-    parser.add_argument("--strict", action="store_true", help="a message that took over 50 ms has failed")
+    parser.add_argument("--start", type=int, default=0, help="number of the first case, to split a long run")
+    parser.add_argument("--escapes", type=int, default=1, help="stop after this many escapes")
+    parser.add_argument("--signatures", action="store_true", help="use real signatures: a fifth of the speed")
+    parser.add_argument("--table", action="store_true", help="print the outcomes of each field")
+    parser.add_argument("--strict", action="store_true", help="fail when a message took over 50 ms")
     parser.add_argument("--list", action="store_true", help="name the targets")
-    parser.add_argument("--replay", metavar="TARGET:SEED:CASE", help="see an escape again")
+    parser.add_argument("--replay", metavar="TARGET:SEED:CASE", help="reproduce an escape")
     options = parser.parse_args()
-    logging.disable(logging.CRITICAL)  # what products log of nonsense is not looked at here
+    logging.disable(logging.CRITICAL)  # logs about hostile input are not checked here
     if options.list:
         for name in TARGETS:
             print(f"{name:<12} {target_of(name).about}")

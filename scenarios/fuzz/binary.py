@@ -1,6 +1,6 @@
-"""Manifests, chunk headers and layouts: the codec's own encoding, as lists of values that can be mutated like messages.
+"""The codec's binary encoding of manifests, chunk headers and layouts, as lists of values that can be mutated.
 
-A value's type says how it is written: an int as LEB128, text behind its length, bytes as they are.
+The type of a value determines its encoding: an int is LEB128, text follows its length, bytes are written unchanged.
 """
 
 import random
@@ -26,7 +26,7 @@ def _uint(value: int) -> bytes:
 
 
 def write(values: list[Any]) -> bytes:
-    """The encoding; what is none of the three types is left out."""
+    """Encode the values; a value of another type is left out."""
     out = bytearray()
     for value in values:
         if isinstance(value, int):
@@ -105,7 +105,7 @@ def _exchanged(old: list[Any], rng: random.Random) -> list[Any]:
 
 
 def fields_of_values(name: str, values: list[Any], names: list[str]) -> tuple[Field, ...]:
-    """The fields of a document that is written as these values; `names`: one for each."""
+    """Return the fields of a document that is encoded as these values. `names`: one per value."""
     assert len(values) == len(names), name
     of = {int: _OF_INT, bytes: _OF_BYTES, str: _OF_TEXT}
     return (

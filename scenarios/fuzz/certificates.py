@@ -1,4 +1,4 @@
-"""Certificates that a peer may show: valid ones for libp2p's TLS with one thing changed, signed all the same."""
+"""Certificates for libp2p's TLS with one value changed, signed correctly after the change."""
 
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -32,14 +32,14 @@ def _values(world: Any) -> list[Any]:
 
 
 def _encode(values: list[Any]) -> bytes:
-    """A certificate of these values, as far as one can be made of them; else what they are one after another."""
+    """Return a certificate of these values; if they cannot form one, the concatenation of those that are bytes."""
     try:
-        return _made(values)
+        return _sign_certificate(values)
     except (TypeError, ValueError, OverflowError, AttributeError):
         return b"".join(value for value in values if isinstance(value, bytes))
 
 
-def _made(values: list[Any]) -> bytes:
+def _sign_certificate(values: list[Any]) -> bytes:
     *parts, oid, critical, second, begins, ends, own, name = values
     key = _OWN if not own else ed25519.Ed25519PrivateKey.from_private_bytes(bytes(32))
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)] if name else [])
@@ -66,7 +66,7 @@ def _made(values: list[Any]) -> bytes:
 
 
 def certificate_kind() -> Kind:
-    """What a TLS handshake shows."""
+    """Return the kind of the certificate in a TLS handshake."""
     return Kind(
         "certificate", fields_of_values("Certificate", _values(None), _NAMES), _values, lambda w, body: body, _encode
     )

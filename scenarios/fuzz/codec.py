@@ -1,11 +1,11 @@
-"""Mutates payloads and chunks, and checks that nothing crashes, hangs, writes outside, or is accepted.
+"""Mutates payloads and chunks, and checks that no decoder crashes, hangs, writes out of bounds or accepts a forgery.
 
     python -m scenarios.fuzz.codec --n 1000000 [--seed 0] [--json]
 
-Every dtype, blocks of one to a few thousand elements, changes from sparse to dense. Mutations: bits flipped, bytes set,
-cut, repeated, inserted, spliced from another payload, and plain garbage. A payload may decode to something else (the
-codec alone detects nothing: hashes do), but only to positions within the block, in order; guard elements around the
-output must be untouched. A mutated chunk must be refused, by signature, piece hash or block hash.
+It covers every dtype, blocks of one to a few thousand elements, and changes from sparse to dense. Mutations flip bits,
+set, cut, repeat and insert bytes, splice another payload, or are random bytes. A mutated payload may decode to other
+changes, since only hashes detect that, but its positions must be increasing and within the block, and guard elements
+around the output must stay untouched. A mutated chunk must be refused by signature, piece hash or block hash.
 """
 
 import argparse
@@ -29,12 +29,12 @@ __all__ = ["FuzzResult", "fuzz_chunks", "fuzz_payloads", "main"]
 
 _GUARD = 64
 _SLOWEST_S = 2.0
-"""Of this thread's processor time: a few thousand elements decode in microseconds, so this is a hang."""
+"""CPU time of this thread that counts as a hang; a few thousand elements decode in microseconds."""
 
 
 @dataclass
 class FuzzResult:
-    """What became of the mutations. `decoded`: to something in bounds, for a hash to refuse."""
+    """The outcomes of the mutations. `decoded`: decoded within bounds; a hash would refuse these."""
 
     cases: int = 0
     refused: int = 0
@@ -54,7 +54,7 @@ def _random(rng: np.random.Generator, n: int, dtype: DType) -> Bits:
 
 
 def _step(rng: np.random.Generator, n: int, dtype: DType) -> tuple[Bits, Bits]:
-    """Old and new: random patterns, or a few exponents with small steps, as weights have."""
+    """Return old and new bits: random patterns, or a few exponents and small steps as in weights."""
     old = _random(rng, n, dtype)
     if rng.random() < 0.7 and dtype.exponent_shift is not None:
         low = (1 << dtype.exponent_shift) - 1
@@ -78,12 +78,12 @@ def _samples(coder: str, rng: np.random.Generator, count: int = 40) -> list[_Sam
 
 
 def _mutated(data: bytes, other: bytes, rng: np.random.Generator) -> bytes:
-    """One to four mutations."""
+    """Apply one to four mutations."""
     out = bytearray(data)
     for _ in range(int(rng.integers(1, 5))):
         kind = int(rng.integers(0, 8))
         at = int(rng.integers(0, len(out) + 1))
-        # Half of all mutations near the front, where the counts and parameters are.
+        # Half of all mutations are near the front, where the counts and parameters are.
         at = at % 16 if rng.random() < 0.5 else at
         end = min(len(out), at + int(rng.integers(1, 33)))
         if kind <= 1 and at < len(out):
@@ -104,7 +104,7 @@ def _mutated(data: bytes, other: bytes, rng: np.random.Generator) -> bytes:
 
 
 def _decode_rice(sample: _Sample, payload: bytes) -> tuple[np.ndarray, Bits]:
-    """Decode onto a copy with guards on both sides."""
+    """Decode onto a copy with guard elements on both sides."""
     n = sample.old.size
     guarded = np.full(n + 2 * _GUARD, 0x5A, sample.dtype.bits)
     try:
@@ -119,10 +119,10 @@ def _decode_rice(sample: _Sample, payload: bytes) -> tuple[np.ndarray, Bits]:
 
 
 def fuzz_payloads(coder: str, n: int, seed: int, progress: Callable[[int], None] = lambda done: None) -> FuzzResult:
-    """Decode `n` mutated payloads of `coder` ("rice" or "pco"). Raises `AssertionError` at what must never happen."""
+    """Decode `n` mutated payloads of `coder` ("rice" or "pco"). Raises `AssertionError` when a property is violated."""
     rng = np.random.default_rng(seed)
     samples = _samples(coder, rng)
-    for sample in samples:  # what is compiled at its first use is not the mutations' doing
+    for sample in samples:  # compile before anything is timed
         (rice if coder == "rice" else pco).decode_block(sample.payload, sample.old, sample.dtype)
         if coder == "rice":
             _decode_rice(sample, sample.payload)
@@ -153,7 +153,7 @@ def fuzz_payloads(coder: str, n: int, seed: int, progress: Callable[[int], None]
 
 
 def _chunks(rng: np.random.Generator) -> Iterator[tuple[Replica, Chunk, Key]]:
-    """A small model's chunk with several coders and dtypes, again and again with other contents."""
+    """Yield chunks of a small model with several coders and dtypes, each with new contents."""
     layout = Layout(
         (TensorSpec("a", "BF16", (3000,)), TensorSpec("b", "F32", (200,)), TensorSpec("c", "F8_E4M3", (900,)))
     )
@@ -179,11 +179,11 @@ def _same(one: Staged, other: Staged) -> bool:
 
 
 def fuzz_chunks(n: int, seed: int, progress: Callable[[int], None] = lambda done: None) -> FuzzResult:
-    """Take `n` mutated chunks through what a node does. Raises `AssertionError` if one is accepted.
+    """Verify and stage `n` mutated chunks as a node does. Raises `AssertionError` when one is accepted.
 
-    Half are mutated after their pieces were verified, as by a fault in the node's own memory, so that the decoder and
-    the block hashes are all that stands between them and the replica. Of these, a few decode: to the very bits that
-    were signed, for one change can be written in more than one way.
+    Half are mutated after their pieces were verified, as by a fault in the node's memory, so that only the decoder and
+    the block hashes protect the replica. A few of these decode, but to exactly the bits that were signed, because one
+    change has more than one encoding.
     """
     rng = np.random.default_rng(seed)
     source = _chunks(rng)

@@ -1,4 +1,4 @@
-"""What the worlds of both cores share: sessions that answer effects as a shell would, and what messages may cost."""
+"""The base of the worlds of both cores: sessions, effects answered as the runtime does, and bounds on their number."""
 
 import random
 from collections import deque
@@ -37,14 +37,15 @@ from swarm.protocol.core.events import (
 __all__ = ["CoreWorld"]
 
 MAX_EFFECTS: Final = 600
-"""That one event may have in a swarm of about ten: a plan that changes tells everyone, in each of eight stripes."""
+"""Allowed effects of one event in a swarm of about ten. A changed plan is sent to all members in eight stripes."""
 MAX_SENT_BYTES: Final = 1 << 20
+"""Allowed bytes of all messages that one message of a peer causes."""
 STEP_S: Final = 0.02
-"""Between two messages."""
+"""Simulated time between two messages."""
 
 
 class CoreWorld(World, Scene):
-    """`core`: an `Authority` or a `Peer`. `honest`: those that nothing may be done to."""
+    """A world around one core. `core`: an `Authority` or a `Peer`. `honest`: peers that must not be harmed."""
 
     core: Any
 
@@ -53,9 +54,9 @@ class CoreWorld(World, Scene):
         self.now = 0.0
         self.honest: set[bytes] = set()
         self.up: set[bytes] = set()
-        """Those with a session."""
+        """Peers with a session."""
         self.refused: dict[bytes, str] = {}
-        """By peer: the code of the last `Refused` that it got."""
+        """By peer, the code of the last `Refused` that it received."""
         self._next_tick = 0.0
         self._queue: deque[Event] = deque()
         self.most_effects = 0
@@ -65,14 +66,14 @@ class CoreWorld(World, Scene):
     # ------------------------------------------------------------ time and events
 
     def pass_time(self, rng: random.Random) -> None:
-        """A step; ticks that are due."""
+        """Advance the time by `STEP_S` and fire the tick that is due."""
         self.now += STEP_S
         if self.now >= self._next_tick:
             self._next_tick = self.now + self.core.state.tuning.tick_s
             self.apply(Timer("tick"))
 
     def apply(self, event: Event, sender: bytes = b"") -> list[Effect]:
-        """Give one event to the core, and answer its effects as a shell does. Effects of the event itself."""
+        """Apply one event, answer its effects as the runtime does, and return the effects of the event itself."""
         first = self.core.apply(event, self.now)
         self._bound(first, sender)
         self._answer(first)
@@ -80,7 +81,7 @@ class CoreWorld(World, Scene):
         while self._queue:
             rounds += 1
             if rounds > 20_000:
-                raise Broken("an event leads to others without an end")
+                raise Broken("an event causes further events without end")
             self._answer(self.core.apply(self._queue.popleft(), self.now))
         return first
 
@@ -98,7 +99,7 @@ class CoreWorld(World, Scene):
         for effect in effects:
             match effect:
                 case Send(peer, message):
-                    wire.encode(message)  # nothing that others would have to refuse, and nothing that cannot be written
+                    wire.encode(message)  # raises when the message cannot be encoded or is too large
                     self.sent(peer, message)
                 case Close(peer, why, _):
                     self.closed(peer, why)
@@ -118,14 +119,14 @@ class CoreWorld(World, Scene):
                     self.other(effect)
 
     def sent(self, peer: bytes, message: wire.Message) -> None:
-        """The core says something to a peer."""
+        """Handle a message that the core sends to a peer."""
         if isinstance(message, wire.Refused):
             if peer in self.honest:
                 raise Broken(f"an honest peer was refused: {message.why}")
             self.refused[peer] = message.code
 
     def closed(self, peer: bytes, why: str) -> None:
-        """The core ends a session."""
+        """Handle a session that the core closes."""
         if peer in self.honest:
             raise Broken(f"the session of an honest peer was closed: {why}")
         self.why = why
@@ -134,31 +135,31 @@ class CoreWorld(World, Scene):
             self._queue.append(PeerDown(peer))
 
     def gave(self, peer: bytes) -> None:
-        """A blob or block goes to a peer."""
+        """Handle a blob or block that goes to a peer."""
 
     def other(self, effect: Effect) -> None:
-        """Any other effect."""
+        """Handle any other effect."""
 
     def queue(self, event: Event) -> None:
-        """To be applied after what is being answered."""
+        """Apply `event` after the effects that are being answered."""
         self._queue.append(event)
 
     # ------------------------------------------------------------ sessions
 
     def connect(self, peer: bytes, *, address: str = "/ip4/198.51.100.7/tcp/999") -> None:
-        """Have a session with it."""
+        """Open a session with the peer unless there is one."""
         if peer not in self.up:
             self.up.add(peer)
             self.apply(PeerUp(peer, False, address))
 
     def drop(self, peer: bytes) -> None:
-        """Its session breaks."""
+        """Break the peer's session."""
         if peer in self.up:
             self.up.discard(peer)
             self.apply(PeerDown(peer))
 
     def hear(self, peer: bytes, message: wire.Message) -> list[Effect]:
-        """It says something; nothing if it has no session (any more)."""
+        """Deliver a message of the peer; without a session, do nothing."""
         return self.apply(Heard(peer, message), peer) if peer in self.up else []
 
     def give(self, kind: Kind, data: bytes) -> str:

@@ -1,6 +1,6 @@
-"""The fields of a message or document: found in its type, so that nobody can add one that is not fuzzed.
+"""The fields of a message or document, derived from its type, so that a new field is fuzzed without further work.
 
-A *kind* is one sort of message or document, with what a target needs to make a valid one. `Field` is a place in it.
+A `Kind` is a type of message or document, with functions that make a valid one. A `Field` is a place in it.
 """
 
 import random
@@ -21,14 +21,14 @@ Path = tuple[int | str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A place in a plain value, and what it can be set to. `name`: `Report.links[].slot`."""
+    """A place in a plain value, and the mutations for it. `name`: for example `Report.links[].slot`."""
 
     name: str
     path: Path
     mutations: tuple[Mutation, ...]
 
     def put(self, tree: Any, mutation: Mutation, rng: random.Random) -> Any:
-        """`tree` with this field changed; the tree itself may be altered."""
+        """Return `tree` with this field changed. The tree itself may be altered."""
         if not self.path:
             return mutation.change(tree, rng)
         at = tree
@@ -61,7 +61,7 @@ ENCODED: Final = (
     Mutation("garbage", lambda data, rng: rng.randbytes(rng.randrange(1, 200))),
     Mutation("nested deep", lambda data, rng: b"\x91" * 5_000 + b"\xc0"),
 )
-"""What is done to the bytes of a whole, behind its encoder. The last three of `Deck` are about when it is sent."""
+"""Mutations of an encoded message or document. `scenarios.fuzz.run.WHEN` has those of the time when it is sent."""
 
 Make = Callable[[Any], Any]
 Enclose = Callable[[Any, bytes], bytes]
@@ -70,8 +70,11 @@ Encode = Callable[[Any], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """`make(world)`: a valid plain value. `encode`: to bytes. `enclose(world, body)`: signed, and put into whatever
-    carries it: what the target is given. `by_authority`: only the authority's key could sign it."""
+    """A type of message or document.
+
+    `make(world)` returns a valid plain value, `encode` encodes it, and `enclose(world, body)` signs the bytes and puts
+    them into the message that the target is given. `by_authority`: only the authority's key can sign it.
+    """
 
     name: str
     fields: tuple[Field, ...]
@@ -82,7 +85,7 @@ class Kind:
 
 
 def plain(value: Any) -> Any:
-    """`value` as lists, dicts, numbers, text and bytes: as its encoding says it."""
+    """Return `value` as lists, dicts, numbers, text and bytes, as its encoding has it."""
     return msgspec.msgpack.decode(msgspec.msgpack.encode(value))
 
 
@@ -92,19 +95,19 @@ def _info(kind: Any) -> Any:
 
 
 def fields_of(kind: Any, sample: Any, name: str = "") -> tuple[Field, ...]:
-    """Every field of a message of type `kind`. `sample`: a plain value in which no list is empty and nothing is nil, so
-    that each has a place."""
+    """Return every field of a message of type `kind`. `sample`: a plain value without empty lists and nil, so that each
+    field has a place in it."""
     info = _info(kind)
     return tuple(_walk(info, sample, (), name or kind.__name__, kind if isinstance(kind, type) else None))
 
 
 def names_of(kind: Any, name: str = "") -> set[str]:
-    """The names of all fields of the type, whatever a sample has."""
+    """Return the names of all fields of the type, independent of a sample."""
     return set(_names(_info(kind), name or kind.__name__))
 
 
 def _chosen(info: types.Type, sample: Any) -> types.Type:
-    """Of a union the part that the sample is of."""
+    """Return the member of a union that the sample belongs to."""
     while isinstance(info, types.Metadata):
         info = info.type
     if not isinstance(info, types.UnionType):
@@ -116,7 +119,7 @@ def _chosen(info: types.Type, sample: Any) -> types.Type:
 
 
 def _places(info: types.StructType) -> list[tuple[int | str, types.Field]]:
-    """Where each field stands."""
+    """Return each field with its index or key in the plain value."""
     if info.array_like:
         first = 0 if info.tag is None else 1
         return [(first + i, field) for i, field in enumerate(info.fields)]

@@ -1,11 +1,11 @@
-"""Fuzzes every decoder of bytes from peers, guided by which lines they reach (atheris, libFuzzer).
+"""Coverage-guided fuzzing of every decoder of bytes from peers, with atheris (libFuzzer).
 
     python -m scenarios.fuzz.guided --seconds 60 [--seed 1] [--corpus DIR]
 
-Layouts, chunk headers and manifests are decoded in Python, so their own lines guide. The coders' readers are compiled,
-where coverage cannot see; there a slow decoder in plain Python (`tests/codec/plain_decoder.py`) reads the same payload
-and guides in their place, and whatever the compiled one accepts must be what the plain one makes of it, bit by bit.
-The first byte chooses the decoder. Ends with a stack trace and the input at anything but a `PeerError`.
+Layouts, chunk headers and manifests are decoded in Python, so their own coverage guides the fuzzer. The coders' readers
+are compiled and have no coverage. A slow decoder in plain Python (`tests/codec/plain_decoder.py`) reads the same
+payload and guides instead; if the compiled decoder accepts a payload, both results must be equal bit by bit. The first
+byte of an input selects the decoder. Any exception but `PeerError` ends the run with a stack trace and the input.
 """
 
 import importlib.util
@@ -31,7 +31,7 @@ _KINDS: Final = ("BF16", "F32", "F8_E4M3", "I8")
 def _load_plain() -> ModuleType:
     spec = importlib.util.spec_from_file_location("plain_decoder", _TESTS / "plain_decoder.py")
     if spec is None or spec.loader is None or not (_TESTS / "plain_decoder.py").exists():
-        raise UsageError("The plain decoder lies with the tests: run this in a checkout.")
+        raise UsageError("The plain decoder is part of the tests: run this in a checkout.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -39,7 +39,7 @@ def _load_plain() -> ModuleType:
 
 
 class _Targets:
-    """What an input is given to. Made once, within atheris' instrumentation."""
+    """The decoders under test. Create it once, within atheris' instrumentation."""
 
     def __init__(self) -> None:
         from codec import pco, rice
@@ -55,14 +55,14 @@ class _Targets:
         rng = np.random.default_rng(0)
         self.old = [(name, DTYPES[name], self._weights(rng, DTYPES[name])) for name in _KINDS]
         self.parsers: tuple[Callable[[bytes], Any], ...] = (
-            Layout.from_bytes,  # what follows is signed by whoever made it: a decoder trusts no signer either
+            Layout.from_bytes,  # the following are signed here, since decoders must be safe with any signer
             lambda body: open_header(key.seal(b"swarm-node chunk 1", body), key.public),
             lambda body: open_manifest(key.seal(b"swarm-node manifest 1", body), key.public),
         )
 
     @staticmethod
     def _weights(rng: np.random.Generator, dtype: Any) -> Any:
-        """Some exponents, so that there are several classes."""
+        """Return bits with several exponents, so that the coders use several classes."""
         bits = rng.integers(0, 256, _ELEMENTS * dtype.itemsize, dtype=np.uint8).view(dtype.bits).astype(np.uint64)
         if dtype.exponent_shift is not None:
             low = (1 << dtype.exponent_shift) - 1
@@ -70,7 +70,7 @@ class _Targets:
         return bits.astype(dtype.bits)
 
     def one(self, data: bytes) -> None:
-        """Decode one input with what its first byte says."""
+        """Decode one input with the decoder that its first byte selects."""
         if not data:
             return
         choice, rest = data[0] % 16, data[1:]
@@ -103,7 +103,7 @@ class _Targets:
 
 
 def _corpus(targets: _Targets, folder: Path) -> None:
-    """Honest inputs to start from."""
+    """Write valid inputs to start from."""
     from codec import pco, rice
     from codec.chunk import BlockDelta, ChunkKey, seal_chunk
     from codec.manifest import Manifest
@@ -134,7 +134,7 @@ def _load() -> tuple[Callable[[bytes], None], Callable[[Path], None]]:
 
 def main() -> int:
     import codec.kernels.planes
-    import codec.kernels.scan  # noqa: F401  # before the others, and not instrumented: these are compiled
+    import codec.kernels.scan  # noqa: F401  # import before instrumentation: compiled code must not be instrumented
 
     return fuzz(__doc__, ["codec", "plain_decoder"], _load)
 

@@ -1,4 +1,4 @@
-"""HTTP requests as kinds: a head of lines, and JSON bodies of the gateway's own types."""
+"""Kinds of HTTP requests: heads line by line, and JSON bodies of the gateway's own types."""
 
 from typing import Any, Final
 
@@ -28,11 +28,11 @@ _SAMPLES: Final[dict[str, Any]] = {
     "stream_options": {"include_usage": False},
     "chat_template_kwargs": {"k": 1},
 }
-"""Where the table's example would not do together with the others."""
+"""Values of parameters whose example in `PARAMETERS` does not fit together with the other examples."""
 
 
 def _sample(endpoint: str) -> dict[str, Any]:
-    """A body with every field, that asks for nothing that is refused."""
+    """Return a body with every field and no value that the gateway refuses."""
     found: dict[str, Any] = {}
     for row in PARAMETERS:
         if endpoint in row.on:
@@ -73,7 +73,7 @@ _JSON_ONLY: Final = (
 
 
 def _json_fields(kind: type, sample: Any, name: str) -> tuple[Field, ...]:
-    """Without the mutations that only MessagePack can write, with those that only JSON can."""
+    """Return the fields of a JSON body, with mutations that JSON can encode and those that only JSON has."""
     return tuple(
         Field(field.name, field.path, (*(m for m in field.mutations if _json_can(m, field, sample)), *_JSON_ONLY))
         for field in fields_of(kind, sample, name)
@@ -105,7 +105,7 @@ def _written(value: Any) -> bytes:
 
 
 def to_json(value: Any) -> bytes:
-    """As JSON; b"\\xc1" when it cannot be."""
+    """Encode as JSON; b"\\xc1" when JSON cannot express the value."""
     try:
         return msgspec.json.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError):
@@ -121,7 +121,7 @@ def _post(path: str, body: bytes) -> bytes:
 
 
 def body_kinds() -> list[Kind]:
-    """Every body that the gateway takes; and of each one with what no engine here could do, for the fields in that."""
+    """Return a kind for each body of the gateway, and one more for fields that no engine here supports."""
     found: list[Kind] = []
     for cls, (path, sample) in BODIES.items():
         found.append(_body_kind(f"POST {path}", cls, path, sample))
@@ -245,14 +245,14 @@ _WHOLE: Final = (
 
 
 def _head(parts: list[Any]) -> bytes:
-    """Lines, with nothing put right."""
+    """Join the lines of a request without correcting anything."""
     found = [part if isinstance(part, bytes) else b"" for part in parts]
     line, headers, body = found[:3], found[3:-1], found[-1:]
     return b" ".join(line) + b"\r\n" + b"".join(each + b"\r\n" for each in headers) + b"\r\n" + b"".join(body)
 
 
 def head_kind() -> Kind:
-    """A request, line by line."""
+    """Return the kind of a request whose lines are mutated."""
     fields = (
         Field("head", (), _WHOLE),
         *(Field(f"head.{name}", (i,), _ALL) for i, name in enumerate(_NAMES)),

@@ -1,4 +1,4 @@
-"""What the guided fuzzers share: their flags, the folder of inputs, and libFuzzer by way of atheris."""
+"""The command line and the libFuzzer run (through atheris) that the guided fuzzers share."""
 
 import argparse
 import sys
@@ -15,10 +15,10 @@ Corpus = Callable[[Path], None]
 
 
 def fuzz(about: str | None, packages: Sequence[str], load: Callable[[], tuple[Target, Corpus]]) -> int:
-    """Look for inputs that make the target fail, for as long as the user says. Ends the process.
+    """Search for inputs that make the target fail, for `--seconds`. Ends the process.
 
-    `load` imports what is to be tested, from `packages`, and gives the target and what writes honest inputs to start
-    from into a folder. Without atheris: a sentence, and 2.
+    `load` imports the code under test from `packages`, and returns the target and a function that writes valid inputs
+    into a folder. Without atheris the function prints how to install it and returns 2.
     """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=int, default=60)

@@ -1,4 +1,4 @@
-"""The local sockets: kinds of their messages, and a connection that says what it was given."""
+"""Kinds of the messages on local sockets, and a scripted channel that delivers given frames."""
 
 import struct
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ _HEAD: Final = struct.Struct("<IB")
 
 
 def frame(body: bytes) -> bytes:
-    """A body as it travels, without descriptors."""
+    """Return the frame of a body, without descriptors."""
     return _HEAD.pack(len(body), 0) + body
 
 
 def local_kinds(union: Any, samples: dict[type, Any] | None = None) -> list[Kind]:
-    """Every message of a union. `samples`: plain values of those that their types alone do not make valid."""
+    """Return a kind for every message of a union. `samples`: valid plain values where the type alone gives none."""
     found = samples or {}
     return [_kind(cls, found.get(cls) or sample_of(cls)) for cls in get_args(union)]
 
@@ -37,8 +37,11 @@ def _kind(cls: type, sample: Any) -> Kind:
 
 
 class ScriptedChannel:
-    """In the place of `node.ipc.async_channel.AsyncChannel`: says what it was given, through the real reader of frames,
-    and hangs up. What it is sent is packed, as it would be, and forgotten."""
+    """Replaces `node.ipc.async_channel.AsyncChannel`.
+
+    It delivers the given frames through the real frame reader and then hangs up. Messages sent to it are encoded, as in
+    the real channel, and kept in `sent`.
+    """
 
     def __init__(self, receives: Any, frames: Sequence[bytes]) -> None:
         self._frames = FrameReader(receives)
@@ -51,7 +54,7 @@ class ScriptedChannel:
         self.sent.append(message)
 
     async def recv(self) -> tuple[Any, list[int]]:
-        for _ in range(3):  # whoever was told something may do it first
+        for _ in range(3):  # let other tasks react to earlier messages first
             await trio.lowlevel.checkpoint()
         while (found := self._frames.next_message()) is None:
             if not self._left:

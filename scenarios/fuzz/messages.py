@@ -1,6 +1,6 @@
-"""The kinds of message and document that peers send: every tag of `swarm.protocol.core.wire`, and what they carry.
+"""The kinds of messages and documents that peers send: every tag of `swarm.protocol.core.wire` and its documents.
 
-`make` gets a `Scene`. A document is mutated, signed by whoever a hostile peer can sign for, and put into its message.
+`Kind.make` gets a `Scene`. A document is mutated, signed with a key that the kind chooses, and put into its message.
 """
 
 import zlib
@@ -67,7 +67,7 @@ BUILD: Final[dict[type, Callable[[Scene], wire.Message]]] = {
 
 
 def pack(message: msgspec.Struct) -> bytes:
-    """As it travels, however large."""
+    """Encode a message as on the wire, without the size limit."""
     return bytes((wire.PROTOCOL,)) + msgspec.msgpack.encode(message)
 
 
@@ -82,17 +82,17 @@ def _outer(cls: type[wire.Message]) -> Kind:
 
 
 def message_kinds() -> list[Kind]:
-    """Every tag. `KeyError`: a message was added to `wire` and not to `BUILD` here."""
+    """Return a kind for every tag. Raises `KeyError` when `BUILD` lacks a message of `wire`."""
     return [_outer(cls) for cls in MESSAGES]
 
 
 def body_of(scene: Scene, document: Capability | Grant | Heartbeat | Report) -> Any:
-    """A document as a plain value, as its signature covers it."""
+    """Return the signed body of a document as a plain value."""
     return msgspec.msgpack.decode(scene.seal_of(document)[64:])
 
 
 def sealed_as(cls: type, scene: Scene, body: bytes) -> bytes:
-    """Signed, under the domain of this document, by whoever signs such."""
+    """Sign a body under the domain of this document: reports by the speaker, all others by the authority."""
     key = scene.me if cls is Report else scene.authority
     return key.seal(documents._DOMAINS[cls], body)
 
@@ -104,7 +104,7 @@ def _document(
     carry: Callable[[Scene, bytes], wire.Message],
     more: tuple[Field, ...] = (),
 ) -> Kind:
-    """A document of `documents`, in the message that `carry` makes of it."""
+    """Return the kind of a document of `documents` inside the message that `carry` makes of it."""
     return Kind(
         name,
         fields_of(cls, body_of(Scene(), make(Scene()))) + more,
@@ -135,13 +135,14 @@ MADE_UP: Final = 4095
 
 @cache
 def _made_up(signed: bytes) -> tuple[bytes, ...]:
-    """Valid reports of peers that nobody knows, each of another key. `signed`: an example of how this run signs."""
+    """Return valid reports of unknown peers, each with its own key. `signed`: a sample signature of this run, which
+    keys the cache."""
     scenes = [Scene(me=key_of(f"made up {i}"), slot=i, count=lambda: 1 << 40) for i in range(MADE_UP)]
     return tuple(scene.seal_of(scene.report()) for scene in scenes)
 
 
 def _flood_kind() -> Kind:
-    """As many reports by made-up keys as a message takes: each costs a signature check."""
+    """Return the kind of a message full of reports by made-up keys, each of which costs a signature check."""
 
     def flood(scene: Scene, body: bytes) -> bytes:
         reports = _made_up(scene.me.seal(b"", b""))
@@ -171,7 +172,7 @@ def _succession_kind() -> Kind:
 
 
 def _roster_kind() -> Kind:
-    """A whole roster of mutated bytes, with a change that names their hash."""
+    """Return the kind of a whole roster of mutated bytes, with a change that names their hash."""
     return Kind(
         "RosterNews/Roster",
         fields_of(roster.Roster, plain(Scene().plan())),
@@ -182,7 +183,7 @@ def _roster_kind() -> Kind:
 
 
 def _whole_kind() -> Kind:
-    """The pair of change and body, itself mutated."""
+    """Return the kind in which the pair of change and body is itself mutated."""
     return Kind(
         "RosterNews/pair",
         fields_of(roster._Whole, msgspec.msgpack.decode(Scene().sealed_roster()), "pair"),
@@ -196,7 +197,7 @@ MANIFEST_NAMES: Final = ["magic", "swarm", "epoch", "version", "attempt", "paren
 
 
 def manifest_values(scene: Scene) -> list[Any]:
-    """A manifest, value by value."""
+    """Return the values of a manifest in the order of its encoding."""
     m = scene.manifest()
     return [manifests._MAGIC, m.swarm, m.epoch, m.version, m.attempt, m.parent_root, m.root, m.layout_hash,
             m.payload_bytes, m.changed, len(m.chunk_ids), *m.chunk_ids]  # fmt: skip
@@ -214,12 +215,11 @@ def _manifest_kind() -> Kind:
 
 
 def _welcome(scene: Scene, **changed: bytes) -> wire.Message:
-    made = BUILD[wire.Welcome](scene)
-    return msgspec.structs.replace(made, **changed)
+    return msgspec.structs.replace(BUILD[wire.Welcome](scene), **changed)
 
 
 def document_kinds() -> list[Kind]:
-    """Every document that rides in a message, in each message that carries it."""
+    """Return a kind for every document in each message that carries it."""
     return [
         _document("Reports/Report", Report, lambda s: s.report(), lambda s, d: wire.Reports(s.stripe, (d,))),
         _document("Reports/many", Report, lambda s: s.report(), lambda s, d: wire.Reports(s.stripe, (d,) * 64)),

@@ -1,7 +1,7 @@
-"""Drives a target: chooses what to mutate, gives it, times it, and tells how an escape can be seen again.
+"""Drives a target: chooses mutations, gives messages, times them, and reports how to reproduce an escape.
 
-A case is decided by (seed, number) and the state of its world. A world lives for an *episode*: to see case 7,321 of a
-target with episodes of 5,000 again, cases 5,000 to 7,321 are run.
+A case is determined by (seed, number) and the state of its world. A world exists for one episode: to reproduce case
+7,321 of a target with episodes of 5,000 cases, run cases 5,000 to 7,321.
 """
 
 import gc
@@ -28,17 +28,17 @@ __all__ = ["Escape", "Result", "Triple", "deck_of", "fuzz", "replay"]
 CHECK_EVERY: Final = 100
 SIZES_EVERY: Final = 2500
 COLLECT_EVERY: Final = 4000
-"""Garbage, which is not collected while a message is timed."""
+"""Cases between garbage collections, which are off while a message is timed."""
 FOCUS: Final = 3
-"""Fields that an episode looks at more closely."""
+"""Fields that an episode tries more often."""
 TWO_OF: Final = 6
-"""One case in so many changes two fields."""
+"""One case in this many changes two fields."""
 WHEN: Final = ("repeated", "stale", "reordered")
-"""Given three times; one of its kind that was given before, instead; the one after it first."""
+"""Give the message three times; give an earlier message of its kind instead; give it after the next message."""
 
 
 class Triple(NamedTuple):
-    """One thing to try: this mutation of this field of this kind. `field` None: of the encoded whole."""
+    """A mutation of one field of one kind. `field` None: a mutation of the encoded message."""
 
     kind: Kind
     field: Field | None
@@ -50,7 +50,7 @@ class Triple(NamedTuple):
 
 
 def deck_of(kinds: Sequence[Kind]) -> list[Triple]:
-    """All that can be tried, once each."""
+    """Return every triple once."""
     found = [Triple(kind, field, mutation) for kind in kinds for field in kind.fields for mutation in field.mutations]
     found += [Triple(kind, None, mutation) for kind in kinds for mutation in ENCODED]
     same = Mutation("", lambda data, rng: data)
@@ -59,7 +59,7 @@ def deck_of(kinds: Sequence[Kind]) -> list[Triple]:
 
 @dataclass
 class Slowest:
-    """The costliest event."""
+    """The event that took the most CPU time."""
 
     seconds: float = 0.0
     label: str = ""
@@ -68,7 +68,7 @@ class Slowest:
 
 @dataclass
 class Result:
-    """What a run did."""
+    """The statistics and escapes of one run."""
 
     target: str
     cases: int = 0
@@ -78,29 +78,29 @@ class Result:
     """Indices into the deck."""
     deck: list[Triple] = field(default_factory=list)
     outcomes: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
-    """By kind and field."""
+    """Counts of outcomes by kind and field."""
     slow: dict[tuple[str, str], Slowest] = field(default_factory=dict)
-    """Over the target's limit, by kind and field."""
+    """Events over the target's time limit, by kind and field."""
     slowest: Slowest = field(default_factory=Slowest)
     sizes: dict[str, int] = field(default_factory=dict)
-    """The largest that each table was."""
+    """The largest size of each table."""
     escapes: "dict[str, Escape]" = field(default_factory=dict)
-    """By where they came from."""
+    """Escapes by the place that raised them."""
 
     @property
     def escape(self) -> "Escape | None":
-        """The first."""
+        """The first escape."""
         return next(iter(self.escapes.values()), None)
 
     @property
     def rate(self) -> float:
-        """Cases a second of processor time: machines are busy with other things."""
+        """Cases per CPU second, which other load on the machine does not change."""
         return self.cases / self.cpu_s if self.cpu_s else 0.0
 
 
 @dataclass
 class Escape:
-    """Something got out. `replay`: for `--replay`."""
+    """An exception or broken property. `replay`: the argument of `--replay`."""
 
     target: str
     seed: int
@@ -110,7 +110,7 @@ class Escape:
     data: bytes
     trace: str = ""
     alone: bool = False
-    """It happens in a new world too, with nothing before it, and with the one field that `labels` then names."""
+    """It also happens as the first message in a new world, with only the mutation that `labels` then names."""
     only: int | None = None
 
     @property
@@ -125,9 +125,12 @@ class _Case(NamedTuple):
 
 
 class _Chooser:
-    """Which triples a case has: every other one is the next of the deck, which is gone through in a new order again and
-    again. Those between are of a few fields that the episode looks at more closely, so that what takes several such
-    messages in a row is found too. Some cases have a second mutation."""
+    """Chooses the triples of each case.
+
+    Every second case takes the next triple of the deck, which is shuffled anew for each round. The others try a few
+    fields on which the episode focuses, to find failures that take several such messages. Some cases have a second
+    mutation.
+    """
 
     def __init__(self, deck: list[Triple], seed: int, episode: int) -> None:
         self.deck, self.seed = deck, seed
@@ -143,7 +146,7 @@ class _Chooser:
             self._by_field.setdefault((triple.kind.name, triple.field.name if triple.field else ""), []).append(i)
 
     def case(self, number: int) -> tuple[int, _Case]:
-        """(index into the deck, the case)."""
+        """Return the index into the deck, and the case."""
         rng = random.Random(self.seed << 40 | number)
         focused = number % 2 == 1 and self._episode < FOREVER
         index = rng.choice(self._focus(number)) if focused else self._next(number)
@@ -168,7 +171,7 @@ class _Chooser:
 
 
 def _built(world: World, case: _Case, only: int | None = None) -> bytes:
-    """The bytes of a case. `only`: leave out all mutations but this one."""
+    """Return the bytes of a case. `only`: apply only the mutation with this index."""
     kind = case.triples[0].kind
     tree = kind.make(world)
     last: Mutation | None = None
@@ -178,11 +181,13 @@ def _built(world: World, case: _Case, only: int | None = None) -> bytes:
         if place is None:
             last = mutation
             continue
-        with suppress(TypeError, ValueError, IndexError, KeyError, AttributeError):  # the first left no such place
+        with suppress(
+            TypeError, ValueError, IndexError, KeyError, AttributeError
+        ):  # the first mutation removed this place
             tree = place.put(tree, mutation, case.rng)
     try:
         body = kind.encode(tree)
-    except (TypeError, OverflowError, ValueError, RecursionError):  # two mutations that no encoder can write
+    except (TypeError, OverflowError, ValueError, RecursionError):  # no encoding for these two mutations together
         body = b"\xc1"
     if last is not None and last in ENCODED:
         body = last.change(body, case.rng)
@@ -190,7 +195,7 @@ def _built(world: World, case: _Case, only: int | None = None) -> bytes:
 
 
 class _Player:
-    """Gives cases to the worlds of a target."""
+    """Plays cases in the worlds of a target."""
 
     def __init__(self, target: Target, chooser: _Chooser, result: Result, *, cheap: bool) -> None:
         self._target, self._chooser, self._result, self.cheap = target, chooser, result, cheap
@@ -200,7 +205,7 @@ class _Player:
         self.data = b""
 
     def fresh(self, number: int) -> None:
-        """A new world, for the episode of this case."""
+        """Create a new world for the episode of this case."""
         self.close()
         self.world = self._target.world(random.Random(f"{self._chooser.seed} {number // self._target.episode}"))
         self._sent.clear()
@@ -212,7 +217,7 @@ class _Player:
             self.world = None
 
     def play(self, number: int) -> tuple[int, _Case]:
-        """One case, timed. Whatever it raises is an escape."""
+        """Play and time one case. Any exception that it raises is an escape."""
         world = self.world
         assert world is not None
         index, case = self._chooser.case(number)
@@ -252,7 +257,7 @@ class _Player:
 
 @lru_cache(maxsize=4096)
 def _short(outcome: str) -> str:
-    """Without the numbers and names in it, so that few are distinct."""
+    """Replace numbers and names in an outcome, so that few distinct outcomes remain."""
     return re.sub(r"'[^']*'|`[^`]*`|[0-9a-f]{8,}|-?\d[\d.e+]*", "#", outcome)[:80]
 
 
@@ -270,15 +275,18 @@ def fuzz(
     signatures: bool = False,
     say: Say = lambda result: None,
 ) -> Result:
-    """Give `target` so many cases, or as many as there is time for. Ends at the first escape, or after so many that
-    came from different lines. `signatures`: real ones."""
+    """Play `cases` cases against `target`, or as many as `seconds` allow.
+
+    Ends after `most_escapes` escapes from different lines. `signatures`: use real signatures. `say` is called about
+    every 10 s with the result so far.
+    """
     with cheap(not signatures), _strict():
         return _fuzz(target, cases, seed, seconds, start, most_escapes, not signatures, say)
 
 
 @contextmanager
 def _strict() -> Iterator[None]:
-    """Guards raise what they would survive: that is what is looked for."""
+    """Make guards raise the exceptions that they otherwise only log, so that the fuzzer sees them."""
     before = os.environ.get("SWARM_STRICT")
     os.environ["SWARM_STRICT"] = "1"
     try:
@@ -297,7 +305,7 @@ def _fuzz(
     player = _Player(target, _Chooser(result.deck, seed, target.episode), result, cheap=cheaply)
     began, told, began_cpu_s = time.monotonic(), time.monotonic(), time.process_time()
     was_enabled = gc.isenabled()
-    gc.disable()  # a collection of old garbage is nobody's message
+    gc.disable()  # a collection would count against a random message
     try:
         for number in range(start, start + cases):
             try:
@@ -310,7 +318,7 @@ def _fuzz(
                     player.world.check()
                 if number % SIZES_EVERY == SIZES_EVERY - 1 and player.world is not None:
                     _measure(target, player.world, result)
-            except Exception as error:  # this is what the whole is for
+            except Exception as error:  # an escape
                 place = _place(error)
                 if place not in result.escapes:
                     result.escapes[place] = _escaped(target, seed, number, error, player)
@@ -337,7 +345,7 @@ def _fuzz(
 
 
 def _place(error: BaseException) -> str:
-    """Where it was raised, in our own code: two of one line are one."""
+    """Return the line of our code that raised the error; escapes of the same line count as one."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [f for f in frames if "scenarios/fuzz" not in f.filename and "site-packages" not in f.filename]
     last = (ours or frames)[-1]
@@ -364,7 +372,7 @@ def _named(error: BaseException) -> str:
 
 
 def _smaller(target: Target, escape: Escape) -> Escape | None:
-    """The same with nothing before it, and with one field only where that is enough."""
+    """Reproduce the escape in a new world, with a single mutation if that suffices. None: it needs earlier messages."""
     choices: list[int | None] = [*range(len(escape.labels)), None] if len(escape.labels) > 1 else [None]
     for only in choices:
         labels = escape.labels if only is None else [escape.labels[only]]
@@ -376,7 +384,7 @@ def _smaller(target: Target, escape: Escape) -> Escape | None:
 
 
 def _alone(target: Target, seed: int, number: int, only: int | None) -> tuple[str, bytes, str] | None:
-    """(error, bytes, trace) of a case by itself; None when nothing escapes."""
+    """Play one case in a new world; return error, bytes and trace, or None when nothing escapes."""
     _, case = _Chooser(deck_of(target.kinds), seed, target.episode).case(number)
     data = b""
     world = target.world(random.Random(f"{seed} {number // target.episode}"))
@@ -385,7 +393,7 @@ def _alone(target: Target, seed: int, number: int, only: int | None) -> tuple[st
         data = _built(world, case, only)
         world.give(case.triples[0].kind, data)
         world.check()
-    except Exception as error:  # the escape that is looked for
+    except Exception as error:  # an escape, as in `_fuzz`
         return _named(error), data, traceback.format_exc(limit=-6, chain=False)
     finally:
         world.close()
@@ -393,7 +401,7 @@ def _alone(target: Target, seed: int, number: int, only: int | None) -> tuple[st
 
 
 def replay(target: Target, rest: str) -> Escape | None:
-    """Run again what `Escape.replay` names, less the target's name; the escape, or None when it is gone."""
+    """Reproduce an escape. `rest`: `Escape.replay` without the target's name. None: nothing escapes any more."""
     seed, number, *how = rest.split(":")
     if how and how[0] == "alone":
         only = int(how[1]) if len(how) > 1 else None
@@ -407,7 +415,7 @@ def replay(target: Target, rest: str) -> Escape | None:
 
 
 def lines(result: Result, *, table: bool = False) -> Iterator[str]:
-    """The result, for people."""
+    """Format the result as text lines."""
     distinct = sum(len(found) for found in result.outcomes.values())
     yield (
         f"{result.target:<12} {result.cases:>9,} cases in {result.seconds:.0f} s ({result.rate:,.0f} a CPU second); "
@@ -423,10 +431,10 @@ def lines(result: Result, *, table: bool = False) -> Iterator[str]:
         for (kind, name), found in sorted(result.outcomes.items()):
             yield f"  {kind} | {name} | " + ", ".join(f"{what}: {n}" for what, n in found.most_common(6))
     for escape in result.escapes.values():
-        yield from _told(escape)
+        yield from _escape_lines(escape)
 
 
-def _told(escape: Escape) -> Iterator[str]:
+def _escape_lines(escape: Escape) -> Iterator[str]:
     yield f"ESCAPE from {escape.target}, seed {escape.seed}, case {escape.number}: {escape.error}"
     for label in escape.labels:
         yield f"  {label}"

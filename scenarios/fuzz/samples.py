@@ -1,5 +1,4 @@
-"""A valid value of any message type, made from the type alone: for the messages of local sockets, of which many fields
-are of no account to whoever reads them."""
+"""Makes a valid value of any message type from the type alone. The messages of local sockets use it."""
 
 from typing import Any
 
@@ -9,7 +8,7 @@ __all__ = ["sample_of"]
 
 
 def sample_of(kind: Any) -> Any:
-    """A plain value of this type in which no list is empty and nothing is nil."""
+    """Return a plain value of this type without empty lists and nil. Raises `TypeError` for an unsupported type."""
     return _made(types.type_info(kind))
 
 

@@ -1,6 +1,6 @@
-"""Who speaks, and valid documents for it to speak of: what messages are made from.
+"""The sender of messages and the valid documents from which messages are made.
 
-A world is a scene, or has one. Where no world changes it, it is a swarm of two: an authority, and a member at slot 1.
+A world is a scene or has one. The default scene is a swarm of two: an authority, and a member at slot 1.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ __all__ = ["AUTHORITY", "LAYOUT", "Scene", "key_of", "manifest_of", "root_of"]
 
 @cache
 def key_of(name: str) -> Key:
-    """The same key for the same name, always."""
+    """Return a key that depends only on the name."""
     return Key(blake3(name.encode()).digest())
 
 
@@ -34,12 +34,12 @@ LAYOUT = Layout(
 
 
 def root_of(epoch: int, version: int) -> bytes:
-    """The state root that version has here."""
+    """Return the made-up state root of a version."""
     return blake3(f"root {epoch} {version}".encode()).digest()
 
 
 def manifest_of(version: int, chunks: tuple[bytes, ...] = (), epoch: int = 0, attempt: int = 0) -> Manifest:
-    """The manifest of a version."""
+    """Return the manifest of a version."""
     parent = root_of(epoch, version - 1) if version else bytes(32)
     root = root_of(epoch, version)
     return Manifest(AUTHORITY.public, epoch, version, attempt, parent, root, LAYOUT.hash, chunks, 1000, 10)
@@ -47,7 +47,7 @@ def manifest_of(version: int, chunks: tuple[bytes, ...] = (), epoch: int = 0, at
 
 @dataclass
 class Scene:
-    """`me`: who speaks. `beat`: the sealed heartbeat that reports name. `count()`: of reports, rising."""
+    """`me`: the sender's key. `beat`: the sealed heartbeat that reports name. `count()`: the next report number."""
 
     authority: Key = AUTHORITY
     me: Key = field(default_factory=lambda: key_of("member"))
@@ -89,7 +89,7 @@ class Scene:
         return Member(slot, key.public, (f"/ip4/198.51.100.{slot}/tcp/4001",), True, f"n{slot}", "eu", 100.0, False)
 
     def plan(self) -> Roster:
-        """The roster that there is, or one of two members."""
+        """Return the scene's roster, or one of two members."""
         if self.roster is not None:
             return self.roster
         members = (self.member(0, key_of("other")), self.member(self.slot, self.me))
@@ -102,7 +102,7 @@ class Scene:
         return Change(self.swarm, old.boot, old.serial + 1, old.stamp, old.authority, (0,), altered, moves, old.digest)
 
     def whole(self, body: bytes, roster: Roster | None = None) -> bytes:
-        """A whole roster of these bytes, with a change that proves it."""
+        """Return a whole roster of these bytes, with a signed change that names their hash. Empty: the real bytes."""
         roster = roster or self.plan()
         stripes = ((),) * roster.stripes
         change = Change(
@@ -115,12 +115,12 @@ class Scene:
         return manifest_of(self.version + 1, (bytes(32), b"\1" * 32))
 
     def header(self) -> bytes:
-        """A sealed header of a chunk of the next version."""
+        """Return the sealed header of a chunk of the next version."""
         deltas = [BlockDelta(block, block % 3, bytes(32), bytes(20_000)) for block in (0, 1)]
         key = ChunkKey(0, self.version + 1, 0, 0)
         return seal_chunk(key, root_of(0, self.version), LAYOUT.hash, deltas, self.authority).header
 
-    # What only the authority signs, and everyone passes on: a world has the newest that there is.
+    # Documents that the authority signs and every member passes on. A world overrides these with its newest ones.
 
     def sealed_heartbeat(self) -> bytes:
         return self.seal_of(self.heartbeat())
@@ -135,7 +135,7 @@ class Scene:
         return self.manifest().seal(self.authority)
 
     def seal_of(self, document: Capability | Grant | Heartbeat | Report) -> bytes:
-        """Signed by whoever signs such."""
+        """Seal a document: a report with the sender's key, any other with the authority's."""
         return seal(document, self.me if isinstance(document, Report) else self.authority)
 
 
@@ -146,5 +146,5 @@ def _whole(change: bytes, body: bytes) -> bytes:
 
 
 def block_hashes() -> np.ndarray:
-    """Of a replica of the layout that holds zeros."""
+    """Return made-up block hashes of the layout: zeros, uint8 [n_blocks, 32]."""
     return np.zeros((LAYOUT.n_blocks, 32), np.uint8)

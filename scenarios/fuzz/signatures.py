@@ -1,8 +1,8 @@
-"""Signatures that cost nothing, while fuzzing: what is looked for lies behind them.
+"""Cheap signatures for fuzzing, so that more cases reach the code behind the signature checks.
 
-A signature is a hash that names the signer, the domain and the body, so that everything that a real one refuses is
-refused still. Anybody could make one; nobody here makes another's, but where a kind says so. Each check is counted, and
-charged as what a real one costs.
+A signature is a hash over the signer, the domain and the body, so every mismatch that a real signature detects is still
+refused. Any process could forge one; the fuzzers only do so where a kind says so. Each check is counted, and charged
+with the CPU time of a real one.
 """
 
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ from codec.errors import PeerError
 __all__ = ["CHECK_S", "cheap", "checked"]
 
 CHECK_S: Final = 1e-4
-"""Processor time of one Ed25519 verification."""
+"""CPU time of one Ed25519 verification."""
 
 checked = [0]
-"""Signatures that were checked since the process began."""
+"""Number of signatures checked since the process began."""
 
 
 def _signature(public: bytes, domain: bytes, body: bytes) -> bytes:
@@ -39,8 +39,10 @@ def _sign(self: sign.Key, domain: bytes, body: bytes) -> bytes:
 
 @contextmanager
 def cheap(on: bool = True) -> Iterator[None]:
-    """While this lasts, keys sign and check by hashes. Documents made before are not valid in it. `on` False: only
-    count."""
+    """Make keys sign and verify with hashes inside the context. Documents signed outside are not valid inside.
+
+    `on` False: real signatures, only counted.
+    """
     real_verify, real_sign = sign.verify, sign.Key.sign
 
     def counted(public: bytes, domain: bytes, body: bytes, signature: bytes) -> None:

@@ -1,4 +1,4 @@
-"""How much a process remembers: the sizes of all tables that can be reached from an object, by where they are."""
+"""Measures the sizes of all tables that can be reached from an object."""
 
 import random
 from collections import deque
@@ -9,11 +9,14 @@ import msgspec
 __all__ = ["sizes_of"]
 
 _LOOKED_AT: Final = 64
-"""Entries of a table whose own tables are counted: those of the others are like them."""
+"""Entries per table whose own tables are measured; the other entries are assumed to be alike."""
 
 
 def sizes_of(root: Any, name: str) -> dict[str, int]:
-    """Entries by path: those of all tables at one path (`core.sessions[].asked`) together."""
+    """Return the number of entries by path, summed over all tables at one path (`core.sessions[].asked`).
+
+    A bytearray counts in KiB.
+    """
     found: dict[str, int] = {}
     seen: set[int] = set()
     todo: list[tuple[str, Any]] = [(name, root)]

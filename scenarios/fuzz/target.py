@@ -1,4 +1,4 @@
-"""What is fuzzed: a target makes worlds, and a world takes messages. `run` drives them."""
+"""The interface of fuzz targets: a target creates worlds, and a world takes messages. `run` drives them."""
 
 import random
 from abc import ABC, abstractmethod
@@ -10,55 +10,54 @@ from scenarios.fuzz.fields import Kind
 __all__ = ["FOREVER", "Broken", "Target", "World"]
 
 FOREVER: Final = 1 << 40
-"""The episode of a target without a state."""
+"""The episode of a target without state."""
 
 
 class Broken(AssertionError):
-    """Something that must be true whatever a peer sends is not: the text says what."""
+    """A property that must hold for any input is violated; the text names it."""
 
 
 class World(ABC):
-    """One run of what is fuzzed, from its start: a core with its sessions, say, or nothing at all."""
+    """One instance of the code under test: for example a core with its sessions, or a decoder without state."""
 
     off_loop_s: float = 0.0
-    """Processor time of the last message that another thread would have spent."""
+    """CPU time of the last message that the product spends in another thread."""
 
-    def turn(self, rng: random.Random) -> None:  # noqa: B027 - most have nothing to do
-        """Before each case: let time pass, let honest peers speak, choose who speaks now."""
+    def turn(self, rng: random.Random) -> None:  # noqa: B027 - most worlds do nothing here
+        """Prepare the next case: let time pass, let honest peers send, choose the sender."""
 
     @abstractmethod
     def give(self, kind: Kind, data: bytes) -> str:
-        """Take one message; a few words on what became of it. Any exception that leaves it is an escape."""
+        """Give one message to the code under test; return its outcome in a few words. Any exception is an escape."""
 
     def check(self) -> None:  # noqa: B027
-        """Now and then: raise `Broken` unless all is as it must be."""
+        """Raise `Broken` when a property is violated. Called every `run.CHECK_EVERY` cases."""
 
     def sizes(self) -> dict[str, int]:
-        """Entries of each table that a peer could make grow."""
+        """Return the number of entries of each table that a peer could make grow."""
         return {}
 
     def close(self) -> None:  # noqa: B027
-        """Give back files and the like."""
+        """Release files and other resources."""
 
 
 class Target(ABC):
-    """One thing that reads what others send."""
+    """One reader of messages that is fuzzed."""
 
     name: ClassVar[str]
     about: ClassVar[str]
     episode: ClassVar[int] = 5000
-    """Cases until the world is made anew: what has to be run again to see an escape again."""
+    """Cases per world. Reproducing an escape takes at most this many cases."""
     slow_s: ClassVar[float] = 0.05
-    """Of this thread's processor time: a message that takes longer stalls every other peer."""
+    """Limit on this thread's CPU time per message; a longer one would stall every other peer."""
     most_entries: ClassVar[int] = 20_000
-    """Of any one table."""
+    """Limit on the entries of any one table."""
     kinds: Sequence[Kind]
 
     @abstractmethod
     def world(self, rng: random.Random) -> World:
-        """A new one."""
+        """Create a new world."""
 
     def types(self) -> dict[str, Any]:
-        """The message types that the target must have kinds for, by the name of the kind: a new one without a kind
-        fails the test."""
+        """Return the message types that the target must cover, by name of the kind. A test checks that each has one."""
         return {}

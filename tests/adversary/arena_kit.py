@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import trio
 from kit import Swarm, Words, checkpoint, free_port, holds, root_of, step, swarm_in, weights
-from villain_kit import Member
+from peer_kit import Member
 
 from codec.sign import Key
 from node.settings import keyfile

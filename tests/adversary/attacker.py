@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import trio
+from peer_kit import GONE, Member
 from stranger_kit import (
     BROKEN,
     HEADER,
@@ -26,7 +27,6 @@ from stranger_kit import (
     tcp,
 )
 from traffic_kit import BULK, CONTROL, GOSSIP, REPLAY, gossip
-from villain_kit import GONE, Member
 
 from codec.sign import Key
 from node.settings.ticket import Ticket

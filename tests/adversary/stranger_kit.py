@@ -222,7 +222,7 @@ class ByHand:
             await self._write(frame(DATA, 0, self.stream, body=part))
 
 
-class Hoarder:
+class StreamFiller:
     """Many streams on one connection, each filled as far as the other end lets it, whose answers are never taken."""
 
     def __init__(self, tls: trio.SSLStream, streams: int, protocol: str, body: bytes) -> None:

@@ -36,7 +36,7 @@ def answers(token: bytes) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("which", list(answers(b"")))
-async def test_06_hole_punch_answer_that_is_no_utf8(which: str) -> None:
+async def test_06_hole_punch_answer_with_invalid_utf8(which: str) -> None:
     """The dialer of the circuit goes on: its transport lives, and the circuit still carries."""
     asked = trio.Event()
     async with world() as made:
@@ -71,7 +71,7 @@ async def test_06_hole_punch_answer_that_is_no_utf8(which: str) -> None:
         "/ip6/64:ff9b::7f00:1/tcp/22", "/ip6/2002:7f00:1::/tcp/22", "/dns4/127.0.0.1.nip.io/tcp/80",
     ],
 )  # fmt: skip
-def test_14_member_from_the_world_names_no_inner_address(address: str) -> None:
+def test_14_private_addresses_of_a_remote_member_are_not_dialed(address: str) -> None:
     """The seed dials back nothing but what the world can dial too, whether the member came directly or by a relay."""
     join = Join(b"", (address,), "", "", 0.0, 0.0, False)
     assert Enrolment(join, "/ip4/8.8.8.8/tcp/4001").claims() == ()

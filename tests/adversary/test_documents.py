@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import trio
 from arena_kit import Arena, observed
-from villain_kit import Member, Villain, members
+from peer_kit import HostilePeer, Member, members
 
 from codec.sign import Key
 from node.engines.base import SamplingParams
@@ -61,7 +61,7 @@ async def says_to_seed_and_box(arena: Arena, i: int, *messages_: Message) -> Non
         arena.unharmed()
 
 
-async def test_01_report_that_is_no_utf8(shared_arena: Arena) -> None:
+async def test_01_report_with_invalid_utf8(shared_arena: Arena) -> None:
     probe = await hostile_to(shared_arena, 1)
     async with probe.running():
         assert await probe.enter()
@@ -79,7 +79,7 @@ async def test_01_report_that_is_no_utf8(shared_arena: Arena) -> None:
     await shared_arena.works()
 
 
-async def test_01_other_documents_that_are_no_utf8(shared_arena: Arena) -> None:
+async def test_01_other_documents_with_invalid_utf8(shared_arena: Arena) -> None:
     """The same bytes where every other document stands: grants, heartbeats, rosters, manifests; as a stranger too."""
     junk = bytes(64) + b"\x9f" + b"\xa3" + INVALID
     lies: tuple[Message, ...] = (
@@ -91,13 +91,13 @@ async def test_01_other_documents_that_are_no_utf8(shared_arena: Arena) -> None:
     for i, lie in enumerate(lies):
         await says_to_seed_and_box(shared_arena, 0x30 + i, lie)
     for i, lie in enumerate((Hello(junk, 0, 0, 0, 0), Bye(junk), *lies)):
-        async with Villain(Key(bytes([0x60 + i]) * 32)).running() as villain:
+        async with HostilePeer(Key(bytes([0x60 + i]) * 32)).running() as hostile:
             for peer, port in (
                 (shared_arena.seed_public, shared_arena.seed_port),
                 (shared_arena.box_public, shared_arena.box_port),
             ):
-                stream = await villain.dial(peer, port)
-                await villain.say(stream, lie)
+                stream = await hostile.dial(peer, port)
+                await hostile.say(stream, lie)
     await shared_arena.works()
 
 
@@ -120,7 +120,7 @@ def rollouts(key: Key) -> list[bytes]:
     return [*signed, messages.seal_rollout(key, nan), messages.seal_rollout(Key(b"\x01" * 32), rollout)]
 
 
-async def test_02_rollout_that_is_no_utf8(shared_arena: Arena) -> None:
+async def test_02_rollout_with_invalid_utf8(shared_arena: Arena) -> None:
     from swarm.protocol.core.wire import Work
 
     sampling = SamplingParams(max_tokens=1)
@@ -169,7 +169,7 @@ async def test_05_reports_of_bytes_beyond_all_bounds(shared_arena: Arena) -> Non
     await shared_arena.works()
 
 
-async def test_boot_number_of_the_last(shared_arena: Arena) -> None:
+async def test_a_forged_heartbeat_is_dropped(shared_arena: Arena) -> None:
     """A heartbeat needs the swarm's own key: what a member makes up of one neither stops the seed nor is passed on."""
     async with observed(shared_arena), members(shared_arena.ticket, 1) as (member,):
         forged = bytes(64) + member.heartbeat[64:]

@@ -172,7 +172,7 @@ async def test_garbled_requests_cost_one_connection(gateway: Gateway) -> None:
     await gateway.serves()
 
 
-async def test_slow_and_many_clients_keep_nobody_out(gateway: Gateway) -> None:
+async def test_slow_and_many_clients_keep_no_other_client_out(gateway: Gateway) -> None:
     """From eight addresses: heads of which a byte comes a second, answers that are never read, connections that say
     nothing."""
     before = gateway.arena.process().rss_bytes

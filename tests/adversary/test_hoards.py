@@ -3,8 +3,8 @@
 import pytest
 import trio
 from arena_kit import FULL, MIB, Arena, observed
-from stranger_kit import BROKEN, Hoarder, certificate, context, quietly, secured
-from villain_kit import Member
+from peer_kit import Member
+from stranger_kit import BROKEN, StreamFiller, certificate, context, quietly, secured
 
 from codec import ChunkKey
 from codec.sign import Key
@@ -16,7 +16,7 @@ CONNECTIONS = 8
 STREAMS = 120
 MOST = 64 * MIB
 HALF_A_FRAME = pack_frame(Frame(FrameKind.HEADER, NO_STRIPE, ChunkKey(0, 1, 0, 0), 0, 0, 0, 1 << 20))
-HOARDS = {
+FILLS = {
     "echoes that are not taken": ("/ipfs/ping/1.0.0", b"x"),
     "frames that are never whole": ("/swarm-node/bulk/1", HALF_A_FRAME[:1]),
     "gossip that is never whole": ("/meshsub/1.1.0", b"\xff"),
@@ -25,9 +25,9 @@ HOARDS = {
 }
 
 
-@pytest.mark.parametrize("what", list(HOARDS) if FULL else list(HOARDS)[:2])
+@pytest.mark.parametrize("what", list(FILLS) if FULL else list(FILLS)[:2])
 @pytest.mark.parametrize("who", ["stranger", "member"])
-async def test_streams_that_nobody_reads(arena: Arena, what: str, who: str) -> None:
+async def test_unread_streams_use_bounded_memory(arena: Arena, what: str, who: str) -> None:
     """Over several connections, 120 streams each, filled as far as the windows reach."""
     key = Key(b"\x88" * 32)
     member = Member(key, arena.ticket)
@@ -35,18 +35,18 @@ async def test_streams_that_nobody_reads(arena: Arena, what: str, who: str) -> N
         if who == "member":
             assert await member.enter()
             nursery.start_soon(member.live)
-        shown, hoards = context(certificate(key)), []
+        shown, fillers = context(certificate(key)), []
         before, worst = arena.process().rss_bytes, 0
         for _ in range(CONNECTIONS):
             with quietly(*BROKEN):
-                hoards.append(Hoarder(await secured(arena.seed_port, shown), STREAMS, *HOARDS[what]))
-                nursery.start_soon(hoards[-1].run)
+                fillers.append(StreamFiller(await secured(arena.seed_port, shown), STREAMS, *FILLS[what]))
+                nursery.start_soon(fillers[-1].run)
         observer.reset()
         with trio.move_on_after(8):
             while True:
                 worst = max(worst, arena.process().rss_bytes - before)
                 await trio.sleep(0.1)
-        sent = sum(hoard.sent_bytes for hoard in hoards)
+        sent = sum(hoard.sent_bytes for hoard in fillers)
         nursery.cancel_scope.cancel()
     print(who, what, f"{worst / MIB:.0f} MiB, by {sent / MIB:.0f} MiB sent")
     assert worst <= MOST, f"{worst / MIB:.0f} MiB, by {sent / MIB:.0f} MiB sent"

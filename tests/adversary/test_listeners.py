@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 import trio
 from arena_kit import Arena, observed
+from peer_kit import Member
 from stranger_kit import GARBAGE_KEY, certificate, closed_by_peer, context, control_stream, listening, secured, tcp
-from villain_kit import Member
 
 from codec.sign import Key
 
@@ -45,7 +45,7 @@ async def test_03_dial_back_finds_a_garbage_key(shared_arena: Arena) -> None:
 
 
 @pytest.mark.parametrize("behave", ["reset", "silent", "garbage", "garbage extension", "wrong", "endless", "half"])
-async def test_04_dial_back_finds(shared_arena: Arena, behave: str) -> None:
+async def test_04_dial_back_of_a_misbehaving_listener(shared_arena: Arena, behave: str) -> None:
     async with observed(shared_arena) as observer:
         await probed(shared_arena, behave, Key.generate())
         assert observer.late_s < 1.0
@@ -74,7 +74,7 @@ async def test_04_listener_that_resets_many(shared_arena: Arena) -> None:
     ],
     ids=["garbage key", "zero key", "rsa", "empty extension", "endless extension", "bad signature"],
 )  # fmt: skip
-async def test_03_joiner_shows(shared_arena: Arena, wrong: dict) -> None:
+async def test_03_joiner_with_a_bad_certificate_is_refused(shared_arena: Arena, wrong: dict) -> None:
     """The same certificates from one that dials in: refused, and nobody else is."""
     shown = context(certificate(SAME_KEY, **wrong))
     for port in (shared_arena.seed_port, shared_arena.box_port):
@@ -93,7 +93,7 @@ async def test_20_unknown_critical_extension_is_refused(shared_arena: Arena) -> 
     await trio.aclose_forcefully(proper)
 
 
-async def test_22_clock_that_is_a_day_ahead(shared_arena: Arena) -> None:
+async def test_22_clock_a_day_ahead_is_admitted(shared_arena: Arena) -> None:
     """A certificate of tomorrow is a machine whose clock is wrong, and no attack: the key is what counts."""
     for ahead in (timedelta(days=1), timedelta(days=400)):
         tls = await secured(shared_arena.seed_port, context(certificate(SAME_KEY, begins_in=ahead)))
@@ -102,7 +102,7 @@ async def test_22_clock_that_is_a_day_ahead(shared_arena: Arena) -> None:
         await trio.aclose_forcefully(tls)
 
 
-async def test_tls_that_is_no_tls(shared_arena: Arena) -> None:
+async def test_bytes_that_are_not_tls_end_one_connection(shared_arena: Arena) -> None:
     """Bytes where TLS belongs, and connections that end at every step of the way in."""
     from stranger_kit import HEADER, TLS, said
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 from kit import Swarm, checkpoint, free_port, holds, layout_of, root_of, step, swarm_in, ticket_of, weights
-from villain_kit import GONE, Villain
+from peer_kit import GONE, HostilePeer
 
 from codec import BlockDelta, ChunkKey, Manifest, seal_chunk
 from codec.sign import Key
@@ -65,10 +65,10 @@ def where(swarm: Swarm) -> tuple[Key, int, bytes, int]:
 
 def join(key: Key, port: int, **options: Any) -> Join:
     capability = Ticket.parse(ticket_of(key, port, **options)).capability
-    return Join(capability, ("/ip4/127.0.0.1/tcp/9",), "villain", "", 100.0, 100.0, False)
+    return Join(capability, ("/ip4/127.0.0.1/tcp/9",), "hostile", "", 100.0, 100.0, False)
 
 
-async def test_whoever_has_no_grant_gets_nothing(swarm: Swarm) -> None:
+async def test_a_peer_without_a_grant_gets_nothing(swarm: Swarm) -> None:
     key, seed_port, box, box_port = where(swarm)
     layout = layout_of(FIRST)
     wants = (
@@ -77,20 +77,20 @@ async def test_whoever_has_no_grant_gets_nothing(swarm: Swarm) -> None:
     )  # fmt: skip
     for victim, port in ((box, box_port), (key.public, seed_port)):
         for turn, want in enumerate(wants):
-            async with Villain(Key(bytes([turn + 1]) * 32)).running() as villain:
-                stream = await villain.dial(victim, port)
-                await villain.say(stream, want)
-                heard = await villain.answers(stream)
+            async with HostilePeer(Key(bytes([turn + 1]) * 32)).running() as hostile:
+                stream = await hostile.dial(victim, port)
+                await hostile.say(stream, want)
+                heard = await hostile.answers(stream)
                 assert not any(isinstance(message, Welcome | ManifestNews) for message in heard)
-                assert villain.bulk_bytes == 0
-                assert await villain.refused(victim, port)
+                assert hostile.bulk_bytes == 0
+                assert await hostile.refused(victim, port)
     await trio.to_thread.run_sync(swarm.publish, swarm.folder / "step_1")
     await trio.to_thread.run_sync(swarm.until, "box", holds(root_of(SECOND)))
 
 
-async def test_floods_garbage_and_replays_stop_nobody(swarm: Swarm) -> None:
+async def test_floods_garbage_and_replays_stop_no_process(swarm: Swarm) -> None:
     key, seed_port, box, box_port = where(swarm)
-    async with Villain(Key(b"\x11" * 32)).running() as flood:
+    async with HostilePeer(Key(b"\x11" * 32)).running() as flood:
         stream = await flood.dial(key.public, seed_port)
         forged = join(key, seed_port, signer=Key(b"\x12" * 32))
         with trio.move_on_after(10):
@@ -107,13 +107,13 @@ async def test_floods_garbage_and_replays_stop_nobody(swarm: Swarm) -> None:
         (b"\xff" * 4000, b"GET / HTTP/1.1\r\n\r\n" * 50, b"\x05\0\0\0\x01\xc1\xc1\xc1\xc1" * 99)
     ):
         for victim, port in ((box, box_port), (key.public, seed_port)):
-            async with Villain(Key(bytes([0x20 + turn]) * 32)).running() as villain:
-                stream = await villain.dial(victim, port)
+            async with HostilePeer(Key(bytes([0x20 + turn]) * 32)).running() as hostile:
+                stream = await hostile.dial(victim, port)
                 with suppress(*GONE):
                     await stream.send_all(garbage)
-                await villain.answers(stream)
-    # Another's grant, honestly earned by a first villain with a ticket, is worth nothing to a second one.
-    async with Villain(Key(b"\x31" * 32)).running() as first, Villain(Key(b"\x32" * 32)).running() as second:
+                await hostile.answers(stream)
+    # Another's grant, honestly earned by a first hostile with a ticket, is worth nothing to a second one.
+    async with HostilePeer(Key(b"\x31" * 32)).running() as first, HostilePeer(Key(b"\x32" * 32)).running() as second:
         stream = await first.dial(key.public, seed_port)
         await first.say(stream, join(key, seed_port))
         with trio.fail_after(20):
@@ -128,7 +128,7 @@ async def test_floods_garbage_and_replays_stop_nobody(swarm: Swarm) -> None:
     await trio.to_thread.run_sync(swarm.until, "box", holds(root_of(SECOND)))
 
 
-async def test_a_member_that_lies_is_dropped_and_everybody_ends_right(swarm: Swarm) -> None:
+async def test_a_lying_member_is_dropped_and_the_node_ends_at_the_right_bits(swarm: Swarm) -> None:
     """With a valid ticket: flipped bits in a piece and in a header, a chunk and a manifest of another swarm."""
     key, seed_port, box, box_port = where(swarm)
     layout, root = layout_of(FIRST), bytes.fromhex(root_of(SECOND))  # chunks of the version after the next
@@ -146,28 +146,28 @@ async def test_a_member_that_lies_is_dropped_and_everybody_ends_right(swarm: Swa
         [(FrameKind.PIECE, 5, b"of no header")],
     )
     for turn, lie in enumerate(lies):
-        async with Villain(Key(bytes([0x50 + turn]) * 32)).running() as villain:
-            to_box = await member(villain, key, seed_port, box, box_port)
-            bulk = await villain.transport.open_stream(box, Lane.BULK)
+        async with HostilePeer(Key(bytes([0x50 + turn]) * 32)).running() as hostile:
+            to_box = await member(hostile, key, seed_port, box, box_port)
+            bulk = await hostile.transport.open_stream(box, Lane.BULK)
             for kind, seq, body in lie:
                 head = pack_frame(Frame(kind, NO_STRIPE, ChunkKey(0, 2, 0, seq), 0, 0, 0, len(body)))
                 with suppress(*GONE):  # dropped already
                     await bulk.send_all(head + body)
-            await villain.answers(to_box)
-            assert await villain.refused(box, box_port)
-    async with Villain(Key(b"\x60" * 32)).running() as villain:
-        to_box = await member(villain, key, seed_port, box, box_port)
+            await hostile.answers(to_box)
+            assert await hostile.refused(box, box_port)
+    async with HostilePeer(Key(b"\x60" * 32)).running() as hostile:
+        to_box = await member(hostile, key, seed_port, box, box_port)
         other = Key(b"\x61" * 32)
         manifest = Manifest(other.public, 0, 1, 0, root, bytes(32), layout.hash, (), 0, 0)
-        await villain.say(to_box, ManifestNews(manifest.seal(other)))
-        await villain.answers(to_box)
+        await hostile.say(to_box, ManifestNews(manifest.seal(other)))
+        await hostile.answers(to_box)
     await trio.to_thread.run_sync(swarm.publish, swarm.folder / "step_1")
     await trio.to_thread.run_sync(swarm.until, "box", holds(root_of(SECOND)))
 
 
 async def test_an_older_seed_stops_when_a_later_boot_of_its_key_is_heard(swarm: Swarm) -> None:
     key, seed_port, _, _ = where(swarm)
-    async with Villain(Key(b"\x71" * 32)).running() as messenger:
+    async with HostilePeer(Key(b"\x71" * 32)).running() as messenger:
         stream = await messenger.dial(key.public, seed_port)
         await messenger.say(stream, join(key, seed_port))
         with trio.fail_after(20):
@@ -178,14 +178,14 @@ async def test_an_older_seed_stops_when_a_later_boot_of_its_key_is_heard(swarm: 
     assert "Run one seed per key" in swarm.log("seed")
 
 
-async def member(villain: Villain, key: Key, seed_port: int, box: bytes, box_port: int) -> Any:
+async def member(hostile: HostilePeer, key: Key, seed_port: int, box: bytes, box_port: int) -> Any:
     """Make it a member, by a valid ticket, and greet the node: its control stream to the node."""
-    stream = await villain.dial(key.public, seed_port)
-    await villain.say(stream, join(key, seed_port))
+    stream = await hostile.dial(key.public, seed_port)
+    await hostile.say(stream, join(key, seed_port))
     with trio.fail_after(20):
         found = await read_message(ByteReader(stream), Patience(10.0))
     assert found is not None
     assert isinstance(found[0], Welcome)
-    to_box = await villain.dial(box, box_port)
-    await villain.say(to_box, Hello(found[0].grant, 0, 0, 0, 0))
+    to_box = await hostile.dial(box, box_port)
+    await hostile.say(to_box, Hello(found[0].grant, 0, 0, 0, 0))
     return to_box

@@ -9,7 +9,7 @@ import pytest
 import trio
 from arena_kit import FIRST
 from kit import Swarm, checkpoint, free_port, swarm_in
-from villain_kit import GONE, Member, Villain
+from peer_kit import GONE, HostilePeer, Member
 
 from codec.sign import Key
 from node.settings import keyfile
@@ -48,19 +48,21 @@ def relayed(tmp_path: Path) -> Iterator[tuple[Swarm, int, str]]:
             assert "Traceback" not in swarm.log(name, 1 << 22)
 
 
-async def hold_circuits(villain: Villain, relay: bytes, port: int, target: bytes, count: int, got: list[int]) -> None:
+async def hold_circuits(
+    hostile: HostilePeer, relay: bytes, port: int, target: bytes, count: int, got: list[int]
+) -> None:
     """Ask for so many circuits to the target, say nothing on them, and ask again for each that ends."""
 
     async def one() -> None:
         while True:
             try:
-                await villain.transport.connect(relay, [f"/ip4/127.0.0.1/tcp/{port}"])
-                stream = await villain.transport.open_protocol_stream(relay, HOP_ID)
+                await hostile.transport.connect(relay, [f"/ip4/127.0.0.1/tcp/{port}"])
+                stream = await hostile.transport.open_protocol_stream(relay, HOP_ID)
                 async with stream:
                     await write_message(stream, HopMessage(type=HopMessage.CONNECT, peer=peer_in(target, None)))
                     answer = await read_message(stream, HopMessage)
                     if answer.status == Status.OK:
-                        got.append(1)
+                        opened.append(1)
                         while await stream.receive_some(1024):
                             pass
             except GONE:
@@ -83,7 +85,7 @@ async def comes_in(ticket: str) -> None:
 
 
 @pytest.mark.usefixtures("dials_from_source")
-async def test_15_circuits_of_strangers_keep_nobody_from_a_seed_behind_nat(relayed: tuple[Swarm, int, str]) -> None:
+async def test_15_circuits_of_strangers_keep_no_joiner_from_a_seed_behind_nat(relayed: tuple[Swarm, int, str]) -> None:
     """Two keys with sixteen circuits each, asked for anew whenever they end; then twenty keys with two each, on five
     addresses."""
     swarm, port, ticket = relayed
@@ -91,18 +93,18 @@ async def test_15_circuits_of_strangers_keep_nobody_from_a_seed_behind_nat(relay
     relay = keyfile.load(swarm.home("relay") / "node.key").public
     await comes_in(ticket)
     for keys, each in ((2, 16), (20, 2)):
-        got: list[int] = []
+        opened: list[int] = []
         async with trio.open_nursery() as nursery:
             for i in range(keys):
                 _source.set(f"127.1.0.{i % 5 + 1}")
-                villain = Villain(Key(bytes([i + 1, keys]) + b"\x71" * 30))
-                await nursery.start(villain.transport.serve, villain._accept)
-                nursery.start_soon(hold_circuits, villain, relay, port, way_in.authority, each, got)
+                hostile = HostilePeer(Key(bytes([i + 1, keys]) + b"\x71" * 30))
+                await nursery.start(hostile.transport.serve, hostile._accept)
+                nursery.start_soon(hold_circuits, hostile, relay, port, way_in.authority, each, opened)
             _source.set(None)
             with trio.move_on_after(10):
-                while len(got) < 16:  # noqa: ASYNC110
+                while len(opened) < 16:  # noqa: ASYNC110
                     await trio.sleep(0.1)
-            assert got, "no circuit was had at all: the attack did not take place"
+            assert opened, "no circuit was opened: the attack did not take place"
             for _ in range(3):
                 await comes_in(ticket)
             nursery.cancel_scope.cancel()

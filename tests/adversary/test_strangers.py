@@ -66,7 +66,7 @@ async def crowd(arena: Arena, nursery: trio.Nursery, count: int, addresses: int,
     return held
 
 
-async def test_09_silent_strangers_keep_nobody_out(arena: Arena) -> None:
+async def test_09_silent_strangers_keep_no_joiner_out(arena: Arena) -> None:
     """256 connections with a handshake and nothing behind it, from four addresses."""
     async with observed(arena) as observer, trio.open_nursery() as nursery:
         held = await crowd(arena, nursery, 256, 4, b"")
@@ -78,7 +78,7 @@ async def test_09_silent_strangers_keep_nobody_out(arena: Arena) -> None:
     assert arena.honest_leases_lost() == []
 
 
-async def test_12_silent_tcp_keeps_nobody_out(arena: Arena) -> None:
+async def test_12_silent_tcp_connections_keep_no_joiner_out(arena: Arena) -> None:
     """64 connections from each of eight addresses that say nothing at all: ten joins of ten succeed."""
     async with observed(arena), trio.open_nursery() as nursery:
         await crowd(arena, nursery, 512, 8, None)

@@ -8,8 +8,8 @@ import pytest
 import trio
 from arena_kit import FIRST, PASSES, Arena, arena_in
 from kit import NODE, checkpoint, free_port, holds, root_of, step, swarm_in, weights
+from peer_kit import Member, members
 from proxy_kit import proxied
-from villain_kit import Member, members
 
 from codec.sign import Key
 from swarm.protocol.core.wire import FRAME_HEAD, FrameKind, pack_frame, unpack_frame_head
@@ -44,7 +44,7 @@ async def keep_saying(member: Member, box: bytes, frames: list) -> None:
 
 
 @pytest.mark.parametrize("attacked", [False, True], ids=["alone", "attacked"])
-async def test_13_frames_of_others_are_no_progress(tmp_path: Path, attacked: bool) -> None:
+async def test_13_unrequested_frames_do_not_count_as_progress(tmp_path: Path, attacked: bool) -> None:
     """What the seed pushes to the box is held back on the way, so the box must pull it from another node; a member
     says of old pieces that they are of each stripe, as if all of them moved."""
     with swarm_in(tmp_path) as swarm:

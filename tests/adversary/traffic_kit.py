@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 from libp2p.pubsub.pb import rpc_pb2
-from villain_kit import Member
+from peer_kit import Member
 
 from codec import ChunkKey, Manifest
 from codec.sign import Key

@@ -44,7 +44,7 @@ def installed() -> Path:
     return INSTALLED
 
 
-class Foreigner:
+class JsPeer:
     def __init__(self, process: trio.Process) -> None:
         self._process = process
         self._buffer = b""
@@ -67,7 +67,7 @@ class Foreigner:
 
 
 @asynccontextmanager
-async def foreigner(nursery: trio.Nursery, installed: Path, security: str) -> AsyncIterator[tuple[Foreigner, dict]]:
+async def js_peer(nursery: trio.Nursery, installed: Path, security: str) -> AsyncIterator[tuple[JsPeer, dict]]:
     process = await nursery.start(
         partial(
             trio.run_process,
@@ -79,7 +79,7 @@ async def foreigner(nursery: trio.Nursery, installed: Path, security: str) -> As
         )
     )
     try:
-        peer = Foreigner(process)
+        peer = JsPeer(process)
         yield peer, await peer.read()
     finally:
         process.kill()
@@ -106,7 +106,7 @@ async def test_js_dials_us(installed: Path, security: str) -> None:
                 await gossip.run(got.append, task_status=task_status)
 
             await nursery.start(hear)
-            async with foreigner(nursery, installed, security) as (js, about):
+            async with js_peer(nursery, installed, security) as (js, about):
                 dialed = await js.do("dial", address=f"{address}/p2p/{peer_id(ours.key)}")
                 assert dialed == {
                     "encryption": {"tls": "/tls/1.0.0", "noise": "/noise"}[security],
@@ -152,7 +152,7 @@ async def test_we_dial_js(installed: Path, security: str) -> None:
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             await nursery.start(ours.serve, echo)
-            async with foreigner(nursery, installed, security) as (_, about):
+            async with js_peer(nursery, installed, security) as (_, about):
                 key = peer_key(about["id"])
                 await ours.connect(key, [address.partition("/p2p/")[0] for address in about["addresses"]])
                 sent = bytes(range(251)) * 4000

@@ -102,7 +102,7 @@ def swarm(tmp_path: Path):
             assert "This is a bug" not in swarm.log(name, 1 << 22)
 
 
-def test_a_node_repairs_whatever_its_disk_did(swarm: Swarm) -> None:
+def test_a_node_repairs_every_damage_of_its_disk(swarm: Swarm) -> None:
     ticket = swarm.ticket()
     for damage in DAMAGES:
         swarm.until_there("box", "swarm-*/anchors/*/anchor.json")  # a repair is followed by one
@@ -147,7 +147,7 @@ def test_a_seed_never_takes_damaged_bits_for_its_own(swarm: Swarm) -> None:
     assert swarm.state("seed")["root"] == root_of(STEPS[2])
 
 
-def test_a_disk_that_lied_after_a_clean_end_is_found_out(swarm: Swarm) -> None:
+def test_damage_after_a_clean_end_is_found(swarm: Swarm) -> None:
     """Nothing is hashed at such a start; so a node finds the damage while it takes part, and has the block fetched; a
     seed, which believes nobody, stops, and makes its replica anew at the next start."""
     swarm.until_there("box", "swarm-*/anchors/*/anchor.json")

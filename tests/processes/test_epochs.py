@@ -69,7 +69,7 @@ def test_every_node_goes_back_and_on(tmp_path: Path):
                 swarm.until(name, holds(root_of(versions[0])))
 
 
-def test_a_version_that_is_no_longer_kept_comes_back_with_its_weights_only(tmp_path: Path):
+def test_a_version_that_is_no_longer_kept_needs_the_trainers_weights(tmp_path: Path):
     versions = [weights(4, 2000)]
     for seed in range(1, 22):
         versions.append(step(versions[-1], seed))

@@ -51,7 +51,7 @@ def test_a_ticket_that_does_not_open_says_why(swarm: Swarm) -> None:
     assert swarm.state("seed")["nodes"] == []
 
 
-def test_what_is_in_use_is_said_and_left_alone(swarm: Swarm) -> None:
+def test_a_port_or_home_in_use_is_reported_and_left_alone(swarm: Swarm) -> None:
     key, port = seed_of(swarm)
     base, ticket = str(swarm.folder / "base"), ticket_of(key, port)
     at = ("--listen", f"127.0.0.1:{port}")
@@ -95,7 +95,7 @@ def test_another_model_is_refused_before_anything_is_sent(swarm: Swarm) -> None:
     assert swarm.state("seed")["head"] == [0, 0]
 
 
-def test_a_seed_does_not_start_on_what_is_not_its_own(swarm: Swarm, tmp_path: Path) -> None:
+def test_a_seed_does_not_start_with_another_base_or_a_bad_key(swarm: Swarm, tmp_path: Path) -> None:
     """Another base than the home's, a key that others can read, a key file that is none."""
     base, homes = str(swarm.folder / "base"), [tmp_path / name for name in ("model", "open", "garbage")]
     for home in homes:

@@ -24,7 +24,7 @@ def wide_home(swarm: Swarm, name: str) -> Path:
     return home
 
 
-def test_homes_of_mode_0777_hold_nothing_that_others_may_read(tmp_path: Path) -> None:
+def test_homes_of_mode_0777_hold_no_file_that_others_may_read(tmp_path: Path) -> None:
     with swarm_in(tmp_path) as swarm:
         homes = {name: wide_home(swarm, name) for name in ("seed", "node", "relay")}
         # What an earlier release left: a ledger that everybody can read.

@@ -91,7 +91,7 @@ def test_the_gateway_outlives_its_seed(tmp_path: Path) -> None:
         assert (taken.code, "No seed serves" in taken.err) == (3, True), taken
 
 
-def test_an_address_that_is_taken_is_said(tmp_path: Path) -> None:
+def test_an_address_in_use_is_reported(tmp_path: Path) -> None:
     with swarm_in(tmp_path) as swarm:
         swarm.seed(checkpoint(tmp_path / "base", weights(2)))
         home = ("--home", str(swarm.home("seed")))

@@ -35,7 +35,7 @@ def _cut(folder: Path, whole: Path) -> None:
     os.truncate(weights, weights.stat().st_size // 2)
 
 
-def test_each_whole_checkpoint_goes_out_and_half_a_one_does_not(swarm: Swarm, tmp_path: Path) -> None:
+def test_whole_checkpoints_are_published_and_incomplete_ones_are_not(swarm: Swarm, tmp_path: Path) -> None:
     swarm.seed(tmp_path / "base", "--watch", str(tmp_path / "runs"), "--watch-quiet", "1s")
     checkpoint(tmp_path / "runs" / "step_1", WORDS[1])
     swarm.until("seed", _sealed(1))
@@ -50,7 +50,7 @@ def test_each_whole_checkpoint_goes_out_and_half_a_one_does_not(swarm: Swarm, tm
     assert swarm.signal("seed") == 143
 
 
-def test_a_marker_says_when_and_a_restart_does_not_go_back(swarm: Swarm, tmp_path: Path) -> None:
+def test_a_marker_starts_publication_and_a_restart_does_not_go_back(swarm: Swarm, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     words = ("--watch", str(runs), "--watch-marker", "STABLE")
     (checkpoint(runs / "step_1", WORDS[1]) / "STABLE").touch()

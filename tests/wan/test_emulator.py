@@ -103,7 +103,7 @@ def test_losses_and_cuts() -> None:
         assert len(dial(a, b.address)) == 3
 
 
-def test_firewalls_let_in_what_they_should() -> None:
+def test_firewalls_admit_the_expected_connections() -> None:
     net = Network(rtt_ms=5)
     free = net.host("free")
     shut = net.host("shut", firewall="in")

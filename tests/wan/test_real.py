@@ -33,7 +33,7 @@ def test_plain_sockets_along_the_same_trees() -> None:
 
 
 @pytest.mark.long
-def test_what_a_dead_head_alone_had_comes_within_the_cap() -> None:
+def test_chunks_lost_with_a_root_child_are_sent_again_within_the_cap() -> None:
     node = Node(100)
     with RealSwarm.running(Network(), node, [node] * 3, 34, seed_flags=("--egress-copies", "1.3")) as swarm:
         outcome = swarm.publish(32 << 20, at_half=lambda swarm: swarm.signal(swarm.interior(), signal.SIGKILL))

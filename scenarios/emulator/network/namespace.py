@@ -1,4 +1,4 @@
-"""Network namespaces without names: they live while somebody holds them open, so nothing is left to clean up."""
+"""Network namespaces without names: each exists only while a process holds it open, so none has to be cleaned up."""
 
 import contextlib
 import ctypes
@@ -35,21 +35,22 @@ _TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
 _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 _OFFLOAD_CHECKSUM, _OFFLOAD_TCP4 = 0x01, 0x02
 MARK: Final = "WAN_DRIVER"
+"""Environment variable of every emulated process; its value is `mark()`."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 T = TypeVar("T")
 
 
 def check_privileges() -> None:
-    """Raises `UsageError` where namespaces and TUN devices cannot be made."""
+    """Raise `UsageError` where namespaces and TUN devices cannot be created."""
     if os.geteuid() != 0:
-        raise UsageError("The WAN emulator makes network namespaces, which needs root: run this as root.")
+        raise UsageError("The WAN emulator creates network namespaces, which needs root: run this as root.")
     if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
         raise UsageError("The WAN emulator needs /dev/net/tun: give the container that device and CAP_NET_ADMIN.")
 
 
 def in_thread(function: Callable[[], T]) -> T:
-    """Run `function` in a thread of its own, which may change namespaces and then ends."""
+    """Run `function` in a new thread, which may change its namespace and then ends."""
     result: list[T] = []
     failure: list[BaseException] = []
 
@@ -68,26 +69,32 @@ def in_thread(function: Callable[[], T]) -> T:
 
 
 def new_namespace() -> int:
-    """Put this thread into a new, empty network namespace: a descriptor that keeps it alive."""
+    """Put this thread into a new, empty network namespace and return a descriptor that keeps it alive.
+
+    Raises `UsageError` when the system refuses.
+    """
     if _libc.unshare(_CLONE_NEWNET):
         error = ctypes.get_errno()
-        raise UsageError(f"This system makes no network namespaces: {os.strerror(error)} (CAP_SYS_ADMIN is needed).")
+        raise UsageError(f"Cannot create a network namespace: {os.strerror(error)} (CAP_SYS_ADMIN is needed).")
     return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def enter(fd: int) -> None:
-    """Put this thread (or, between fork and exec, the child) into a namespace."""
+    """Put this thread (or, between fork and exec, the child) into the namespace behind `fd`. Raises `OSError`."""
     if _libc.setns(fd, _CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), "setns")
 
 
 def inode(fd: int) -> int:
-    """What names the namespace behind `fd`, system-wide."""
+    """Return the inode of the namespace behind `fd`, which identifies it system-wide."""
     return os.fstat(fd).st_ino
 
 
 def open_tun(name: str, *, large_segments: bool) -> int:
-    """A new TUN device in this thread's namespace. `large_segments`: TCP hands us up to 64 KiB at a time (TSO)."""
+    """Create a TUN device in this thread's namespace and return its descriptor.
+
+    `large_segments`: TCP hands over up to 64 KiB at a time (TSO).
+    """
     fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     flags = _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR
     fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
@@ -104,12 +111,12 @@ def ip(*arguments: str) -> None:
 
 
 def set_sysctl(name: str, value: str) -> None:
-    """Of this thread's namespace; `name` below net.ipv4."""
+    """Set the sysctl `net.ipv4.NAME` of this thread's namespace."""
     Path("/proc/sys/net/ipv4", name).write_text(value)
 
 
 def end_processes(namespaces: Iterable[int]) -> None:
-    """Kill every process whose network namespace is one of these (by inode), until there is none."""
+    """Kill every process in one of these network namespaces (inodes), until none is left."""
     wanted = {f"net:[{number}]" for number in namespaces}
     while found := [pid for pid in _pids() if _namespace(pid) in wanted]:
         for pid in found:
@@ -119,12 +126,12 @@ def end_processes(namespaces: Iterable[int]) -> None:
 
 
 def mark() -> str:
-    """What the processes of this driver carry in their environment under `MARK`: which process the driver is."""
+    """Return the value that this driver's processes carry under `MARK`: the driver's pid and start time."""
     return f"{os.getpid()}:{_started(os.getpid())}"
 
 
 def end_orphans() -> None:
-    """Kill what an earlier driver left: possible only where its wire was killed with it."""
+    """Kill processes of a driver that has ended. Only a driver that was killed together with its wire leaves any."""
     for pid in _pids():
         try:
             environment = Path(f"/proc/{pid}/environ").read_bytes()
@@ -140,7 +147,10 @@ def end_orphans() -> None:
 
 
 def _started(pid: int) -> str:
-    """When a process began (clock ticks since boot): with its pid it names it for good. Empty: there is none."""
+    """Return when a process began, in clock ticks since boot; empty when no such process exists.
+
+    Pids are reused, but a pid with its start time is unique.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

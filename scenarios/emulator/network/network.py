@@ -1,4 +1,4 @@
-"""Hosts and the network between them, as the driver sees it."""
+"""The driver's side of the emulator: hosts and the network between them."""
 
 import json
 import os
@@ -25,14 +25,14 @@ _FIREWALLS: Final[dict[str, int]] = {
 }
 _BYTES_PER_NS_OF_A_MBIT: Final = 1e6 / 8 / 1e9
 _LEAST_QUEUE_MS: Final = 5.0
-"""Where a bandwidth-delay product would be nearly nothing: no router has less, and a burst needs some."""
+"""Lower bound of a default queue. With a round trip near 0 the bandwidth-delay product would drop every burst."""
 _START_S: Final = 60.0
-"""For the wire to compile, at most; once it is cached it takes a second."""
+"""Upper bound for the wire to compile; from the cache it starts within a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What has crossed one host's access link so far. Bytes of IP packets, headers included."""
+    """Counts of one host's access link since the start. Bytes are those of IP packets, headers included."""
 
     sent_bytes: int
     received_bytes: int
@@ -44,14 +44,14 @@ class Sums:
 
 @dataclass(eq=False)
 class Host:
-    """A machine on the network: a namespace with one device. Made by `Network.host`."""
+    """A host on the network: a namespace with one TUN device. Created by `Network.host`."""
 
     name: str
     index: int
     address: str
-    """Where the others find it."""
+    """The address at which other hosts reach it."""
     inside: str
-    """What it finds itself; differs behind NAT."""
+    """The address of its own device; differs from `address` behind NAT."""
     region: str
     delay_ms: float
     knobs: dict[int, float]
@@ -62,13 +62,13 @@ class Host:
     processes: "list[subprocess.Popen[Any]]" = field(default_factory=list)
 
     def popen(self, command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
-        """Start a process on this host; `options` as for `subprocess.Popen`. It ends with the network at the latest."""
+        """Start a process on this host; `options` as for `subprocess.Popen`. The network kills it when it ends."""
         process = subprocess.Popen(command, preexec_fn=self.enter, **self._marked(options))
         self.processes.append(process)
         return process
 
     def run(self, command: Sequence[str], **options: Any) -> "subprocess.CompletedProcess[Any]":
-        """As `subprocess.run`, on this host."""
+        """Do what `subprocess.run` does, on this host."""
         return subprocess.run(command, preexec_fn=self.enter, **self._marked(options))
 
     @staticmethod
@@ -77,14 +77,17 @@ class Host:
 
     @property
     def enter(self) -> Callable[[], None]:
-        """For other launchers' `preexec_fn`; or called in a thread, whose sockets are this host's from then on."""
+        """A callable for another launcher's `preexec_fn`. In a thread it makes all sockets opened later this host's.
+
+        Raises `UsageError` when the network is not up.
+        """
         fd = self.namespace_fd
         if fd < 0:
             raise UsageError(f"Host {self.name} is not up: start processes inside the network's `with`.")
         return lambda: namespace.enter(fd)
 
     def set(self, *, up_mbit: float | None = None, down_mbit: float | None = None, loss: float | None = None) -> None:
-        """Change its link, also while packets flow. Queues keep their length in time."""
+        """Change the host's link, also while packets flow. Queues keep their length in milliseconds."""
         for knob, value in ((shm.UP_RATE, up_mbit), (shm.DOWN_RATE, down_mbit)):
             if value is not None:
                 self._turn(knob, value * _BYTES_PER_NS_OF_A_MBIT)
@@ -92,7 +95,7 @@ class Host:
             self._turn(shm.LOSS, loss)
 
     def cut(self, cut: bool = True) -> None:
-        """Pull its cable, or (`False`) put it back in."""
+        """Stop all packets from and to this host, or (`False`) let them pass again."""
         self._turn(shm.CUT, float(cut))
 
     def _turn(self, knob: int, value: float) -> None:
@@ -107,7 +110,7 @@ class Host:
 
 
 class Network:
-    """Hosts with access links, a delay between each two of them. Add all hosts, then use it as a context."""
+    """Hosts with access links, and a delay between each pair. Add all hosts, then use it as a context manager."""
 
     def __init__(
         self,
@@ -120,12 +123,12 @@ class Network:
         send_buffer_bytes: int = 4_194_304,
         seed: int = 1,
     ) -> None:
-        """`rtt_ms`: the round trip between two hosts, or a function of their regions; `between_ms`: that between hosts
-        of different regions, where it is another. Both come on top of the hosts' own delays.
+        """`rtt_ms`: the round trip between two hosts, or a function of their regions. `between_ms`: the round trip
+        between hosts of different regions, where it differs. The hosts' own delays are added to both.
 
-        `congestion`: what sockets get that ask for nothing; None: the machine's own default. Only what every user of
-        the machine may choose is possible (`reno` always is). The two buffers are the most that TCP takes by itself
-        (the third number of tcp_rmem and tcp_wmem); these are what distributions ship.
+        `congestion`: the default congestion control of sockets; None: the machine's default. Only algorithms that
+        unprivileged users may choose are possible (`reno` always is). The two buffers are the upper bounds of TCP's
+        autotuning (the third number of tcp_rmem and tcp_wmem); the defaults are those of Linux distributions.
         """
         self._rtt_ms = rtt_ms
         self._between_ms = between_ms
@@ -156,12 +159,12 @@ class Network:
         forward: Mapping[int, int] | None = None,
         region: str = "",
     ) -> Host:
-        """Add a host. Rates in Mbit/s, 0: no limit. `delay_ms`: of its access link, one way. `loss`: the chance that
-        one packet is lost on its access link, either way. `queue_ms`: the longest that a packet waits for a link of
-        its; None: as long as the longest round trip from it, which is one bandwidth-delay product.
+        """Add a host. Rates are in Mbit/s; 0 means no limit. `delay_ms`: one-way delay of its access link. `loss`: the
+        probability that a packet is lost on its access link, in either direction. `queue_ms`: how long a packet may
+        wait for its uplink or downlink; None: the longest round trip from this host, one bandwidth-delay product.
 
-        `firewall`: "in" lets nothing in but answers; "nat" also gives it a private address; "symmetric" also a new
-        outside port for each destination. `forward`: outside ports that are open, with the inside port of each.
+        `firewall`: "in" admits only answers; "nat" also gives the host a private address; "symmetric" also uses a new
+        outside port for each destination. `forward`: maps open outside ports to inside ports.
         """
         if self._wire is not None:
             raise UsageError("Add every host before the network is up.")
@@ -183,17 +186,17 @@ class Network:
         return host
 
     def round_trip_ms(self, one: Host, other: Host) -> float:
-        """Between two hosts, queues empty."""
+        """Return the round trip between two hosts with empty queues."""
         if callable(self._rtt_ms):
-            path_kind = self._rtt_ms(one.region, other.region)
+            base_ms = self._rtt_ms(one.region, other.region)
         elif self._between_ms is not None and one.region != other.region:
-            path_kind = self._between_ms
+            base_ms = self._between_ms
         else:
-            path_kind = self._rtt_ms
-        return path_kind + 2 * (one.delay_ms + other.delay_ms)
+            base_ms = self._rtt_ms
+        return base_ms + 2 * (one.delay_ms + other.delay_ms)
 
     def entered(self) -> dict[str, int]:
-        """By region: bytes of IP packets bound for its hosts that have left those of other regions so far."""
+        """Return, by region, the bytes of IP packets that hosts of other regions have sent to its hosts so far."""
         assert self.shared is not None, "the network is not up"
         found = {host.region: 0 for host in self.hosts}
         for host in self.hosts:
@@ -204,7 +207,7 @@ class Network:
 
     @property
     def wire_pid(self) -> int:
-        """The process that is the network: its CPU time is what the emulation costs."""
+        """The pid of the wire process; its CPU time is the cost of the emulation."""
         assert self._wire is not None, "the network is not up"
         return self._wire.pid
 
@@ -222,12 +225,12 @@ class Network:
             self.__exit__()
             raise
         finally:
-            for fd in tuns:  # the wire's now: when it ends, the devices are gone
+            for fd in tuns:  # the wire has its own copies, so the devices vanish when it ends
                 os.close(fd)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End every process on every host, and the network."""
+        """Kill every process on every host, then end the network."""
         fds = [host.namespace_fd for host in self.hosts if host.namespace_fd >= 0]
         namespace.end_processes(map(namespace.inode, fds))
         if self._guard_fd >= 0:
@@ -243,7 +246,7 @@ class Network:
         self._guard_fd = -1
 
     def _build(self, host: Host) -> int:
-        """In a thread of its own: the host's namespace and device; the descriptor of the latter."""
+        """Create the host's namespace and TUN device; return the device's descriptor. Call in a thread of its own."""
         host.namespace_fd = namespace.new_namespace()
         lossless = not any(each.knobs[shm.LOSS] for each in self.hosts)
         tun = namespace.open_tun("wan", large_segments=lossless)
@@ -267,7 +270,7 @@ class Network:
                 shared.delays_ns[host.index, other.index] = round(self.round_trip_ms(host, other) * 5e5)
         guard, self._guard_fd = os.pipe()
         settings = {
-            "driver": os.getpid(),  # for whoever looks at a list of processes
+            "driver": os.getpid(),  # shows in a list of processes
             "hosts": [
                 {"fd": tun, "address": host.address, "inside": host.inside, "forward": list(host.forward.items())}
                 for host, tun in zip(self.hosts, tuns, strict=True)

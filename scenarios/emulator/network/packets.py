@@ -1,8 +1,8 @@
-"""What the wire knows of a packet: addresses, ports, checksums, flows, NAT. Compiled, because it runs for each packet.
+"""Packet parsing and rewriting for the wire: addresses, ports, checksums, flows, NAT. Compiled: it runs per packet.
 
-A packet is a `virtio_net_hdr` (10 bytes: the kernel says by it what it left undone) and then IPv4. A large TCP segment
-stays whole (TSO), and its checksum is unfinished as a rule: the field then holds the sum over TCP's pseudo-header only,
-not complemented.
+A packet is a `virtio_net_hdr` (10 bytes, by which the kernel says what it left to offload) followed by IPv4. A large
+TCP segment stays whole (TSO), and its checksum is usually unfinished: the field then holds the sum over TCP's
+pseudo-header only, not complemented.
 """
 
 from typing import Final
@@ -18,8 +18,8 @@ HEAD_BYTES: Final = 10
 _NEEDS_CHECKSUM: Final = 1
 _TCP, _UDP = 6, 17
 TABLE_ROWS: Final = 1 << 16
-"""Flows that a network remembers times two, all hosts together. A table is uint64 [TABLE_ROWS, 3]: a key of two words
-(0, 0: free) and the other port."""
+"""Rows of the flow table of a network; each flow takes two. A table is uint64 [TABLE_ROWS, 3]: a key of two words
+(0, 0: free) and the translated port."""
 
 
 @njit(cache=True)
@@ -40,7 +40,7 @@ def _u32(packet, at):
 
 @njit(cache=True)
 def _replaced(total, old, new):
-    """A one's complement sum of 16-bit words in which `old` becomes `new`."""
+    """Update a one's complement sum of 16-bit words in which the word `old` becomes `new` (RFC 1624)."""
     total = total + (~old & 0xFFFF) + new
     total = (total & 0xFFFF) + (total >> 16)
     return (total & 0xFFFF) + (total >> 16)
@@ -48,7 +48,7 @@ def _replaced(total, old, new):
 
 @njit(cache=True)
 def segments(packet, length):
-    """How many packets this is on a real link, and the length in bytes of each one's headers."""
+    """Return how many packets this is on a real link, and the header bytes of each (0 for a single packet)."""
     segment = np.int64(packet[4]) | (np.int64(packet[5]) << 8)  # in the machine's byte order
     if packet[1] == 0 or segment == 0:
         return np.int64(1), np.int64(0)
@@ -60,14 +60,14 @@ def segments(packet, length):
 
 @njit(cache=True)
 def wire_bytes(packet, length):
-    """IP bytes of the packet on a real link, the headers of all its segments included."""
+    """Return the IP bytes of the packet on a real link, the headers of all its segments included."""
     count, header = segments(packet, length)
     return length - HEAD_BYTES + (count - 1) * header
 
 
 @njit(cache=True)
 def _transport_at(packet, length):
-    """Where TCP or UDP begins, or 0 for anything else."""
+    """Return the offset of the TCP or UDP header, or 0 for another protocol."""
     at = HEAD_BYTES + 4 * (np.int64(packet[HEAD_BYTES]) & 15)
     protocol = packet[HEAD_BYTES + 9]
     if (protocol != _TCP and protocol != _UDP) or length < at + 8:
@@ -77,7 +77,7 @@ def _transport_at(packet, length):
 
 @njit(cache=True)
 def _readdress(packet, at, address_at, address, port_at, port):
-    """Write an address and a port, and correct both checksums."""
+    """Write an address and a port, and correct the IP and transport checksums."""
     protocol = packet[HEAD_BYTES + 9]
     sum_at = at + (16 if protocol == _TCP else 6)
     partial = packet[0] & _NEEDS_CHECKSUM
@@ -99,7 +99,7 @@ def _readdress(packet, at, address_at, address, port_at, port):
 
 @njit(cache=True)
 def _place(table, a, b):
-    """The row of a key, or the free one where it belongs; -1 when the table is full."""
+    """Return the row of a key, or the free row where it belongs; -1 when the table is full."""
     mixed = (a * np.uint64(0x9E3779B97F4A7C15)) ^ (b * np.uint64(0xC2B2AE3D27D4EB4F))
     row = np.int64((mixed >> np.uint64(40)) & np.uint64(TABLE_ROWS - 1))
     for _ in range(TABLE_ROWS):
@@ -119,7 +119,7 @@ def _key(host, outward, protocol, port, far_address, far_port):
 
 @njit(cache=True)
 def _remember(table, host, protocol, inside, outside, far_address, far_port):
-    """Note a flow in both directions; False when there is no room."""
+    """Enter a flow in both directions; False when the table is full."""
     for outward in range(2):
         a, b = _key(host, outward, protocol, inside if outward else outside, far_address, far_port)
         row = _place(table, a, b)
@@ -131,9 +131,9 @@ def _remember(table, host, protocol, inside, outside, far_address, far_port):
 
 @njit(cache=True)
 def outbound(packet, length, host, kind, public, table, last_port):
-    """A packet leaves a host with a firewall: note its flow, rewrite its source. False: drop it.
+    """Enter the flow of a packet that leaves a firewalled host, and rewrite its source. False: drop the packet.
 
-    `last_port` (one int64): the last outside port given away, for SYMMETRIC.
+    `last_port` (int64 [1]): the outside port assigned last, for SYMMETRIC.
     """
     at = _transport_at(packet, length)
     if not at:
@@ -159,9 +159,9 @@ def outbound(packet, length, host, kind, public, table, last_port):
 
 @njit(cache=True)
 def inbound(packet, length, host, kind, inside_address, table, forwards):
-    """A packet comes to a host with a firewall: may it, and whither. False: drop it.
+    """Admit a packet to a firewalled host and rewrite its destination. False: drop the packet.
 
-    `forwards`, int64 [n, 3]: rows of (host, outside port, inside port) that are open to everybody.
+    `forwards` (int64 [n, 3]): rows of (host, outside port, inside port) that are open to every sender.
     """
     at = _transport_at(packet, length)
     if not at:
@@ -176,9 +176,9 @@ def inbound(packet, length, host, kind, inside_address, table, forwards):
         inside = np.int64(table[row, 2])
     else:
         inside = np.int64(-1)
-        for each in range(len(forwards)):
-            if forwards[each, 0] == host and forwards[each, 1] == port:
-                inside = forwards[each, 2]
+        for row_at in range(len(forwards)):
+            if forwards[row_at, 0] == host and forwards[row_at, 1] == port:
+                inside = forwards[row_at, 2]
         if inside < 0 or not _remember(table, host, protocol, inside, port, far_address, far_port):
             return False
     if kind >= shm.NAT or inside != port:

@@ -1,11 +1,11 @@
-"""The wire: one process that carries packets between the hosts' TUN devices, late and not all of them.
+"""The wire: one process that carries packets between the hosts' TUN devices with rates, delays and losses.
 
-Of each packet: the uplink of its sender (a rate and a queue, tail drop), then the way (a delay, a loss), then the
-downlink of its receiver (a rate and a queue). Packets reach a downlink in the order of their times, so a far host never
-makes a near one wait. The loop is compiled. Its process is also the guard that ends whatever still runs on the hosts
-when the driver has gone, however that went.
+Each packet passes the uplink of its sender (a rate and a queue with tail drop), then the path (a delay and a loss),
+then the downlink of its receiver (a rate and a queue). Packets enter a downlink in the order of their arrival times, so
+a far host never makes a near one wait. The loop is compiled. The process is also the guard: when the driver has ended
+for any reason, it kills every process that still runs on the hosts.
 
-    python -m scenarios.emulator.network.wire SETTINGS        (by `Network` only)
+    python -m scenarios.emulator.network.wire SETTINGS        (started by `Network`)
 """
 
 import json
@@ -24,12 +24,12 @@ from scenarios.emulator.network.shared import Shared
 __all__ = ["main"]
 
 _MAX_PACKETS: Final = 1 << 18
-"""On the way at once; one beyond is dropped and counted as if its queue were full."""
+"""Packets in flight at once; one more is dropped and counted as if its queue were full."""
 _PACKET_BYTES: Final = 65_536 + HEAD_BYTES
 _READS: Final = 32
-"""Packets taken from one host before the next one's turn."""
+"""Packets read from one host before the next host's turn."""
 _TICK_NS: Final = 500_000
-"""We sleep no shorter: packets come up to half a millisecond late, some at a time."""
+"""The shortest sleep. Packets arrive up to this late, several at a time."""
 _IDLE_NS: Final = 1_000_000_000
 _POLLIN: Final = 1 << 32  # in a struct pollfd read as one number
 _REVENTS: Final = 48
@@ -73,7 +73,7 @@ def _push(heap, slots, count, slot):
 
 @njit(cache=True)
 def _pop(heap, slots, count):
-    """Take the first out of a heap of `count`."""
+    """Remove and return the first slot of a heap of `count`."""
     first, last = heap[0], heap[count - 1]
     at, count = 0, count - 1
     while 2 * at + 1 < count:
@@ -90,7 +90,7 @@ def _pop(heap, slots, count):
 
 @njit(cache=True)
 def _through(free_ns, host, now, size, rate, queue_ns):
-    """When `size` bytes have passed a link that serves one packet after another; -1: its queue is full."""
+    """Return when `size` bytes have passed a link that serves one packet at a time; -1 when its queue is full."""
     if rate <= 0.0:
         return now
     start = max(now, free_ns[host])
@@ -102,7 +102,7 @@ def _through(free_ns, host, now, size, rate, queue_ns):
 
 @njit(cache=True)
 def _take(packet, length, host, there, now, up_free, table, last_port, public, knobs, delays, counters, carried):
-    """A packet leaves `host`: when it reaches the downlink of `there`, or -1 when it never does."""
+    """Send a packet from `host`: return when it reaches the downlink of `there`, or -1 when it is dropped."""
     if there < 0 or knobs[host, shm.CUT] != 0 or knobs[there, shm.CUT] != 0 or delays[host, there] < 0:
         return np.int64(-1)
     kind = np.int64(knobs[host, shm.FIREWALL])
@@ -127,7 +127,7 @@ def _take(packet, length, host, there, now, up_free, table, last_port, public, k
 
 @njit(cache=True)
 def _give(fd, packet, pointer, length, host, table, inside, forwards, knobs, counters, size):
-    """A packet has come down the link of `host`: past its firewall, into its TUN device."""
+    """Pass a packet that left the downlink of `host` through its firewall and into its TUN device."""
     kind = np.int64(knobs[host, shm.FIREWALL])
     if kind:
         _memcpy(packet.ctypes.data, pointer, np.uintp(length))
@@ -141,7 +141,7 @@ def _give(fd, packet, pointer, length, host, table, inside, forwards, knobs, cou
 
 @njit(cache=True)
 def _deliver(now, count, slots, heap, spare, down_free, fds, packet, table, inside, forwards, knobs, counters):
-    """Do what is due: how many packets are still on the way."""
+    """Move every packet that is due one stage on; return how many packets are still in flight."""
     while count and slots[heap[0], _DUE] <= now:
         slot = _pop(heap, slots, count)
         count -= 1
@@ -165,7 +165,7 @@ def _deliver(now, count, slots, heap, spare, down_free, fds, packet, table, insi
 
 @njit(cache=True)
 def _hold(packet, length, due, serial, there, count, slots, heap, spare):
-    """Keep a copy of a packet until it reaches the downlink of `there`."""
+    """Queue a copy of a packet until it reaches the downlink of `there` at time `due` (ns)."""
     slot = spare[_MAX_PACKETS - 1 - count]
     pointer = _malloc(np.uintp(length))
     _memcpy(pointer, packet.ctypes.data, np.uintp(length))
@@ -177,7 +177,7 @@ def _hold(packet, length, due, serial, there, count, slots, heap, spare):
 
 @njit(cache=True)
 def _wait(fds, guard_fd, polls, timespec, wait_ns):
-    """Sleep until a host has packets (its entry of `polls` says so) or time is up. False when the guard has ended."""
+    """Sleep until a host has packets, which its entry of `polls` shows, or `wait_ns` pass. False: the guard closed."""
     for host in range(len(fds)):
         polls[host] = np.int64(fds[host]) | _POLLIN
     polls[-1] = np.int64(guard_fd) | _POLLIN
@@ -189,9 +189,10 @@ def _wait(fds, guard_fd, polls, timespec, wait_ns):
 
 @njit(cache=True)
 def _carry(fds, guard_fd, host_of, public, inside, forwards, knobs, delays, counters, carried, seed):
-    """Carry packets until something is to be read from `guard_fd`, or it has ended.
+    """Carry packets until `guard_fd` becomes readable or its other end is closed.
 
-    `host_of`, int64 [65536]: the host of an address by its last two bytes, or -1. `public`, `inside`: addresses.
+    `host_of` (int64 [65536]): maps the last two bytes of an address to a host, or -1. `public` and `inside` (int64
+    [hosts]): the outside and inside address of each host.
     """
     np.random.seed(seed)
     hosts = len(fds)
@@ -250,7 +251,7 @@ def _address(text: str) -> int:
 
 def main() -> None:
     settings: dict[str, Any] = json.loads(sys.argv[1])
-    os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)  # a wire that waits for a core is a slower wire
+    os.setpriority(os.PRIO_PROCESS, 0, _PRIORITY)  # waiting for a core would delay packets
     hosts = settings["hosts"]
     shared = Shared(len(hosts), settings["shared_fd"])
     host_of = np.full(65_536, -1, np.int64)

@@ -1,5 +1,7 @@
-"""A kernel for experts that leaves their weights as the checkpoint has them, for an engine on CPUs
-(`--worker-extension-cls swarm_experts.Experts`): as triton's does on a GPU. vLLM's own for CPUs repacks them.
+"""A kernel for experts on CPUs that leaves their weights in the checkpoint's layout.
+
+Triton's kernel does the same on a GPU; vLLM's own kernel for CPUs repacks them. Enable it with
+`--worker-extension-cls swarm_experts.Experts`.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -14,11 +16,11 @@ __all__ = ["Experts"]
 
 
 class Experts:
-    """Mixed into vLLM's worker: nothing, but that this module is imported before the model is made."""
+    """An empty mixin of vLLM's worker. It makes vLLM import this module before it creates the model."""
 
 
 def _leave(experts: Any, layer: Any) -> None:
-    """Nothing is repacked."""
+    """Replaces the method that repacks weights; does nothing."""
 
 
 def _apply(
@@ -32,13 +34,13 @@ def _apply(
     *rest: Any,
     **more: Any,
 ) -> None:
-    """(tokens, hidden) through each expert that somebody chose, in their order."""
+    """Compute each chosen expert on its tokens, in the order of the experts. `hidden_states`: (tokens, hidden)."""
     total = torch.zeros(hidden_states.shape, dtype=torch.float32)
     for expert in topk_ids.unique().tolist():
         rows, choice = torch.where(topk_ids == expert)
         gate, up = linear(hidden_states[rows], w1[expert]).chunk(2, -1)
-        made = linear(silu(gate) * up, w2[expert]).float()
-        total.index_add_(0, rows, made * topk_weights[rows, choice, None].float())
+        result = linear(silu(gate) * up, w2[expert]).float()
+        total.index_add_(0, rows, result * topk_weights[rows, choice, None].float())
     output.copy_(total)
 
 

@@ -1,9 +1,9 @@
-"""Kernels that keep weights otherwise than checkpoints do, for an engine on CPUs (`--worker-extension-cls
-swarm_kernels.Kernels`): what quantized and repacked models of a GPU do, small enough to be looked at.
+"""Kernels for CPUs that keep weights in other forms than the checkpoint, as quantized and repacked GPU models do.
 
-By the layer of the model: 0 is held as int8 with a scale a row, 1 upside down in the same shape, 2 as it is, but
-computes with a copy that is derived from it; the last projection of 3 too, whose copy a helper keeps. All else stays as
-it is.
+Enable them with `--worker-extension-cls swarm_kernels.Kernels`. The form depends on the layer of the model: layer 0 is
+int8 with one scale per row, layer 1 has its rows in reverse order, layer 2 keeps the weight but computes with a
+transposed copy on the layer, and the down projection of layer 3 computes with a copy in a helper object. All other
+layers are unchanged.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -21,7 +21,7 @@ _original = UnquantizedLinearMethod.process_weights_after_loading
 
 
 class Kernels:
-    """Mixed into vLLM's worker: nothing, but that this module is imported before the model is made."""
+    """An empty mixin of vLLM's worker. It makes vLLM import this module before it creates the model."""
 
 
 def _process(method: Any, layer: Any) -> None:
@@ -61,7 +61,7 @@ def _derive(layer: Any) -> Any:
 
 
 class _Helper:
-    """Is no module, and has what it computes with."""
+    """Computes with its own copy of the weight, and is not a torch module."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.packed = weight.t().contiguous()

@@ -1,6 +1,6 @@
-"""Runs in vLLM's worker processes (`--worker-extension-cls swarm_probe.Probe`): what an update is measured against.
+"""Baselines of an update, timed in vLLM's worker processes (`--worker-extension-cls swarm_probe.Probe`).
 
-Called over vLLM's development route `/collective_rpc`, on loopback.
+They are called through vLLM's development route `/collective_rpc`, on loopback.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -13,14 +13,14 @@ import torch
 
 
 class Probe:
-    """Mixed into vLLM's worker."""
+    """A mixin of vLLM's worker."""
 
     weight_transfer_engine: Any
     model_runner: Any
     reload_weights: Any
 
     def probe_keep(self) -> int:
-        """Remember what is staged, sorted; elements of it."""
+        """Keep a sorted copy of the staged changes; return the number of their elements."""
         staged = self.weight_transfer_engine._weights._staged[1]
         self._probe_kept = []
         for flat, places, bits in staged:
@@ -29,7 +29,7 @@ class Probe:
         return sum(places.numel() for _, places, _ in staged)
 
     def probe_bare(self) -> float:
-        """Seconds of one `index_copy_` a storage, of what was kept: the commit's bits, where it puts them."""
+        """Return the seconds of writing the kept changes with one `index_copy_` per storage, as the commit does."""
         _synchronize()
         started = time.perf_counter()
         with torch.no_grad():
@@ -39,7 +39,7 @@ class Probe:
         return time.perf_counter() - started
 
     def probe_sparse(self, file: str) -> float:
-        """Seconds of vLLM's own loader of sparse patches, given the same changes in checkpoint coordinates."""
+        """Return the seconds of vLLM's own sparse loader for the same changes, in checkpoint coordinates."""
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader import checkpoint_weight_patch as sparse
 
@@ -58,7 +58,7 @@ class Probe:
         return time.perf_counter() - started
 
     def probe_reload(self) -> float:
-        """Seconds of a full reload through vLLM's own loaders, from the replica's memory as it lies."""
+        """Return the seconds of a full reload through vLLM's own loaders, from the replica's memory."""
         weights = self.weight_transfer_engine._weights
         pairs = []
         for name, tensor in weights._tensors.items():
@@ -72,6 +72,6 @@ class Probe:
 
 
 def _synchronize() -> None:
-    """A GPU's work is done when it is done, not when it was asked for."""
+    """Wait for the GPU, which works asynchronously."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""The targets, by name. Each is imported when it is asked for: some need what others do not."""
+"""The targets, by name. Each is imported on demand, since their dependencies differ."""
 
 import importlib
 from typing import Final
@@ -23,8 +23,8 @@ TARGETS: Final = {
 
 
 def target_of(name: str) -> Target:
-    """The target of this name. `SystemExit` when there is none."""
+    """Return the target of this name. Raises `SystemExit` when there is none."""
     if name not in TARGETS:
-        raise SystemExit(f"There is no target {name!r}; there are {', '.join(TARGETS)}.")
+        raise SystemExit(f"There is no target {name!r}: use one of {', '.join(TARGETS)}.")
     module, cls = TARGETS[name]
     return getattr(importlib.import_module(f"scenarios.fuzz.targets.{module}"), cls)()

@@ -1,7 +1,7 @@
 """The authority's core among honest members, hostile members and strangers.
 
-Hostile ones send whatever they can sign. The honest keep their leases, slots and sessions, and nothing may be raised
-but what the core handles itself.
+Hostile peers send anything that they can sign. Honest members must keep their leases, slots and sessions, and the core
+must not raise.
 """
 
 import random
@@ -32,13 +32,13 @@ HONEST: Final = 4
 HOSTILE: Final = 3
 STRANGERS: Final = 2
 SEAL_EVERY: Final = 400
-"""Cases between two versions."""
+"""Cases between two sealed versions."""
 _CARRIED: Final = ("Reports/Report", "Reports/many", "Reports/flood", "Bye/Report", "Hello/Grant", "Join/Capability")
 
 
 @dataclass
 class _Actor:
-    """One peer: its key, what it has, and how many reports it has signed."""
+    """One peer: its key, ticket and grant, and how many reports it has signed."""
 
     key: Key
     ticket: bytes
@@ -82,7 +82,7 @@ class _World(CoreWorld):
         number = next(self._tickets)
         return _Actor(key, number.to_bytes(16, "little"), quota=(0, 1 << 40)[number % 2])
 
-    # ------------------------------------------------------------ what everyone does
+    # ------------------------------------------------------------ actions of all peers
 
     def _capability(self, actor: _Actor) -> Capability:
         return Capability(self.swarm, actor.ticket, 1e9, 8, actor.quota)
@@ -92,9 +92,9 @@ class _World(CoreWorld):
         return Join(sealed, ("/ip4/198.51.100.7/tcp/4001",), "n", "eu", 100.0, 100.0, False)
 
     def _enter(self, actor: _Actor) -> None:
-        """Connect, and show the grant, or ask for one."""
+        """Connect, then show the grant or ask for one."""
         peer = actor.key.public
-        if self.refused.pop(peer, "") == "ticket":  # used up, or worse: the trainer gives it another
+        if self.refused.pop(peer, "") == "ticket":  # used up or revoked: the trainer issues another
             actor.ticket = next(self._tickets).to_bytes(16, "little")
             actor.grant = None
         self.connect(peer)
@@ -121,7 +121,7 @@ class _World(CoreWorld):
         )  # fmt: skip
 
     def _answer_beat(self) -> None:
-        """There is a new heartbeat: every member renews its lease, and hangs where the plan says."""
+        """Answer a new heartbeat: every member renews its lease and attaches to its planned parents."""
         self._beat = self.core.state.leases.sealed
         for peer in self.members:
             actor = self.actors[peer]
@@ -144,7 +144,7 @@ class _World(CoreWorld):
         self.queue(Gave(peer, 1000))
 
     def _seal(self) -> None:
-        """A version of two chunks."""
+        """Seal a version of two chunks."""
         number = self.version + 1
         for seq in range(2):
             key = ChunkKey(0, number, 0, seq)
@@ -197,7 +197,7 @@ class _World(CoreWorld):
         return self._capability(self._actor_now)
 
     def check(self) -> None:
-        """The honest stand where they stood."""
+        """Check that honest members keep slots, fresh leases and sessions."""
         core = self.core
         for peer, slot in self.slots.items():
             if core.book.slot_of.get(peer) != slot:
@@ -212,7 +212,7 @@ class _World(CoreWorld):
 
 
 class AuthorityTarget(Target):
-    """See the module."""
+    """The target of this module."""
 
     name: ClassVar[str] = "authority"
     about: ClassVar[str] = "the trainer's core, among honest members, hostile members and strangers"

@@ -1,4 +1,4 @@
-"""The bulk lane: frames of a hostile member, into the real reader, store of chunks, and answers to our requests."""
+"""The bulk lane: frames of a hostile member go to the real reader, chunk store and request table."""
 
 import random
 import tempfile
@@ -36,18 +36,18 @@ def _chunks() -> list[Chunk]:
 
 
 class _Stream:
-    """Says what it was given, and ends."""
+    """A stream that delivers the given bytes and ends."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
 
     async def receive_at_least(self, least: int, most: int) -> bytes:
-        taken, self._data = self._data[:most], self._data[most:]
-        return taken
+        received, self._data = self._data[:most], self._data[most:]
+        return received
 
 
 class _NoPatience:
-    """Deadlines need a clock that runs."""
+    """Replaces the deadline of the reader, which needs a running clock."""
 
     def begin(self) -> None:
         return
@@ -77,14 +77,14 @@ class _World(World):
         self.events.append(event)
 
     def queue_chunk(self, chunk: StoredChunk) -> None:
-        """As `ChunkWriter`."""
+        """Stand in for `ChunkWriter`."""
 
     async def free_memory(self) -> None:
-        """As `ChunkWriter`."""
+        """Stand in for `ChunkWriter`."""
         self.store.spill_all()
 
     async def take_part(self, peer: bytes, requests: Requests, frame: Frame, body: bytes) -> None:
-        """As `PartReceiver`."""
+        """Stand in for `PartReceiver`."""
         requests.add_part(frame, body)
 
     def turn(self, rng: random.Random) -> None:
@@ -121,7 +121,7 @@ class _World(World):
         for event in self.events:
             if isinstance(event, HeaderStored | PieceStored) and event.peer != self.sender:
                 raise Broken("an event names another sender")
-        if self.rng.randrange(10) == 0:  # all over again
+        if self.rng.randrange(10) == 0:  # let the same chunks be stored again
             self.store.drop(VersionId(0, VERSION))
 
     def sizes(self) -> dict[str, int]:
@@ -132,7 +132,7 @@ class _World(World):
 
 
 def _values(world: Any, what: int) -> list[Any]:
-    """A frame's head, and its body."""
+    """Return the values of a frame's head, and its body."""
     chunk = world.chunks[world.rng.randrange(3)] if world is not None else _chunks()[0]
     seq = world.chunks.index(chunk) if world is not None else 0
     if what == FrameKind.HEADER:
@@ -153,7 +153,7 @@ def _write(values: list[Any]) -> bytes:
 
 
 class BulkTarget(Target):
-    """See the module."""
+    """The target of this module."""
 
     name: ClassVar[str] = "bulk"
     about: ClassVar[str] = "frames of the bulk lane, into the store and our requests"

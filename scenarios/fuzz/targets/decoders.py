@@ -1,4 +1,4 @@
-"""Whatever turns bytes of a peer into values: nothing but `PeerError` may come out, and it must be quick."""
+"""Every decoder of bytes from a peer. It may raise only `PeerError`, and must be fast."""
 
 import random
 from struct import Struct
@@ -30,7 +30,7 @@ _HEAD_NAMES: Final = ["kind", "stripe", "epoch", "version", "attempt", "seq", "n
 
 
 def _head(values: list[Any]) -> bytes:
-    """The head of a bulk frame; each number in as many bits as there are for it."""
+    """Encode the head of a bulk frame; each number is cut to the width of its field."""
     numbers = [value if isinstance(value, int) else 0 for value in values]
     if len(numbers) != len(_WIDTHS):
         return bytes(7)
@@ -38,7 +38,7 @@ def _head(values: list[Any]) -> bytes:
 
 
 def head_kind() -> Kind:
-    """The fixed head of a frame."""
+    """Return the kind of a bulk frame's head."""
     values = [3, 255, 0, 3, 0, 0, 1, 0, 100, 100]
     return Kind("frame", fields_of_values("Frame", values, _HEAD_NAMES), lambda w: list(values), lambda w, b: b, _head)
 
@@ -55,7 +55,7 @@ def _header_values(scene: Any) -> list[Any]:
 
 
 def header_kind() -> Kind:
-    """A chunk's header, under the authority's signature."""
+    """Return the kind of a chunk header, signed by the authority."""
     return Kind(
         "chunk header",
         fields_of_values("ChunkHeader", _header_values(None), _HEADER_NAMES),
@@ -77,7 +77,7 @@ def _layout_values(scene: Any) -> list[Any]:
 
 
 def layout_kind() -> Kind:
-    """A layout, as a blob brings it."""
+    """Return the kind of a layout as it arrives in a blob."""
     return Kind(
         "layout",
         fields_of_values("Layout", _layout_values(None), _LAYOUT_NAMES),
@@ -88,7 +88,7 @@ def layout_kind() -> Kind:
 
 
 def open_all(message: wire.Message, scene: Scene) -> None:
-    """Every document in a message, opened as a peer would."""
+    """Open every document in a message, as a peer does."""
     swarm = scene.swarm
     match message:
         case wire.Join():

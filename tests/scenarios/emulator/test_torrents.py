@@ -34,7 +34,7 @@ def test_aria2_is_installed_from_lists_that_are_fetched_first(monkeypatch: pytes
 
     monkeypatch.setattr(torrents.shutil, "which", lambda name: None)
     monkeypatch.setattr(torrents.subprocess, "run", run)
-    with pytest.raises(UsageError, match=r"^aria2 could not be installed: apt-get install .* said: E: no aria2$"):
+    with pytest.raises(UsageError, match=r"^aria2 could not be installed: apt-get install .* printed: E: no aria2$"):
         install("aria2")
     assert asked == ["apt-get update", "apt-get install"]
 
@@ -47,5 +47,5 @@ def test_what_is_there_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_where_there_is_no_apt_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(UsageError, match=r"^aria2 could not be installed: there is no apt-get here\.$"):
+    with pytest.raises(UsageError, match=r"^aria2 could not be installed: apt-get is missing\.$"):
         install("aria2")

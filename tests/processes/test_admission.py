@@ -49,8 +49,8 @@ def test_sigterm_frees_the_slot_and_kick_and_revoke_end_leases_at_once(swarm: Sw
     # Kicked: told so, and not let in again for now; the others' trees are planned without it.
     assert len(swarm.json("seed", "kick", "box")["put_out"]) == 1
     assert swarm.ends("box") == 2
-    assert "put this machine out" in swarm.log("box")
-    check(swarm.command("box", "join", ours["ticket"], *("--engine", "none")), 2, "put this machine out")
+    assert "expelled this machine" in swarm.log("box")
+    check(swarm.command("box", "join", ours["ticket"], *("--engine", "none")), 2, "expelled this machine")
     check(swarm.command("seed", "kick", "box"), 2, "No node 'box'")
     members(swarm, {"rented", "lent"})
 
@@ -77,7 +77,7 @@ def test_sigterm_frees_the_slot_and_kick_and_revoke_end_leases_at_once(swarm: Sw
     swarm.seed(tmp_path / "base", "--preset", "wan", *swarm_at(theirs["addrs"]))
     check(swarm.command("spot", "join", ours["ticket"], "--engine", "none"), 2, "has been revoked")
     # The kick's ten minutes are not over, whatever ticket the machine has.
-    check(swarm.command("box", "join", swarm.ticket(), "--engine", "none"), 2, "put this machine out")
+    check(swarm.command("box", "join", swarm.ticket(), "--engine", "none"), 2, "expelled this machine")
     check(swarm.command("lent", "join", theirs["ticket"], "--engine", "none"), 2, "has been revoked")
     assert [t["revoked"] for t in swarm.json("seed", "revoke")["tickets"] if t["id"] == shown["id"]] == [True]
 
@@ -88,7 +88,7 @@ def swarm_at(addrs: list[str]) -> tuple[str, str]:
     return "--listen", f"{host}:{port}"
 
 
-def test_who_fetches_beyond_its_tickets_quota_is_put_out_and_told_why(swarm: Swarm, tmp_path: Path) -> None:
+def test_a_machine_that_exceeds_its_tickets_quota_is_removed_and_told_why(swarm: Swarm, tmp_path: Path) -> None:
     """The model has 960 kB: one ticket's quota is more, another's half of it."""
     swarm.node("whole", swarm.ticket("--quota-gb", "0.002"), "--name", "whole")
     swarm.until("whole", holds(root_of(FIRST)))

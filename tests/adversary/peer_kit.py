@@ -35,7 +35,7 @@ PLENTY = 1 << 40
 """Credit for more than any test sends."""
 
 
-class Villain:
+class HostilePeer:
     """One end of the wire, driven by hand."""
 
     def __init__(self, key: Key, listen: str = "/ip4/127.0.0.1/tcp/0") -> None:
@@ -49,7 +49,7 @@ class Villain:
         """Of the stream on which it asked to come in."""
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator["Villain"]:
+    async def running(self) -> AsyncIterator["HostilePeer"]:
         async with trio.open_nursery() as nursery:
             await nursery.start(self.transport.serve, self._accept)
             yield self
@@ -108,10 +108,10 @@ class Villain:
         return None
 
 
-class Member(Villain):
-    """A villain with a grant. While `live` runs it listens to the seed; it renews its lease if it is told to."""
+class Member(HostilePeer):
+    """A hostile with a grant. While `live` runs it listens to the seed; it renews its lease if it is told to."""
 
-    def __init__(self, key: Key, ticket: str, *, name: str = "villain", addrs: tuple[str, ...] = ()) -> None:
+    def __init__(self, key: Key, ticket: str, *, name: str = "hostile", addrs: tuple[str, ...] = ()) -> None:
         super().__init__(key)
         self.ticket = Ticket.parse(ticket)
         self.seed = self.ticket.authority

@@ -41,7 +41,7 @@ def test_17_api_key_stays_out_of_the_process_list(arena: Arena) -> None:
     assert "correct-horse" not in arena.log("seed")
 
 
-def test_19_files_are_nobody_elses(tmp_path: Path) -> None:
+def test_19_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     """Also where the home was there before, and open to all, and the umask is none. (contact.json: addresses only.)"""
     with swarm_in(tmp_path) as swarm:
         swarm.home("seed").mkdir(mode=0o777)

@@ -17,7 +17,7 @@ for number in (1, 2, 3):
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_replicas_on_disk_and_nowhere_with_changes_coded_by_position(tmp_path: Path) -> None:
+def test_disk_replicas_and_relays_with_coder_pco(tmp_path: Path) -> None:
     folders = [checkpoint(tmp_path / f"step_{i}", words) for i, words in enumerate(VERSIONS)]
     with swarm_in(tmp_path) as swarm:
         swarm.seed(folders[0], "--coder", "pco")
