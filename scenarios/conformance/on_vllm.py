@@ -57,7 +57,7 @@ ORDER: Final = (
     ("bf16", False), ("f32", True), ("f16", False), ("mixed", True), ("bf16", True), ("f32", False), ("mixed", False),
     ("f16", True),
 )  # fmt: skip
-"""(stored, tied) in the order in which they run, so that an interrupted run has about the same cells of every family."""
+"""(stored, tied) in the order in which they run, so that an interrupted run has the same cells of every family."""
 PROMPTS: Final = ((1, 5, 9, 12, 7), (3, 4, 8, 20, 31))
 NEW_TOKENS: Final = 6
 ANSWER_WITHIN_S: Final = 120.0
