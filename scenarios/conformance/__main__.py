@@ -33,11 +33,11 @@ def main() -> int:
         "--experts-in-place", action="store_true", help="vllm: use a kernel that does not repack experts"
     )
     parser.add_argument("--threads", type=int, default=1)
-    asked = parser.parse_args()
-    _quiet(asked.threads)
-    if asked.which == "adapters":
-        return _adapters(asked)
-    return _models_on_vllm(asked) if asked.engine == "vllm" else _models(asked)
+    options = parser.parse_args()
+    _quiet(options.threads)
+    if options.which == "adapters":
+        return _adapters(options)
+    return _models_on_vllm(options) if options.engine == "vllm" else _models(options)
 
 
 def _quiet(threads: int) -> None:
@@ -52,16 +52,16 @@ def _quiet(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def _models(asked: argparse.Namespace) -> int:
+def _models(options: argparse.Namespace) -> int:
     from scenarios.conformance.families import SHORT, families
     from scenarios.conformance.models import STORED, Cell, run_cell
 
-    if asked.render:
-        cells = [Cell(**cell) for cell in json.loads(asked.render.read_text())]
+    if options.render:
+        cells = [Cell(**cell) for cell in json.loads(options.render.read_text())]
         print(_model_table(cells))
         return 0
-    chosen = asked.families.split(",") if asked.families else list(SHORT) if asked.short else families()
-    stored = asked.stored.split(",") if asked.stored else list(STORED)
+    chosen = options.families.split(",") if options.families else list(SHORT) if options.short else families()
+    stored = options.stored.split(",") if options.stored else list(STORED)
     cells = []
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as top:
@@ -73,15 +73,15 @@ def _models(asked: argparse.Namespace) -> int:
                     cells.append(run_cell(family, each, tied=tied, folder=folder))
                     if cells[-1].outcome == "WRONG":
                         print(cells[-1], file=sys.stderr, flush=True)
-            if asked.json:
-                asked.json.write_text(json.dumps([asdict(cell) for cell in cells], indent=1))
+            if options.json:
+                options.json.write_text(json.dumps([asdict(cell) for cell in cells], indent=1))
             took = time.monotonic() - started
             print(f"{family}: {len(cells)} cells after {took:.0f} s", file=sys.stderr, flush=True)
     print(_model_table(cells))
     return 1 if any(cell.outcome == "WRONG" for cell in cells) else 0
 
 
-def _models_on_vllm(asked: argparse.Namespace) -> int:
+def _models_on_vllm(options: argparse.Namespace) -> int:
     """Run one cell of every family before the second of any. Each finished cell is written to the file at once."""
     from node.settings.logs import configure
     from scenarios.conformance.models import Cell
@@ -89,11 +89,11 @@ def _models_on_vllm(asked: argparse.Namespace) -> int:
     from scenarios.engines.vllm_environment import vllm_python
 
     configure("warning")
-    known = asked.render or asked.json
+    known = options.render or options.json
     cells = [Cell(**cell) for cell in json.loads(known.read_text())] if known and known.exists() else []
-    if not asked.render:
-        chosen = asked.families.split(",") if asked.families else EXPERTS if asked.experts_in_place else FAMILIES
-        stored = asked.stored.split(",") if asked.stored else [each for each, _ in ORDER]
+    if not options.render:
+        chosen = options.families.split(",") if options.families else EXPERTS if options.experts_in_place else FAMILIES
+        stored = options.stored.split(",") if options.stored else [each for each, _ in ORDER]
         done = {(cell.family, cell.stored, cell.tied) for cell in cells}
         wanted = [(family, each, tied) for each, tied in ORDER if each in stored for family in chosen]
         wanted = [cell for cell in wanted if cell not in done]
@@ -101,13 +101,13 @@ def _models_on_vllm(asked: argparse.Namespace) -> int:
             folder = Path(top) / "cell"
             folder.mkdir()
             log = Path(tempfile.gettempdir()) / "swarm-conformance-vllm.log"
-            host = Host(vllm_python(), log, experts_in_place=asked.experts_in_place)
+            host = Host(vllm_python(), log, experts_in_place=options.experts_in_place)
             try:
                 for i, (family, each, tied) in enumerate(wanted):
                     started = time.monotonic()
                     cells.append(run_cell(host, family, each, tied=tied, folder=folder))
-                    if asked.json:
-                        asked.json.write_text(json.dumps([asdict(cell) for cell in cells], indent=1))
+                    if options.json:
+                        options.json.write_text(json.dumps([asdict(cell) for cell in cells], indent=1))
                     progress = f"{i + 1} of {len(wanted)}: {family} {each} {'tied' if tied else 'untied'}"
                     took = time.monotonic() - started
                     print(f"{progress}: {cells[-1].outcome} {cells[-1].why}, {took:.1f} s", file=sys.stderr, flush=True)
@@ -193,16 +193,16 @@ def _model_row(family: str, cells: list[Any]) -> str:
     return f"| {family} | {outcomes(False)} | {outcomes(True)} | {f'{fused} of ' if fused else ''}{tensors} | {note} |"
 
 
-def _adapters(asked: argparse.Namespace) -> int:
+def _adapters(options: argparse.Namespace) -> int:
     from scenarios.conformance.adapters import adapters, run_adapter
 
     cells = []
-    for name in asked.names.split(";") if asked.names else adapters():
+    for name in options.names.split(";") if options.names else adapters():
         cell = run_adapter(name)
         cells.append(cell)
         print(f"| {cell.name} | {cell.outcome} | {cell.why[:150]} |", flush=True)
-    if asked.json:
-        asked.json.write_text(json.dumps([asdict(cell) for cell in cells], indent=1))
+    if options.json:
+        options.json.write_text(json.dumps([asdict(cell) for cell in cells], indent=1))
     counts = Counter(cell.outcome for cell in cells)
     print(f"\n{len(cells)} adapters: {dict(counts)}")
     return 1 if counts["WRONG"] else 0

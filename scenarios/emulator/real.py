@@ -356,7 +356,7 @@ def distribute(
     nodes: Sequence[Node],
     sizes: Sequence[int],
     *,
-    said: Callable[[Outcome], None] = lambda outcome: None,
+    on_outcome: Callable[[Outcome], None] = lambda outcome: None,
     rtt_ms: float = 0.0,
     between_ms: float | None = None,
     late: int = 0,
@@ -365,7 +365,7 @@ def distribute(
 ) -> list[Outcome]:
     """Publish files of `sizes` bytes one after the other, after `WARM_UPS` versions that do not count.
 
-    Returns one outcome per size. `at_half` is called during the last publish. `said` is called with each outcome that
+    Returns one outcome per size. `at_half` is called during the last publish, and `on_outcome` with each outcome that
     counts as soon as its publish ends. Raises `UsageError` when a publish fails.
     """
     network = Network(rtt_ms=rtt_ms, between_ms=between_ms)
@@ -379,7 +379,7 @@ def distribute(
             outcome = swarm.publish(size, at_half=at_half if last else None)
             if number > WARM_UPS:
                 found.append(outcome)
-                said(outcome)
+                on_outcome(outcome)
     return found
 
 

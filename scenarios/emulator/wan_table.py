@@ -53,7 +53,7 @@ class Case:
     trainer sent at most `copies` F plus `extra_bytes`, and duplicates are at most `TWICE`.
     """
 
-    what: str
+    title: str
     seed: Node
     nodes: tuple[Node, ...]
     times: float
@@ -100,34 +100,34 @@ _FOUR: Final = Case("4 nodes", Node(200), (Node(200),) * 4, 1.10)
 ROWS: Final[dict[str, Case]] = {
     "4": _FOUR,
     "8": _EIGHT,
-    "8-quarter": replace(_EIGHT, what="8 nodes, all at 50 Mbit/s").at(0.25),
-    "mixed": replace(_EIGHT, what="8 nodes, 400 to 25 Mbit/s", nodes=tuple(map(Node, MIXED)), times=1.15),
+    "8-quarter": replace(_EIGHT, title="8 nodes, all at 50 Mbit/s").at(0.25),
+    "mixed": replace(_EIGHT, title="8 nodes, 400 to 25 Mbit/s", nodes=tuple(map(Node, MIXED)), times=1.15),
     "regions": _FOUR_REGIONS,
     "10-mib": replace(
-        _FOUR_REGIONS, what="the same, 10 MiB", times=1.1, round_trips=2, payload_bytes=10 * MIB, crossings=None
+        _FOUR_REGIONS, title="the same, 10 MiB", times=1.1, round_trips=2, payload_bytes=10 * MIB, crossings=None
     ),
     "1-mib": replace(
-        _FOUR_REGIONS, what="the same, 1 MiB", times=1.1, round_trips=2, payload_bytes=MIB, crossings=None
+        _FOUR_REGIONS, title="the same, 1 MiB", times=1.1, round_trips=2, payload_bytes=MIB, crossings=None
     ),
     "hidden": replace(
-        _EIGHT, what="8 nodes, 4 not dialable", nodes=(Node(200),) * 4 + (Node(200, firewall="in"),) * 4, times=1.25
+        _EIGHT, title="8 nodes, 4 not dialable", nodes=(Node(200),) * 4 + (Node(200, firewall="in"),) * 4, times=1.25
     ),
     "killed": replace(
-        _FOUR, what="4, an interior one killed at half time", times=1.3, copies=1.1, extra_bytes=0,
+        _FOUR, title="4, an interior one killed at half time", times=1.3, copies=1.1, extra_bytes=0,
         at_half=_strike(signal.SIGKILL),
     ),
     "stopped": replace(
-        _FOUR, what="4, an interior one frozen at half time", times=1.3, copies=1.1, extra_bytes=0,
+        _FOUR, title="4, an interior one frozen at half time", times=1.3, copies=1.1, extra_bytes=0,
         at_half=_strike(signal.SIGSTOP),
     ),
     "joiners": replace(
-        _EIGHT, what="8, two more arrive at half time", nodes=(Node(200),) * 10, times=1.25, late=2, at_half=_arrive
+        _EIGHT, title="8, two more arrive at half time", nodes=(Node(200),) * 10, times=1.25, late=2, at_half=_arrive
     ),
 }  # fmt: skip
 FLOOR: Final = "floor"
 
 
-def measure(case: Case, repeats: int, said: Callable[[Outcome], None] = lambda outcome: None) -> list[Outcome]:
+def measure(case: Case, repeats: int, on_outcome: Callable[[Outcome], None] = lambda outcome: None) -> list[Outcome]:
     """Measure `repeats` versions: of one swarm, or of a new swarm each when the case has `at_half`.
 
     Raises `UsageError` when a run fails.
@@ -137,7 +137,7 @@ def measure(case: Case, repeats: int, said: Callable[[Outcome], None] = lambda o
     for _ in range(runs):
         found += distribute(
             case.seed, case.nodes, sizes, rtt_ms=case.rtt_ms, between_ms=case.between_ms, late=case.late,
-            at_half=case.at_half, said=said,
+            at_half=case.at_half, on_outcome=on_outcome,
         )  # fmt: skip
     return found
 
@@ -150,7 +150,7 @@ def row_of(name: str, case: Case, outcomes: Sequence[Outcome]) -> dict[str, Any]
     crossed = max(outcome.crossings.values(), default=None)
     return {
         "row": name,
-        "case": case.what,
+        "case": case.title,
         "nodes": len(case.nodes) - case.late,
         "payload_bytes": outcome.payload_bytes,
         "bound_s": outcome.bound_s,
@@ -184,7 +184,7 @@ def floor_row(nodes: int, mbit: float) -> dict[str, Any]:
 def _run(name: str, repeats: int, cpu: bool) -> dict[str, Any]:
     """Measure one row. Any failure becomes part of the row, so that the other rows still run."""
 
-    def said(outcome: Outcome) -> None:
+    def on_outcome(outcome: Outcome) -> None:
         _print_outcome(name, outcome)
         if cpu:
             _print_cpu(outcome)
@@ -192,12 +192,12 @@ def _run(name: str, repeats: int, cpu: bool) -> dict[str, Any]:
     began = time.monotonic()
     try:
         row: dict[str, Any] = (
-            floor_row(8, 200) if name == FLOOR else row_of(name, ROWS[name], measure(ROWS[name], repeats, said))
+            floor_row(8, 200) if name == FLOOR else row_of(name, ROWS[name], measure(ROWS[name], repeats, on_outcome))
         )
     except Exception as error:  # reported in the row
         row = {
             "row": name,
-            "case": ROWS[name].what if name in ROWS else name,
+            "case": ROWS[name].title if name in ROWS else name,
             "failed": f"{type(error).__name__}: {error}",
         }
     row["took_s"] = time.monotonic() - began

@@ -1,7 +1,7 @@
-"""What a field can be set to: extremes of its type, and values of other types. Each is a named function of the old one.
+"""Mutations of a field: extremes of its type, and values of other types. Each is a named function of the old value.
 
-Messages are mutated as plain values (lists, dicts, numbers, text, bytes), and encoded afterwards. What an encoder would
-refuse, such as text that is no UTF-8, stands in the value as `msgspec.Raw`: bytes that are copied as they are.
+Messages are mutated as plain values (lists, dicts, numbers, text, bytes) and encoded afterwards. A value that the
+encoder would refuse, such as invalid UTF-8, is a `msgspec.Raw`, whose bytes the encoder copies unchanged.
 """
 
 import math
@@ -18,7 +18,7 @@ Change = Callable[[Any, random.Random], Any]
 
 
 class Mutation(NamedTuple):
-    """`change(old, rng)`: the new value. It may alter a list or dict in place."""
+    """A named change. `change(old, rng)` returns the new value; it may alter a list or dict in place."""
 
     name: str
     change: Change
@@ -26,19 +26,19 @@ class Mutation(NamedTuple):
 
 def _to(value: Any) -> Change:
     if isinstance(value, list | dict):
-        return lambda old, rng: value.copy()  # another mutation may put something into it
+        return lambda old, rng: value.copy()  # another mutation may alter it
     return lambda old, rng: value
 
 
 DEEP: Final = msgspec.Raw(b"\x91" * 5_000 + b"\xc0")
-"""Lists in lists: deeper than any decoder may recurse."""
+"""Nested lists, deeper than any decoder may recurse."""
 _DEEP_MAP: Final = msgspec.Raw(b"\x81\xa1a" * 5_000 + b"\xc0")
 _LONG_LIST: Final = msgspec.Raw(b"\xdd\xff\xff\xff\xff")
 """A list that announces 2^32 - 1 elements and has none."""
 _LONG_BYTES: Final = msgspec.Raw(b"\xc6\xff\xff\xff\xff")
 _LONG_TEXT: Final = msgspec.Raw(b"\xdb\xff\xff\xff\xff")
 _NEVER: Final = msgspec.Raw(b"\xc1")
-"""The one byte that MessagePack does not use."""
+"""The only byte that MessagePack does not use."""
 _EXTENSION: Final = msgspec.Raw(b"\xd6\xff\xff\xff\xff\xff")
 """A timestamp."""
 
@@ -88,13 +88,13 @@ _OTHERS: Final = (
 
 
 def any_mutations() -> Iterator[Mutation]:
-    """Values of every type: whatever the field's is, all but one are wrong."""
+    """Yield values of every type; at most one of them has the field's type."""
     for name, value in _OTHERS:
         yield Mutation(name, _to(value))
 
 
 def _bounds(info: Any) -> list[Any]:
-    """Each bound of a number, and what lies just beside it."""
+    """Return each bound of a number with its two neighbours."""
     found = [bound for bound in (info.ge, info.gt, info.le, info.lt) if bound is not None]
     return sorted({bound + step for bound in found for step in (-1, 0, 1)})
 
@@ -118,7 +118,7 @@ def _numbers(info: Any) -> Iterator[Mutation]:
 
 
 def _lengths(info: Any) -> list[int]:
-    """Lengths at the type's bounds and beside them; where it has none, much."""
+    """Return lengths at and beside the type's bounds, and a large one where there is no upper bound."""
     found = {0, 1}
     for bound in (info.min_length, info.max_length):
         if bound is not None:
@@ -244,7 +244,7 @@ _OF_TYPE: Final[tuple[tuple[Any, Callable[[Any], Iterator[Mutation]]], ...]] = (
 
 
 def mutations_of(info: types.Type) -> list[Mutation]:
-    """All that a field of this type can be set to."""
+    """Return all mutations of a field of this type."""
     found: list[Mutation] = []
     for kind, make in _OF_TYPE:
         if isinstance(info, kind):

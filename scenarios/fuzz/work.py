@@ -1,4 +1,4 @@
-"""The kinds of `Work` body: what nodes and the ledger say to one another, rollouts signed by whoever speaks."""
+"""The kinds of `Work` bodies between nodes and the ledger, and of rollouts that the sender signs."""
 
 from collections.abc import Callable
 from typing import Any, Final, get_args
@@ -27,14 +27,14 @@ SHAPED: Final = SamplingParams(
         exact=True,
     ),
 )  # fmt: skip
-"""With every option, so that each has a place."""
+"""Sampling with every option set, so that each has a place in the sample."""
 _GROUP: Final = bytes(16)
 _PROMPT: Final = work.pack_tokens((5, 6, 7))
 _ROOT: Final = root_of(0, 3)
 
 
 def sample_rollout() -> Rollout:
-    """Of no lease."""
+    """Return a rollout without a real lease."""
     tokens, logprobs = work.pack_tokens((8, 9, 2)), work.pack_floats((-0.5,) * 3)
     return Rollout(1, 1, 0, bytes(32), tokens, logprobs, "stop", (VersionSpan(0, 3, _ROOT, 3),))
 
@@ -65,7 +65,7 @@ _FLOATS: Final = tuple(
 
 
 def _more(kind: Kind) -> Kind:
-    """Packed numbers are bytes to the type: what stands in them is mutated too."""
+    """Add mutations of the numbers inside packed log-probabilities, which are only bytes to the type."""
     fields = tuple(
         msgspec_field_with(field, _FLOATS) if field.name.endswith(".logprobs") else field for field in kind.fields
     )
@@ -73,7 +73,7 @@ def _more(kind: Kind) -> Kind:
 
 
 def msgspec_field_with(field: Any, more: tuple[Mutation, ...]) -> Any:
-    """The field, with more to try."""
+    """Return the field with additional mutations."""
     return type(field)(field.name, field.path, field.mutations + more)
 
 
@@ -82,8 +82,11 @@ def work_kinds(
     rollout: Callable[[Any], tuple[Key, Rollout]] = lambda world: (world.me, sample_rollout()),
     carry: Callable[[Any, bytes], bytes] = lambda world, body: body,
 ) -> list[Kind]:
-    """Every tag, and a rollout in its message. `make(world, cls)`: a valid one. `rollout(world)`: and who signs it.
-    `carry`: into what the target is given. `KeyError`: a message was added and has no sample here."""
+    """Return a kind for every tag, and one for a rollout inside its message.
+
+    `make(world, cls)` returns a valid message, `rollout(world)` a rollout with the key that signs it, and `carry` turns
+    a body into the target's input. Raises `KeyError` when `SAMPLES` lacks a message.
+    """
     kinds = [
         Kind(
             f"Work/{cls.__name__}",

@@ -1,11 +1,11 @@
-"""Fuzzes what reads strangers' bytes in the transport, guided by which lines they reach (atheris, libFuzzer).
+"""Coverage-guided fuzzing of the transport's readers of strangers' bytes, with atheris (libFuzzer).
 
     python -m scenarios.fuzz.yamux --seconds 60 [--seed 1] [--corpus DIR]
 
-The first byte chooses: yamux frames, multistream as the listener, or a whole yamux connection with a peer that sends
-the input. Frames must be the same however they are cut and hold no payload; a connection must hold no more than its
-windows allow, take no turn for ever, and end cleanly. Ends with a stack trace and the input at anything but a
-`PeerError`.
+The first byte of an input selects yamux frames, multistream as the listener, or a whole yamux connection whose peer
+sends the input. Frames must parse equally in pieces of any size, and the parser must hold no payload. A connection must
+hold no more than its windows allow, must not block forever, and must end cleanly. Any exception but `PeerError` ends
+the run with a stack trace and the input.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _HELD_BYTES: Final = _STREAMS * 262_144 + _BUDGET_BYTES
 
 
 def one(data: bytes) -> None:
-    """Give an input to what its first byte names."""
+    """Give an input to the reader that its first byte selects."""
     if data:
         (_frames, _negotiation, _connection)[data[0] % 3](data[1:])
 
@@ -54,19 +54,19 @@ def _frames(data: bytes) -> None:
 
     whole = parse(max(1, len(data)))
     for size in _PIECES:
-        assert parse(size) == whole, f"in pieces of {size} it is something else"
+        assert parse(size) == whole, f"pieces of {size} bytes parse to another result"
 
 
 class _Script:
-    """A channel that says what it was given, a few bytes at a time."""
+    """A channel that delivers the given bytes as they are read. `written`: bytes written to it."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self.written = 0
 
     async def read(self, n: int | None = None, /) -> bytes:
-        taken, self._data = self._data[:n], self._data[n:]
-        return taken
+        received, self._data = self._data[:n], self._data[n:]
+        return received
 
     async def write(self, data: bytes, /) -> None:
         self.written += len(data)
@@ -78,7 +78,7 @@ def _negotiation(data: bytes) -> None:
     channel = _Script(data)
     with contextlib.suppress(StopIteration, PeerError):
         answer(channel, ["/a/1", "/b/1"]).send(None)
-    assert channel.written < 4096, "a stranger makes us talk"
+    assert channel.written < 4096, "a stranger's input causes too much output"
 
 
 def _connection(data: bytes) -> None:
@@ -100,7 +100,7 @@ async def _meet(data: bytes) -> None:
                 await far.send_all(data)
                 await trio.testing.wait_all_tasks_blocked()
                 assert connection.unread_bytes <= _HELD_BYTES + limits.first_window_bytes
-                # Also what was reset since: whoever accepts it may be long about reading it.
+                # Reset streams count too: the application may accept and read them later.
                 counted = set(connection._streams.values())
                 holding = {stream for stream in {*counted, *connection._accepted} if stream._chunks}
                 assert sum(len(piece) for stream in holding for piece in stream._chunks) <= len(data)
@@ -118,7 +118,7 @@ async def _ignore(send: Any, data: bytes) -> None:
 
 
 def _corpus(folder: Path) -> None:
-    """Honest inputs to start from."""
+    """Write valid inputs to start from."""
     from swarm.transport.connection.multistream import HEADER, encode
     from swarm.transport.yamux.frames import ACK, FIN, RST, SYN, Kind, encode_head
 

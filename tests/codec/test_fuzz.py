@@ -1,6 +1,6 @@
-"""Mutated payloads and chunks: no crash, no hang, nothing outside the block, and never accepted as what it is not.
+"""Mutated payloads and chunks cause no crash, hang or write out of bounds, and no mutated chunk is accepted.
 
-A few thousand here; `python -m scenarios.fuzz.codec --n 1000000` goes on.
+These tests run a few thousand; `python -m scenarios.fuzz.codec --n 1000000` runs more.
 """
 
 import pytest
@@ -20,7 +20,7 @@ def test_no_mutated_chunk_is_accepted() -> None:
     result = fuzz_chunks(n=1500, seed=1)
     assert result.cases == 1500
     assert result.refused + result.decoded == result.cases
-    assert result.decoded < 5  # to the bits that were signed
+    assert result.decoded < 5  # decoded to exactly the signed bits
 
 
 @pytest.mark.slow

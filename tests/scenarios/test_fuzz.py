@@ -1,6 +1,6 @@
-"""Typed fuzzing, in short: every target for a few seconds, and that it would find something.
+"""Typed fuzzing: runs every target for a few seconds, and checks that the fuzzer finds planted bugs.
 
-`make fuzz` goes on to a million cases of each.
+`make fuzz` runs a million cases of each target.
 """
 
 import random
@@ -20,12 +20,12 @@ from scenarios.fuzz.targets import TARGETS, target_of
 
 SECONDS = 5.0
 LEAST = 300
-"""Distinct (kind, field, mutation) of each target in that time, on a machine with other things to do."""
+"""Distinct (kind, field, mutation) that each target must try in that time, even on a busy machine."""
 
 
 @pytest.fixture
 def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """What products log of nonsense is not looked at here."""
+    """Ignore what the product logs about hostile input."""
     caplog.set_level(100)
 
 
@@ -39,7 +39,7 @@ def test_nothing_escapes(name: str, quiet: None) -> None:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_every_message_and_every_field_is_fuzzed(name: str) -> None:
-    """A message that was added to a protocol, or a field, and that no kind has, fails here."""
+    """Fails when a message or field was added to a protocol and no kind has it."""
     target = target_of(name)
     kinds = {kind.name: kind for kind in target.kinds}
     assert len(kinds) == len(target.kinds)
@@ -51,8 +51,8 @@ def test_every_message_and_every_field_is_fuzzed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_message_that_is_not_mutated_is_taken(name: str, quiet: None) -> None:
-    """Else it would be refused for another reason than its mutation, and nothing would be fuzzed."""
+def test_an_unmutated_message_is_accepted(name: str, quiet: None) -> None:
+    """Otherwise a mutated one would be refused for another reason than its mutation."""
     target = target_of(name)
     with cheap():
         world = target.world(random.Random(1))
@@ -61,18 +61,18 @@ def test_a_message_that_is_not_mutated_is_taken(name: str, quiet: None) -> None:
             for kind in target.kinds:
                 world.turn(random.Random(2))
                 data = kind.enclose(world, kind.encode(kind.make(world)))
-                if "malformed" in (said := world.give(kind, data)) or "not decoded" in said:
-                    refused.append(f"{kind.name}: {said}")
+                if "malformed" in (outcome := world.give(kind, data)) or "not decoded" in outcome:
+                    refused.append(f"{kind.name}: {outcome}")
             assert not refused
         finally:
             world.close()
 
 
-# ---------------------------------------------------------------- it finds what is there
+# ---------------------------------------------------------------- the fuzzer finds planted bugs
 
 
 class Thing(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A message."""
+    """A sample message."""
 
     name: Annotated[str, msgspec.Meta(max_length=8)]
     count: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -83,7 +83,7 @@ _decoder = msgspec.msgpack.Decoder(Thing)
 
 
 class Room(World):
-    """Takes things; `bug` says what is wrong with it."""
+    """A world that decodes `Thing` messages. `bug` names its planted bug."""
 
     def __init__(self, bug: str) -> None:
         self.bug = bug
@@ -109,7 +109,7 @@ class Room(World):
 
 
 class Rooms(Target):
-    """Of one bug."""
+    """A target with one planted bug."""
 
     name = "rooms"
     about = "a test"
@@ -137,7 +137,7 @@ def run(bug: str, cases: int = 6000) -> Result:
     ("bug", "error", "field"),
     [("text", "UnicodeDecodeError", "Thing.name"), ("index", "IndexError", "Thing.count")],
 )
-def test_a_bug_is_found_made_small_and_seen_again(bug: str, error: str, field: str) -> None:
+def test_a_bug_is_found_reduced_and_reproduced(bug: str, error: str, field: str) -> None:
     escape = run(bug).escape
     assert escape is not None
     assert escape.error.startswith(error)
@@ -150,7 +150,7 @@ def test_a_bug_is_found_made_small_and_seen_again(bug: str, error: str, field: s
     assert replay(Rooms(""), escape.replay.removeprefix("rooms:")) is None
 
 
-def test_what_takes_several_messages_is_found_and_seen_again() -> None:
+def test_a_bug_that_takes_several_messages_is_found_and_reproduced() -> None:
     escape = run("sum").escape
     assert escape is not None
     assert escape.error.startswith("OverflowError")
@@ -167,7 +167,7 @@ def test_a_table_that_grows_is_found() -> None:
     assert "table has" in escape.error
 
 
-def test_nothing_is_found_where_nothing_is_wrong() -> None:
+def test_no_escape_without_a_bug() -> None:
     result = run("")
     assert result.escape is None
     assert result.cases == 6000
@@ -182,14 +182,14 @@ def test_every_field_of_a_type_has_a_name() -> None:
     assert {field.name for field in Rooms("").kinds[0].fields} == names_of(Thing)
 
 
-def test_tables_are_counted_by_where_they_are() -> None:
+def test_tables_are_counted_by_path() -> None:
     room = Room("")
     room.table = {bytes([i]): i for i in range(9)}
     outer = {"a": [1, 2, 3]}
     assert sizes_of(outer, "x") == {"x": 1, "x[]": 3}
 
 
-def test_cheap_signatures_refuse_what_real_ones_refuse() -> None:
+def test_cheap_signatures_refuse_the_same_forgeries_as_real_ones() -> None:
     from codec.sign import open_sealed
     from scenarios.fuzz.scene import key_of
 

@@ -150,7 +150,7 @@ class _World(World, Scene):
 
 
 def _look_at(layout: Layout) -> None:
-    """What is asked of one as soon as it is there."""
+    """Use a decoded layout as its first reader does."""
     assert layout.n_blocks >= 0
     assert layout.nbytes >= 0
     assert layout.to_bytes()
@@ -160,7 +160,7 @@ def _look_at(layout: Layout) -> None:
 
 
 class Decoders(Target):
-    """See the module."""
+    """The target of this module."""
 
     name: ClassVar[str] = "decoders"
     about: ClassVar[str] = "every message, document, header, layout and work body"
@@ -185,12 +185,12 @@ class Decoders(Target):
 
 
 def work_messages() -> tuple[type, ...]:
-    """Every tag of `node.ledger.messages`."""
+    """Return every message type of `node.ledger.messages`."""
     from scenarios.fuzz.work import MESSAGES
 
     return MESSAGES
 
 
 def all_names(target: Target) -> set[str]:
-    """The fields that the types of the target's messages have."""
+    """Return the names of all fields of the target's message types."""
     return {name for cls in target.types().values() for name in names_of(cls)}

@@ -1,5 +1,7 @@
-"""The engine's socket at the node: what `EngineHost` makes of an engine that says anything, while the node asks it for
-completions, scores, proofs and commits."""
+"""The engine's socket at the node: `EngineHost` with an engine that sends anything.
+
+Meanwhile the node requests completions, scores, proofs and commits.
+"""
 
 import random
 from collections.abc import Awaitable, Callable
@@ -26,32 +28,33 @@ from scenarios.fuzz.work import SAMPLING
 __all__ = ["EngineTarget"]
 
 _ROOT: Final = bytes(32)
-_ASKED: Final = {"Completions": 2, "Progress": 2, "Scores": 3, "Done": 5, "Proof": 6, "Failed": 2, "Ready": 0}
-"""The number of the request that each answers: 1 is the attachment; then `_World._ask` asks in this order."""
+_REQUEST_NUMBERS: Final = {"Completions": 2, "Progress": 2, "Scores": 3, "Done": 5, "Proof": 6, "Failed": 2, "Ready": 0}
+"""By message, the number of the request that it answers. 1 is the attachment; `_World._ask` sends the others in this
+order."""
 
 
 class _World(World):
     def fitting(self, cls: type, value: Any) -> Any:
-        """An answer to what the node asks."""
+        """Make `value` an answer to a request of the node."""
         if cls.__name__ == "Completions":
             completion = {
                 "token_ids": [5], "logprobs": [-0.5], "finish_reason": "stop",
                 "spans": [{"version": [0, 3], "start": 0, "end": 1}],
             }  # fmt: skip
             return value | {"number": 2, "completions": [completion]}
-        return value | {"number": _ASKED[cls.__name__]} if "number" in value else value
+        return value | {"number": _REQUEST_NUMBERS[cls.__name__]} if "number" in value else value
 
     def give(self, kind: Kind, data: bytes) -> str:
         ready = {**sample_of(_OF["Ready"]), "carries": True, "scores": True, "joins": True}
         proof = {**sample_of(_OF["Proof"]), "number": 1, "root": _ROOT}
-        said = [frame(msgspec.msgpack.encode(each)) for each in (ready, proof)]
+        frames = [frame(msgspec.msgpack.encode(message)) for message in (ready, proof)]
         if kind.name == "Ready":
-            said[0] = frame(data)
+            frames[0] = frame(data)
         elif kind.name == "Proof" and self.turned % 2:
-            said[1] = frame(data)
+            frames[1] = frame(data)
         else:
-            said.append(frame(data))
-        channel = ScriptedChannel(FromEngine, said)
+            frames.append(frame(data))
+        channel = ScriptedChannel(FromEngine, frames)
         self.outcome: list[str] = []
         try:
             trio.run(self._live, channel, clock=trio.testing.MockClock(autojump_threshold=0))
@@ -74,7 +77,7 @@ class _World(World):
                 nursery.start_soon(self._ask, host, nursery.cancel_scope)
                 try:
                     await host._serve_engine(channel)
-                except (ChannelClosed, PeerError) as error:  # as `serve` takes them
+                except (ChannelClosed, PeerError) as error:  # `serve` handles these too
                     self.outcome.append(str(error))
                 nursery.cancel_scope.cancel()
 
@@ -99,7 +102,7 @@ class _World(World):
             return
         self.outcome.append(f"{name}: done")
         if name == "generate":
-            for completion in found[0]:  # as a rollout is made of it
+            for completion in found[0]:  # as when a rollout is made
                 pack_tokens(completion.token_ids)
                 pack_floats(completion.logprobs)
         elif name == "score":
@@ -110,12 +113,12 @@ _OF: Final = {cls.__name__: cls for cls in get_args(FromEngine)}
 
 
 class EngineTarget(Target):
-    """See the module."""
+    """The target of this module."""
 
     name: ClassVar[str] = "engine"
     about: ClassVar[str] = "the engine's socket at a node"
     slow_s: ClassVar[float] = 0.5
-    """Messages of this machine's own user may have 32 MiB."""
+    """A message on a local socket may have 32 MiB."""
     episode: ClassVar[int] = FOREVER
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""The gateway: bytes of a connection in, through HTTP, JSON and the tokenizer, with a swarm that answers at once.
+"""The gateway: the bytes of a connection go through HTTP, JSON and the tokenizer to a swarm that answers at once.
 
-Whatever comes is answered or hung up on; an answer of 500 is a bug of ours.
+Every input must be answered or the connection closed; a status of 500 is a bug.
 """
 
 import json
@@ -35,7 +35,7 @@ _MAX_ANSWER: Final = 4 << 20
 
 
 def _files() -> dict[str, bytes]:
-    """What a base checkpoint has beside its weights: one token a letter."""
+    """Return the small files of a base checkpoint, with a tokenizer of one token per letter."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {letter: i for i, letter in enumerate(_LETTERS)}
@@ -51,8 +51,8 @@ def _files() -> dict[str, bytes]:
     }
 
 
-class _Counter:
-    """Answers at once: the end, and nothing before it."""
+class _Requests:
+    """Replaces the request tracker. It answers at once with three tokens, the last of which ends the text."""
 
     most = 1024
 
@@ -78,7 +78,7 @@ class _Counter:
 
 
 class _Script:
-    """A connection that says what it was given, in a few parts, and then hangs up."""
+    """A connection that sends the given bytes in a few parts and then hangs up."""
 
     def __init__(self, data: bytes, parts: int) -> None:
         size = -(-len(data) // parts) or 1
@@ -100,7 +100,7 @@ class _Script:
 
 
 class _Patient(_Script):
-    """One that waits for its answer before it hangs up."""
+    """A connection that waits for an answer before it hangs up."""
 
     async def receive_some(self, most: int | None = None) -> bytes:
         if not self._parts and not self.said:
@@ -119,7 +119,7 @@ class _World(World):
         app_module.trio = proxy  # type: ignore[assignment]
 
     async def _here(self, function: Any, *arguments: Any, **_: Any) -> Any:
-        """In the place of a worker thread."""
+        """Run the function in place instead of in a worker thread."""
         began = time.thread_time()
         try:
             return function(*arguments)
@@ -134,16 +134,16 @@ class _World(World):
         stream = (_Patient if patient else _Script)(data, self._rng.choice((1, 1, 2, 7)))
         clock = trio.testing.MockClock(autojump_threshold=0)
         trio.run(self._converse, stream, clock=clock)
-        said = bytes(stream.said)
-        if len(said) > _MAX_ANSWER:
-            raise Broken(f"an answer of {len(said)} bytes")
-        status = said[9:12].decode("ascii", "replace")
+        answer = bytes(stream.said)
+        if len(answer) > _MAX_ANSWER:
+            raise Broken(f"an answer of {len(answer)} bytes")
+        status = answer[9:12].decode("ascii", "replace")
         if status == "500":
             raise Broken(f"the gateway answered 500 to {data[:300]!r}")
-        return f"{status or 'hung up'} {said.partition(b'message')[2][:60]!r}"
+        return f"{status or 'hung up'} {answer.partition(b'message')[2][:60]!r}"
 
     async def _converse(self, stream: Any) -> None:
-        app = App("policy", self._text, _Counter(), lambda: (0, 1), key=KEY)  # type: ignore[arg-type]
+        app = App("policy", self._text, _Requests(), lambda: (0, 1), key=KEY)  # type: ignore[arg-type]
         await HttpServer(app, Limits(), app.check).serve_connection(stream)
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class _World(World):
 
 
 class GatewayTarget(Target):
-    """See the module."""
+    """The target of this module."""
 
     name: ClassVar[str] = "gateway"
     about: ClassVar[str] = "HTTP requests: heads, line by line, and every field of the JSON bodies"

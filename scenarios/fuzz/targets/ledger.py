@@ -1,7 +1,7 @@
 """The ledger service among honest nodes and hostile ones, with a real book (in memory).
 
-A rollout counts only of the node that holds the lease of its sample; no honest node is quarantined, or refused for what
-only a liar does.
+A rollout may count only from the node that holds the lease of its sample. No honest node may be quarantined, or refused
+for a reason that only a dishonest node gives.
 """
 
 import random
@@ -30,10 +30,10 @@ HONEST: Final = 2
 HOSTILE: Final = 3
 STEP_S: Final = 0.02
 WRITE_EVERY: Final = 8
-"""Cases between two turns of the writing task: it takes all that came meanwhile."""
+"""Cases between two turns of the writing task, which handles all messages received meanwhile."""
 SEAL_EVERY: Final = 300
 MOST_OUT: Final = work.MAX_CAPACITY + 64
-"""Messages that one body may lead to: a node that asks for as much as it may is given leases one by one."""
+"""Allowed messages in answer to one body: a node that requests its full capacity gets one message per lease."""
 _NO_SHAME: Final = {None, Reason.TOO_OLD, Reason.WITHDRAWN, Reason.EXPIRED, Reason.UNKNOWN_LEASE, Reason.GIVEN_BACK,
                     Reason.DUPLICATE, Reason.LATE, Reason.NOT_A_MEMBER}  # fmt: skip
 """Verdicts that an honest node may get."""
@@ -58,7 +58,7 @@ class _World(World):
         self.honest, self.hostile = set(names[:HONEST]), names[HONEST:]
         self.me: Key = self.keys[self.hostile[0]]
         self.given: dict[int, tuple[bytes, work.WorkLease]] = {}
-        """By lease: who was given it."""
+        """By lease number: the node that got the lease, and the lease."""
         self.todo: list[tuple[bytes, work.WorkLease]] = []
         self.serials = 0
         self.session = self.service.open("s", 4, SAMPLING, 1)
@@ -71,7 +71,7 @@ class _World(World):
     # ------------------------------------------------------------ the service's task, and the trainer
 
     def _write(self) -> None:
-        """One turn of `LedgerService.run`, without its waiting."""
+        """Do one turn of `LedgerService.run` without waiting."""
         service = self.service
         turn = service.begin_turn()
         if turn.facts:
@@ -93,7 +93,7 @@ class _World(World):
         for sample, done in group.done.items():
             node, lease = self.given.get(done.lease, (b"", None))
             if lease is None or node != done.node or sample not in lease.samples:
-                raise Broken(f"a rollout counts that is under no lease of its node: {done.lease}")
+                raise Broken(f"a rollout counts though its node does not hold the lease: {done.lease}")
             work.open_rollout(done.node, done.sealed)
         self.service.taken(group.id)
 
@@ -114,14 +114,14 @@ class _World(World):
         self.service.hear(node, work.encode(request))
 
     def rollout_of(self, lease: work.WorkLease, sample: int) -> Rollout:
-        """As an honest node makes it."""
+        """Return the rollout of an honest node."""
         tokens = work.pack_tokens((self.rng.getrandbits(20) + 3, self.rng.getrandbits(20) + 3, 2))
         digest = work.work_hash(lease.group, sample, lease.prompt, lease.sampling)
         span = VersionSpan(0, self.version, root_of(0, self.version), 3)
         return Rollout(lease.lease, lease.token, sample, digest, tokens, work.pack_floats((-0.5,) * 3), "stop", (span,))
 
     def _work(self) -> None:
-        """Honest nodes do what they were leased."""
+        """Let honest nodes generate the samples that were leased to them."""
         todo, self.todo = self.todo, []
         for node, lease in todo:
             if node in self.honest:
@@ -151,17 +151,17 @@ class _World(World):
             self.service.member_lost(rng.choice(self.hostile))
         if rng.randrange(300) == 0:
             for node in self.hostile:
-                self.service.release(node, "")  # else it could say nothing more that is looked at
+                self.service.release(node, "")  # otherwise the ledger would ignore its further messages
         self.me = self.keys[rng.choice(self.hostile)]
 
     def lease(self) -> work.WorkLease:
-        """One of the speaker's, the newest; or of somebody else."""
+        """Return the sender's newest lease, or one of another node."""
         mine = [each for node, each in reversed(self.given.values()) if node == self.me.public]
         found = mine or [each for _, each in self.given.values()]
         return found[0] if found else SAMPLES[work.WorkLease]  # type: ignore[return-value]
 
     def make(self, cls: type) -> WorkMessage:
-        """A valid message of the speaker's."""
+        """Return a valid message of the sender."""
         sample, lease = SAMPLES[cls], self.lease()
         self.serials += 1
         match sample:
@@ -180,7 +180,7 @@ class _World(World):
         return sample
 
     def signed(self) -> tuple[Key, Rollout]:
-        """A rollout of the speaker's, and its key."""
+        """Return the sender's key and a rollout of it."""
         lease = self.lease()
         return self.me, self.rollout_of(lease, lease.samples[0]) if lease.samples else sample_rollout()
 
@@ -202,7 +202,7 @@ class _World(World):
             raise Broken("no group was ever done")
         for group in self.ledger.groups.values():
             if sorted([*group.free, *group.leased, *group.done]) != list(range(group.n)):
-                raise Broken("a sample is in no place, or in two")
+                raise Broken("a sample has no state, or two")
         self.service.status()
 
     def sizes(self) -> dict[str, int]:
@@ -213,13 +213,13 @@ class _World(World):
 
 
 class LedgerTarget(Target):
-    """See the module."""
+    """The target of this module."""
 
     name: ClassVar[str] = "ledger"
     about: ClassVar[str] = "the ledger service, among honest and hostile nodes"
     episode: ClassVar[int] = 5000
     most_entries: ClassVar[int] = 70_000
-    """`Settings.remembered` verdicts."""
+    """More than `Settings.remembered`, the verdicts that the ledger keeps."""
 
     def __init__(self) -> None:
         self.kinds = work_kinds(

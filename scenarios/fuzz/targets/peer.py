@@ -1,8 +1,8 @@
 """A member's core with an honest authority and honest neighbours, and with a hostile parent, child and neighbour.
 
-What the hostile cannot do: end the session of anybody honest, take our lease, keep us from versions that the honest
-have. `PeerAuthority` is the other way round: the authority itself is hostile, and signs what it likes; then all that is
-asked is that nothing but `PeerError` is raised, and that nothing grows.
+Hostile peers must not be able to end the session of an honest peer, to take the member's lease, or to keep it from
+versions that honest peers have. In `PeerAuthority` the authority itself is hostile and signs anything; then the core
+may raise only `PeerError`, and no table may grow without bound.
 """
 
 import random
@@ -48,22 +48,22 @@ KEYS: Final = [key_of(f"peer: {name}") for name in NAMES]
 SLOT: Final = {key.public: slot for slot, key in enumerate(KEYS)}
 HOSTILE: Final = range(3, 6)
 PARENTS: Final = (
-    (1, -1, 0, 1, 1, 1),  # we hang on the honest parent, the honest child on us
-    (3, 3, 3, -1, 0, 3),  # on the hostile parent, the hostile child on us
-    (-1, 0, 0, 0, 0, 0),  # on the authority, all on us
+    (1, -1, 0, 1, 1, 1),  # our parent is the honest parent, the honest child is our child
+    (3, 3, 3, -1, 0, 3),  # our parent is the hostile parent, the hostile child is our child
+    (-1, 0, 0, 0, 0, 0),  # our parent is the authority, all others are our children
     (3, -1, 1, 1, 1, 1),
 )
-"""By stripe: whom slots 0 to 5 hang on."""
+"""By stripe, the parents of slots 0 to 5; -1 is the authority."""
 STEPS_A_VERSION: Final = 250
-"""Cases, of 20 ms each."""
+"""Cases (of 20 ms each) between two versions."""
 PIECES: Final = (1000, 1000, 500)
 MOST_BEHIND: Final = 3
-"""Versions that we may lack, with a parent that gives nothing."""
+"""Versions that the member may lack, given a parent that sends nothing."""
 
 
 class Bulk(msgspec.Struct, frozen=True, array_like=True, tag="bulk"):
-    """What a hostile neighbour can have the shell tell of its bulk stream: true headers and pieces, at a time and in a
-    stripe of its choice."""
+    """An event that a hostile neighbour's bulk stream can make the runtime report: valid headers and pieces, in a
+    stripe and at a time of its choice. `what`: 0 header, 1 piece, 2 stray."""
 
     what: Annotated[int, msgspec.Meta(ge=0, le=2)]
     stripe: Annotated[int, msgspec.Meta(ge=0, le=255)]
@@ -107,7 +107,7 @@ class _World(CoreWorld):
         for _ in range(10):
             self.turn(rng)
 
-    # ------------------------------------------------------------ what is signed
+    # ------------------------------------------------------------ signed documents
 
     def _member(self, slot: int, up_mbit: float) -> Member:
         address = f"/ip4/198.51.100.{slot + 1}/tcp/4001"
@@ -131,7 +131,7 @@ class _World(CoreWorld):
             AUTHORITY,
         )
 
-    # ------------------------------------------------------------ the honest
+    # ------------------------------------------------------------ honest peers
 
     def _welcome(self) -> None:
         self.connect(SWARM)
@@ -189,7 +189,7 @@ class _World(CoreWorld):
                 self.queue(Heard(dial.peer, Hello(grant, 0, 0, 0, self.version)))
 
     def _next_version(self) -> None:
-        """The authority seals one; honest parents pass on what they have of it, and the others nothing."""
+        """Let the authority seal a version. Honest parents send their stripes, the others send nothing."""
         self.version += 1
         for seq, parents in enumerate(PARENTS):
             peer = SWARM if parents[0] < 0 else KEYS[parents[0]].public
@@ -201,7 +201,7 @@ class _World(CoreWorld):
         self.hear(SWARM, ManifestNews(self._manifest(self.version)))
 
     def _next_plan(self) -> None:
-        """Somebody's uplink was measured anew."""
+        """Publish a new roster, in which one member's uplink has changed."""
         self.changes += 1
         members = list(self.plan_now.members)
         members[5] = self._member(5, 100.0 + self.changes)
@@ -254,7 +254,7 @@ class _World(CoreWorld):
         return self.cases
 
     def grant(self) -> Grant:
-        """Ours, where the authority speaks."""
+        """Return the member's own grant when the authority sends, and the sender's otherwise."""
         holder = KEYS[0] if self.me is AUTHORITY else self.me
         return Grant(SWARM, holder.public, self.slot, 1, 1000.0, bytes(16))
 
@@ -282,22 +282,22 @@ class _World(CoreWorld):
 
     def _bulk(self, data: bytes) -> str:
         try:
-            said = _bulk.decode(data)
+            event = _bulk.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return "not decoded"
         peer = self.me.public
         if peer not in self.up:
             return "no session"
-        stripe = None if said.stripe == 255 else said.stripe
-        version = max(4, self.version + 1 - said.behind)
-        if said.what == 2:
-            self.apply(Stray(peer, stripe, said.size), peer)
+        stripe = None if event.stripe == 255 else event.stripe
+        version = max(4, self.version + 1 - event.behind)
+        if event.what == 2:
+            self.apply(Stray(peer, stripe, event.size), peer)
             return "a stray"
-        header = _header(peer, stripe, version, said.seq)
+        header = _header(peer, stripe, version, event.seq)
         self.apply(header, peer)
-        if said.what == 1:
-            self.apply(PieceStored(peer, stripe, header.key, said.index, PIECES[said.index]), peer)
-        return "a header" if said.what == 0 else "a piece"
+        if event.what == 1:
+            self.apply(PieceStored(peer, stripe, header.key, event.index, PIECES[event.index]), peer)
+        return "a header" if event.what == 0 else "a piece"
 
     def check(self) -> None:
         if self.hostile_authority:
@@ -310,11 +310,11 @@ class _World(CoreWorld):
                 raise Broken(f"no session with an honest peer, {SLOT.get(peer, 'the authority')}")
         held = core.state.held
         if held is None or held.version < self.version - MOST_BEHIND:
-            raise Broken(f"we hold {held}, and the honest {self.version}")
+            raise Broken(f"the member holds {held}, honest peers hold {self.version}")
 
 
 def bulk_kind() -> Kind:
-    """What the bulk lane tells."""
+    """Return the kind of the bulk lane's events."""
     sample = Bulk(1, 1, 0, 0, 0, 1000)
     return Kind(
         "bulk",
@@ -325,7 +325,7 @@ def bulk_kind() -> Kind:
 
 
 class PeerTarget(Target):
-    """Hostile neighbours."""
+    """A member's core among hostile neighbours."""
 
     name: ClassVar[str] = "peer"
     about: ClassVar[str] = "a member's core, with a hostile parent, child and neighbour"
@@ -343,7 +343,7 @@ class PeerTarget(Target):
 
 
 class PeerAuthority(PeerTarget):
-    """A hostile authority."""
+    """A member's core with a hostile authority."""
 
     name: ClassVar[str] = "peer-authority"
     about: ClassVar[str] = "a member's core, with an authority that signs anything"

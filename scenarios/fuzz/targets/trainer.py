@@ -1,6 +1,6 @@
 """The trainer's socket at the seed: conversations with the real trainer server, rank groups, publisher and ledger.
 
-A trainer is not hostile, but it may be of another release, or broken: it is told so, and the seed goes on.
+A trainer is not hostile, but it may be broken or of another release. The seed must report that to it and keep running.
 """
 
 import random
@@ -36,7 +36,7 @@ _LAYOUT: Final = Layout((TensorSpec("a", "BF16", (8,)), TensorSpec("b", "F32", (
 
 
 class _Seed:
-    """What the trainer server asks of a seed; nothing is published."""
+    """Replaces the coordinator behind the trainer server; it publishes nothing."""
 
     def __init__(self) -> None:
         self.replica = Replica.create(_LAYOUT)
@@ -77,7 +77,7 @@ class _Seed:
 
 
 class _NoGateway:
-    """In the place of the gateway, which would listen wherever it is told to."""
+    """Replaces the gateway, which would listen on any address that a trainer names."""
 
     def __init__(self, *_: Any) -> None:
         return
@@ -101,7 +101,7 @@ _AFTER: Final = {
     "Accuse": ("OpenRollouts", "Offer"),
     "Stale": ("OpenRollouts", "Offer"),
 }
-"""What has to be said before."""
+"""By message, those that have to precede it."""
 
 
 class _World(World):
@@ -117,7 +117,7 @@ class _World(World):
         node.gateway.Gateway = _NoGateway  # type: ignore[assignment, misc]
 
     def fitting(self, cls: type, value: Any) -> Any:
-        """As the seed would take it."""
+        """Make `value` a message that the seed accepts."""
         match cls.__name__:
             case "Attach":
                 return value | {"protocol": 2, "rank": 0, "world": 1}
@@ -141,7 +141,7 @@ class _World(World):
         channel = ScriptedChannel(FromTrainer, frames)
         try:
             trio.run(self._converse, channel, clock=trio.testing.MockClock(autojump_threshold=0))
-        except (ChannelClosed, PeerError) as error:  # as `serve` takes them
+        except (ChannelClosed, PeerError) as error:  # `serve` handles these too
             return str(error)
         finally:
             channel.close()
@@ -153,7 +153,7 @@ class _World(World):
         self._write()
 
     def _write(self) -> None:
-        """A turn of the ledger's own task."""
+        """Do one turn of the ledger's task."""
         turn = self.service.begin_turn()
         if turn.facts:
             self.book.write(turn.facts)
@@ -165,7 +165,7 @@ class _World(World):
         self.service.status()
 
     def sizes(self) -> dict[str, int]:
-        return sizes_of(self.trainer_server, "desk")
+        return sizes_of(self.trainer_server, "trainer_server")
 
     def close(self) -> None:
         node.gateway.Gateway = self._gateway  # type: ignore[misc]
@@ -173,12 +173,12 @@ class _World(World):
 
 
 class TrainerTarget(Target):
-    """See the module."""
+    """The target of this module."""
 
     name: ClassVar[str] = "trainer"
     about: ClassVar[str] = "the trainer's socket at the seed: whole conversations"
     slow_s: ClassVar[float] = 0.5
-    """Messages of this machine's own user may have 32 MiB."""
+    """A message on a local socket may have 32 MiB."""
     episode: ClassVar[int] = 3000
 
     def __init__(self) -> None:

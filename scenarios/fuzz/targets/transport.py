@@ -1,6 +1,6 @@
-"""What the transport reads of anybody: certificates, hole-punching meetings, circuit messages, multistream, peer ids.
+"""Transport input from strangers: certificates, hole-punching meetings, circuits, multistream, peer ids.
 
-(Yamux has a fuzzer of its own: `scenarios.fuzz.yamux`.)
+Yamux has its own fuzzer: `scenarios.fuzz.yamux`.
 """
 
 import random
@@ -32,15 +32,15 @@ _ADDRESS: Final = bytes.fromhex("04c6336407060fa1")
 
 
 class _Script:
-    """A stream that says what it was given and ends."""
+    """A stream that delivers the given bytes and ends. `said`: bytes written to it."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self.said = 0
 
     async def receive_some(self, most: int | None = None) -> bytes:
-        taken, self._data = self._data[:most], self._data[most:] if most is not None else b""
-        return taken
+        received, self._data = self._data[:most], self._data[most:] if most is not None else b""
+        return received
 
     async def send_all(self, data: bytes) -> None:
         self.said += len(data)
@@ -53,17 +53,17 @@ class _Script:
 
 
 def _run(task: Coroutine[Any, Any, Any]) -> Any:
-    """To its end: nothing here ever waits."""
+    """Run a coroutine to its end. It must never wait, since all input is available."""
     try:
         task.send(None)
     except StopIteration as end:
         return end.value
     task.close()
-    raise AssertionError("it waits for more than was said")
+    raise AssertionError("it waits though the stream has ended")
 
 
 def meeting_kind() -> Kind:
-    """Where an end of a circuit will dial from."""
+    """Return the kind of the message in which an end of a circuit announces where it dials from."""
     sample = punch._Meeting(bytes(TOKEN_BYTES), ("/ip4/198.51.100.7/tcp/4001",))
     return Kind(
         "meeting",
@@ -93,7 +93,7 @@ def _bytes(tag: int, value: Any) -> bytes:
 
 
 def _hop(values: list[Any]) -> bytes:
-    """A hop or stop message: both have the fields in the same places, but for the reservation."""
+    """Encode a hop message. A stop message has the same fields without the reservation."""
     kind, id_, address, expire, relay, voucher, duration, data, status, unknown = (values + [b""] * 10)[:10]
     peer = _bytes(1, id_) + _bytes(2, address)
     reservation = _number(1, expire) + _bytes(2, relay) + _bytes(3, voucher)
@@ -117,7 +117,7 @@ def _prefixed(world: Any, body: bytes) -> bytes:
 
 
 def circuit_kinds() -> list[Kind]:
-    """The messages of both protocols."""
+    """Return the kinds of hop and stop messages."""
     return [
         Kind(name, fields_of_values(name, _hop_values(None), _HOP_NAMES), _hop_values, _prefixed, encode)
         for name, encode in (("hop", _hop), ("stop", _stop))
@@ -134,7 +134,7 @@ def _texts(values: list[Any]) -> bytes:
 
 
 def multistream_kinds() -> list[Kind]:
-    """As a dialer says it, and as a listener does."""
+    """Return the kinds of a dialer's proposals and of a listener's answers."""
     asked = [multistream.HEADER, "ls", "/b/1", "/a/1"]
     answered = [multistream.HEADER, "na", "/b/1"]
     return [
@@ -150,7 +150,7 @@ def multistream_kinds() -> list[Kind]:
 
 
 def text_kinds() -> list[Kind]:
-    """Peer ids and addresses."""
+    """Return the kinds of peer ids and addresses."""
     found = {"peer id": _ID, "address": "/ip4/198.51.100.7/tcp/4001"}
     return [
         Kind(
@@ -172,7 +172,7 @@ class _World(World):
         except (PeerError, HandshakeFailure) as error:
             return str(error)
         finally:
-            assert script.said < 4096, "a stranger makes us talk"
+            assert script.said < 4096, "a stranger's input causes too much output"
         return f"taken {type(found).__name__}"
 
     def _read(self, name: str, data: bytes, script: Any) -> Any:
@@ -203,7 +203,7 @@ class _World(World):
 
 
 class TransportTarget(Target):
-    """See the module."""
+    """The target of this module."""
 
     name: ClassVar[str] = "transport"
     about: ClassVar[str] = "certificates, meetings, circuits, multistream, peer ids"

@@ -1,7 +1,7 @@
-"""The vLLM plugin's channel and front, and the driver's end of it, without a vLLM: a stub stands in its place.
+"""The vLLM plugin's channel and front, and the driver's end of the channel, with stubs instead of vLLM.
 
-Each message goes through the real frames of both ends. What the driver says is handled by the front; what the plugin
-says is taken by a driver's link.
+Each message goes through the real framing of both ends. The front handles the driver's messages, and a driver's link
+those of the plugin.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ def _stub(name: str, **members: Any) -> types.ModuleType:
 
 
 class _Any:
-    """Takes any arguments."""
+    """A stub class that accepts any arguments."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.__dict__.update(kwargs)
@@ -43,7 +43,7 @@ class _Any:
 
 
 def _loaded() -> tuple[Any, Any]:
-    """(the plugin's channel module, its front), loaded beside stubs of what they import from vLLM."""
+    """Import the plugin's channel and front modules with stubs of the modules of vLLM."""
     stubs = {
         "vllm": _stub("vllm", SamplingParams=_Any, __version__="0"),
         "vllm.distributed": _stub("vllm.distributed"),
@@ -69,7 +69,7 @@ def _loaded() -> tuple[Any, Any]:
 
 
 class _Client:
-    """In the place of vLLM's engine client."""
+    """Replaces vLLM's engine client."""
 
     def __init__(self) -> None:
         self.engine_core = self
@@ -114,32 +114,32 @@ class _World(World):
         except PeerError as error:
             return str(error)
         assert found is not None
-        return self._drive(found[0]) if driver else self._take(found[0])
+        return self._ask_front(found[0]) if driver else self._deliver_to_driver(found[0])
 
     def _union(self, driver: bool) -> Any:
         messages = sys.modules.get("swarm_vllm.messages")
         assert messages is not None
         return messages.FromDriver if driver else messages.FromPlugin
 
-    def _drive(self, message: Any) -> str:
-        """The front answers, whatever was asked."""
+    def _ask_front(self, message: Any) -> str:
+        """Give a driver's message to the front, which must answer."""
         messages = sys.modules["swarm_vllm.messages"]
         theirs = getattr(messages, type(message).__name__)(*(getattr(message, f) for f in message.__struct_fields__))
-        said: list[Any] = []
+        answers: list[Any] = []
 
         class Sink:
             def send(self, answer: Any) -> None:
-                said.append(answer)
+                answers.append(answer)
 
         self._front._closed = None
         self._loop.run_until_complete(self._front._answer_driver(Sink(), _Client(), theirs))
-        assert said, "the driver waits for an answer"
-        return " ".join(type(each).__name__ for each in said[-2:])
+        assert answers, "the driver gets no answer"
+        return " ".join(type(answer).__name__ for answer in answers[-2:])
 
-    def _take(self, message: Any) -> str:
-        """A driver's link takes it, which waits for the answer to its first question."""
+    def _deliver_to_driver(self, message: Any) -> str:
+        """Give a plugin's message to a driver's link that waits for the answer to its first request."""
         link = links.Link.__new__(links.Link)
-        link._asked, link._on_progress = {1: Future()}, {1: lambda told: None}
+        link._asked, link._on_progress = {1: Future()}, {1: lambda counts: None}
         if type(message).__name__ in ("Front", "Rank", "Loader"):
             return "a greeting"
         link._deliver(message)
@@ -150,16 +150,16 @@ class _World(World):
 
 
 class _NoSocket:
-    """Nothing comes but what is put into the channel."""
+    """Replaces the socket; the test puts bytes directly into the channel."""
 
 
 class VllmTarget(Target):
-    """See the module."""
+    """The target of this module."""
 
     name: ClassVar[str] = "vllm"
     about: ClassVar[str] = "the vLLM plugin's channel and front, and the driver's end"
     slow_s: ClassVar[float] = 0.5
-    """Messages of this machine's own user may have 32 MiB."""
+    """A message on a local socket may have 32 MiB."""
     episode: ClassVar[int] = FOREVER
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The codec's benchmark: data, anchors and bounds are what they say, and the report has the promised keys."""
+"""The codec benchmark: its data, anchors and bounds are correct, and the report has the documented keys."""
 
 import json
 
@@ -21,7 +21,7 @@ def parts() -> list[Part]:
     return list(fabricate("16m", 0.01, share=1 / 16))
 
 
-def test_made_up_steps_have_the_density_asked_for(parts: list[Part]) -> None:
+def test_made_up_steps_have_the_requested_density(parts: list[Part]) -> None:
     changed = sum(int(np.count_nonzero(part.old != part.new)) for part in parts)
     assert changed / sum(part.old.size for part in parts) == pytest.approx(0.01, rel=0.15)
 
@@ -38,7 +38,7 @@ def test_true_shapes_stream_in_parts_of_whole_blocks() -> None:
 
 @pytest.mark.parametrize("name", list(BASELINES))
 def test_anchors_are_exact(name: str) -> None:
-    """Gaps of every size class among them: 0, 127, 128, 65534, 65535, 65536 and more."""
+    """The changes have gaps of every size class: 0, 127, 128, 65534, 65535, 65536 and more."""
     there, back = BASELINES[name]
     old = np.zeros(400_000, np.uint16)
     new = old.copy()
@@ -49,7 +49,7 @@ def test_anchors_are_exact(name: str) -> None:
 
 
 def test_bounds_of_known_data() -> None:
-    """Every tenth element of one exponent goes up or down by one: h(0.1) / 0.1 + 1 bits."""
+    """Every tenth element of one exponent moves up or down by one, which takes h(0.1) / 0.1 + 1 bits per change."""
     old = np.full(100_000, 0x3F80, np.uint16)
     new = old.copy()
     new[::10] = np.where(np.arange(10_000) % 2, 0x3F81, 0x3F7F)
@@ -74,14 +74,14 @@ def test_the_report(parts: list[Part]) -> None:
     assert json.dumps(row)
 
 
-def test_a_sentence_for_what_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_give_a_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--old", "x"]) == 2
     assert "both --old and --new" in capsys.readouterr().err
     assert main(["--old", "/nothing", "--new", "/nothing"]) == 2
     assert "does not exist" in capsys.readouterr().err
 
 
-def test_your_own_checkpoints(tmp_path, parts: list[Part]) -> None:
+def test_checkpoints_of_a_user(tmp_path, parts: list[Part]) -> None:
     from codec.checkpoint import write_checkpoint
     from codec.layout import Layout, TensorSpec
 

@@ -1,4 +1,4 @@
-"""What a start from disk costs: the scenario itself checks that the same model comes back, undamaged."""
+"""The restart benchmark, which itself checks that the restored model is the same and undamaged."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The theory's curve, where it can be worked out by hand."""
+"""The theoretical density in cases that can be computed by hand."""
 
 import numpy as np
 import pytest
@@ -10,11 +10,11 @@ def test_spread() -> None:
     assert spread(1) == 1
     assert spread(2) == pytest.approx((2 + 2 * 0.9) ** 0.5)
     assert spread(100, momentum=0) == pytest.approx(10)  # independent steps: a random walk
-    assert spread(10, momentum=1) == pytest.approx(10)  # always the same way
+    assert spread(10, momentum=1) == pytest.approx(10)  # all steps in the same direction
 
 
 def test_small_updates_cross_in_proportion() -> None:
-    """Mean |n| is sqrt(2 / pi); far below one unit the share that crosses is size times that, over the unit."""
+    """Mean |n| is sqrt(2 / pi). Far below one unit, the share that crosses is size * sqrt(2 / pi) / unit."""
     units, shares = np.array([1.0, 2.0]), np.array([0.5, 0.5])
     assert _theory(units, shares, 1e-4) == pytest.approx(1e-4 * (2 / np.pi) ** 0.5 * 0.75, rel=1e-3)
     assert _theory(units, shares, 1e6) == pytest.approx(1, abs=1e-3)

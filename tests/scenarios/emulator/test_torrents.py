@@ -1,4 +1,4 @@
-"""The torrent files that aria2 and libtorrent are given."""
+"""The torrent files for aria2 and libtorrent, and the installation of both."""
 
 import hashlib
 import subprocess
@@ -18,34 +18,34 @@ def test_bencoding() -> None:
 
 def test_a_torrent_names_every_piece() -> None:
     content = bytes(PIECE_BYTES) + b"tail"
-    made = torrent("file", content, "http://10.77.0.1:6969/announce")
+    encoded = torrent("file", content, "http://10.77.0.1:6969/announce")
     pieces = hashlib.sha1(bytes(PIECE_BYTES)).digest() + hashlib.sha1(b"tail").digest()
-    assert b"6:pieces40:" + pieces in made
-    assert b"6:lengthi%de" % len(content) in made
-    assert made.startswith(b"d8:announce30:http://10.77.0.1:6969/announce4:infod")
+    assert b"6:pieces40:" + pieces in encoded
+    assert b"6:lengthi%de" % len(content) in encoded
+    assert encoded.startswith(b"d8:announce30:http://10.77.0.1:6969/announce4:infod")
 
 
-def test_aria2_is_installed_from_lists_that_are_fetched_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+def test_package_lists_are_fetched_before_aria2_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[str] = []
 
     def run(command: Sequence[str], **more: object) -> "subprocess.CompletedProcess[str]":
-        asked.append(" ".join(command[:2]))
+        commands.append(" ".join(command[:2]))
         return subprocess.CompletedProcess(command, 100 if command[1] == "install" else 0, "", "Reading\nE: no aria2\n")
 
     monkeypatch.setattr(torrents.shutil, "which", lambda name: None)
     monkeypatch.setattr(torrents.subprocess, "run", run)
     with pytest.raises(UsageError, match=r"^aria2 could not be installed: apt-get install .* printed: E: no aria2$"):
         install("aria2")
-    assert asked == ["apt-get update", "apt-get install"]
+    assert commands == ["apt-get update", "apt-get install"]
 
 
-def test_what_is_there_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_program_is_not_installed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torrents.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(torrents.subprocess, "run", lambda *args, **more: pytest.fail("nothing is to be installed"))
+    monkeypatch.setattr(torrents.subprocess, "run", lambda *args, **more: pytest.fail("nothing may be installed"))
     install("aria2")
 
 
-def test_where_there_is_no_apt_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_apt_gives_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UsageError, match=r"^aria2 could not be installed: apt-get is missing\.$"):
         install("aria2")

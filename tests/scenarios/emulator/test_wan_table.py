@@ -1,4 +1,4 @@
-"""What the table of real runs says of an outcome. The runs themselves: `tests/wan/test_real.py`."""
+"""How the WAN table judges an outcome. `tests/wan/test_real.py` runs real swarms."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def test_what_counts_as_reached(
     assert capsys.readouterr().out.rstrip().endswith(f"not {missed}" if missed else "  reached")
 
 
-def test_the_median_is_shown_and_every_run_kept() -> None:
+def test_a_row_shows_the_median_and_keeps_every_run() -> None:
     row = row_of("8", ROWS["8"], [outcome(5.0), outcome(9.0), outcome(4.5)])
     assert row["seconds"] == 5.0
     assert row["runs"] == pytest.approx([5.0 / 4.2, 9.0 / 4.2, 4.5 / 4.2])

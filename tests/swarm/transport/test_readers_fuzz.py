@@ -1,4 +1,4 @@
-"""Any bytes from a peer or a relay that has proved nothing: each reader returns a value or raises `PeerError`."""
+"""For any bytes from an unauthenticated peer or relay, each reader returns a value or raises `PeerError`."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -38,8 +38,8 @@ KEY = Key(bytes(32)).public
 NOT_TEXT = b"\xff\xfe\xc3"
 
 
-class Said:
-    """A stream, and a multistream channel, that brings `data` and ends."""
+class Delivers:
+    """A stream, and a multistream channel, that delivers `data` and ends."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -56,10 +56,10 @@ class Said:
 
 
 def outcome(read: Callable[..., Awaitable[Any]], data: bytes, *args: object) -> object:
-    """What `read` returns; None if it raised `PeerError`. Any other error fails the test."""
+    """Return the result of `read`, or None if it raised `PeerError`. Any other error fails the test."""
 
     async def run() -> object:
-        return await read(cast("Any", Said(data)), *args)
+        return await read(cast("Any", Delivers(data)), *args)
 
     with suppress(PeerError):
         return trio.run(run)
@@ -104,7 +104,7 @@ def test_stop_messages(data: bytes) -> None:
 
 
 def look_at(message: object) -> None:
-    """Use every field of a message that the product uses."""
+    """Use every field of a message as the product does."""
     if message is None:
         return
     assert isinstance(message, HopMessage | StopMessage)
@@ -146,7 +146,7 @@ def framed_meeting(addrs: list[str]) -> bytes:
 
 
 def puncher() -> Puncher:
-    """It is seen at a public address."""
+    """Return a puncher whose observed address is public."""
     return Puncher(cast("Any", None), cast("Any", SimpleNamespace(observed="/ip4/8.8.8.8/tcp/1")))
 
 
@@ -156,8 +156,8 @@ def look_at_meeting(meeting: object) -> None:
         assert all(punch._is_ip(host) for host, _ in targets)
 
 
-def test_a_meeting_that_is_no_text() -> None:
-    """Regression: it ended the process that had dialed a circuit."""
+def test_a_meeting_that_is_not_text() -> None:
+    """Regression: such a meeting ended the process that had dialed a circuit."""
     body = b"\x92\xc4\x10" + bytes(16) + b"\x91\xa3" + NOT_TEXT
     assert outcome(punch._receive, len(body).to_bytes(2, "little") + body) is None
 
@@ -176,10 +176,10 @@ def test_negotiation(data: bytes) -> None:
 
 @pytest.mark.parametrize("expire", [0, 1, 2**63, 2**64 - 1])
 @pytest.mark.parametrize("status", [Status.OK, 0, 77])
-async def test_what_a_relay_answers_is_no_trouble(
+async def test_any_answer_of_a_relay_is_survived(
     expire: int, status: int, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """An absurd time, an unknown status, an invalid address."""
+    """The answers have absurd times, unknown statuses and invalid addresses."""
     tries = 0
 
     async def open_stream(*_: object) -> trio.abc.HalfCloseableStream:
@@ -210,23 +210,23 @@ async def test_what_a_relay_answers_is_no_trouble(
         nursery.start_soon(reservations.keep_all)
         await trio.sleep(3600)
         nursery.cancel_scope.cancel()
-    assert 2 <= tries <= 130  # it is asked again, at most every 30 s
+    assert 2 <= tries <= 130  # the relay is asked again, at most every 30 s
 
 
 @pytest.mark.usefixtures("no_punching")
 @pytest.mark.parametrize(
-    "said",
+    "request_of",
     [
-        lambda w: framed(b"\x08\x01\x12\x02\x0a\x00"),  # a circuit to nobody
-        lambda w: framed(b"\x08\x01\x12\x28\x0a\x26" + bytes(38)),  # to what is no key
+        lambda w: framed(b"\x08\x01\x12\x02\x0a\x00"),  # a circuit to an empty peer id
+        lambda w: framed(b"\x08\x01\x12\x28\x0a\x26" + bytes(38)),  # to a peer id without a key
         lambda w: framed(b"\x08\x01\x12\x05\x0a\x03" + NOT_TEXT),
     ],
 )
-async def test_a_relay_goes_on_after_nonsense(said: Callable[[World], bytes]) -> None:
+async def test_a_relay_survives_malformed_requests(request_of: Callable[[World], bytes]) -> None:
     async with world() as w:
         await w.caller.connect(w.relay.key, [w.address])
         stream = await w.caller.open_protocol_stream(w.relay.key, HOP_ID)
-        await stream.send_all(said(w))
+        await stream.send_all(request_of(w))
         with suppress(trio.BrokenResourceError):
             assert await stream.receive_some() == b""
         await until(lambda: w.relay.peers())
