@@ -1,4 +1,4 @@
-"""`docs/attacks.md` stands on tests: every row of its tables names at least one, and each that is named exists."""
+"""Every row of `docs/attacks.md` names at least one test, and each named test exists."""
 
 import ast
 import re
@@ -50,18 +50,18 @@ def test_every_attack_names_a_test_that_exists() -> None:
 
 
 def test_every_adversary_test_is_in_the_page() -> None:
-    """What `tests/adversary` acts out is told."""
+    """Every test of `tests/adversary` is in a row of the page."""
     named = {f"{file}::{name}" for file, name in NAMED.findall(PAGE)}
-    untold = [
+    missing = [
         f"{path.relative_to(HOUSE)}::{name}"
         for path in sorted((HOUSE / "tests" / "adversary").glob("test_*.py"))
         for name in sorted(functions_of(path))
         if f"{path.relative_to(HOUSE)}::{name}" not in named
     ]
-    assert not untold, "\n".join(untold)
+    assert not missing, "\n".join(missing)
 
 
 def test_each_row_of_the_audit_is_in_the_page() -> None:
-    """The 22 findings from which the page began: the row of each says its number."""
-    told = {int(number) for cells in table_rows() for number in re.findall(r"\((\d+)\)", cells[0])}
-    assert set(range(1, 23)) <= told, f"not told: {sorted(set(range(1, 23)) - told)}"
+    """Each of the 22 audit findings has its number in the first column of a row."""
+    numbers = {int(number) for cells in table_rows() for number in re.findall(r"\((\d+)\)", cells[0])}
+    assert set(range(1, 23)) <= numbers, f"missing: {sorted(set(range(1, 23)) - numbers)}"

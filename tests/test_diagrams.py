@@ -1,4 +1,4 @@
-"""The page of the protocol shows the transition tables that the code runs by."""
+"""The diagrams in `docs/protocol.md` show the transition tables of the code."""
 
 from enum import Enum
 

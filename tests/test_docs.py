@@ -57,7 +57,7 @@ def test_the_readme_names_commands_that_exist(capsys: pytest.CaptureFixture[str]
 
 
 def typed(prefix: str) -> list[tuple[str, str]]:
-    """(page, line) of what the pages tell people to type that begins so; comments and continued lines put together."""
+    """(page, line) of every command in the docs that begins with `prefix`, without comments, continued lines joined."""
     found = []
     for page in PAGES:
         lines = page.read_text().replace("\\\n", " ").splitlines()
@@ -76,7 +76,7 @@ def test_flags_that_people_are_told_to_type_exist(page: str, line: str, capsys: 
 @pytest.mark.parametrize(("page", "line"), typed("python -m scenarios.") + typed("python -m node."))
 def test_modules_that_people_are_told_to_run_exist(page: str, line: str) -> None:
     path = HOUSE / line.split()[2].replace(".", "/")
-    source = next(each for each in (path.with_suffix(".py"), path / "__main__.py") if each.exists()).read_text()
+    source = next(file for file in (path.with_suffix(".py"), path / "__main__.py") if file.exists()).read_text()
     for flag in re.findall(r"(?<=\s)--([a-z][a-z-]*)", line):
         assert flag in source or flag.replace("-", "_") in source, (page, flag)
 

@@ -1,6 +1,6 @@
-"""Every function that reads what others send stands in a table with the guard that its errors meet.
+"""Every function that reads bytes of other processes is in a table with the guard that catches its errors.
 
-Whoever adds a reader adds a line here, and so has to say which guard stops what it raises: a reader without one fails.
+A change that adds such a function must add a line here with its guard; otherwise a test fails.
 """
 
 import ast
@@ -17,7 +17,7 @@ READS = {
     *("receive_some", "receive_at_least", "recv", "recvmsg", "recv_into", "readv", "begins_with", "read_exactly"),
     *("accept_stream", "select"),
 }
-"""Names of the calls by which bytes of others come in."""
+"""Names of the methods that receive bytes of other processes."""
 UNPACKS = {"msgspec.msgpack.decode", "msgspec.json.decode"}
 OWN_FILES = {
     *(
@@ -34,14 +34,14 @@ OWN_FILES = {
         "node/coordinator/rotation.py",
     ),
 }
-"""They decode what this machine's own disk, its user or its own child wrote."""
+"""They decode data of this machine's disk, its user or a child process."""
 
 CALLER = "caller"
-"""A primitive: its errors are its caller's, who is in this table too."""
+"""A primitive: its caller, which is in this table too, handles its errors."""
 OWN = "own"
-"""The other end is a process that the same user runs: what it raises is told to whoever asked, or ends a child."""
+"""The other end is a process of the same user: errors are reported to the caller, or end a child process."""
 THREAD = "thread"
-"""It runs in a thread for this client alone, on the trainer's side, which has no trio: what it raises ends that."""
+"""It runs in a thread for one client, in the trainer's process, which has no trio: an error ends that thread."""
 
 GUARDED_BY: dict[str, Source | str] = {
     "node/coordinator/trainer_server.py::TrainerServer._converse": Source.TRAINER,
@@ -128,7 +128,7 @@ def readers() -> set[str]:
 
 
 def guards() -> dict[Source, set[str]]:
-    """Where `guarded(Source.X, ...)` stands, or where a source is handed to what guards with it."""
+    """The files that name each `Source`: in `guarded(Source.X, ...)`, or passed to a function that guards with it."""
     found: dict[Source, set[str]] = {}
     for name, path in sources():
         for node in ast.walk(ast.parse(path.read_text())):
@@ -149,7 +149,7 @@ def test_every_source_has_its_guard_in_the_code() -> None:
 
 
 def test_bytes_of_others_are_unpacked_in_one_way() -> None:
-    """A decoder that is called directly raises four kinds of error; whoever forgets one is ended by it."""
+    """A decoder that is called directly raises four kinds of error, so a caller may forget one."""
     direct = [
         f"{name}:{node.lineno}"
         for name, path in sources()

@@ -1,4 +1,4 @@
-"""The house stands: imports point inward only, the core is pure, torch stays where it belongs, files stay small."""
+"""The architecture: imports point inward only, the core is pure, only some packages use torch, files stay small."""
 
 import ast
 import subprocess
@@ -91,7 +91,7 @@ def test_the_core_is_pure() -> None:
 
 
 WITH_TORCH = ("node.engines", "node.trainers", "node.models", "scenarios")
-"""`node.models`: what both of the others know of a model's tensors."""
+"""`node.models`: code about a model's tensors that engines and trainers share."""
 
 
 def test_torch_stays_with_engines_and_trainers() -> None:
@@ -119,7 +119,7 @@ def test_libp2p_stays_behind_the_seam() -> None:
 @pytest.mark.parametrize(("name", "path"), ALL, ids=[name for name, _ in ALL])
 def test_no_module_has_more_than_500_lines(name: str, path: Path) -> None:
     lines = len(path.read_text().splitlines())
-    assert lines <= MAX_LINES, f"{path.relative_to(HOUSE)} has {lines} lines: split it by its nouns"
+    assert lines <= MAX_LINES, f"{path.relative_to(HOUSE)} has {lines} lines: split it where the ideas part"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is installed is what was tested: the lock file, the hashes that pip checks, install.sh, and the audit."""
+"""The lock file, the hashes that pip checks, install.sh, and the audit of dependencies."""
 
 import hashlib
 import importlib.metadata
@@ -100,7 +100,7 @@ def test_a_dependency_of_one_platform_is_limited_to_it() -> None:
 
 
 class Loopback(BaseHTTPRequestHandler):
-    """Answers from `answers`: the status and the JSON for a method, a path and a body."""
+    """Answers each request with the status and JSON of the server's `answer(path, body)`."""
 
     def respond(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
@@ -152,7 +152,7 @@ def test_hashes_come_from_the_index_that_pip_is_told_to_use(monkeypatch: pytest.
         lock.hashes(page, "0.17.0")
 
 
-# What pip makes of it
+# pip and the lock file
 
 
 def pip_install(folder: Path, pin: Pin) -> subprocess.CompletedProcess[str]:
@@ -194,7 +194,7 @@ esac
 
 
 class Installer:
-    """A copy of install.sh and what it reads, in an environment whose pip only writes down what it was asked."""
+    """A copy of install.sh and its inputs, in an environment whose pip only logs its arguments."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.log = folder, folder / "pip.log"
@@ -214,14 +214,14 @@ class Installer:
         )
 
     def run(self, **asked: str) -> list[str]:
-        """What pip was asked to install: the groups are in the last of it."""
+        """The requirements that pip was asked to install, in order; the last has the groups."""
         done = self.attempt(**asked)
         assert done.returncode == 0, done.stderr
         return [line.rpartition(" ")[2] for line in self.log.read_text().splitlines()]
 
 
 LOCKED = [".venv/requirements.txt"] * 2
-"""First what builds, then the groups."""
+"""pip's arguments: first the build requirements, then the groups."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A swarm that is attacked, and what its processes went through: alive, heartbeats, leases, memory, log, CPU time."""
+"""A swarm of real processes to attack, and measurements of it: heartbeats, leases, memory, logs, CPU time."""
 
 import contextlib
 import json
@@ -27,21 +27,21 @@ MIB = 1 << 20
 FLOOD_S = float(os.environ.get("ADVERSARY_SECONDS", "4"))
 """How long floods last: seconds in CI's short form, more under `make adversary`."""
 FULL = FLOOD_S > 10
-"""All of every kind (`make adversary`); else those that were worst, which is what CI has time for."""
+"""Run every attack (`make adversary`); otherwise only the most expensive ones, to save time in CI."""
 PASSES = int(os.environ.get("ADVERSARY_PASSES", "3"))
-"""Versions that are timed with and without an attack; the median counts."""
+"""Number of versions that are timed with, and without, an attack; the medians are compared."""
 TICKET_NODES = 64
 BEAT_S = 0.5
-"""The loopback preset's."""
+"""The heartbeat period of the loopback preset, s."""
 LATE_S = 1.0
-"""No heartbeat may come later than this, whoever attacks."""
+"""No heartbeat may be later than this during an attack, s."""
 
 FIRST = weights()
 OBSERVER = Key(b"\x07" * 32)
 
 
 class Process:
-    """What the system says of one process."""
+    """Memory, CPU time and descriptors of one process, from `/proc`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -61,7 +61,7 @@ class Process:
 
 
 class Arena:
-    """A seed (`seed`) and a node (`box`), each listening on a port that is known."""
+    """A seed (`seed`) and a node (`box`), each listening on a known port."""
 
     def __init__(self, swarm: Swarm, words: Words, density: float = 0.01) -> None:
         """`density`: the share of the elements that a version changes."""
@@ -81,8 +81,8 @@ class Arena:
         up_mbit: float = 0.0,
         **options: Any,
     ) -> None:
-        """`announce`: the port at which others reach the seed, if it is another than its own. `up_mbit`: what the seed
-        may send at."""
+        """Start the seed, and the node if `box`. `announce`: the port at which others reach the seed, if it is not its
+        own. `up_mbit`: the seed's uplink, Mbit/s; 0: not limited."""
         swarm, self.options = self.swarm, options
         more: tuple[str, ...] = () if announce is None else ("--announce", f"127.0.0.1:{announce}")
         more += ("--up-mbit", str(up_mbit)) if up_mbit else ()
@@ -119,11 +119,11 @@ class Arena:
         return self.swarm.log(name, 1 << 26)
 
     def log_events(self, name: str = "seed") -> Counter[str]:
-        """How many lines of each event its log has."""
+        """The number of log lines of a process, by event."""
         return Counter(re.findall(r'"event": ?"([^"]*)"', self.log(name)))
 
     def unharmed(self, after: str = "") -> None:
-        """Every process lives, and no guard had to survive a bug of ours."""
+        """Assert that every process runs, and that no guard has logged a bug."""
         for name in self.swarm.running:
             log = self.log(name)
             assert self.alive(name), f"{name} has ended after {after}: {log[-3000:]}"
@@ -142,14 +142,14 @@ class Arena:
         return [line for line in lost if any(peer in line for peer in honest)]
 
     def still_works(self) -> None:
-        """A version that is published now arrives at the box."""
+        """Publish a version and wait until the box holds it."""
         self.swarm.until("box", holds(self.publish()))
 
     async def works(self) -> None:
         await trio.to_thread.run_sync(self.still_works)
 
     async def flight_s(self) -> float:
-        """Publish a version; from when its publication began until the box held it, by their logs, s."""
+        """Publish a version; returns the seconds from its start until the box held it, by the logs."""
         await self.works()
         first, second = self._logged("seed", "publishing"), self._logged("box", "holds")
         with trio.fail_after(10):
@@ -160,14 +160,14 @@ class Arena:
         return (second - first).total_seconds()
 
     def _logged(self, name: str, event: str) -> datetime | None:
-        """When it last said this of the newest version."""
+        """The time of the last log line of `name` with this event and the newest version."""
         for line in reversed(self.log(name).splitlines()):
             if f'"{event}"' in line and f'"0.{self.version}"' in line:
                 return datetime.fromisoformat(json.loads(line)["timestamp"])
         return None
 
     def publish(self) -> str:
-        """The next version's root, as the seed says it."""
+        """Publish the next version; returns its root in hex, as the seed reports it."""
         self.version += 1
         self.words = step(self.words, self.version, self.density)
         folder = checkpoint(self.swarm.folder / f"step_{self.version}", self.words)
@@ -194,7 +194,7 @@ class Arena:
             self._publisher.communicate()
 
     async def lets_in(self, within_s: float = 10.0, ticket: str = "") -> float:
-        """A new machine with a valid ticket comes in; how long that took, s."""
+        """Assert that a new machine with a valid ticket is admitted in time; returns the seconds that it took."""
         member = Member(Key.generate(), ticket or await trio.to_thread.run_sync(self.another_ticket), name="honest")
         began = trio.current_time()
         with trio.move_on_after(within_s):
@@ -219,9 +219,9 @@ def arena_in(folder: Path, words: Words | None = None, density: float = 0.01, **
 
 
 class Observer:
-    """An honest member in the test's own process: when heartbeats came, and whether it kept its lease.
+    """An honest member in the test's process that measures how late heartbeats are.
 
-    The test's own loop may be late too, on a busy machine; what it was late itself is not held against the seed.
+    On a busy machine the test's own loop may be late too; its lateness is subtracted.
     """
 
     def __init__(self, member: Member) -> None:
@@ -235,13 +235,13 @@ class Observer:
             self.own_late_s = max(self.own_late_s, trio.current_time() - before - 0.05)
 
     def reset(self) -> None:
-        """Forget what was until now."""
+        """Forget the measurements until now."""
         self.member.beats = self.member.beats[-1:]
         self.own_late_s = 0.0
 
     @property
     def late_s(self) -> float:
-        """The worst lateness of a heartbeat since `reset`, one that has not come yet included."""
+        """The worst lateness of a heartbeat since `reset`, s, including one that has not arrived yet."""
         times = [*self.member.beats, trio.current_time()]
         return max((b - a - BEAT_S for a, b in pairwise(times)), default=0.0) - self.own_late_s
 

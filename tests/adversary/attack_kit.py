@@ -1,4 +1,4 @@
-"""Attacks that run in a process of their own (`attacker.py`), so that what is measured is the victim and not them."""
+"""Runs attacks in a separate process (`attacker.py`), so that measurements show the victim only."""
 
 import json
 import os
@@ -14,22 +14,22 @@ import trio
 from arena_kit import Arena
 
 MOST_S = 600.0
-"""An attacker ends by itself after this, whatever became of its test."""
+"""An attacker ends by itself after this time, even if its test was killed."""
 READY_S = 60.0
 
 
 class Attack:
-    """One that runs. `told`: what it last said of itself: bytes and messages sent, how often it was thrown out."""
+    """A running attack. `progress`: its last report: bytes sent, connections, sessions that the victim ended."""
 
     def __init__(self, process: trio.Process, members: int) -> None:
         self._process = process
         self._members = members
-        self.told: dict[str, Any] = {}
+        self.progress: dict[str, Any] = {}
         self.ready = trio.Event()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """It stands still for a while, connections and all."""
+        """Stop the attacker's process while the block runs; its connections stay open."""
         self._process.send_signal(signal.SIGSTOP)
         try:
             yield
@@ -43,9 +43,9 @@ class Attack:
         async for data in stdout:
             *lines, left = (left + data).split(b"\n")
             for line in lines:
-                self.told = json.loads(line)
-                if self.told["connections"] or self.told["begun"] >= max(1, self._members):
-                    self.ready.set()  # each of them is at it
+                self.progress = json.loads(line)
+                if self.progress["connections"] or self.progress["begun"] >= max(1, self._members):
+                    self.ready.set()  # every attacker has begun
 
 
 @asynccontextmanager
@@ -59,10 +59,10 @@ async def attack(
     addresses: int = 4,
     at_box: bool = False,
 ) -> AsyncIterator[Attack]:
-    """`what` by a stranger, or by so many members on one ticket, together at `mbit`, until the block ends: to the seed,
-    or to the node."""
+    """Run the attack `what` until the block ends: by a stranger, or by `members` members on one ticket, together at
+    `mbit` Mbit/s, against the seed, or with `at_box` against the node."""
     ticket = await trio.to_thread.run_sync(arena.another_ticket, max(1, members))
-    told = {
+    order = {
         "what": what, "ticket": ticket, "members": members, "mbit": mbit, "count": count, "addresses": addresses,
         "seconds": MOST_S, "box": arena.box_public.hex() if "box" in arena.swarm.running else "",
         "box_port": arena.box_port, "at_box": at_box,
@@ -72,19 +72,19 @@ async def attack(
     with (arena.swarm.folder / "attacker.log").open("ab") as log:
         async with trio.open_nursery() as nursery:
             process = await trio.lowlevel.open_process(
-                [sys.executable, str(here / "attacker.py"), json.dumps(told)],
+                [sys.executable, str(here / "attacker.py"), json.dumps(order)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"},
             )
-            made = Attack(process, members)
+            running = Attack(process, members)
             try:
-                nursery.start_soon(made.listen)
+                nursery.start_soon(running.listen)
                 with trio.move_on_after(READY_S):
-                    await made.ready.wait()
-                assert made.ready.is_set(), f"the attack did not begin: {arena.swarm.log('attacker')}"
-                yield made
+                    await running.ready.wait()
+                assert running.ready.is_set(), f"the attack did not begin: {arena.swarm.log('attacker')}"
+                yield running
                 assert process.poll() is None, f"the attack ended by itself: {arena.swarm.log('attacker')}"
             finally:
                 with trio.CancelScope(shield=True):

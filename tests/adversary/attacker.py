@@ -1,4 +1,4 @@
-"""Attacks, run by `attack_kit` as a process of its own: one JSON argument says what; each line out says how it went."""
+"""The attacker's process, started by `attack_kit`: one JSON argument is the order; each line on stdout is a report."""
 
 import itertools
 import json
@@ -33,23 +33,23 @@ from node.settings.ticket import Ticket
 from swarm.transport.base import Lane
 
 AT_ONCE = 65536
-"""Bytes a write."""
+"""Bytes per write."""
 AGAIN_S = 0.5
-"""Whoever was thrown out comes back after this."""
+"""An attacker whose session was ended connects again after this, s."""
 
 
-class Told:
-    """What is reported once a second."""
+class Progress:
+    """The counts that are reported once a second, and the common rate limit of all attackers."""
 
     def __init__(self, mbit: float, most_s: float) -> None:
         self.sent_bytes = self.thrown_out = self.refused = self.connections = self.begun = 0
-        """`begun`: members that have sent something of what they are to send, or were kept from it."""
+        """`begun`: members that have sent a first block or were refused. `thrown_out`: sessions that were ended."""
         self._bytes_s = mbit * 1e6 / 8
         self._until_s = trio.current_time() + most_s
         self._next_s = trio.current_time()
 
     async def pace(self, size: int) -> None:
-        """Wait until all attackers together may send so much more."""
+        """Wait until all attackers together may send `size` bytes more."""
         now = trio.current_time()
         self._next_s = max(self._next_s, now - 0.2) + size / self._bytes_s
         await trio.sleep_until(self._next_s)
@@ -62,33 +62,33 @@ class Told:
         sys.exit(0)
 
 
-async def send(stream: Any, blocks: Iterator[bytes], told: Told) -> None:
-    """Until the other end hangs up."""
+async def send(stream: Any, blocks: Iterator[bytes], progress: Progress) -> None:
+    """Send the blocks until the other end closes the connection."""
     for number, block in enumerate(blocks):
-        told.begun += not number
+        progress.begun += not number
         for at in range(0, len(block), AT_ONCE):
             part = block[at : at + AT_ONCE]
-            await told.pace(len(part))
+            await progress.pace(len(part))
             await stream.send_all(part)
-            told.sent_bytes += len(part)
+            progress.sent_bytes += len(part)
 
 
 # ------------------------------------------------------------ members
 
 
-async def member_attacks(order: dict[str, Any], told: Told) -> None:
+async def member_attacks(order: dict[str, Any], progress: Progress) -> None:
     async def one(i: int) -> None:
         member = Member(Key(bytes([i + 1]) + b"\xaa" * 31), order["ticket"], name=f"sybil-{i}")
         member.keeps_bulk = order["what"] == REPLAY
         async with member.running():
             while True:
                 if await member.enter():
-                    with quietly(*GONE, trio.TooSlowError):  # thrown out, or kept waiting
-                        await act(order, member, told)
-                    told.thrown_out += 1
+                    with quietly(*GONE, trio.TooSlowError):  # the session was ended, or the seed did not answer in time
+                        await act(order, member, progress)
+                    progress.thrown_out += 1
                 else:
-                    told.refused += 1
-                    told.begun += 1
+                    progress.refused += 1
+                    progress.begun += 1
                 await member.transport.disconnect(member.seed)
                 if order["at_box"]:
                     await member.transport.disconnect(bytes.fromhex(order["box"]))
@@ -99,40 +99,40 @@ async def member_attacks(order: dict[str, Any], told: Told) -> None:
             nursery.start_soon(one, i)
 
 
-async def act(order: dict[str, Any], member: Member, told: Told) -> None:
+async def act(order: dict[str, Any], member: Member, progress: Progress) -> None:
     what = order["what"]
     if what in CONTROL and order["at_box"]:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(member.live)  # it stays a member, or the node would not listen to it
+            nursery.start_soon(member.live)  # it stays a member; the node refuses others
             stream = await member.greet(bytes.fromhex(order["box"]), order["box_port"])
-            await send(stream, CONTROL[what](member), told)
+            await send(stream, CONTROL[what](member), progress)
     elif what in CONTROL:
-        await send(member.stream, CONTROL[what](member), told)
+        await send(member.stream, CONTROL[what](member), progress)
     elif what in BULK:
         stream = await member.transport.open_stream(member.seed, Lane.BULK)
-        await send(stream, BULK[what](member), told)
+        await send(stream, BULK[what](member), progress)
     elif what == GOSSIP:
         stream = await member.transport.open_protocol_stream(member.seed, "/meshsub/1.1.0")
-        await send(stream, gossip(member), told)
+        await send(stream, gossip(member), progress)
     elif what == REPLAY:
-        await replay(order, member, told)
+        await replay(order, member, progress)
     else:
-        await by_hand(order, member.key, told, FRAMES[what])
+        await by_hand(order, member.key, progress, FRAMES[what])
 
 
-async def replay(order: dict[str, Any], member: Member, told: Told) -> None:
-    """Keep what the seed pushes of a version, and give it to the node for ever after."""
+async def replay(order: dict[str, Any], member: Member, progress: Progress) -> None:
+    """Keep the frames that the seed pushes of a version, and send them to the node again and again."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(member.live)
         await member.attach(*range(8))
-        told.begun += 1  # what it is to send comes with the next version, which the test publishes after this
+        progress.begun += 1  # its frames come with the next version, which the test publishes after this
         while not member.bulk or len(member.manifests) == 0:  # noqa: ASYNC110
             await trio.sleep(0.1)
         await trio.sleep(1)
         box = bytes.fromhex(order["box"])
         await member.greet(box, order["box_port"])
         stream = await member.transport.open_stream(box, Lane.BULK)
-        await send(stream, itertools.repeat(member.bulk), told)
+        await send(stream, itertools.repeat(member.bulk), progress)
 
 
 # ------------------------------------------------------------ strangers, or members by hand
@@ -154,23 +154,23 @@ def opened_and_reset() -> Iterator[bytes]:
 
 
 def bulk_streams(count: int) -> bytes:
-    """So many bulk streams opened, with nothing on them."""
+    """`count` bulk streams, opened and left empty."""
     hello = said(HEADER, "/swarm-node/bulk/1")
     return b"".join(frame(WINDOW, 1, i) + frame(0, 0, i, body=hello) for i in range(3, 3 + 2 * count, 2))
 
 
-async def by_hand(order: dict[str, Any], key: Key, told: Told, frames: Any) -> None:
-    """Yamux frames on a connection of its own; what comes back is read and forgotten."""
+async def by_hand(order: dict[str, Any], key: Key, progress: Progress, frames: Any) -> None:
+    """Send yamux frames on a separate connection; answers are read and discarded."""
     port = int(Ticket.parse(order["ticket"]).addrs[0].rpartition("/")[2])
     shown = context(certificate(key))
     while True:
         with quietly(*BROKEN):
             tls = await secured(port, shown)
-            told.connections += 1
+            progress.connections += 1
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(drain, tls, nursery.cancel_scope)
-                await send(tls, frames(), told)
-        told.thrown_out += 1
+                await send(tls, frames(), progress)
+        progress.thrown_out += 1
         await trio.sleep(AGAIN_S)
 
 
@@ -181,11 +181,11 @@ async def drain(stream: Any, scope: trio.CancelScope) -> None:
     scope.cancel()
 
 
-async def crowd(order: dict[str, Any], told: Told) -> None:
-    """Connections that come and go, or come and stay silent; some with a handshake."""
+async def crowd(order: dict[str, Any], progress: Progress) -> None:
+    """Open connections that are closed again, or stay silent; some with a handshake."""
     port = int(Ticket.parse(order["ticket"]).addrs[0].rpartition("/")[2])
     what, stays_s = order["what"], 30.0 if order["what"] in ("strangers", "early bulk streams") else 0.0
-    keys = 200 if what == "early bulk streams" else 8  # what a peer may cost is counted for all of its connections
+    keys = 200 if what == "early bulk streams" else 8  # budgets count all connections of a peer
     shown = [context(certificate(Key(bytes([i + 1]) + b"\xbb" * 31))) for i in range(keys)]
     places = itertools.cycle(list(sources(order["addresses"])))
     limiter = trio.CapacityLimiter((order["count"] and 1500) or 64)
@@ -197,7 +197,7 @@ async def crowd(order: dict[str, Any], told: Told) -> None:
             else:
                 stream = await secured(port, shown[i % len(shown)], next(places))
                 await stream.send_all(control_stream(b"") + (bulk_streams(5) if what == "early bulk streams" else b""))
-            told.connections += 1
+            progress.connections += 1
             with trio.move_on_after(stays_s):
                 await drain(stream, trio.CancelScope())
             await trio.aclose_forcefully(stream)
@@ -212,21 +212,21 @@ async def crowd(order: dict[str, Any], told: Told) -> None:
             while limiter.available_tokens <= 0:  # noqa: ASYNC110
                 await trio.sleep(0.005)
             nursery.start_soon(turn, i)
-            await told.pace(20_000)  # a thousand a second at most, of 100 Mbit/s
+            await progress.pace(20_000)  # a thousand a second at most, of 100 Mbit/s
 
 
 async def main() -> None:
     order = json.loads(sys.argv[1])
-    os.nice(19)  # what is measured is what it makes the victim do, and not whom it keeps from the processor
-    told = Told(order["mbit"], order["seconds"])
+    os.nice(19)  # measure the victim's work, not the CPU time that the attacker takes from it
+    progress = Progress(order["mbit"], order["seconds"])
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(told.report)
+        nursery.start_soon(progress.report)
         if order["members"]:
-            await member_attacks(order, told)
+            await member_attacks(order, progress)
         elif order["what"] in FRAMES:
-            await by_hand(order, Key.generate(), told, FRAMES[order["what"]])
+            await by_hand(order, Key.generate(), progress, FRAMES[order["what"]])
         else:
-            await crowd(order, told)
+            await crowd(order, progress)
 
 
 if __name__ == "__main__":

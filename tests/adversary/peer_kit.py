@@ -1,4 +1,4 @@
-"""A peer that speaks the wire and means ill: a stranger at first, a member once it has joined by a real ticket."""
+"""Hostile peers that speak the protocol: a stranger, and a member that has joined with a valid ticket."""
 
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -36,17 +36,17 @@ PLENTY = 1 << 40
 
 
 class HostilePeer:
-    """One end of the wire, driven by hand."""
+    """A peer whose messages the test writes. It has no grant."""
 
     def __init__(self, key: Key, listen: str = "/ip4/127.0.0.1/tcp/0") -> None:
         self.key = key
         self.transport = Libp2pTransport(key, [listen])
         self.bulk_bytes = 0
         self.bulk = b""
-        """What came by the bulk stream that brought most, if it is kept."""
+        """With `keeps_bulk`: the bytes of the bulk stream that brought most."""
         self.keeps_bulk = False
         self.reader: ByteReader | None = None
-        """Of the stream on which it asked to come in."""
+        """Reads the stream on which it sent `Join`."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["HostilePeer"]:
@@ -68,7 +68,7 @@ class HostilePeer:
             pass
 
     async def dial(self, peer: bytes, where: int | list[str]) -> Any:
-        """A control stream to a victim, at a port of this machine or at these addresses."""
+        """Open a control stream to `peer`, at a port of this machine or at these addresses."""
         with trio.fail_after(15):
             await self.transport.connect(peer, [f"/ip4/127.0.0.1/tcp/{where}"] if isinstance(where, int) else where)
             return await self.transport.open_stream(peer, Lane.CONTROL)
@@ -77,7 +77,7 @@ class HostilePeer:
         await stream.send_all(b"".join(map(frame_message, messages)))
 
     async def refused(self, victim: bytes, port: int) -> bool:
-        """Whether the victim listens to it no more."""
+        """Whether the victim refuses a new session, or does not answer in it."""
         try:
             stream = await self.dial(victim, port)
             await self.say(stream, WantBlock(9, 0))
@@ -87,7 +87,7 @@ class HostilePeer:
             return True
 
     async def answers(self, stream: Any, within_s: float = 20.0) -> list[Message]:
-        """What comes until the victim closes the session, which it must."""
+        """The messages until the victim closes the session. Raises `TooSlowError` if it does not."""
         reader, heard = ByteReader(stream), []
         with trio.fail_after(within_s):
             try:
@@ -98,7 +98,7 @@ class HostilePeer:
         return heard
 
     async def welcomed(self, stream: Any, join: Join, within_s: float = 20.0) -> Welcome | Refused | None:
-        """Ask to come in: what the seed says to that; None when it hangs up or says nothing."""
+        """Send `join`; returns the seed's answer, or None if it closes the session or does not answer."""
         reader = self.reader = ByteReader(stream)
         with trio.move_on_after(within_s), suppress(*GONE):
             await self.say(stream, join)
@@ -109,7 +109,7 @@ class HostilePeer:
 
 
 class Member(HostilePeer):
-    """A hostile with a grant. While `live` runs it listens to the seed; it renews its lease if it is told to."""
+    """A hostile peer with a grant. While `live` runs it listens to the seed, and renews its lease if it is told to."""
 
     def __init__(self, key: Key, ticket: str, *, name: str = "hostile", addrs: tuple[str, ...] = ()) -> None:
         super().__init__(key)
@@ -122,13 +122,13 @@ class Member(HostilePeer):
         self.grant: Grant | None = None
         self.heartbeat = b""
         self.beats: list[float] = []
-        """When each heartbeat arrived (the loop's clock)."""
+        """The time at which each heartbeat arrived (the loop's clock, s)."""
         self.manifests: list[tuple[float, bytes]] = []
         self.heard: Counter[str] = Counter()
         self.counter = 0
 
     async def enter(self) -> bool:
-        """Join, on a new control stream; whether the seed gave a grant. May be called again after a hang-up."""
+        """Join on a new control stream; returns whether the seed gave a grant. May be called again."""
         with suppress(*GONE, trio.TooSlowError):
             self.stream = await self.dial(self.seed, self.where)
             welcome = await self.welcomed(self.stream, self.join)
@@ -139,11 +139,11 @@ class Member(HostilePeer):
         return False
 
     async def attach(self, *stripes: int, credit: int = PLENTY) -> None:
-        """Have the seed push these stripes, and all heartbeats with them (credit 0: heartbeats alone)."""
+        """Attach to the seed in these stripes; it also sends heartbeats then (credit 0: only heartbeats)."""
         await self.say(self.stream, *(Attach(stripe, 0, 0, credit, ()) for stripe in stripes))
 
     def report(self, **changes: Any) -> bytes:
-        """Its next renewal, signed, with some fields made other than they should be."""
+        """Its next renewal, signed, with some fields changed."""
         assert self.grant is not None
         self.counter += 1
         seen = heartbeat_hash(self.heartbeat)
@@ -157,7 +157,7 @@ class Member(HostilePeer):
         await self.say(self.stream, Reports(0, (self.report(**changes),)))
 
     async def live(self, *, renews: bool = True, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Listen until the seed hangs up."""
+        """Answer heartbeats and pings until the seed closes the session; `renews`: also renew the lease."""
         assert self.reader is not None
         task_status.started()
         with suppress(*GONE):
@@ -175,13 +175,13 @@ class Member(HostilePeer):
                     await self.say(self.stream, Pong(message.nonce))
 
     async def greet(self, peer: bytes, port: int) -> Any:
-        """Its control stream to another member, with its grant shown."""
+        """Open a control stream to another member and send `Hello` with the grant."""
         stream = await self.dial(peer, port)
         await self.say(stream, Hello(self.sealed_grant, 0, 0, 0, 0))
         return stream
 
     async def hung_up(self, stream: Any, within_s: float = 10.0) -> bool:
-        """Whether the other end closes this session in time; what it says until then is read and forgotten."""
+        """Whether the other end closes this session in time; messages until then are discarded."""
         with trio.move_on_after(within_s):
             try:
                 while await stream.receive_some(1 << 16):
@@ -194,12 +194,14 @@ class Member(HostilePeer):
 
 @asynccontextmanager
 async def members(ticket: str, count: int, first: int = 1, **options: Any) -> AsyncIterator[list[Member]]:
-    """So many, all in by one ticket."""
-    made = [Member(Key(bytes([first + i]) + b"\x99" * 31), ticket, name=f"sybil-{i}", **options) for i in range(count)]
+    """`count` members that joined with one ticket."""
+    joined = [
+        Member(Key(bytes([first + i]) + b"\x99" * 31), ticket, name=f"sybil-{i}", **options) for i in range(count)
+    ]
     async with trio.open_nursery() as nursery:
-        for each in made:
-            await nursery.start(each.transport.serve, each._accept)
-        for each in made:
-            assert await each.enter()
-        yield made
+        for member in joined:
+            await nursery.start(member.transport.serve, member._accept)
+        for member in joined:
+            assert await member.enter()
+        yield joined
         nursery.cancel_scope.cancel()

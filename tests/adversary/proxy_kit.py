@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a seed that can hold back what a connection brings, as a full queue in the network would."""
+"""A TCP proxy in front of a seed that can hold back the data of a connection, like a full queue in the network."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,9 +14,9 @@ class Proxy:
     def __init__(self, port: int) -> None:
         self._to = port
         self.brought: list[int] = []
-        """Bytes that each connection brought from the seed, in the order in which they were made."""
+        """Bytes from the seed on each connection, in the order in which the connections were opened."""
         self.held_back: set[int] = set()
-        """Connections by which nothing more comes from the seed, though they live."""
+        """Connections that stay open, and on which no more data of the seed is forwarded."""
 
     async def serve(self, stream: trio.SocketStream) -> None:
         number = len(self.brought)
@@ -39,9 +39,9 @@ class Proxy:
 
 @asynccontextmanager
 async def proxied(listen: int, port: int) -> AsyncIterator[Proxy]:
-    """One that listens at `listen` while the block runs."""
-    made = Proxy(port)
+    """A proxy at port `listen` for the seed at `port`, while the block runs."""
+    proxy = Proxy(port)
     async with trio.open_nursery() as nursery:
-        await nursery.start(trio.serve_tcp, made.serve, listen)
-        yield made
+        await nursery.start(trio.serve_tcp, proxy.serve, listen)
+        yield proxy
         nursery.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""Publishes the checkpoint folders whose names it reads, line by line: a trainer that need not start each time."""
+"""A trainer process that publishes each checkpoint folder whose name it reads on stdin, one name a line."""
 
 import json
 import sys

@@ -1,6 +1,6 @@
-"""What speaks to a node without a grant: raw TCP, TLS with any certificate, yamux by hand, and listeners that lie.
+"""Hostile connections without a grant: raw TCP, TLS with any certificate, yamux frames, and false listeners.
 
-Written without the swarm's own transport, which says only what is proper.
+Written without the swarm's own transport, which sends only valid data.
 """
 
 import socket
@@ -26,7 +26,7 @@ BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
 
 @contextmanager
 def quietly(*errors: type[BaseException]) -> Iterator[None]:
-    """As `contextlib.suppress`, in groups too."""
+    """Like `contextlib.suppress`, also for these errors inside exception groups."""
     try:
         yield
     except errors:
@@ -38,11 +38,11 @@ def quietly(*errors: type[BaseException]) -> Iterator[None]:
 
 
 GARBAGE_KEY = b"\xff" * 36
-"""Where a libp2p public key belongs: no protobuf of any key."""
+"""Sent in the place of a libp2p public key: the protobuf of no key."""
 
 
 def said(*texts: str) -> bytes:
-    """multistream-select: these lines."""
+    """These lines in the framing of multistream-select."""
     return b"".join(bytes([len(text) + 1]) + text.encode() + b"\n" for text in texts)
 
 
@@ -68,9 +68,9 @@ def certificate(
     begins_in: timedelta = timedelta(hours=-1),
     unknown_critical: bool = False,
 ) -> tuple[bytes, bytes]:
-    """libp2p's certificate of `key` and its TLS key, as PEM; with something wrong in it.
+    """libp2p's certificate of `key` and its TLS key, as PEM, optionally with an error in it.
 
-    `named`: what stands where the public key belongs. `extension`: the whole of libp2p's extension.
+    `named`: bytes in the place of the public key. `extension`: the whole libp2p extension.
     """
     pair = create_new_key_pair(key.seed)
     tls_key = ec.generate_private_key(ec.SECP256R1())
@@ -102,7 +102,7 @@ def certificate(
 
 
 def context(made: tuple[bytes, bytes], *, server: bool = False) -> ssl.SSLContext:
-    """TLS 1.3 with this certificate, believing anybody."""
+    """TLS 1.3 with this certificate; accepts any certificate of the other end."""
     found = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     found.check_hostname = False
     found.verify_mode = ssl.CERT_NONE
@@ -116,7 +116,7 @@ def context(made: tuple[bytes, bytes], *, server: bool = False) -> ssl.SSLContex
 
 
 async def secured(port: int, made: ssl.SSLContext, source: str = "") -> trio.SSLStream:
-    """Over TCP, multistream and TLS, ready for yamux. Raises what a connection that breaks raises."""
+    """Connect over TCP, multistream and TLS, ready for yamux. Raises the errors of a connection that breaks."""
     stream = await tcp(port, source)
     try:
         await stream.send_all(TLS)
@@ -145,7 +145,7 @@ def frame(kind: int, flags: int = 0, stream: int = 0, length: int = 0, body: byt
 
 
 def empty_frames(count: int) -> bytes:
-    """Window updates by nothing, of a stream that is not there: cheap to say, and nothing comes of it."""
+    """Window updates by 0 of a stream that does not exist: cheap to send, without effect."""
     return frame(WINDOW, 0, 1, 0) * count
 
 
@@ -158,14 +158,14 @@ def streams_opened_and_reset(count: int, first: int = 1) -> bytes:
 
 
 def control_stream(body: bytes, stream: int = 1) -> bytes:
-    """A control stream opened, with `body` behind the negotiation, in data frames of at most 64 KiB."""
+    """An opened control stream, with `body` after the negotiation, in data frames of at most 64 KiB."""
     whole = said(HEADER, "/swarm-node/control/1") + body
     parts = [whole[i : i + 65536] for i in range(0, len(whole), 65536)]
     return frame(WINDOW, SYN, stream) + b"".join(frame(DATA, 0, stream, body=part) for part in parts)
 
 
 async def closed_by_peer(stream: trio.abc.ReceiveStream, within_s: float) -> bool:
-    """Whether the other end hangs up in time, whatever it says until then."""
+    """Whether the other end closes the connection in time; data until then is discarded."""
     with trio.move_on_after(within_s):
         with quietly(*BROKEN):
             while await stream.receive_some(1 << 16):
@@ -175,7 +175,7 @@ async def closed_by_peer(stream: trio.abc.ReceiveStream, within_s: float) -> boo
 
 
 async def frames(tls: trio.SSLStream) -> AsyncIterator[tuple[int, int, int, int]]:
-    """The kind, flags, stream and length of each yamux frame that the other end sends; the data are forgotten."""
+    """The kind, flags, stream and length of each yamux frame that the other end sends; the data is discarded."""
     buffer = b""
     while data := await tls.receive_some(65536):
         buffer += data
@@ -189,7 +189,7 @@ async def frames(tls: trio.SSLStream) -> AsyncIterator[tuple[int, int, int, int]
 
 
 class ByHand:
-    """One stream on a connection of one's own, which keeps the rules of windows and pings, and no other."""
+    """One yamux stream on a connection, which obeys windows and answers pings, and nothing else."""
 
     def __init__(self, tls: trio.SSLStream, stream: int = 1) -> None:
         self.tls, self.stream = tls, stream
@@ -202,7 +202,7 @@ class ByHand:
             await self.tls.send_all(data)
 
     async def listen(self) -> None:
-        """For as long as the connection lives: note how much may be sent, answer pings, forget the rest."""
+        """Until the connection ends: add window updates, answer pings, discard other frames."""
         with quietly(*BROKEN):
             async for kind, flags, stream, length in frames(self.tls):
                 if kind == WINDOW and stream == self.stream:
@@ -212,7 +212,7 @@ class ByHand:
                     await self._write(frame(PING, ACK, 0, length))
 
     async def send(self, body: bytes) -> None:
-        """As fast as the other end lets it."""
+        """Send `body` as fast as the window allows."""
         while body:
             while not self._window:
                 self._news = trio.Event()
@@ -223,7 +223,7 @@ class ByHand:
 
 
 class StreamFiller:
-    """Many streams on one connection, each filled as far as the other end lets it, whose answers are never taken."""
+    """Many streams on one connection; fills the window of each and never reads answers."""
 
     def __init__(self, tls: trio.SSLStream, streams: int, protocol: str, body: bytes) -> None:
         self._tls, self._body, self._protocol = tls, body, protocol
@@ -231,7 +231,7 @@ class StreamFiller:
         self.sent_bytes = 0
 
     async def run(self) -> None:
-        """Until the connection ends."""
+        """Fill the windows until the connection ends."""
         with quietly(*BROKEN):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._listen, nursery.cancel_scope)
@@ -260,7 +260,7 @@ class StreamFiller:
         scope.cancel()
 
     async def _answer(self, value: int) -> None:
-        with quietly(trio.BusyResourceError):  # the writer has it: the next ping is in time
+        with quietly(trio.BusyResourceError):  # another task writes; the next ping will be answered in time
             await self._tls.send_all(frame(PING, ACK, 0, value))
 
 
@@ -268,16 +268,17 @@ class StreamFiller:
 
 
 def sources(count: int) -> Iterable[str]:
-    """So many addresses of this machine, none of them 127.0.0.1."""
+    """`count` addresses of this machine, none of them 127.0.0.1."""
     return (f"127.{1 + i // 62500}.{i // 250 % 250}.{1 + i % 250}" for i in range(count))
 
 
 @asynccontextmanager
 async def listening(behave: str, key: Key) -> AsyncIterator[tuple[int, list[float]]]:
-    """A port at which something answers and means ill; and when each of those who came, came.
+    """A false listener: its port, and the time of each connection (the loop's clock, s).
 
-    `behave`: "reset" (accepts and resets), "silent", "garbage key" (a certificate with one), "wrong" (another's key),
-    "garbage" (bytes that are no protocol), "endless" (negotiates for ever), "half" (closes in mid-handshake).
+    `behave`: "reset" (accepts and resets), "silent", "garbage key" or "garbage extension" (in its certificate), "wrong"
+    (another peer's key), "garbage" (bytes of no protocol), "endless" (negotiates without end), "half" (closes amid the
+    handshake).
     """
     came: list[float] = []
     shown = {"garbage key": {"named": GARBAGE_KEY}, "garbage extension": {"extension": b"\x30\x82\xff\xff\x00"}}

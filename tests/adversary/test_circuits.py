@@ -1,4 +1,4 @@
-"""The other end of a circuit means ill, and an address that a member names lies in somebody's own network."""
+"""Hostile answers at the other end of a circuit, and private addresses that a remote member names."""
 
 import sys
 from pathlib import Path
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.adversary]
 
 
 def answers(token: bytes) -> dict[str, bytes]:
-    """What may stand where a meeting's answer belongs, each behind its length."""
+    """False answers to a hole punching request with this token, by name, each without its length prefix."""
 
     def meeting(*addrs: bytes) -> bytes:
         texts = b"".join(bytes([0xA0 | len(a)]) + a for a in addrs)
@@ -37,7 +37,7 @@ def answers(token: bytes) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("which", list(answers(b"")))
 async def test_06_hole_punch_answer_with_invalid_utf8(which: str) -> None:
-    """The dialer of the circuit goes on: its transport lives, and the circuit still carries."""
+    """The dialer's transport continues, and the circuit still carries data."""
     asked = trio.Event()
     async with world() as made:
 
@@ -47,7 +47,7 @@ async def test_06_hole_punch_answer_with_invalid_utf8(which: str) -> None:
                 said += await stream.receive_some(4096)
             found = said.index(b"\x92\xc4\x10")
             body = answers(said[found + 3 : found + 19])[which]
-            head = said[:found]  # its length, as ours is told
+            head = said[:found]  # the length prefix, in the same form as the request
             await stream.send_all(len(body).to_bytes(len(head), "little" if said[0] else "big") + body)
             asked.set()
             await trio.sleep(1)
@@ -72,7 +72,7 @@ async def test_06_hole_punch_answer_with_invalid_utf8(which: str) -> None:
     ],
 )  # fmt: skip
 def test_14_private_addresses_of_a_remote_member_are_not_dialed(address: str) -> None:
-    """The seed dials back nothing but what the world can dial too, whether the member came directly or by a relay."""
+    """Of a member on the internet the seed dials back only public addresses, also if it came through a relay."""
     join = Join(b"", (address,), "", "", 0.0, 0.0, False)
     assert Enrolment(join, "/ip4/8.8.8.8/tcp/4001").claims() == ()
     assert Enrolment(join, "/ip4/8.8.4.4/tcp/4001/p2p-circuit").claims() == ()

@@ -1,4 +1,4 @@
-"""A member, or a stranger, whose documents are not what they should be: it is dropped, and that is all."""
+"""Malformed documents of a member or a stranger: its session ends, without other effects."""
 
 import msgspec
 import pytest
@@ -14,11 +14,11 @@ from swarm.protocol.core.wire import Bye, HeartbeatNews, Hello, ManifestNews, Me
 pytestmark = [pytest.mark.slow, pytest.mark.adversary]
 
 INVALID = b"\xff\xfe\xfd"
-"""No UTF-8."""
+"""Not UTF-8."""
 
 
 def with_bytes(sealed: bytes, before: bytes, after: bytes) -> bytes:
-    """A document in which some bytes of the body are others; its signature no longer holds."""
+    """`sealed` with bytes of its body replaced; its signature is no longer valid."""
     assert before in sealed[64:]
     return sealed[:64] + sealed[64:].replace(before, after)
 
@@ -31,7 +31,7 @@ REPORT = b"swarm-node report 1"
 
 
 def bad_reports(member: Member) -> dict[str, bytes]:
-    """Reports that a decoder may stumble over; of each, one that the member has signed properly."""
+    """Malformed reports, by name: each once unsigned and once validly signed by the member."""
     honest = member.report(engine="abc")
     bodies = {
         "invalid UTF-8 in engine": honest[64:].replace(b"abc", INVALID),
@@ -50,7 +50,7 @@ async def hostile_to(arena: Arena, i: int) -> Member:
 
 
 async def says_to_seed_and_box(arena: Arena, i: int, *messages_: Message) -> None:
-    """One new member says this to the seed, and to the node; either may hang up."""
+    """A new member sends these messages to the seed and to the node; either may end the session."""
     member = await hostile_to(arena, i)
     async with member.running():
         assert await member.enter()
@@ -80,7 +80,7 @@ async def test_01_report_with_invalid_utf8(shared_arena: Arena) -> None:
 
 
 async def test_01_other_documents_with_invalid_utf8(shared_arena: Arena) -> None:
-    """The same bytes where every other document stands: grants, heartbeats, rosters, manifests; as a stranger too."""
+    """Invalid bytes in the place of grants, heartbeats, rosters and manifests, from a member and from a stranger."""
     junk = bytes(64) + b"\x9f" + b"\xa3" + INVALID
     lies: tuple[Message, ...] = (
         HeartbeatNews(junk),
@@ -102,7 +102,7 @@ async def test_01_other_documents_with_invalid_utf8(shared_arena: Arena) -> None
 
 
 def rollouts(key: Key) -> list[bytes]:
-    """Self-signed rollouts, each with one field that is not what it should be."""
+    """Rollouts that `key` signed, each with one malformed field."""
     rollout = messages.Rollout(
         1, 1, 0, bytes(32), bytes(8), bytes(8), "length", (messages.VersionSpan(0, 0, bytes(32), 2),)
     )
@@ -140,7 +140,7 @@ async def test_02_rollout_with_invalid_utf8(shared_arena: Arena) -> None:
     bodies.append(messages.encode(odd[7]).replace(msgspec.msgpack.encode(sampling), deep))
     key = Key(b"\x52" * 32)
     rolled = [messages.encode(messages.SignedRollout(sealed)) for sealed in rollouts(key)]
-    for i, body in enumerate([*rolled, *bodies]):  # each by a member of its own: whoever says it may be dropped
+    for i, body in enumerate([*rolled, *bodies]):  # each from another member, because its session may end
         member = Member(key if i < len(rolled) else Key(bytes([i]) + b"\x52" * 31), shared_arena.ticket)
         async with member.running():
             if await member.enter():
@@ -152,7 +152,7 @@ async def test_02_rollout_with_invalid_utf8(shared_arena: Arena) -> None:
 
 
 async def test_05_reports_of_bytes_beyond_all_bounds(shared_arena: Arena) -> None:
-    """What a member says it fetched is added up: 2^63 - 1, then 0, and the same again must not overflow a record."""
+    """Reports of fetched bytes are added up: 2^63 - 1, then 0, and again, must not overflow the ticket's record."""
     ticket = await trio.to_thread.run_sync(lambda: shared_arena.swarm.ticket("--nodes", "8", "--quota-gb", "100"))
     for used in (shared_arena.ticket, ticket):
         member = Member(Key(b"\x55" * 32), used)
@@ -170,7 +170,7 @@ async def test_05_reports_of_bytes_beyond_all_bounds(shared_arena: Arena) -> Non
 
 
 async def test_a_forged_heartbeat_is_dropped(shared_arena: Arena) -> None:
-    """A heartbeat needs the swarm's own key: what a member makes up of one neither stops the seed nor is passed on."""
+    """A heartbeat is signed by the swarm's key: one that a member forges has no effect."""
     async with observed(shared_arena), members(shared_arena.ticket, 1) as (member,):
         forged = bytes(64) + member.heartbeat[64:]
         await member.say(member.stream, HeartbeatNews(forged))

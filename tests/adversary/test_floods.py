@@ -1,6 +1,6 @@
-"""The bounds that hold whatever a member sends: heartbeats in time, no lease lost, a version hardly slower, memory.
+"""Bounds under any traffic of members: heartbeats in time, no lease lost, versions hardly slower, memory, logs.
 
-Each kind of traffic is sent by one member, or by ten on one ticket, at 100 Mbit/s together, by a process of its own.
+One member, or ten on one ticket, send each kind of traffic at 100 Mbit/s together, from a separate process.
 """
 
 import os
@@ -18,29 +18,29 @@ from traffic_kit import BULK, CONTROL, GOSSIP, REPLAY
 pytestmark = [pytest.mark.slow, pytest.mark.adversary, pytest.mark.alone]
 
 SLOWER = 1.3
-"""A version in flight may take so many times as long as without the attack,"""
+"""A version may take this many times as long as without the attack, plus `GRACE_S`."""
 GRACE_S = 0.15
-"""and this longer: two cores carry the victims, the attackers and the test."""
+"""Seconds: the victims, the attackers and the test share two cores."""
 SETTLE_S = 0.3
-"""After an attacker stands still, what it has said already is dealt with."""
+"""Pause after an attacker is stopped, in which the victim handles its queued messages, s."""
 MEMORY = 64 * MIB
 LOG_LINES_S = 10
-"""What an attack may add to a log, beside what joining and leaving say."""
+"""Log lines per second that an attack may add, besides those of joining and leaving."""
 FRAMES = ["empty frames", "pings", "streams opened and reset", "streams opened, negotiated and reset"]
-SHORT = ["reports with made-up keys", "huge Attach lists", "bad Work bodies", "forged gossip", "empty frames"]
-"""Those that CI's short form tries: what was worst. In full all are."""
+SHORT = ["reports with arena-up keys", "huge Attach lists", "bad Work bodies", "forged gossip", "empty frames"]
+"""The traffic of CI's short form: the most expensive kinds. The full form sends every kind."""
 
 
 @pytest.fixture
 def large(tmp_path: Path) -> Iterator[Arena]:
-    """An arena with 30 MB of model, so that a version takes a while."""
-    with arena_in(tmp_path, words=weights(tensors=32, elements=480_000), density=0.1) as made:
-        yield made
-        made.unharmed()
+    """An arena with a model of 30 MB, so that a version takes long enough to measure."""
+    with arena_in(tmp_path, words=weights(tensors=32, elements=480_000), density=0.1) as arena:
+        yield arena
+        arena.unharmed()
 
 
 async def bounded(arena: Arena, what: str, members: int, *, at_box: bool = False) -> None:
-    """Time versions with the attack and, in turns, while it stands still; judge all that it did."""
+    """Time versions in turn during the attack and while it is paused, and check all bounds."""
     victim = arena.process("box" if at_box or what == REPLAY else "seed")
     quiet: list[float] = []
     loud: list[float] = []
@@ -70,22 +70,22 @@ async def bounded(arena: Arena, what: str, members: int, *, at_box: bool = False
             nursery.cancel_scope.cancel()
         lines = arena.log_events() - lines
     added = lines.total()
-    told = (
-        f"{what}, {members} members: {flood.told}; late {late_s:.2f} s, version {median(quiet):.2f} -> "
+    summary = (
+        f"{what}, {members} members: {flood.progress}; late {late_s:.2f} s, version {median(quiet):.2f} -> "
         f"{median(loud):.2f} s, {worst / MIB:+.0f} MiB, {added / took_s:.1f} lines/s "
         f"{dict(lines.most_common(3))}, CPU {cpu:.2f}"
     )
-    tell(told)
-    assert flood.told["sent_bytes"], told
-    assert late_s < LATE_S, told
-    assert arena.honest_leases_lost() == [], told
-    assert median(loud) <= SLOWER * median(quiet) + GRACE_S, told
-    assert worst <= MEMORY, told
-    assert added <= LOG_LINES_S * took_s + 20 * (len(loud) + members), told
+    report(summary)
+    assert flood.progress["sent_bytes"], summary
+    assert late_s < LATE_S, summary
+    assert arena.honest_leases_lost() == [], summary
+    assert median(loud) <= SLOWER * median(quiet) + GRACE_S, summary
+    assert worst <= MEMORY, summary
+    assert added <= LOG_LINES_S * took_s + 20 * (len(loud) + members), summary
 
 
-def tell(text: str) -> None:
-    """For whoever runs `make adversary`, and into ADVERSARY_TOLD if that names a file."""
+def report(text: str) -> None:
+    """Print the measurements, and append them to the file that ADVERSARY_TOLD names, if it is set."""
     print(text)
     if path := os.environ.get("ADVERSARY_TOLD"):
         with Path(path).open("a") as file:
@@ -104,5 +104,5 @@ async def test_ten_sybils_on_one_ticket_at_100_mbit(large: Arena, what: str) -> 
 
 @pytest.mark.parametrize("what", [w for w in CONTROL if w in SHORT[:1] or FULL])
 async def test_one_member_at_a_node(large: Arena, what: str) -> None:
-    """The same at a node, which has the same promises to keep as the seed."""
+    """The same bounds for a node."""
     await bounded(large, what, 1, at_box=True)

@@ -14,11 +14,11 @@ pytest.importorskip("h11")
 
 API_KEY = "correct-horse-battery-staple"
 BODY = b"x" * (8 * MIB - 1024)
-"""Just below what a request may have."""
+"""Just below the limit of a request's body."""
 
 
 class Gateway:
-    """A seed with its gateway open."""
+    """A seed with its gateway."""
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
@@ -30,8 +30,8 @@ class Gateway:
     async def open(self, source: str = "127.0.0.1") -> trio.SocketStream:
         return await trio.open_tcp_stream("127.0.0.1", self.port, local_address=source)
 
-    async def said(self, *parts: bytes, within_s: float = 10.0) -> bytes:
-        """What it answers to these bytes, until it hangs up or says nothing more for long."""
+    async def answer(self, *parts: bytes, within_s: float = 10.0) -> bytes:
+        """The answer to these bytes, until the gateway closes the connection or is silent for `within_s`."""
         answer = b""
         async with await self.open() as stream:
             with quietly(*BROKEN):
@@ -45,9 +45,9 @@ class Gateway:
         return answer
 
     async def serves(self) -> None:
-        """Someone with the key gets a proper answer within seconds."""
+        """Assert that a client with the key is answered within 5 s."""
         with trio.fail_after(5):
-            answer = await self.said(head("GET", "/v1/models", key=API_KEY))
+            answer = await self.answer(head("GET", "/v1/models", key=API_KEY))
         assert answer.startswith(b"HTTP/1.1 200"), answer[:200]
 
 
@@ -65,7 +65,7 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
 
 
 async def peak_of(gateway: Gateway, seconds: float) -> int:
-    """The most memory that the seed had in the next seconds."""
+    """The peak resident memory of the seed in the next `seconds`, bytes."""
     peak, process = 0, gateway.arena.process()
     with trio.move_on_after(seconds):
         while True:
@@ -75,7 +75,8 @@ async def peak_of(gateway: Gateway, seconds: float) -> int:
 
 
 async def bodies(gateway: Gateway, clients: int, key: str, *, whole: bool) -> int:
-    """So many clients send a body of 8 MiB each (or all but its end, and wait): what the seed's memory grew by."""
+    """`clients` clients send a body of 8 MiB each (unless `whole`: all but its last byte); returns how much the
+    seed's memory grew, in bytes."""
     before, peak = gateway.arena.process().rss_bytes, 0
     start = head("POST", "/v1/completions", key=key, length=len(BODY) + (0 if whole else 1))
 
@@ -104,15 +105,15 @@ async def test_10_bodies_without_a_key(gateway: Gateway, whole: bool) -> None:
     await gateway.serves()
     await trio.sleep(1)
     kept = gateway.arena.process().rss_bytes - before
-    assert kept < 32 * MIB, f"{kept / MIB:.0f} MiB are not given back"
+    assert kept < 32 * MIB, f"{kept / MIB:.0f} MiB are not freed"
 
 
 async def test_10_key_is_checked_before_the_body(gateway: Gateway) -> None:
     for key in ("", "wrong", "\xff\xfe"):
-        answer = await gateway.said(head("POST", "/v1/completions", key=key, length=len(BODY)), within_s=3)
+        answer = await gateway.answer(head("POST", "/v1/completions", key=key, length=len(BODY)), within_s=3)
         assert answer.startswith(b"HTTP/1.1 401"), answer[:100]
     for path, length, code in (("/v1/completions", 9 * MIB, b"413"), ("/nothing", 100, b"404")):
-        answer = await gateway.said(head("POST", path, key=API_KEY, length=length), within_s=3)
+        answer = await gateway.answer(head("POST", path, key=API_KEY, length=length), within_s=3)
         assert answer.startswith(b"HTTP/1.1 " + code), answer[:100]
 
 
@@ -163,18 +164,17 @@ ODD_BODIES = {
 
 async def test_garbled_requests_cost_one_connection(gateway: Gateway) -> None:
     for data in GARBLED.values():
-        answer = await gateway.said(data, within_s=3)
+        answer = await gateway.answer(data, within_s=3)
         assert not answer or answer.startswith(b"HTTP/1.1 4"), answer[:200]
     for path in ("/v1/completions", "/v1/chat/completions", "/inference/v1/generate"):
         for name, body in ODD_BODIES.items():
-            answer = await gateway.said(post(path, body), within_s=5)
+            answer = await gateway.answer(post(path, body), within_s=5)
             assert not answer.startswith(b"HTTP/1.1 500"), (path, name, answer[:300])
     await gateway.serves()
 
 
 async def test_slow_and_many_clients_keep_no_other_client_out(gateway: Gateway) -> None:
-    """From eight addresses: heads of which a byte comes a second, answers that are never read, connections that say
-    nothing."""
+    """From eight addresses: heads sent one byte a second, answers that are never read, silent connections."""
     before = gateway.arena.process().rss_bytes
     pipelined = head("GET", "/v1/models", key=API_KEY) * 2000
 
@@ -185,7 +185,7 @@ async def test_slow_and_many_clients_keep_no_other_client_out(gateway: Gateway) 
                     await stream.send_all(data[at : at + 1])
                     await trio.sleep(pause_s)
 
-    async def deaf(source: str) -> None:
+    async def never_read(source: str) -> None:
         with quietly(*BROKEN):
             async with await gateway.open(source) as stream:
                 while True:
@@ -195,7 +195,7 @@ async def test_slow_and_many_clients_keep_no_other_client_out(gateway: Gateway) 
         for i in range(600):
             nursery.start_soon(slow, f"127.1.0.{i % 8 + 1}", head("GET", "/v1/models") if i % 2 else b"", 1.0)
         for i in range(16):
-            nursery.start_soon(deaf, f"127.1.0.{i % 8 + 1}")
+            nursery.start_soon(never_read, f"127.1.0.{i % 8 + 1}")
         await trio.sleep(FLOOD_S)
         await gateway.serves()
         assert observer.late_s < LATE_S

@@ -1,4 +1,4 @@
-"""Memory that a member has the seed hold: streams filled to the brim that nobody reads, frames that are never whole."""
+"""Memory that a peer makes the seed hold: full windows of unread streams, and frames that are never complete."""
 
 import pytest
 import trio
@@ -28,7 +28,7 @@ FILLS = {
 @pytest.mark.parametrize("what", list(FILLS) if FULL else list(FILLS)[:2])
 @pytest.mark.parametrize("who", ["stranger", "member"])
 async def test_unread_streams_use_bounded_memory(arena: Arena, what: str, who: str) -> None:
-    """Over several connections, 120 streams each, filled as far as the windows reach."""
+    """Over several connections, with 120 streams each, whose windows the peer fills."""
     key = Key(b"\x88" * 32)
     member = Member(key, arena.ticket)
     async with observed(arena) as observer, member.running(), trio.open_nursery() as nursery:

@@ -1,4 +1,4 @@
-"""Addresses that a member names and certificates that it shows: what answers there is not what it should be."""
+"""False listeners at addresses that a member names, and false certificates that a joiner shows."""
 
 from datetime import timedelta
 
@@ -17,7 +17,7 @@ SAME_KEY = Key(b"\x66" * 32)
 
 
 async def probed(arena: Arena, behave: str, key: Key) -> None:
-    """A member names an address at which something answers as `behave` says; the seed dials it back."""
+    """A member names an address with a listener that behaves as `behave`; the seed dials it back."""
     async with listening(behave, key) as (port, came):
         member = Member(key, arena.ticket, addrs=(f"/ip4/127.0.0.1/tcp/{port}",) * 1)
         async with member.running():
@@ -53,7 +53,7 @@ async def test_04_dial_back_of_a_misbehaving_listener(shared_arena: Arena, behav
 
 
 async def test_04_listener_that_resets_many(shared_arena: Arena) -> None:
-    """`getpeername` of a socket that is reset already, again and again: each new lease is another dial-back."""
+    """Repeated `getpeername` of a socket that is already reset: each new lease causes another dial-back."""
     async with listening("reset", SAME_KEY) as (port, came):
         for i in range(12):
             addrs = tuple(f"/ip4/127.0.0.{1 + n}/tcp/{port}" for n in range(4))
@@ -75,7 +75,7 @@ async def test_04_listener_that_resets_many(shared_arena: Arena) -> None:
     ids=["garbage key", "zero key", "rsa", "empty extension", "endless extension", "bad signature"],
 )  # fmt: skip
 async def test_03_joiner_with_a_bad_certificate_is_refused(shared_arena: Arena, wrong: dict) -> None:
-    """The same certificates from one that dials in: refused, and nobody else is."""
+    """The same certificates from a joiner: its connection is refused, and others are not."""
     shown = context(certificate(SAME_KEY, **wrong))
     for port in (shared_arena.seed_port, shared_arena.box_port):
         tls = await secured(port, shown)
@@ -94,7 +94,7 @@ async def test_20_unknown_critical_extension_is_refused(shared_arena: Arena) -> 
 
 
 async def test_22_clock_a_day_ahead_is_admitted(shared_arena: Arena) -> None:
-    """A certificate of tomorrow is a machine whose clock is wrong, and no attack: the key is what counts."""
+    """A certificate with a date in the future comes from a machine with a wrong clock: only the key is checked."""
     for ahead in (timedelta(days=1), timedelta(days=400)):
         tls = await secured(shared_arena.seed_port, context(certificate(SAME_KEY, begins_in=ahead)))
         await tls.send_all(control_stream(b""))
@@ -103,7 +103,7 @@ async def test_22_clock_a_day_ahead_is_admitted(shared_arena: Arena) -> None:
 
 
 async def test_bytes_that_are_not_tls_end_one_connection(shared_arena: Arena) -> None:
-    """Bytes where TLS belongs, and connections that end at every step of the way in."""
+    """Other bytes in the place of TLS, and connections that end at every step of the handshake."""
     from stranger_kit import HEADER, TLS, said
 
     for begun in (b"", b"\x13", said(HEADER), said(HEADER, "/noise"), TLS, TLS + b"\x16\x03\x01\xff\xff" + bytes(100)):

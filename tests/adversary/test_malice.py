@@ -1,4 +1,4 @@
-"""A peer that speaks the wire and means ill, against real processes: it gets nothing and changes nothing."""
+"""A hostile peer against real processes: it gets no data and changes no state."""
 
 import time
 from collections.abc import Iterator
@@ -97,7 +97,7 @@ async def test_floods_garbage_and_replays_stop_no_process(swarm: Swarm) -> None:
             with suppress(*GONE):
                 await flood.say(stream, *[forged] * 2000)
         refusals = 0
-        with trio.move_on_after(3), suppress(*GONE):  # it may hang up on us before we have read what it said
+        with trio.move_on_after(3), suppress(*GONE):  # it may close the session before its answer is read
             reader = ByteReader(stream)
             while (found := await read_message(reader, Patience(10.0))) is not None:
                 assert isinstance(found[0], Refused)
@@ -112,7 +112,7 @@ async def test_floods_garbage_and_replays_stop_no_process(swarm: Swarm) -> None:
                 with suppress(*GONE):
                     await stream.send_all(garbage)
                 await hostile.answers(stream)
-    # Another's grant, honestly earned by a first hostile with a ticket, is worth nothing to a second one.
+    # The grant that one peer got with a ticket does not admit another peer.
     async with HostilePeer(Key(b"\x31" * 32)).running() as first, HostilePeer(Key(b"\x32" * 32)).running() as second:
         stream = await first.dial(key.public, seed_port)
         await first.say(stream, join(key, seed_port))
@@ -129,7 +129,7 @@ async def test_floods_garbage_and_replays_stop_no_process(swarm: Swarm) -> None:
 
 
 async def test_a_lying_member_is_dropped_and_the_node_ends_at_the_right_bits(swarm: Swarm) -> None:
-    """With a valid ticket: flipped bits in a piece and in a header, a chunk and a manifest of another swarm."""
+    """A member sends flipped bits in a piece and in a header, and a chunk and a manifest of another swarm."""
     key, seed_port, box, box_port = where(swarm)
     layout, root = layout_of(FIRST), bytes.fromhex(root_of(SECOND))  # chunks of the version after the next
     deltas = [BlockDelta(0, 0, bytes(32), bytes(range(256)) * 200)]
@@ -179,7 +179,7 @@ async def test_an_older_seed_stops_when_a_later_boot_of_its_key_is_heard(swarm: 
 
 
 async def member(hostile: HostilePeer, key: Key, seed_port: int, box: bytes, box_port: int) -> Any:
-    """Make it a member, by a valid ticket, and greet the node: its control stream to the node."""
+    """Make `hostile` a member with a valid ticket, and greet the node; returns its control stream to the node."""
     stream = await hostile.dial(key.public, seed_port)
     await hostile.say(stream, join(key, seed_port))
     with trio.fail_after(20):

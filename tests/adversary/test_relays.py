@@ -19,7 +19,7 @@ from swarm.transport.nat.circuit import HOP_ID, HopMessage, Status, peer_in, rea
 pytestmark = [pytest.mark.slow, pytest.mark.adversary, pytest.mark.alone]
 
 _source: ContextVar[str | None] = ContextVar("_source", default=None)
-"""The address from which the tasks begun in this context dial."""
+"""The local address from which tasks started in this context dial."""
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def dials_from_source(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def relayed(tmp_path: Path) -> Iterator[tuple[Swarm, int, str]]:
-    """A seed with a relay, the relay's port, and a ticket that leads through the relay only."""
+    """A swarm of a seed and a relay; the relay's port; a ticket whose only address is a circuit of the relay."""
     with swarm_in(tmp_path) as swarm:
         port = free_port()
         swarm.seed(checkpoint(tmp_path / "base", FIRST), "--via", f"127.0.0.1:{port}", "--announce", "127.0.0.1:9")
@@ -49,9 +49,9 @@ def relayed(tmp_path: Path) -> Iterator[tuple[Swarm, int, str]]:
 
 
 async def hold_circuits(
-    hostile: HostilePeer, relay: bytes, port: int, target: bytes, count: int, got: list[int]
+    hostile: HostilePeer, relay: bytes, port: int, target: bytes, count: int, opened: list[int]
 ) -> None:
-    """Ask for so many circuits to the target, say nothing on them, and ask again for each that ends."""
+    """Keep `count` silent circuits to the target open: request each again when it ends."""
 
     async def one() -> None:
         while True:
@@ -86,7 +86,7 @@ async def comes_in(ticket: str) -> None:
 
 @pytest.mark.usefixtures("dials_from_source")
 async def test_15_circuits_of_strangers_keep_no_joiner_from_a_seed_behind_nat(relayed: tuple[Swarm, int, str]) -> None:
-    """Two keys with sixteen circuits each, asked for anew whenever they end; then twenty keys with two each, on five
+    """Two keys hold sixteen circuits each, requested again when they end; then twenty keys two each, on five
     addresses."""
     swarm, port, ticket = relayed
     way_in = Ticket.parse(ticket)

@@ -1,4 +1,4 @@
-"""What others on the same machine see: the process list, and files."""
+"""What other users of the same machine can read: the process list, and files."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.adversary]
 
 
 def seen_in_ps(pid: int) -> str:
-    """What anybody may read of a process: its command line."""
+    """The command line of a process, which every user may read."""
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
 
 
@@ -42,7 +42,7 @@ def test_17_api_key_stays_out_of_the_process_list(arena: Arena) -> None:
 
 
 def test_19_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
-    """Also where the home was there before, and open to all, and the umask is none. (contact.json: addresses only.)"""
+    """Also if the home existed before with mode 0777, and the umask is 0."""
     with swarm_in(tmp_path) as swarm:
         swarm.home("seed").mkdir(mode=0o777)
         swarm.home("seed").chmod(0o777)
@@ -59,7 +59,7 @@ def test_19_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
             if path.is_file()
             and not path.is_symlink()
             and path.stat().st_mode & 0o077
-            # What lies in a folder that nobody else may enter cannot be read.
+            # Files in a folder that only the owner may enter cannot be read by others.
             and all(parent.stat().st_mode & 0o011 for parent in path.parents if parent.is_relative_to(home))
         ]
         assert not open_to_all

@@ -1,4 +1,4 @@
-"""Attacks on a version that is on its way: frames of others that count as progress, and a trainer that dies in it."""
+"""Attacks on a version on its way: unrequested frames, uninvited children, and a trainer killed while it publishes."""
 
 import signal
 from pathlib import Path
@@ -18,11 +18,11 @@ from swarm.transport.base import Lane
 pytestmark = [pytest.mark.slow, pytest.mark.adversary, pytest.mark.alone]
 
 REPAIRED_S = 8.0
-"""Pulls begin half a second after a stripe stands still; a dead connection is noticed only after twenty."""
+"""Seconds. Pulls begin 0.5 s after a stripe stops; a dead connection is noticed only after 20 s."""
 
 
 def frames_of(bulk: bytes) -> list[tuple[bytes, int]]:
-    """The whole frames of pieces and headers in what a bulk stream brought: (frame, its stripe's place in it)."""
+    """The complete frames of pieces and headers in the bytes of a bulk stream: (frame, its decoded head)."""
     found, at = [], 0
     while at + FRAME_HEAD <= len(bulk):
         head = unpack_frame_head(bulk[at : at + FRAME_HEAD])
@@ -33,8 +33,8 @@ def frames_of(bulk: bytes) -> list[tuple[bytes, int]]:
     return found
 
 
-async def keep_saying(member: Member, box: bytes, frames: list) -> None:
-    """Old pieces, properly signed, each under every stripe, ten times a second."""
+async def repeat_frames(member: Member, box: bytes, frames: list) -> None:
+    """Send old, validly signed pieces under every stripe, ten times a second."""
     stream = await member.transport.open_stream(box, Lane.BULK)
     while True:
         for stripe in range(8):
@@ -45,8 +45,8 @@ async def keep_saying(member: Member, box: bytes, frames: list) -> None:
 
 @pytest.mark.parametrize("attacked", [False, True], ids=["alone", "attacked"])
 async def test_13_unrequested_frames_do_not_count_as_progress(tmp_path: Path, attacked: bool) -> None:
-    """What the seed pushes to the box is held back on the way, so the box must pull it from another node; a member
-    says of old pieces that they are of each stripe, as if all of them moved."""
+    """The proxy holds back the seed's frames for the box, so the box must pull them from another node. A member
+    meanwhile sends old pieces under every stripe, as if all stripes made progress."""
     with swarm_in(tmp_path) as swarm:
         arena, outside = Arena(swarm, weights(tensors=24, elements=120_000)), free_port()
         async with proxied(outside, arena.seed_port) as proxy, trio.open_nursery() as nursery:
@@ -66,7 +66,7 @@ async def test_13_unrequested_frames_do_not_count_as_progress(tmp_path: Path, at
                 assert frames, "the member was pushed nothing"
                 if attacked:
                     await member.greet(arena.box_public, arena.box_port)
-                    nursery.start_soon(keep_saying, member, arena.box_public, frames)
+                    nursery.start_soon(repeat_frames, member, arena.box_public, frames)
                     await trio.sleep(0.5)
                 # The connection that brought the model to the box is the one that is to bring the version.
                 proxy.held_back = {i for i in range(of_box) if proxy.brought[i] > 200_000}
@@ -80,8 +80,8 @@ async def test_13_unrequested_frames_do_not_count_as_progress(tmp_path: Path, at
 
 
 async def test_uninvited_children_of_the_seed(tmp_path: Path) -> None:
-    """Ten members that the plan gives other parents hang on the seed itself, in all stripes: its uplink is for those
-    whom it planned first."""
+    """Ten members that the plan gives other parents attach to the seed in all stripes: its planned children are served
+    first."""
     with arena_in(tmp_path, words=weights(tensors=32, elements=480_000), density=0.1, up_mbit=30.0) as arena:
         async with members(arena.ticket, 10) as sybils, trio.open_nursery() as nursery:
             for each in sybils:
@@ -101,7 +101,7 @@ async def test_uninvited_children_of_the_seed(tmp_path: Path) -> None:
 
 
 async def test_21_trainer_killed_in_mid_publish(arena: Arena) -> None:
-    """Nothing of the dead attempt is pushed to anybody any more, and the next version is on its way as any other."""
+    """No chunk of the dead attempt is pushed any more, and the next version is published as usual."""
     words = step(FIRST, 77, density=0.6)
     folder = checkpoint(arena.swarm.folder / "dead", words)
     before = arena.log().count('"publishing"')

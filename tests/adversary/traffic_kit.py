@@ -1,4 +1,4 @@
-"""The worst that a member may say, as blocks of bytes that are sent again and again."""
+"""Expensive traffic of a member: endless blocks of bytes for the control, bulk and gossip streams."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -46,18 +46,19 @@ from swarm.runtime.framing import frame_message
 Blocks = Iterator[bytes]
 
 
-def packed(*said: Message) -> bytes:
-    return b"".join(map(frame_message, said))
+def packed(*messages: Message) -> bytes:
+    """The messages as they stand on a control stream."""
+    return b"".join(map(frame_message, messages))
 
 
 def made_up_reports(member: Member) -> Blocks:
-    """4,096 reports a message, each by another made-up key that has really signed it: 4,096 signatures to check."""
+    """Messages of 4,096 reports, each validly signed by another made-up key: 4,096 signatures to check."""
     block = _made_up(member.seed)
     while True:
         yield block
 
 
-@cache  # for ten Sybils one such message must do: signing it takes longer than the attack
+@cache  # ten Sybils share one such message: signing it takes longer than the attack
 def _made_up(seed: bytes) -> bytes:
     reports = []
     for i in range(4096):
@@ -68,20 +69,20 @@ def _made_up(seed: bytes) -> bytes:
 
 
 def own_reports(member: Member) -> Blocks:
-    """Valid renewals of its own, 1,024 a message, the same ones again and again."""
+    """Valid renewals of its own lease, 1,024 a message, the same ones repeated."""
     block = packed(Reports(0, tuple(member.report() for _ in range(1024))))
     while True:
         yield block
 
 
 def fresh_reports(member: Member) -> Blocks:
-    """Renewals of its own that are all new, one a message, each of which says that it holds another version."""
+    """New renewals of its own lease, one a message, each of which reports another version."""
     while True:
         yield packed(*(Reports(0, (member.report(version=i % 2, saving=bool(i % 3)),)) for i in range(64)))
 
 
 def attach_lists(member: Member) -> Blocks:
-    """A list of 65,536 chunks that it says it has, for each stripe."""
+    """`Attach` with a list of 65,536 chunks that it claims to hold, for two stripes in turn."""
     have = tuple(Have(0, 1 + i % 7, i, i, b"\x01") for i in range(65536))
     blocks = [packed(Attach(stripe, 0, 0, 1 << 40, have)) for stripe in range(2)]
     while True:
@@ -95,7 +96,7 @@ def attach_and_detach(member: Member) -> Blocks:
 
 
 def small_wants(member: Member) -> Blocks:
-    """Rosters, chunks, manifests that cost a few bytes to ask for; the answers are not read."""
+    """Small requests for rosters, chunks and manifests; the answers are not read."""
     one = packed(
         WantRoster(0), WantChunk(0, 1, 0, 0, b""), WantManifest(0, 0), WantManifest(0, 1), LacksChunk(0, 1, 0, 0),
         Skip(0, 0, 1, 0, 0), Credit(0, 1 << 40), WantRoster(1),
@@ -105,15 +106,15 @@ def small_wants(member: Member) -> Blocks:
 
 
 def wants_of_the_model(member: Member) -> Blocks:
-    """Blocks, lists and files of the model, never read."""
+    """Requests for blocks, hash lists and files of the model; the answers are not read."""
     names = [os.urandom(32) for _ in range(8)]
     i = 0
     while True:
-        said: list[Message] = []
+        requests: list[Message] = []
         for _ in range(256):
             i = (i + 1) % (1 << 32)
-            said += [WantBlock(i, i % 24), WantBlob(i, Blob.LAYOUT + i % 3, names[i % 8], 0)]
-        yield packed(*said)
+            requests += [WantBlock(i, i % 24), WantBlob(i, Blob.LAYOUT + i % 3, names[i % 8], 0)]
+        yield packed(*requests)
 
 
 def control_pings(member: Member) -> Blocks:
@@ -123,7 +124,7 @@ def control_pings(member: Member) -> Blocks:
 
 
 def odd_messages(member: Member) -> Blocks:
-    """Messages that are not for the one who gets them, or make no sense, but break no rule of form."""
+    """Well-formed messages that are meant for another receiver, or have no use."""
     news = HeartbeatNews(member.heartbeat)
     block = packed(
         news,
@@ -137,14 +138,14 @@ def odd_messages(member: Member) -> Blocks:
 
 
 def greetings(member: Member) -> Blocks:
-    """Hello with an old state, over and over: each is answered with all that is newer."""
+    """`Hello` with an old state, repeated: each is answered with the newer documents."""
     block = packed(Hello(member.sealed_grant, 0, 0, 0, 0)) * 64
     while True:
         yield block
 
 
 def joins(member: Member) -> Blocks:
-    """It joins again and again, each time from elsewhere: each is a new grant, on disk, and a plan."""
+    """Repeated `Join`s, each with other addresses: each needs a new grant on disk, and a plan."""
     i = 0
     while True:
         i += 1
@@ -153,19 +154,19 @@ def joins(member: Member) -> Blocks:
 
 
 def bad_work(member: Member) -> Blocks:
-    """Work bodies of a few bytes that are none."""
+    """Malformed `Work` bodies of a few bytes."""
     block = packed(*(Work(b"\x01\xc1" + bytes([i])) for i in range(256))) * 8
     while True:
         yield block
 
 
 def work_requests(member: Member) -> Blocks:
-    """Requests for work that name 4,096 leases, and renewals and rollouts of leases that are not its own."""
+    """Requests for work that name 4,096 leases, and renewals and rollouts of other nodes' leases."""
     root = bytes(32)
     rollout = messages.Rollout(
         1, 1, 0, root, bytes(4000), bytes(4000), "stop", (messages.VersionSpan(0, 0, root, 1000),)
     )
-    said: list[messages.WorkMessage] = [
+    bodies: list[messages.WorkMessage] = [
         messages.WorkRequest(1 << 40, 4096, 0, 0, root, 1e9, tuple(range(1 << 40, (1 << 40) + 4096))),
         messages.GiveBack(tuple(range(4096))),
         messages.SignedRollout(messages.seal_rollout(member.key, rollout)),
@@ -176,20 +177,20 @@ def work_requests(member: Member) -> Blocks:
         messages.Cannot(1, 1, "x" * 512),
         messages.Ask(1, bytes(4), bytes(4), SamplingParams(max_tokens=1), 0, 0, 0, 1),
     ]
-    block = packed(*(Work(messages.encode(each)) for each in said))
+    block = packed(*(Work(messages.encode(body)) for body in bodies))
     while True:
         yield block
 
 
 def long_work(member: Member) -> Blocks:
-    """A megabyte of nothing in each Work message."""
+    """`Work` messages with 1 MiB of random bytes."""
     block = packed(Work(b"\x01" + os.urandom(1 << 20)[: (1 << 20) - 1]))
     while True:
         yield block
 
 
 def long_news(member: Member) -> Blocks:
-    """Rosters of 3 MiB that nobody signed: they break a rule, so each costs a session."""
+    """Unsigned rosters of 3 MiB: each ends the session."""
     block = packed(RosterNews(os.urandom(3 << 20)))
     while True:
         yield block
@@ -206,7 +207,7 @@ def manifest_news(member: Member) -> Blocks:
 
 
 def gossip(member: Member) -> Blocks:
-    """GossipSub frames: subscriptions, and manifests that nobody signed."""
+    """GossipSub frames: subscriptions, and manifests that another key signed."""
     topic = f"/swarm-node/{member.seed.hex()[:16]}"
     i = 0
     while True:
@@ -231,7 +232,7 @@ def varint(number: int) -> bytes:
 
 
 def unknown_parts(member: Member) -> Blocks:
-    """Parts of requests that nobody made."""
+    """Parts of blobs that the receiver did not request."""
     body = os.urandom(65536)
     heads = [pack_frame(Frame(FrameKind.PART, NO_STRIPE, ChunkKey(0, 1, 0, 0), i, 0, 65536, 65536)) for i in range(64)]
     while True:
@@ -239,7 +240,7 @@ def unknown_parts(member: Member) -> Blocks:
 
 
 def small_parts(member: Member) -> Blocks:
-    """The same without a body: only heads, 46 bytes each."""
+    """Unrequested parts without a body: only frame heads, 46 bytes each."""
     block = pack_frame(Frame(FrameKind.PART, NO_STRIPE, ChunkKey(0, 1, 0, 0), 1, 0, 0, 0)) * 4096
     while True:
         yield block
@@ -267,7 +268,7 @@ BULK: dict[str, Callable[[Member], Blocks]] = {
     "parts that nobody asked for": unknown_parts,
     "empty parts": small_parts,
 }
-"""On the bulk lane of the seed."""
+"""Traffic on the bulk lane of the seed, by name. `CONTROL`: the same for the control lane."""
 GOSSIP = "forged gossip"
 REPLAY = "pieces again"
-"""What came of a version, sent to the node over and over on the bulk lane."""
+"""The frames of a version that the seed pushed, sent to the node repeatedly on the bulk lane."""

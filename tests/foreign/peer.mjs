@@ -29,7 +29,7 @@ await node.handle(ECHO, (stream) => {
   stream.addEventListener('remoteCloseWrite', () => stream.close())
 })
 
-let peer // who we are connected to
+let peer // the PeerId that we are connected to
 const commands = {
   dial: async ({ address }) => {
     const connection = await node.dial(multiaddr(address))

@@ -1,4 +1,4 @@
-"""A js-libp2p peer against our transport: what we speak is libp2p, and not merely our own idea of it."""
+"""A js-libp2p peer against our transport: it is compatible with another libp2p implementation."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ def installed() -> Path:
         subprocess.run(["npm", "ci", "--no-audit", "--no-fund"], cwd=INSTALLED, check=True, timeout=300)
         stamp.write_text(lock)
     for name in ("peer.mjs", "polyfill.mjs"):
-        shutil.copy(HERE / name, INSTALLED / name)  # imports are resolved beside the file
+        shutil.copy(HERE / name, INSTALLED / name)  # node resolves imports from the folder of the file
     return INSTALLED
 
 
@@ -113,7 +113,7 @@ async def test_js_dials_us(installed: Path, security: str) -> None:
                     "multiplexer": "/yamux/1.0.0",
                 }
                 assert ours.peers() == [peer_key(about["id"])]
-                # Without a grant it may ask, and is part of no gossip; with one, whatever its stack, it is a member.
+                # Without a grant the peer may open streams, and is not in the gossip mesh; with a grant it is a member.
                 assert await js.do("echo", bytes=1000) == {"got": 1000, "same": True}
                 await js.do("subscribe", topic="interop")
                 await gossip.publish(b"us before the grant")
@@ -134,7 +134,7 @@ async def test_js_dials_us(installed: Path, security: str) -> None:
                 heard: list[str] = []
                 number = 0
                 while not (
-                    any(each.startswith(b"js") for each in got) and any(each.startswith("us") for each in heard)
+                    any(data.startswith(b"js") for data in got) and any(text.startswith("us") for text in heard)
                 ):
                     number += 1  # the mesh takes a moment: several tries
                     await gossip.publish(b"us %d" % number)

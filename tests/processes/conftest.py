@@ -1,4 +1,4 @@
-"""Lets this folder's tests share `kit`: under `--import-mode=importlib` their folder is not on the path."""
+"""Makes `kit` importable: under `--import-mode=importlib` the folder of a test is not on the path."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Swarms of real processes over loopback, started by the command line as a person would, and always cleared away."""
+"""Swarms of real processes over loopback, started with the command line, and always ended after the test."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ from swarm.protocol.core.documents import Capability, seal
 from swarm.transport.base import Unreachable
 
 PATIENCE_S = 45.0
-"""Two busy cores, and the first use of a kernel compiles it."""
+"""Default time limit, s: CI has two busy cores, and the first use of a kernel compiles it."""
 CONFIG = b'{"model_type": "none"}'
 LOOPBACK = ("--listen", "127.0.0.1:0")
 NODE = ("--engine", "none", *LOOPBACK)
@@ -40,7 +40,7 @@ Words = list[np.ndarray]
 
 
 def weights(tensors: int = 24, elements: int = 60_000, seed: int = 0) -> Words:
-    """bf16 bits of `tensors` tensors near 0.02, a block each."""
+    """The bf16 bits (uint16) of `tensors` tensors of one block each: normal values with a deviation of 0.02."""
     rng = np.random.default_rng(seed)
     return [
         ((0.02 * rng.standard_normal(elements)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
@@ -49,7 +49,7 @@ def weights(tensors: int = 24, elements: int = 60_000, seed: int = 0) -> Words:
 
 
 def step(before: Words, seed: int, density: float = 0.02) -> Words:
-    """What a training step leaves: some elements moved by a bit, in every tensor."""
+    """The weights after a training step: a share `density` of each tensor's elements has its lowest bit flipped."""
     rng = np.random.default_rng(seed)
     after = [tensor.copy() for tensor in before]
     for tensor in after:
@@ -65,7 +65,7 @@ def layout_of(words: Words) -> Layout:
 
 
 def checkpoint(folder: Path, words: Words) -> Path:
-    """A Hugging Face folder with these bits."""
+    """Write a Hugging Face folder with these bits; returns it."""
     layout = layout_of(words)
     by_name = {spec.name: tensor for spec, tensor in zip(layout.tensors, words, strict=True)}
     write_checkpoint(folder, layout, by_name.__getitem__, {"config.json": CONFIG})
@@ -73,7 +73,7 @@ def checkpoint(folder: Path, words: Words) -> Path:
 
 
 def root_of(words: Words) -> str:
-    """The state root of these bits, in hex, computed without any process."""
+    """The state root of these bits, in hex, computed in the test's own process."""
     layout = layout_of(words)
     replica = Replica.create(layout)
     from codec.staging import block_hash
@@ -87,14 +87,14 @@ def root_of(words: Words) -> str:
 
 
 class Ended:
-    """A command that has run to its end."""
+    """A command that has ended: exit code, stdout, stderr, duration."""
 
     def __init__(self, code: int, out: str, err: str, seconds: float) -> None:
         self.code, self.out, self.err, self.seconds = code, out, err, seconds
 
     @property
     def said(self) -> str:
-        """What a person was told: the lines on stderr that are no log lines."""
+        """The text for the user: the lines on stderr that are not log lines."""
         return "\n".join(line for line in self.err.splitlines() if line and not line.startswith("{"))
 
     def __repr__(self) -> str:
@@ -102,7 +102,7 @@ class Ended:
 
 
 class Swarm:
-    """Processes with homes of their own under one folder, each the leader of its process group."""
+    """Processes with separate homes under one folder, each the leader of its process group."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -128,13 +128,13 @@ class Swarm:
         return process
 
     def start(self, name: str, *words: str, **options: Any) -> subprocess.Popen[bytes]:
-        """Leave it running; what it says goes to its log."""
+        """Start `swarm-node *words` in the background; its output goes to its log."""
         with (self.folder / f"{name}.log").open("ab") as log:
             self.running[name] = self.popen(name, words, log, **options)
         return self.running[name]
 
     def command(self, name: str, *words: str, within_s: float = PATIENCE_S, **options: Any) -> Ended:
-        """Run it to its end."""
+        """Run `swarm-node *words` and wait until it ends."""
         began = time.monotonic()
         process = self.popen(name, words, subprocess.PIPE, **options)
         try:
@@ -146,18 +146,18 @@ class Swarm:
         return Ended(process.returncode, out.decode(), err.decode(), time.monotonic() - began)
 
     def together(self, *commands: tuple[str, ...], within_s: float = PATIENCE_S) -> list[Ended]:
-        """Run several commands (name, words...) side by side to their ends."""
+        """Run several commands (name, words...) concurrently and wait until all have ended."""
         with ThreadPoolExecutor(len(commands)) as pool:
             return list(pool.map(lambda command: self.command(*command, within_s=within_s), commands))
 
     def json(self, name: str, *words: str) -> Any:
-        """What a command that must succeed reports."""
+        """The JSON output of a command that must succeed."""
         ended = self.command(name, *words, "--json")
         assert ended.code == 0, f"{ended} {self.logs()}"
         return json.loads(ended.out)
 
     def signal(self, name: str, number: int = signal.SIGTERM, within_s: float = 15.0) -> int:
-        """Send it a signal and wait for its end; its exit code (-9 for SIGKILL)."""
+        """Send the process a signal and wait until it ends; returns its exit code (-9 for SIGKILL)."""
         process = self.running.pop(name)
         process.send_signal(number)
         try:
@@ -167,7 +167,7 @@ class Swarm:
             pytest.fail(f"{name} did not end on signal {number}: {self.log(name)}")
 
     def ends(self, name: str, within_s: float = PATIENCE_S) -> int:
-        """Wait until it ends by itself; its exit code."""
+        """Wait until the process ends by itself; returns its exit code."""
         process = self.running.pop(name)
         try:
             return process.wait(timeout=within_s)
@@ -176,14 +176,14 @@ class Swarm:
             pytest.fail(f"{name} did not end in {within_s:.0f} s: {self.log(name)}")
 
     def state(self, name: str) -> State:
-        """What `status --json` prints; empty while nothing answers."""
+        """The output of `status --json`; empty while the process does not answer."""
         try:
             return to_plain(ask(self.home(name)))
         except Unreachable:
             return {}
 
     def until(self, name: str, condition: Callable[[State], bool], within_s: float = PATIENCE_S) -> State:
-        """Wait until the state of the process `name` is so."""
+        """Wait until the state of the process `name` meets the condition; returns the state."""
         deadline = time.monotonic() + within_s
         state: State = {}
         while time.monotonic() < deadline:
@@ -203,7 +203,7 @@ class Swarm:
             time.sleep(0.02)
 
     def until_there(self, name: str, pattern: str, within_s: float = PATIENCE_S) -> None:
-        """Wait for a file in its home."""
+        """Wait for a file that matches `pattern` in the home of `name`."""
         deadline = time.monotonic() + within_s
         while not any(self.home(name).glob(pattern)):
             assert time.monotonic() < deadline, f"{name} has no {pattern}: {self.log(name)}"
@@ -214,7 +214,7 @@ class Swarm:
         return path.read_text(errors="replace")[-last:] if path.exists() else ""
 
     def logs(self) -> str:
-        """The last lines of all that run, and the exit codes of those that should."""
+        """The last log lines of all processes started with `start`, and the exit codes of those that ended."""
         return "\n".join(f"--- {name} ({process.poll()}): {self.log(name)}" for name, process in self.running.items())
 
     def forget(self, *names: str) -> None:
@@ -225,7 +225,7 @@ class Swarm:
             (self.folder / f"{name}.log").unlink(missing_ok=True)
 
     def close(self) -> list[int]:
-        """Kill every process group that is left; ids of groups in which something outlived its leader."""
+        """Kill every remaining process group; returns the ids of groups in which a process outlived its leader."""
         orphans = []
         for process in self._all:
             led = process.poll() is None
@@ -234,7 +234,7 @@ class Swarm:
                 orphans.append(process.pid)
         return orphans
 
-    # ------------------------------------------------------------ the usual ones
+    # ------------------------------------------------------------ seeds and nodes
 
     def seed(self, base: Path, *words: str, name: str = "seed", **options: Any) -> None:
         """Start a seed and wait until it serves."""
@@ -254,14 +254,14 @@ class Swarm:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all that it started."""
+    """Kill a process and its process group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def group_alive(leader: int) -> bool:
-    """Whether anything lives in the process group of `leader`."""
+    """Whether a process lives in the process group of `leader`."""
     try:
         os.killpg(leader, 0)
     except ProcessLookupError:
@@ -271,7 +271,7 @@ def group_alive(leader: int) -> bool:
 
 @contextlib.contextmanager
 def swarm_in(folder: Path) -> Iterator[Swarm]:
-    """A swarm whose processes are all gone afterwards; one that left an orphan has failed."""
+    """A swarm whose processes are all killed afterwards. Fails if a process outlived the leader of its group."""
     folder.mkdir(parents=True, exist_ok=True)
     swarm = Swarm(folder)
     try:
@@ -288,7 +288,7 @@ def free_port() -> int:
 
 
 def ticket_of(key: Key, port: int, *, signer: Key | None = None, expires_s: float = 3600.0) -> str:
-    """A ticket as `invite` would print it for the seed with this key at this port; `signer`: who really signed it."""
+    """A ticket as `invite` prints it for the seed with this key at this port. `signer`: the key that signs it."""
     capability = Capability(key.public, os.urandom(16), time.time() + expires_s, 10, 0)
     return str(Ticket(key.public, (f"/ip4/127.0.0.1/tcp/{port}",), seal(capability, signer or key), "loopback"))
 
@@ -297,18 +297,18 @@ def ticket_of(key: Key, port: int, *, signer: Key | None = None, expires_s: floa
 
 
 def holds(root: str) -> Callable[[State], bool]:
-    """A node's own state: it holds these bits, and nothing is on its way."""
+    """Condition on a node's own state: it holds these bits, and no version is on its way."""
     return lambda state: state["nodes"][0]["root"] == root and state["nodes"][0]["phase"] == "idle"
 
 
 def all_hold(version: Sequence[int], members: int) -> Callable[[State], bool]:
-    """A seed's state: it has so many members, and each reported this version, whole."""
+    """Condition on a seed's state: it has this number of members, and each reported the whole version."""
     wanted = [(list(version), 1.0)] * members
     return lambda state: [(node["held"], node["catching_up"]) for node in state["nodes"]] == wanted
 
 
 def check(ended: Ended, code: int, *patterns: str, within_s: float | None = None) -> None:
-    """It failed as a person may expect: the code, one or two sentences that say this, no traceback."""
+    """Assert that the command failed cleanly: exit code, a short message that matches the patterns, no traceback."""
     assert ended.code == code, ended
     assert "Traceback" not in ended.err, ended
     assert "This is a bug" not in ended.err, ended

@@ -1,7 +1,7 @@
-"""Who is let in, who goes and who is shown out, by real processes and the command line alone.
+"""Joining, leaving, kick, revoke and quotas, with real processes and the command line alone.
 
-The swarm runs by the numbers of a WAN: a lease that nobody ends lasts 90 s there, longer than anything here waits. So
-whatever ends sooner was ended, and did not expire.
+The swarm uses the `wan` preset, in which a lease expires after 90 s, longer than any wait here. So a lease that ends
+in a test was ended, and did not expire.
 """
 
 import json
@@ -19,7 +19,7 @@ SECOND = step(FIRST, 1)
 
 @pytest.fixture
 def swarm(tmp_path: Path):
-    """A seed at version 0, by the numbers of a WAN."""
+    """A seed at version 0 with the `wan` preset."""
     with swarm_in(tmp_path) as swarm:
         swarm.seed(checkpoint(tmp_path / "base", FIRST), "--preset", "wan")
         yield swarm
@@ -46,7 +46,7 @@ def test_sigterm_frees_the_slot_and_kick_and_revoke_end_leases_at_once(swarm: Sw
     members(swarm, {"box", "rented", "lent"})
     swarm.until_logged("seed", '"member_left"')
 
-    # Kicked: told so, and not let in again for now; the others' trees are planned without it.
+    # A kicked node says so, and is not admitted again for now; other members stay.
     assert len(swarm.json("seed", "kick", "box")["put_out"]) == 1
     assert swarm.ends("box") == 2
     assert "expelled this machine" in swarm.log("box")
@@ -54,7 +54,7 @@ def test_sigterm_frees_the_slot_and_kick_and_revoke_end_leases_at_once(swarm: Sw
     check(swarm.command("seed", "kick", "box"), 2, "No node 'box'")
     members(swarm, {"rented", "lent"})
 
-    # One machine for good, by name and by PeerId; and back again.
+    # A machine is revoked by name and by PeerId, and the revocation is undone.
     (peer,) = swarm.json("seed", "revoke", "rented")["put_out"]
     assert swarm.ends("rented") == 2
     assert swarm.json("seed", "revoke", peer) == {"changed": False, "put_out": []}
@@ -62,7 +62,7 @@ def test_sigterm_frees_the_slot_and_kick_and_revoke_end_leases_at_once(swarm: Sw
     swarm.node("rented", theirs["ticket"], "--name", "rented")
     members(swarm, {"rented", "lent"})
 
-    # A ticket, and whoever came in by it; it stays so over a restart of the seed.
+    # A ticket is revoked with all machines that it admitted, also after a restart of the seed.
     went = swarm.json("seed", "revoke", theirs["ticket"])
     assert (went["changed"], len(went["put_out"])) == (True, 2)
     assert {swarm.ends("rented"), swarm.ends("lent")} == {2}
@@ -71,7 +71,7 @@ def test_sigterm_frees_the_slot_and_kick_and_revoke_end_leases_at_once(swarm: Sw
     (shown,) = [ticket for ticket in swarm.json("seed", "revoke")["tickets"] if ticket["revoked"]]
     assert set(shown["peers"]) == set(went["put_out"])
     assert swarm.signal("seed", signal.SIGKILL) == -9
-    # The same words while no seed runs: the first ticket is taken back, and the next seed knows.
+    # The same commands while no seed runs: the first ticket is revoked, and the next seed refuses it.
     assert {t["id"]: t["revoked"] for t in swarm.json("seed", "revoke")["tickets"]}[shown["id"]]
     assert swarm.json("seed", "revoke", ours["ticket"]) == {"changed": True, "put_out": []}
     swarm.seed(tmp_path / "base", "--preset", "wan", *swarm_at(theirs["addrs"]))
@@ -89,7 +89,7 @@ def swarm_at(addrs: list[str]) -> tuple[str, str]:
 
 
 def test_a_machine_that_exceeds_its_tickets_quota_is_removed_and_told_why(swarm: Swarm, tmp_path: Path) -> None:
-    """The model has 960 kB: one ticket's quota is more, another's half of it."""
+    """The model has 960 kB: the quota of one ticket is larger, that of another half of it."""
     swarm.node("whole", swarm.ticket("--quota-gb", "0.002"), "--name", "whole")
     swarm.until("whole", holds(root_of(FIRST)))
     swarm.until("seed", lambda state: any(t["fetched_bytes"] >= 960_000 for t in state["tickets"]))

@@ -1,4 +1,4 @@
-"""What power cuts, bad disks, kill -9 and full disks leave: the next start proves its root or repairs it."""
+"""Damaged files, as after power cuts or bad disks: the next start proves the root, repairs it, or says what is lost."""
 
 import os
 import random
@@ -19,7 +19,7 @@ for number in range(1, 6):
 
 
 def flip(path: Path, rng: random.Random, times: int = 8) -> None:
-    """Turn some bits of a file over."""
+    """Flip `times` random bits of a file."""
     with open(path, "r+b") as file:
         size = os.fstat(file.fileno()).st_size
         for _ in range(times):
@@ -105,7 +105,7 @@ def swarm(tmp_path: Path):
 def test_a_node_repairs_every_damage_of_its_disk(swarm: Swarm) -> None:
     ticket = swarm.ticket()
     for damage in DAMAGES:
-        swarm.until_there("box", "swarm-*/anchors/*/anchor.json")  # a repair is followed by one
+        swarm.until_there("box", "swarm-*/anchors/*/anchor.json")  # an anchor is written after each repair
         swarm.signal("box", random.Random(damage.__name__).choice([signal.SIGKILL, signal.SIGTERM]))
         damage(swarm.home("box"))
         swarm.node("box", ticket)
@@ -122,7 +122,7 @@ def test_a_node_repairs_every_damage_of_its_disk(swarm: Swarm) -> None:
 
 
 def test_a_seed_never_takes_damaged_bits_for_its_own(swarm: Swarm) -> None:
-    """The seed has nobody to fetch from: it proves its version or says what is lost."""
+    """The seed has no peer to fetch from: it proves its version or says what is lost."""
     swarm.signal("seed")
     whole = swarm.folder / "whole"
     shutil.copytree(swarm.home("seed"), whole)
@@ -148,8 +148,8 @@ def test_a_seed_never_takes_damaged_bits_for_its_own(swarm: Swarm) -> None:
 
 
 def test_damage_after_a_clean_end_is_found(swarm: Swarm) -> None:
-    """Nothing is hashed at such a start; so a node finds the damage while it takes part, and has the block fetched; a
-    seed, which believes nobody, stops, and makes its replica anew at the next start."""
+    """A start after a clean end hashes no block. So a running node finds the damage and fetches the block; a seed,
+    which trusts no other source, stops, and makes a new replica at the next start."""
     swarm.until_there("box", "swarm-*/anchors/*/anchor.json")
     ticket = swarm.ticket()
     swarm.signal("box", signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A trainer that goes back: real seeds and nodes follow it to an older version, whoever was away or is restarted."""
+"""A trainer that returns to an older version: real seeds and nodes follow, also those that were away or restarted."""
 
 import signal
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_every_node_goes_back_and_on(tmp_path: Path):
         with Trainer.attach(home=swarm.home("seed"), start=False) as trainer:
             for number in range(1, 5):
                 trainer.publish(pairs(versions[number]), step=number).wait(quorum=1.0, timeout_s=30)
-            swarm.signal("c", signal.SIGKILL)  # it sleeps through all that follows
+            swarm.signal("c", signal.SIGKILL)  # it misses the next versions
             root_2 = bytes.fromhex(root_of(versions[2]))
 
             assert trainer.resume(root_2) == (1, 2), "from what the seed keeps"

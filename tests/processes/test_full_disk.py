@@ -1,4 +1,4 @@
-"""A disk that fills up, for real: a small tmpfs in a mount namespace of its own. Needs root, or user namespaces."""
+"""A real full disk: a small tmpfs in a separate mount namespace. Needs root, or user namespaces."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ SECOND = step(FIRST, 1, density=0.3)
 
 
 class SmallDisk:
-    """A home on a tmpfs that only commands run through `prefix` see; it is gone with the process that holds it."""
+    """A home on a tmpfs that only commands run with `prefix` see. It is unmounted when the holder process ends."""
 
     def __init__(self, holder: subprocess.Popen[bytes], home: Path, flags: tuple[str, ...]) -> None:
         self.home = home
@@ -52,7 +52,7 @@ def small_disk(swarm: Swarm, name: str, size: str) -> Iterator[SmallDisk]:
 
 
 def ended(swarm: Swarm, name: str) -> Ended:
-    """How a process that was left running ended."""
+    """Wait until a background process ends; its exit code and log."""
     code = swarm.ends(name)
     return Ended(code, "", swarm.log(name), 0.0)
 

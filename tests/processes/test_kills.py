@@ -1,4 +1,4 @@
-"""Processes that are killed or interrupted at any moment: whoever comes back ends at the head's root."""
+"""Processes that are killed or interrupted at any moment: after a restart they reach the head's root."""
 
 import random
 import re
@@ -48,7 +48,7 @@ def swarm(tmp_path: Path):
 
 
 def test_a_node_killed_at_any_moment_ends_at_the_head(swarm: Swarm) -> None:
-    """In the middle of its first catch-up, of commits, of replays: while versions are published."""
+    """During its first catch-up, while it applies or replays versions, and while versions are published."""
     rng, ticket = random.Random(5), swarm.ticket()
     swarm.node("steady", ticket)
     swarm.until("steady", holds(root_of(FIRST)))
@@ -71,7 +71,7 @@ def test_a_node_killed_at_any_moment_ends_at_the_head(swarm: Swarm) -> None:
 
 
 def test_a_seed_killed_while_it_publishes_loses_no_version(swarm: Swarm) -> None:
-    """Its next start opens a new attempt (or has sealed this one); nodes come back to it by themselves."""
+    """Its next start opens a new attempt (or has sealed the old one); nodes reconnect by themselves."""
     rng, base = random.Random(6), swarm.folder / "base"
     ticket = swarm.ticket()
     swarm.node("box", ticket)
@@ -98,7 +98,7 @@ def test_a_seed_killed_while_it_publishes_loses_no_version(swarm: Swarm) -> None
 
 
 def test_signals_at_random_moments_end_every_command(swarm: Swarm) -> None:
-    """While it starts, catches up, receives or publishes: 130 or 143, a word at most, nobody left behind."""
+    """During start, catch-up, receiving and publishing: exit code 130 or 143, no traceback, no process left."""
     rng, ticket = random.Random(7), swarm.ticket("--nodes", "50")
     commands = {
         "join": ("join", ticket, *NODE),

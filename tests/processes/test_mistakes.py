@@ -1,4 +1,4 @@
-"""What people get wrong, against a real seed: each ends with a sentence, the right exit code, and nothing left over."""
+"""Mistakes of users, against a real seed: each ends with a clear message and the right exit code."""
 
 import shutil
 import signal
@@ -17,7 +17,7 @@ SECOND = step(FIRST, 1)
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
-    """One seed for all tests of this file; it is to serve to the end, whatever they do to it."""
+    """One seed for all tests of this file; it must serve until the end."""
     folder = tmp_path_factory.mktemp("mistakes")
     base = checkpoint(folder / "base", FIRST)
     checkpoint(folder / "other", weights(5, 1000))
@@ -66,7 +66,7 @@ def test_a_port_or_home_in_use_is_reported_and_left_alone(swarm: Swarm) -> None:
     check(seed_home, 2, "nother process")
     check(bad_address, 2, "192.0.2.7")
     assert swarm.state("seed")["role"] == "seed"
-    # What failed left nothing that keeps the same command from working: the home that had no port gets one.
+    # The failed command left no state that prevents the same command with a free port.
     swarm.node("f", ticket)
     swarm.until("f", holds(root_of(FIRST)))
     assert swarm.signal("f", signal.SIGINT) == 130
@@ -96,7 +96,7 @@ def test_another_model_is_refused_before_anything_is_sent(swarm: Swarm) -> None:
 
 
 def test_a_seed_does_not_start_with_another_base_or_a_bad_key(swarm: Swarm, tmp_path: Path) -> None:
-    """Another base than the home's, a key that others can read, a key file that is none."""
+    """Another base than the home's, a key that other users can read, a malformed key file."""
     base, homes = str(swarm.folder / "base"), [tmp_path / name for name in ("model", "open", "garbage")]
     for home in homes:
         keyfile.write(home / "authority.key", Key(bytes(32)))
@@ -114,7 +114,7 @@ def test_a_seed_does_not_start_with_another_base_or_a_bad_key(swarm: Swarm, tmp_
         check(model, 2, "another model", "--base")
         check(readable, 2, "chmod 600")
         check(garbage, 2, "not a swarm-node key file")
-        own.seed(Path(base), name="model")  # the right one goes on where it was
+        own.seed(Path(base), name="model")  # with the right base it continues
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""In a home that anybody may enter, whatever the processes make is still their owner's alone."""
+"""In a home that every user may enter, only the owner can read the files that the processes write."""
 
 import sqlite3
 from pathlib import Path
@@ -27,7 +27,7 @@ def wide_home(swarm: Swarm, name: str) -> Path:
 def test_homes_of_mode_0777_hold_no_file_that_others_may_read(tmp_path: Path) -> None:
     with swarm_in(tmp_path) as swarm:
         homes = {name: wide_home(swarm, name) for name in ("seed", "node", "relay")}
-        # What an earlier release left: a ledger that everybody can read.
+        # A ledger of an earlier release, which every user can read.
         ledger = sqlite3.connect(homes["seed"] / "ledger.sqlite")
         ledger.execute("pragma journal_mode = wal")
         ledger.close()

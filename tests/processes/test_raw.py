@@ -1,4 +1,4 @@
-"""Files through the trees: what a node writes is what was published, version after version."""
+"""Raw files through the trees: each node writes every published file, bit for bit."""
 
 import time
 from collections.abc import Iterator

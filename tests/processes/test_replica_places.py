@@ -1,4 +1,4 @@
-"""Where the replica is, and how changes are coded: a seed that codes by position, nodes that keep no copy in memory."""
+"""Replicas in memory, on disk or absent; a seed with coder pco; how much a version writes to a node's disk."""
 
 import signal
 from pathlib import Path
@@ -34,19 +34,19 @@ def test_disk_replicas_and_relays_with_coder_pco(tmp_path: Path) -> None:
         assert any(swarm.home("disk").glob("swarm-*/chunks/*"))
         assert not any(swarm.home("none").glob("swarm-*/anchors/*"))
 
-        # A clean end: what the anchor holds is believed, and the next version found.
+        # After a clean end the anchor is used without hashing, and the next version is fetched.
         assert swarm.signal("disk", signal.SIGINT) == 130
         swarm.publish(folders[2])
         swarm.node("disk", ticket, "--replica", "disk")
         swarm.until("disk", holds(root_of(VERSIONS[2])))
 
-        # No end at all.
+        # After a kill.
         assert swarm.signal("disk", signal.SIGKILL) == -9
         swarm.publish(folders[3])
         swarm.node("disk", ticket, "--replica", "disk")
         swarm.until("disk", holds(root_of(VERSIONS[3])))
 
-        # And back to memory.
+        # A change to memory.
         assert swarm.signal("disk", signal.SIGTERM) == 143
         swarm.node("disk", ticket, "--replica", "ram")
         swarm.until("disk", holds(root_of(VERSIONS[3])))
@@ -66,15 +66,15 @@ def test_an_engine_needs_a_replica(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("place", [pytest.param("ram", marks=pytest.mark.long), "disk"])
 def test_a_step_costs_a_node_no_more_disk_than_its_delta_and_its_share_of_an_anchor(tmp_path: Path, place: str) -> None:
-    """Eight steps, so one anchor: what the node's process gave the disk to write, through maps too, and what it handed
-    to write() where the disk is memory."""
+    """Eight steps, so one anchor. Counts the bytes that the node's process wrote to disk, also through maps, and passed
+    to write() in case the disk is a tmpfs."""
     states, steps, elements = [weights(8, 1 << 20)], 8, 8 << 20
     for number in range(steps + 1):
         states.append(step(states[-1], number, 0.01))
     with swarm_in(tmp_path) as swarm:
         swarm.seed(checkpoint(tmp_path / "base", states[0]))
         swarm.node("a", swarm.ticket(), "--model", str(tmp_path / "base"), "--replica", place)
-        # The first is not counted: where the kernels are not compiled yet, the node writes them, once a machine.
+        # The first version is not counted: the node may write compiled kernels, once per machine.
         swarm.publish(checkpoint(tmp_path / "step_1", states[1]), "--wait")
         swarm.until("a", holds(root_of(states[1])))
         swarm.until_there("a", "swarm-*/anchors/0.*/anchor.json")
@@ -86,10 +86,10 @@ def test_a_step_costs_a_node_no_more_disk_than_its_delta_and_its_share_of_an_anc
         spent = [now - then for now, then in zip(written(swarm.running["a"].pid), before, strict=True)]
     anchor_bytes, records_bytes = 2 * elements, 100_000
     assert max(spent) < 1.2 * delta_bytes + anchor_bytes + steps * records_bytes
-    assert delta_bytes < 0.2 * anchor_bytes, "or the model itself could hide in what is allowed"
+    assert delta_bytes < 0.2 * anchor_bytes, "otherwise the bound would allow writing the whole model"
 
 
 def written(pid: int) -> tuple[int, int]:
-    """Bytes that a process has handed to write(), and bytes of files' pages that it made dirty, by whatever way."""
+    """Bytes that a process has passed to write(), and bytes of file pages that it made dirty in any way."""
     lines = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
     return int(lines["wchar"]), int(lines["write_bytes"])

@@ -1,4 +1,4 @@
-"""What is in front of a seed outlives its restart: the gateway, and `status --watch`."""
+"""The gateway and `status --watch` survive a restart of their seed."""
 
 import json
 import re
@@ -25,12 +25,12 @@ def get(url: str) -> tuple[int, dict[str, str], bytes]:
 
 
 def until_status(url: str, status: int) -> tuple[dict[str, str], bytes]:
-    """Ask until the answer has this status; in between nothing but 200 and 503 may come, and no refused connection."""
+    """Repeat the request until the answer has this status. Until then only 200 and 503 may come, and no refusal."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         try:
             found, headers, body = get(url)
-        except (ConnectionResetError, RemoteDisconnected):  # the seed died with this very request in its hands
+        except (ConnectionResetError, RemoteDisconnected):  # the seed died during this request
             continue
         except urllib.error.URLError as error:
             if not isinstance(error.reason, ConnectionResetError):
@@ -56,7 +56,7 @@ def until_closed(url: str) -> None:
 
 
 def restarted(swarm: Swarm, base: Path, *urls: str) -> None:
-    """Kill the seed, see that clients are told to come back, start it again, and see that they are served."""
+    """Kill the seed, check that clients get 503 with Retry-After, restart it, and check that they are served."""
     swarm.signal("seed", signal.SIGKILL)
     for url in urls:
         headers, body = until_status(url, 503)
@@ -64,7 +64,7 @@ def restarted(swarm: Swarm, base: Path, *urls: str) -> None:
         assert "seed of this swarm is away" in json.loads(body)["error"]["message"]
         data = json.dumps({"model": "policy", "prompt": "x" * 300_000}).encode()
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-        with pytest.raises(urllib.error.HTTPError) as raised:  # and no reset, though nobody reads all of the body
+        with pytest.raises(urllib.error.HTTPError) as raised:  # and no reset, although the body is not read completely
             urllib.request.urlopen(request, timeout=PATIENCE_S)
         assert raised.value.code == 503
     swarm.seed(base)
@@ -122,7 +122,7 @@ def test_a_live_status_says_that_its_seed_is_away_and_goes_on(tmp_path: Path) ->
 
 
 def _read_until(process: "subprocess.Popen[bytes]", pattern: bytes) -> bytes:
-    """What it writes, up to what looks like this."""
+    """The output of the process up to a match of `pattern`."""
     assert process.stdout is not None
     shown, deadline = b"", time.monotonic() + PATIENCE_S
     while not re.search(pattern, shown):

@@ -1,4 +1,4 @@
-"""A stolen key: the seed gets another, and its members follow by themselves, with the bits that they have."""
+"""Key rotation: the seed gets another key, and members follow by themselves with the bits that they have."""
 
 import signal
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_members_follow_a_new_key_with_their_bits_and_the_old_key_is_refused(tmp
         swarm.until("seed", all_hold((1, 0), 3))
         for name in ("node1", "node2"):
             state = swarm.until(name, in_new_swarm(new, root_of(SECOND)))
-            assert state["nodes"][0]["received_bytes"] < MODEL_BYTES / 10, "its bits came along"
+            assert state["nodes"][0]["received_bytes"] < MODEL_BYTES / 10, "it kept its bits"
         swarm.publish(checkpoint(tmp_path / "two", THIRD), "--wait")
         for name in ("node1", "node2"):
             state = swarm.until(name, in_new_swarm(new, root_of(THIRD)))
@@ -56,12 +56,12 @@ def test_members_follow_a_new_key_with_their_bits_and_the_old_key_is_refused(tmp
         check(swarm.command("stranger", "join", ticket, "--engine", "none", "--wait-for-seed", "3s"), 3, "cannot be")
         assert not (files / "handover.json").exists()
 
-        # One that was started again with the ticket of the old swarm knows where that leads.
+        # A node restarted with the ticket of the old swarm joins the new one.
         assert swarm.signal("node1", signal.SIGTERM) == 143
         swarm.node("node1", ticket, "--name", "node1")
         state = swarm.until("node1", in_new_swarm(new, root_of(THIRD)))
         assert state["nodes"][0]["received_bytes"] < MODEL_BYTES / 10
 
-        # Nobody else comes in by what the old key said; a new ticket does as ever.
+        # The succession admits no other machine; a new ticket does.
         swarm.node("fresh", swarm.ticket(), "--name", "fresh", "--model", str(base))
         swarm.until("fresh", in_new_swarm(new, root_of(THIRD)))

@@ -1,4 +1,4 @@
-"""`seed --watch`: a trainer that only writes files is a publisher, and a checkpoint half written is none."""
+"""`seed --watch` publishes the checkpoints that a trainer writes, and no incomplete ones."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ def _sealed(number: int) -> Callable[[State], bool]:
 
 
 def _cut(folder: Path, whole: Path) -> None:
-    """As much of a checkpoint as a trainer has written when half of its weights are out."""
+    """Copy a checkpoint with only the first half of its weights file."""
     shutil.copytree(whole, folder)
     weights = folder / "model.safetensors"
     os.truncate(weights, weights.stat().st_size // 2)
@@ -45,7 +45,7 @@ def test_whole_checkpoints_are_published_and_incomplete_ones_are_not(swarm: Swar
     assert swarm.state("seed")["head"] == [0, 1]
     shutil.copy(whole / "model.safetensors", tmp_path / "runs" / "step_2")
     swarm.until("seed", _sealed(2))
-    checkpoint(tmp_path / "runs" / "other", weights(3, 1000))  # of another model: said, and passed over
+    checkpoint(tmp_path / "runs" / "other", weights(3, 1000))  # of another model: logged and ignored
     swarm.until_logged("seed", "another model")
     assert swarm.signal("seed") == 143
 
@@ -56,7 +56,7 @@ def test_a_marker_starts_publication_and_a_restart_does_not_go_back(swarm: Swarm
     (checkpoint(runs / "step_1", WORDS[1]) / "STABLE").touch()
     swarm.seed(tmp_path / "base", *words)
     swarm.until("seed", _sealed(1))
-    checkpoint(runs / "step_2", WORDS[2])  # whole, but nobody has said so
+    checkpoint(runs / "step_2", WORDS[2])  # complete, but without the marker
     assert swarm.signal("seed") == 143
     swarm.seed(tmp_path / "base", *words)
     (checkpoint(runs / "step_3", WORDS[3]) / "STABLE").touch()

@@ -1,4 +1,4 @@
-"""These tests need the WAN emulator, and so root. Elsewhere they skip, which `--no-skips` counts as failed."""
+"""These tests use the WAN emulator, which needs root. Otherwise they are skipped; `--no-skips` makes that a failure."""
 
 import pytest
 

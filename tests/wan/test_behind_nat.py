@@ -1,6 +1,6 @@
-"""Machines that nobody can dial, by the product's own processes on emulated hosts: half of the nodes, and the trainer.
+"""A trainer and half of the nodes behind firewalls and NATs: real processes on emulated hosts.
 
-`swarm-node` alone is used, as in the documentation: a seed with `--via`, a relay with the seed's ticket, nodes.
+Only `swarm-node` commands are used, as documented: a seed with `--via`, a relay with the seed's ticket, nodes.
 """
 
 import json
@@ -22,7 +22,7 @@ from swarm.transport.base import Unreachable
 pytestmark = [pytest.mark.wan, pytest.mark.alone]
 
 PATIENCE_S = 150.0
-"""Eleven processes start on two cores, which CI shares."""
+"""Time limit, s: eleven processes start on two shared cores."""
 NO_TORCH = """
 import sys
 
@@ -33,7 +33,7 @@ class Refuse:
 
 sys.meta_path.insert(0, Refuse())
 """
-"""Python reads `sitecustomize` before anything else: on no host of these can torch be imported, nor is it missed."""
+"""A `sitecustomize` module, which Python runs at its start: torch cannot be imported on these hosts."""
 FIREWALLS: tuple[Literal["none", "in", "nat", "symmetric"], ...] = (
     "none", "in", "none", "nat", "none", "symmetric", "none", "in",
 )  # fmt: skip
@@ -50,7 +50,7 @@ def checkpoint(folder: Path, words: np.ndarray) -> str:
 
 
 class Field:
-    """Hosts, and one `swarm-node` process on each. The driver asks them over the sockets in their homes."""
+    """Hosts with one `swarm-node` process each. The test asks the processes over the sockets in their homes."""
 
     def __init__(self, folder: Path, network: Network) -> None:
         self.folder, self.network = folder, network
@@ -114,8 +114,8 @@ def all_hold(version: int, members: int) -> Callable[[dict[str, Any]], bool]:
 
 
 def is_reached(dialable: bool, ways: tuple[str, ...]) -> Callable[[dict[str, Any]], bool]:
-    """A node that the roster calls so, and that has a connection with the seed in one of these ways. That may take a
-    while: on a busy machine one is lost to silence now and then, and made anew."""
+    """Condition on a node's state: whether the roster lists it as dialable, and the seed reached in one of these ways.
+    That may take a while: on a busy machine a connection may time out and be made again."""
     return lambda state: state["nodes"][0]["dialable"] == dialable and state["seed_reached"] in ways
 
 
@@ -152,7 +152,7 @@ def test_every_node_gets_every_version(field: Field, tmp_path: Path) -> None:
             state = field.until("trainer", all_hold(version, 1 + len(nodes)))
 
         for node, kind in zip(nodes, FIREWALLS, strict=True):
-            # Both ends change their port with each destination, or only one: no hole can be punched through the first.
+            # A symmetric NAT uses another port for each destination, so hole punching to the trainer fails.
             expected = ("circuit",) if kind == "symmetric" else ("punched", "direct")
             own = field.until(node.name, is_reached(kind == "none", expected))
             assert (own["nodes"][0]["held"], own["nodes"][0]["root"]) == ([0, 2], state["root"])
@@ -160,8 +160,8 @@ def test_every_node_gets_every_version(field: Field, tmp_path: Path) -> None:
         assert field.state("relay")["circuits"] >= 1
         assert state["relays"] == {f"/ip4/{relay.address}/tcp/4001": ""}
 
-        # The relay dies and comes back. Whoever was punched through or dialed needs it no more; for the one that stays
-        # on its circuit, and as a member, it is there again.
+        # The relay is killed and restarted. Punched and direct nodes no longer need it; the node on a circuit uses it
+        # again, and the relay itself is a member again.
         field.kill("relay")
         field.start(relay, "relay", invitation["ticket"])
         words[rng.choice(len(words), 3000, replace=False)] ^= 1

@@ -1,5 +1,4 @@
-"""One edge over an emulated long path, in short form; the numbers that count come from
-`scenarios.emulator.transport_wan`."""
+"""One edge over an emulated long path, in short form of `scenarios.emulator.transport_wan`."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The emulator keeps what it promises: delays, rates, losses, firewalls, and nothing left behind."""
+"""The emulator's delays, rates, losses and firewalls; and no process is left when its driver ends."""
 
 import os
 import signal
@@ -169,7 +169,7 @@ def test_a_killed_driver_leaves_nothing(tmp_path: Path, also_the_wire: bool) -> 
         if also_the_wire:
             os.kill(wire, signal.SIGKILL)
     if also_the_wire:
-        assert running(word)  # nobody was left to end them
+        assert running(word)  # no process was left to end them
         net = Network()
         net.host()
         with net:

@@ -1,5 +1,4 @@
-"""The product's processes on emulated links, in short form; the numbers that count come from
-`scenarios.emulator.wan_table`."""
+"""Real processes on emulated links, in short form; `scenarios.emulator.wan_table` makes the published numbers."""
 
 import signal
 from dataclasses import replace
@@ -37,5 +36,5 @@ def test_chunks_lost_with_a_root_child_are_sent_again_within_the_cap() -> None:
     node = Node(100)
     with RealSwarm.running(Network(), node, [node] * 3, 34, seed_flags=("--egress-copies", "1.3")) as swarm:
         outcome = swarm.publish(32 << 20, at_half=lambda swarm: swarm.signal(swarm.interior(), signal.SIGKILL))
-    assert len(outcome.had_s) == 2, "those that live have it all"
+    assert len(outcome.had_s) == 2, "both live nodes have the version"
     assert outcome.sent_bytes < 1.35 * outcome.payload_bytes  # the cap counts payload only
