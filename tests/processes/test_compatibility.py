@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from kit import LOOPBACK, Swarm, all_hold, checkpoint, free_port, holds, root_of, step, swarm_in, weights
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]  # long: it needs the history, which a shallow clone lacks
 
 HOUSE = Path(__file__).parents[2]
 OLD = "6b4749e7fba8cc7ba327b1465bf33e6ca4b6209a"
