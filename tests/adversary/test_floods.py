@@ -27,8 +27,10 @@ MEMORY = 64 * MIB
 LOG_LINES_S = 10
 """Log lines per second that an attack may add, besides those of joining and leaving."""
 FRAMES = ["empty frames", "pings", "streams opened and reset", "streams opened, negotiated and reset"]
-SHORT = ["reports with arena-up keys", "huge Attach lists", "bad Work bodies", "forged gossip", "empty frames"]
+TRAFFIC = [*CONTROL, *BULK, GOSSIP, REPLAY, *FRAMES]
+SHORT = ["reports with made-up keys", "huge Attach lists", "bad Work bodies", "forged gossip", "empty frames"]
 """The traffic of CI's short form: the most expensive kinds. The full form sends every kind."""
+assert set(SHORT) <= set(TRAFFIC)
 
 
 @pytest.fixture
@@ -92,7 +94,7 @@ def report(text: str) -> None:
             file.write(text + "\n")
 
 
-@pytest.mark.parametrize("what", [w for w in (*CONTROL, *BULK, GOSSIP, REPLAY, *FRAMES) if w in SHORT or FULL])
+@pytest.mark.parametrize("what", [w for w in TRAFFIC if w in SHORT or FULL])
 async def test_one_member_at_100_mbit(large: Arena, what: str) -> None:
     await bounded(large, what, 1)
 
