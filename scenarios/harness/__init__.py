@@ -1,8 +1,8 @@
-"""What scenarios share: processes of a swarm, environments, printed rows, plots.
+"""Helpers that scenarios share: processes of a swarm, virtual environments and plots.
 
 Modules:
 
-- `environments`: Environments of their own for what cannot live in the project's
-- `plot`: How scenarios draw
-- `processes`: A seed and nodes of their own for the trainer's and the ledger's scenarios
+- `environments`: Virtual environments for packages that cannot be installed in the project's own environment
+- `plot`: Plots of scenarios, saved as PNG files without a display
+- `processes`: A seed and nodes as real processes on loopback, for scenarios of the trainer and of the ledger
 """

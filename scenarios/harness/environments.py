@@ -1,6 +1,8 @@
-"""Environments of their own for what cannot live in the project's: made once from a lock file, and kept in the cache.
+"""Virtual environments for packages that cannot be installed in the project's own environment.
 
-Named by a digest of what is locked; one that was cut short has no marker, and is made anew.
+Each environment is installed once from a lock file and kept in the cache folder. Its name contains a digest of the lock
+file, of the Python version and, if it inherits from the project's environment, of that environment's path. An
+interrupted installation leaves no marker file, so the next call deletes the folder and installs again.
 """
 
 import fcntl
@@ -18,13 +20,16 @@ from platformdirs import user_cache_path
 __all__ = ["Locked", "cache_folder", "environment", "pip_install"]
 
 INSTALL_WITHIN_S: Final = 900.0
+"""Time limit in seconds of each command: creating the environment, and each `pip install`."""
 
 
 def environment(name: str, lock: Path, *, inherit: bool = False) -> Path:
-    """The Python of an environment that holds exactly what `lock` lists. `inherit`: what it lacks is looked for in the
-    environment that we run in (the project's own: torch, this checkout), which it never changes.
+    """Path of the Python interpreter of an environment that holds exactly the packages that `lock` lists.
 
-    Raises `CalledProcessError` when something cannot be installed.
+    Installs the environment first if it is not in the cache. With `inherit`, that interpreter also imports packages of
+    the environment that this process runs in (torch, this checkout); that environment is never changed.
+
+    Raises `CalledProcessError` when a package cannot be installed, and `TimeoutExpired` after `INSTALL_WITHIN_S`.
     """
     key = lock.read_bytes() + sys.version.encode() + (sys.prefix.encode() if inherit else b"")
     folder = cache_folder() / f"{name}-{hashlib.sha256(key).hexdigest()[:16]}"
@@ -43,7 +48,7 @@ def environment(name: str, lock: Path, *, inherit: bool = False) -> Path:
 
 
 def cache_folder() -> Path:
-    """SWARM_CACHE, or the user's cache folder; it is there afterwards."""
+    """The folder named by SWARM_CACHE, or else the user's cache folder. Creates it if it does not exist."""
     told = os.environ.get("SWARM_CACHE")
     cache = Path(told) if told else user_cache_path("swarm-node")
     cache.mkdir(parents=True, exist_ok=True)
@@ -51,13 +56,16 @@ def cache_folder() -> Path:
 
 
 def pip_install(python: Path, *arguments: str) -> None:
-    """Raises `CalledProcessError`."""
+    """Run `pip install` with `arguments` in the environment of `python`.
+
+    Raises `CalledProcessError` when pip fails, and `TimeoutExpired` after `INSTALL_WITHIN_S`.
+    """
     command = [python, "-m", "pip", "--disable-pip-version-check", "install", "-q", *arguments]
     subprocess.run(command, check=True, timeout=INSTALL_WITHIN_S, stdout=sys.stderr)
 
 
 class Locked:
-    """Hold a file's lock: two test runs may want an environment at once."""
+    """Context manager that holds an exclusive lock on a file: two test runs may install one environment at once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""How scenarios draw: a figure without a display, saved as a PNG."""
+"""Plots of scenarios, saved as PNG files without a display."""
 
 import argparse
 from collections.abc import Iterator
@@ -12,7 +12,10 @@ __all__ = ["drawing", "png"]
 
 
 def png(text: str) -> Path:
-    """The path of a plot, as an argument. Refused before anything is measured if it could not be drawn there."""
+    """The `type` of a command-line argument that names a plot file.
+
+    Raises `ArgumentTypeError`, before any measurement, when matplotlib is missing or the file could not be written.
+    """
     path = Path(text)
     if lacking(("matplotlib",)):
         raise argparse.ArgumentTypeError(f"plots need matplotlib: {how_to_get('scenarios')}")
@@ -23,7 +26,10 @@ def png(text: str) -> Path:
 
 @contextmanager
 def drawing(path: Path, columns: int = 1, *, inches: tuple[float, float], **shared: Any) -> Iterator[Any]:
-    """Matplotlib's axes to draw on, or a row of them; saved at the end. `shared`: what `Figure.subplots` takes."""
+    """Matplotlib's axes, or an array of them when `columns` is above 1; the figure is saved when the block ends.
+
+    `inches` is (width, height). `shared` is passed on to `Figure.subplots`.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=inches, layout="tight")

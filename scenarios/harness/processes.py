@@ -1,5 +1,7 @@
-"""A seed and nodes of their own for the trainer's and the ledger's scenarios: real processes on loopback, gone at the
-end."""
+"""A seed and nodes as real processes on loopback, for scenarios of the trainer and of the ledger.
+
+`swarm_on` starts them and kills them when its block ends.
+"""
 
 import contextlib
 import json
@@ -20,11 +22,12 @@ from node.trainers.errors import SwarmDown, SwarmTimeout
 __all__ = ["Swarm", "swarm_on"]
 
 STARTED_WITHIN_S = 180.0
-"""Several engines import torch on two cores, and the first use of a kernel compiles it."""
+"""Seconds to wait for a condition of the seed's status. It is long because several engines may import torch on two
+cores, and the first use of a kernel compiles it."""
 
 
 class Swarm:
-    """`home`: the seed's."""
+    """Processes of one swarm, by name. `home` is the home folder of the seed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -32,7 +35,10 @@ class Swarm:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, *words: str, module: str = "node.cli", **environment: str) -> Path:
-        """`swarm-node WORDS` (or another `module`) with a home of its own, which is given back."""
+        """Start `swarm-node WORDS` (or another `module`) as process `name`, and return its home folder.
+
+        `environment` is added to the environment variables of this process.
+        """
         home = self._folder / name
         with (self._folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
@@ -46,7 +52,10 @@ class Swarm:
         return home
 
     def nodes(self, names: Sequence[str], base: Path, *words: str, **options: str) -> None:
-        """Start nodes that generate, and wait until the engine of each is up."""
+        """Start nodes that generate rollouts, and wait until the seed reports an engine at each of them.
+
+        `base` is the folder of the model, `words` are more arguments of `join`, and `options` go to `start`.
+        """
         ticket = self.ticket(len(names))
         for name in names:
             join = ("join", ticket, "--model", str(base), "--listen", "127.0.0.1:0", "--name", name, *words)
@@ -57,13 +66,13 @@ class Swarm:
         return ask_state(self.home).swarm
 
     def node(self, name: str, *, prove: bool = False) -> OwnStatus:
-        """What a node says of itself; with `prove`, of the bits in its engine too (`live_root`)."""
+        """The status of a node. With `prove`, it includes `live_root`, the root of the weights in its engine."""
         status = query.ask(self._folder / name, prove=prove)
         assert not isinstance(status, SeedStatus)
         return status.nodes[0]
 
     def signal(self, name: str, number: int) -> None:
-        """To a node and its engine."""
+        """Send signal `number` to the processes of a node, its engine included."""
         if number == signal.SIGKILL:
             process = self._processes.pop(name)
             _end(process)
@@ -76,7 +85,10 @@ class Swarm:
         return json.loads(ended.stdout)["ticket"]
 
     def until(self, condition: Callable[[SeedStatus], bool]) -> None:
-        """Wait until the seed's status is so. Raises `UsageError` with the last line of a log."""
+        """Wait until the status of the seed meets `condition`.
+
+        Raises `UsageError` with the last line of each log after `STARTED_WITHIN_S`, or as soon as a process has ended.
+        """
         deadline = time.monotonic() + STARTED_WITHIN_S
         while True:
             with contextlib.suppress(SwarmDown, SwarmTimeout):
@@ -100,7 +112,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def swarm_on(folder: Path, base: Path, nodes: int = 0, seed_words: Sequence[str] = ()) -> Iterator[Swarm]:
-    """A seed on `base`, and nodes (without engines) that hold it. `seed_words`: more flags for the seed."""
+    """Start a seed with model `base` and `nodes` nodes without engines, and wait until the nodes hold that model.
+
+    `seed_words` are more flags for the seed. All processes are killed when the block ends.
+    """
     swarm = Swarm(folder)
     try:
         swarm.start("seed", "seed", "--base", str(base), "--listen", "127.0.0.1:0", "--preset", "loopback", *seed_words)

@@ -1,13 +1,16 @@
-"""How little bandwidth a training run needs: the lowest rate of every link that keeps 90 % of its tokens a second.
+"""The bandwidth that a training run needs: the lowest link rate that keeps 90 % of its tokens per second.
 
     python -m scenarios.rl.bandwidth                          a 7B model, a step of 50 s, as PULSE publishes it
     python -m scenarios.rl.bandwidth --model 14b --keep 0.99
     python -m scenarios.rl.bandwidth --rows ahead-swarm --within 0.05 --plot bandwidth.png --json
 
-Found by halving, each try a run under the virtual clock as in `scenarios.rl.wan`, against the same code on a network
-without delay and limit. Rows: a delta of the published size or as swarm-node codes it, one step ahead (what the swarm
-does unless told otherwise) or synchronous (what the published figures assume: whoever computes waits for whoever
-sends); and one full copy, had by every node in the moment in which the trainer has sent it: no broadcast can do better.
+Every link has the same rate. The scenario finds the lowest one by bisection. Each try is a run under the virtual clock,
+as in `scenarios.rl.wan`, and is compared with a run of the same code on a network without delay and rate limit.
+
+Rows named `published` and `swarm` send a delta, of the published size or of the size that swarm-node codes. Rows named
+`ahead` generate one step ahead of the trainer, which is the default of the swarm; rows named `sync` alternate between
+computing and sending, which the published figures assume. Rows named `full` send one copy of the full weights, which
+every node holds as soon as the trainer has sent it: no broadcast of full weights is faster.
 """
 
 import argparse
@@ -34,7 +37,7 @@ ROWS: Final = {
     "full-ahead": ("relayed", "published", 1),
     "full-sync": ("relayed", "published", 0),
 }
-"""Carrier, payload, how far ahead."""
+"""Row name -> (carrier of `scenarios.sim.virtual.training`, payload, steps that nodes are ahead of the trainer)."""
 WORDS: Final = {
     "ahead-published": "delta as published, one step ahead",
     "ahead-swarm": "delta as we code it, one step ahead",
@@ -92,7 +95,7 @@ def _row(name: str, options: argparse.Namespace, compute: Compute, keep: float) 
         return found
 
     bytes_sent = run.full_bytes if carrier != "swarm" else run.delta_bytes
-    start = bytes_sent * 8e-9 / (40 if ahead else 10)  # a guess: most of a step's time, or a share of it
+    start = bytes_sent * 8e-9 / (40 if ahead else 10)  # first guess: sending takes 40 s, or 10 s if synchronous
     gbit = _least(share, keep, start, options.within)
     published = {"swarm": "gbit", "relayed": "full_gbit"}[carrier]
     return {
@@ -108,7 +111,11 @@ def _row(name: str, options: argparse.Namespace, compute: Compute, keep: float) 
 
 
 def _least(share: Any, keep: float, start: float, within: float) -> float:
-    """The lowest rate (Gbit/s) that keeps so much, known to a share `within`; from above."""
+    """The lowest rate in Gbit/s at which `share(rate)` is at least `keep`, at most a factor 1 + `within` too high.
+
+    Doubles or halves the rate from `start` until the result is bracketed, and then bisects on a logarithmic scale.
+    Raises `UsageError` above `MOST_GBIT`; does not search below `LEAST_GBIT`.
+    """
     low, high = None, start
     while share(high) < keep:
         low, high = high, 2 * high
