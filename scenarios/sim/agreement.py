@@ -1,12 +1,13 @@
-"""The same small swarm twice: the product's processes on emulated links, and its cores on simulated ones.
+"""The same small swarm run twice: as real processes on emulated links, and as cores on simulated links (its twin).
 
-Uplinks all alike, downlinks 1 Gbit/s, one region of 5 ms, no loss, bandwidths known, connections paced by bandwidth
-(BBR) in both; the second version counts in both. What is compared is the time as a multiple of each one's own bound,
-for the emulated links have larger packets than the simulated ones.
+Both have equal uplinks, downlinks of 1 Gbit/s, one region with a round trip of 5 ms, no loss, bandwidths that are known
+exactly, and BBR congestion control. In both, the second version is measured. Times are compared as multiples of each
+run's own bound, because packets are larger on the emulated links than on the simulated ones.
 
-Real nodes share one machine's processors, so the twin's do too: as many cores, each kind of work as dear as it takes
-for a version to cost what the real processes and their links spent on theirs. The first version says how much that is.
-Nothing of the real run's times goes into it. A third row has a processor for each node, as boxes of their own would.
+The real nodes share the processors of one machine, so the twin's nodes share a processor with the same number of cores.
+The twin's first version measures the processor time that it charges; its costs are then scaled by one factor, so
+that a version costs as much processor time as the real processes and their links spent. No duration of the real run is
+used. A third row gives each node a processor of its own, as on separate machines.
 """
 
 import os
@@ -23,14 +24,15 @@ __all__ = ["compare"]
 
 IDLE_S: Final = 20.0
 ROUND_TRIP_MS: Final = 5.0
-"""Within a region, as `scenarios.sim.crowd` has it."""
+"""Round trip within a region, the same as in `scenarios.sim.crowd`."""
 
 
 def compare(nodes: int, mbit: float, payload_bytes: int, seeds: Sequence[int]) -> tuple[dict[str, Any], ...]:
-    """A row of the real swarm, one of its twin, whose `agreement` is its time over the real one's, and one of the twin
-    with a processor for each node.
+    """Return three rows: the real swarm, its twin, and the twin with a processor for each node.
 
-    Raises `UsageError` where links cannot be emulated.
+    The twin's `agreement` is its ratio to the bound divided by that of the real swarm.
+
+    Raises `UsageError` if links cannot be emulated on this machine.
     """
     (real,) = distribute(Node(mbit), [Node(mbit)] * nodes, [payload_bytes], rtt_ms=ROUND_TRIP_MS)
     crowd = Crowd(
@@ -44,7 +46,11 @@ def compare(nodes: int, mbit: float, payload_bytes: int, seeds: Sequence[int]) -
 
 
 def _twin(crowd: Crowd, payload_bytes: int, seed: int, spent_s: float | None = None) -> Step:
-    """The second version. `spent_s`: processor seconds for it, of as many cores as this machine has."""
+    """Simulate two versions and return the second.
+
+    `spent_s` is the processor time that a version is to cost, on as many cores as this machine has. With None, each
+    node has its own processor at the default costs.
+    """
     host = None if spent_s is None else Cpu(Costs(), os.cpu_count() or 1)
     world = gather(crowd, seed, host=host)
     before_s = host.busy_s if host else 0.0

@@ -1,9 +1,10 @@
-"""Many nodes join at once while a step travels: what those who were there notice of it, and when the new ones have it.
+"""Many nodes join at once during a step: the effect on the nodes already there, and how soon the new ones catch up.
 
     python -m scenarios.sim.flash_crowd --nodes 64 --joiners 64
 
-The rows are of the nodes that were there: with nobody joining, and with all at half of what the trainer's uplink takes.
-Newcomers count in neither the bound nor the ratio. Exits with 1 when anybody is without the version in the end.
+The first row is a step without joins. In the second, all new nodes join when half of the time has passed that the
+trainer's uplink needs for the payload. Both rows describe only the nodes that were there before; new nodes count in
+neither the bound nor the ratio. Exits with 1 if any node lacks the version at the end.
 """
 
 import random
@@ -15,13 +16,17 @@ from scenarios.sim.rows import crowd_of, missed, parser, row_of, show, verdict
 __all__ = ["flash_crowd", "main"]
 
 PATIENCE_S = 120
-"""For the newcomers, once the others have the version."""
+"""How long to wait for the new nodes after the other nodes have the version, in seconds."""
 
 
 def flash_crowd(crowd: Crowd, payload_bytes: int, seed: int, joiners: int, *, empty: bool) -> tuple[Step, float, int]:
-    """A step at whose half time so many join: how it went for those who were there, how many seconds after joining the
-    last newcomer was seen to hold it (looked at from when the others have it), and how many newcomers never did.
-    `empty`: they come without the base's bits."""
+    """Run a step during which `joiners` nodes join, after half of the payload's time on the trainer's uplink.
+
+    Returns the step as the earlier nodes saw it, the seconds from joining until all new ones held the version (`inf` if
+    one never did), and the number of new nodes that never held it. New nodes are first looked at when the earlier ones
+    have finished, so the seconds may be too large but never too small. With `empty`, new nodes join without the base
+    version's bits.
+    """
     world, rng = gather(crowd, seed), random.Random(seed)
     begun = begin(world, payload_bytes)
     world.run(world.now + payload_bytes * 4e-6 / crowd.trainer_mbit)

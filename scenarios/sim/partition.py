@@ -1,10 +1,11 @@
-"""The net is cut in two while a step travels, and heals: who gets on without whom, and how soon all are together again.
+"""The network is cut in two during a step, then heals: how each side proceeds, and how soon all nodes agree again.
 
     python -m scenarios.sim.partition --nodes 32 --cut-s 20
 
-*Near*: when the last node on the trainer's side had the version, since its publish. *Cut off*: nodes of the other side
-that were without it when the net healed. *Healed*: how long after that all had it. One row a seed. Exits with 1 when
-not all hold the version, or not the same bits, two minutes after the net is whole again.
+One row per seed. *near s* is the time from publish until the last node on the trainer's side had the version. *cut off*
+is the number of nodes on the other side that lacked the version when the network healed. *healed s* is the time from
+then until all nodes had it. Exits with 1 if, two minutes after the network healed, a node lacks the version or nodes
+hold different bits.
 """
 
 import sys
@@ -17,6 +18,7 @@ from swarm.protocol.core.events import VersionId
 __all__ = ["main", "partition"]
 
 PATIENCE_S: Final = 120
+"""How long to wait for all nodes after the network healed, in seconds."""
 COLUMNS: Final = {
     "seed": number("seed", "d"),
     "N": number("nodes", "d"),
@@ -28,7 +30,10 @@ COLUMNS: Final = {
 
 
 def partition(crowd: Crowd, payload_bytes: int, seed: int, cut_s: float) -> dict[str, Any]:
-    """Half of the nodes are cut off from the others and from the trainer at half time, for `cut_s` seconds."""
+    """Run one step; cut half of the nodes off from the trainer and the other nodes for `cut_s` seconds.
+
+    The cut begins when half of the time has passed that the trainer's uplink needs for the payload. Returns one row.
+    """
     world = gather(crowd, seed)
     begun = begin(world, payload_bytes)
     id_: VersionId = begun.published.id
@@ -58,7 +63,7 @@ def partition(crowd: Crowd, payload_bytes: int, seed: int, cut_s: float) -> dict
 
 
 def wrong(row: dict[str, Any]) -> list[str]:
-    """What became of it that must not."""
+    """Return the failures in a row, one sentence each."""
     if row["missing"]:
         return [f"{row['missing']} of {row['nodes']} nodes did not hold the version {PATIENCE_S} s after the net was "
                 f"whole again (seed {row['seed']})"]  # fmt: skip

@@ -1,9 +1,10 @@
-"""A step over one, three and six regions: how often each border is crossed, and what distance costs.
+"""A step over one, three and six regions: how many copies cross into each region, and what distance costs.
 
     python -m scenarios.sim.regions --nodes 64 --seeds 3 --plot regions.png
 
-*Entered*: of each region, the copies of the payload that came into it from others, the trainer's own region first.
-*Crossings*: the most of those, the trainer's own left out. Exits with 1 when nodes are without the version in the end.
+*entered* lists, for each region, how many copies of the payload came into it from other regions; the trainer's region
+is first. *crossings* is the largest of these numbers, without the trainer's region. Exits with 1 if any node lacks the
+version at the end.
 """
 
 import sys
@@ -19,7 +20,7 @@ __all__ = ["entered", "main"]
 
 
 def entered(steps: Sequence[Step]) -> dict[str, float]:
-    """Of each region, the median of the copies that came into it."""
+    """Map each region to the median, over the steps, of the copies that came into it from other regions."""
     return {region: median(step.entered[region] for step in steps) for region in steps[0].entered}
 
 

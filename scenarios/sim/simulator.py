@@ -1,8 +1,8 @@
 """The swarm in one process under a virtual clock: the product's own `Peer` and `Authority`, with a modelled network.
 
-Each node has an uplink (first in, first out), a latency to every other, a fixed time for jobs, and may be killed,
-frozen or cut off. Nothing here decides anything; see `scenarios.sim.virtual`. One seed gives one run, event by event
-(`World.digest`).
+Each node has a first-in-first-out uplink, a latency to every other node and a fixed time per job. A scenario can kill,
+freeze or cut off a node. The simulator makes no protocol decisions: the cores make them, and `scenarios.sim.virtual`
+carries out their effects. The same seed gives the same run, event by event (`World.digest`).
 """
 
 import random
@@ -40,7 +40,7 @@ def _records(disk: Mapping[str, bytes], prefix: str) -> list[bytes]:
 
 
 class World(VirtualNetwork):
-    """A swarm, its network and its clock."""
+    """A swarm, with its network and its clock."""
 
     def __init__(
         self,
@@ -56,8 +56,11 @@ class World(VirtualNetwork):
         costs: Costs | None = None,
         host: Cpu | None = None,
     ) -> None:
-        """`home`: the trainer's region, as its members call it. `paths`: what lies between regions. `host`: the
-        processor that all nodes share (None: each has its own, with these `costs`)."""
+        """Build the network and start the authority.
+
+        `home` is the name of the trainer's region. `paths` gives the delays between regions. `host` is a processor that
+        all nodes share; with None, each node has its own processor with these `costs`. `job_s` is the time of one job.
+        """
         super().__init__(seed, paths=paths or Paths(), blocks=blocks, block_bytes=block_bytes, job_s=job_s)
         self.tuning = tuning
         self._costs, self._host = costs or Costs(), host
@@ -73,7 +76,7 @@ class World(VirtualNetwork):
             Capability(key.public, self.rng.randbytes(16), self.clock(0.0) + 1e6, 1 << 20, 0)
         )
 
-    # ------------------------------------------------------------ people and time
+    # ------------------------------------------------------------ authority, keys and clock
 
     @property
     def _core(self) -> Authority:
@@ -110,8 +113,11 @@ class World(VirtualNetwork):
         return node
 
     def restart_authority(self, sealed: Published | None = None) -> None:
-        """Kill the authority, unless it is dead already, and start it again from what its disk holds. `sealed`: a
-        version whose seal is on that disk although it had told nobody of it, not even its core."""
+        """Kill the authority if it is alive, and start it again from the records on its disk.
+
+        `sealed` is a version whose seal is on that disk, although the authority died before it announced the seal to
+        any peer or to its own core.
+        """
         old, core = self.authority, self._core
         self.kill(old)
         head = core.state.sealed_manifest
@@ -135,8 +141,11 @@ class World(VirtualNetwork):
         known_mbit: float | None = None,
         region: str = "",
     ) -> Node:
-        """Start a new node with the swarm's ticket. `held`: it has this version's bits already. `known_mbit`: what it
-        says of its uplink (None: the truth)."""
+        """Start a new node with the swarm's ticket.
+
+        `held` is the manifest of a version whose bits the node already has. `known_mbit` is the uplink rate that the
+        node reports (None: the true rate).
+        """
         link = link or Link()
         key = self._new_key()
         addrs = (f"/sim/{len(self.nodes)}",) if dialable else ()
@@ -154,16 +163,16 @@ class World(VirtualNetwork):
         self._carry_out(node, core.start(self.now))
         return node
 
-    # ------------------------------------------------------------ what befalls nodes
+    # ------------------------------------------------------------ failures of nodes and links
 
     def kill(self, node: Node) -> None:
-        """SIGKILL: its sessions end as the kernel closes its sockets."""
+        """SIGKILL: the node stops, and its sessions end because the kernel closes its sockets."""
         node.alive = False
         for peer in sorted(node.sessions):
             self._end_session(node, self.nodes[peer])
 
     def freeze(self, node: Node) -> None:
-        """SIGSTOP: it does nothing; nobody is told."""
+        """SIGSTOP: the node stops working, and its peers get no sign of it."""
         node.frozen = True
 
     def thaw(self, node: Node) -> None:
@@ -175,7 +184,7 @@ class World(VirtualNetwork):
             self.uplinks.pump(flow)
 
     def cut(self, a: Node, b: Node) -> None:
-        """No packets between these two from now on; what is sent waits, as a stream's bytes do."""
+        """Stop all packets between two nodes. What they send waits until `heal`, as bytes in a stream do."""
         self.cuts.add(frozenset((a.key.public, b.key.public)))
 
     def heal(self) -> None:
@@ -185,7 +194,7 @@ class World(VirtualNetwork):
             self._carry(a, b, session, 0.0, action, *args)
 
     def leave(self, node: Node) -> None:
-        """SIGTERM: it says goodbye."""
+        """SIGTERM: the node tells the authority that it leaves."""
         self._apply(node, LocalLeave())
 
     # ------------------------------------------------------------ publishing
@@ -200,7 +209,8 @@ class World(VirtualNetwork):
         spread_s: float = 0.0,
         seal: bool = True,
     ) -> Published:
-        """Publish the version after the newest one: `chunks` chunks over `spread_s` seconds, then the seal."""
+        """Publish the version after the one that the authority holds: `chunks` chunks over `spread_s` seconds, then the
+        seal."""
         core = self._core
         assert core.state.held is not None
         assert core.state.manifest is not None
@@ -229,7 +239,7 @@ class World(VirtualNetwork):
         return published
 
     def roll_back(self, to: VersionId) -> Published:
-        """Go back to the bits of an earlier version and publish its successor, of a new epoch, with nothing changed."""
+        """Publish, in a new epoch, the successor of an earlier version, with a delta that changes nothing."""
         core = self._core
         assert core.state.held is not None
         id_ = VersionId(core.state.held.epoch + 1, to.version + 1)
@@ -256,5 +266,5 @@ class World(VirtualNetwork):
         return [n for n in self.nodes.values() if isinstance(n.core, Peer) and n.alive and not n.frozen]
 
     def all_hold(self, id_: VersionId) -> bool:
-        """Every living member's replica is this version."""
+        """Whether every member that is alive and not frozen holds this version."""
         return all(n.core.state.held == id_ for n in self.members())
