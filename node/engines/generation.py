@@ -62,7 +62,7 @@ class Generation(ABC):
     @abstractmethod
     def run(self, tasks: Tasks) -> NoReturn:
         """Carry out the tasks as they come, and generate in between."""
-        raise NotImplementedError
+        ...
 
     @abstractmethod
     def generate(self, message: Generate) -> Completions | None:

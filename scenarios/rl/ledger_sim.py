@@ -169,7 +169,7 @@ class LedgerSim:
             member.scope.cancel()
 
     def _delivered(self, member: Member) -> int:
-        """Tokens of its samples in groups that are not done; of whoever will lie, in all that were not handed over."""
+        """Tokens of the member's samples in incomplete groups; or, if it will lie, in all groups not handed over."""
         return sum(
             len(done.rollout.token_ids) // 4
             for group in self.ledger.groups.values()

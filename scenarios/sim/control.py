@@ -101,17 +101,17 @@ def sizes(count: int, seed: int = 0) -> dict[str, Any]:
 
 
 def sessions(count: int, seed: int = 0, *, mib: float = 10.0) -> dict[str, Any]:
-    """The trainer's connections and control bytes while `count` nodes work, one version goes out, a head is killed and
-    the trainer restarts."""
+    """The trainer's connections and control bytes while `count` nodes work, one version is published, a child of the
+    root is killed, and the trainer restarts."""
     world = gather(Crowd(count), seed)
     for node in world.members():
         core = node.core
         assert isinstance(core, Peer)
-        core.membership.renewals.account.engine = "vllm"  # whoever works wants to talk to the trainer itself
+        core.membership.renewals.account.engine = "vllm"  # a node with an engine keeps a session with the trainer
     beat_s = world.tuning.heartbeat_s
 
     def watch(seconds: float) -> tuple[int, float]:
-        """Most sessions at a time, and control bytes that the trainer sent a second."""
+        """The largest number of simultaneous sessions, and the control bytes that the trainer sent per second."""
         most, before, began = 0, world.authority.socket_bytes, world.now
         while world.now < began + seconds:
             world.run(world.now + 0.25)

@@ -173,9 +173,9 @@ def begin(world: World, payload_bytes: int) -> Begun:
 
 
 def finish(world: World, begun: Begun, limit_s: float = 60.0, every_s: float = 0.05, tell: Tell = _nobody) -> "Step":
-    """Let time pass until whoever was there at the start, and is still, has the version; how that went. Who went after
-    it had the version counts as one that stayed: it took its copy, and passed it on. `tell`: megabytes that they have
-    received."""
+    """Advance the clock until every node that was there at the start and is still alive has the version; return how
+    that went. A node that left after it had the version counts as one that stayed, since it took and relayed its copy.
+    `tell` is called with the megabytes received so far."""
     id_: VersionId = begun.published.id
 
     def there() -> list[Node]:

@@ -42,17 +42,17 @@ class Trace:
     """How a step went."""
 
     used: list[float]
-    """Share of all nodes' uplinks in use, in each fifth of a second."""
+    """Share of the nodes' total uplink rate in use, sampled five times a second."""
     loads: list[float]
     """Deciles."""
     done: list[float]
     """Deciles."""
     last: list[list[Hop]]
-    """By stripe: the node that was last, whom it hangs on, and so on up to the head."""
+    """For each stripe: the node that had it last, then its parent, and so on up to the root's child."""
 
 
 class _Watch:
-    """Looks at all nodes again and again until they have the version."""
+    """Samples all nodes at a fixed interval until they have the version."""
 
     def __init__(self, world: World, begun: Begun) -> None:
         self._world, self._begun = world, begun
@@ -125,7 +125,9 @@ def _print(went: Step, traced: Trace) -> None:
     print(f"uplinks in use, each {LOOKS_A_COLUMN * LOOK_S:.1f} s: {numbers(traced.used)}")
     print(f"loads, in tenths of the nodes: {numbers(traced.loads)}")
     print(f"done, in tenths of the nodes: {numbers(traced.done)}")
-    print("the last node's stripes, and those that it hangs on: slot [region, load] when it had the stripe")
+    print(
+        "the last node's stripes and their parents up to the root's child: slot [region, load] when it had the stripe"
+    )
     for stripe, way in enumerate(traced.last):
         print(f"{stripe}: " + " < ".join(f"{h.slot} [{h.region}, {h.load:.2f}] {h.whole_at:.2f}" for h in way))
 

@@ -20,18 +20,19 @@ __all__ = ["ModelledEngine", "nothing"]
 STOP: Final = 2
 """The token that ends a completion."""
 TOLD_EVERY_S: Final = 2.5
-"""How often it says how many tokens there are: just within a worker's renewals."""
+"""Interval at which the engine reports its token count: just shorter than the interval of a worker's renewals."""
 LOGPROB: Final = -0.5
 
 
 def nothing() -> int:
-    """A descriptor of a patch with nothing in it, for whoever takes it to close."""
+    """An open file descriptor of an empty patch. The caller closes it."""
     return os.open(os.devnull, os.O_RDONLY)
 
 
 @dataclass(eq=False)
 class ModelledEngine:
-    """An `EngineSeat`. `tokens_s`: of one sequence. `mean`, `spread`: tokens of a completion, and how far they vary."""
+    """A model of an engine. `tokens_s`: tokens per second of one sequence. `mean`, `spread`: of the number of tokens in
+    a completion."""
 
     tokens_s: float
     mean: int

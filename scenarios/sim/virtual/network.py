@@ -81,15 +81,15 @@ class VirtualNetwork(Clock):
         self.faults = Faults()
         self._fate = random.Random(seed + 1)
         self._held_up: list[tuple[Node, Node, int, Callable[..., object], tuple[Any, ...]]] = []
-        """What is on its way between nodes that are cut off from one another: (from, to, session, what it does)."""
+        """Deliveries between nodes cut off from each other: (sender, receiver, session, function, arguments)."""
         self._sessions = 0
         self.paths = paths
         self.uplinks = Uplinks(self, paths, self._fate, self._frame_came)
         self.uplinks.told = self._apply
         self.told: Callable[[Node, Notice], object] = lambda node, notice: node.told.append(notice)
-        """What a node's core has to say to whoever runs it: kept with the node, unless somebody listens."""
+        """Called with each notice of a node's core. By default the notice is kept in `node.told`."""
         self.committed: Callable[[Node, VersionId], object] = lambda node, version: None
-        """A node's replica became this version."""
+        """Called when a node's replica has become this version."""
 
     # ------------------------------------------------------------ events and effects
 
