@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from codec.patch import patch_hashes, read_patch, write_patch
     from codec.replica import Replica
     from codec.sign import Key
-    from codec.staging import Staged, StagedBlock, Torn
+    from codec.staging import StagedBlock, StagedChunk, Torn
 
 __all__ = [
     "BLOCK_ELEMENTS",
@@ -55,8 +55,8 @@ __all__ = [
     "Packer",
     "PeerError",
     "Replica",
-    "Staged",
     "StagedBlock",
+    "StagedChunk",
     "SwarmError",
     "TensorSpec",
     "Torn",
@@ -95,7 +95,7 @@ _HOMES = {
     "patch": ("patch_hashes", "read_patch", "write_patch"),
     "replica": ("Replica",),
     "sign": ("Key",),
-    "staging": ("Staged", "StagedBlock", "Torn"),
+    "staging": ("StagedChunk", "StagedBlock", "Torn"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -23,7 +23,7 @@ from codec.chunk import BlockEntry, ChunkHeader, ChunkKey
 from codec.errors import PeerError
 from codec.layout import BlockSpec, Layout
 from codec.manifest import state_root
-from codec.staging import Staged, StagedBlock, Torn, block_hash, forward, stage_chunk
+from codec.staging import StagedBlock, StagedChunk, Torn, block_hash, forward, stage_chunk
 
 __all__ = ["Layered"]
 
@@ -148,11 +148,11 @@ class Layered:
 
     # ------------------------------------------------------------ writing
 
-    def stage(self, header: ChunkHeader, body: bytes | bytearray | memoryview) -> Staged:
+    def stage(self, header: ChunkHeader, body: bytes | bytearray | memoryview) -> StagedChunk:
         """Decode a verified chunk; see `codec.staging.stage_chunk`. Raises `Torn`, `PeerError`."""
         return stage_chunk(self, header, body)
 
-    def scatter(self, stageds: Sequence[Staged]) -> None:
+    def scatter(self, stageds: Sequence[StagedChunk]) -> None:
         """Make the staged chunks part of this version: their blocks are decoded from the chunk store from now on.
 
         Calling it again changes nothing. Raises `Torn`, before any change, for blocks that have changed since they were

@@ -19,7 +19,7 @@ from codec import shared
 from codec.bits import Bits
 from codec.errors import PeerError
 from codec.layout import BLOCK_ELEMENTS, Layout
-from codec.staging import Staged, StagedBlock
+from codec.staging import StagedBlock, StagedChunk
 
 __all__ = ["patch_hashes", "read_patch", "write_patch"]
 
@@ -37,7 +37,7 @@ def _entry_bytes(name: bytes, block: StagedBlock) -> int:
     return _HEAD.size + _padded(len(name)) + _padded(block.positions.nbytes) + _padded(block.bits.nbytes)
 
 
-def write_patch(stageds: Iterable[Staged], layout: Layout) -> tuple[int, int]:
+def write_patch(stageds: Iterable[StagedChunk], layout: Layout) -> tuple[int, int]:
     """Write a patch; (descriptor of a sealed memfd, its size in bytes). The caller closes the descriptor.
 
     Raises `UsageError` if there is too little memory, or the system has no memfds.

@@ -25,7 +25,7 @@ from codec.kernels.scan import scatter
 from codec.layered import Layered
 from codec.layout import Layout
 from codec.manifest import state_root
-from codec.staging import Staged, StagedBlock, Torn, block_hash, encode, stage_chunk
+from codec.staging import StagedBlock, StagedChunk, Torn, block_hash, encode, stage_chunk
 
 __all__ = ["Replica"]
 
@@ -204,11 +204,11 @@ class Replica:
         spec = self.layout.block(block)
         return encode(block, self.block(block), new, spec.dtype, coder)
 
-    def stage(self, header: ChunkHeader, body: bytes | bytearray | memoryview) -> Staged:
+    def stage(self, header: ChunkHeader, body: bytes | bytearray | memoryview) -> StagedChunk:
         """Decode a verified chunk; see `codec.staging.stage_chunk`. Raises `Torn`, `PeerError`."""
         return stage_chunk(self, header, body)
 
-    def predicted_hashes(self, stageds: Iterable[Staged]) -> NDArray[np.uint8]:
+    def predicted_hashes(self, stageds: Iterable[StagedChunk]) -> NDArray[np.uint8]:
         """The block hashes after `scatter(stageds)`: uint8 (n_blocks, 32)."""
         hashes = self.hashes.copy()
         for staged in stageds:
@@ -216,11 +216,11 @@ class Replica:
                 hashes[block.block] = np.frombuffer(block.new_hash, np.uint8)
         return hashes
 
-    def predicted_root(self, stageds: Iterable[Staged]) -> bytes:
+    def predicted_root(self, stageds: Iterable[StagedChunk]) -> bytes:
         """The root (32 bytes) after `scatter(stageds)`."""
         return state_root(self.layout.hash, self.predicted_hashes(stageds))
 
-    def scatter(self, stageds: Sequence[Staged]) -> None:
+    def scatter(self, stageds: Sequence[StagedChunk]) -> None:
         """Write staged changes. Calling it again changes nothing.
 
         Raises `Torn`, before any write, for blocks that have changed since they were staged.

@@ -20,7 +20,7 @@ from codec.errors import PeerError, SwarmError
 from codec.kernels.scan import scatter
 from codec.layout import BLOCK_ELEMENTS, Layout
 
-__all__ = ["Source", "Staged", "StagedBlock", "Torn", "block_hash", "decode", "encode", "forward", "stage_chunk"]
+__all__ = ["Source", "StagedBlock", "StagedChunk", "Torn", "block_hash", "decode", "encode", "forward", "stage_chunk"]
 
 
 _PROBE_ELEMENTS: Final = 1 << 13
@@ -51,7 +51,7 @@ class StagedBlock:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Staged:
+class StagedChunk:
     """A decoded chunk: the blocks that it changes, in ascending order, without those that had their new hash already.
 
     `key`: the chunk's key; None for changes that were never a chunk.
@@ -199,7 +199,7 @@ def forward(entry: BlockEntry, payload: bytes, bits: Bits, dtype: DType) -> None
         scatter(bits, positions, new)
 
 
-def stage_chunk(source: Source, header: ChunkHeader, body: bytes | bytearray | memoryview) -> Staged:
+def stage_chunk(source: Source, header: ChunkHeader, body: bytes | bytearray | memoryview) -> StagedChunk:
     """Decode every block of a verified chunk against `source`; nothing is written.
 
     A block that already has its new hash is skipped. Raises `Torn` for blocks that would not have their new hash,
@@ -225,4 +225,4 @@ def stage_chunk(source: Source, header: ChunkHeader, body: bytes | bytearray | m
             staged.append(StagedBlock(entry.block, *decoded, old_hash, entry.new_hash))
     if torn:
         raise Torn(torn)
-    return Staged(tuple(staged), header.key)
+    return StagedChunk(tuple(staged), header.key)

@@ -16,7 +16,7 @@ from typing import Final
 import structlog
 import trio
 
-from codec import BlockDelta, Checkpoint, Chunk, Manifest, Replica, Staged
+from codec import BlockDelta, Checkpoint, Chunk, Manifest, Replica, StagedChunk
 from codec.choice import arrival_mbit, choose_coder
 from codec.chunk import CODER_PCO, CODER_RICE
 from codec.errors import SwarmError, UsageError
@@ -265,7 +265,7 @@ class Coordinator:
 
     # ------------------------------------------------------------ what the runtime tells us
 
-    def committed(self, version: VersionId, manifest: Manifest, changes: tuple[Staged, ...] | None) -> None:
+    def committed(self, version: VersionId, manifest: Manifest, changes: tuple[StagedChunk, ...] | None) -> None:
         self.ledger.sealed(Head(manifest.epoch, manifest.version, manifest.root))
 
     def notify(self, notice: Notice) -> None:

@@ -166,6 +166,8 @@ _PLAIN: Final = SamplingOptions()
 class SamplingParams(msgspec.Struct, frozen=True):
     """How to sample. `temperature` 0 is greedy. Raises `ValueError` when out of range.
 
+    `top_p`: draw from the smallest set of tokens whose probabilities sum to at least `top_p` (nucleus sampling,
+    Holtzman et al. 2020). `seed`: the same prompt, seed and version give the same tokens on engines of one class.
     A completion ends after `max_tokens` tokens, or with the first of `stop_tokens`, which is then its last token.
     `options`: absent from the encoded form when unset, so that older nodes sign the same `work_hash`. Work with options
     goes only to nodes that declare the ability (`node.ledger.messages.Abilities`).

@@ -11,7 +11,7 @@ from node.engines.host import Commitment, Counts, EngineFailed, EngineHost, Engi
 
 __all__ = ["EngineGroup"]
 
-Answer = TypeVar("Answer")
+AnswerT = TypeVar("AnswerT")
 
 
 class EngineGroup:
@@ -156,9 +156,9 @@ class EngineGroup:
         return roots.pop() if len(roots) == 1 else b"", proven
 
 
-async def _together(hosts: Sequence[EngineHost], call: Callable[[EngineHost], Awaitable[Answer]]) -> list[Answer]:
+async def _together(hosts: Sequence[EngineHost], call: Callable[[EngineHost], Awaitable[AnswerT]]) -> list[AnswerT]:
     """The answers of the hosts that do not fail. Raises the first error when all of them fail."""
-    answers: list[Answer] = []
+    answers: list[AnswerT] = []
     errors: list[EngineLost | EngineFailed] = []
 
     async def one(host: EngineHost) -> None:

@@ -15,7 +15,7 @@ __all__ = ["Counts", "EngineFailed", "EngineLink", "EngineLost"]
 Counts = Callable[[tuple[int, ...]], None]
 """Called with the number of tokens that each prompt of a `Generate` has so far."""
 
-Answer = TypeVar("Answer", bound=FromEngine)
+AnswerT = TypeVar("AnswerT", bound=FromEngine)
 
 
 class EngineLost(SwarmError):
@@ -91,8 +91,8 @@ class EngineLink:
         await self._channel.send(message)
 
     async def ask(
-        self, message: FromNode, answer_type: type[Answer], deadline_s: float, fds: Sequence[int] = ()
-    ) -> Answer:
+        self, message: FromNode, answer_type: type[AnswerT], deadline_s: float, fds: Sequence[int] = ()
+    ) -> AnswerT:
         """The answer to `message`. `fds` travel with it and stay the caller's.
 
         Raises `EngineLost` when the process is gone or late (then it is killed), `EngineFailed` when it refuses, and

@@ -21,7 +21,7 @@ from node.gateway.text import Text
 from node.ledger.messages import Rollout, unpack_floats, unpack_tokens
 from node.ledger.state import Group
 
-__all__ = ["DONE", "Answer", "InvalidSample", "event"]
+__all__ = ["DONE", "CompletionAnswer", "InvalidSample", "event"]
 
 DONE: Final = b"data: [DONE]\n\n"
 """The event that ends a stream."""
@@ -50,7 +50,7 @@ class Choice(msgspec.Struct, frozen=True):
     prompt: Sequence[int]
 
 
-class Answer:
+class CompletionAnswer:
     """The answer to one request. The methods that encode a choice raise `InvalidSample`."""
 
     def __init__(

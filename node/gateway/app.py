@@ -10,7 +10,7 @@ import trio
 
 from codec.errors import PeerError
 from node.gateway import parameters
-from node.gateway.answers import Answer, InvalidSample, event
+from node.gateway.answers import CompletionAnswer, InvalidSample, event
 from node.gateway.http_messages import CutShort, Head, Request, Response, Send, Streaming, failure, json_response
 from node.gateway.memory_budget import BudgetFull, MemoryBudget, MemoryShare
 from node.gateway.parsed_request import BadRequest, ParsedRequest, parse_chat, parse_completion, parse_tokens
@@ -33,7 +33,7 @@ HELD_BYTES: Final = 64 << 20
 ENCODED_BYTES: Final = 32 << 20
 """Memory of the answers that are being encoded, or are encoded and being sent."""
 ENCODED_WAIT_S: Final = 60.0
-"""A choice waits this long for room to be encoded. Slow readers lose their room by `Limits.write_rate`."""
+"""A choice waits this long for room to be encoded. Slow readers lose their room by `HttpLimits.write_rate`."""
 AT_ONCE_BYTES: Final = 1 << 20
 """An answer that takes at most this much memory is sent at once, with its length; a larger one choice by choice."""
 REQUEST_BYTES: Final = 4096
@@ -51,14 +51,16 @@ class _Post(NamedTuple):
     """The key in `parameters.BODIES`."""
     parse: Callable[..., ParsedRequest]
     chat: bool = False
-    encode: Callable[[Answer, int], bytes] = Answer.whole
+    encode: Callable[[CompletionAnswer, int], bytes] = CompletionAnswer.whole
     """Encodes one choice of an answer that is no stream."""
 
 
 _POSTS: Final = {
     "/v1/completions": _Post("completions", lambda *body, **how: parse_completion(*body, **how)),
     "/v1/chat/completions": _Post("chat", lambda *body, **how: parse_chat(*body, **how), chat=True),
-    "/inference/v1/generate": _Post("generate", lambda *body, **how: parse_tokens(*body, **how), encode=Answer.tokens),
+    "/inference/v1/generate": _Post(
+        "generate", lambda *body, **how: parse_tokens(*body, **how), encode=CompletionAnswer.tokens
+    ),
 }
 _GETS: Final = ("/v1/models", "/health")
 _MODEL: Final = "/v1/models/"
@@ -215,7 +217,9 @@ class App:
         encoded.resize(2 * len(body))
         return Response(200, body)
 
-    async def _send_choices(self, answer: Answer, encode: Callable[[Answer, int], bytes], send: Send) -> None:
+    async def _send_choices(
+        self, answer: CompletionAnswer, encode: Callable[[CompletionAnswer, int], bytes], send: Send
+    ) -> None:
         """Encode and send one choice after the other, so that no more is encoded than the client reads."""
         for i, cost in enumerate(answer.costs()):
             async with self.encoded.share(cost) as encoded:
@@ -241,7 +245,7 @@ class App:
         finally:
             request.release_body()
 
-    async def _answer(self, parsed: ParsedRequest, chat: bool, held: MemoryShare) -> Answer:
+    async def _answer(self, parsed: ParsedRequest, chat: bool, held: MemoryShare) -> CompletionAnswer:
         """The samples of all prompts. `held` grows by their memory."""
         groups: dict[int, Group] = {}
         errors: list[Exception] = []
@@ -262,7 +266,7 @@ class App:
         ordered = [groups[i] for i in range(len(parsed.prompts))]
         kinds = self._tracker.kinds(ordered)
 
-        answer = Answer(self._name, parsed, ordered, self._text, chat=chat, kinds=kinds)
+        answer = CompletionAnswer(self._name, parsed, ordered, self._text, chat=chat, kinds=kinds)
         held.resize(held.count + answer.held_bytes)
         return answer
 
@@ -271,7 +275,7 @@ class App:
 
         async def stream(send: Send) -> None:
             finished = trio.Event()
-            answer: Answer | None = None
+            answer: CompletionAnswer | None = None
             why = ""
 
             async def wait_for_answer() -> None:
@@ -291,7 +295,7 @@ class App:
                         await send(b": waiting\n\n")
             if answer is not None:
                 try:
-                    await self._send_choices(answer, Answer.events, send)
+                    await self._send_choices(answer, CompletionAnswer.events, send)
                 except InvalidSample as error:
                     why = str(error)
                 except BudgetFull:

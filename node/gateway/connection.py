@@ -5,7 +5,7 @@ from typing import Final
 import h11
 import trio
 
-from node.gateway.http_messages import CutShort, Handler, Head, Limits, Request, Response, Streaming, refusal
+from node.gateway.http_messages import CutShort, Handler, Head, HttpLimits, Request, Response, Streaming, refusal
 
 __all__ = ["Connection"]
 
@@ -21,7 +21,7 @@ MAX_HEADERS: Final = 100
 class Connection:
     """Reads a client's requests and answers them, one after another."""
 
-    def __init__(self, stream: trio.SocketStream, limits: Limits) -> None:
+    def __init__(self, stream: trio.SocketStream, limits: HttpLimits) -> None:
         self._stream = stream
         self._limits = limits
         self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)

@@ -9,7 +9,7 @@ import trio
 from codec.errors import UsageError
 from node.gateway.app import App
 from node.gateway.http import serve
-from node.gateway.http_messages import Limits
+from node.gateway.http_messages import HttpLimits
 from node.gateway.request_tracker import RequestTracker
 from node.gateway.text import Text
 from node.ledger.service import LedgerService
@@ -42,7 +42,7 @@ class Gateway:
         tracker = RequestTracker(self._ledger, max_lag=config.max_lag, most=config.in_flight)
         exact = not config.inexact_seeds
         app = App(config.model_name, text, tracker, self._head, key=config.api_key, exact_seeds=exact)
-        limits = Limits(connections=2 * config.in_flight)
+        limits = HttpLimits(connections=2 * config.in_flight)
         async with trio.open_nursery() as nursery:
             await nursery.start(tracker.run)
             try:

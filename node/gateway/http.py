@@ -25,7 +25,7 @@ from node.gateway.http_messages import (
     CutShort,
     Handler,
     Head,
-    Limits,
+    HttpLimits,
     Refused,
     Request,
     Response,
@@ -44,8 +44,8 @@ __all__ = [
     "CutShort",
     "Handler",
     "Head",
+    "HttpLimits",
     "HttpServer",
-    "Limits",
     "Request",
     "Response",
     "Send",
@@ -64,7 +64,7 @@ async def serve(
     handler: Handler,
     host: str,
     port: int,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: HttpLimits = DEFAULT_LIMITS,
     check: Check = _admit,
     *,
     listening: Sequence[socket.socket] = (),
@@ -87,7 +87,7 @@ async def serve(
 class HttpServer:
     """What all connections share: the places of strangers, the budget of bodies, the number of known clients."""
 
-    def __init__(self, handler: Handler, limits: Limits, check: Check) -> None:
+    def __init__(self, handler: Handler, limits: HttpLimits, check: Check) -> None:
         self._handler = handler
         self._limits = limits
         self._check = check

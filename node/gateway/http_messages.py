@@ -17,7 +17,7 @@ __all__ = [
     "CutShort",
     "Handler",
     "Head",
-    "Limits",
+    "HttpLimits",
     "Refused",
     "Request",
     "Response",
@@ -33,7 +33,7 @@ RETRY: Final = (("Retry-After", "1"),)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class HttpLimits:
     """What one client may cost."""
 
     head_bytes: int = 16 << 10
@@ -60,7 +60,7 @@ class Limits:
     """Bytes per second."""
 
 
-DEFAULT_LIMITS: Final = Limits()
+DEFAULT_LIMITS: Final = HttpLimits()
 
 
 @dataclass(frozen=True, slots=True)

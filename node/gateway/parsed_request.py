@@ -16,7 +16,7 @@ from node.engines.base import EXACT_SEED, MAX_STOP_TEXTS, SamplingOptions, Sampl
 from node.gateway.parameters import BadRequest
 from node.gateway.text import BadText, Text
 from node.ledger.messages import MAX_TOKENS, pack_tokens
-from node.ledger.model_limits import Limits
+from node.ledger.model_limits import ModelLimits
 
 __all__ = ["BadRequest", "ParsedRequest", "parse_chat", "parse_completion", "parse_tokens"]
 
@@ -211,7 +211,7 @@ def _parse_common(
 
 
 def _fitted(
-    body: Any, prompts: Sequence[tuple[int, ...]], most: int | None, limits: Limits, where: str
+    body: Any, prompts: Sequence[tuple[int, ...]], most: int | None, limits: ModelLimits, where: str
 ) -> tuple[Sequence[tuple[int, ...]], int]:
     """The prompts, truncated if that is asked for, and `max_tokens`. `where`: the field of the prompts.
 

@@ -19,14 +19,14 @@ from swarm.gossip.announcements import Gossip
 from swarm.protocol.core.events import Send
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.wire import Work
-from swarm.runtime import Application, Core, Limits, Manifests, Runtime, in_thread
+from swarm.runtime import Application, Core, Manifests, Runtime, RuntimeLimits, in_thread
 from swarm.store import Store
 from swarm.transport.base import Unreachable
 from swarm.transport.dialer import DialRules
 from swarm.transport.libp2p import Libp2pTransport
 from swarm.transport.parallel import DEFAULT_MBIT
 from swarm.transport.rules import PeerPolicy, TransportRules
-from swarm.transport.yamux import Limits as Yamux
+from swarm.transport.yamux import YamuxLimits
 
 if TYPE_CHECKING:
     from swarm.runtime.replica.jobs import Jobs
@@ -100,7 +100,7 @@ class Endpoint:
         model: "Model | None" = None,
     ) -> "Endpoint":
         """Put the parts together; nothing runs yet. `tuning`: the core's. `model`: None for a relay."""
-        limits = Limits()
+        limits = RuntimeLimits()
         up_mbit = network.up_mbit
         if up_mbit and up_mbit < DEFAULT_MBIT:  # above it, processors are the limit
             limits = replace(limits, up_mbit=up_mbit)
@@ -109,7 +109,7 @@ class Endpoint:
             manifests.note(seal.manifest)
         # The core decides when a peer is dialed again; the transport's own pause must have passed by then.
         pause_s = tuning.dial_retry_s / 2
-        yamux, dial = Yamux(), DialRules(backoff_first_s=pause_s, backoff_most_s=pause_s)
+        yamux, dial = YamuxLimits(), DialRules(backoff_first_s=pause_s, backoff_most_s=pause_s)
         transport = Libp2pTransport(
             key, network.listen, network.announce,
             up_mbit=DEFAULT_MBIT if up_mbit is None else up_mbit,

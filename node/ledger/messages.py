@@ -12,7 +12,7 @@
       <--------------------------------- Withdraw  these leases are void
       <------------------------------------ Unfit  no work for this engine
       <-------------------------------------- Ask  score these tokens of another node's sample
-      Answer       ------------------------->
+      WorkAnswer       ------------------------->
       Timesheet    ------------------------->  how the node's time divides
       <------------------------------ AskAbilities  what can your engine do?
       Abilities    ------------------------->
@@ -40,7 +40,6 @@ __all__ = [
     "MAX_TOKENS",
     "ROLLOUT_DOMAIN",
     "Abilities",
-    "Answer",
     "Ask",
     "AskAbilities",
     "Cannot",
@@ -56,6 +55,7 @@ __all__ = [
     "Verdict",
     "VersionSpan",
     "Withdraw",
+    "WorkAnswer",
     "WorkLease",
     "WorkMessage",
     "WorkRequest",
@@ -230,7 +230,7 @@ class Ask(WorkMessage, frozen=True, tag=11):
     end: U32
 
 
-class Answer(WorkMessage, frozen=True, tag=12):
+class WorkAnswer(WorkMessage, frozen=True, tag=12):
     """The log-probabilities (f32, packed) that were asked for, by the engine at `version`.
 
     Empty at the version that was asked for: the engine cannot score. Empty at another version: the engine no longer
@@ -345,7 +345,7 @@ _ALL = (
     | Unfit
     | Cannot
     | Ask
-    | Answer
+    | WorkAnswer
     | Timesheet
     | AskAbilities
     | Abilities

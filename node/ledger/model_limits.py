@@ -9,14 +9,14 @@ import numpy as np
 from codec.errors import PeerError
 from codec.unpack import unpack
 
-__all__ = ["NO_LIMITS", "Limits", "limits_of"]
+__all__ = ["NO_LIMITS", "ModelLimits", "limits_of"]
 
 LENGTHS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 """The names that model families give to the number of positions."""
 _CONFIG: Final = msgspec.json.Decoder(dict[str, Any])
 
 
-class Limits(NamedTuple):
+class ModelLimits(NamedTuple):
     """What a model can read. None: its config.json does not say."""
 
     context: int | None = None
@@ -42,10 +42,10 @@ class Limits(NamedTuple):
         return None
 
 
-NO_LIMITS: Final = Limits()
+NO_LIMITS: Final = ModelLimits()
 
 
-def limits_of(files: Mapping[str, bytes]) -> Limits:
+def limits_of(files: Mapping[str, bytes]) -> ModelLimits:
     """The limits by `files`, the small files of a checkpoint by name."""
     try:
         config = unpack(_CONFIG, files.get("config.json") or b"{}", "config.json")
@@ -53,7 +53,9 @@ def limits_of(files: Mapping[str, bytes]) -> Limits:
         return NO_LIMITS
     text = config.get("text_config")
     inner: dict[str, Any] = text if isinstance(text, dict) else {}
-    return Limits(_context(inner) or _context(config), _number(inner, "vocab_size") or _number(config, "vocab_size"))
+    return ModelLimits(
+        _context(inner) or _context(config), _number(inner, "vocab_size") or _number(config, "vocab_size")
+    )
 
 
 def _context(config: Mapping[str, Any]) -> int | None:

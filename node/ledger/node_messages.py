@@ -15,7 +15,6 @@ from node.ledger.assignment.commit_stats import CommitStats
 from node.ledger.assignment.pending_requests import PendingRequests
 from node.ledger.messages import (
     Abilities,
-    Answer,
     Ask,
     AskAbilities,
     Cannot,
@@ -28,6 +27,7 @@ from node.ledger.messages import (
     Unfit,
     Verdict,
     Withdraw,
+    WorkAnswer,
     WorkLease,
     WorkMessage,
     WorkRequest,
@@ -129,7 +129,7 @@ class NodeMessages:
                 group = self._ledger.refuse_work(node, lease, token, now)
                 if group is not None:
                     self._give_up(group, why)
-            case Answer(check, epoch, version, logprobs):
+            case WorkAnswer(check, epoch, version, logprobs):
                 self._ledger.quarantine.answer_check(node, check, (epoch, version), unpack_floats(logprobs), now)
             case Abilities():
                 if self.abilities.hear(node, message):

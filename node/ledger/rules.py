@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Iterator
 from typing import Final
 
 from node.engines.base import SamplingParams, Version
-from node.ledger.assignment.assigner import Assigner
+from node.ledger.assignment.assigner import WorkAssigner
 from node.ledger.assignment.consumption import Consumption
 from node.ledger.assignment.leases import remember
 from node.ledger.assignment.pool import check_offer
@@ -50,7 +50,7 @@ class Ledger:
         self.acceptance = Acceptance(settings, self.table)
         self.consumption: dict[str, Consumption] = {}
         """By trainer's session: how fast its trainer takes samples."""
-        self.assigner = Assigner(transitions, self.members, self.consumption)
+        self.assigner = WorkAssigner(transitions, self.members, self.consumption)
         self.bindings: OrderedDict[str, Binding] = OrderedDict()
         """By key: the work that it stands for."""
         transitions.facts.append(Advanced(head))

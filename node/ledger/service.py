@@ -20,7 +20,7 @@ from node.ledger.binding import Binding, KeyTaken, refuse_if_different, work_pai
 from node.ledger.book import Book
 from node.ledger.facts import Fact
 from node.ledger.messages import WorkMessage, encode
-from node.ledger.model_limits import NO_LIMITS, Limits
+from node.ledger.model_limits import NO_LIMITS, ModelLimits
 from node.ledger.node_messages import Expel, NodeMessages
 from node.ledger.report import report
 from node.ledger.rules import Ledger
@@ -258,7 +258,7 @@ class LedgerService:
         prompts: bytes = b"",
         count: int = 0,
         paced: bool = False,
-        limits: Limits = NO_LIMITS,
+        limits: ModelLimits = NO_LIMITS,
     ) -> Session:
         """Open a session for groups of `n` samples, whose tokens are at most `max_lag` versions old.
 

@@ -10,7 +10,7 @@ from codec.errors import PeerError
 from node.engines.base import SamplingParams
 from node.ledger.assignment.pool import check_offer
 from node.ledger.binding import Binding
-from node.ledger.model_limits import NO_LIMITS, Limits
+from node.ledger.model_limits import NO_LIMITS, ModelLimits
 from node.ledger.state import Group
 
 __all__ = ["Offer", "Session"]
@@ -30,7 +30,7 @@ class Session:
     """Its work outlives the connection."""
     total: int | None = None
     """Groups that will be offered since the session was opened, if the trainer knows."""
-    limits: Limits = NO_LIMITS
+    limits: ModelLimits = NO_LIMITS
     """What the model can read; an offer of a prompt beyond it is refused."""
     news: trio.Event = field(default_factory=trio.Event)
     offered: int = 0

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import structlog
 import trio
 
-from codec import Staged, write_patch
+from codec import StagedChunk, write_patch
 from codec.sign import Key
 from node.engines.group import EngineGroup
 from node.engines.host import EngineDeadlines, EngineHost, EngineLost, EngineSpec, ReplicaRef, worker_command
@@ -36,7 +36,7 @@ _VLLM_COMMIT_S: Final = 300.0
 _LEND_AGAIN_S: Final = 0.1
 """Interval at which a replica that is catching up is asked again for its bits."""
 
-Changes = Sequence[Staged] | None
+Changes = Sequence[StagedChunk] | None
 """What was written into the replica since its last version; None: not known, so the engine has to be reloaded."""
 
 

@@ -9,7 +9,7 @@ import trio
 
 from codec.errors import PeerError
 from node.engines.host import EngineFailed, EngineLost
-from node.ledger.messages import Answer, Ask, encode, pack_floats, unpack_tokens
+from node.ledger.messages import Ask, WorkAnswer, encode, pack_floats, unpack_tokens
 from node.member.engine_client import EngineClient
 
 __all__ = ["Scorer"]
@@ -51,4 +51,4 @@ class Scorer:
                     logprobs, version = await self._engine.score(unpack_tokens(ask.prompt), tokens, ask.sampling)
                 except (EngineLost, EngineFailed) as error:
                     _log.warning("a sample could not be scored: %s", error)
-            await self._send(encode(Answer(ask.check, *version, pack_floats(logprobs[ask.start :]))))
+            await self._send(encode(WorkAnswer(ask.check, *version, pack_floats(logprobs[ask.start :]))))

@@ -14,7 +14,7 @@ from node.status.schema import Status
 from swarm.guard import Source
 from swarm.transport.base import Unreachable
 
-__all__ = ["SOCKET_NAME", "Answer", "Ask", "ask", "serve"]
+__all__ = ["SOCKET_NAME", "Ask", "StateAnswer", "ask", "serve"]
 
 SOCKET_NAME: Final = "status.sock"
 ANSWER_WITHIN_S: Final = 10.0
@@ -32,7 +32,7 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
     prove: bool = False
 
 
-class Answer(msgspec.Struct, frozen=True, tag="state"):
+class StateAnswer(msgspec.Struct, frozen=True, tag="state"):
     """The status at the moment of the question."""
 
     state: Status
@@ -63,7 +63,7 @@ async def serve(
             close_fds(fds)
             if question.prove:
                 await prove()
-            await channel.send(Answer(status()))
+            await channel.send(StateAnswer(status()))
 
     await serve_socket(home / SOCKET_NAME, converse, receives=Ask, source=Source.STATUS, task_status=task_status)
 
@@ -74,7 +74,7 @@ def ask(home: Path, *, prove: bool = False, within_s: float = ANSWER_WITHIN_S) -
     With `prove` the answer may take `PROOF_WITHIN_S`.
     """
     try:
-        with connect(home / SOCKET_NAME, Answer) as channel:
+        with connect(home / SOCKET_NAME, StateAnswer) as channel:
             channel.send(Ask(prove), timeout_s=within_s)
             answer, _ = channel.recv(PROOF_WITHIN_S if prove else within_s)
             return answer.state

@@ -18,7 +18,7 @@ from codec import (
     Layout,
     Packer,
     Replica,
-    Staged,
+    StagedChunk,
     chunk_target,
     open_header,
     read_patch,
@@ -107,8 +107,8 @@ class LocalSwarm:
     def close(self) -> None:
         self._encoder.close()
 
-    def _deliver(self, deltas: Sequence[Any], number: int) -> list[Staged]:
-        packer, staged = Packer(chunk_target(0)), list[Staged]()
+    def _deliver(self, deltas: Sequence[Any], number: int) -> list[StagedChunk]:
+        packer, staged = Packer(chunk_target(0)), list[StagedChunk]()
         full = [part for delta in deltas for part in packer.add(delta)] + list(packer.flush())
         for i, part in enumerate(full):
             key = ChunkKey(0, number, 0, i)

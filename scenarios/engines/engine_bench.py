@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from codec import Checkpoint, Replica, write_patch
-from codec.staging import Staged
+from codec.staging import StagedChunk
 from node.engines.base import Completion, EngineError, Prompt, SamplingParams
 from node.engines.interface import SharedReplica, WeightPatch
 from node.engines.vllm.engine import VllmEngine
@@ -55,19 +55,19 @@ class Bench:
     """Generations begun so far, which is also the number of the last flight."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def advance(self, staged: Sequence[Staged]) -> int:
+    def advance(self, staged: Sequence[StagedChunk]) -> int:
         """Advance the replica by one version. Returns a descriptor of its weight patch, which the caller closes."""
         fd, _ = write_patch(staged, self.replica.layout)
         self.replica.scatter(staged)
         self.version += 1
         return fd
 
-    def update(self, staged: Sequence[Staged]) -> float:
+    def update(self, staged: Sequence[StagedChunk]) -> float:
         """Advance the replica and then the engine by one version. Returns the engine's pause in seconds."""
         self.stage(staged)
         return self.commit()
 
-    def stage(self, staged: Sequence[Staged]) -> None:
+    def stage(self, staged: Sequence[StagedChunk]) -> None:
         """Advance the replica by one version and stage that version in the engine."""
         fd = self.advance(staged)
         try:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codec import Replica
-from codec.staging import Staged, StagedBlock, block_hash
+from codec.staging import StagedBlock, StagedChunk, block_hash
 
 __all__ = ["make_experts", "make_latent", "make_qwen3", "make_tokenizer", "make_wide_norms", "step_of"]
 
@@ -116,7 +116,7 @@ def make_wide_norms(base: Path, folder: Path) -> Path:
     return folder
 
 
-def step_of(replica: Replica, seed: int, share: float = 0.01, names: Sequence[str] | None = None) -> list[Staged]:
+def step_of(replica: Replica, seed: int, share: float = 0.01, names: Sequence[str] | None = None) -> list[StagedChunk]:
     """Return a step that moves about `share` of the elements to a neighbouring value, in the form a node stages."""
     rng = np.random.default_rng(seed)
     out: list[StagedBlock] = []
@@ -131,4 +131,4 @@ def step_of(replica: Replica, seed: int, share: float = 0.01, names: Sequence[st
         new[positions] ^= new.dtype.type(1)
         digest = block_hash(new)
         out.append(StagedBlock(block, positions, new[positions], replica.hashes[block].tobytes(), digest))
-    return [Staged(tuple(out))]
+    return [StagedChunk(tuple(out))]

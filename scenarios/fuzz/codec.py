@@ -23,7 +23,7 @@ from codec.errors import SwarmError
 from codec.layout import Layout, TensorSpec
 from codec.replica import Replica
 from codec.sign import Key
-from codec.staging import Staged, block_hash
+from codec.staging import StagedChunk, block_hash
 
 __all__ = ["FuzzResult", "fuzz_chunks", "fuzz_payloads", "main"]
 
@@ -171,7 +171,7 @@ def _chunks(rng: np.random.Generator) -> Iterator[tuple[Replica, Chunk, Key]]:
             yield replica, seal_chunk(ChunkKey(0, 1, 0, 0), replica.root, layout.hash, deltas, key), key
 
 
-def _same(one: Staged, other: Staged) -> bool:
+def _same(one: StagedChunk, other: StagedChunk) -> bool:
     return len(one.blocks) == len(other.blocks) and all(
         a.block == b.block and np.array_equal(a.positions, b.positions) and np.array_equal(a.bits, b.bits)
         for a, b in zip(one, other, strict=True)

@@ -51,7 +51,7 @@ SAMPLES: Final[dict[type, WorkMessage]] = {
     work.Unfit: work.Unfit(1, Reason.TOO_OLD),
     work.Cannot: work.Cannot(1, 1, "no"),
     work.Ask: work.Ask(1, _PROMPT, _PROMPT, SHAPED, 0, 3, 0, 3),
-    work.Answer: work.Answer(1, 0, 3, work.pack_floats((-0.5,) * 3)),
+    work.WorkAnswer: work.WorkAnswer(1, 0, 3, work.pack_floats((-0.5,) * 3)),
     work.AskAbilities: work.AskAbilities(),
     work.Abilities: work.Abilities(("options",), "transformers"),
     work.Timesheet: work.Timesheet(1.0, 1.0, 1.0, 1.0, (Commits(0, 3, 1.0, 1.0, 1.0, 1.0),)),

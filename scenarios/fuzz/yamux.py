@@ -86,10 +86,10 @@ def _connection(data: bytes) -> None:
 
 
 async def _meet(data: bytes) -> None:
-    from swarm.transport.yamux import Connection, Limits, StreamLink
+    from swarm.transport.yamux import Connection, StreamLink, YamuxLimits
 
     near, far = trio.testing.memory_stream_pair()
-    limits = Limits(max_inbound_streams=_STREAMS, window_budget_bytes=_BUDGET_BYTES, accept_backlog=_STREAMS)
+    limits = YamuxLimits(max_inbound_streams=_STREAMS, window_budget_bytes=_BUDGET_BYTES, accept_backlog=_STREAMS)
     connection = Connection(StreamLink(near), client=False, limits=limits)
     with trio.fail_after(3600):
         async with trio.open_nursery() as nursery:

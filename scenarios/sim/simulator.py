@@ -30,7 +30,7 @@ from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.wire import Join
 from swarm.protocol.member import Peer
 from swarm.protocol.startup import Boot, Saved, Site
-from swarm.runtime import Limits
+from swarm.runtime import RuntimeLimits
 
 __all__ = ["Faults", "Link", "Node", "Published", "World"]
 
@@ -91,7 +91,7 @@ class World(VirtualNetwork):
         return self._host or Cpu(self._costs)
 
     def _workers(self) -> Cpu:
-        return Cpu(self._costs, Limits().workers)
+        return Cpu(self._costs, RuntimeLimits().workers)
 
     def _new_key(self) -> Key:
         return Key(self.rng.randbytes(32))

@@ -88,7 +88,7 @@ from swarm.protocol.membership.session import BAN_S, Session, pay_for_attaching
 from swarm.protocol.startup import Boot, Budget, Saved, Site
 from swarm.protocol.state import OwnUplink, State
 from swarm.protocol.topology.replanning import Scheme
-from swarm.protocol.transfer.assignment import Assigner
+from swarm.protocol.transfer.assignment import ChunkAssigner
 from swarm.protocol.transfer.bootstrap_limiter import BootstrapLimiter
 from swarm.protocol.transfer.egress import Egress
 from swarm.protocol.transfer.serving import key_of, serve_chunk, serve_manifest
@@ -146,7 +146,7 @@ class Authority:
         self.admission.restore(saved.grants, saved.tickets, saved.bars, now)
         self._alone_since: float | None = now if self._enrolled else None
         """Local time of our start, until a member of an earlier boot comes back; None: one has, or there is none."""
-        self.assigner = Assigner(state.exchange, state.chunks, self.scheme.is_root_child)
+        self.assigner = ChunkAssigner(state.exchange, state.chunks, self.scheme.is_root_child)
         self.superseded = False
         """A later boot of our own key is running: this one ignores all further events."""
         manifest = open_manifest(saved.head, key.public)

@@ -26,9 +26,19 @@ Packages:
 
 from swarm.runtime.core_loop import Core
 from swarm.runtime.counts import Counts
-from swarm.runtime.limits import Limits
+from swarm.runtime.limits import RuntimeLimits
 from swarm.runtime.replica.manifests import Manifests
 from swarm.runtime.runtime import Application, Runtime
 from swarm.runtime.threads import RunSync, here_and_now, in_thread
 
-__all__ = ["Application", "Core", "Counts", "Limits", "Manifests", "RunSync", "Runtime", "here_and_now", "in_thread"]
+__all__ = [
+    "Application",
+    "Core",
+    "Counts",
+    "Manifests",
+    "RunSync",
+    "Runtime",
+    "RuntimeLimits",
+    "here_and_now",
+    "in_thread",
+]

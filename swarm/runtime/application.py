@@ -7,7 +7,7 @@ from swarm.protocol.core.events import VersionId
 from swarm.protocol.core.notices import Notice
 
 if TYPE_CHECKING:
-    from codec import Staged
+    from codec import StagedChunk
 
 __all__ = ["Application"]
 
@@ -15,7 +15,7 @@ __all__ = ["Application"]
 class Application(Protocol):
     """The program that runs a core. It is called from the event loop: take note, and return at once."""
 
-    def committed(self, version: VersionId, manifest: Manifest, changes: "tuple[Staged, ...] | None") -> None:
+    def committed(self, version: VersionId, manifest: Manifest, changes: "tuple[StagedChunk, ...] | None") -> None:
         """The replica is at this version. `changes`: what was written since the one before (for `codec.write_patch`);
         None when it is not known, so that an engine must reload from the replica."""
         ...

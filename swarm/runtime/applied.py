@@ -12,7 +12,7 @@ import trio
 from swarm.protocol.core.events import Commit, VersionId
 from swarm.protocol.core.notices import CheckpointWritten
 from swarm.runtime.application import Application
-from swarm.runtime.limits import Limits
+from swarm.runtime.limits import RuntimeLimits
 from swarm.runtime.replica.manifests import Manifests
 from swarm.runtime.threads import RunSync
 from swarm.store import Seal, Store
@@ -32,7 +32,7 @@ class AppliedVersions:
         manifests: Manifests,
         jobs: "Jobs | None",
         application: Application,
-        limits: Limits,
+        limits: RuntimeLimits,
         run_sync: RunSync,
     ) -> None:
         """`jobs`: None for a relay, which has no replica."""

@@ -10,7 +10,7 @@ import trio
 from swarm.guard import Source, guarded
 from swarm.protocol.core.events import Effect, Event, PieceBad, Timer
 from swarm.runtime.event_queue import OURS, EventQueue, QueuedEvent
-from swarm.runtime.limits import Limits
+from swarm.runtime.limits import RuntimeLimits
 
 __all__ = ["Core", "CoreLoop", "EventHandlers", "PostEvent"]
 
@@ -65,7 +65,7 @@ class EventHandlers(Protocol):
 class CoreLoop:
     """Applies events to one core. An error that a peer's event causes ends that peer's session, and nothing else."""
 
-    def __init__(self, core: Core, limits: Limits) -> None:
+    def __init__(self, core: Core, limits: RuntimeLimits) -> None:
         self._core = core
         self._queue = EventQueue(limits.events, limits.events_bytes)
         self._timers: dict[str, float] = {}

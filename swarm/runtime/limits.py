@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from swarm.protocol.core.wire import MAX_MESSAGE_BYTES
 
-__all__ = ["Limits"]
+__all__ = ["RuntimeLimits"]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RuntimeLimits:
     """Times in seconds, sizes in bytes."""
 
     message_bytes: int = MAX_MESSAGE_BYTES

@@ -45,7 +45,7 @@ from swarm.runtime.applied import AppliedVersions
 from swarm.runtime.core_loop import Core, CoreLoop
 from swarm.runtime.counts import Counts
 from swarm.runtime.failure import Failure
-from swarm.runtime.limits import Limits
+from swarm.runtime.limits import RuntimeLimits
 from swarm.runtime.replica.manifests import Manifests
 from swarm.runtime.sessions.inbound import Inbound, PartReceiver, header_stored
 from swarm.runtime.sessions.outbound import Blob, Outbound
@@ -74,14 +74,14 @@ class Runtime:
         *,
         services: "ReplicaServices | None" = None,
         announce: Callable[[bytes], Awaitable[None]] | None = None,
-        limits: Limits | None = None,
+        limits: RuntimeLimits | None = None,
         run_sync: RunSync = in_thread,
         outward: Callable[[Sequence[str]], tuple[str, ...]] = tuple,
     ) -> None:
         """`manifests` names the authority. `services`: None for a relay, which has no model. `announce` publishes a
         manifest by gossip. `outward` maps the addresses that are listened on to those that the core is told.
         """
-        limits = limits or Limits()
+        limits = limits or RuntimeLimits()
         self._core, self._transport, self._store = core, transport, store
         self._jobs = None if services is None else services.jobs
         self._blobs = None if services is None else services.blobs

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from swarm.runtime.limits import Limits
+from swarm.runtime.limits import RuntimeLimits
 from swarm.runtime.replica.jobs import Jobs
 from swarm.runtime.replica.manifests import Manifests
 from swarm.runtime.replica.model import Model
@@ -23,7 +23,7 @@ class ReplicaServices:
 
     @classmethod
     def build(
-        cls, store: Store, model: Model, manifests: Manifests, limits: Limits, run_sync: RunSync = in_thread
+        cls, store: Store, model: Model, manifests: Manifests, limits: RuntimeLimits, run_sync: RunSync = in_thread
     ) -> "ReplicaServices":
         """The services of `model`, which keeps its files in `store`."""
         jobs = Jobs(store, model, manifests, limits, run_sync)

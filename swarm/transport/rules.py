@@ -8,7 +8,7 @@ from swarm.transport.connection.admission import AdmissionRules
 from swarm.transport.connection.gate import GateRules
 from swarm.transport.dialer import DialRules
 from swarm.transport.nat.relay import RelayRules
-from swarm.transport.yamux import Limits
+from swarm.transport.yamux import YamuxLimits
 
 __all__ = ["PeerPolicy", "TransportRules"]
 
@@ -31,7 +31,7 @@ class PeerPolicy:
 class TransportRules:
     """Every bound of a libp2p transport, by the part that keeps it."""
 
-    limits: Limits = field(default_factory=Limits)
+    limits: YamuxLimits = field(default_factory=YamuxLimits)
     """Of each yamux connection, and of all connections of a peer together."""
     dial: DialRules = field(default_factory=DialRules)
     admission: AdmissionRules = field(default_factory=AdmissionRules)

@@ -25,7 +25,7 @@ bulk it causes sixteen times as many wake-ups. 256 KiB delay a later message on 
 gigabit a second."""
 
 _DEAD_MS: Final = 30_000
-"""TCP_USER_TIMEOUT: data that is not acknowledged for this long ends the connection (`yamux.Limits` bounds silence)."""
+"""TCP_USER_TIMEOUT: data that is not acknowledged for this long ends the connection (`YamuxLimits` bounds silence)."""
 
 
 def tune(sock: Any) -> str:

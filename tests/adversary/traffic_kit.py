@@ -173,7 +173,7 @@ def work_requests(member: Member) -> Blocks:
         messages.SignedRollout(bytes(64) + bytes(3000)),
         messages.Timesheet(1e7, 1e7, 1e7, 1e7, (messages.Commits(0, 1, 1.0, 1.0, 1.0, 1.0),) * 16),
         *(messages.Renew(i, i, i) for i in range(64)),
-        messages.Answer(7, 0, 0, bytes(4096)),
+        messages.WorkAnswer(7, 0, 0, bytes(4096)),
         messages.Cannot(1, 1, "x" * 512),
         messages.Ask(1, bytes(4), bytes(4), SamplingParams(max_tokens=1), 0, 0, 0, 1),
     ]

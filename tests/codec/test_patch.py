@@ -13,13 +13,13 @@ from codec.bits import Bits
 from codec.errors import PeerError
 from codec.layout import Layout
 from codec.patch import patch_hashes, read_patch, write_patch
-from codec.staging import Staged
+from codec.staging import StagedChunk
 
 OLD = weights()
 NEW = stepped(OLD)
 
 
-def staged() -> list[Staged]:
+def staged() -> list[StagedChunk]:
     replica = replica_of(OLD)
     return [replica.stage(opened(chunk), chunk.body) for chunk in publish(replica, NEW)]
 

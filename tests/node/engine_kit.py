@@ -8,7 +8,7 @@ import numpy as np
 import trio
 from seed_kit import random_replica
 
-from codec import Chunk, ChunkKey, Key, Replica, Staged, open_header, seal_chunk, write_patch
+from codec import Chunk, ChunkKey, Key, Replica, StagedChunk, open_header, seal_chunk, write_patch
 from node.engines.host import EngineDeadlines, EngineHost, EngineSpec, ReplicaRef, worker_command
 
 
@@ -39,7 +39,7 @@ class NodeReplica:
         return fd, version, self.replica.root
 
 
-def stage_next(replica: Replica, key: Key, version: tuple[int, int]) -> Staged:
+def stage_next(replica: Replica, key: Key, version: tuple[int, int]) -> StagedChunk:
     deltas = []
     for block in range(replica.layout.n_blocks):
         new = replica.block(block).copy()

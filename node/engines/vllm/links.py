@@ -38,7 +38,7 @@ SEND_WITHIN_S: Final = 60.0
 BACKLOG: Final = 64
 """Connections that wait to be accepted: every rank of a vLLM connects when it starts."""
 
-Answer = TypeVar("Answer")
+AnswerT = TypeVar("AnswerT")
 OnProgress = Callable[[Told], None]
 
 
@@ -84,8 +84,8 @@ class Link:
         return future
 
     def get(
-        self, make: Callable[[int], FromDriver], answer_type: type[Answer], within_s: float, fds: Sequence[int] = ()
-    ) -> Answer:
+        self, make: Callable[[int], FromDriver], answer_type: type[AnswerT], within_s: float, fds: Sequence[int] = ()
+    ) -> AnswerT:
         """The answer to `make(number)`. Raises `PluginFailed`; `EngineError` after `within_s` or when vLLM is gone."""
         return wait(self.ask(make, fds), answer_type, within_s)
 
@@ -129,7 +129,7 @@ class Link:
         self._channel.close()
 
 
-def wait(future: Future[Any], answer_type: type[Answer], within_s: float) -> Answer:
+def wait(future: Future[Any], answer_type: type[AnswerT], within_s: float) -> AnswerT:
     """A future's answer. Raises `PluginFailed`; `EngineError` when it is late or of another type."""
     try:
         answer = future.result(within_s)

@@ -13,7 +13,7 @@ from node.ledger.messages import Reason
 from node.ledger.state import Group, Head, Lease, Node
 from node.ledger.transitions import Transitions
 
-__all__ = ["MOST_LEASES", "Assigner"]
+__all__ = ["MOST_LEASES", "WorkAssigner"]
 
 MOST_LEASES: Final = 256
 """Leases granted to one request at once, at 15 microseconds each. A node with room for more gets them in the next
@@ -69,7 +69,7 @@ class _Quota:
             self.limits[lag] -= samples
 
 
-class Assigner:
+class WorkAssigner:
     """Leases free samples to nodes. `members` and `consumption` belong to the ledger."""
 
     def __init__(self, transitions: Transitions, members: Set[bytes], consumption: Mapping[str, Consumption]) -> None:

@@ -19,7 +19,7 @@ from swarm.protocol.core.events import Event, HeaderStored, PieceStored, Version
 from swarm.protocol.core.wire import Blob, Frame, FrameKind, WantBlob, WantBlock
 from swarm.runtime.counts import Counts
 from swarm.runtime.framing import ByteReader
-from swarm.runtime.limits import Limits
+from swarm.runtime.limits import RuntimeLimits
 from swarm.runtime.sessions.inbound import Inbound
 from swarm.runtime.sessions.requests import Requests
 from swarm.store import ChunkStore, StoredChunk
@@ -66,7 +66,7 @@ class _World(World):
         parts, writer = cast("Any", self), cast("Any", self)
         applied = cast("Any", SimpleNamespace(newest=VersionId(0, 3)))
         self.inbound = Inbound(
-            AUTHORITY.public, self.store, writer, parts, applied, self._post, self.counts, Limits()
+            AUTHORITY.public, self.store, writer, parts, applied, self._post, self.counts, RuntimeLimits()
         )  # fmt: skip
         self.requests = Requests(1 << 20)
         self.asked = 0

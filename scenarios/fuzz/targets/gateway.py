@@ -15,7 +15,7 @@ import trio.testing
 
 import node.gateway.app as app_module
 from node.gateway.app import App
-from node.gateway.http import HttpServer, Limits
+from node.gateway.http import HttpLimits, HttpServer
 from node.gateway.text import Text
 from node.ledger.assignment.pool import check_offer
 from node.ledger.messages import Rollout, VersionSpan, pack_floats, pack_tokens
@@ -144,7 +144,7 @@ class _World(World):
 
     async def _converse(self, stream: Any) -> None:
         app = App("policy", self._text, _Requests(), lambda: (0, 1), key=KEY)  # type: ignore[arg-type]
-        await HttpServer(app, Limits(), app.check).serve_connection(stream)
+        await HttpServer(app, HttpLimits(), app.check).serve_connection(stream)
 
     def close(self) -> None:
         app_module.trio = self._own

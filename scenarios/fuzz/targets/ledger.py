@@ -172,7 +172,7 @@ class _World(World):
                 return replace(sample, lease=lease.lease, token=lease.token)
             case work.GiveBack():
                 return replace(sample, leases=(lease.lease,))
-            case work.Answer():
+            case work.WorkAnswer():
                 check = next(iter(self.ledger.quarantine.checks.open), 1)
                 return replace(sample, check=check, version=self.version)
             case work.SignedRollout():

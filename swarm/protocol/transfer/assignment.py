@@ -10,10 +10,10 @@ from collections.abc import Callable
 from swarm.protocol.transfer.chunks import Chunk, Chunks
 from swarm.protocol.transfer.exchange import HEADER, Exchange
 
-__all__ = ["Assigner"]
+__all__ = ["ChunkAssigner"]
 
 
-class Assigner:
+class ChunkAssigner:
     """The chunks that are not assigned yet, in the order in which they were sealed."""
 
     def __init__(self, exchange: Exchange, chunks: Chunks, is_head: Callable[[int, bytes], bool]) -> None:

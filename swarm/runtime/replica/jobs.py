@@ -4,10 +4,10 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from codec import Manifest, Staged, Torn
+from codec import Manifest, StagedChunk, Torn
 from codec.errors import PeerError
 from swarm.protocol.core.events import Job, JobDone, JobKind, Opened, VersionId
-from swarm.runtime.limits import Limits
+from swarm.runtime.limits import RuntimeLimits
 from swarm.runtime.replica.manifests import Manifests
 from swarm.runtime.replica.model import Mismatch, Model
 from swarm.runtime.threads import RunSync, in_thread
@@ -17,10 +17,10 @@ __all__ = ["Jobs"]
 
 
 class Jobs:
-    """Runs jobs on a `Model`: one at a time that writes bits, and `Limits.workers` that decode."""
+    """Runs jobs on a `Model`: one at a time that writes bits, and `RuntimeLimits.workers` that decode."""
 
     def __init__(
-        self, store: Store, model: Model, manifests: Manifests, limits: Limits, run_sync: RunSync = in_thread
+        self, store: Store, model: Model, manifests: Manifests, limits: RuntimeLimits, run_sync: RunSync = in_thread
     ) -> None:
         self.model = model
         self._store = store
@@ -29,7 +29,7 @@ class Jobs:
         self._run_sync = run_sync
         self._workers = trio.CapacityLimiter(limits.workers)
         self._writer = trio.Lock()
-        self._changes: dict[VersionId, tuple[Staged, ...] | None] = {}
+        self._changes: dict[VersionId, tuple[StagedChunk, ...] | None] = {}
         """What each version changed, until `confirm_version` takes it; None: not all of it was in scratch memory."""
         self._checkpoint_version: VersionId | None = None
         """The version of the newest checkpoint on disk; None: not looked up yet, or there is none."""
@@ -64,7 +64,7 @@ class Jobs:
             version = VersionId(manifest.epoch, manifest.version)
             self._changes[version] = await self._run_sync(self.model.apply, manifest)
 
-    async def confirm_version(self, version: VersionId, manifest: Manifest) -> tuple[Staged, ...] | None:
+    async def confirm_version(self, version: VersionId, manifest: Manifest) -> tuple[StagedChunk, ...] | None:
         """Make `version`, which the core has declared applied, durable if it is not yet.
 
         Returns the changes since the version before; None when not all of them are known.
@@ -111,7 +111,7 @@ class Jobs:
             raise Mismatch("the chunk was dropped")
         self.model.stage(chunk)
 
-    def _apply(self, version: VersionId) -> tuple[Staged, ...] | None:
+    def _apply(self, version: VersionId) -> tuple[StagedChunk, ...] | None:
         manifest, sealed = self._signed(version)
         self.model.prepare(manifest, sealed)
         return self.model.apply(manifest)

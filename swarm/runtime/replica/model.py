@@ -22,7 +22,7 @@ from codec import (
     Layout,
     Manifest,
     Replica,
-    Staged,
+    StagedChunk,
     Torn,
     chunk_id,
     state_root,
@@ -243,7 +243,7 @@ class Model:
             raise Mismatch("the chunks do not lead to the root that the manifest names")
         self._store.seal(Seal.of(manifest, sealed), hashes)
 
-    def apply(self, manifest: Manifest) -> tuple[Staged, ...] | None:
+    def apply(self, manifest: Manifest) -> tuple[StagedChunk, ...] | None:
         """Write the bits of a prepared version. Returns what was written, if all of it was in scratch memory."""
         replica, id_ = self._whole(), VersionId(manifest.epoch, manifest.version)
         chunks = self._listed(manifest)
@@ -423,7 +423,7 @@ class Model:
             raise RuntimeError("the replica was not opened")
         return replica
 
-    def _decode(self, chunk: StoredChunk, replica: Replica | None = None) -> Staged:
+    def _decode(self, chunk: StoredChunk, replica: Replica | None = None) -> StagedChunk:
         body = self._store.chunks.body(chunk.key)
         if body is None:
             raise Mismatch(f"chunk {tuple(chunk.key)} is not in the store")
@@ -467,7 +467,7 @@ class Model:
             raise Mismatch("the chunks are not those that the manifest lists")
         return chunks
 
-    def _staged_or_decoded(self, chunk: StoredChunk) -> Staged:
+    def _staged_or_decoded(self, chunk: StoredChunk) -> StagedChunk:
         return self._scratch.get(chunk.key) or self._decode(chunk)
 
     def _forget_version(self) -> None:

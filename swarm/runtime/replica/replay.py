@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator
 
-from codec import Replica, Staged, StagedBlock
+from codec import Replica, StagedBlock, StagedChunk
 from codec.staging import decode
 from swarm.store import ChunkStore, StoredChunk
 
@@ -29,4 +29,4 @@ def replay_chunks(
             if decoded is None:
                 yield block
             else:
-                replica.scatter([Staged((StagedBlock(block, *decoded, old_hash, entry.new_hash),))])
+                replica.scatter([StagedChunk((StagedBlock(block, *decoded, old_hash, entry.new_hash),))])

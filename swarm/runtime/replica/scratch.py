@@ -2,7 +2,7 @@
 
 import threading
 
-from codec import ChunkKey, Staged
+from codec import ChunkKey, StagedChunk
 from swarm.protocol.core.events import VersionId
 
 __all__ = ["Scratch"]
@@ -14,7 +14,7 @@ class Scratch:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._staged: dict[VersionId, dict[int, Staged]] = {}
+        self._staged: dict[VersionId, dict[int, StagedChunk]] = {}
         self.nbytes = 0
 
     @property
@@ -22,13 +22,13 @@ class Scratch:
         """Whether there is no room for another chunk."""
         return self.nbytes >= self._max_bytes
 
-    def put(self, key: ChunkKey, staged: Staged) -> None:
+    def put(self, key: ChunkKey, staged: StagedChunk) -> None:
         """Keep a decoded chunk."""
         with self._lock:
             self._staged.setdefault(VersionId(key.epoch, key.version), {})[key.seq] = staged
             self.nbytes += staged.nbytes
 
-    def get(self, key: ChunkKey) -> Staged | None:
+    def get(self, key: ChunkKey) -> StagedChunk | None:
         """The decoded chunk, if it is here."""
         return self._staged.get(VersionId(key.epoch, key.version), {}).get(key.seq)
 

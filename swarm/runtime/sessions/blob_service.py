@@ -21,7 +21,7 @@ from swarm.protocol.core.wire import WantBlob, WantBlock
 from swarm.runtime.replica.jobs import Jobs
 from swarm.runtime.replica.manifests import Manifests
 from swarm.runtime.sessions.outbound import Blob
-from swarm.runtime.sessions.requests import Answer, Requests
+from swarm.runtime.sessions.requests import PeerAnswer, Requests
 from swarm.runtime.threads import RunSync, in_thread
 from swarm.store import Store
 
@@ -84,7 +84,7 @@ class BlobService:
             max_bytes = MAX_LAYOUT_BYTES if want.kind == BlobKind.LAYOUT else _MAX_FILE_BYTES
             requests.note(want, max_bytes, exact=False)
 
-    async def accept_answer(self, peer: bytes, answer: Answer) -> Event | None:
+    async def accept_answer(self, peer: bytes, answer: PeerAnswer) -> Event | None:
         """Verify and store a complete answer. Returns the event that tells the core; None for a block that was
         requested from another peer meanwhile. Raises `PeerError` when the answer does not verify."""
         want = answer.want
@@ -98,7 +98,7 @@ class BlobService:
         needs = await self._run_sync(self._accept_file, want, answer.data)
         return PartsDone(peer, want.request, answer.label, needs=needs, size_bytes=len(answer.data))
 
-    async def _accept_block(self, peer: bytes, want: WantBlock, answer: Answer) -> Event | None:
+    async def _accept_block(self, peer: bytes, want: WantBlock, answer: PeerAnswer) -> Event | None:
         if self._newest_request.get(want.block) != (peer, want.request):
             return None  # the core counts the answer of the newer request only
         root = self._manifests.root(answer.label)

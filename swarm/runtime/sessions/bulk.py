@@ -16,7 +16,7 @@ import trio
 from codec import ChunkKey
 from swarm.protocol.core.events import Event, SendBlob, SendBlock
 from swarm.protocol.core.wire import Message
-from swarm.runtime.limits import Limits
+from swarm.runtime.limits import RuntimeLimits
 from swarm.runtime.sessions.outbound import Bulk, Outbound
 from swarm.runtime.sessions.pacing import Paced, Pacer
 from swarm.transport.base import Stream, Unreachable
@@ -37,7 +37,7 @@ MakeQueue = Callable[[Callable[[], bool]], Outbound]
 class BulkStreams:
     """The queues towards one peer, and the tasks that write them to its streams."""
 
-    def __init__(self, make_queue: MakeQueue, limits: Limits, pacer: Pacer | None = None) -> None:
+    def __init__(self, make_queue: MakeQueue, limits: RuntimeLimits, pacer: Pacer | None = None) -> None:
         """`pacer`: of this machine's uplink; None: streams are not slowed."""
         self._pacer = pacer or Pacer()
         self._make_queue = lambda: make_queue(lambda: any(queue.urgent for queue in self._queues))

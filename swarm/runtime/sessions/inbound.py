@@ -17,8 +17,8 @@ from swarm.runtime.core_loop import PostEvent
 from swarm.runtime.counts import Counts
 from swarm.runtime.failure import Failure
 from swarm.runtime.framing import ByteReader, Patience
-from swarm.runtime.limits import Limits
-from swarm.runtime.sessions.requests import Answer, Requests
+from swarm.runtime.limits import RuntimeLimits
+from swarm.runtime.sessions.requests import PeerAnswer, Requests
 from swarm.runtime.writers import ChunkWriter
 from swarm.store import ChunkStore, StoredChunk
 from swarm.transport.base import Stream
@@ -53,7 +53,7 @@ class PartReceiver:
         if answer is not None and self._blobs is not None:
             await self._failure.watch(self._accept, self._blobs, peer, answer)
 
-    async def _accept(self, blobs: "BlobService", peer: bytes, answer: Answer) -> None:
+    async def _accept(self, blobs: "BlobService", peer: bytes, answer: PeerAnswer) -> None:
         event = await blobs.accept_answer(peer, answer)
         if event is None:
             self._counts.stray += len(answer.data)
@@ -74,7 +74,7 @@ class Inbound:
         applied: AppliedVersions,
         post: PostEvent,
         counts: Counts,
-        limits: Limits,
+        limits: RuntimeLimits,
     ) -> None:
         """`authority`: the key that must have signed headers; None when this member is the authority, which takes
         none."""

@@ -22,7 +22,7 @@ from swarm.protocol.core.events import Event, Gave, SendBlob, SendBlock, SendDon
 from swarm.protocol.core.wire import NO_STRIPE, Frame, FrameKind, Lacks, Message, pack_frame
 from swarm.runtime.counts import Counts
 from swarm.runtime.framing import Patience
-from swarm.runtime.limits import Limits
+from swarm.runtime.limits import RuntimeLimits
 from swarm.runtime.sessions.pacing import Paced
 from swarm.store import ChunkStore
 
@@ -61,7 +61,12 @@ class Outbound:
     """The queue of one bulk stream."""
 
     def __init__(
-        self, chunks: ChunkStore, find_blob: FindBlob, counts: Counts, limits: Limits, must_wait: Callable[[], bool]
+        self,
+        chunks: ChunkStore,
+        find_blob: FindBlob,
+        counts: Counts,
+        limits: RuntimeLimits,
+        must_wait: Callable[[], bool],
     ) -> None:
         """`must_wait`: whether another stream to the same peer has something more urgent than blobs and blocks."""
         self._chunks = chunks

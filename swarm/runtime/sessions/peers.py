@@ -16,7 +16,7 @@ from swarm.protocol.core.events import PeerDown, PeerUp, PieceBad, Probed
 from swarm.runtime.core_loop import CoreLoop
 from swarm.runtime.counts import Counts
 from swarm.runtime.event_queue import OURS
-from swarm.runtime.limits import Limits
+from swarm.runtime.limits import RuntimeLimits
 from swarm.runtime.sessions.bulk import BulkStreams, MakeQueue
 from swarm.runtime.sessions.inbound import Inbound
 from swarm.runtime.sessions.pacing import Pacer
@@ -43,7 +43,7 @@ class Peers:
         make_queue: MakeQueue,
         loop: CoreLoop,
         counts: Counts,
-        limits: Limits,
+        limits: RuntimeLimits,
     ) -> None:
         """`admits`: whether a peer has shown a valid grant. Bulk streams of other peers are not read."""
         self._transport = transport

@@ -12,7 +12,7 @@ from codec.errors import PeerError
 from swarm.protocol.core.events import VersionId
 from swarm.protocol.core.wire import Frame, WantBlob, WantBlock
 
-__all__ = ["Answer", "Requests"]
+__all__ = ["PeerAnswer", "Requests"]
 
 _GIVEN_UP_KEPT: Final = 1024
 """Numbers of given-up requests that are remembered for each peer."""
@@ -31,7 +31,7 @@ class _OpenRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PeerAnswer:
     """All bytes of an answer, not yet verified. `label`: the version that the peer says they are of."""
 
     want: WantBlob | WantBlock
@@ -66,7 +66,7 @@ class Requests:
         """The number of the oldest open request."""
         return next(iter(self._open))
 
-    def add_part(self, frame: Frame, body: bytes) -> Answer | None:
+    def add_part(self, frame: Frame, body: bytes) -> PeerAnswer | None:
         """Add a PART frame. Returns the answer when this part completes it. Raises `PeerError`."""
         request = self._open.get(frame.number)
         if request is None:
@@ -85,7 +85,7 @@ class Requests:
         if len(request.data) < request.total:
             return None
         del self._open[frame.number]
-        return Answer(request.want, label, bytes(request.data))
+        return PeerAnswer(request.want, label, bytes(request.data))
 
     def _discard_late_part(self, request: int, size: int) -> None:
         if request not in self._given_up:

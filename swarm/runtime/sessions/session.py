@@ -16,7 +16,7 @@ from swarm.protocol.core.wire import MAX_MESSAGE_BYTES, Lacks, Message, decode
 from swarm.runtime.core_loop import PostEvent
 from swarm.runtime.counts import Counts
 from swarm.runtime.framing import ByteReader, Patience, frame_message, read_frame
-from swarm.runtime.limits import Limits
+from swarm.runtime.limits import RuntimeLimits
 from swarm.runtime.sessions.bulk import BulkStreams
 from swarm.runtime.sessions.outbound import Bulk
 from swarm.runtime.sessions.requests import Requests
@@ -59,7 +59,7 @@ class Session:
         dialed: bool,
         bulk: BulkStreams,
         counts: Counts,
-        limits: Limits,
+        limits: RuntimeLimits,
     ) -> None:
         self.peer = peer
         self.dialed = dialed

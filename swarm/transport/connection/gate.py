@@ -18,7 +18,7 @@ from swarm.transport.base import PeerKey
 from swarm.transport.connection.admission import origin
 from swarm.transport.connection.muxer import MuxedConnection
 from swarm.transport.lanes import TARGET_CONNECTIONS_ID
-from swarm.transport.yamux import Limits
+from swarm.transport.yamux import YamuxLimits
 
 __all__ = ["Gate", "GateRules"]
 
@@ -60,7 +60,7 @@ class Gate:
     def __init__(
         self,
         admits: Callable[[PeerKey], bool] | None,
-        full: Limits,
+        full: YamuxLimits,
         rules: GateRules | None = None,
         relays_for: Callable[[PeerKey], bool] = lambda peer: False,
         knows: Callable[[PeerKey], bool] | None = None,
@@ -80,7 +80,7 @@ class Gate:
         self._member_hosts: dict[str, None] = {}  # where members were seen, the least recent first
         self._narrow = full.narrow(self._rules.streams)
 
-    def limits(self, peer: PeerKey, *, dialed: bool) -> Limits:
+    def limits(self, peer: PeerKey, *, dialed: bool) -> YamuxLimits:
         """The limits of a new connection. `dialed`: we dialed it."""
         return self._full if dialed or self._is_known(peer) else self._narrow
 

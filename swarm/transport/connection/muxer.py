@@ -23,7 +23,7 @@ from swarm.transport.base import Lane, PathKind, PeerKey, Unreachable
 from swarm.transport.connection.migrating_connection import MigratingConnection
 from swarm.transport.connection.tcp import CountedSocket
 from swarm.transport.connection.tls import TlsSession
-from swarm.transport.yamux import Connection, Limits, PeerBudget, YamuxStream
+from swarm.transport.yamux import Connection, PeerBudget, YamuxLimits, YamuxStream
 
 __all__ = ["YAMUX_ID", "Authenticated", "ConnectionOwner", "MuxedConnection", "MuxedStream"]
 
@@ -83,7 +83,7 @@ class MuxedConnection(IMuxedConn):
         self,
         authenticated: Authenticated,
         owner: ConnectionOwner,
-        limits: Limits,
+        limits: YamuxLimits,
         budget: PeerBudget,
         dialed_for: Lane | None,
     ) -> None:

@@ -1,6 +1,6 @@
 """Several streams over one connection: yamux (/yamux/1.0.0), with enforced windows and bounded memory.
 
-Stock yamux peers are served, since the wire format is theirs. `Limits` has every bound.
+Stock yamux peers are served, since the wire format is theirs. `YamuxLimits` has every bound.
 
 Modules:
 
@@ -15,8 +15,8 @@ Modules:
 
 from swarm.transport.yamux.connection import Connection
 from swarm.transport.yamux.cost import PeerBudget, PeerBudgets
-from swarm.transport.yamux.limits import Limits
+from swarm.transport.yamux.limits import YamuxLimits
 from swarm.transport.yamux.link import ByteLink, StreamLink
 from swarm.transport.yamux.stream import YamuxStream
 
-__all__ = ["ByteLink", "Connection", "Limits", "PeerBudget", "PeerBudgets", "StreamLink", "YamuxStream"]
+__all__ = ["ByteLink", "Connection", "PeerBudget", "PeerBudgets", "StreamLink", "YamuxLimits", "YamuxStream"]

@@ -3,7 +3,7 @@
 It runs three tasks. The reader passes frames to streams; it never waits for a stream's reader, since windows bound what
 can arrive. The writer sends whole frames from a queue, so that a cancelled sender cannot leave half a frame behind; if
 the writer itself is cancelled, the connection is ending. The watcher sends pings: if nothing is heard within
-`Limits.silence_s` of a ping, the peer is gone, and every stream breaks.
+`YamuxLimits.silence_s` of a ping, the peer is gone, and every stream breaks.
 
 A peer that breaks a rule (window, length, id, flags) ends the connection, and `reason` says which. Data that merely
 comes late, for a stream that we reset or never knew, is answered with RST. The work that a peer causes is charged to
@@ -33,7 +33,7 @@ from swarm.transport.yamux.frames import (
     Kind,
     encode_head,
 )
-from swarm.transport.yamux.limits import Limits
+from swarm.transport.yamux.limits import YamuxLimits
 from swarm.transport.yamux.link import ByteLink, Closer
 from swarm.transport.yamux.stream import YamuxStream
 from swarm.transport.yamux.window import ReceiveWindow
@@ -58,13 +58,13 @@ class Connection:
         link: ByteLink,
         *,
         client: bool,
-        limits: Limits | None = None,
+        limits: YamuxLimits | None = None,
         budget: PeerBudget | None = None,
         who: bytes = b"",
     ) -> None:
         """`client`: we dialed, so our stream ids are odd. `budget`: shared by the peer's connections; None: a new one.
         `who`: the peer, for the log."""
-        self.limits = limits or Limits()
+        self.limits = limits or YamuxLimits()
         self.budget = budget or PeerBudget(self.limits)
         self._who = who
         self.reason = ""
@@ -164,7 +164,7 @@ class Connection:
         while self._frames_written < mark and not self.closed:
             await self.room.park()
 
-    def widen(self, limits: Limits) -> None:
+    def widen(self, limits: YamuxLimits) -> None:
         """Replace the limits by ones that allow no less, and widen the peer's budget to them."""
         self.budget.widen(limits)
         self.limits = limits
@@ -208,7 +208,7 @@ class Connection:
 
     def close_stream(self, stream: YamuxStream, unread_bytes: int) -> None:
         """Queue the stream's FIN. Then remember it until the peer's FIN comes, or reset it when too much data comes
-        (`Limits.discard_bytes`) or after a time (`Limits.linger_s`)."""
+        (`YamuxLimits.discard_bytes`) or after a time (`YamuxLimits.linger_s`)."""
         if stream.broken:
             self._forget_stream(stream)
             return
@@ -398,7 +398,7 @@ class Connection:
                 raise trio.BrokenResourceError(f"the peer has taken nothing for {self.limits.write_stall_s:g} s")
 
     def _sweep(self) -> None:
-        """Reset the streams that we closed `Limits.linger_s` ago and the peer has not."""
+        """Reset the streams that we closed `YamuxLimits.linger_s` ago and the peer has not."""
         before_s = trio.current_time() - self.limits.linger_s
         for stream in [stream for stream in self._streams.values() if stream.closed]:
             if stream.closed_at_s <= before_s:

@@ -8,7 +8,7 @@ from typing import Final
 
 from codec.errors import PeerError
 from swarm.protocol.core.bucket import Bucket
-from swarm.transport.yamux.limits import Limits
+from swarm.transport.yamux.limits import YamuxLimits
 from swarm.transport.yamux.window import WindowBudget
 
 __all__ = ["Cost", "PeerBudget", "PeerBudgets"]
@@ -43,7 +43,7 @@ class Cost:
 class PeerBudget:
     """The budget of one peer, shared by its connections. A connection without a peer has its own."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: YamuxLimits) -> None:
         self._limits = limits
         self.window = WindowBudget(limits.window_budget_bytes)
         self.max_streams = limits.max_inbound_streams
@@ -55,7 +55,7 @@ class PeerBudget:
         self._reads = Bucket(limits.library_reads_per_s, limits.library_reads_at_once)
         self._held_bytes = 0
 
-    def widen(self, limits: Limits) -> None:
+    def widen(self, limits: YamuxLimits) -> None:
         """Use these limits if they allow more than the present ones. Work charged so far is then forgotten."""
         if _generosity(limits) > _generosity(self._limits):
             self.window.give_back(max(0, limits.window_budget_bytes - self._limits.window_budget_bytes))
@@ -95,7 +95,7 @@ class PeerBudgets:
         self._budgets: dict[bytes, PeerBudget] = {}
         self._left_at_s: dict[bytes, float] = {}  # the earliest first
 
-    def for_connection(self, peer: bytes, limits: Limits, now_s: float) -> PeerBudget:
+    def for_connection(self, peer: bytes, limits: YamuxLimits, now_s: float) -> PeerBudget:
         """The peer's budget, widened to the limits of a new connection."""
         self._forget_unused(now_s)
         budget = self._budgets.get(peer)
@@ -123,5 +123,5 @@ class PeerBudgets:
                 del self._budgets[peer]
 
 
-def _generosity(limits: Limits) -> tuple[float, ...]:
+def _generosity(limits: YamuxLimits) -> tuple[float, ...]:
     return limits.units_at_once, limits.window_budget_bytes, limits.max_inbound_streams

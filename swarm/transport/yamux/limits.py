@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass, replace
 
-__all__ = ["Limits"]
+__all__ = ["YamuxLimits"]
 
 _KIB = 1024
 _MIB = 1024 * _KIB
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class YamuxLimits:
     """Limits of a connection. A limit "for a peer" holds for all of its connections together (`PeerBudget`).
 
     With these defaults a peer can make us hold at most 48 x 256 KiB + 32 MiB = 44 MiB of unread data; with `lean()`,
@@ -91,11 +91,11 @@ class Limits:
     linger_s: float = 30.0
     """How long we remember a stream that we closed and the peer has not, before we reset it."""
 
-    def lean(self) -> "Limits":
+    def lean(self) -> "YamuxLimits":
         """For a process that receives no bulk (the seed): a peer can make it hold 6 MiB, ten peers 60 MiB."""
         return replace(self, window_budget_bytes=1 * _MIB, max_inbound_streams=20)
 
-    def narrow(self, streams: int, allowance_bytes: int = 32 * _KIB) -> "Limits":
+    def narrow(self, streams: int, allowance_bytes: int = 32 * _KIB) -> "YamuxLimits":
         """For a stranger: this many streams, an allowance (a message of 8 KiB, negotiation and identify need less), and
         work for ten streams and 150 small messages: 10 ms."""
         return replace(

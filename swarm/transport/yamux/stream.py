@@ -9,7 +9,7 @@ from typing import Final, Protocol
 import trio
 
 from swarm.transport.base import Stream
-from swarm.transport.yamux.limits import Limits
+from swarm.transport.yamux.limits import YamuxLimits
 from swarm.transport.yamux.window import ReceiveWindow, SendWindow
 
 __all__ = ["StreamOwner", "YamuxStream"]
@@ -24,7 +24,7 @@ their window."""
 class StreamOwner(Protocol):
     """What a stream needs of its connection. `Connection` documents the methods."""
 
-    limits: Limits
+    limits: YamuxLimits
     room: trio.lowlevel.ParkingLot
     """Unparked when the queue to the socket has drained, and when a stream or the connection ends."""
 
@@ -49,7 +49,7 @@ class YamuxStream(Stream):
 
     `send_all` returns when its bytes are queued for the socket, in whole frames. So cancelling it never harms the
     connection, but the caller cannot know how much was sent. A writer whose peer reads nothing waits up to
-    `Limits.stall_s`; then the stream is reset. `aclose` waits until what was queued has been written.
+    `YamuxLimits.stall_s`; then the stream is reset. `aclose` waits until what was queued has been written.
     """
 
     def __init__(self, connection: StreamOwner, stream_id: int, window: ReceiveWindow) -> None:

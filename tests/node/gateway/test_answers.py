@@ -9,7 +9,7 @@ import trio
 from gateway_kit import base_files, gateway, raw, until
 
 from node.gateway import app
-from node.gateway.http import Limits, Request, Response, Send, serve
+from node.gateway.http import HttpLimits, Request, Response, Send, serve
 from node.gateway.memory_budget import MemoryBudget
 
 CONTEXT = 16384
@@ -126,7 +126,7 @@ async def test_answers_that_nobody_reads_are_bounded_together(tmp_path: Path, mo
 
 async def test_a_client_that_reads_its_answer_too_slowly_is_disconnected(autojump_clock):
     """Each part is taken within the deadline of a write, and the whole is still below the least rate."""
-    limits = Limits(write_s=5.0, write_rate=1 << 20)
+    limits = HttpLimits(write_s=5.0, write_rate=1 << 20)
     ended: list[float] = []
 
     async def endless(send: Send) -> None:

@@ -10,7 +10,7 @@ import trio
 from gateway_kit import base_files, gateway, raw, with_client
 
 from codec.errors import UsageError
-from node.gateway.http import Limits, Request, Response, json_response, serve
+from node.gateway.http import HttpLimits, Request, Response, json_response, serve
 from node.gateway.text import Text
 from node.settings.config import GatewayConfig
 
@@ -123,7 +123,7 @@ async def answer(request: Request) -> Response:
 async def test_a_slow_client_is_disconnected(autojump_clock, sent, limits, after_s, says):
     async with trio.open_nursery() as nursery:
         port = await nursery.start(
-            lambda task_status: serve(answer, "127.0.0.1", 0, Limits(**limits), task_status=task_status)
+            lambda task_status: serve(answer, "127.0.0.1", 0, HttpLimits(**limits), task_status=task_status)
         )
         autojump_clock.autojump_threshold = 0.05
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
@@ -146,7 +146,7 @@ async def test_a_client_that_hangs_up_is_noticed_and_connections_are_counted():
         raise AssertionError
 
     async with trio.open_nursery() as nursery:
-        limits = Limits(connections=2)
+        limits = HttpLimits(connections=2)
         port = await nursery.start(lambda task_status: serve(handler, "127.0.0.1", 0, limits, task_status=task_status))
         first = await trio.open_tcp_stream("127.0.0.1", port)
         await first.send_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -8,7 +8,7 @@ import trio
 from gateway_kit import gateway, raw
 
 from node.gateway import memory_budget, strangers
-from node.gateway.http import Limits, Request, Response, json_response, serve
+from node.gateway.http import HttpLimits, Request, Response, json_response, serve
 from node.gateway.memory_budget import BudgetFull, MemoryBudget
 from node.gateway.strangers import MOST, MOST_OF_ONE, YOUNG_S, Strangers, address_of
 
@@ -70,7 +70,7 @@ async def count(request: Request) -> Response:
 
 async def test_a_body_below_the_minimum_rate_is_given_up(autojump_clock):
     """Others need its memory. A body that comes at a quarter of a megabit per second is accepted."""
-    limits = Limits(grace_s=5.0, body_s=60.0)
+    limits = HttpLimits(grace_s=5.0, body_s=60.0)
     length = 600_000  # 18 s at the slowest rate
     async with trio.open_nursery() as nursery:
         port = await nursery.start(lambda task_status: serve(count, "127.0.0.1", 0, limits, task_status=task_status))
@@ -97,7 +97,7 @@ async def test_a_body_below_the_minimum_rate_is_given_up(autojump_clock):
 
 async def test_the_bodies_of_all_clients_are_bounded_together(autojump_clock):
     """Three bodies are announced, and two fit: the third gets 429, and there is room again when one is done."""
-    limits = Limits(body_bytes=memory_budget.MOST_BYTES // 2)
+    limits = HttpLimits(body_bytes=memory_budget.MOST_BYTES // 2)
     async with trio.open_nursery() as nursery:
         port = await nursery.start(lambda task_status: serve(count, "127.0.0.1", 0, limits, task_status=task_status))
         autojump_clock.autojump_threshold = 0.05

@@ -9,7 +9,7 @@ import pytest
 from codec.sign import Key
 from node.host.endpoint import Endpoint, NetworkOptions
 from swarm.protocol.core.tuning import Tuning
-from swarm.runtime.limits import Limits
+from swarm.runtime.limits import RuntimeLimits
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from swarm.runtime.limits import Limits
 def test_the_rate_is_limited_only_by_a_given_uplink_below_1000_mbit(
     up_mbit: float | None, limited_to: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken: list[Limits] = []
+    taken: list[RuntimeLimits] = []
     monkeypatch.setattr("node.host.endpoint.Runtime", lambda *_, limits, **__: taken.append(limits))
     key, core = Key(bytes(32)), SimpleNamespace(admits=lambda _: True, knows=lambda _: True)
     store: Any = SimpleNamespace(records=SimpleNamespace(seals=list))

@@ -22,7 +22,6 @@ from node.ledger.assignment.fair_share import fill_rooms
 from node.ledger.messages import (
     MAX_CAPACITY,
     ROLLOUT_DOMAIN,
-    Answer,
     Cannot,
     Commits,
     GiveBack,
@@ -33,6 +32,7 @@ from node.ledger.messages import (
     Timesheet,
     Verdict,
     VersionSpan,
+    WorkAnswer,
     WorkLease,
     WorkRequest,
     decode,
@@ -268,7 +268,7 @@ def test_a_check_is_sent_once_to_a_node_without_the_version():
         for said in bench.hear(BOB, request(serial)):
             if isinstance(said, messages.Ask):
                 asks += 1
-                bench.hear(BOB, Answer(said.check, 0, 2, pack_floats([-1.0])))
+                bench.hear(BOB, WorkAnswer(said.check, 0, 2, pack_floats([-1.0])))
     assert asks == 1
 
 
@@ -349,7 +349,7 @@ MESSAGES = st.one_of(
     st.builds(Renew, NUMBERS, NUMBERS, NUMBERS),
     st.builds(GiveBack, LEASES),
     st.builds(Cannot, NUMBERS, NUMBERS, st.text(max_size=20)),
-    st.builds(Answer, NUMBERS, SMALL, NUMBERS, PACKED),
+    st.builds(WorkAnswer, NUMBERS, SMALL, NUMBERS, PACKED),
     st.builds(Timesheet, FLOATS, FLOATS, FLOATS, FLOATS, COMMITS),
     st.builds(Rollout, NUMBERS, NUMBERS, SMALL, st.just(bytes(32)), PACKED, PACKED, FINISH, SPANS),
 )

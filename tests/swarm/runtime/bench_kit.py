@@ -12,7 +12,7 @@ from runtime_kit import AUTHORITY, Log, key, new_replica, step
 from codec import Chunk, ChunkKey, open_header, seal_chunk
 from swarm.protocol.core.events import Close, Effect, Event, PieceBad
 from swarm.protocol.core.wire import NO_STRIPE, Frame, FrameKind, Message, pack_frame
-from swarm.runtime import Limits, Manifests, Runtime, here_and_now
+from swarm.runtime import Manifests, Runtime, RuntimeLimits, here_and_now
 from swarm.runtime.framing import ByteReader, Patience, read_message
 from swarm.runtime.replica.model import Model
 from swarm.runtime.services import ReplicaServices
@@ -76,11 +76,11 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(folder: Path, limits: Limits | None = None, link: Link | None = None) -> AsyncIterator[Bench]:
+async def bench(folder: Path, limits: RuntimeLimits | None = None, link: Link | None = None) -> AsyncIterator[Bench]:
     network = MemoryNetwork(link)
     me, peer = MemoryTransport(network, ME), MemoryTransport(network, PEER)
     core, log = Scripted(), Log()
-    limits = limits or Limits()
+    limits = limits or RuntimeLimits()
     with Store(folder, AUTHORITY.public) as store:
         model = Model(store)
         manifests = Manifests(AUTHORITY.public)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import trio
 
-from codec import BlockDelta, FileSpec, Key, Layout, Manifest, Replica, Staged, TensorSpec
+from codec import BlockDelta, FileSpec, Key, Layout, Manifest, Replica, StagedChunk, TensorSpec
 from codec.chunk import CODER_RICE
 from codec.staging import block_hash, encode
 from swarm.protocol.authority import Authority
@@ -23,7 +23,7 @@ from swarm.protocol.core.wire import Join
 from swarm.protocol.member import Peer
 from swarm.protocol.startup import Boot, Budget, Saved, Site
 from swarm.protocol.transfer.egress import Egress
-from swarm.runtime import Limits, Manifests, RunSync, Runtime, here_and_now
+from swarm.runtime import Manifests, RunSync, Runtime, RuntimeLimits, here_and_now
 from swarm.runtime.publishing import SeedPublisher, genesis
 from swarm.runtime.replica.model import Model
 from swarm.runtime.services import ReplicaServices
@@ -81,10 +81,10 @@ def step(replica: Replica, seed: int, density: float = 0.01) -> list[BlockDelta]
 class Log:
     """An application that records what it is told."""
 
-    commits: list[tuple[VersionId, Manifest, tuple[Staged, ...] | None]] = field(default_factory=list)
+    commits: list[tuple[VersionId, Manifest, tuple[StagedChunk, ...] | None]] = field(default_factory=list)
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
-    def committed(self, version: VersionId, manifest: Manifest, changes: tuple[Staged, ...] | None) -> None:
+    def committed(self, version: VersionId, manifest: Manifest, changes: tuple[StagedChunk, ...] | None) -> None:
         self.commits.append((version, manifest, changes))
 
     def notify(self, notice: Notice) -> None:
@@ -123,7 +123,7 @@ class Swarm:
         folder: Path,
         nursery: trio.Nursery,
         tuning: Tuning | None = None,
-        limits: Limits | None = None,
+        limits: RuntimeLimits | None = None,
         run_sync: RunSync = here_and_now,
         via: tuple[str, ...] = (),
         copies: float | None = None,
@@ -133,7 +133,7 @@ class Swarm:
         self.nursery = nursery
         self.network = MemoryNetwork()
         self.tuning = tuning or replace(Tuning.loopback(), stripes=2)
-        self.limits = limits or Limits(anchor_every=4)
+        self.limits = limits or RuntimeLimits(anchor_every=4)
         self.run_sync = run_sync
         self.via = via
         self.copies = copies

@@ -15,7 +15,7 @@ from test_model import version
 
 from codec import Layered, Manifest, Replica
 from swarm.protocol.core.events import VersionId
-from swarm.runtime import Limits, Manifests, here_and_now
+from swarm.runtime import Manifests, RuntimeLimits, here_and_now
 from swarm.runtime.publishing import genesis
 from swarm.runtime.replica.jobs import Jobs
 from swarm.runtime.replica.model import Model
@@ -242,7 +242,7 @@ async def test_a_damaged_checkpoint_is_written_again(store: Store, disk: bool) -
     model.close()
     lie(weights_of(store), 8)
     resumed = again(store, disk)
-    jobs = Jobs(store, resumed, Manifests(AUTHORITY.public), Limits(), here_and_now)
+    jobs = Jobs(store, resumed, Manifests(AUTHORITY.public), RuntimeLimits(), here_and_now)
     while resumed.audit():
         pass
     assert await jobs.write_due_checkpoint(force=False) is None  # nothing can be written before the repair

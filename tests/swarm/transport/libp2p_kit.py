@@ -11,7 +11,7 @@ from codec.sign import Key
 from swarm.transport.base import Accept, Lane, PeerKey
 from swarm.transport.libp2p import Libp2pTransport
 from swarm.transport.rules import TransportRules
-from swarm.transport.yamux import Limits
+from swarm.transport.yamux import YamuxLimits
 
 ANY = "/ip4/127.0.0.1/tcp/0"
 Stream = trio.abc.HalfCloseableStream
@@ -27,8 +27,8 @@ async def until_ended(stream: Stream) -> None:
         pass
 
 
-def transport(seed: int, limits: Limits | None = None) -> Libp2pTransport:
-    return Libp2pTransport(Key(bytes([seed]) * 32), [ANY], rules=TransportRules(limits=limits or Limits()))
+def transport(seed: int, limits: YamuxLimits | None = None) -> Libp2pTransport:
+    return Libp2pTransport(Key(bytes([seed]) * 32), [ANY], rules=TransportRules(limits=limits or YamuxLimits()))
 
 
 @asynccontextmanager

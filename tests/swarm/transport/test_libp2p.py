@@ -28,7 +28,7 @@ from swarm.transport.libp2p import Libp2pTransport
 from swarm.transport.parallel import CONNECTION_COUNTS
 from swarm.transport.rules import TransportRules
 from swarm.transport.tuning import tune
-from swarm.transport.yamux import Limits
+from swarm.transport.yamux import YamuxLimits
 
 
 async def test_echo_in_both_directions_on_both_lanes() -> None:
@@ -263,7 +263,7 @@ async def test_a_peer_that_sends_invalid_bytes_on_a_stream() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_dead_and_a_stopped_process_are_found(number: signal.Signals) -> None:
-    near = transport(1, replace(Limits(), ping_interval_s=0.8, silence_s=0.8))
+    near = transport(1, replace(YamuxLimits(), ping_interval_s=0.8, silence_s=0.8))
     async with a_process() as (child, far, address):
         with trio.fail_after(15):  # with the default limits it takes up to 20 s; test_patience tests those
             async with trio.open_nursery() as nursery:

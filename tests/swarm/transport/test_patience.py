@@ -9,7 +9,7 @@ from libp2p_kit import ANY, a_process, echo
 from codec.sign import Key
 from swarm.transport.base import Lane, PeerKey
 from swarm.transport.libp2p import Libp2pTransport
-from swarm.transport.yamux import Limits
+from swarm.transport.yamux import YamuxLimits
 
 PAUSE_S = 65.0
 LENGTH = 24 << 20
@@ -46,7 +46,7 @@ async def test_a_reader_that_pauses_a_minute_loses_nothing() -> None:
 
 @pytest.mark.slow
 async def test_a_stopped_process_is_gone_within_the_stated_time() -> None:
-    limits = Limits()
+    limits = YamuxLimits()
     near = Libp2pTransport(Key(b"n" * 32), [ANY])
     async with a_process() as (child, far, address), trio.open_nursery() as nursery:
         await nursery.start(near.serve, echo)

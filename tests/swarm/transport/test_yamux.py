@@ -10,11 +10,11 @@ import trio
 import trio.testing
 
 from swarm.transport.base import Unreachable
-from swarm.transport.yamux import Connection, Limits, StreamLink, YamuxStream
+from swarm.transport.yamux import Connection, StreamLink, YamuxLimits, YamuxStream
 
 
 @asynccontextmanager
-async def session(limits: Limits | None = None) -> AsyncIterator[tuple[Connection, Connection]]:
+async def session(limits: YamuxLimits | None = None) -> AsyncIterator[tuple[Connection, Connection]]:
     near_io, far_io = trio.testing.memory_stream_pair()
     near = Connection(StreamLink(near_io), client=True, limits=limits)
     far = Connection(StreamLink(far_io), client=False, limits=limits)
@@ -107,7 +107,7 @@ async def test_a_silent_peer_is_found(autojump_clock: trio.testing.MockClock) ->
         stream = await near.open()
         with pytest.raises(trio.BrokenResourceError, match="nothing heard"):
             await stream.receive_some()
-        assert trio.current_time() <= Limits().ping_interval_s + Limits().silence_s
+        assert trio.current_time() <= YamuxLimits().ping_interval_s + YamuxLimits().silence_s
     assert near.closed
     with pytest.raises(Unreachable, match="nothing heard"):
         await near.open()
@@ -117,7 +117,7 @@ async def test_a_silent_peer_is_found(autojump_clock: trio.testing.MockClock) ->
 
 async def test_a_socket_that_takes_nothing(autojump_clock: trio.testing.MockClock) -> None:
     near_io, far_io = trio.testing.lockstep_stream_pair()
-    limits = replace(Limits(), silence_s=3600.0)
+    limits = replace(YamuxLimits(), silence_s=3600.0)
     near = Connection(StreamLink(near_io), client=True, limits=limits)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(near.run)
@@ -126,7 +126,7 @@ async def test_a_socket_that_takes_nothing(autojump_clock: trio.testing.MockCloc
 
 
 async def test_window_grows_for_a_fast_reader_within_the_budget(autojump_clock: trio.testing.MockClock) -> None:
-    limits = replace(Limits(), window_budget_bytes=3 << 20)
+    limits = replace(YamuxLimits(), window_budget_bytes=3 << 20)
     async with session(limits) as (near, far):
         ends = [await stream_pair(near, far) for _ in range(8)]
         bound = 8 * 262_144 + (3 << 20)
@@ -169,7 +169,7 @@ async def test_cancelled_in_the_middle_of_sending() -> None:
 
 
 async def test_accept_queue_and_stream_limits() -> None:
-    limits = replace(Limits(), accept_backlog=2, max_outbound_streams=4)
+    limits = replace(YamuxLimits(), accept_backlog=2, max_outbound_streams=4)
     async with session(limits) as (near, far):
         streams = [await near.open() for _ in range(4)]
         with pytest.raises(Unreachable, match="4 streams"):
@@ -309,7 +309,7 @@ async def test_a_reader_that_waits_for_more_learns_that_the_stream_broke(how: st
 
 async def test_more_than_a_window_is_not_waited_for() -> None:
     """The writer could never send that much at once."""
-    limits = replace(Limits(), window_budget_bytes=0)
+    limits = replace(YamuxLimits(), window_budget_bytes=0)
     async with session(limits) as (near, far):
         writer, reader = await stream_pair(near, far)
         content, got = bytes(range(256)) * 16_384, b""
@@ -336,7 +336,7 @@ async def test_data_that_need_not_wait_is_sent_at_once() -> None:
 
 
 async def test_data_that_would_wait_is_not_sent_at_all() -> None:
-    async with session(replace(Limits(), window_budget_bytes=0)) as (near, far):
+    async with session(replace(YamuxLimits(), window_budget_bytes=0)) as (near, far):
         writer, reader = await stream_pair(near, far)
         await trio.testing.wait_all_tasks_blocked()
         assert not writer.send_now(bytes(writer.send_window.credit + 1))

@@ -10,7 +10,7 @@ import trio.testing
 from yamux_kit import LIMITS, Peer, acted, data, until_blocked, window
 
 from swarm.transport.connection.muxer import MuxedStream
-from swarm.transport.yamux import Connection, Limits, PeerBudget, PeerBudgets, StreamLink
+from swarm.transport.yamux import Connection, PeerBudget, PeerBudgets, StreamLink, YamuxLimits
 from swarm.transport.yamux.cost import Cost
 from swarm.transport.yamux.frames import ACK, FIN, INITIAL_WINDOW_BYTES, RST, SYN, Head, Kind, encode_head
 
@@ -130,13 +130,13 @@ async def test_the_connection_of_a_peer_in_debt_lives(autojump_clock: trio.testi
     ],
 )
 def test_honest_traffic_never_waits(reads_per_s: int, read_bytes: int, frames: int, woken: int) -> None:
-    budget = PeerBudget(Limits())
+    budget = PeerBudget(YamuxLimits())
     units = Cost.RECEIVE + frames * Cost.FRAME + woken * Cost.WAKE - read_bytes // Cost.BYTES_A_UNIT
     assert not any(budget.charge_work(units, turn / reads_per_s) for turn in range(60 * reads_per_s))
 
 
 def test_a_step_of_many_small_messages_does_not_wait() -> None:
-    budget = PeerBudget(Limits())
+    budget = PeerBudget(YamuxLimits())
     units = Cost.RECEIVE + Cost.FRAME + Cost.WAKE
     assert not any(budget.charge_work(units, turn / 1000) for turn in range(2000))
     # If it goes on, reads are some milliseconds apart, and each brings several messages.
@@ -146,7 +146,7 @@ def test_a_step_of_many_small_messages_does_not_wait() -> None:
 # One budget for all connections of a peer.
 
 
-async def act(nursery: trio.Nursery, budget: PeerBudget, limits: Limits = LIMITS) -> Peer:
+async def act(nursery: trio.Nursery, budget: PeerBudget, limits: YamuxLimits = LIMITS) -> Peer:
     near_io, far_io = trio.testing.memory_stream_pair()
     peer = Peer(far_io, Connection(StreamLink(near_io), client=False, limits=limits, budget=budget))
     nursery.start_soon(peer.listen)
@@ -253,7 +253,7 @@ async def test_an_admitted_peer_has_no_allowance() -> None:
 
 
 def test_ten_members_can_make_a_seed_hold_at_most_64_mib() -> None:
-    lean = Limits().lean()
+    lean = YamuxLimits().lean()
     assert 10 * (lean.max_inbound_streams * INITIAL_WINDOW_BYTES + lean.window_budget_bytes) <= 64 << 20
 
 

@@ -8,10 +8,10 @@ import trio
 import trio.testing
 
 from swarm.transport.base import Unreachable
-from swarm.transport.yamux import Connection, Limits, StreamLink, YamuxStream
+from swarm.transport.yamux import Connection, StreamLink, YamuxLimits, YamuxStream
 from swarm.transport.yamux.frames import FrameParser, Head, Kind, encode_head
 
-LIMITS = replace(Limits(), ping_interval_s=1e6, silence_s=1e6)
+LIMITS = replace(YamuxLimits(), ping_interval_s=1e6, silence_s=1e6)
 
 
 def data(stream_id: int, payload: bytes = b"", flags: int = 0) -> bytes:
@@ -68,7 +68,7 @@ async def until_blocked(work: Callable[[], Awaitable[None]]) -> None:
 
 
 @asynccontextmanager
-async def acted(limits: Limits = LIMITS) -> AsyncIterator[Peer]:
+async def acted(limits: YamuxLimits = LIMITS) -> AsyncIterator[Peer]:
     near_io, far_io = trio.testing.memory_stream_pair()
     ours = Connection(StreamLink(near_io), client=False, limits=limits)
     peer = Peer(far_io, ours)

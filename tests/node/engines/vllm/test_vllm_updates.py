@@ -84,14 +84,14 @@ def rehashed(replica, staged):
     """The same with the hashes that its bits lead to."""
     from dataclasses import replace
 
-    from codec.staging import Staged, block_hash
+    from codec.staging import StagedChunk, block_hash
 
     blocks = []
     for block in staged[0].blocks:
         new = replica.block(block.block).copy()
         new[block.positions] = block.bits
         blocks.append(replace(block, new_hash=block_hash(new)))
-    return [Staged(tuple(blocks))]
+    return [StagedChunk(tuple(blocks))]
 
 
 def in_flight(one, prompts: list[Prompt], sampling: SamplingParams, seed: int, share: float = 0.01):

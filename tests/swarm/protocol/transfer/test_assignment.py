@@ -5,7 +5,7 @@ from protocol_kit import TUNING, book_with, fresh, header, key_of
 from swarm.protocol.core.events import Ready, SendHeader, SendPiece
 from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.core.wire import Attach, Credit
-from swarm.protocol.transfer.assignment import Assigner
+from swarm.protocol.transfer.assignment import ChunkAssigner
 from swarm.protocol.transfer.chunks import Chunk, Chunks
 from swarm.protocol.transfer.exchange import Exchange
 
@@ -13,10 +13,10 @@ FAST, SLOW, STRANGER = (key_of(name).public for name in ("fast", "slow", "strang
 CHUNK_BYTES = 4100
 
 
-def assigner_with(chunks: int) -> tuple[Assigner, Exchange, Chunks, list[Chunk]]:
+def assigner_with(chunks: int) -> tuple[ChunkAssigner, Exchange, Chunks, list[Chunk]]:
     book, made = book_with([header(1, seq, stripe=None) for seq in range(chunks)])
     exchange = Exchange(book, TUNING, Outbox())
-    assigner = Assigner(exchange, book, lambda stripe, peer: peer != STRANGER)
+    assigner = ChunkAssigner(exchange, book, lambda stripe, peer: peer != STRANGER)
     for chunk in made:
         assigner.add(chunk)
     return assigner, exchange, book, made

@@ -15,13 +15,13 @@ from swarm.protocol.core.wire import FRAME_HEAD, Frame, FrameKind, unpack_frame_
 from swarm.protocol.core.wire import Blob as Want
 from swarm.runtime.counts import Counts
 from swarm.runtime.framing import ByteReader
-from swarm.runtime.limits import Limits
+from swarm.runtime.limits import RuntimeLimits
 from swarm.runtime.sessions.bulk import BulkStreams
 from swarm.runtime.sessions.outbound import Blob, Outbound
 from swarm.transport.base import Unreachable
 
 PEER = b"p" * 32
-LIMITS = Limits(bulk_queue_items=500, write_bytes=1, bulk_idle_s=100)
+LIMITS = RuntimeLimits(bulk_queue_items=500, write_bytes=1, bulk_idle_s=100)
 
 
 def piece_bytes(key: ChunkKey, index: int) -> bytes:
@@ -71,7 +71,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(limits: Limits = LIMITS) -> AsyncIterator[Bench]:
+async def bench(limits: RuntimeLimits = LIMITS) -> AsyncIterator[Bench]:
     async def find(effect: object) -> Blob:
         return Blob(ChunkKey(0, 0, 0, 0), 3, lambda offset, size: b"xyz"[offset : offset + size])
 

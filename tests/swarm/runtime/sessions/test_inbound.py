@@ -9,7 +9,7 @@ from runtime_kit import AUTHORITY
 from codec import Chunk, ChunkKey, open_header
 from swarm.protocol.core.events import HeaderStored, PeerDown, PieceBad, PieceStored, VersionId
 from swarm.protocol.core.wire import Detach, Frame, FrameKind, pack_frame
-from swarm.runtime import Limits
+from swarm.runtime import RuntimeLimits
 from swarm.runtime.framing import frame_message
 
 
@@ -32,7 +32,7 @@ async def test_pieces_are_verified_stored_and_posted(tmp_path: Path, autojump_cl
 
 
 async def test_several_bulk_streams_at_once(tmp_path: Path, autojump_clock: object) -> None:
-    async with bench(tmp_path, Limits(bulk_streams_in=3)) as b:
+    async with bench(tmp_path, RuntimeLimits(bulk_streams_in=3)) as b:
         await b.control()
         made = chunks()
         data = [header_frame(each) + piece_frame(each) for each in made]

@@ -8,7 +8,7 @@ from runtime_kit import AUTHORITY
 from codec import open_header
 from swarm.protocol.core.events import PeerDown, SendBlob, SendDone, SendHeader, SendPiece
 from swarm.protocol.core.wire import NO_STRIPE, Blob, FrameKind, Lacks
-from swarm.runtime import Limits
+from swarm.runtime import RuntimeLimits
 from swarm.runtime.framing import ByteReader
 from swarm.transport.base import Lane
 
@@ -60,7 +60,7 @@ async def test_a_missing_blob_is_answered_with_lacks(tmp_path: Path, autojump_cl
 
 
 async def test_a_peer_that_asks_without_reading_is_closed(tmp_path: Path, autojump_clock: object) -> None:
-    async with bench(tmp_path, Limits(bulk_queue_items=100)) as b:
+    async with bench(tmp_path, RuntimeLimits(bulk_queue_items=100)) as b:
         name = b.store.put_file(b"x" * 1_000_000)
         await b.control()
         b.runtime.perform([SendBlob(PEER.public, n, Blob.FILE, name, 0) for n in range(200)])

@@ -10,7 +10,7 @@ from runtime_kit import AUTHORITY, Log
 
 from swarm.protocol.core.events import Close, Dial, Heard, PeerDown, PeerUp, PieceBad, Send
 from swarm.protocol.core.wire import Detach, Pong, Work
-from swarm.runtime import Limits, Manifests, Runtime, here_and_now
+from swarm.runtime import Manifests, Runtime, RuntimeLimits, here_and_now
 from swarm.runtime.framing import frame_message
 from swarm.store import Store
 from swarm.transport.memory import Link, MemoryNetwork, MemoryTransport
@@ -74,7 +74,7 @@ async def test_half_a_message_has_a_deadline_and_silence_has_none(tmp_path: Path
 async def test_a_peer_that_does_not_read_is_closed(
     tmp_path: Path, autojump_clock: object, messages: int, size: int
 ) -> None:
-    limits = Limits(control_queue_bytes=1 << 20)
+    limits = RuntimeLimits(control_queue_bytes=1 << 20)
     async with bench(tmp_path, limits) as b:
         await b.control()
         for _ in range(messages):
@@ -86,7 +86,7 @@ async def test_a_peer_that_does_not_read_is_closed(
 
 async def test_a_peer_with_answers_to_read_is_not_read(tmp_path: Path, autojump_clock: object) -> None:
     """Regression: for each of ten members that sent hellos to a seed without reading, 4 MiB of answers waited."""
-    async with bench(tmp_path, Limits(unread_messages=3)) as b:
+    async with bench(tmp_path, RuntimeLimits(unread_messages=3)) as b:
         stream = await b.control()
         for _ in range(60):  # more than the connection buffers
             b.runtime.perform([Send(PEER.public, Work(b"x" * 20_000))])
@@ -103,7 +103,7 @@ async def test_a_peer_with_answers_to_read_is_not_read(tmp_path: Path, autojump_
 
 
 async def test_a_peer_that_says_much_is_read_at_a_pace(tmp_path: Path, autojump_clock: object) -> None:
-    async with bench(tmp_path, Limits(messages_s=10.0, messages_at_once=20.0)) as b:
+    async with bench(tmp_path, RuntimeLimits(messages_s=10.0, messages_at_once=20.0)) as b:
         stream = await b.control()
         await stream.send_all(b"".join(frame_message(Work(bytes([n]))) for n in range(60)))
         await b.settle(0.05)

@@ -13,7 +13,7 @@ from swarm.transport.connection.gate import Gate, GateRules
 from swarm.transport.lanes import TARGET_CONNECTIONS_ID
 from swarm.transport.libp2p import Libp2pTransport
 from swarm.transport.rules import PeerPolicy, TransportRules
-from swarm.transport.yamux import Limits
+from swarm.transport.yamux import YamuxLimits
 
 ANY = "/ip4/127.0.0.1/tcp/0"
 
@@ -22,12 +22,12 @@ class FakeConnection:
     def __init__(self, peer: int, host: str, *, dialed: bool = False) -> None:
         self.peer, self.host, self.is_initiator = bytes([peer]) * 32, host, dialed
         self.yamux = self
-        self.widened: list[Limits] = []
+        self.widened: list[YamuxLimits] = []
 
     def get_remote_address(self) -> tuple[str, int]:
         return self.host, 1
 
-    def widen(self, limits: Limits) -> None:
+    def widen(self, limits: YamuxLimits) -> None:
         self.widened.append(limits)
 
 
@@ -39,7 +39,7 @@ NOBODY = frozenset[PeerKey]().__contains__
 
 
 def test_the_oldest_of_an_address_makes_room_for_its_next() -> None:
-    gate = Gate(NOBODY, Limits(), GateRules(connections=9, per_address=2))
+    gate = Gate(NOBODY, YamuxLimits(), GateRules(connections=9, per_address=2))
     first, second, third = (fake(peer) for peer in (1, 2, 3))
     assert gate.add_connection(first, 0) == []
     assert gate.add_connection(second, 1) == []
@@ -51,7 +51,7 @@ def test_the_oldest_of_an_address_makes_room_for_its_next() -> None:
 
 
 def test_the_address_that_has_most_makes_room_for_others() -> None:
-    gate = Gate(NOBODY, Limits(), GateRules(connections=4, per_address=3))
+    gate = Gate(NOBODY, YamuxLimits(), GateRules(connections=4, per_address=3))
     many = [fake(peer, "many") for peer in (1, 2, 3)]
     few = [fake(4, "few")]
     for now_s, each in enumerate([*few, *many]):
@@ -63,7 +63,7 @@ def test_the_address_that_has_most_makes_room_for_others() -> None:
 
 def test_a_peer_that_held_a_lease_is_closed_after_peers_that_never_did() -> None:
     held = {fake(1).peer}
-    gate = Gate(held.__contains__, Limits(), GateRules(connections=2))
+    gate = Gate(held.__contains__, YamuxLimits(), GateRules(connections=2))
     left, stranger = fake(1), fake(2)
     gate.add_connection(left, 0)
     held.clear()
@@ -74,7 +74,7 @@ def test_a_peer_that_held_a_lease_is_closed_after_peers_that_never_did() -> None
 
 def test_a_newcomer_amid_a_crowd_has_its_time() -> None:
     """Strangers from a thousand addresses come as fast as handshakes allow; each newcomer has at least two seconds."""
-    gate = Gate(NOBODY, Limits(), GateRules())
+    gate = Gate(NOBODY, YamuxLimits(), GateRules())
     newcomer = None
     for number in range(1110):
         now_s = number / 111
@@ -88,7 +88,7 @@ def test_a_newcomer_amid_a_crowd_has_its_time() -> None:
 
 
 def test_a_host_with_many_ipv6_addresses_is_one_host() -> None:
-    gate = Gate(NOBODY, Limits(), GateRules(per_address=2))
+    gate = Gate(NOBODY, YamuxLimits(), GateRules(per_address=2))
     first, second = fake(1, "2001:db8::1"), fake(2, "2001:db8::2")
     assert gate.add_connection(first, 0) == []
     assert gate.add_connection(second, 0) == []
@@ -98,7 +98,7 @@ def test_a_host_with_many_ipv6_addresses_is_one_host() -> None:
 
 def test_three_seconds_to_show_a_ticket_and_a_minute_after_a_lease() -> None:
     held = {fake(2).peer}
-    gate = Gate(held.__contains__, Limits(), GateRules())
+    gate = Gate(held.__contains__, YamuxLimits(), GateRules())
     silent, left = fake(1), fake(2)
     for each in (silent, left):
         assert gate.add_connection(each, 0) == []
@@ -113,7 +113,7 @@ def test_three_seconds_to_show_a_ticket_and_a_minute_after_a_lease() -> None:
 
 def test_an_admitted_peer_is_not_a_stranger_any_more() -> None:
     admitted: set[PeerKey] = set()
-    full = Limits()
+    full = YamuxLimits()
     gate = Gate(admitted.__contains__, full, GateRules(connections=1))
     connection = fake(1)
     narrow = gate.limits(connection.peer, dialed=False)
@@ -135,7 +135,7 @@ def test_an_admitted_peer_is_not_a_stranger_any_more() -> None:
 
 
 def test_a_peer_with_a_lease_is_never_a_stranger() -> None:
-    full = Limits()
+    full = YamuxLimits()
     known = {bytes([1]) * 32}
     gate = Gate(NOBODY, full, GateRules(connections=1), knows=known.__contains__)
     member = fake(1)
@@ -151,7 +151,7 @@ def test_a_peer_with_a_lease_is_never_a_stranger() -> None:
 
 def test_the_addresses_of_members_are_remembered_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.transport.connection.gate._MAX_MEMBER_HOSTS", 10)
-    gate = Gate(None, Limits())
+    gate = Gate(None, YamuxLimits())
     for number in (*range(20), 11):
         gate.add_connection(fake(1, f"10.0.0.{number}"), 0)
     assert len(gate._member_hosts) == 10
@@ -161,7 +161,7 @@ def test_the_addresses_of_members_are_remembered_and_bounded(monkeypatch: pytest
 
 
 def test_a_peer_that_we_relay_for_may_stay() -> None:
-    gate = Gate(NOBODY, Limits(), None, lambda peer: True)
+    gate = Gate(NOBODY, YamuxLimits(), None, lambda peer: True)
     connection = fake(1)
     assert gate.add_connection(connection, 0) == []
     assert gate.overdue(1000) == []
@@ -169,7 +169,7 @@ def test_a_peer_that_we_relay_for_may_stay() -> None:
 
 def test_a_peer_whose_lease_has_ended_is_a_stranger_again() -> None:
     admitted = {bytes([1]) * 32}
-    gate = Gate(admitted.__contains__, Limits(), GateRules(connections=1, stay_s=60))
+    gate = Gate(admitted.__contains__, YamuxLimits(), GateRules(connections=1, stay_s=60))
     member, dialed = fake(1), fake(2, dialed=True)
     assert gate.add_connection(member, 0) == []
     assert gate.review([member, dialed], 100) == []
@@ -225,7 +225,7 @@ async def test_a_stranger_may_only_ask() -> None:
 
         admitted.add(stranger.key)
         assert await asks(stranger, node, TARGET_CONNECTIONS_ID) == b""  # served, although it knows no address to dial
-        assert connection.limits == Limits()
+        assert connection.limits == YamuxLimits()
 
 
 async def test_a_stranger_opens_few_streams() -> None:
