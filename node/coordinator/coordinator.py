@@ -57,7 +57,6 @@ from swarm.protocol.core.notices import (
     WorkHeard,
 )
 from swarm.protocol.core.tuning import Tuning
-from swarm.protocol.membership.lease import Standing
 from swarm.protocol.startup import Boot, Budget, Saved, Site
 from swarm.protocol.transfer.egress import Egress
 from swarm.runtime import in_thread
@@ -91,7 +90,7 @@ async def run(config: SeedConfig, *, task_status: trio.TaskStatus[None] = trio.T
     with open_store(config.home, key.public) as store:
         if store.records.get("succession"):
             raise UsageError("This key was replaced (swarm-node rotate-key): start the seed with the new one.")
-        store.anchors.keep = 2  # a way back over eight versions or more, also just after a new checkpoint
+        store.checkpoints.keep = 2  # a way back over eight versions or more, also just after a new checkpoint
         model = Model(store, base=base)
         head = await in_thread(open_newest_version, store, model, checkpoint, key)
         boot = next_boot(int(store.records.get("boot") or 0), time.time())
@@ -293,7 +292,7 @@ class Coordinator:
     def _is_member(self, peer: bytes) -> bool:
         slot = self.core.book.slot_of.get(peer)
         now = trio.current_time()
-        return slot is not None and self.core.standing(slot, now) is not Standing.DEAD
+        return slot is not None and self.core.standing(slot, now).rights.content
 
     # ------------------------------------------------------------ for people and programs
 

@@ -17,7 +17,7 @@ def open_newest_version(store: Store, model: Model, checkpoint: Checkpoint, key:
     Raises `UsageError` when the store's bits do not lead to it.
     """
     layout, newest = checkpoint.layout, store.newest()
-    if newest is None and (store.chunks.all() or any(anchor.version > (0, 0) for anchor in store.anchors.list())):
+    if newest is None and (store.chunks.all() or any(saved.version > (0, 0) for saved in store.checkpoints.list())):
         raise UsageError(
             f"{store.folder} holds versions, but not the record of which were sealed. Restore its swarm.sqlite from a "
             "backup; or start a new swarm, with another home (--home) and another key."

@@ -108,7 +108,7 @@ def _first_version(before: Store, after: Store, old: Key, new: Key) -> tuple[int
     if lacking:
         raise UsageError(f"{before.folder} lacks {', '.join(lacking)}. Start the seed, which repairs it, and stop it.")
     found = {name: data for name, data in files.items() if data is not None}
-    after.anchors.keep = 2
+    after.checkpoints.keep = 2
     return genesis(after, Model(after), replica, new, files=found, epoch=newest.id.epoch + 1).id
 
 

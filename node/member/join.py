@@ -114,7 +114,7 @@ async def _run_in_swarm(way: following.Way, config: JoinConfig, key: Key, task_s
                 await _refetch(member, model.lost)
             try:
                 await member.run(task_status)
-                if model.version not in {anchor.version for anchor in store.anchors.list()}:
+                if model.version not in {saved.version for saved in store.checkpoints.list()}:
                     await in_thread(model.write_checkpoint)  # the base of the replica in the new swarm
             finally:
                 await close(model)

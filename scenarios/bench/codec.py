@@ -5,7 +5,7 @@
     python -m scenarios.bench.codec --shapes qwen3-8b [--share 0.05]   made-up steps of true shapes, streamed
     python -m scenarios.bench.codec --data made-up                     16 million elements, in seconds
 
-Speeds are GB of weights per second on one core. Ours include the block hashes; the anchors, the other coders that we
+Speeds are GB of weights per second on one core. Ours include the block hashes; the baselines, the other coders that we
 compare with, have none. Bits per change count everything on the wire: payloads, block hashes, piece hashes, headers,
 signatures and the manifest.
 """

@@ -35,15 +35,15 @@ _DENSITY: Final = 0.01
 
 
 def measure(folder: Path, model_bytes: int, versions: int, *, cold: bool) -> dict[str, Any]:
-    """Measure every combination of replica place and end. `versions`: versions since the anchor, the full copy of the
-    model on disk. `cold`: drop the page cache first, so that files are read from the disk."""
+    """Measure every combination of replica place and end. `versions`: versions since the checkpoint, the full copy of
+    the model on disk. `cold`: drop the page cache first, so that files are read from the disk."""
     key = Key.generate()
     n_tensors = max(1, round(model_bytes / (2 * _TENSOR[0] * _TENSOR[1])))
     layout = Layout(tuple(TensorSpec(f"layer.{i:04}.weight", "BF16", _TENSOR) for i in range(n_tensors)))
     with Store(folder, key.public) as store:
         model = _create(store, layout, key, versions)
         root = model.replica.root if model.replica is not None else b""
-        floors = _floors(store.anchors.list()[0].folder / "model.safetensors", cold=cold)
+        floors = _floors(store.checkpoints.list()[0].folder / "model.safetensors", cold=cold)
         rows = []
         for place in ("ram", "disk"):
             for end in ("clean", "kill"):
@@ -154,7 +154,7 @@ def _seconds(work: Callable[[], object]) -> float:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gb", type=float, default=2.0, help="size of the model (default 2)")
-    parser.add_argument("--versions", type=int, default=4, help="versions since the anchor: 0 to 7 (default 4)")
+    parser.add_argument("--versions", type=int, default=4, help="versions since the checkpoint: 0 to 7 (default 4)")
     parser.add_argument("--folder", type=Path, help="where to put it, three times its size (default: a temporary one)")
     parser.add_argument("--cold", action="store_true", help="have every file read from the disk")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
@@ -164,7 +164,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         print(json.dumps(found, indent=1))
         return 0
-    print(f"{found['model_bytes'] / 1e9:.2f} GB, {found['versions']} versions since the anchor")
+    print(f"{found['model_bytes'] / 1e9:.2f} GB, {found['versions']} versions since the checkpoint")
     print(f"to read it {found['read_s']:.2f} s, to hash it {found['blake3_s']:.2f} s (all cores)")
     for row in found["rows"]:
         proof = f", proven {row['audit_s']:.2f} s later (unhurried: at 1 GB/s)" if row["audit_s"] > 1e-3 else ""

@@ -124,7 +124,7 @@ def sessions(count: int, seed: int = 0, *, mib: float = 10.0) -> dict[str, Any]:
     stepping = len(world.authority.sessions)
     roster = world._core.state.roster
     assert roster is not None
-    heads = {roster.heads(stripe)[0] for stripe in range(roster.stripes)}
+    heads = {roster.root_children(stripe)[0] for stripe in range(roster.stripes)}
     victim: Node = next(n for n in world.members() if (m := roster.member_of(n.key.public)) and m.slot in heads)
     world.kill(victim)
     losing, _ = watch(world.tuning.hard_ttl_s)

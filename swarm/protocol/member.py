@@ -386,7 +386,7 @@ class Peer:
 
     def _tick(self, event: Timer, now: float) -> None:
         state = self.state
-        if event.name == "relief":
+        if event.name == "load-shedding":
             self.load_shedding.due(now)
             return
         state.sessions.expire_mute(now)

@@ -1,7 +1,7 @@
 """Follows up each version that the replica has become: made durable, reported to the application, checkpointed.
 
-The core decides that a version is applied (the effect `Commit`). What follows takes time on disk, so two tasks do it
-beside the core: one in the order of the versions, one at leisure.
+The core decides that a version is applied (the effect `VersionApplied`). What follows takes time on disk, so two tasks
+do it beside the core: one in the order of the versions, one at leisure.
 """
 
 from collections import deque
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from swarm.protocol.core.events import Commit, VersionId
+from swarm.protocol.core.events import VersionApplied, VersionId
 from swarm.protocol.core.notices import CheckpointWritten
 from swarm.runtime.application import Application
 from swarm.runtime.limits import RuntimeLimits
@@ -40,12 +40,12 @@ class AppliedVersions:
         self._application, self._limits, self._run_sync = application, limits, run_sync
         self.newest: VersionId | None = None
         """The newest version that the core has declared applied; None before the first one."""
-        self._waiting: deque[Commit] = deque()
+        self._waiting: deque[VersionApplied] = deque()
         self._wake_confirm, self._wake_upkeep = trio.Event(), trio.Event()
         self._has_foreign_bits = False
         """Whether bits came other than by chunks since the last checkpoint on disk."""
 
-    def queue_version(self, effect: Commit) -> None:
+    def queue_version(self, effect: VersionApplied) -> None:
         """Follow up this version, after those queued before it."""
         self.newest = effect.version
         self._waiting.append(effect)

@@ -81,7 +81,7 @@ class RuntimeLimits:
     """Pieces held in memory before their chunks are complete; above this, receiving waits for the disk."""
     stage_bytes: int = 2 << 30
     """Decoded changes held until their version is sealed; further chunks stay encoded and are decoded at the seal."""
-    anchor_every: int = 8
+    checkpoint_every: int = 8
     """Versions from one checkpoint on disk to the next: a start replays at most this many."""
     retain_versions: int = 16
     """Sealed versions whose chunks stay on disk; the same as in `Tuning`."""

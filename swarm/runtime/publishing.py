@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from codec import BlockDelta, Chunk, Key, Manifest, Replica, open_header
 from codec.errors import UsageError
-from swarm.protocol.core.events import Commit, LocalAbandon, LocalChunk, LocalSeal, VersionId
+from swarm.protocol.core.events import LocalAbandon, LocalChunk, LocalSeal, VersionApplied, VersionId
 from swarm.runtime.replica.intake import ChunkIntake
 from swarm.runtime.replica.jobs import Jobs
 from swarm.runtime.replica.manifests import Manifests
@@ -161,7 +161,7 @@ class SeedPublisher:
 
     async def _publish(self, manifest: Manifest, sealed: bytes) -> None:
         await self._jobs.publish(manifest, sealed, lambda: self._runtime.apply(LocalSeal(sealed)))
-        self._runtime.perform([Commit(VersionId(manifest.epoch, manifest.version), manifest)])
+        self._runtime.perform([VersionApplied(VersionId(manifest.epoch, manifest.version), manifest)])
 
     def _current(self) -> Attempt:
         if self._open is None:

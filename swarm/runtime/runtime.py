@@ -15,7 +15,6 @@ from swarm.guard import Source, guarded
 from swarm.protocol.core.events import (
     Announce,
     Close,
-    Commit,
     Dial,
     Drop,
     Effect,
@@ -37,6 +36,7 @@ from swarm.protocol.core.events import (
     SendHeader,
     SendPiece,
     SetTimer,
+    VersionApplied,
     VersionId,
 )
 from swarm.protocol.core.wire import ManifestNews, WantBlob, WantBlock, Welcome
@@ -117,7 +117,7 @@ class Runtime:
             Run: lambda e: self._nursery.start_soon(self._failure.watch, self._run_job, e.job),
             Persist: self._records.queue_record,
             Drop: self._drop_chunks,
-            Commit: self._applied.queue_version,
+            VersionApplied: self._applied.queue_version,
             Announce: self._announce_manifest,
             SetTimer: lambda e: self._loop.set_timer(e.name, e.at),
             Notify: lambda e: application.notify(e.notice),

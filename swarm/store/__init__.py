@@ -1,28 +1,28 @@
-"""The files of a swarm on disk: records, seals, chunks, hash lists, model files and anchors.
+"""The files of a swarm on disk: records, seals, chunks, hash lists, model files and checkpoints.
 
 - `home`: `Store`, the folder of one swarm, and recovery of the newest version that it can prove
 - `records`: The core's records and the seals of versions, in SQLite
 - `chunks`, `pack`: Chunks and pieces in memory, and in one file per version attempt
-- `anchors`: Checkpoints of the replica, from which a restart replays the versions since
+- `checkpoints`: Checkpoints of the replica, from which a restart replays the versions since
 - `partial`: Blocks that an unfinished catch-up has fetched
 - `clean`: The record of a clean exit
 - `disk`, `private`: Durable writes, and file modes
 """
 
-from swarm.store.anchors import Anchor, Anchors
+from swarm.store.checkpoints import SavedCheckpoint, SavedCheckpoints
 from swarm.store.chunks import ChunkStore, StoredChunk
 from swarm.store.disk import Disk, DiskFull
 from swarm.store.home import Recovery, Store, drop_bits, kept_checkpoint, records_of
 from swarm.store.records import Records, Seal, TwoSeals
 
 __all__ = [
-    "Anchor",
-    "Anchors",
     "ChunkStore",
     "Disk",
     "DiskFull",
     "Records",
     "Recovery",
+    "SavedCheckpoint",
+    "SavedCheckpoints",
     "Seal",
     "Store",
     "StoredChunk",

@@ -1,15 +1,15 @@
-"""The record of a clean exit, which lets the next start skip hashing the anchor.
+"""The record of a clean exit, which lets the next start skip hashing the checkpoint.
 
-A process that exits cleanly writes the record last: it says that the anchor on disk has been proven. The next process
-removes it first. After a kill or a power failure there is no record, so the anchor is hashed. The record holds the
-anchor's root, and the size, modification time and inode of each file.
+A process that exits cleanly writes the record last: it says that the checkpoint on disk has been proven. The next
+process removes it first. After a kill or a power failure there is no record, so the checkpoint is hashed. The record
+holds the checkpoint's root, and the size, modification time and inode of each file.
 """
 
 import json
 import os
 from pathlib import Path
 
-from swarm.store.anchors import Anchor
+from swarm.store.checkpoints import SavedCheckpoint
 from swarm.store.disk import Disk
 
 __all__ = ["Clean", "Left"]
@@ -22,9 +22,9 @@ class Clean:
         self._path = folder / "clean.json"
         self._disk = disk
 
-    def leave(self, anchor: Anchor) -> None:
-        """Record that the bits of `anchor` are proven. Call it after all other writes. Raises `DiskFull`."""
-        self._disk.write_whole(self._path, json.dumps(_fingerprint(anchor)).encode())
+    def leave(self, checkpoint: SavedCheckpoint) -> None:
+        """Record that the bits of `checkpoint` are proven. Call it after all other writes. Raises `DiskFull`."""
+        self._disk.write_whole(self._path, json.dumps(_fingerprint(checkpoint)).encode())
 
     def take(self) -> "Left":
         """Read the record of the last process and remove it, durably, so that it is used only once."""
@@ -44,17 +44,17 @@ class Left:
     def __init__(self, found: object) -> None:
         self._found = found
 
-    def vouches_for(self, anchor: Anchor) -> bool:
-        """Whether the files of `anchor` are those of the record and have not changed."""
+    def vouches_for(self, checkpoint: SavedCheckpoint) -> bool:
+        """Whether the files of `checkpoint` are those of the record and have not changed."""
         try:
-            return anchor.trusted and self._found == _fingerprint(anchor)
+            return checkpoint.trusted and self._found == _fingerprint(checkpoint)
         except OSError:
             return False
 
 
-def _fingerprint(anchor: Anchor) -> dict[str, object]:
+def _fingerprint(checkpoint: SavedCheckpoint) -> dict[str, object]:
     files: dict[str, list[int]] = {}
-    for path in sorted(anchor.folder.iterdir()):
+    for path in sorted(checkpoint.folder.iterdir()):
         status = os.stat(path)
         files[path.name] = [status.st_size, status.st_mtime_ns, status.st_ino]
-    return {"root": anchor.root.hex(), "files": files}
+    return {"root": checkpoint.root.hex(), "files": files}

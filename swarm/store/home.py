@@ -9,7 +9,7 @@
     partial              blocks that an unfinished catch-up has fetched
     partial.list         the numbers of these blocks
     replica              the replica as a file, on hosts with little memory: during a catch-up, and for an engine to
-                         load from; at other times such a host uses an anchor and the chunks since (`codec.layered`)
+                         load from; at other times such a host uses a checkpoint and the chunks since (`codec.layered`)
     clean.json           the record of a clean exit
 
 The process has a version once its seal is in the database; the version's chunks are synced before that. Opening
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from codec import Layout
 from codec.errors import UsageError
 from swarm.protocol.core.events import VersionId
-from swarm.store.anchors import Anchor, Anchors
+from swarm.store.checkpoints import SavedCheckpoint, SavedCheckpoints
 from swarm.store.chunks import ChunkStore
 from swarm.store.clean import Clean
 from swarm.store.disk import Disk
@@ -47,16 +47,17 @@ Hashes = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """How to reach the newest version that the folder can prove: load `anchor` (None: version 0), then replay these."""
+    """How to reach the newest version that the folder can prove: load `checkpoint` (None: version 0), then replay
+    these."""
 
-    anchor: Anchor | None
+    checkpoint: SavedCheckpoint | None
     replay: tuple[Seal, ...]
 
 
 class Store:
     """An open home folder. Safe to use from several threads.
 
-    `chunks`, `records`, `anchors`, `partial` and `clean` may be used directly.
+    `chunks`, `records`, `checkpoints`, `partial` and `clean` may be used directly.
     """
 
     def __init__(self, folder: Path, authority: bytes, disk: Disk | None = None) -> None:
@@ -77,7 +78,7 @@ class Store:
             self.records = Records(folder / "swarm.sqlite", self.disk)
             self.chunks = ChunkStore(folder / "chunks", authority, self.disk)
             self.chunks.open()
-            self.anchors = Anchors(folder / "anchors", self.disk)
+            self.checkpoints = SavedCheckpoints(folder / "anchors", self.disk)
             self.partial = Partial(folder, self.disk)
             self.clean = Clean(folder, self.disk)
             self._listing = threading.RLock()
@@ -125,12 +126,12 @@ class Store:
         return self.records.seal(sealed[-1]) if sealed else None
 
     def recover(self) -> Recovery:
-        """The anchor from which replay leads to the newest version, and the sealed, complete versions to replay."""
+        """The checkpoint from which replay leads to the newest version, and the sealed, complete versions to replay."""
         best: Recovery | None = None
-        for anchor in self.anchors.list():
-            chain = self.chain(anchor.root, anchor.version)
-            if best is None or _reach(anchor, chain) > _reach(best.anchor, best.replay):
-                best = Recovery(anchor, chain)
+        for checkpoint in self.checkpoints.list():
+            chain = self.chain(checkpoint.root, checkpoint.version)
+            if best is None or _reach(checkpoint, chain) > _reach(best.checkpoint, best.replay):
+                best = Recovery(checkpoint, chain)
         return best or Recovery(None, ())
 
     def chain(self, root: bytes, after: VersionId | None = None) -> tuple[Seal, ...]:
@@ -159,11 +160,11 @@ class Store:
         """Drop the chunks and hash lists of old versions; returns the versions dropped.
 
         Dropped are the chunks of versions up to `newest`, sealed or not. The last `keep` sealed versions, and those
-        after the newest anchor, are kept. Seals are never dropped.
+        after the newest checkpoint, are kept. Seals are never dropped.
         """
         seals = self.records.sealed()
-        anchors = self.anchors.list()
-        needed = set(seals[-keep:]) | {id_ for id_ in seals if anchors and id_ > anchors[0].version}
+        checkpoints = self.checkpoints.list()
+        needed = set(seals[-keep:]) | {id_ for id_ in seals if checkpoints and id_ > checkpoints[0].version}
         held = {VersionId(chunk.key.epoch, chunk.key.version) for chunk in self.chunks.all()}
         gone = sorted(id_ for id_ in held if id_ <= newest and id_ not in needed)
         for id_ in gone:
@@ -226,9 +227,9 @@ class Store:
         path = self.folder / "files" / name.hex()
         return path if path.exists() else None
 
-    def write_anchor(self, version: VersionId, root: bytes, layout: bytes, fill: Callable[[Path], None]) -> None:
-        """Write an anchor; see `Anchors.write`."""
-        self.anchors.write(version, root, layout, fill)
+    def write_checkpoint(self, version: VersionId, root: bytes, layout: bytes, fill: Callable[[Path], None]) -> None:
+        """Write a checkpoint; see `SavedCheckpoints.write`."""
+        self.checkpoints.write(version, root, layout, fill)
 
     def _hashes(self, root: bytes) -> Path:
         return self.folder / "hashes" / root.hex()
@@ -256,9 +257,9 @@ def records_of(folder: Path) -> Iterator[Records]:
 
 
 def kept_checkpoint(folder: Path) -> Path | None:
-    """The folder of the newest anchor in a home whose files have not changed; None if there is none."""
-    anchors = Anchors(folder / "anchors", Disk()).list() if (folder / "anchors").is_dir() else []
-    return next((anchor.folder for anchor in anchors if anchor.trusted), None)
+    """The folder of the newest checkpoint in a home whose files have not changed; None if there is none."""
+    checkpoints = SavedCheckpoints(folder / "anchors", Disk()).list() if (folder / "anchors").is_dir() else []
+    return next((saved.folder for saved in checkpoints if saved.trusted), None)
 
 
 def drop_bits(folder: Path) -> None:
@@ -283,8 +284,8 @@ def _take_lock(path: Path) -> int:
     return descriptor
 
 
-def _reach(anchor: Anchor | None, chain: tuple[Seal, ...]) -> tuple[VersionId, bool, int]:
-    """A sort key: the version that a recovery reaches, then whether its anchor is trusted, then less to replay."""
+def _reach(checkpoint: SavedCheckpoint | None, chain: tuple[Seal, ...]) -> tuple[VersionId, bool, int]:
+    """A sort key: the version that a recovery reaches, then whether its checkpoint is trusted, then less to replay."""
     if chain:
-        return chain[-1].id, anchor is not None and anchor.trusted, -len(chain)
-    return (anchor.version if anchor else VersionId(0, 0)), anchor is not None and anchor.trusted, 0
+        return chain[-1].id, checkpoint is not None and checkpoint.trusted, -len(chain)
+    return (checkpoint.version if checkpoint else VersionId(0, 0)), checkpoint is not None and checkpoint.trusted, 0

@@ -46,14 +46,14 @@ def cut_chunks(home: Path) -> None:
         os.truncate(path, path.stat().st_size * 2 // 3)
 
 
-def flip_anchor(home: Path) -> None:
+def flip_checkpoint(home: Path) -> None:
     for path in files(home, "anchors/*/model.safetensors"):
         before = path.stat()
         flip(path, random.Random(2))
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as a bad disk would: the marker still matches
 
 
-def lose_anchor(home: Path) -> None:
+def lose_checkpoint(home: Path) -> None:
     for path in files(home, "anchors/*/anchor.json"):
         path.write_bytes(b"{")
 
@@ -80,7 +80,13 @@ def flip_database(home: Path) -> None:
         flip(path, random.Random(4), times=400)
 
 
-DAMAGES: tuple[Callable[[Path], None], ...] = (flip_chunks, cut_chunks, flip_anchor, lose_anchor, flip_small_files)
+DAMAGES: tuple[Callable[[Path], None], ...] = (
+    flip_chunks,
+    cut_chunks,
+    flip_checkpoint,
+    lose_checkpoint,
+    flip_small_files,
+)
 
 
 @pytest.fixture
@@ -105,7 +111,7 @@ def swarm(tmp_path: Path):
 def test_a_node_repairs_every_damage_of_its_disk(swarm: Swarm) -> None:
     ticket = swarm.ticket()
     for damage in DAMAGES:
-        swarm.until_there("box", "swarm-*/anchors/*/anchor.json")  # an anchor is written after each repair
+        swarm.until_there("box", "swarm-*/anchors/*/anchor.json")  # a checkpoint is written after each repair
         swarm.signal("box", random.Random(damage.__name__).choice([signal.SIGKILL, signal.SIGTERM]))
         damage(swarm.home("box"))
         swarm.node("box", ticket)
@@ -153,13 +159,13 @@ def test_damage_after_a_clean_end_is_found(swarm: Swarm) -> None:
     swarm.until_there("box", "swarm-*/anchors/*/anchor.json")
     ticket = swarm.ticket()
     swarm.signal("box", signal.SIGTERM)
-    flip_anchor(swarm.home("box"))
+    flip_checkpoint(swarm.home("box"))
     swarm.node("box", ticket)
     swarm.until_logged("box", "(?s)replica_damaged.*caught_up")
     swarm.until("box", holds(root_of(STEPS[2])))
 
     swarm.signal("seed")
-    flip_anchor(swarm.home("seed"))
+    flip_checkpoint(swarm.home("seed"))
     swarm.start("seed", "seed", "--base", str(swarm.folder / "base"), *LOOPBACK, "--preset", "loopback")
     assert swarm.ends("seed") == 1
     assert "have changed on disk" in swarm.log("seed").strip().splitlines()[-1]

@@ -94,7 +94,7 @@ def test_a_node_on_a_full_disk_says_so_and_catches_up_once_there_is_room(tmp_pat
         disk.inside(f"mount -o remount,size=16m {disk.home}")
         swarm.start("box", *words, **options)
         swarm.until("seed", all_hold([0, 0], 1))
-        swarm.until_logged("box", '"anchored"')
+        swarm.until_logged("box", '"checkpointed"')
         disk.fill()
         swarm.publish(next_one)
         check(ended(swarm, "box"), 2, "full")

@@ -34,7 +34,7 @@ def test_disk_replicas_and_relays_with_coder_pco(tmp_path: Path) -> None:
         assert any(swarm.home("disk").glob("swarm-*/chunks/*"))
         assert not any(swarm.home("none").glob("swarm-*/anchors/*"))
 
-        # After a clean end the anchor is used without hashing, and the next version is fetched.
+        # After a clean end the checkpoint is used without hashing, and the next version is fetched.
         assert swarm.signal("disk", signal.SIGINT) == 130
         swarm.publish(folders[2])
         swarm.node("disk", ticket, "--replica", "disk")
@@ -65,9 +65,11 @@ def test_an_engine_needs_a_replica(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", [pytest.param("ram", marks=pytest.mark.long), "disk"])
-def test_a_step_costs_a_node_no_more_disk_than_its_delta_and_its_share_of_an_anchor(tmp_path: Path, place: str) -> None:
-    """Eight steps, so one anchor. Counts the bytes that the node's process wrote to disk, also through maps, and passed
-    to write() in case the disk is a tmpfs."""
+def test_a_step_costs_a_node_no_more_disk_than_its_delta_and_its_share_of_a_checkpoint(
+    tmp_path: Path, place: str
+) -> None:
+    """Eight steps, so one checkpoint. Counts the bytes that the node's process wrote to disk, also through maps, and
+    passed to write() in case the disk is a tmpfs."""
     states, steps, elements = [weights(8, 1 << 20)], 8, 8 << 20
     for number in range(steps + 1):
         states.append(step(states[-1], number, 0.01))
@@ -84,9 +86,9 @@ def test_a_step_costs_a_node_no_more_disk_than_its_delta_and_its_share_of_an_anc
         swarm.until("a", holds(root_of(states[-1])))
         swarm.until_there("a", "swarm-*/anchors/0.[89]/anchor.json")
         spent = [now - then for now, then in zip(written(swarm.running["a"].pid), before, strict=True)]
-    anchor_bytes, records_bytes = 2 * elements, 100_000
-    assert max(spent) < 1.2 * delta_bytes + anchor_bytes + steps * records_bytes
-    assert delta_bytes < 0.2 * anchor_bytes, "otherwise the bound would allow writing the whole model"
+    checkpoint_bytes, records_bytes = 2 * elements, 100_000
+    assert max(spent) < 1.2 * delta_bytes + checkpoint_bytes + steps * records_bytes
+    assert delta_bytes < 0.2 * checkpoint_bytes, "otherwise the bound would allow writing the whole model"
 
 
 def written(pid: int) -> tuple[int, int]:

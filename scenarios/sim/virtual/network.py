@@ -16,7 +16,6 @@ from scenarios.sim.virtual.node import Faults, Node, Published, facts, root_of
 from swarm.protocol.core.events import (  # fmt: skip
     Announce,
     Close,
-    Commit,
     Dial,
     Drop,
     Effect,
@@ -51,6 +50,7 @@ from swarm.protocol.core.events import (  # fmt: skip
     Stray,
     Timer,
     UnknownLabel,
+    VersionApplied,
     VersionId,
 )
 from swarm.protocol.core.notices import Notice
@@ -378,7 +378,7 @@ class VirtualNetwork(Clock):
             whole = node.pieces[job.key] == (1 << len(header.piece_bytes)) - 1
             return whole and header.parent_root == node.root, (0,)
         version = node.core.state.chunks.version(job.version)
-        if job.kind == JobKind.COMMIT:
+        if job.kind == JobKind.APPLY:
             assert version is not None
             assert version.manifest is not None
             if not version.complete or version.manifest.parent_root != node.root:
@@ -416,7 +416,7 @@ class VirtualNetwork(Clock):
             if effect.attempt is None or key.attempt == effect.attempt:
                 del node.headers[key], node.pieces[key]
 
-    def _do_commit(self, node: Node, effect: Commit) -> None:
+    def _do_versionapplied(self, node: Node, effect: VersionApplied) -> None:
         node.held_at[effect.version] = self.now
         self.committed(node, effect.version)
 
@@ -436,7 +436,7 @@ _NAMES: dict[type, bytes] = {kind: kind.__name__.encode() for kind in (Heard, He
 _DO: dict[type, Callable[[VirtualNetwork, Node, Any], None]] = {
     kind: getattr(VirtualNetwork, f"_do_{kind.__name__.lower()}")
     for kind in (
-        Announce, Close, Commit, Dial, Drop, Notify, Persist, Probe, Ready, Run, Send, SendBlob, SendBlock,
+        Announce, Close, VersionApplied, Dial, Drop, Notify, Persist, Probe, Ready, Run, Send, SendBlob, SendBlock,
         SendHeader, SendPiece, SetTimer,
     )
 }  # fmt: skip

@@ -20,7 +20,6 @@ from swarm.protocol.core.wire import Message
 __all__ = [
     "Announce",
     "Close",
-    "Commit",
     "Damaged",
     "Dial",
     "Drop",
@@ -61,6 +60,7 @@ __all__ = [
     "Stray",
     "Timer",
     "UnknownLabel",
+    "VersionApplied",
     "VersionId",
 ]
 
@@ -376,7 +376,7 @@ class JobKind:
     """What `Run` may ask for. Each is answered by exactly one `JobDone` with the same job.
 
     STAGE: decode the chunk at `key` against the replica into scratch. Fails with the tuple of torn blocks.
-    COMMIT: all chunks of `version` are staged: compare the root with the manifest's, make the seal durable, write the
+    APPLY: all chunks of `version` are staged: compare the root with the manifest's, make the seal durable, write the
         replica. Fails with a text that says what did not match.
     OPEN: make the replica of the layout named by `name`, from the node's own model folder where there is one, else
         empty. The result is an `Opened`, or a text that says why it failed.
@@ -385,7 +385,7 @@ class JobKind:
     """
 
     STAGE = "stage"
-    COMMIT = "commit"
+    APPLY = "apply"
     OPEN = "open"
     REPLAY = "replay"
 
@@ -434,7 +434,7 @@ class Drop(Effect):
 
 
 @dataclass(frozen=True, slots=True)
-class Commit(Effect):
+class VersionApplied(Effect):
     """The replica is `version` now: the runtime tells the application, and engines may switch to it."""
 
     version: VersionId

@@ -264,5 +264,5 @@ class Equivocation(Notice):
 class CheckpointWritten(Notice):
     """The runtime wrote a checkpoint of this version to the disk. The only notice that no core emits."""
 
-    log_name: ClassVar[str] = "anchored"
+    log_name: ClassVar[str] = "checkpointed"
     version: VersionId

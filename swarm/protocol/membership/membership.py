@@ -1,8 +1,8 @@
 """A member's part of membership: it joins, greets neighbours, attaches to its parents and renews its lease.
 
 All decisions follow from three signed documents: our grant, the newest roster and the newest heartbeat. A parent that
-dies or falls silent is replaced at once by a backup, which follows from the roster. The authority learns of it from our
-next report, and plans again later.
+dies or falls silent is replaced at once by a failover parent, which follows from the roster. The authority learns of it
+from our next report, and plans again later.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ DOUBT_S = 0.5
 """Ping a parent, or a peer that was asked for a chunk, that has been silent for this long while a version is in flight.
 It must answer within the same time, or four round trips if that is longer. A busy event loop or a full uplink delays
 an answer by less."""
-BACKUPS_TRIED = 64
+FAILOVER_PARENTS_TRIED = 64
 """Backups tried in a large roster: if none of them is usable, it is this member that is cut off."""
 
 
@@ -40,8 +40,8 @@ class Membership:
         self._join = join
         self._authority = authority
         self.renewals = Renewals(state)
-        self._backup: dict[int, bytes] = {}
-        """By stripe: the backup in place of the planned parent."""
+        self._failover_parent: dict[int, bytes] = {}
+        """By stripe: the failover parent in place of the planned parent."""
         self._admitted_at = 0.0
         self._neighbours: tuple[Neighbour, ...] = ()
         """Members that have the roster, from the welcome, as long as we have none."""
@@ -137,8 +137,8 @@ class Membership:
         state.exchange.detached(peer, None)
         if session is not None and session.slot is not None and stripes:
             state.lost_peers.lose(session.slot, now)
-        for stripe in [s for s, backup in self._backup.items() if backup == peer]:
-            del self._backup[stripe]
+        for stripe in [s for s, parent in self._failover_parent.items() if parent == peer]:
+            del self._failover_parent[stripe]
         if not self.leaving:
             self.rewire(now)
 
@@ -198,7 +198,7 @@ class Membership:
         self.renewals.new_roster(roster)
         state.sessions.keep({state.swarm, *(m.peer for m in roster.members)})
         pass_on(state, roster)
-        self._backup.clear()
+        self._failover_parent.clear()
         self.rewire(now)
 
     def _mind_roster(self, now: float) -> None:
@@ -237,7 +237,7 @@ class Membership:
     # ------------------------------------------------------------ the trees
 
     def rewire(self, now: float) -> None:
-        """Attach to the right parent in each stripe: the planned one, or a backup while that is not usable."""
+        """Attach to the right parent in each stripe: the planned one, or a failover parent while that is not usable."""
         state = self._state
         roster, grant = state.roster, state.grant
         if self.leaving or roster is None or grant is None or roster.index_of(grant.slot) is None:
@@ -254,11 +254,11 @@ class Membership:
             return
         parent = state.peer_of(planned)
         if planned == AUTHORITY or self._usable(roster, planned, now):
-            self._backup.pop(stripe, None)
+            self._failover_parent.pop(stripe, None)
         else:
-            parent = self._backup.get(stripe)
+            parent = self._failover_parent.get(stripe)
             if parent is None:
-                parent = self._backup[stripe] = self._choose_backup(roster, stripe, slot, now)
+                parent = self._failover_parent[stripe] = self._choose_failover_parent(roster, stripe, slot, now)
         if parent is None:
             return
         edge = state.exchange.parents.get(stripe)
@@ -272,7 +272,7 @@ class Membership:
         member, me = roster.member(slot), roster.member_of(state.key.public)
         if member is None or state.lost_peers.has(slot) or state.sessions.failing(member.peer, now):
             return False
-        # A backup does not know that we want to attach, so it will not dial us.
+        # A failover parent does not know that we want to attach, so it will not dial us.
         if state.sessions.get(member.peer) is None and (me is None or not self._comes(roster, slot, me)):
             return False
         return state.leases.standing(slot, now).rights.content
@@ -286,13 +286,13 @@ class Membership:
         planned = any(roster.parent(k, me.slot) == slot for k in range(roster.stripes))
         return bool(to_dial(me, member)) or (planned and joins(me, member))
 
-    def _choose_backup(self, roster: Roster, stripe: int, slot: int, now: float) -> bytes:
-        """The best usable backup, with connected members first; the authority if there is none."""
+    def _choose_failover_parent(self, roster: Roster, stripe: int, slot: int, now: float) -> bytes:
+        """The best usable failover parent, with connected members first; the authority if there is none."""
         near = [s.slot for s in self._state.sessions if s.ready and s.slot is not None]
-        anyone = islice(roster.each_backup(stripe, slot), BACKUPS_TRIED)
-        for backup in chain(roster.each_backup(stripe, slot, among=near), anyone):
-            peer = self._state.peer_of(backup)
-            if peer is not None and self._usable(roster, backup, now) and self._has_uplink(roster, backup):
+        anyone = islice(roster.each_failover_parent(stripe, slot), FAILOVER_PARENTS_TRIED)
+        for parent in chain(roster.each_failover_parent(stripe, slot, among=near), anyone):
+            peer = self._state.peer_of(parent)
+            if peer is not None and self._usable(roster, parent, now) and self._has_uplink(roster, parent):
                 return peer
         return self._state.swarm
 
@@ -407,7 +407,7 @@ class Membership:
             attached_at[edge.peer] = min(edge.since, attached_at.get(edge.peer, edge.since))
         for peer in sorted(attached_at):
             session = state.sessions.get(peer)
-            # A backup had no reason to send before we attached to it, so its silence counts from then on.
+            # A failover parent had no reason to send before we attached to it, so its silence counts from then on.
             if session is not None and now - max(session.heard_at, attached_at[peer]) > limit:
                 if session.slot is not None:
                     state.lost_peers.lose(session.slot, now)

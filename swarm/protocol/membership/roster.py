@@ -145,7 +145,7 @@ class Roster(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
             self._children[stripe, slot] = found
         return found
 
-    def heads(self, stripe: int) -> list[int]:
+    def root_children(self, stripe: int) -> list[int]:
         """The root children: the children of the authority."""
         return self.children(stripe, AUTHORITY)
 
@@ -158,11 +158,12 @@ class Roster(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
             at = self.parent(stripe, at)
         return line
 
-    def backups(self, stripe: int, slot: int, among: Iterable[int] | None = None) -> list[int]:
-        """The failover parents of `slot`, best first; see `each_backup`. `among`: consider only these slots."""
-        return list(self.each_backup(stripe, slot, among))
+    def failover_parents(self, stripe: int, slot: int, among: Iterable[int] | None = None) -> list[int]:
+        """The failover parents of `slot`, best first; see `each_failover_parent`. `among`: consider only these
+        slots."""
+        return list(self.each_failover_parent(stripe, slot, among))
 
-    def each_backup(self, stripe: int, slot: int, among: Iterable[int] | None = None) -> Iterator[int]:
+    def each_failover_parent(self, stripe: int, slot: int, among: Iterable[int] | None = None) -> Iterator[int]:
         """Yield the failover parents of `slot`, best first, one by one, since a caller may need only the first.
 
         First the ancestors above the parent. Then the members that are not below `slot`: the stripe's interior nodes in

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from codec import Manifest
-from swarm.protocol.core.events import Commit, Job, JobDone, JobKind, Opened, PartsDone, Run, UnknownLabel
+from swarm.protocol.core.events import Job, JobDone, JobKind, Opened, PartsDone, Run, UnknownLabel, VersionApplied
 from swarm.protocol.core.notices import CatchupFailed, CatchupPhaseEntered, CatchupStarted, CaughtUp, ReplicaDamaged
 from swarm.protocol.core.version import VersionId
 from swarm.protocol.core.wire import Blob, WantBlob, WantBlock, WantManifest
@@ -373,7 +373,7 @@ class Catchup:
         self._go_on(cause)
         self._requests.clear()
         self._state.settle(id_, manifest, sealed)
-        self._state.outbox.emit(Commit(id_, manifest))
+        self._state.outbox.emit(VersionApplied(id_, manifest))
         self._state.outbox.notify(CaughtUp(id_, len(self._labels)))
 
     def _queue_again(self, request: _Request) -> None:

@@ -107,7 +107,7 @@ class LoadShedding:
     def _wake(self, at: float) -> None:
         if at < self._due_at:
             self._due_at = at
-            self._outbox.emit(SetTimer("relief", at))
+            self._outbox.emit(SetTimer("load-shedding", at))
 
     def arrived(self, chunk: Chunk, peer: bytes | None, now: float) -> None:
         """A piece of the chunk arrived."""

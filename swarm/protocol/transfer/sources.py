@@ -21,12 +21,13 @@ def block_sources(state: State) -> list[bytes]:
 
 
 def chunk_sources(state: State, stripe: int | None) -> list[bytes]:
-    """Peers to ask for a chunk: for a known stripe the roster's backups first, and our parent in it after them."""
+    """Peers to ask for a chunk: for a known stripe the roster's failover parents first, and our parent in it after
+    them."""
     sources = block_sources(state)
     if stripe is None or state.roster is None or state.grant is None:
         return sources
     slots = [m.slot for p in sources if (m := state.roster.member_of(p)) is not None]
-    order = state.roster.backups(stripe, state.grant.slot, among=slots)
+    order = state.roster.failover_parents(stripe, state.grant.slot, among=slots)
     rank = {state.peer_of(slot): i for i, slot in enumerate(order)}
     last = len(rank)
     return sorted(sources, key=lambda p: (p == state.swarm, rank.get(p, last)))

@@ -1,7 +1,7 @@
 """Progress of a version from its first piece to the replica: verified early, written late.
 
 A STAGE job decodes each chunk into scratch memory as soon as it is complete, if its parent root is the replica's. When
-the manifest and all its chunks are here, one COMMIT job compares the roots, makes the seal durable and writes the bits.
+the manifest and all its chunks are here, one APPLY job compares the roots, makes the seal durable and writes the bits.
 Versions are applied strictly in the order in which each names its parent.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from codec import Manifest, open_manifest
-from swarm.protocol.core.events import Announce, Commit, HeaderStored, Job, JobDone, JobKind, PieceStored, Run
+from swarm.protocol.core.events import Announce, HeaderStored, Job, JobDone, JobKind, PieceStored, Run, VersionApplied
 from swarm.protocol.core.notices import Equivocation, ReplicaDamaged, VersionComplete
 from swarm.protocol.core.version import VersionId
 from swarm.protocol.core.wire import ManifestNews, WantManifest
@@ -146,10 +146,10 @@ class Progress:
         for _, chunk in sorted(version.unstaged.items()):
             self._run(Job(JobKind.STAGE, version.id, chunk.key, generation=version.generation))
         if version.complete and not version.unstaged:
-            self._run(Job(JobKind.COMMIT, version.id, generation=version.generation))
+            self._run(Job(JobKind.APPLY, version.id, generation=version.generation))
 
     def done(self, event: JobDone, now: float) -> None:
-        """A STAGE or COMMIT has ended."""
+        """A STAGE or APPLY has ended."""
         self._running.discard(event.job)
         version = self._state.chunks.version(event.job.version)
         if version is None or version.generation != event.job.generation:
@@ -157,7 +157,7 @@ class Progress:
         if not event.ok:
             self._state.outbox.notify(ReplicaDamaged(event.job.version, str(event.result)))
             self._repair(now)
-        elif event.job.kind == JobKind.COMMIT:
+        elif event.job.kind == JobKind.APPLY:
             self._hold(version, now)
         else:
             chunk = self._state.chunks.find(event.job.key) if event.job.key is not None else None
@@ -244,5 +244,5 @@ class Progress:
         assert version.manifest is not None
         state.settle(version.id, version.manifest, version.sealed_manifest)
         self._load_shedding.forget(state.floor)
-        state.outbox.emit(Commit(version.id, version.manifest))
+        state.outbox.emit(VersionApplied(version.id, version.manifest))
         self.advance(now)

@@ -12,7 +12,7 @@ from codec.bits import Bits
 from codec.errors import PeerError, UsageError
 from swarm.protocol.core.events import VersionId
 from swarm.runtime.replica.restore import open_layered
-from swarm.store import Anchor, Store
+from swarm.store import SavedCheckpoint, Store
 
 __all__ = ["Loan", "ReplicaFiles"]
 
@@ -60,7 +60,7 @@ class ReplicaFiles:
         self._store.put_file(layout.to_bytes())
         files = {spec.name: data for spec in layout.files if (data := self._store.file(spec.hash)) is not None}
         fill = partial(write_checkpoint, layout=layout, bits=bits, files=files)
-        self._store.write_anchor(version, replica.root, layout.hash, fill)
+        self._store.write_checkpoint(version, replica.root, layout.hash, fill)
         self._store.partial.clear()
 
     def replace_file(self, version: VersionId) -> Layered | None:
@@ -76,5 +76,5 @@ class ReplicaFiles:
         with contextlib.suppress(UsageError, PeerError, OSError):
             replica.rebase(Checkpoint.open(self._checkpoint(version).folder), frozen)
 
-    def _checkpoint(self, version: VersionId) -> Anchor:
-        return next(anchor for anchor in self._store.anchors.list() if anchor.version == version)
+    def _checkpoint(self, version: VersionId) -> SavedCheckpoint:
+        return next(saved for saved in self._store.checkpoints.list() if saved.version == version)

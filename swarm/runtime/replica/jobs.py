@@ -43,7 +43,7 @@ class Jobs:
                     await self._run_sync(self._stage, job)
                 return JobDone(job, True)
             async with self._writer:
-                if job.kind == JobKind.COMMIT:
+                if job.kind == JobKind.APPLY:
                     self._changes[job.version] = await self._run_sync(self._apply, job.version)
                     return JobDone(job, True)
                 if job.kind == JobKind.OPEN:
@@ -83,20 +83,20 @@ class Jobs:
         self.model.drop_staged(version)
 
     async def write_due_checkpoint(self, *, force: bool) -> VersionId | None:
-        """Write a checkpoint to disk when one is due: every `anchor_every` versions, in a new epoch, after damage, and
-        with `force` (bits came other than by chunks). Returns its version; None when none was written."""
+        """Write a checkpoint to disk when one is due: every `checkpoint_every` versions, in a new epoch, after damage,
+        and with `force` (bits came other than by chunks). Returns its version; None when none was written."""
         version = self.model.version
         if version is None:
             return None
         if self._checkpoint_version is None:
-            on_disk = self._store.anchors.list()
+            on_disk = self._store.checkpoints.list()
             self._checkpoint_version = on_disk[0].version if on_disk else None
         last = self._checkpoint_version
         due = (
             force
             or last is None
             or last.epoch != version.epoch
-            or version.version - last.version >= self._limits.anchor_every
+            or version.version - last.version >= self._limits.checkpoint_every
         )
         if not self.model.spoiled and (not due or last == version):
             return None

@@ -148,9 +148,9 @@ class Model:
     def close(self) -> None:
         """Nothing is written any more. If everything is proven, note it on disk: the next start need not hash it."""
         with self._gate.unchanged():
-            anchor = self._store.recover().anchor
-            if self.version is not None and anchor is not None and not self.spoiled and not self._unproven.any():
-                self._store.clean.leave(anchor)
+            checkpoint = self._store.recover().checkpoint
+            if self.version is not None and checkpoint is not None and not self.spoiled and not self._unproven.any():
+                self._store.clean.leave(checkpoint)
         self._files.remove_file()
 
     def restore_from(self, replica: Replica) -> Seal | None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from codec import Checkpoint, Layered, Layout, Replica, state_root
 from codec.errors import PeerError, UsageError
 from codec.staging import block_hash
-from swarm.store import Anchor, Recovery, Seal, Store
+from swarm.store import Recovery, SavedCheckpoint, Seal, Store
 
 __all__ = ["Found", "Place", "open_layered", "restore"]
 
@@ -43,20 +43,20 @@ def restore(store: Store, place: Place) -> Found | None:
     blocks.
     """
     clean_end = store.clean.take()
-    while (anchor := (recovery := store.recover()).anchor) is not None:
-        found = _found(store, recovery, place, believed=clean_end.vouches_for(anchor))
+    while (checkpoint := (recovery := store.recover()).checkpoint) is not None:
+        found = _found(store, recovery, place, believed=clean_end.vouches_for(checkpoint))
         if found is not None and not found.wrong:
             return found
-        store.anchors.remove(anchor)
-        if found is not None and store.recover().anchor is None:
+        store.checkpoints.remove(checkpoint)
+        if found is not None and store.recover().checkpoint is None:
             return found
     return None
 
 
 def _found(store: Store, recovery: Recovery, place: Place, *, believed: bool) -> Found | None:
-    assert recovery.anchor is not None
-    seal = store.records.seal(recovery.anchor.version)
-    layered = None if seal is None else open_layered(store, recovery.anchor)
+    assert recovery.checkpoint is not None
+    seal = store.records.seal(recovery.checkpoint.version)
+    layered = None if seal is None else open_layered(store, recovery.checkpoint)
     if seal is None or layered is None:
         return None
     for following in recovery.replay:
@@ -77,23 +77,23 @@ def _found(store: Store, recovery: Recovery, place: Place, *, believed: bool) ->
     return Found(layered, seal, tuple(wrong), believed)
 
 
-def open_layered(store: Store, anchor: Anchor) -> Layered | None:
+def open_layered(store: Store, checkpoint: SavedCheckpoint) -> Layered | None:
     """The checkpoint as a replica. Its blocks are hashed only when the store has no valid hash list for it.
 
     None when it cannot be read, or its blocks do not add up to its root.
     """
-    data = store.file(anchor.layout)
+    data = store.file(checkpoint.layout)
     if data is None:
         return None
     try:
-        layout, checkpoint = Layout.from_bytes(data), Checkpoint.open(anchor.folder)
-        hashes = store.hashes(anchor.root)
-        if hashes is None or len(hashes) != layout.n_blocks or state_root(layout.hash, hashes) != anchor.root:
-            hashes = _hashed(layout, checkpoint)
-        layered = Layered(layout, checkpoint, hashes.copy(), store.chunks.payload)
+        layout, opened = Layout.from_bytes(data), Checkpoint.open(checkpoint.folder)
+        hashes = store.hashes(checkpoint.root)
+        if hashes is None or len(hashes) != layout.n_blocks or state_root(layout.hash, hashes) != checkpoint.root:
+            hashes = _hashed(layout, opened)
+        layered = Layered(layout, opened, hashes.copy(), store.chunks.payload)
     except (UsageError, PeerError, KeyError, OSError):
         return None
-    return layered if layered.root == anchor.root else None
+    return layered if layered.root == checkpoint.root else None
 
 
 def _hashed(layout: Layout, checkpoint: Checkpoint) -> Hashes:

@@ -51,7 +51,9 @@ class Rewind:
 
     def _path(self, to: Seal) -> tuple[Checkpoint, list[Seal]]:
         """A checkpoint, and the versions from it to `to`, oldest first."""
-        starts = {anchor.root: anchor.folder for anchor in self._store.anchors.list() if anchor.trusted}
+        starts = {
+            checkpoint.root: checkpoint.folder for checkpoint in self._store.checkpoints.list() if checkpoint.trusted
+        }
         seals = self._store.records.seals()
         if self._base is not None:
             starts.setdefault(seals[0].root, self._base)

@@ -1,4 +1,4 @@
-"""The codec benchmark: its data, anchors and bounds are correct, and the report has the documented keys."""
+"""The codec benchmark: its data, baselines and bounds are correct, and the report has the documented keys."""
 
 import json
 
@@ -37,7 +37,7 @@ def test_true_shapes_stream_in_parts_of_whole_blocks() -> None:
 
 
 @pytest.mark.parametrize("name", list(BASELINES))
-def test_anchors_are_exact(name: str) -> None:
+def test_baselines_are_exact(name: str) -> None:
     """The changes have gaps of every size class: 0, 127, 128, 65534, 65535, 65536 and more."""
     there, back = BASELINES[name]
     old = np.zeros(400_000, np.uint16)

@@ -133,7 +133,7 @@ class Swarm:
         self.nursery = nursery
         self.network = MemoryNetwork()
         self.tuning = tuning or replace(Tuning.loopback(), stripes=2)
-        self.limits = limits or RuntimeLimits(anchor_every=4)
+        self.limits = limits or RuntimeLimits(checkpoint_every=4)
         self.run_sync = run_sync
         self.via = via
         self.copies = copies
@@ -149,7 +149,7 @@ class Swarm:
 
     async def start_seed(self, disk: Disk | None = None) -> Host:
         store = Store(self.folder / "seed", AUTHORITY.public, disk)
-        store.anchors.keep = 2  # as the coordinator sets it
+        store.checkpoints.keep = 2  # as the coordinator sets it
         model = Model(store, stage_bytes=self.limits.stage_bytes)
         restored = model.restore()
         if restored is None:

@@ -224,6 +224,6 @@ def test_a_checkpoint_gives_way_to_a_version_that_has_waited_long(
     assert model.write_checkpoint() is None
     writer.join(10)
     assert not writer.is_alive()
-    assert (model.version, store.anchors.list()) == (VersionId(0, 1), [])
+    assert (model.version, store.checkpoints.list()) == (VersionId(0, 1), [])
     monkeypatch.undo()
     assert model.write_checkpoint() == VersionId(0, 1)

@@ -76,7 +76,7 @@ def bits(replica: Replica) -> bytes:
 
 
 def weights_of(store: Store) -> Path:
-    return store.anchors.list()[0].folder / "model.safetensors"
+    return store.checkpoints.list()[0].folder / "model.safetensors"
 
 
 def lie(path: Path, back: int) -> None:
@@ -171,7 +171,7 @@ def test_a_checkpoint_that_was_touched_is_hashed(store: Store, monkeypatch: pyte
 
 
 @PLACES
-@pytest.mark.parametrize("noticed_by", ["audit", "read", "anchor", "copy"])
+@pytest.mark.parametrize("noticed_by", ["audit", "read", "checkpoint", "copy"])
 def test_damage_by_a_disk_is_found_before_a_block_is_given_away(store: Store, disk: bool, noticed_by: str) -> None:
     truth, model = begun(store, disk)
     commit(model, *version(store, truth, 1))
@@ -190,7 +190,7 @@ def test_damage_by_a_disk_is_found_before_a_block_is_given_away(store: Store, di
             served = [resumed.read_block(block) for block in range(truth.layout.n_blocks)]
             assert all(given is None or given[1] == truth.read_block(b) for b, given in enumerate(served))
             assert None in served
-        case "anchor":
+        case "checkpoint":
             assert resumed.write_checkpoint() is None
         case "copy":
             assert resumed.read(lambda replica: 1) is None
@@ -198,7 +198,7 @@ def test_damage_by_a_disk_is_found_before_a_block_is_given_away(store: Store, di
     assert resumed.version is None
     assert len(resumed.differing(truth.hashes)) == 1
     resumed.close()  # leaves no note of a clean shutdown
-    assert not store.clean.take().vouches_for(store.anchors.list()[0])
+    assert not store.clean.take().vouches_for(store.checkpoints.list()[0])
 
 
 @PLACES
@@ -287,13 +287,13 @@ def test_versions_that_arrive_while_a_checkpoint_is_written_are_kept(
 ) -> None:
     truth, model = begun(store)
     commit(model, *version(store, truth, 1))
-    write = store.write_anchor
+    write = store.write_checkpoint
 
     def slow(*arguments):
         write(*arguments)
         commit(model, *version(store, truth, 2))
 
-    monkeypatch.setattr(store, "write_anchor", slow)
+    monkeypatch.setattr(store, "write_checkpoint", slow)
     assert model.write_checkpoint() == VersionId(0, 1)
     assert model.version == VersionId(0, 2)
     store.chunks.drop(VersionId(0, 1))
@@ -349,7 +349,7 @@ def test_a_kill_is_no_clean_shutdown(store: Store, disk: bool) -> None:
 @pytest.mark.slow
 @PLACES
 def test_a_kill_at_every_step_that_touches_the_disk(tmp_path: Path, disk: bool) -> None:
-    """Start, commit two versions, write an anchor, commit another, end: killed before the first durable step, the
+    """Start, commit two versions, write a checkpoint, commit another, end: killed before the first durable step, the
     second, ... until none is left. Each time the next start stands at the newest version whose seal was durable, and
     can prove it.
     """

@@ -108,10 +108,10 @@ async def test_the_checkpoint_on_disk_can_be_loaded(tmp_path: Path, autojump_clo
         first = await s.start_member(1)
         await until(lambda: at([first], 0))
         await follow(s, [first], [1, 2, 3, 4])
-        await until(lambda: ("anchored", {"version": VersionId(0, 4)}) in first.log.events)
-        (anchor,) = first.store.anchors.list()
-        assert anchor.trusted
-        loaded = Checkpoint.open(anchor.folder)
+        await until(lambda: ("checkpointed", {"version": VersionId(0, 4)}) in first.log.events)
+        (checkpoint,) = first.store.checkpoints.list()
+        assert checkpoint.trusted
+        loaded = Checkpoint.open(checkpoint.folder)
         assert first.model is not None
         assert first.model.replica is not None
         for name in loaded.names:

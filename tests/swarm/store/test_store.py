@@ -83,7 +83,7 @@ def advance(store: Store, model: Model, number: int, attempt: int = 0) -> bytes:
 
 
 def life(store: Store) -> list[bytes]:
-    """Run to version 4, from an empty folder or where an earlier run ended, with an anchor at 2; the roots."""
+    """Run to version 4, from an empty folder or where an earlier run ended, with a checkpoint at 2; the roots."""
     model = Model(store)
     restored = model.restore()
     if restored is None:
@@ -275,25 +275,25 @@ def test_a_chunk_dropped_while_it_is_written_is_subtracted_once(tmp_path: Path) 
         assert store.chunks.memory_bytes == 0
 
 
-def test_a_changed_anchor_is_hashed_and_a_wrong_one_is_not_used(tmp_path: Path) -> None:
+def test_a_changed_checkpoint_is_hashed_and_a_wrong_one_is_not_used(tmp_path: Path) -> None:
     with Store(tmp_path, AUTHORITY.public) as store:
         life(store)
-        (anchor,) = store.anchors.list()
-        assert anchor.trusted
-        weights = next(anchor.folder.glob("*.safetensors"))
+        (checkpoint,) = store.checkpoints.list()
+        assert checkpoint.trusted
+        weights = next(checkpoint.folder.glob("*.safetensors"))
         data = bytearray(weights.read_bytes())
         data[-3] ^= 1
         weights.write_bytes(data)
     with Store(tmp_path, AUTHORITY.public) as store:
-        assert not store.anchors.list()[0].trusted
+        assert not store.checkpoints.list()[0].trusted
         model = Model(store)
         assert model.restore() is None  # wrong bits are never called a version
-        assert store.anchors.list() == []
+        assert store.checkpoints.list() == []
 
 
 def test_evict_keeps_what_a_restart_needs(tmp_path: Path) -> None:
     with Store(tmp_path, AUTHORITY.public) as store:
-        roots = life(store)  # keeps 3, with the anchor at 2
+        roots = life(store)  # keeps 3, with the checkpoint at 2
         assert {chunk.key.version for chunk in store.chunks.all()} == {2, 3, 4}
         store.evict(VersionId(0, 4), 1)
         assert {chunk.key.version for chunk in store.chunks.all()} == {3, 4}
@@ -325,7 +325,7 @@ def test_evict_keeps_a_hash_list_that_is_being_written(tmp_path: Path) -> None:
 
 
 def test_a_restart_ends_at_a_rollback(tmp_path: Path) -> None:
-    """4 versions, an anchor at 2, then rollbacks to 2 and to 1 in new epochs: old roots under new versions."""
+    """4 versions, a checkpoint at 2, then rollbacks to 2 and to 1 in new epochs: old roots under new versions."""
 
     def path_kind_back(store: Store, to: Seal, epoch: int) -> Seal:
         newest = store.newest()
@@ -352,15 +352,15 @@ def test_a_restart_ends_at_a_rollback(tmp_path: Path) -> None:
         assert [seal.id for seal in store.chain(roots[2], back.id)] == [VersionId(2, 3)]
 
 
-def test_a_seed_keeps_two_anchors(tmp_path: Path) -> None:
+def test_a_seed_keeps_two_checkpoints(tmp_path: Path) -> None:
     with Store(tmp_path, AUTHORITY.public) as store:
-        store.anchors.keep = 2
+        store.checkpoints.keep = 2
         model = Model(store)
         genesis(store, model, new_replica(), AUTHORITY, files={"config.json": CONFIG})
         for number in (1, 2, 3):
             advance(store, model, number)
             model.write_checkpoint()
-        assert [anchor.version for anchor in store.anchors.list()] == [VersionId(0, 3), VersionId(0, 2)]
+        assert [checkpoint.version for checkpoint in store.checkpoints.list()] == [VersionId(0, 3), VersionId(0, 2)]
 
 
 def test_files_have_the_hashes_of_their_names(tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ def test_it_dials_and_attaches_to_the_planned_parent() -> None:
     assert parents(peer) == {0: key_of(1).public}
 
 
-def test_a_dial_that_fails_leads_to_a_backup() -> None:
+def test_a_dial_that_fails_leads_to_a_failover_parent() -> None:
     peer = a_member()
     effects = peer.apply(PeerDown(key_of(1).public, dial_failed=True), 0.1)
     assert dialed(effects) == {key_of(2).public}
@@ -289,7 +289,7 @@ def test_a_parent_that_is_silent_while_others_are_not() -> None:
     assert [c.peer for c in only(effects, Close)] == [key_of(1).public]
 
 
-def test_a_backup_without_reason_to_send_is_not_a_silent_parent() -> None:
+def test_a_failover_parent_without_reason_to_send_is_not_a_silent_parent() -> None:
     """It was connected all the time; its silence counts from our attaching."""
     peer = a_member([(1, 2, -1, -1)])
     meet(peer, 1)

@@ -1,4 +1,4 @@
-"""The roster: look-ups, backups, changes, and invalid rosters."""
+"""The roster: look-ups, failover parents, changes, and invalid rosters."""
 
 import pytest
 from hypothesis import given
@@ -41,7 +41,7 @@ def test_lookups() -> None:
     assert plan_.member_of(bytes(32)) is None
     assert plan_.children(0, 7) == [3, 9]
     assert plan_.children(1, 7) == []
-    assert plan_.heads(1) == [3]
+    assert plan_.root_children(1) == [3]
     assert plan_.parent(0, 3) == 7
     assert plan_.parent(0, 4) is None
     assert plan_.index_of(9) == 2
@@ -85,43 +85,43 @@ def test_forged_truncated_or_of_another_swarm() -> None:
 
 
 @given(swarms(), STRIPES)
-def test_backups_are_never_below_the_orphan(members: list[Member], stripes: int) -> None:
+def test_failover_parents_are_never_below_the_orphan(members: list[Member], stripes: int) -> None:
     plan_ = as_roster(members, stripes)
     for stripe in range(stripes):
         for m in members:
-            backups = plan_.backups(stripe, m.slot)
-            assert len(set(backups)) == len(backups)
-            assert m.slot not in backups
-            assert plan_.parent(stripe, m.slot) not in backups
-            assert not any(m.slot in plan_.ancestors(stripe, b) for b in backups)
-            assert AUTHORITY not in backups
+            found = plan_.failover_parents(stripe, m.slot)
+            assert len(set(found)) == len(found)
+            assert m.slot not in found
+            assert plan_.parent(stripe, m.slot) not in found
+            assert not any(m.slot in plan_.ancestors(stripe, b) for b in found)
+            assert AUTHORITY not in found
 
 
 @given(swarms(), st.data())
-def test_backups_among_some_keep_their_order(members: list[Member], data: st.DataObject) -> None:
+def test_failover_parents_among_some_keep_their_order(members: list[Member], data: st.DataObject) -> None:
     plan_ = as_roster(members, 4)
     slots = [m.slot for m in members]
     some = data.draw(st.lists(st.sampled_from(slots), unique=True))
     slot = data.draw(st.sampled_from(slots))
-    assert plan_.backups(2, slot, among=some) == [b for b in plan_.backups(2, slot) if b in some]
-    assert plan_.backups(2, slot, among=[10_000]) == []
+    assert plan_.failover_parents(2, slot, among=some) == [b for b in plan_.failover_parents(2, slot) if b in some]
+    assert plan_.failover_parents(2, slot, among=[10_000]) == []
 
 
 def test_orphans_of_one_parent_spread() -> None:
     members = [member(s, peer=s.to_bytes(32, "little")) for s in range(64)]
     plan_ = Roster(SWARM, 1, 1, (), tuple(members), Planner(8).update(members))
-    head = plan_.heads(0)[0]
-    first = [plan_.backups(0, orphan)[0] for orphan in plan_.children(0, head)]
+    head = plan_.root_children(0)[0]
+    first = [plan_.failover_parents(0, orphan)[0] for orphan in plan_.children(0, head)]
     assert len(set(first)) > len(first) // 2
 
 
-def test_other_orphans_of_the_lost_parent_are_the_last_backups() -> None:
+def test_other_orphans_of_the_lost_parent_are_the_last_failover_parents() -> None:
     # 1 is the root child, with children 0 and 2; 0 has 3, 4, 5; 3 has 6; 2 has 7. Without 0: 4, 5 and 6 are orphans.
     plan_ = Roster(SWARM, 1, 1, (), tuple(member(s) for s in range(8)), ((1, -1, 1, 0, 0, 0, 3, 2),))
-    backups = plan_.backups(0, 3)
-    assert backups[0] == 1
-    assert set(backups[1:3]) == {2, 7}
-    assert set(backups[3:]) == {4, 5}
+    found = plan_.failover_parents(0, 3)
+    assert found[0] == 1
+    assert set(found[1:3]) == {2, 7}
+    assert set(found[3:]) == {4, 5}
 
 
 # ---------------------------------------------------------------- changes

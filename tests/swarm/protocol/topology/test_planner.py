@@ -36,7 +36,7 @@ def test_the_order_of_the_members_does_not_matter(members: list[Member], stripes
 def test_the_trainer_has_one_root_child_a_stripe(members: list[Member], stripes: int) -> None:
     plan_ = as_roster(members, stripes)
     for stripe in range(stripes):
-        assert len(plan_.heads(stripe)) == (1 if relays(members) else len(members))
+        assert len(plan_.root_children(stripe)) == (1 if relays(members) else len(members))
 
 
 @given(swarms(), STRIPES)
@@ -228,7 +228,7 @@ def test_any_sequence_of_joins_and_leaves_keeps_a_valid_plan(
         may = {m.slot for m in relays(ordered)}
         for k in range(stripes):
             assert {p for p in plan_.parents[k] if p != AUTHORITY} <= may
-            assert not ordered or len(plan_.heads(k)) == (1 if may else len(ordered))
+            assert not ordered or len(plan_.root_children(k)) == (1 if may else len(ordered))
 
 
 @pytest.mark.parametrize(("count", "regions"), [(12, 1), (40, 4), (300, 1), (300, 4)])

@@ -19,7 +19,6 @@ from protocol_kit import (
 )  # fmt: skip
 
 from swarm.protocol.core.events import (  # fmt: skip
-    Commit,
     Effect,
     HeaderStored,
     Job,
@@ -34,6 +33,7 @@ from swarm.protocol.core.events import (  # fmt: skip
     Send,
     Timer,
     UnknownLabel,
+    VersionApplied,
     VersionId,
 )
 from swarm.protocol.core.notices import CatchupFailed
@@ -99,7 +99,7 @@ def test_a_whole_catch_up() -> None:
     assert peer.catchup.fraction == 0.5
     (job,) = run_jobs(bring(peer, wants[4:]))
     assert (job.kind, job.version) == (JobKind.REPLAY, HEAD)
-    assert [c.version for c in only(peer.apply(JobDone(job, True), 14.0), Commit)] == [HEAD]
+    assert [c.version for c in only(peer.apply(JobDone(job, True), 14.0), VersionApplied)] == [HEAD]
     assert peer.state.held == HEAD
     assert peer.catchup.fraction == 1
 
@@ -116,7 +116,7 @@ def test_files_are_fetched_before_opening() -> None:
 
 def test_a_folder_that_is_the_head_needs_nothing_else() -> None:
     peer, _ = a_newcomer(1)
-    assert [c.version for c in only(open_model(peer, root_of(HEAD)), Commit)] == [HEAD]
+    assert [c.version for c in only(open_model(peer, root_of(HEAD)), VersionApplied)] == [HEAD]
 
 
 def test_a_folder_that_is_an_older_version_is_replayed_from() -> None:
@@ -126,13 +126,13 @@ def test_a_folder_that_is_an_older_version_is_replayed_from() -> None:
     effects = peer.apply(JobDone(job, True, Opened(root_of(version(3)), empty=False)), 0.0)
     assert {w.version for w in sends(effects, WantManifest)} == {0, 1, 2, 3, 4}
     effects = say(peer, 1, ManifestNews(manifest(3, 0)))
-    assert [c.version for c in only(effects, Commit)] == [version(3)]
+    assert [c.version for c in only(effects, VersionApplied)] == [version(3)]
     assert not peer.catchup.active
     effects = say(peer, 1, ManifestNews(manifest(4, 0)))
     (job,) = run_jobs(effects)
     effects = peer.apply(JobDone(job, True), 0.1)
     (job,) = run_jobs(effects)
-    assert (job.kind, job.version) == (JobKind.COMMIT, HEAD)
+    assert (job.kind, job.version) == (JobKind.APPLY, HEAD)
 
 
 def test_a_node_with_no_folder_looks_for_no_chain() -> None:
@@ -287,7 +287,7 @@ def test_blocks_of_a_later_version_want_its_list_and_a_replay() -> None:
         effects += peer.apply(PieceStored(key_of(1).public, 0, header(6, 0).key, index), 13.4)
     (job,) = run_jobs(effects + peer.apply(Timer("tick"), 13.5))
     assert (job.kind, job.version) == (JobKind.REPLAY, version(6))
-    assert [c.version for c in only(peer.apply(JobDone(job, True), 13.6), Commit)] == [version(6)]
+    assert [c.version for c in only(peer.apply(JobDone(job, True), 13.6), VersionApplied)] == [version(6)]
 
 
 def test_the_manifest_of_a_label_is_asked_for_again() -> None:
@@ -341,7 +341,7 @@ def test_a_block_that_does_not_match_after_the_replay_is_fetched_again() -> None
     effects = peer.apply(JobDone(job, False, (1,)), 14.0)
     assert [w.block for _, w in asked(effects)] == [1]
     (job,) = run_jobs(bring(peer, asked(effects)))
-    assert only(peer.apply(JobDone(job, True), 15.0), Commit)
+    assert only(peer.apply(JobDone(job, True), 15.0), VersionApplied)
 
 
 def test_a_rollback_changes_the_target() -> None:

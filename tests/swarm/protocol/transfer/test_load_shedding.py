@@ -107,7 +107,7 @@ def test_a_members_credit_follows_what_its_parent_owes() -> None:
     assert 0 in member.state.exchange.parents
     for seq in range(5):
         member.apply(header(1, seq, pieces=6, piece_bytes=64 << 10), 1.0)
-    member.apply(Timer("relief"), 1.0 + LATE)
+    member.apply(Timer("load-shedding"), 1.0 + LATE)
     assert member.state.exchange._owed_bytes[0] == 5 * 6 * (64 << 10)
 
 

@@ -21,7 +21,6 @@ from codec import open_manifest
 from swarm.protocol.core.events import (  # fmt: skip
     Announce,
     Close,
-    Commit,
     Drop,
     Effect,
     HeaderStored,
@@ -36,6 +35,7 @@ from swarm.protocol.core.events import (  # fmt: skip
     SendPiece,
     Stray,
     Timer,
+    VersionApplied,
 )
 from swarm.protocol.core.wire import Attach, HeartbeatNews, ManifestNews, WantManifest
 from swarm.protocol.member import Peer
@@ -86,8 +86,8 @@ def test_chunks_are_staged_when_complete_and_versions_committed_when_sealed() ->
     assert [(j.kind, j.key) for j in jobs(effects)] == [(JobKind.STAGE, header(1, 0).key)]
     assert jobs(finish(peer, effects)) == []
     sealed = say(peer, 1, ManifestNews(manifest(1, 1)))
-    assert [j.kind for j in jobs(sealed)] == [JobKind.COMMIT]
-    committed = only(finish(peer, sealed), Commit)
+    assert [j.kind for j in jobs(sealed)] == [JobKind.APPLY]
+    committed = only(finish(peer, sealed), VersionApplied)
     assert [(c.version, c.manifest.root) for c in committed] == [(version(1), root_of(version(1)))]
     assert peer.state.held == version(1)
 
@@ -97,14 +97,14 @@ def test_the_manifest_may_come_before_the_chunks() -> None:
     assert jobs(say(peer, 1, ManifestNews(manifest(1, 2)))) == []
     first, second = arrive(peer, header(1, 1)), arrive(peer, header(1, 0))
     assert [j.kind for j in jobs(first + second)] == [JobKind.STAGE, JobKind.STAGE]
-    assert only(finish(peer, first + second), Commit)
+    assert only(finish(peer, first + second), VersionApplied)
 
 
 def test_a_version_whose_parent_we_lack_waits_for_it() -> None:
     peer = a_member()
     assert jobs(arrive(peer, header(2, 0)) + say(peer, 1, ManifestNews(manifest(2, 1)))) == []
     effects = arrive(peer, header(1, 0)) + say(peer, 1, ManifestNews(manifest(1, 1)))
-    assert [c.version for c in only(finish(peer, effects), Commit)] == [version(1), version(2)]
+    assert [c.version for c in only(finish(peer, effects), VersionApplied)] == [version(1), version(2)]
 
 
 def test_manifests_in_reverse() -> None:
@@ -112,7 +112,7 @@ def test_manifests_in_reverse() -> None:
     effects: list[Effect] = []
     for number in (4, 3, 2, 1):
         effects += say(peer, 1, ManifestNews(manifest(number, 0)))
-    assert [c.version for c in only(finish(peer, effects), Commit)] == [version(n) for n in (1, 2, 3, 4)]
+    assert [c.version for c in only(finish(peer, effects), VersionApplied)] == [version(n) for n in (1, 2, 3, 4)]
 
 
 def test_a_job_is_run_once_however_often_we_look() -> None:
@@ -178,7 +178,7 @@ def test_a_later_attempt_supersedes_what_was_staged() -> None:
     assert Drop(version(1), 0) in effects
     assert [j.key for j in jobs(effects)] == [header(1, 0, attempt=1).key]
     effects += say(peer, 1, ManifestNews(manifest(1, 1, attempt=1)))
-    assert only(finish(peer, effects), Commit)
+    assert only(finish(peer, effects), VersionApplied)
 
 
 def test_results_of_jobs_on_a_dropped_attempt_are_ignored() -> None:
@@ -196,9 +196,9 @@ def test_results_of_jobs_on_a_dropped_attempt_are_ignored() -> None:
 
 def test_the_commit_of_a_dropped_attempt_is_ignored() -> None:
     peer = a_member()
-    stale = Job(JobKind.COMMIT, version(1), generation=5)
+    stale = Job(JobKind.APPLY, version(1), generation=5)
     arrive(peer, header(1, 0), pieces=0)
-    assert only(peer.apply(JobDone(stale, True), 0.0), Commit) == []
+    assert only(peer.apply(JobDone(stale, True), 0.0), VersionApplied) == []
     assert peer.state.held == version(0)
 
 
@@ -214,7 +214,7 @@ def test_a_relay_holds_without_staging() -> None:
     peer = a_member(relay=True)
     effects = arrive(peer, header(1, 0)) + say(peer, 1, ManifestNews(manifest(1, 1)))
     assert jobs(effects) == []
-    assert [c.version for c in only(effects, Commit)] == [version(1)]
+    assert [c.version for c in only(effects, VersionApplied)] == [version(1)]
 
 
 @pytest.mark.parametrize("relay", [False, True])
@@ -291,7 +291,7 @@ def test_gaps_are_filled_by_asking() -> None:
     effects: list[Effect] = []
     for number in (2, 1):
         effects += say(peer, 2, ManifestNews(manifest(number, 0)))
-    assert [c.version for c in only(finish(peer, effects), Commit)] == [version(n) for n in (1, 2, 3)]
+    assert [c.version for c in only(finish(peer, effects), VersionApplied)] == [version(n) for n in (1, 2, 3)]
 
 
 def test_the_head_in_a_heartbeat_is_requested() -> None:

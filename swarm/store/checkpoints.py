@@ -1,9 +1,9 @@
-"""Anchors: checkpoints of the replica on disk, written every few versions, from which a restart replays the rest.
+"""The checkpoints of the replica on disk, written every few versions, from which a restart replays the rest.
 
-An anchor is a folder `EPOCH.VERSION` with checkpoint files and a marker, which holds the root and the size and
-modification time of each file. An anchor whose files have not changed since is preferred; loading one hashes it anyway,
-which costs no more than copying it. The marker is written last, before the folder is renamed to its name, so a folder
-without a marker is unfinished.
+A checkpoint is a folder `EPOCH.VERSION` with checkpoint files and a marker, which holds the root and the size and
+modification time of each file. A checkpoint whose files have not changed since is preferred; loading one hashes it
+anyway, which costs no more than copying it. The marker is written last, before the folder is renamed to its name, so a
+folder without a marker is unfinished.
 """
 
 import json
@@ -16,13 +16,13 @@ from typing import Final
 from swarm.protocol.core.events import VersionId
 from swarm.store.disk import TEMPORARY, Disk
 
-__all__ = ["Anchor", "Anchors"]
+__all__ = ["SavedCheckpoint", "SavedCheckpoints"]
 
 _MARKER: Final = "anchor.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Anchor:
+class SavedCheckpoint:
     """A checkpoint on disk. `trusted`: its files have the sizes and modification times of the marker."""
 
     folder: Path
@@ -32,17 +32,18 @@ class Anchor:
     trusted: bool
 
 
-class Anchors:
-    """The anchors under one folder."""
+class SavedCheckpoints:
+    """The checkpoints under one folder."""
 
     def __init__(self, folder: Path, disk: Disk) -> None:
         self._folder = folder
         self._disk = disk
         self.keep = 1
-        """How many of the newest anchors to keep. A seed keeps two, so that it can always roll back some versions."""
+        """How many of the newest checkpoints to keep. A seed keeps two, so that it can always roll back some
+        versions."""
 
     def write(self, version: VersionId, root: bytes, layout: bytes, fill: Callable[[Path], None]) -> None:
-        """Write an anchor, then remove the oldest beyond `keep`. Durable on return. Raises `DiskFull`.
+        """Write a checkpoint, then remove the oldest beyond `keep`. Durable on return. Raises `DiskFull`.
 
         `fill`: creates the folder that it is given, and writes the checkpoint to it.
         """
@@ -62,22 +63,22 @@ class Anchors:
             self._disk.sync_folder(temporary)
         self._disk.remove(place)
         self._disk.put_in_place(temporary, place)
-        older = [anchor for anchor in self.list() if anchor.version != version]
+        older = [saved for saved in self.list() if saved.version != version]
         for old in older[self.keep - 1 :]:
             self._disk.remove(old.folder)
 
-    def list(self) -> list[Anchor]:
-        """The finished anchors, newest first."""
+    def list(self) -> list[SavedCheckpoint]:
+        """The finished checkpoints, newest first."""
         found = [_read(path) for path in self._folder.iterdir() if not path.name.endswith(TEMPORARY)]
-        return sorted((anchor for anchor in found if anchor is not None), key=lambda a: a.version, reverse=True)
+        return sorted((one for one in found if one is not None), key=lambda one: one.version, reverse=True)
 
-    def remove(self, anchor: Anchor) -> None:
-        """Remove an anchor whose bits do not have the root of its marker."""
-        self._disk.remove(anchor.folder)
+    def remove(self, checkpoint: SavedCheckpoint) -> None:
+        """Remove a checkpoint whose bits do not have the root of its marker."""
+        self._disk.remove(checkpoint.folder)
 
 
-def _read(folder: Path) -> Anchor | None:
-    """The anchor in `folder`; None if it is unfinished or its marker is damaged."""
+def _read(folder: Path) -> SavedCheckpoint | None:
+    """The checkpoint in `folder`; None if it is unfinished or its marker is damaged."""
     try:
         epoch, version = map(int, folder.name.split("."))
         marker = json.loads((folder / _MARKER).read_bytes())
@@ -86,7 +87,7 @@ def _read(folder: Path) -> Anchor | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     trusted = all(_unchanged(folder / name, size, mtime) for name, (size, mtime) in files.items())
-    return Anchor(folder, VersionId(epoch, version), root, layout, trusted and len(root) == 32)
+    return SavedCheckpoint(folder, VersionId(epoch, version), root, layout, trusted and len(root) == 32)
 
 
 def _unchanged(path: Path, size: int, mtime_ns: int) -> bool:
