@@ -135,7 +135,7 @@ class Peer:
             Heard: self._heard,
             HeaderStored: self.progress.header,
             PieceStored: self._piece,
-            Stray: lambda e, now: self.state.exchange.arrived(e.peer, e.stripe, e.size, now),
+            Stray: lambda e, now: self.state.exchange.parents.arrived(e.peer, e.stripe, e.size, now),
             PieceBad: self._piece_bad,
             PartsDone: self._parts_done,
             Gave: lambda e, now: self.membership.renewals.gave(e.peer, e.size_bytes),

@@ -12,9 +12,10 @@ version; `egress` and `allowance` bound what is sent.
 - `chunks`: The record of the chunks and pieces that a peer holds of each version
 - `edges`: The state of one edge of a tree, at either end
 - `egress`: The trainer's egress budget (`--egress-copies`)
-- `exchange`: Pieces down the trees, with credit
+- `exchange`: Pieces down the trees, as far as credit reaches
 - `late_joiners`: Members that joined during the version in flight
 - `links`: A member's measurements of its neighbours
+- `parents`: A child's end of the trees, which grants the credit
 - `serving`: Answers to requests for manifests
 - `sources`: The neighbours that a member asks for data outside the trees
 - `staging`: A version from its first piece to the replica

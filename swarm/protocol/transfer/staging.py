@@ -49,7 +49,7 @@ class Progress:
 
     def header(self, event: HeaderStored, now: float) -> None:
         state = self._state
-        state.exchange.arrived(event.peer, event.stripe, event.header_bytes, now)
+        state.exchange.parents.arrived(event.peer, event.stripe, event.header_bytes, now)
         if VersionId(event.key.epoch, event.key.version) <= state.floor:
             return
         if not self._believes_stripe(event):
@@ -61,7 +61,7 @@ class Progress:
             return
         chunk, news = taken
         if news:
-            state.exchange.moved(chunk.stripe, now)
+            state.exchange.parents.moved(chunk.stripe, now)
         if news or (unplaced and chunk.stripe is not None):
             state.exchange.push(chunk, HEADER, event.peer, now)
             self._repair.header_arrived(chunk, now)
@@ -78,16 +78,16 @@ class Progress:
         roster = self._state.roster
         if roster is None or event.stripe >= roster.stripes:
             return False
-        is_parent = self._state.exchange.parent(event.stripe) == event.peer
+        is_parent = self._state.exchange.parents.parent(event.stripe) == event.peer
         return is_parent or self._repair.has_asked(event.peer, event.key)
 
     def piece(self, event: PieceStored, now: float) -> None:
         state = self._state
-        state.exchange.arrived(event.peer, event.stripe, event.size_bytes, now)
+        state.exchange.parents.arrived(event.peer, event.stripe, event.size_bytes, now)
         taken = state.chunks.piece(event.key, event.index, now)
         if taken is None or not taken[1]:
             return
-        state.exchange.moved(taken[0].stripe, now)
+        state.exchange.parents.moved(taken[0].stripe, now)
         state.exchange.push(taken[0], event.index, event.peer, now)
         self._repair.piece_arrived(taken[0], event.peer, now)
         if taken[0].whole:

@@ -27,7 +27,7 @@ from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.version import VersionId
 from swarm.protocol.core.wire import MAX_LATE_WANTS, LateChunkWants, Skip
 from swarm.protocol.transfer.chunks import Chunk
-from swarm.protocol.transfer.exchange import Exchange
+from swarm.protocol.transfer.parents import Parents
 
 __all__ = ["LATE_WANTS_HOLD_S", "PROMISES", "LoadShedding"]
 
@@ -55,7 +55,7 @@ class LoadShedding:
         self,
         tuning: Tuning,
         outbox: Outbox,
-        parents: Exchange,
+        parents: Parents,
         *,
         neighbours: Callable[[], list[bytes]],
         assigned: Callable[[ChunkKey], bool],

@@ -29,7 +29,7 @@ class Repair:
         self._load_shedding = LoadShedding(
             state.tuning,
             state.outbox,
-            state.exchange,
+            state.exchange.parents,
             neighbours=partial(near_neighbours, state),
             assigned=state.chunks.assigned,
         )
@@ -94,9 +94,9 @@ class Repair:
         """Start the pulls that are due, and go to the next source where one did not answer."""
         state = self._state
         waiting = [v for _, v in sorted(state.chunks.versions.items()) if v.id > state.floor]
-        exchange = state.exchange
+        parents = state.exchange.parents
         self._pulls.tick(
-            waiting, exchange.progress_at, partial(chunk_sources, state), now, self._load_shedding, exchange.patient_s
+            waiting, parents.progress_at, partial(chunk_sources, state), now, self._load_shedding, parents.patient_s
         )
 
     def timer(self, now: float) -> None:

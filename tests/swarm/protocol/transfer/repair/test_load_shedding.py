@@ -20,8 +20,8 @@ def shedding(book: Chunks, *neighbours: bytes) -> LoadShedding:
     """PARENT brings every stripe."""
     exchange = Exchange(book, TUNING, Outbox())
     for stripe in range(TUNING.stripes):
-        exchange.attach_to(stripe, PARENT, version(0), 0.0)
-    return LoadShedding(TUNING, Outbox(), exchange, neighbours=lambda: list(neighbours), assigned=book.assigned)
+        exchange.parents.attach_to(stripe, PARENT, version(0), 0.0)
+    return LoadShedding(TUNING, Outbox(), exchange.parents, neighbours=lambda: list(neighbours), assigned=book.assigned)
 
 
 def owed(load_shedding: LoadShedding, stripe: int) -> int:
@@ -92,11 +92,11 @@ def test_it_notes_what_a_parent_owed_at_the_last_look() -> None:
 
 def test_a_members_credit_follows_what_its_parent_owes() -> None:
     member = a_forwarder()
-    assert 0 in member.state.exchange.parents
+    assert 0 in member.state.exchange.parents.edges
     for seq in range(5):
         member.apply(header(1, seq, pieces=6, piece_bytes=64 << 10), 1.0)
     member.apply(Timer("load-shedding"), 1.0 + LATE)
-    assert member.state.exchange._owed_bytes[0] == 5 * 6 * (64 << 10)
+    assert member.state.exchange.parents._owed_bytes[0] == 5 * 6 * (64 << 10)
 
 
 def test_young_chunks_are_not_wanted() -> None:
