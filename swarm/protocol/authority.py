@@ -90,8 +90,9 @@ from swarm.protocol.state import OwnUplink, State
 from swarm.protocol.topology.replanning import Scheme
 from swarm.protocol.transfer.assignment import ChunkAssigner
 from swarm.protocol.transfer.bootstrap_limiter import BootstrapLimiter
+from swarm.protocol.transfer.chunks import key_of
 from swarm.protocol.transfer.egress import Egress
-from swarm.protocol.transfer.serving import key_of, serve_chunk, serve_manifest
+from swarm.protocol.transfer.serving import serve_manifest
 
 __all__ = ["Authority"]
 
@@ -178,7 +179,7 @@ class Authority:
             Detach: lambda s, m, now: self.state.exchange.detached(s.peer, m.stripe),
             Credit: lambda s, m, now: self.state.exchange.credited(s.peer, m, now),
             Skip: lambda s, m, now: self.state.exchange.skip(s.peer, m.stripe, key_of(m)),
-            WantChunk: lambda s, m, now: serve_chunk(self.state, s.peer, m, now),
+            WantChunk: lambda s, m, now: self.state.uploads.serve(s.peer, m, now),
             WantBlob: self._serve_model,
             WantBlock: self._serve_model,
             WantManifest: lambda s, m, now: serve_manifest(self.state, s.peer, m),

@@ -2,14 +2,13 @@
 
 documents, sessions, parents, reports ...... membership.Membership, membership.renewals
 pieces in and out, credit .................. transfer.exchange, over transfer.chunks
-late chunks ................................ transfer.load_shedding and offers, then transfer.pull
+late chunks, ours and our neighbours' ....... transfer.repair
 whole chunks -> scratch -> replica ......... transfer.staging.Progress
 from nothing to a version .................. transfer.catchup
 """
 
 import random
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from codec import open_manifest
@@ -81,13 +80,11 @@ from swarm.protocol.membership.session import BAN_S, Session, pay_for_attaching
 from swarm.protocol.membership.succession import SuccessionRelay
 from swarm.protocol.state import OwnUplink, State
 from swarm.protocol.transfer.catchup import Catchup, Phase
-from swarm.protocol.transfer.chunks import Chunk
+from swarm.protocol.transfer.chunks import key_of
 from swarm.protocol.transfer.links import Links
-from swarm.protocol.transfer.load_shedding import LoadShedding
-from swarm.protocol.transfer.offers import Offers
-from swarm.protocol.transfer.pull import Pulls
-from swarm.protocol.transfer.serving import key_of, serve_chunk, serve_manifest
-from swarm.protocol.transfer.sources import block_sources, chunk_sources, near_neighbours
+from swarm.protocol.transfer.repair.repair import Repair
+from swarm.protocol.transfer.serving import serve_manifest
+from swarm.protocol.transfer.sources import block_sources
 from swarm.protocol.transfer.staging import Progress
 
 __all__ = ["Peer"]
@@ -120,21 +117,11 @@ class Peer:
         state = self.state = State.new(
             key, swarm, tuning, rng, OwnUplink(gives=join.up_mbit > 0), latest_boot=latest_boot
         )
-        self.pulls = Pulls(tuning, state.outbox)
-        self.load_shedding = LoadShedding(
-            tuning,
-            state.outbox,
-            state.exchange,
-            neighbours=partial(near_neighbours, state),
-            assigned=state.chunks.assigned,
-        )
-        self.offers = Offers(state)
+        self.repair = Repair(state)
         self.membership = Membership(state, join, authority)
         self.catchup = Catchup(state)
         self._relay_only = join.relay_only
-        self.progress = Progress(
-            state, self.pulls, self.load_shedding, relay_only=join.relay_only, repair=self.catchup.repair
-        )
+        self.progress = Progress(state, self.repair, relay_only=join.relay_only, on_damage=self.catchup.repair)
         self.links = Links(state)
         self.succession_relay = SuccessionRelay(state)
         if layout_hash is not None:
@@ -148,7 +135,7 @@ class Peer:
             Heard: self._heard,
             HeaderStored: self.progress.header,
             PieceStored: self._piece,
-            Stray: lambda e, now: self.state.exchange.arrived(e.peer, e.stripe, e.size, now),
+            Stray: lambda e, now: self.state.exchange.parents.arrived(e.peer, e.stripe, e.size, now),
             PieceBad: self._piece_bad,
             PartsDone: self._parts_done,
             Gave: lambda e, now: self.membership.renewals.gave(e.peer, e.size_bytes),
@@ -171,10 +158,10 @@ class Peer:
             Attach: self._attach,
             Detach: lambda s, m, now: self.state.exchange.detached(s.peer, m.stripe),
             Credit: self._credit,
-            WantChunk: self._want_chunk,
-            LateChunkWants: lambda s, m, now: self.offers.heard(s.peer, m, now),
-            Offer: lambda s, m, now: self.load_shedding.offered(s.peer, key_of(m), now),
-            LacksChunk: self._lacks_chunk,
+            WantChunk: lambda s, m, now: self.repair.asked_for(s.peer, m, now),
+            LateChunkWants: lambda s, m, now: self.repair.late_wants(s.peer, m, now),
+            Offer: lambda s, m, now: self.repair.offered(s.peer, m, now),
+            LacksChunk: lambda s, m, now: self.repair.lacks(s.peer, m),
             Skip: lambda s, m, now: self.state.exchange.skip(s.peer, m.stripe, key_of(m)),
             Ping: lambda s, m, now: self.state.outbox.send(s.peer, Pong(m.nonce)),
             Pong: self._pong,
@@ -223,10 +210,7 @@ class Peer:
         session = self.state.sessions.down(event.peer, event.dial_failed, now)
         if event.dial_failed and event.peer == self.state.swarm:
             self.state.outbox.notify(AuthorityUnreachable(event.why))
-        self.pulls.lost(event.peer)
-        self.load_shedding.lost(event.peer)
-        self.offers.lost(event.peer)
-        self.state.uploads.lost(event.peer)
+        self.repair.lost(event.peer)
         self.membership.lost(event.peer, session, now)
         self.catchup.lost(event.peer, now)
         if session is not None and session.slot is not None:
@@ -343,28 +327,15 @@ class Peer:
 
     # ------------------------------------------------------------ chunks and blocks
 
-    def _lacks_chunk(self, session: Session, message: LacksChunk, now: float) -> None:
-        self.pulls.lacks(session.peer, key_of(message))
-        self.load_shedding.lacks(session.peer, key_of(message))
-
-    def _is_promised(self, chunk: Chunk) -> bool:
-        """Whether a neighbour has promised this chunk."""
-        return chunk.key in self.load_shedding
-
     def _credit(self, session: Session, message: Credit, now: float) -> None:
         self.state.exchange.credited(session.peer, message, now)
-        self.offers.look(now)
+        self.repair.use_spare_uplink(now)
 
     def _send_done(self, event: SendDone, now: float) -> None:
         self.state.sent(event, now)
         if event.pull:
-            self.offers.look(now)
+            self.repair.use_spare_uplink(now)
             self.state.exchange.serve_late_joiners(now)
-
-    def _want_chunk(self, session: Session, message: WantChunk, now: float) -> None:
-        offered = self.offers.taken(session.peer, key_of(message))
-        if offered or self.state.exchange.has_time(now) or not self.state.late_joiners.has(session.peer):
-            serve_chunk(self.state, session.peer, message, now)
 
     def _want_blob(self, session: Session, message: WantBlob, now: float) -> None:
         if self.state.exchange.gives:
@@ -387,26 +358,16 @@ class Peer:
     def _tick(self, event: Timer, now: float) -> None:
         state = self.state
         if event.name == "load-shedding":
-            self.load_shedding.due(now)
+            self.repair.timer(now)
             return
         state.sessions.expire_mute(now)
         state.exchange.tick(now)
         self.membership.renewals.note_progress(self.caught_up)
-        for peer in self.membership.tick(now, self.pulls.asked()):
-            self.pulls.lost(peer)
-            self.load_shedding.lost(peer)
+        for peer in self.membership.tick(now, self.repair.pulled_from()):
+            self.repair.unanswered(peer)
         if state.grant is not None:
             self._measure(now)
-            waiting = [v for _, v in sorted(state.chunks.versions.items()) if v.id > state.floor]
-            exchange = state.exchange
-            self.pulls.tick(
-                waiting,
-                exchange.progress_at,
-                partial(chunk_sources, state),
-                now,
-                self._is_promised,
-                exchange.patient_s,
-            )
+            self.repair.tick(now)
             self.progress.fill_gaps(now, block_sources(state))
             self._skip_missing_versions(now)
             self.catchup.tick(now)

@@ -22,7 +22,7 @@ from swarm.protocol.transfer.chunks import Chunks
 from swarm.protocol.transfer.egress import Egress
 from swarm.protocol.transfer.exchange import Exchange
 from swarm.protocol.transfer.late_joiners import LateJoiners
-from swarm.protocol.transfer.pull import Uploads
+from swarm.protocol.transfer.repair.uploads import Uploads
 from swarm.protocol.transfer.surroundings import Surroundings
 
 __all__ = ["OwnUplink", "State"]
@@ -102,9 +102,10 @@ class State:
         entitlement = Entitlement(rosters, own_lease, lost_peers)
         around = Surroundings(sessions.rtt_s, uplink, late_joiners, entitlement.is_entitled, own_uplink.egress)
         exchange = Exchange(chunks, tuning, outbox, around, gives=own_uplink.gives)
+        uploads = Uploads(tuning, outbox, chunks, exchange)
         return cls(
-            key, swarm, tuning, rng, outbox, chunks, uplink, exchange, late_joiners, Uploads(tuning), sessions, leases,
-            rosters, own_lease, lost_peers, latest_boot, succession,
+            key, swarm, tuning, rng, outbox, chunks, uplink, exchange, late_joiners, uploads, sessions, leases, rosters,
+            own_lease, lost_peers, latest_boot, succession,
         )  # fmt: skip
 
     @property

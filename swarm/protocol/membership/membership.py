@@ -133,7 +133,7 @@ class Membership:
     def lost(self, peer: bytes, session: Session | None, now: float) -> None:
         """A session ended: find other parents for its stripes."""
         state = self._state
-        stripes = state.exchange.lost_parent(peer)
+        stripes = state.exchange.parents.lost(peer)
         state.exchange.detached(peer, None)
         if session is not None and session.slot is not None and stripes:
             state.lost_peers.lose(session.slot, now)
@@ -206,7 +206,7 @@ class Membership:
         state = self._state
         for neighbour in self._neighbours[:3] if state.roster is None else ():
             state.sessions.reach(neighbour.peer, neighbour.addrs, now)
-        head = any(edge.peer == state.swarm for edge in state.exchange.parents.values())
+        head = any(edge.peer == state.swarm for edge in state.exchange.parents.edges.values())
         peer = state.rosters.whom_to_ask(state.sessions, state.swarm, now, admitted_at=self._admitted_at, head=head)
         if peer is not None and (session := state.sessions.get(peer)) is not None:
             session.wanted_roster_at = now
@@ -261,10 +261,10 @@ class Membership:
                 parent = self._failover_parent[stripe] = self._choose_failover_parent(roster, stripe, slot, now)
         if parent is None:
             return
-        edge = state.exchange.parents.get(stripe)
+        edge = state.exchange.parents.edges.get(stripe)
         if self._reach(roster, parent, now) and state.sessions.ready(parent) and (edge is None or edge.peer != parent):
             failover = planned != AUTHORITY and parent != state.peer_of(planned)
-            state.exchange.attach_to(stripe, parent, state.floor, now, failover=failover)
+            state.exchange.parents.attach_to(stripe, parent, state.floor, now, failover=failover)
 
     def _usable(self, roster: Roster, slot: int, now: float) -> bool:
         """Whether the holder of `slot` is alive and not lost, and there is a session with it, or can be one."""
@@ -368,7 +368,7 @@ class Membership:
         state = self._state
         begun = [v for v in state.chunks.versions.values() if v.id > state.floor and not v.complete]
         known = any(v.manifest is not None or v.whole_chunks < len(v.chunks) for v in begun)
-        newest = max(state.exchange.progress_at.values(), default=float("-inf"))
+        newest = max(state.exchange.parents.progress_at.values(), default=float("-inf"))
         return known or (bool(begun) and now - newest < 2 * DOUBT_S)
 
     def _find_stuck(self, now: float, asked: Mapping[bytes, float]) -> list[bytes]:
@@ -380,8 +380,8 @@ class Membership:
         if not self._expects(now):
             return stuck
         came = dict(asked)
-        for stripe, edge in state.exchange.parents.items():
-            came[edge.peer] = max(came.get(edge.peer, 0.0), state.exchange.progress_at.get(stripe, 0.0))
+        for stripe, edge in state.exchange.parents.edges.items():
+            came[edge.peer] = max(came.get(edge.peer, 0.0), state.exchange.parents.progress_at.get(stripe, 0.0))
         for peer, at in sorted(came.items()):
             session = state.sessions.get(peer)
             if session is None or session.slot is None or state.lost_peers.has(session.slot):
@@ -403,7 +403,7 @@ class Membership:
         if now - state.leases.heard_at > limit:
             return  # the authority itself is silent, so no parent has anything to send
         attached_at: dict[bytes, float] = {}
-        for edge in state.exchange.parents.values():
+        for edge in state.exchange.parents.edges.values():
             attached_at[edge.peer] = min(edge.since, attached_at.get(edge.peer, edge.since))
         for peer in sorted(attached_at):
             session = state.sessions.get(peer)

@@ -170,7 +170,7 @@ class Renewals:
 
         It may have no session with the authority itself.
         """
-        edges = self._state.exchange.parents
+        edges = self._state.exchange.parents.edges
         stripe = next((k for k in sorted(edges) if edges[k].peer != session.peer), None)
         if stripe is not None:
             self.climb(session, Reports(stripe, (release,)), now)
@@ -189,7 +189,7 @@ class Renewals:
             return
         state = self._state
         for stripe, reports in sorted(self._climbing.items()):
-            edge = state.exchange.parents.get(stripe)
+            edge = state.exchange.parents.edges.get(stripe)
             parent = edge.peer if edge is not None else state.swarm
             if state.sessions.ready(parent):
                 for batch in batched(reports.values(), REPORTS_A_MESSAGE):

@@ -1,9 +1,9 @@
 """The transfer of chunks: down the trees, around slow parents, and to members that join late.
 
-`exchange` pushes pieces down the trees; `pull`, `offers` and `load_shedding` repair what is late; `catchup` brings a
-replica to the current version; `egress` and `allowance` bound what is sent.
+`exchange` pushes pieces down the trees; `repair` fetches what is late; `catchup` brings a replica to the current
+version; `egress` and `allowance` bound what is sent.
 
-
+- `repair/`
 - `allowance`: The daily upload limit of a machine (`--up-gb-day`)
 - `assignment`: The authority's assignment of chunks to stripes
 - `bootstrap_limiter`: The limit on members that fetch the model from the trainer itself
@@ -12,13 +12,11 @@ replica to the current version; `egress` and `allowance` bound what is sent.
 - `chunks`: The record of the chunks and pieces that a peer holds of each version
 - `edges`: The state of one edge of a tree, at either end
 - `egress`: The trainer's egress budget (`--egress-copies`)
-- `exchange`: Pieces down the trees, with credit
+- `exchange`: Pieces down the trees, as far as credit reaches
 - `late_joiners`: Members that joined during the version in flight
 - `links`: A member's measurements of its neighbours
-- `load_shedding`: Fetching late chunks from neighbours that offer them
-- `offers`: Offering chunks to neighbours that want them
-- `pull`: Requesting chunks of stripes without progress
-- `serving`: Answers to requests for chunks and manifests
+- `parents`: A child's end of the trees, which grants the credit
+- `serving`: Answers to requests for manifests
 - `sources`: The neighbours that a member asks for data outside the trees
 - `staging`: A version from its first piece to the replica
 - `surroundings`: What an exchange needs of the rest of its core

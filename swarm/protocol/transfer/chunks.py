@@ -11,9 +11,14 @@ from codec import ChunkKey, Manifest
 from swarm.protocol.core.events import Drop, HeaderStored
 from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.core.version import VersionId
-from swarm.protocol.core.wire import Have
+from swarm.protocol.core.wire import Have, LacksChunk, Offer, Skip, WantChunk
 
-__all__ = ["Chunk", "Chunks", "Version", "bits_of", "mask_of"]
+__all__ = ["Chunk", "Chunks", "Version", "bits_of", "key_of", "mask_of"]
+
+
+def key_of(message: Skip | LacksChunk | WantChunk | Offer) -> ChunkKey:
+    """The key of the chunk that a message names."""
+    return ChunkKey(message.epoch, message.version, message.attempt, message.seq)
 
 
 def mask_of(bits: bytes, full: int) -> int:
@@ -50,6 +55,10 @@ class Chunk:
     def held(self) -> Iterator[int]:
         """The indices of the stored pieces."""
         return (i for i in range(len(self.sizes)) if self.have >> i & 1)
+
+    def want(self) -> WantChunk:
+        """A request for the missing pieces."""
+        return WantChunk(*self.key, bits_of(self.full & ~self.have, self.full))
 
 
 @dataclass(slots=True)
@@ -89,6 +98,11 @@ class Version:
         """Sequence numbers of incomplete chunks: of the manifest, or before the seal of those up to the newest."""
         seqs = range(len(self.manifest.chunk_ids) if self.manifest is not None else max(self.chunks, default=-1) + 1)
         return (s for s in seqs if s not in self.chunks or not self.chunks[s].whole)
+
+    def want(self, seq: int) -> WantChunk:
+        """A request for the missing pieces of a chunk; for all if its header has not arrived."""
+        chunk = self.chunks.get(seq)
+        return chunk.want() if chunk is not None else WantChunk(*self.id, self.attempt, seq, b"")
 
     @property
     def assigned(self) -> bool:

@@ -1,16 +1,13 @@
-"""The exchange: pushes pieces down the trees with cut-through and credit, as a parent and as a child.
+"""The exchange: pushes pieces down the trees with cut-through and credit. `parents` is the other end of the edges.
 
 A child attaches to a parent for one stripe and tells which chunks it has. From then on the parent pushes every piece of
-that stripe as soon as it holds it, as far as the child's *credit* reaches. The child grants slightly more than a stripe
-brings in a round trip, and then as many bytes as arrive: credit shows progress, which a socket's acceptance does not.
-Small windows keep the queues of a shared uplink short, and the children at the same pace; with large windows, the child
-with the shortest round trip would take what the others wait for.
+that stripe as soon as it holds it, as far as the child's *credit* reaches.
 
 With its credit a child reports how far *behind* its own children are. No peer stops for that: pieces are kept and sent
 in turn. But the authority assigns the next chunk to a stripe that is not behind.
 
 Headers are sent ahead of pieces, so a child knows at once which chunks its parent will bring. It gets late chunks from
-neighbours with spare uplink (see `load_shedding`), and then tells the parent to *skip* them.
+neighbours with spare uplink (see `repair`), and then tells the parent to *skip* them.
 
 A *late joiner* gets pieces only while little is queued for the other children and at our uplink. Late joiners are the
 children that joined during the version in flight, and those to which the plan gives another parent that is present;
@@ -29,9 +26,10 @@ from swarm.protocol.core.events import Ready, SendHeader, SendPiece
 from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.version import VersionId
-from swarm.protocol.core.wire import Attach, Credit, Detach
+from swarm.protocol.core.wire import Attach, Credit
 from swarm.protocol.transfer.chunks import Chunk, Chunks, mask_of
-from swarm.protocol.transfer.edges import BEHIND_BYTES, ChildEdge, ParentEdge, Part
+from swarm.protocol.transfer.edges import ChildEdge, Part
+from swarm.protocol.transfer.parents import Parents
 from swarm.protocol.transfer.surroundings import Surroundings
 
 __all__ = ["Exchange"]
@@ -41,22 +39,13 @@ HEADER = -1
 MAX_AHEAD_BYTES = 256 << 10
 """Bytes that may be handed to a child's socket and not accepted yet, plus one piece, regardless of its credit. What is
 handed over cannot be skipped any more, and arrives twice if another peer brings it too."""
-FAR_S = 0.05
-FAR_TIMES = 2
-"""Above `FAR_S` of round-trip time, a parent that owes at least 1.5 windows gets a window `FAR_TIMES` as large. Such a
-stream reaches its rate late, and often feeds a whole region, so that no near neighbour can help; with credit for its
-usual rate only, it would never make up the delay."""
-CREDIT_STEP_BYTES = 128 << 10
-"""Credit is granted in steps of a quarter window, but at least this: two pieces per message."""
 LAG_LEAST_S = 0.5
 LAG_TIMES = 10
 """A child lags if it takes nothing for `LAG_TIMES` its usual time, and at least `LAG_LEAST_S`."""
-FAILOVER_PATIENCE_S = 0.4
-"""A failover parent brings what it has within this time; the rest is pulled from others."""
 
 
 class Exchange:
-    """The edges of one peer."""
+    """The edges of one peer: to its children here, to its parents in `parents`."""
 
     def __init__(
         self,
@@ -68,7 +57,6 @@ class Exchange:
         gives: bool = True,
     ) -> None:
         """`gives`: whether this machine has uplink to give; see `give`."""
-        self._rtt_s = around.rtt_s
         self._uplink = around.uplink
         self._late_joiners = around.late_joiners
         self._entitled = around.entitled
@@ -79,120 +67,10 @@ class Exchange:
         self._tuning = tuning
         self._outbox = outbox
         self.children: dict[int, dict[bytes, ChildEdge]] = {}
-        self.parents: dict[int, ParentEdge] = {}
-        self._piece_bytes = 0
-        """The piece size of the newest chunk known."""
+        self.parents = Parents(chunks, tuning, outbox, around.rtt_s, self._behind)
         self._gives = gives
-        self._owed_bytes: dict[int, int] = {}
-        """By stripe: bytes that our parent owes; see `note_owed`."""
         self._copies: Counter[ChunkKey] = Counter()
         """The number of children to which each chunk is being or was sent."""
-        self.progress_at: dict[int, float] = {}
-        """By stripe: local time of the last progress; set earlier for stripes that are to be pulled sooner."""
-        self._patient_s: dict[int, float] = {}
-        """By stripe: time without progress after which it is pulled."""
-
-    # ------------------------------------------------------------ as a child
-
-    def attach_to(self, stripe: int, peer: bytes, after: VersionId, now: float, *, failover: bool = False) -> None:
-        """Attach to `peer` as the only parent in this stripe.
-
-        `failover`: `peer` replaces a lost parent. It may lack what that one owed, so that is pulled soon.
-        """
-        old = self.parents.get(stripe)
-        if old is not None and old.peer != peer:
-            self._outbox.send(old.peer, Detach(stripe))
-        window = self._window(stripe, peer)
-        self.parents[stripe] = ParentEdge(peer, 0, window, now)
-        self._patient_s[stripe] = (
-            max(FAILOVER_PATIENCE_S, 3 * self._rtt_s(peer)) if failover else self._tuning.pull_after_s
-        )
-        self._moved(stripe, now)
-        self._outbox.send(peer, Attach(stripe, after.epoch, after.version, window, self._chunks.haves(after)))
-
-    def _window(self, stripe: int, peer: bytes) -> int:
-        """Credit for an edge: what a stripe brings in a round trip, plus 20 ms and two pieces.
-
-        A larger window would only fill queues, and let this child take what its siblings wait for. See `FAR_S`.
-        """
-        tuning = self._tuning
-        rtt_s = self._rtt_s(peer)
-        least = max(tuning.window_least_bytes, 2 * self._piece_bytes)
-        window = least + int(tuning.stripe_bytes_s * ((rtt_s or tuning.rtt_guess_s) + 0.02))
-        if rtt_s > FAR_S and 2 * self._owed_bytes.get(stripe, 0) > 3 * window:
-            window *= FAR_TIMES
-        return min(tuning.window_bytes, window)
-
-    @property
-    def patient_s(self) -> float:
-        """How long a header may be missing that other stripes have passed: less after a parent was lost."""
-        return min(self._patient_s.values(), default=self._tuning.pull_after_s)
-
-    def _moved(self, stripe: int, now: float) -> None:
-        patient_s = min(self._patient_s.get(stripe, self._tuning.pull_after_s), self._tuning.pull_after_s)
-        self.progress_at[stripe] = now + patient_s - self._tuning.pull_after_s
-
-    def parent(self, stripe: int) -> bytes | None:
-        """The peer that pushes this stripe to us."""
-        edge = self.parents.get(stripe)
-        return None if edge is None else edge.peer
-
-    def note_owed(self, stripe: int, size: int) -> None:
-        """Our parent in this stripe owes us `size` bytes: a far one that owes much gets more credit."""
-        self._owed_bytes[stripe] = size
-
-    def lost_parent(self, peer: bytes) -> list[int]:
-        """`peer` is gone: detach; the stripes in which it was our parent."""
-        stripes = [s for s, edge in self.parents.items() if edge.peer == peer]
-        for stripe in stripes:
-            del self.parents[stripe]
-        return stripes
-
-    def arrived(self, peer: bytes | None, stripe: int | None, size: int, now: float) -> None:
-        """`size` bytes of a stripe came from `peer`. Duplicates count too, since they use up credit.
-
-        The frame that names `stripe` is not signed, so it counts only if `peer` is our parent there.
-        """
-        edge = self.parents.get(stripe) if stripe is not None else None
-        if stripe is not None and edge is not None and edge.peer == peer:
-            edge.received += size
-            self._moved(stripe, now)
-            self.give_credit(stripe)
-
-    def moved(self, stripe: int | None, now: float) -> None:
-        """A new header or piece of this stripe came, from any peer: the stripe makes progress."""
-        if stripe is not None:
-            self._moved(stripe, now)
-
-    def give_credit(self, stripe: int) -> None:
-        """Grant our parent as many bytes as have come, and report how far behind our own children are."""
-        edge = self.parents.get(stripe)
-        if edge is None or edge.received + self._tuning.window_bytes < edge.allowed + CREDIT_STEP_BYTES:
-            return
-        window = self._window(stripe, edge.peer)
-        allowed = edge.received + window
-        if allowed >= edge.allowed + max(window // 4, CREDIT_STEP_BYTES):
-            edge.allowed, edge.behind = allowed, self._behind(stripe)
-            self._outbox.send(edge.peer, Credit(stripe, allowed, edge.behind))
-
-    def _report_not_behind(self, stripe: int) -> None:
-        """Report that our children are not behind any more, as no credit may be due that would tell it."""
-        edge = self.parents.get(stripe)
-        if edge is None or edge.behind < BEHIND_BYTES:
-            return
-        behind = self._behind(stripe)
-        if behind < BEHIND_BYTES // 2:
-            edge.behind = behind
-            self._outbox.send(edge.peer, Credit(stripe, edge.allowed, behind))
-
-    def _behind(self, stripe: int) -> int:
-        """Bytes queued for a child of this stripe, on average. Not the maximum, since of many nodes a few are always
-        late."""
-        children = self.children.get(stripe, {}).values()
-        waiting = [child.backlog for child in children if not child.lagging and not child.late_joiner]
-        return sum(waiting) // len(waiting) if waiting else 0
-
-    # ------------------------------------------------------------ as a parent
 
     def attached(self, peer: bytes, message: Attach, now: float) -> None:
         """A child attached: queue what it lacks of what we hold, and push from now on."""
@@ -250,7 +128,14 @@ class Exchange:
             if (edge := self.children.get(k, {}).pop(peer, None)) is not None:
                 self._late_joiner_edges.pop((k, peer), None)
                 self._refund(peer, edge.waiting)
-                self._report_not_behind(k)
+                self.parents.report_not_behind(k)
+
+    def _behind(self, stripe: int) -> int:
+        """Bytes queued for a child of this stripe, on average. Not the maximum, since of many nodes a few are always
+        late."""
+        children = self.children.get(stripe, {}).values()
+        waiting = [child.backlog for child in children if not child.lagging and not child.late_joiner]
+        return sum(waiting) // len(waiting) if waiting else 0
 
     def credited(self, peer: bytes, message: Credit, now: float) -> None:
         """A child grants credit. A smaller total is ignored, since credit is never revoked."""
@@ -268,7 +153,7 @@ class Exchange:
         if chunk.stripe is None:
             return
         if index == HEADER and chunk.sizes:
-            self._note_piece_size(chunk.sizes[0])
+            self.parents.note_piece_size(chunk.sizes[0])
         id_ = VersionId(chunk.key.epoch, chunk.key.version)
         if index == HEADER and self._late_joiners is not None and self._late_joiners.opened(id_, now):
             self._review()
@@ -282,12 +167,6 @@ class Exchange:
         if index != HEADER:
             self.serve_late_joiners(now)
 
-    def _note_piece_size(self, size: int) -> None:
-        """Note the size of pieces. If it grew, grant credit at once: what is left may not suffice for one piece."""
-        larger, self._piece_bytes = size > self._piece_bytes, size
-        for stripe in self.parents if larger else ():
-            self.give_credit(stripe)
-
     def sent(self, peer: bytes, stripe: int, key: ChunkKey, index: int, now: float) -> None:
         """The socket to a child accepted this part, so it does not count as backlog any more."""
         edge = self.children.get(stripe, {}).get(peer)
@@ -300,7 +179,7 @@ class Exchange:
             edge.moved_at = now
             edge.lagging = False
         self._push_more(peer, stripe, edge, now)
-        self._report_not_behind(stripe)
+        self.parents.report_not_behind(stripe)
 
     def gave(self, peer: bytes, chunk: Chunk, pieces: Iterable[int], now: float) -> None:
         """We answer a pull of `peer`. If it is a child, it counts these bytes against its credit, so we do too."""
@@ -348,7 +227,7 @@ class Exchange:
                 stuck = edge.backlog > 0 and now - edge.moved_at > limit_s
                 if stuck and not edge.lagging:
                     edge.lagging = True
-                    self._report_not_behind(stripe)
+                    self.parents.report_not_behind(stripe)
         self.serve_late_joiners(now)
 
     def skip(self, peer: bytes, stripe: int, key: ChunkKey) -> None:

@@ -106,7 +106,7 @@ class Links:
     def _short(self) -> dict[bytes, int]:
         """By parent: the percentage by which its bytes (of its share) or its rate (of the median) fell short."""
         stripes = self._state.roster.stripes if self._state.roster is not None else 1
-        feeds = Counter(edge.peer for edge in self._state.exchange.parents.values())
+        feeds = Counter(edge.peer for edge in self._state.exchange.parents.edges.values())
         trip_s = max((session.rtt_s for session in self._state.sessions if session.peer in feeds), default=0.0)
         total = self._all.all_bytes
         if total < MIN_TOTAL_BYTES or self._all.busy_s < max(LEAST_S, LEAST_TRIPS * trip_s):

@@ -16,8 +16,7 @@ from swarm.protocol.core.wire import ManifestNews, WantManifest
 from swarm.protocol.state import State
 from swarm.protocol.transfer.chunks import Version
 from swarm.protocol.transfer.exchange import HEADER
-from swarm.protocol.transfer.load_shedding import LoadShedding
-from swarm.protocol.transfer.pull import Pulls
+from swarm.protocol.transfer.repair.repair import Repair
 
 __all__ = ["Progress"]
 
@@ -28,17 +27,16 @@ class Progress:
     def __init__(
         self,
         state: State,
-        pulls: Pulls,
-        load_shedding: LoadShedding,
+        repair: Repair,
         *,
         relay_only: bool,
-        repair: Callable[[float], None],
+        on_damage: Callable[[float], None],
     ) -> None:
+        """`on_damage(now)`: called when a job finds that the replica is damaged."""
         self._state = state
-        self._pulls = pulls
-        self._load_shedding = load_shedding
-        self._relay_only = relay_only
         self._repair = repair
+        self._relay_only = relay_only
+        self._on_damage = on_damage
         self._running: set[Job] = set()
         self._asked: dict[VersionId, float] = {}
         """Manifests requested, and the local time from which each may be requested again."""
@@ -51,7 +49,7 @@ class Progress:
 
     def header(self, event: HeaderStored, now: float) -> None:
         state = self._state
-        state.exchange.arrived(event.peer, event.stripe, event.header_bytes, now)
+        state.exchange.parents.arrived(event.peer, event.stripe, event.header_bytes, now)
         if VersionId(event.key.epoch, event.key.version) <= state.floor:
             return
         if not self._believes_stripe(event):
@@ -63,10 +61,10 @@ class Progress:
             return
         chunk, news = taken
         if news:
-            state.exchange.moved(chunk.stripe, now)
+            state.exchange.parents.moved(chunk.stripe, now)
         if news or (unplaced and chunk.stripe is not None):
             state.exchange.push(chunk, HEADER, event.peer, now)
-            self._load_shedding.owes(chunk, now)
+            self._repair.header_arrived(chunk, now)
         for index in chunk.held() if unplaced and chunk.stripe is not None else ():
             state.exchange.push(chunk, index, event.peer, now)
 
@@ -80,22 +78,18 @@ class Progress:
         roster = self._state.roster
         if roster is None or event.stripe >= roster.stripes:
             return False
-        return (
-            self._state.exchange.parent(event.stripe) == event.peer
-            or self._pulls.asked_of(event.peer, event.key)
-            or self._load_shedding.asked_of(event.peer, event.key)
-        )
+        is_parent = self._state.exchange.parents.parent(event.stripe) == event.peer
+        return is_parent or self._repair.has_asked(event.peer, event.key)
 
     def piece(self, event: PieceStored, now: float) -> None:
         state = self._state
-        state.exchange.arrived(event.peer, event.stripe, event.size_bytes, now)
+        state.exchange.parents.arrived(event.peer, event.stripe, event.size_bytes, now)
         taken = state.chunks.piece(event.key, event.index, now)
         if taken is None or not taken[1]:
             return
-        state.exchange.moved(taken[0].stripe, now)
+        state.exchange.parents.moved(taken[0].stripe, now)
         state.exchange.push(taken[0], event.index, event.peer, now)
-        self._pulls.arrived(taken[0], now)
-        self._load_shedding.arrived(taken[0], event.peer, now)
+        self._repair.piece_arrived(taken[0], event.peer, now)
         if taken[0].whole:
             self.advance(now)
 
@@ -156,7 +150,7 @@ class Progress:
             return
         if not event.ok:
             self._state.outbox.notify(ReplicaDamaged(event.job.version, str(event.result)))
-            self._repair(now)
+            self._on_damage(now)
         elif event.job.kind == JobKind.APPLY:
             self._hold(version, now)
         else:
@@ -243,6 +237,6 @@ class Progress:
         state = self._state
         assert version.manifest is not None
         state.settle(version.id, version.manifest, version.sealed_manifest)
-        self._load_shedding.forget(state.floor)
+        self._repair.forget(state.floor)
         state.outbox.emit(VersionApplied(version.id, version.manifest))
         self.advance(now)

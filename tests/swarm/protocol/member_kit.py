@@ -22,7 +22,7 @@ def tick(peer: Peer, now: float) -> list[Effect]:
 
 
 def parents(peer: Peer) -> dict[int, bytes]:
-    return {stripe: edge.peer for stripe, edge in peer.state.exchange.parents.items()}
+    return {stripe: edge.peer for stripe, edge in peer.state.exchange.parents.edges.items()}
 
 
 def dialed(effects: list[Effect]) -> set[bytes]:

@@ -89,9 +89,9 @@ def test_a_member_without_uplink_becomes_no_failover_parent() -> None:
     for slot in (1, 2, 3):
         meet(peer, slot)
     tick(peer, 0.5)
-    assert peer.state.exchange.parents[0].peer == key_of(1).public
+    assert peer.state.exchange.parents.edges[0].peer == key_of(1).public
     peer.apply(PeerDown(key_of(1).public), 1.0)
-    assert peer.state.exchange.parents[0].peer == key_of(3).public
+    assert peer.state.exchange.parents.edges[0].peer == key_of(3).public
 
 
 # ---------------------------------------------------------------- the plan

@@ -102,7 +102,14 @@ def measured(*came: tuple[int, float]) -> Link:
     """The report of a neighbour from which so many bytes came at these times."""
     session = SimpleNamespace(peer=b"anna", rtt_s=0.1)
     roster = SimpleNamespace(stripes=8, member_of=lambda peer: SimpleNamespace(slot=1))
-    links = Links(cast(Any, SimpleNamespace(sessions=[session], roster=roster, exchange=SimpleNamespace(parents={}))))
+    links = Links(
+        cast(
+            Any,
+            SimpleNamespace(
+                sessions=[session], roster=roster, exchange=SimpleNamespace(parents=SimpleNamespace(edges={}))
+            ),
+        )
+    )
     for size, at in came:
         links.came(b"anna", size, at)
     (link,) = links.account()
@@ -126,7 +133,7 @@ def test_a_newcomer_that_was_tried_is_reported_once() -> None:
     state = SimpleNamespace(
         sessions=[SimpleNamespace(peer=b"anna", rtt_s=0.1)],
         roster=SimpleNamespace(stripes=1, member_of=lambda peer: newcomer),
-        exchange=SimpleNamespace(parents={}, children={0: {b"anna": None}}),
+        exchange=SimpleNamespace(parents=SimpleNamespace(edges={}), children={0: {b"anna": None}}),
         grant=object(), held=version(1), chunks=book, tuning=TUNING, outbox=outbox,
     )  # fmt: skip
     links = Links(cast(Any, state))
@@ -158,7 +165,7 @@ def test_a_parent_is_judged_by_versions_that_lasted(far_s: float, lasted_s: floa
     slots = {b"anna": SimpleNamespace(slot=1), b"ben": SimpleNamespace(slot=2)}
     roster = SimpleNamespace(stripes=2, member_of=slots.__getitem__)
     parents = {stripe: SimpleNamespace(peer=peer) for stripe, peer in enumerate(slots)}
-    exchange = SimpleNamespace(parents=parents)
+    exchange = SimpleNamespace(parents=SimpleNamespace(edges=parents))
     links = Links(cast(Any, SimpleNamespace(sessions=sessions, roster=roster, exchange=exchange)))
     for i in range(101):
         links.came(b"ben" if i % 10 == 0 else b"anna", 64 << 10, 5.0 + lasted_s * i / 100)

@@ -12,7 +12,8 @@ from swarm.protocol.core.events import Effect, Ready, Send, SendHeader, SendPiec
 from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.core.wire import Attach, Credit, Detach, Have
 from swarm.protocol.transfer.chunks import Chunk, Chunks
-from swarm.protocol.transfer.exchange import BEHIND_BYTES, HEADER, LAG_LEAST_S, MAX_AHEAD_BYTES, Exchange
+from swarm.protocol.transfer.edges import BEHIND_BYTES
+from swarm.protocol.transfer.exchange import HEADER, LAG_LEAST_S, MAX_AHEAD_BYTES, Exchange
 from swarm.protocol.transfer.surroundings import Surroundings
 
 PARENT, ANNA, BEN = (key_of(name).public for name in ("parent", "anna", "ben"))
@@ -132,12 +133,12 @@ def test_detaching_what_was_never_attached() -> None:
 
 def test_moving_to_another_parent_tells_the_old_one() -> None:
     _, exchange, _ = a_chunk()
-    exchange.attach_to(0, PARENT, version(0), 0.0)
+    exchange.parents.attach_to(0, PARENT, version(0), 0.0)
     effects = fresh(exchange)
-    exchange.attach_to(0, BEN, version(0), 0.0)
+    exchange.parents.attach_to(0, BEN, version(0), 0.0)
     assert [(e.peer, type(e.message)) for e in effects if isinstance(e, Send)] == [(PARENT, Detach), (BEN, Attach)]
-    assert exchange.lost_parent(PARENT) == []
-    assert exchange.lost_parent(BEN) == [0]
+    assert exchange.parents.lost(PARENT) == []
+    assert exchange.parents.lost(BEN) == [0]
 
 
 # ---------------------------------------------------------------- credit
@@ -191,10 +192,10 @@ def test_boundless_credit_does_not_fill_our_queues() -> None:
 def test_credit_returns_as_bytes_arrive() -> None:
     _, exchange, _ = a_chunk()
     effects = fresh(exchange)
-    exchange.attach_to(0, PARENT, version(0), 0.0)
-    window = exchange.parents[0].allowed
+    exchange.parents.attach_to(0, PARENT, version(0), 0.0)
+    window = exchange.parents.edges[0].allowed
     for _ in range(4 * 16):
-        exchange.arrived(PARENT, 0, window // 16, 0.0)
+        exchange.parents.arrived(PARENT, 0, window // 16, 0.0)
     given = credits(effects)
     assert 4 * window < given[-1] <= 5 * window
     assert given == sorted(given)
@@ -205,8 +206,8 @@ def test_a_window_follows_from_the_round_trip() -> None:
     def window(rtt_s: float) -> int:
         book, _ = book_with([])
         exchange = Exchange(book, TUNING, Outbox(), Surroundings(lambda peer: rtt_s))
-        exchange.attach_to(0, PARENT, version(0), 0.0)
-        return exchange.parents[0].allowed
+        exchange.parents.attach_to(0, PARENT, version(0), 0.0)
+        return exchange.parents.edges[0].allowed
 
     assert TUNING.window_least_bytes < window(0.005) < window(0.1) < window(0.25) <= TUNING.window_bytes
     assert window(0.0) == window(TUNING.rtt_guess_s)
@@ -218,28 +219,28 @@ def test_a_window_follows_from_the_round_trip() -> None:
 def test_a_far_parent_that_owes_much_gets_more_credit(rtt_s: float, times: int) -> None:
     book, _ = book_with([])
     exchange = Exchange(book, TUNING, Outbox(), Surroundings(lambda peer: rtt_s))
-    exchange.attach_to(0, PARENT, version(0), 0.0)
-    exchange.attach_to(1, PARENT, version(0), 0.0)
-    window = exchange.parents[0].allowed
+    exchange.parents.attach_to(0, PARENT, version(0), 0.0)
+    exchange.parents.attach_to(1, PARENT, version(0), 0.0)
+    window = exchange.parents.edges[0].allowed
     for stripe, owes in ((0, 2 * window), (1, window)):
-        exchange.note_owed(stripe, owes)
+        exchange.parents.note_owed(stripe, owes)
         effects = fresh(exchange)
-        exchange.arrived(PARENT, stripe, window, 0.0)
+        exchange.parents.arrived(PARENT, stripe, window, 0.0)
         wanted = times * window if stripe == 0 else window
         assert credits(effects) == [window + min(wanted, TUNING.window_bytes)]
-    exchange.note_owed(0, 0)  # it has caught up: granted credit stays, and no more is granted until it is used
+    exchange.parents.note_owed(0, 0)  # it has caught up: granted credit stays, and no more is granted until it is used
     effects = fresh(exchange)
-    exchange.arrived(PARENT, 0, window, 0.0)
+    exchange.parents.arrived(PARENT, 0, window, 0.0)
     assert credits(effects) == ([3 * window] if times == 1 else [])
 
 
 def test_a_window_holds_two_pieces_however_large() -> None:
     _, exchange, chunk = a_chunk(pieces=4, piece_bytes=128 << 10)
-    exchange.attach_to(0, PARENT, version(0), 0.0)
-    before = exchange.parents[0].allowed
+    exchange.parents.attach_to(0, PARENT, version(0), 0.0)
+    before = exchange.parents.edges[0].allowed
     effects = fresh(exchange)
     exchange.push(chunk, HEADER, PARENT, 0.0)
-    exchange.arrived(PARENT, 0, 128 << 10, 0.0)
+    exchange.parents.arrived(PARENT, 0, 128 << 10, 0.0)
     assert credits(effects) == [before + (128 << 10) + 2 * (128 << 10) - TUNING.window_least_bytes]
 
 
@@ -247,12 +248,12 @@ def test_larger_pieces_raise_the_credit_of_all_parents() -> None:
     """With credit left for less than one piece, nothing would arrive, and so no credit would be granted."""
     _, exchange, chunk = a_chunk(pieces=4, piece_bytes=256 << 10)
     for stripe in range(3):
-        exchange.attach_to(stripe, PARENT, version(0), 0.0)
-        exchange.arrived(PARENT, stripe, TUNING.window_least_bytes - 1, 0.0)
+        exchange.parents.attach_to(stripe, PARENT, version(0), 0.0)
+        exchange.parents.arrived(PARENT, stripe, TUNING.window_least_bytes - 1, 0.0)
     effects = fresh(exchange)
     exchange.push(chunk, HEADER, PARENT, 0.0)
     for stripe in range(3):
-        assert exchange.parents[stripe].allowed - exchange.parents[stripe].received >= 2 * (256 << 10)
+        assert exchange.parents.edges[stripe].allowed - exchange.parents.edges[stripe].received >= 2 * (256 << 10)
     assert len(credits(effects)) == 3
     exchange.push(chunk, HEADER, PARENT, 0.0)
     assert len(credits(effects)) == 3
@@ -261,9 +262,9 @@ def test_larger_pieces_raise_the_credit_of_all_parents() -> None:
 def test_bytes_from_other_peers_grant_the_parent_no_credit() -> None:
     _, exchange, _ = a_chunk()
     effects = fresh(exchange)
-    exchange.attach_to(0, PARENT, version(0), 0.0)
-    exchange.arrived(BEN, 0, MUCH, 0.0)
-    exchange.arrived(None, None, MUCH, 0.0)
+    exchange.parents.attach_to(0, PARENT, version(0), 0.0)
+    exchange.parents.arrived(BEN, 0, MUCH, 0.0)
+    exchange.parents.arrived(None, None, MUCH, 0.0)
     assert credits(effects) == []
 
 
@@ -276,7 +277,7 @@ def relay(pieces: int = 32) -> tuple[Exchange, Chunk, list[Effect]]:
     book, (chunk,) = book_with([header(1, 0, pieces=pieces, piece_bytes=128 << 10)])
     exchange = Exchange(book, TUNING, Outbox())
     effects = fresh(exchange)
-    exchange.attach_to(0, PARENT, version(0), 0.0)
+    exchange.parents.attach_to(0, PARENT, version(0), 0.0)
     return exchange, chunk, effects
 
 
@@ -285,7 +286,7 @@ def test_credit_tells_how_far_behind_our_children_are_and_when_they_no_longer_ar
     exchange.attached(ANNA, attach(credit=0, have=exchange._chunks.haves(version(0))), 0.0)
     for index in range(16):
         exchange.push(chunk, index, PARENT, 0.0)
-        exchange.arrived(PARENT, 0, 128 << 10, 0.0)
+        exchange.parents.arrived(PARENT, 0, 128 << 10, 0.0)
     total = credits(effects)[-1]
     assert total > 16 * (128 << 10)  # arrived bytes are granted again, forwarded or not
     assert behind(effects)[-1] > BEHIND_BYTES
@@ -307,7 +308,7 @@ def test_one_child_of_many_that_is_late_does_not_hold_back_the_stripe() -> None:
         exchange.push(chunk, index, PARENT, 0.0)
         for number in range(7):
             exchange.sent(key_of(number).public, 0, chunk.key, index, 0.0)
-        exchange.arrived(PARENT, 0, 128 << 10, 0.0)
+        exchange.parents.arrived(PARENT, 0, 128 << 10, 0.0)
     assert exchange.children[0][ANNA].backlog > 2 * BEHIND_BYTES
     assert max(behind(effects)) < BEHIND_BYTES
 
@@ -317,7 +318,7 @@ def test_a_child_that_lags_does_not_count_as_behind() -> None:
     exchange.attached(ANNA, attach(credit=0, have=exchange._chunks.haves(version(0))), 0.0)
     for index in range(16):
         exchange.push(chunk, index, PARENT, 0.0)
-        exchange.arrived(PARENT, 0, 128 << 10, 0.0)
+        exchange.parents.arrived(PARENT, 0, 128 << 10, 0.0)
     effects.clear()
     exchange.tick(TUNING.lag_after_s + 0.01)
     assert behind(effects) == [0]
@@ -340,24 +341,24 @@ def test_accepted_headers_do_not_hide_that_a_child_lags() -> None:
 
 def test_chunks_of_a_lost_parent_are_pulled_sooner_than_late_ones() -> None:
     _, exchange, _ = a_chunk()
-    exchange.attach_to(0, PARENT, version(0), 10.0)
-    assert exchange.progress_at[0] == 10.0
-    exchange.attach_to(0, BEN, version(0), 10.0, failover=True)
-    assert 10.0 - TUNING.pull_after_s < exchange.progress_at[0] < 10.0
-    assert exchange.patient_s < TUNING.pull_after_s
-    exchange.attach_to(0, PARENT, version(0), 11.0)
-    exchange.arrived(PARENT, 0, 1000, 12.0)
-    assert exchange.progress_at[0] == 12.0
+    exchange.parents.attach_to(0, PARENT, version(0), 10.0)
+    assert exchange.parents.progress_at[0] == 10.0
+    exchange.parents.attach_to(0, BEN, version(0), 10.0, failover=True)
+    assert 10.0 - TUNING.pull_after_s < exchange.parents.progress_at[0] < 10.0
+    assert exchange.parents.patient_s < TUNING.pull_after_s
+    exchange.parents.attach_to(0, PARENT, version(0), 11.0)
+    exchange.parents.arrived(PARENT, 0, 1000, 12.0)
+    assert exchange.parents.progress_at[0] == 12.0
 
 
 def test_a_frame_of_another_peer_is_not_progress_of_the_stripe() -> None:
     """The stripe of a frame is not signed: otherwise any member could keep us from pulling what a parent withholds."""
     _, exchange, _ = a_chunk()
-    exchange.attach_to(0, PARENT, version(0), 10.0)
-    exchange.arrived(BEN, 0, 1000, 12.0)
-    assert exchange.progress_at[0] == 10.0
-    exchange.moved(0, 12.0)
-    assert exchange.progress_at[0] == 12.0
+    exchange.parents.attach_to(0, PARENT, version(0), 10.0)
+    exchange.parents.arrived(BEN, 0, 1000, 12.0)
+    assert exchange.parents.progress_at[0] == 10.0
+    exchange.parents.moved(0, 12.0)
+    assert exchange.parents.progress_at[0] == 12.0
 
 
 # ---------------------------------------------------------------- skipping

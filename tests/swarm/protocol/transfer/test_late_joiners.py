@@ -13,7 +13,7 @@ from swarm.protocol.core.wire import Attach, Credit, Hello, LateChunkWants, Want
 from swarm.protocol.member import Peer
 from swarm.protocol.state import OwnUplink, State
 from swarm.protocol.transfer.exchange import HEADER, Exchange
-from swarm.protocol.transfer.offers import Offers
+from swarm.protocol.transfer.repair.offers import Offers
 
 ANNA, BEN, CLEO = (key_of(name).public for name in ("anna", "ben", "cleo"))
 MUCH = 1 << 40

@@ -274,12 +274,12 @@ def test_useless_bytes_return_their_credit() -> None:
     admit(peer, [(1, -1, 1)])
     meet(peer, 1)
     parent = key_of(1).public
-    assert peer.state.exchange.parents[0].peer == parent
+    assert peer.state.exchange.parents.edges[0].peer == parent
     peer.apply(Stray(parent, 0, 5000), 0.0)
     peer.apply(Stray(parent, None, 5000), 0.0)
-    assert peer.state.exchange.parents[0].received == 5000
+    assert peer.state.exchange.parents.edges[0].received == 5000
     peer.apply(PieceStored(parent, 0, header(9, 0).key, 0, 700), 0.0)  # of an unknown chunk
-    assert peer.state.exchange.parents[0].received == 5700
+    assert peer.state.exchange.parents.edges[0].received == 5700
 
 
 def test_gaps_are_filled_by_asking() -> None:

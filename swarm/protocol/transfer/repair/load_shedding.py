@@ -19,17 +19,17 @@ slowest. From then on every chunk that a parent has not begun is late at once, a
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from codec import ChunkKey
 from swarm.protocol.core.events import SetTimer
 from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.version import VersionId
-from swarm.protocol.core.wire import MAX_LATE_WANTS, LateChunkWants, Skip, WantChunk
-from swarm.protocol.transfer.chunks import Chunk, bits_of
+from swarm.protocol.core.wire import MAX_LATE_WANTS, LateChunkWants, Skip
+from swarm.protocol.transfer.chunks import Chunk
+from swarm.protocol.transfer.parents import Parents
 
-__all__ = ["LATE_WANTS_HOLD_S", "PROMISES", "LoadShedding", "Parents"]
+__all__ = ["LATE_WANTS_HOLD_S", "PROMISES", "LoadShedding"]
 
 LATE_WANTS_HOLD_S = 1.0
 """How long a list of wants is valid; it is repeated before that."""
@@ -46,18 +46,6 @@ class _Promised:
     stripe: int
     source: bytes
     deadline: float
-
-
-class Parents(Protocol):
-    """The part of an `Exchange` that load shedding uses: the parents of a member."""
-
-    def parent(self, stripe: int) -> bytes | None:
-        """The peer that sends this stripe to us."""
-        ...
-
-    def note_owed(self, stripe: int, size: int) -> None:
-        """Our parent in this stripe owes us `size` bytes, without the chunks that neighbours have promised."""
-        ...
 
 
 class LoadShedding:
@@ -140,7 +128,7 @@ class LoadShedding:
         parent = self._parent(chunk.stripe)
         if parent is not None and parent != peer:
             self._outbox.send(parent, Skip(chunk.stripe, *key))
-        self._outbox.send(peer, _want(chunk))
+        self._outbox.send(peer, chunk.want())
 
     def _believes(self, peer: bytes, key: ChunkKey, now: float) -> bool:
         by = Counter(promised.source for promised in self._promised.values())
@@ -240,8 +228,4 @@ class LoadShedding:
         owed = self._owed.get(promised.stripe, {}).get(key)
         parent = self._parent(promised.stripe)
         if owed is not None and parent is not None:
-            self._outbox.send(parent, _want(owed[0]))
-
-
-def _want(chunk: Chunk) -> WantChunk:
-    return WantChunk(*chunk.key, bits_of(chunk.full & ~chunk.have, chunk.full))
+            self._outbox.send(parent, owed[0].want())

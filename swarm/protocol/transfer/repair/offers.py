@@ -15,7 +15,7 @@ from codec import ChunkKey
 from swarm.protocol.core.wire import LateChunkWants, Offer
 from swarm.protocol.state import State
 from swarm.protocol.transfer.chunks import Chunk
-from swarm.protocol.transfer.load_shedding import LATE_WANTS_HOLD_S
+from swarm.protocol.transfer.repair.load_shedding import LATE_WANTS_HOLD_S
 
 __all__ = ["Offers"]
 

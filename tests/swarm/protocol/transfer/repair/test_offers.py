@@ -9,8 +9,8 @@ from codec import ChunkKey
 from swarm.protocol.core.events import Send
 from swarm.protocol.core.wire import Attach, LateChunkWants, Offer
 from swarm.protocol.state import OwnUplink, State
-from swarm.protocol.transfer.load_shedding import LATE_WANTS_HOLD_S
-from swarm.protocol.transfer.offers import ANSWER_S, AT_ONCE, AT_ONCE_S, LOOK_AGAIN_S, Offers
+from swarm.protocol.transfer.repair.load_shedding import LATE_WANTS_HOLD_S
+from swarm.protocol.transfer.repair.offers import ANSWER_S, AT_ONCE, AT_ONCE_S, LOOK_AGAIN_S, Offers
 
 ANNA, BEN, CLEO = (key_of(name).public for name in ("anna", "ben", "cleo"))
 

@@ -6,17 +6,16 @@ authority last.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 
 from codec import ChunkKey
 from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.version import VersionId
-from swarm.protocol.core.wire import WantChunk
-from swarm.protocol.transfer.chunks import Chunk, Version, bits_of
+from swarm.protocol.transfer.chunks import Chunk, Version
 
-__all__ = ["Pulls", "Sources", "Uploads"]
+__all__ = ["Pulls", "Sources"]
 
 Sources = Callable[[int | None], list[bytes]]
 """Maps a stripe (None: unknown) to the peers that may be asked for its chunks, best first."""
@@ -52,13 +51,13 @@ class Pulls:
         progress_at: dict[int, float],
         sources: Sources,
         now: float,
-        relieved: Callable[[Chunk], bool] = lambda chunk: False,
+        promised: Container[ChunkKey] = (),
         passed_after_s: float | None = None,
     ) -> None:
         """Start pulls for chunks of stripes without progress, and ask the next source where a deadline has passed.
 
         `versions`: the incomplete versions, oldest first. `progress_at`: local time of each stripe's last progress.
-        `relieved`: whether load shedding already fetches a chunk from a neighbour. `passed_after_s`: how long the other
+        `promised`: the chunks that load shedding already fetches from a neighbour. `passed_after_s`: how long the other
         stripes must have passed a chunk whose header has not come, before it is pulled (None: `pull_after_s`).
         """
         wait_s = self._tuning.pull_after_s if passed_after_s is None else passed_after_s
@@ -73,7 +72,7 @@ class Pulls:
                 if len(wanted) >= self._tuning.pulls_in_flight:
                     break
                 chunk = version.chunks.get(seq)
-                if chunk is not None and relieved(chunk):
+                if chunk is not None and chunk.key in promised:
                     continue
                 stripe = chunk.stripe if chunk is not None else None
                 moved = progress_at.get(stripe, version.progress_at) if stripe is not None else last
@@ -107,24 +106,23 @@ class Pulls:
 
     def arrived(self, chunk: Chunk, now: float) -> None:
         """A piece of the chunk arrived, so its source is alive."""
-        name = VersionId(chunk.key.epoch, chunk.key.version), chunk.key.seq
-        pull = self._pulls.get(name)
+        pull = self._pull_of(chunk.key)
         if pull is None:
             return
         if chunk.whole:
-            del self._pulls[name]
+            del self._pulls[VersionId(chunk.key.epoch, chunk.key.version), chunk.key.seq]
         else:
             pull.deadline = now + self._tuning.pull_deadline_s
 
     def lacks(self, peer: bytes, key: ChunkKey) -> None:
         """`peer` does not have the chunk: ask the next source at the next tick."""
-        pull = self._pulls.get((VersionId(key.epoch, key.version), key.seq))
+        pull = self._pull_of(key)
         if pull is not None and pull.source == peer:
             pull.deadline = 0.0
 
     def asked_of(self, peer: bytes, key: ChunkKey) -> bool:
         """Whether this pull has asked `peer` for the chunk."""
-        pull = self._pulls.get((VersionId(key.epoch, key.version), key.seq))
+        pull = self._pull_of(key)
         return pull is not None and peer in pull.tried
 
     def asked(self) -> dict[bytes, float]:
@@ -137,14 +135,10 @@ class Pulls:
             if pull.source == peer:
                 pull.deadline = 0.0
 
-    def _ask(
-        self,
-        version: Version,
-        seq: int,
-        pull: Pull,
-        sources: list[bytes],
-        now: float,
-    ) -> None:
+    def _pull_of(self, key: ChunkKey) -> Pull | None:
+        return self._pulls.get((VersionId(key.epoch, key.version), key.seq))
+
+    def _ask(self, version: Version, seq: int, pull: Pull, sources: list[bytes], now: float) -> None:
         fresh = [p for p in sources if p not in pull.tried]
         if not fresh:  # all sources were asked once: after a pause they may have it
             pull.tried.clear()
@@ -154,47 +148,4 @@ class Pulls:
         pull.deadline = now + self._tuning.pull_deadline_s
         pull.source, pull.asked_at = fresh[0], now
         pull.tried.append(fresh[0])
-        self._outbox.send(fresh[0], _want(version, seq))
-
-
-def _want(version: Version, seq: int) -> WantChunk:
-    """A request for the missing pieces of a chunk."""
-    chunk = version.chunks.get(seq)
-    pieces = bits_of(chunk.full & ~chunk.have, chunk.full) if chunk is not None else b""
-    return WantChunk(version.id.epoch, version.id.version, version.attempt, seq, pieces)
-
-
-class Uploads:
-    """The chunks that this peer is sending to peers that pulled them; bounds the number for each peer."""
-
-    def __init__(self, tuning: Tuning) -> None:
-        self._most = 2 * tuning.pulls_in_flight
-        self._left: dict[bytes, dict[ChunkKey, int]] = {}
-
-    def busy(self, peer: bytes, key: ChunkKey) -> bool:
-        """Whether this chunk is already being sent to `peer`."""
-        return key in self._left.get(peer, {})
-
-    @property
-    def count(self) -> int:
-        """The number of chunks being sent."""
-        return sum(map(len, self._left.values()))
-
-    def full(self, peer: bytes) -> bool:
-        """Whether `peer` has as many uploads as it may have."""
-        return len(self._left.get(peer, {})) >= self._most
-
-    def begin(self, peer: bytes, key: ChunkKey, frames: int) -> None:
-        self._left.setdefault(peer, {})[key] = frames
-
-    def sent(self, peer: bytes, key: ChunkKey) -> None:
-        """One frame of the chunk has been sent."""
-        uploads = self._left.get(peer, {})
-        if key in uploads:
-            uploads[key] -= 1
-            if not uploads[key]:
-                del uploads[key]
-
-    def lost(self, peer: bytes) -> None:
-        """The session with `peer` is gone."""
-        self._left.pop(peer, None)
+        self._outbox.send(fresh[0], version.want(seq))

@@ -1,7 +1,5 @@
 """Load shedding: late chunks are wanted, taken from neighbours that offer them, and from the parent if those fail."""
 
-from typing import cast
-
 import pytest
 from member_kit import a_forwarder
 from protocol_kit import SWARM, TUNING, book_with, fresh, header, key_of, manifest, version
@@ -11,33 +9,23 @@ from swarm.protocol.core.events import Effect, Send, SetTimer, Timer
 from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.core.wire import LateChunkWants, Skip, WantChunk
 from swarm.protocol.transfer.chunks import Chunk, Chunks
-from swarm.protocol.transfer.load_shedding import LATE_WANTS_HOLD_S, PROMISES, LoadShedding
+from swarm.protocol.transfer.exchange import Exchange
+from swarm.protocol.transfer.repair.load_shedding import LATE_WANTS_HOLD_S, PROMISES, LoadShedding
 
 PARENT, ANNA, BEN = (key_of(name).public for name in ("parent", "anna", "ben"))
 LATE = TUNING.load_shedding_after_s
 
 
-class OneParent:
-    """PARENT brings every stripe. `owed`: bytes that it was noted to owe in each."""
-
-    def __init__(self) -> None:
-        self.owed: dict[int, int] = {}
-
-    def parent(self, stripe: int) -> bytes | None:
-        return PARENT
-
-    def note_owed(self, stripe: int, size: int) -> None:
-        self.owed[stripe] = size
-
-
 def shedding(book: Chunks, *neighbours: bytes) -> LoadShedding:
-    return LoadShedding(
-        TUNING, Outbox(), OneParent(), neighbours=lambda: list(neighbours), assigned=book.assigned
-    )  # fmt: skip
+    """PARENT brings every stripe."""
+    exchange = Exchange(book, TUNING, Outbox())
+    for stripe in range(TUNING.stripes):
+        exchange.parents.attach_to(stripe, PARENT, version(0), 0.0)
+    return LoadShedding(TUNING, Outbox(), exchange.parents, neighbours=lambda: list(neighbours), assigned=book.assigned)
 
 
 def owed(load_shedding: LoadShedding, stripe: int) -> int:
-    return cast(OneParent, load_shedding._parents).owed.get(stripe, 0)
+    return load_shedding._parents._owed_bytes.get(stripe, 0)
 
 
 def owing(chunks: int, neighbours: tuple[bytes, ...] = (ANNA, BEN)) -> tuple[LoadShedding, Chunks, list[Chunk]]:
@@ -104,11 +92,11 @@ def test_it_notes_what_a_parent_owed_at_the_last_look() -> None:
 
 def test_a_members_credit_follows_what_its_parent_owes() -> None:
     member = a_forwarder()
-    assert 0 in member.state.exchange.parents
+    assert 0 in member.state.exchange.parents.edges
     for seq in range(5):
         member.apply(header(1, seq, pieces=6, piece_bytes=64 << 10), 1.0)
     member.apply(Timer("load-shedding"), 1.0 + LATE)
-    assert member.state.exchange._owed_bytes[0] == 5 * 6 * (64 << 10)
+    assert member.state.exchange.parents._owed_bytes[0] == 5 * 6 * (64 << 10)
 
 
 def test_young_chunks_are_not_wanted() -> None:
