@@ -1,22 +1,25 @@
-"""What do nodes cost that are killed, hang, or lie, 1 % to 20 % of them in every step?
+"""What failing nodes cost: 1 % to 20 % of them are killed, hang or lie in every step.
 
     python -m scenarios.rl.faults                    # 32 nodes, 10 steps a row: minutes each
     python -m scenarios.rl.faults --seeds 5 --plot faults.png
     python -m scenarios.rl.faults --real             # five real nodes, of which two are left: about two minutes
 
-Under the virtual clock (`scenarios.rl.ledger_sim`) every fault comes at a moment picked by chance, and nobody is told
-of it. A third each are killed (they never speak again), hang (they speak, and no token comes), and lie (they sign
-log-probabilities that they invented). Ten seconds after each, another node joins. Training is one step ahead, a group
-may be one version old, samples take half a step.
+Under the virtual clock (`scenarios.rl.ledger_sim`) each fault happens at a random moment, without a sign to anybody. A
+third of the failing nodes are killed (they send nothing any more), a third hang (they send messages but generate no
+token), and a third lie (they sign invented log-probabilities). Ten seconds after each fault another node joins.
+Training is one step ahead, a group may be one version old, and a sample takes half a step.
 
-*lost*: tokens that were drawn and neither trained on nor on their way, less the share of them that is also lost without
-faults (*aged*: samples whose version a step leaves behind). *drawing*: what the struck nodes were drawing, or had not
-delivered, when it happened, and of liars all since: a killed node takes all of that with it. *at stake*: that, and what
-they had delivered of groups that were not done, which counts only if the rest can be drawn again before it is too old;
-of liars all that was not handed over, since nobody knows when they began. Two numbers must hold: *lost* by *drawing*,
-and *step*, the mean time of a step by that of a run without faults. With `--seeds` both are sums over all, *worst* is
-the worst seed's share of its stake. *invented*: samples of liars that were trained on, of all. For `--real` see
-`scenarios.rl.faults_real`.
+- *lost*: tokens that were generated but neither trained on nor still useful, without those that are also lost in a run
+  without faults (*aged*: samples that became too old).
+- *drawing*: tokens that the failed nodes were generating or had not delivered when they failed; for lying nodes also
+  all that they generated since. A killed node loses all of these.
+- *at stake*: *drawing*, and the delivered tokens of incomplete groups, which count only if the rest of the group is
+  generated before they are too old. For lying nodes: all tokens not handed over, since it is unknown when they began.
+- *step*: mean time of a step, divided by that of a run without faults.
+- *invented*: share of lying nodes' samples among those trained on.
+
+The scenario fails if *lost* exceeds *drawing*, or *step* exceeds its limit. With `--seeds` the counts are sums over all
+seeds, and *worst* is the largest share of the stake that a seed lost. For `--real` see `scenarios.rl.faults_real`.
 """
 
 import argparse
@@ -42,20 +45,20 @@ FAULTS: Final[tuple[Fault, ...]] = ("killed", "stalled", "lying")
 REPLACED_AFTER_S: Final = 10.0
 KIND: Final = Kind()
 SAMPLES: Final = 8
-"""Of a prompt."""
+"""Samples of a prompt."""
 TRAIN_S: Final = 5.0
 WARM_UP: Final = 2
-"""Steps before anything is measured: rates and arrivals are learnt."""
+"""Steps before the measurement, in which the ledger learns rates and arrival times."""
 REACH_STEP: Final = 1.2
 
 
 def step_s(nodes: int, groups: int) -> float:
-    """How long a step should take, training included: tokens by the nodes' rates."""
+    """Return the expected seconds of a step: its tokens divided by the nodes' rates."""
     return groups * SAMPLES * KIND.mean / (nodes * KIND.rows * KIND.tokens_s)
 
 
 async def run(share: float, steps: int, nodes: int, groups: int, check: float, seed: int) -> dict[str, Any]:
-    """One run under the virtual clock, of which every step each node is struck with this chance."""
+    """Run under the virtual clock; in every step each node fails with probability `share`."""
     chance = random.Random(seed)
     expected_s = step_s(nodes, groups)
     struck: list[Any] = []
@@ -113,7 +116,7 @@ def simulate(
     check: float = 0.02,
     seeds: Iterable[int] = (0,),
 ) -> list[dict[str, Any]]:
-    """A row for each share, and one without faults first. `runs` of a row: each seed's own."""
+    """Return a row without faults, then one for each share. A row's `runs` has one row for each seed."""
     found: dict[float, list[dict[str, Any]]] = {}
     for share in (0.0, *shares):
         for seed in seeds:
@@ -125,7 +128,7 @@ def simulate(
 
 
 def _sum(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Counts added, means averaged."""
+    """Add the counts and average the means."""
     means = ("share", "mean_step_s", "useful")
     counts = (key for key in runs[0] if isinstance(runs[0][key], int) and key not in means)
     return {key: statistics.fmean(row[key] for row in runs) for key in means} | {
@@ -134,7 +137,7 @@ def _sum(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _against(calm: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
-    """`row`, and what the faults made of it."""
+    """Return `row` with what the faults cost, compared with the run without faults."""
     aged = round(row["drawn"] * calm["lost"] / calm["drawn"])
     lost = row["lost"] - aged
     return row | {
@@ -147,13 +150,13 @@ def _against(calm: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
 
 
 def met(row: dict[str, Any]) -> bool:
-    """What issue 7 asks of a row."""
+    """Return whether a row is within the limits."""
     return row["lost_to_faults"] <= row["drawing"] and row["step_ratio"] <= REACH_STEP
 
 
 def real_met(found: dict[str, Any]) -> bool:
-    """Nothing was lost but what the struck had, the liar was found out, and steps took no longer than they may: all
-    together, because groups are taken ahead of their step."""
+    """Return whether honest nodes lost nothing, the lying node was quarantined, and the steps took no longer than
+    allowed in total. Single steps may differ, because groups are taken ahead of their step."""
     seconds, expected_s = (sum(step[name] for step in found["steps"]) for name in ("seconds", "expected_s"))
     lost = sum(found["lost_by_the_honest"].values())
     return not lost and found["liar_aside"] and seconds <= REACH_STEP * expected_s

@@ -1,8 +1,8 @@
 """Faults among real processes on this machine, for `python -m scenarios.rl.faults --real`.
 
-A seed and five nodes, each with a transformers engine in a process of its own that is held at a rate
-(`scenarios.rl.paced`). One lies from the start, one is killed (SIGKILL, with its engine) in the second step, one is
-stopped (SIGSTOP) in the third; none is replaced, so a step is measured by what the honest nodes that are left can do.
+A seed and five nodes, each with a transformers engine in its own process with a limited rate (`scenarios.rl.paced`).
+One node lies from the start, one is killed (SIGKILL, with its engine) in the second step, and one is stopped (SIGSTOP)
+in the third. None is replaced, so a step's time is compared with what the remaining honest nodes can do.
 """
 
 import signal
@@ -18,7 +18,7 @@ from scenarios.harness.processes import Swarm, swarm_on
 __all__ = ["TOKENS_S", "real"]
 
 TOKENS_S: Final = 60.0
-"""Of every node: a few times less than a busy core of this kind draws."""
+"""Rate of every node: a few times less than what one core of the test machine generates."""
 STEPS: Final = 5
 GROUPS: Final = 24
 SAMPLES: Final = 4
@@ -29,7 +29,7 @@ LIAR: Final = "liar"
 
 
 def real() -> dict[str, Any]:
-    """Steps with their times, and what was lost where."""
+    """Run the scenario. Returns the steps with their times, and the tokens that each node lost."""
     from node.engines.base import SamplingParams
     from node.trainers.api import Swarm as Handle
     from node.trainers.grpo.tiny import TinyRecipe, make_tiny
@@ -37,8 +37,8 @@ def real() -> dict[str, Any]:
     recipe = TinyRecipe(letters=3, hidden=64, inner=64, layers=1, heads=2, kv_heads=1, steps=1, rows=4)
     with tempfile.TemporaryDirectory(prefix="rl-faults-") as name:
         make_tiny(base := Path(name) / "base", recipe, lambda line: None)
-        told = ("--check-share", str(CHECKED))
-        with swarm_on(Path(name), base, seed_words=told) as swarm:
+        options = ("--check-share", str(CHECKED))
+        with swarm_on(Path(name), base, seed_words=options) as swarm:
             module, rate = "scenarios.rl.paced_node", {"SCENARIO_TOKENS_S": str(TOKENS_S)}
             swarm.nodes(HONEST, base, module=module, **rate)
             swarm.nodes([LIAR], base, module=module, SCENARIO_LIES="1", **rate)
@@ -47,11 +47,11 @@ def real() -> dict[str, Any]:
                 groups = handle.rollouts(prompts, SAMPLES, SamplingParams(max_tokens=TOKENS))
                 rows = [_step(swarm, groups, number) for number in range(STEPS)]
                 groups.close()
-            return _told(swarm, rows)
+            return _result(swarm, rows)
 
 
 def _step(swarm: Swarm, groups: Any, number: int) -> dict[str, Any]:
-    """Take a step's groups; in the middle of the second and the third something happens."""
+    """Take a step's groups; a node fails in the second step and another in the third."""
     began = time.monotonic()
     seen: set[int] = set()
     for taken in range(GROUPS):
@@ -68,7 +68,7 @@ def _step(swarm: Swarm, groups: Any, number: int) -> dict[str, Any]:
     }
 
 
-def _told(swarm: Swarm, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _result(swarm: Swarm, rows: list[dict[str, Any]]) -> dict[str, Any]:
     status = swarm.status()
     liars = [node for node in status.nodes if node.name == LIAR]
     for row in rows:

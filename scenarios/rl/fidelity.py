@@ -1,15 +1,15 @@
-"""Is a policy that trains through the swarm, bit for bit, the one that trains in one process?
+"""Whether a policy trained through the swarm is bit for bit the one trained in one process.
 
-Real GRPO (`node.trainers.grpo`), synchronous, twice: with an engine in the trainer's own process that is handed every
-bit anew after each step, no delta, no replica; and through a real swarm, a seed and nodes with an engine process each
-on loopback. One group is one batch, one thread each, sampling seeded by version and group. After each step the state
-root of the trainer's own bits and that of the published version are held against the first run's; at the end so are the
-bits that are read back out of every engine.
+Real, synchronous GRPO (`node.trainers.grpo`) runs twice: with an engine in the trainer's own process that gets all
+weights after each step, without delta and replica; and through a real swarm on loopback, with a seed and nodes that
+each have an engine process. Each group is one batch, every process has one thread, and sampling is seeded by version
+and group. After each step, the root of the trainer's own bits and that of the published version are compared with the
+first run's. At the end the bits read back from every engine are compared too.
 
     python -m scenarios.rl.fidelity                       # 100 steps of tiny, two nodes: some minutes on 2 cores
     python -m scenarios.rl.fidelity --steps 10 --kill 4   # a node is killed in step 4, and the bits stay the same
 
-With `--kill`, groups of the dead node are drawn again, whole, by the others: with the tokens that they would have had.
+With `--kill`, other nodes generate the killed node's groups again as a whole, and get the same tokens.
 """
 
 import argparse
@@ -34,7 +34,7 @@ SETTLE_S: Final = 60.0
 
 
 def in_process(base: Path, trainer: Any, steps: int, progress: Progress) -> list[str]:
-    """The state roots after each step, with an engine that is given the weights directly."""
+    """Return the state root after each step, with an engine that gets the weights directly."""
     from node.engines.transformers import TransformersEngine
     from node.trainers.grpo.online import policy_root, session_name
     from node.trainers.grpo.trainer import Group
@@ -61,7 +61,7 @@ def in_process(base: Path, trainer: Any, steps: int, progress: Progress) -> list
 def through_the_swarm(
     base: Path, trainer: Any, steps: int, nodes: int, kill: int | None, progress: Progress
 ) -> dict[str, Any]:
-    """Each step as the swarm's trainer saw it, and what the engines held at the end."""
+    """Return the steps as the swarm's trainer saw them, and the roots of the engines' bits at the end."""
     from node.trainers.api import Swarm as Handle
     from node.trainers.grpo.online import policy_root, train_online
 
@@ -91,7 +91,7 @@ def through_the_swarm(
 
 
 def _kill_when_busy(swarm: Swarm, name: str) -> None:
-    """SIGKILL as soon as it has work, or soon after the others had all of it."""
+    """Kill the node as soon as it has work, or after two seconds without any."""
     deadline = time.monotonic() + 2.0
     while time.monotonic() < deadline:
         if any(node.name == name and node.outstanding for node in swarm.status().nodes):
@@ -100,7 +100,7 @@ def _kill_when_busy(swarm: Swarm, name: str) -> None:
 
 
 def _proven(swarm: Swarm, names: Sequence[str], root: str) -> dict[str, str]:
-    """The root that each engine's live parameters add up to, once it says that it holds the last version."""
+    """Return the root of each engine's live parameters, once all have the last version or the time is over."""
     deadline = time.monotonic() + SETTLE_S
     found: dict[str, str] = {}
     while time.monotonic() < deadline:
@@ -114,7 +114,7 @@ def _proven(swarm: Swarm, names: Sequence[str], root: str) -> dict[str, str]:
 def compare(
     base: Path, trainers: Sequence[Any], steps: int, *, nodes: int = 2, kill: int | None = None
 ) -> dict[str, Any]:
-    """Both runs, of two equal trainers; see `report` for what is said of them."""
+    """Run both, with two equal trainers, and return the comparison."""
     import torch
 
     torch.set_num_threads(1)
@@ -148,7 +148,7 @@ def compare(
 
 
 def identical(result: dict[str, Any]) -> bool:
-    """Nothing differed: at no step, in no engine."""
+    """Return whether no step and no engine differed."""
     return result["identical_steps"] == result["steps"] and result["engines_identical"] and result["lag"] == 0
 
 

@@ -1,17 +1,18 @@
-"""How much of unequal nodes' speed does the ledger use, and what would equal shares make of them?
+"""How much of the speed of unequal nodes the ledger uses, compared with equal shares.
 
     python -m scenarios.rl.hetero           # 2 and 8 nodes under the virtual clock; eight take many minutes
     python -m scenarios.rl.hetero --real    # two real nodes on this machine, 2:1 and 8:1: about four minutes
 
-Under the virtual clock (`scenarios.rl.ledger_sim`) the ledger's and the nodes' code is the product's, engines only take
-time, and versions come as in training: one step ahead, each staged and committed while nodes generate. With `--real`, a
-seed and two nodes are processes on loopback, each with a transformers engine in a third process that is held at a rate
-(`scenarios.rl.paced`); no versions come, and every sample has its full length.
+Under the virtual clock (`scenarios.rl.ledger_sim`) the code of the ledger and the nodes is the product's, engines are
+modelled, and versions arrive as in training: one step ahead, each staged and committed while nodes generate. With
+`--real`, a seed and two nodes run as processes on loopback, each node with a transformers engine of limited rate
+(`scenarios.rl.paced`). There no version is published, and every sample has its full length.
 
-Half of the nodes are fast, half slow. *of sum*: tokens a second of all together by the sum of what each kind makes when
-it is alone in a swarm, measured in the same run. *equal shares*: the same samples divided equally beforehand, so that a
-step lasts until the slow nodes have done theirs: also measured, each kind alone with its share. *gain*: the ledger's
-tokens a second by those, less 1 (SparrowRL reports +26 to +35 % for A100 and L40, two to one).
+Half of the nodes are fast, half are slow. *of sum* is the tokens per second of all nodes together, divided by the sum
+of what each kind reaches alone in a swarm, measured in the same run. *equal shares* divides the same samples equally
+beforehand, so a step lasts until the slow nodes have finished; each kind is measured alone with its share. *gain* is
+the ledger's tokens per second divided by those of equal shares, minus 1. SparrowRL reports +26 to +35 % for A100 and
+L40, two to one.
 """
 
 import argparse
@@ -39,11 +40,12 @@ TRAIN_S: Final = 5.0
 WARM_UP: Final = 3
 REACH: Final = 0.95
 PUBLISHED_GAIN: Final = 0.35
-"""The larger of SparrowRL's two, of two to one; nodes that are less unequal cannot gain so much."""
+"""The larger of SparrowRL's two gains, for a ratio of two; smaller ratios cannot gain as much."""
 
 
 async def ledger_sim_rate(kinds: Sequence[Kind], groups: int, steps: int) -> tuple[float, float]:
-    """(tokens a second that this crew makes for a trainer, seconds of a step), under the virtual clock."""
+    """Return the tokens per second that these nodes deliver to a trainer, and the seconds of a step, in virtual
+    time."""
     async with trio.open_nursery() as nursery:
         ledger_sim = LedgerSim(nursery, Settings(check_share=0.0))
         await nursery.start(ledger_sim.service.run)
@@ -63,10 +65,10 @@ async def ledger_sim_rate(kinds: Sequence[Kind], groups: int, steps: int) -> tup
 
 
 def virtual_row(ratio: float, nodes: int, steps: int) -> dict[str, Any]:
-    """Half of `nodes` are `ratio` times as fast as the other half."""
+    """Return a row in which half of the nodes are `ratio` times as fast as the others."""
     fast, half = replace(SLOW, tokens_s=ratio * SLOW.tokens_s), nodes // 2
     groups = half * 8 * round(ratio + 1)
-    """Two batches of every node in a step, so that a slow node's samples are done before they are too old."""
+    """Every node gets two batches in a step, so that a slow node finishes its samples before they are too old."""
 
     def rate(kinds: Sequence[Kind], share: int) -> tuple[float, float]:
         made, step_s = virtually(ledger_sim_rate, kinds, share, steps)
@@ -96,7 +98,7 @@ def _row(clock: str, ratio: float, nodes: int, alone: Sequence[float], both: flo
 
 
 def real_rows(ratios: Sequence[float], slow_tokens_s: float, seconds: float) -> Iterator[dict[str, Any]]:
-    """Two nodes of this machine for each ratio."""
+    """Measure two nodes on this machine for each ratio."""
     from node.trainers.grpo.tiny import TinyRecipe, make_tiny
 
     recipe = TinyRecipe(letters=3, hidden=64, inner=64, layers=1, heads=2, kv_heads=1, steps=1, rows=4)
@@ -107,17 +109,19 @@ def real_rows(ratios: Sequence[float], slow_tokens_s: float, seconds: float) -> 
             print(f"{ratio:.0f}:1: each alone, then both", file=sys.stderr)
             alone = [real_rate(Path(name), base, (rate,), seconds) for rate in rates]
             both = real_rate(Path(name), base, rates, seconds)
-            # Of a batch B each does B/2, and it lasts as long as the slow one needs: B / (B/2 / slow) tokens a second.
+            # With equal shares each node does B/2 of a batch B, which takes (B/2) / slow seconds: 2 * slow tokens a
+            # second.
             yield _row("real", ratio, 2, alone, both, 2 * alone[1])
 
 
 def real_rate(folder: Path, base: Path, rates: Sequence[float], seconds: float) -> float:
-    """Tokens a second that a trainer gets from nodes of these rates, for so long after as long a warm-up."""
+    """Return the tokens per second that a trainer gets from nodes of these rates, measured for `seconds` after a
+    warm-up of the same length."""
     from node.engines.base import SamplingParams
     from node.trainers.api import Swarm
     from scenarios.harness.processes import swarm_on
 
-    sampling = SamplingParams(max_tokens=8)  # so short that many batches fit into what is measured
+    sampling = SamplingParams(max_tokens=8)  # so short that many batches are measured
     prompts = ((1, 2, 3 + number % 20) for number in count())
     with tempfile.TemporaryDirectory(dir=folder) as name, swarm_on(Path(name), base) as swarm:
         for i, rate in enumerate(rates):
@@ -141,7 +145,7 @@ def real_rate(folder: Path, base: Path, rates: Sequence[float], seconds: float) 
 
 
 def met(row: dict[str, Any]) -> bool:
-    """What issue 7 asks of a row."""
+    """Return whether a row reaches its targets."""
     possible = (row["ratio"] + 1) / 2 - 1
     return row["of_sum"] >= REACH and row["gain"] >= min(PUBLISHED_GAIN, REACH * possible)
 

@@ -1,8 +1,8 @@
-"""A ledger and its nodes under trio's virtual clock, for scenarios with more nodes than a machine can carry.
+"""A ledger and its nodes under trio's virtual clock, for scenarios with more nodes than fit on one machine.
 
-The product's: rules, dealer, book (in memory) and service of the ledger, each node's `NodeWorker` with its messages and
-signatures. Modelled: engines that take the time of one, a wire with a delay, a trainer that takes groups and publishes.
-Nothing here transfers weights: versions arrive `arrival_s` after their seal.
+The ledger's rules, book (in memory) and service are the product's, and so is each node's `NodeWorker` with its messages
+and signatures. Modelled are the engines' time, a network with a delay, and a trainer that takes groups and publishes.
+No weights are transferred: a version arrives `arrival_s` after its seal.
 """
 
 import random
@@ -25,21 +25,22 @@ from node.ledger.session import Session
 from node.ledger.settings import Settings
 from node.ledger.state import Head
 from node.member.worker import NodeWorker, Pace
-from scenarios.sim.virtual.engine import LOGPROB, STOP, ModelledEngine, nothing
+from scenarios.sim.virtual.engine import LOGPROB, STOP, ModelledEngine, empty_patch
 from scenarios.sim.virtual.trio_time import one_order
 
 __all__ = ["Engine", "Fault", "Kind", "LedgerSim", "Member", "Trainer", "virtually"]
 
 Fault = Literal["killed", "stalled", "lying"]
 INVENTED: Final = -3.0
-"""What a liar says of every token, where honest nodes say `LOGPROB`."""
+"""The log-probability that a lying node reports for every token; honest nodes report `LOGPROB`."""
 WIRE_S: Final = 0.05
-"""One way."""
+"""One-way delay of a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A node's hardware: `rows` sequences at a time, each `tokens_s` fast. Completions have about `mean` tokens."""
+    """A kind of node: it generates `rows` sequences at once, each at `tokens_s` tokens per second. Completions have
+    `mean` tokens on average."""
 
     tokens_s: float = 40.0
     rows: int = 32
@@ -51,10 +52,10 @@ class Kind:
 
 
 class Engine(ModelledEngine):
-    """Also knows what it has finished, can hang, and can lie."""
+    """A modelled engine that also counts finished tokens, can hang, and can lie."""
 
     done: int = 0
-    """Tokens of completions that are done."""
+    """Tokens of finished completions."""
     lies = False
     hung = False
 
@@ -73,20 +74,20 @@ class Engine(ModelledEngine):
 
     @property
     def in_flight(self) -> int:
-        """Tokens of completions that are not done."""
+        """Tokens of unfinished completions."""
         return self.drawn - self._ended
 
     def hang(self) -> None:
-        """No token comes any more, and no version is taken."""
+        """From now on generate no token and apply no version."""
         self.hung = True
-        self._made, self._since = self._now, None
-        self._tell()
+        self._position, self._since = self._now, None
+        self._wake()
 
     async def commit(self, version: Version, root: bytes) -> Commitment:
         if self.hung:
             await trio.sleep_forever()
         taken = await super().commit(version, root)
-        if self.hung:  # it hung in the middle
+        if self.hung:  # it began to hang during the commit
             self.hang()
         return taken
 
@@ -110,8 +111,9 @@ class Engine(ModelledEngine):
 
 @dataclass(eq=False)
 class Member:
-    """A node. When its fault began: `drawing`: tokens that it had drawn and not delivered; `delivered`: those of groups
-    that were not done, or, of a liar, not handed over; `drawn_before`: all that a liar had drawn until then."""
+    """A node. The counters say what it had when its fault began: `drawing` counts tokens generated and not delivered;
+    `delivered` counts delivered tokens of incomplete groups, or for a lying node of groups not handed over;
+    `drawn_before` counts all tokens that a lying node had generated."""
 
     key: bytes
     kind: Kind
@@ -125,7 +127,7 @@ class Member:
 
 
 class LedgerSim:
-    """Everything of one run. Versions' roots are made up: nobody transfers weights here."""
+    """One run: the ledger, its nodes, and the versions, whose roots are made up."""
 
     def __init__(self, nursery: trio.Nursery, settings: Settings, seed: int = 0) -> None:
         self.head = Head(0, 0, _root(0))
@@ -138,7 +140,7 @@ class LedgerSim:
         self.service = LedgerService(self.ledger, self.book, self._to_node, off_loop=_inline)
 
     async def hire(self, kind: Kind) -> Member:
-        """A node joins, with the newest version in its engine."""
+        """Add a node whose engine holds the newest version."""
         key = Key(next(self._numbers).to_bytes(32, "little"))
         engine = Engine(kind, self.head.name, self.head.root)
         pace = Pace(capacity=2 * kind.rows, batch=kind.rows, self_test_tokens=0)
@@ -154,7 +156,7 @@ class LedgerSim:
         return member
 
     def strike(self, member: Member, fault: Fault) -> None:
-        """Something happens to a node that nobody is told of."""
+        """Let a node fail without a sign to anybody."""
         member.fault = fault
         engine = member.engine
         undelivered = engine.done - self.ledger.nodes[member.key].tokens if member.key in self.ledger.nodes else 0
@@ -169,7 +171,7 @@ class LedgerSim:
             member.scope.cancel()
 
     def _delivered(self, member: Member) -> int:
-        """Tokens of the member's samples in incomplete groups; or, if it will lie, in all groups not handed over."""
+        """Count the tokens of its samples in incomplete groups, or for a lying node in groups not handed over."""
         return sum(
             len(done.rollout.token_ids) // 4
             for group in self.ledger.groups.values()
@@ -179,24 +181,24 @@ class LedgerSim:
         )
 
     def drawing(self, member: Member) -> int:
-        """The tokens that it was drawing."""
+        """Tokens that it was generating at its fault; for a lying node also all since then."""
         since = member.engine.drawn - member.drawn_before if member.fault == "lying" else 0
         return member.drawing + since
 
     @property
     def drawn(self) -> int:
-        """Tokens that all engines have drawn."""
+        """Tokens that all engines have generated."""
         return sum(member.engine.drawn for member in self.members.values())
 
     @property
     def kept(self) -> int:
-        """Of these, those that wait for the trainer, or are being drawn by nodes to which nothing has happened."""
+        """Of these, the tokens that wait for the trainer or that nodes without a fault are generating."""
         groups = self.ledger.groups.values()
         done = sum(len(done.rollout.token_ids) // 4 for group in groups for done in group.done.values())
         return done + sum(m.engine.in_flight for m in self.members.values() if m.fault is None)
 
     def seal_after(self, seconds: float) -> None:
-        """The trainer publishes a version, which is sealed so much later."""
+        """Publish a version that is sealed `seconds` later."""
 
         async def later() -> None:
             await trio.sleep(seconds)
@@ -205,7 +207,7 @@ class LedgerSim:
         self._nursery.start_soon(later)
 
     async def seal(self) -> None:
-        """The trainer publishes a version; each engine gets it when it has arrived."""
+        """Publish and seal a version; each engine gets it `arrival_s` later."""
         version = self.head.version + 1
         self.head = Head(0, version, _root(version))
         self.service.sealed(self.head)
@@ -215,7 +217,7 @@ class LedgerSim:
     async def _arrive(self, member: Member, head: Head) -> None:
         await trio.sleep(member.kind.arrival_s)
         if member.key not in self._gone and head.name > member.engine.version:
-            member.worker.update(head.name, head.root, nothing())
+            member.worker.update(head.name, head.root, empty_patch())
 
     async def _to_node(self, node: bytes, body: bytes) -> None:
         self._nursery.start_soon(self._carry, node, lambda: self.members[node].worker.hear(body))
@@ -234,9 +236,11 @@ class LedgerSim:
 
 
 class Trainer:
-    """Takes `groups` complete groups a step, computes for `train_s`, publishes; one step ahead by default. The version
-    is sealed `seal_s` later, while it gathers its next groups already. It says that it has taken a group when it asks
-    for the next, as the iterator of `Swarm.rollouts` does. `paced`: False for a ledger that does not look at that."""
+    """Takes `groups` complete groups in each step, computes for `train_s`, and publishes; one step ahead by default.
+
+    The version is sealed `seal_s` later, while the trainer already gathers its next groups. Like the iterator of
+    `Swarm.rollouts`, it reports a group as taken when it asks for the next one. With `paced` False the ledger does not
+    limit samples by the trainer's consumption."""
 
     def __init__(
         self,
@@ -253,26 +257,26 @@ class Trainer:
         self.ledger_sim, self._groups, self._train_s, self._seal_s = ledger_sim, groups, train_s, seal_s
         sampling = SamplingParams(max_tokens, stop_tokens=(STOP,))
         self.session: Session = ledger_sim.service.open("run", n, sampling, max_lag, paced=paced)
-        self._had: bytes | None = None
-        """The group that it got last, and has not said that it has."""
+        self._unconfirmed: bytes | None = None
+        """The group that it got last and has not yet reported as taken."""
         self._offered_at: dict[bytes, tuple[float, int]] = {}
         """When each group was offered, and in which step."""
         self.steps = 0
         self.waits_s: list[float] = []
-        """From a group's offer until the trainer had it."""
+        """Time from a group's offer until the trainer got it."""
         self.worst_lag = 0
-        """Versions that a token was behind the newest sealed one when the trainer got it, at most."""
+        """The most versions that any token was behind the newest sealed version when the trainer got it."""
         self.waits_steps: list[int] = []
-        """The same in steps."""
+        """`waits_s` in steps."""
         self._numbers = count()
         self._offered = 0
         self.taken_tokens = 0
         self.invented = 0
-        """Samples of liars that were trained on."""
+        """Samples of lying nodes that were trained on."""
         self.taken = 0
 
     async def step(self) -> float:
-        """One step; the seconds until its groups were there, training included."""
+        """Run one step. Returns its seconds, training included."""
         began = trio.current_time()
         got = 0
         while got < self._groups:
@@ -291,13 +295,13 @@ class Trainer:
     def _exchange(self, wanted: int) -> int:
         service, session = self.ledger_sim.service, self.session
         taken = 0
-        while (session.groups or self._had) and taken < wanted:
-            if self._had is not None:
-                service.taken(self._had)
-                self._had = None
+        while (session.groups or self._unconfirmed) and taken < wanted:
+            if self._unconfirmed is not None:
+                service.taken(self._unconfirmed)
+                self._unconfirmed = None
                 continue
             group = session.groups.popleft()
-            self._had = group.id
+            self._unconfirmed = group.id
             oldest = min(done.oldest for done in group.done.values())
             self.worst_lag = max(self.worst_lag, self.ledger_sim.head.version - oldest[1])
             at, step = self._offered_at.pop(group.id)
@@ -317,7 +321,7 @@ class Trainer:
 
 
 def virtually(main: Callable[..., Any], *args: Any) -> Any:
-    """Run an async function in virtual time, where one run is as the other."""
+    """Run an async function in virtual time, with a repeatable order of tasks."""
     with one_order():
         return trio.run(main, *args, clock=trio.testing.MockClock(autojump_threshold=0))
 
@@ -327,5 +331,5 @@ def _root(version: int) -> bytes:
 
 
 async def _inline(function: Callable[..., Any], *args: Any) -> Any:
-    """Instead of a thread, which virtual time would not wait for."""
+    """Call `function` here: virtual time would not wait for a thread."""
     return function(*args)

@@ -1,8 +1,8 @@
-"""An engine as slow as it is told, for real nodes of different speeds on one machine, and one that lies.
+"""The transformers engine with a limited rate, for real nodes of different speeds on one machine.
 
-The transformers engine itself, `SCENARIO_TOKENS_S` tokens a second at most, whatever runs. With `SCENARIO_LIES=1` it
-says of every token that it was certain. With `SCENARIO_DRAWN=PATH` the number of tokens that it has drawn stands in
-that file, those of samples included that were withdrawn in the middle. `scenarios.rl.paced_node` starts a node with it.
+It generates at most `SCENARIO_TOKENS_S` tokens a second in total. With `SCENARIO_LIES=1` it reports a probability of 1
+for every token. With `SCENARIO_DRAWN=PATH` it writes the number of tokens that it has generated to that file, including
+those of samples that were cancelled. `scenarios.rl.paced_node` starts a node with this engine.
 """
 
 import os
@@ -20,7 +20,7 @@ __all__ = ["PacedEngine"]
 
 
 class PacedEngine(TransformersEngine):
-    """See above."""
+    """See the module."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -28,27 +28,27 @@ class PacedEngine(TransformersEngine):
         self._lies = os.environ.get("SCENARIO_LIES") == "1"
         self._due = 0.0
         self._drawn = 0
-        self._told = os.environ.get("SCENARIO_DRAWN")
+        self._count_file = os.environ.get("SCENARIO_DRAWN")
 
     def begin(self, flight: int, prompts: Sequence[Prompt], sampling: SamplingParams) -> None:
-        if not self.counts():  # it stood idle: nothing is to be made up for
+        if not self.counts():  # it was idle, so no tokens are owed
             self._due = time.monotonic()
         super().begin(flight, prompts, sampling)
 
     def step(self) -> list[tuple[int, list[Completion]]]:
-        before = self._made()
+        before = self._in_flight()
         done = super().step()
-        tokens = self._made() + sum(len(c.token_ids) for _, made in done for c in made) - before
+        tokens = self._in_flight() + sum(len(c.token_ids) for _, made in done for c in made) - before
         self._drawn += tokens
-        if self._told is not None:
-            Path(self._told + ".new").write_text(str(self._drawn))
-            os.replace(self._told + ".new", self._told)
+        if self._count_file is not None:
+            Path(self._count_file + ".new").write_text(str(self._drawn))
+            os.replace(self._count_file + ".new", self._count_file)
         self._due = max(self._due, time.monotonic() - 1.0) + tokens / self._tokens_s
         time.sleep(max(0.0, self._due - time.monotonic()))
-        return [(flight, [self._said(c) for c in made]) for flight, made in done]
+        return [(flight, [self._reported(c) for c in made]) for flight, made in done]
 
-    def _made(self) -> int:
+    def _in_flight(self) -> int:
         return sum(map(sum, self.counts().values()))
 
-    def _said(self, true: Completion) -> Completion:
+    def _reported(self, true: Completion) -> Completion:
         return msgspec.structs.replace(true, logprobs=(0.0,) * len(true.logprobs)) if self._lies else true

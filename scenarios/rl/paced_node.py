@@ -1,4 +1,4 @@
-"""A node as `swarm-node join` makes it, but for its engine process, which runs `scenarios.rl.paced:PacedEngine`.
+"""A node as `swarm-node join` starts it, except that its engine process runs `scenarios.rl.paced:PacedEngine`.
 
 SCENARIO_TOKENS_S=200 python -m scenarios.rl.paced_node join TICKET --home FOLDER --model BASE --name fast
 """
@@ -18,7 +18,7 @@ ENGINE: Final = "scenarios.rl.paced:PacedEngine"
 
 
 def main() -> None:
-    """A node with this engine, until it is killed."""
+    """Run a node with this engine until it is killed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["join"])
     parser.add_argument("ticket")
@@ -26,17 +26,17 @@ def main() -> None:
         parser.add_argument(flag, type=Path, required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--listen", default="127.0.0.1:0")
-    told = parser.parse_args()
+    options = parser.parse_args()
     logs.configure()
     config = JoinConfig(
-        home=told.home,
-        model=told.model,
-        name=told.name,
-        listen=(told.listen,),
+        home=options.home,
+        model=options.model,
+        name=options.name,
+        listen=(options.listen,),
         engine=cast(Any, ENGINE),
         threads=1,
     )
-    trio.run(join.run, Ticket.parse(told.ticket), config)
+    trio.run(join.run, Ticket.parse(options.ticket), config)
 
 
 if __name__ == "__main__":

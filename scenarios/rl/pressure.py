@@ -1,19 +1,21 @@
-"""How much do nodes draw that a trainer slower than they are never uses?
+"""How many tokens nodes generate that a slower trainer never uses.
 
     python -m scenarios.rl.pressure                    # half as fast, max_lag=1: each row under a minute
     python -m scenarios.rl.pressure --trainer 0.25 1 4 # a quarter as fast as its nodes, as fast, four times as fast
-    python -m scenarios.rl.pressure --no-pace          # as if the ledger did not look at what the trainer takes
+    python -m scenarios.rl.pressure --no-pace          # without the limit by the trainer's consumption
     python -m scenarios.rl.pressure --real --steps 10  # a real seed, node and engine: about four minutes
 
-Under the virtual clock (`scenarios.rl.ledger_sim`): the ledger's and the nodes' code is the product's, engines take
-time. *trainer*: its speed by that of its nodes; 0.5 computes twice as long as they draw a step's samples. *held*:
-sequences that all engines draw at once, by the samples of a step. *gathers*: whether it gathers a step's groups when
-its version was sealed (*after*), or at once, while the version is on its way (*before*). *drawn by used*: tokens that
-engines have drawn, by those of samples that the trainer has taken. *stale*: samples that status counts as drawn and
-never used, by those used. *useful*: as status says it. *step*: its mean time by the longer of what drawing and
-computing take. *lag*: versions from a sample's oldest token to the newest sealed one when the trainer got it: the most.
-*waits*: steps from a prompt's offer until its group was had: the most, in the second half of the steps. For `--real`
-see `scenarios.rl.pressure_real`.
+Under the virtual clock (`scenarios.rl.ledger_sim`) the code of the ledger and the nodes is the product's, and engines
+are modelled. For `--real` see `scenarios.rl.pressure_real`. The columns:
+
+- *trainer*: the trainer's speed divided by its nodes'; at 0.5 it computes twice as long as they generate a step.
+- *held*: sequences that all engines generate at once, divided by the samples of a step.
+- *gathers*: whether the trainer gathers a step's groups after its version is sealed, or already before.
+- *drawn by used*: tokens that engines generated, divided by the tokens of samples that the trainer took.
+- *stale*: samples that the status counts as never used, divided by those used; *useful*: as in the status.
+- *step*: mean time of a step, divided by the longer of generating and computing.
+- *lag*: the most versions from a sample's oldest token to the newest sealed version when the trainer got it.
+- *waits*: the most steps from a prompt's offer until the trainer got its group, in the second half of the steps.
 """
 
 import argparse
@@ -37,14 +39,14 @@ HELD: Final = (0.25, 1.0, 4.0)
 GATHERS: Final = ("after", "before")
 SEAL_S: Final = 2.0
 WARM_UP: Final = 4
-"""Steps before anything is counted: the ledger has seen how much a step takes."""
+"""Steps before the measurement, in which the ledger learns how much a step consumes."""
 REACH: Final = 1.15
 
 
 async def run(
     trainer: float, held: float, gathers: str, steps: int, max_lag: int, pace: bool, nodes: int = NODES
 ) -> dict[str, Any]:
-    """One row."""
+    """Run one case and return its row."""
     at_once = nodes * KIND.rows
     groups = max(1, round(at_once / held / SAMPLES))
     sequence_s = KIND.mean / KIND.tokens_s
@@ -88,7 +90,8 @@ async def run(
 
 
 def met(row: dict[str, Any]) -> bool:
-    """What is asked of a trainer that is at most half as fast as its nodes, with `max_lag` 1."""
+    """Return whether a row reaches the target, which holds for `max_lag` 1 and a trainer at most half as fast as its
+    nodes."""
     return row["trainer"] > 0.5 or row["max_lag"] != 1 or row["drawn_by_used"] <= REACH
 
 

@@ -1,9 +1,9 @@
 """Back-pressure among real processes on this machine, for `python -m scenarios.rl.pressure --real`.
 
-A seed and a node whose transformers engine is held at a rate (`scenarios.rl.paced`) and counts every token that it
-draws. The trainer is this process: it gathers a step's groups from `Swarm.rollouts`, sleeps for as long as computing
-takes a trainer of the given speed, publishes changed weights and waits until they are sealed. The node can hold several
-times a step's samples, so that without back-pressure it would draw for as long as the trainer computes.
+A seed and a node whose transformers engine has a limited rate (`scenarios.rl.paced`) and counts every token that it
+generates. The trainer is this process: it gathers a step's groups from `Swarm.rollouts`, sleeps for the time in which a
+trainer of the given speed computes, publishes changed weights, and waits until they are sealed. The node can hold
+several times a step's samples, so without back-pressure it would generate for as long as the trainer computes.
 """
 
 import tempfile
@@ -17,19 +17,19 @@ from scenarios.harness.processes import Swarm, swarm_on
 __all__ = ["real"]
 
 TOKENS_S: Final = 60.0
-"""Of the node: a few times less than a busy core of this kind draws."""
+"""The node's rate: a few times less than what one core of the test machine generates."""
 GROUPS: Final = 4
 SAMPLES: Final = 4
 TOKENS: Final = 16
-"""Of each sample: none ends sooner."""
+"""Length of every sample."""
 NODE: Final = "a"
 WITHIN_S: Final = 300.0
-"""For a step's groups, and for a seal: for a machine on which other things run."""
+"""Deadline for a step's groups and for a seal, long enough for a loaded machine."""
 
 
 def real(trainer: float, steps: int, warm_up: int, max_lag: int) -> dict[str, Any]:
-    """A row as of `scenarios.rl.pressure`: what the engine drew by what the trainer used. `trainer`: its speed by that
-    of its node."""
+    """Return a row as of `scenarios.rl.pressure`: tokens generated divided by tokens used. `trainer` is the trainer's
+    speed divided by its node's."""
     from node.engines.base import SamplingParams
     from node.trainers.api import Swarm as Handle
     from node.trainers.grpo.tiny import TinyRecipe, make_tiny
@@ -53,7 +53,7 @@ def real(trainer: float, steps: int, warm_up: int, max_lag: int) -> dict[str, An
                     _change(weights, step)
                     handle.publish(weights, step=step).wait(timeout_s=WITHIN_S)
                     marks.append((int(drawn.read_bytes()), worst))
-                told = _told(swarm)
+                counters = _counters(swarm)
                 groups.close()
     used = steps * GROUPS * SAMPLES * TOKENS
     return {
@@ -65,7 +65,7 @@ def real(trainer: float, steps: int, warm_up: int, max_lag: int) -> dict[str, An
         "drawn_tokens": (found := marks[-1][0] - marks[warm_up - 1][0]),
         "drawn_by_used": found / used,
         "worst_lag": max(lag for _, lag in marks[warm_up:]),
-    } | told
+    } | counters
 
 
 def _lag(handle: Any, group: Any) -> int:
@@ -73,8 +73,8 @@ def _lag(handle: Any, group: Any) -> int:
     return handle.head[1] - group.oldest[1]
 
 
-def _told(swarm: Swarm) -> dict[str, Any]:
-    """What the status says of the whole run."""
+def _counters(swarm: Swarm) -> dict[str, Any]:
+    """Return the status's counters of samples over the whole run."""
     from node.trainers.connection.seedlink import ask_state
 
     work = ask_state(swarm.home).work
@@ -88,6 +88,6 @@ def _weights(base: Path) -> dict[str, Any]:
 
 
 def _change(weights: dict[str, Any], step: int) -> None:
-    """One value in a hundred, by enough to change its bits in bf16."""
+    """Change one value in a hundred by enough to change its bf16 bits."""
     for tensor in weights.values():
         tensor.view(-1)[step % 100 :: 100].mul_(1.02)

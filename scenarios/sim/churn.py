@@ -1,14 +1,13 @@
-"""Nodes that leave, come, are killed or frozen while a step travels: what those who stay notice of it.
+"""Nodes that leave, join, are killed or frozen during a step, and what that costs the nodes that stay.
 
     python -m scenarios.sim.churn --nodes 1000                     10 % a minute: leaves and joins, half of each
     python -m scenarios.sim.churn --nodes 64 --per-minute 0.3 --how kill
     python -m scenarios.sim.churn --nodes 64 --how leave kill freeze --per-minute 0.5 --joins-per-minute 1
     python -m scenarios.sim.churn --nodes 8 --interior kill        one interior node, at half time
 
-Nodes go and come at even distances, over four times what the trainer's uplink takes for the payload. Bound, ratio and
-N are of the nodes that were there at the publish, less those that went before they had the version; one that went
-afterwards, or would have gone after the last one had it, counts like those that stayed. Newcomers count in neither.
-Exits with 1 when nodes that stayed are without the version in the end.
+Nodes leave and join at even intervals, over four times the time that the trainer's uplink needs for the payload. The
+bound, the ratio and N count the nodes that were there at the publish, except those that left before they had the
+version. Nodes that join during the step do not count. Exits with 1 if a node that stayed does not get the version.
 """
 
 import random
@@ -29,7 +28,7 @@ HOW = ("leave", "kill", "freeze")
 
 
 def interior(world: World) -> Node:
-    """Who has most children in the trees."""
+    """Return the node with most children in the trees."""
 
     def children(node: Node) -> int:
         assert isinstance(node.core, Peer)
@@ -38,8 +37,8 @@ def interior(world: World) -> Node:
     return max(world.members(), key=lambda node: (children(node), -node.number))
 
 
-def _befall(world: World, begun: Begun, how: str, node: Node) -> None:
-    """It goes: who had the version already has had its part in the step, and stays in the count."""
+def _remove(world: World, begun: Begun, how: str, node: Node) -> None:
+    """Remove the node in the given way. A node that already has the version remains in the count."""
     if begun.published.id not in node.held_at:
         begun.nodes.remove(node)
     if how == "leave":
@@ -52,8 +51,10 @@ def _befall(world: World, begun: Begun, how: str, node: Node) -> None:
 
 
 def moments(nodes: int, length_s: float, per_minute: float, joins_per_minute: float | None) -> list[tuple[float, bool]]:
-    """When somebody goes (True) or comes (False), in order. `per_minute`: the share of nodes that does either, in turn;
-    or with `joins_per_minute`, the share that comes, the one that goes."""
+    """Return, in order of time, when a node leaves (True) or joins (False).
+
+    `per_minute` is the share of the nodes that leaves or joins each minute, in turn. With `joins_per_minute`, that is
+    the share that joins and `per_minute` the share that leaves."""
 
     def count(share: float) -> int:
         return round(nodes * share * length_s / 60)
@@ -74,7 +75,7 @@ def churn(
     how: Sequence[str],
     joins_per_minute: float | None = None,
 ) -> Step:
-    """One step during which nodes go and come, as `moments` has it. `how`: each goes in one of these ways, evenly at
+    """Run one step during which nodes leave and join as `moments` says. Each leaves in one of the ways `how`, at
     random."""
     world, rng = gather(crowd, seed), random.Random(seed)
     begun = begin(world, payload_bytes)
@@ -86,32 +87,38 @@ def churn(
         if not goes:
             link = draw(crowd, rng)
             world.at(at, partial(world.join, link, held=world.base, region=REGIONS[link.region]))
-        elif leavers:  # the last one stays: somebody is to be measured
+        elif leavers:  # at least one node stays, to be measured
             way = how[0] if len(how) == 1 else rng.choice(how)
-            world.at(at, partial(_befall, world, begun, way, leavers.pop(0)))
+            world.at(at, partial(_remove, world, begun, way, leavers.pop(0)))
     return finish(world, begun)
 
 
 def strike(crowd: Crowd, payload_bytes: int, seed: int, how: str) -> Step:
-    """One step at whose half time the busiest interior node is killed or frozen."""
+    """Run one step; at half its time the node with most children is killed or frozen."""
     world = gather(crowd, seed)
     begun = begin(world, payload_bytes)
     world.run(world.now + payload_bytes * 4e-6 / crowd.trainer_mbit)
-    _befall(world, begun, how, interior(world))
+    _remove(world, begun, how, interior(world))
     return finish(world, begun)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    made = parser(__doc__)
-    made.add_argument("--nodes", type=int, default=64)
-    made.add_argument(
+    options_parser = parser(__doc__)
+    options_parser.add_argument("--nodes", type=int, default=64)
+    options_parser.add_argument(
         "--per-minute", type=float, default=0.1,
-        help="share of nodes that goes or comes, half of each; with --joins-per-minute: that goes (default 0.1)",
+        help="share of nodes that leaves or joins, half of each; with --joins-per-minute: that leaves (default 0.1)",
     )  # fmt: skip
-    made.add_argument("--joins-per-minute", type=float, help="share of nodes that comes (default: as many as go)")
-    made.add_argument("--how", choices=HOW, nargs="+", default=["leave"], help="how they go: of several, one by lot")
-    made.add_argument("--interior", choices=("kill", "freeze"), help="instead: the busiest node, at half time")
-    options = made.parse_args(arguments)
+    options_parser.add_argument(
+        "--joins-per-minute", type=float, help="share of nodes that joins (default: as many as leave)"
+    )
+    options_parser.add_argument(
+        "--how", choices=HOW, nargs="+", default=["leave"], help="how they leave; of several, one at random"
+    )
+    options_parser.add_argument(
+        "--interior", choices=("kill", "freeze"), help="instead: the node with most children, at half time"
+    )
+    options = options_parser.parse_args(arguments)
     crowd, payload = crowd_of(options, options.nodes), int(options.mib * 2**20)
     seeds = range(options.seed, options.seed + options.seeds)
     if options.interior:

@@ -2,7 +2,7 @@
 
 python -m scenarios.sim.control                      sizes and planning at 10, 1,000 and 10,000 members: about a minute
 python -m scenarios.sim.control --sessions 64 1000   simulated: how many connections the trainer keeps, while all work,
-                                                 publish, lose a head and a restart of the trainer
+                                                 publish, lose a root child and a restart of the trainer
 """
 
 import argparse
@@ -28,28 +28,28 @@ __all__ = ["main", "sessions", "sizes"]
 
 STRIPES, REGIONS = 8, 6
 ROUNDS = 5
-"""Of each planning time the median is told."""
+"""Each planning time is the median of this many."""
 
 
 def members(count: int, rng: random.Random) -> list[Member]:
-    """Who stand in a roster: one IPv4 address, a name of ten bytes, one of six regions."""
-    made = []
+    """Return members as in a roster, each with one IPv4 address, a name of ten bytes, and one of six regions."""
+    found = []
     for slot in range(count):
         addr = f"/ip4/{rng.randrange(11, 200)}.{rng.randrange(256)}.{rng.randrange(256)}.{rng.randrange(256)}/tcp/4001"
         up = round(rng.lognormvariate(0.0, 0.5) * 200.0, 1)
         region = f"region{rng.randrange(REGIONS)}"
-        made.append(Member(slot, rng.randbytes(32), (addr,), True, f"node{slot:06}", region, up, False))
-    return made
+        found.append(Member(slot, rng.randbytes(32), (addr,), True, f"node{slot:06}", region, up, False))
+    return found
 
 
 def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
     began = time.perf_counter()
-    made = work()
-    return made, time.perf_counter() - began
+    result = work()
+    return result, time.perf_counter() - began
 
 
 def sizes(count: int, seed: int = 0) -> dict[str, Any]:
-    """One column: bytes of each message, and seconds of planning, for so many members."""
+    """Return one column of the table: bytes of each message, and seconds of planning, for `count` members."""
     rng = random.Random(seed)
     key, there = Key(rng.randbytes(32)), members(count + 1, rng)
     swarm, everyone, newcomer = key.public, there[:count], there[count]
@@ -124,8 +124,8 @@ def sessions(count: int, seed: int = 0, *, mib: float = 10.0) -> dict[str, Any]:
     stepping = len(world.authority.sessions)
     roster = world._core.state.roster
     assert roster is not None
-    heads = {roster.root_children(stripe)[0] for stripe in range(roster.stripes)}
-    victim: Node = next(n for n in world.members() if (m := roster.member_of(n.key.public)) and m.slot in heads)
+    root_children = {roster.root_children(stripe)[0] for stripe in range(roster.stripes)}
+    victim: Node = next(n for n in world.members() if (m := roster.member_of(n.key.public)) and m.slot in root_children)
     world.kill(victim)
     losing, _ = watch(world.tuning.hard_ttl_s)
     world.restart_authority()
@@ -154,12 +154,12 @@ def _table(rows: list[dict[str, Any]]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--members", type=int, nargs="+", default=[10, 1000, 10_000])
-    made.add_argument("--sessions", type=int, nargs="+", help="simulate so many nodes instead")
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    options = made.parse_args(arguments)
+    options_parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options_parser.add_argument("--members", type=int, nargs="+", default=[10, 1000, 10_000])
+    options_parser.add_argument("--sessions", type=int, nargs="+", help="simulate this many nodes instead")
+    options_parser.add_argument("--seed", type=int, default=0)
+    options_parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    options = options_parser.parse_args(arguments)
     if options.sessions:
         rows = [sessions(count, options.seed) for count in options.sessions]
     else:

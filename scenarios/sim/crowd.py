@@ -1,5 +1,4 @@
-"""A crowd of nodes on a simulated internet: what their connections are like, and how far a step of theirs is from the
-best that anybody could do."""
+"""A crowd of nodes on a simulated internet: their connections, and how a step's time compares with the lower bound."""
 
 import random
 from collections.abc import Callable
@@ -14,11 +13,22 @@ from swarm.protocol.core.events import VersionId
 from swarm.protocol.core.tuning import Tuning
 
 __all__ = [
-    "HEADER_BYTES", "REGIONS", "Begun", "Crowd", "Step", "Tell", "begin", "bound_s", "draw", "finish", "gather", "step",
+    "HEADER_BYTES",
+    "REGIONS",
+    "Begun",
+    "Crowd",
+    "Report",
+    "Step",
+    "begin",
+    "bound_s",
+    "draw",
+    "finish",
+    "gather",
+    "step",
 ]  # fmt: skip
 
-Tell = Callable[[float, float], None]
-"""Told how much is done, and of how much."""
+Report = Callable[[float, float], None]
+"""Called with the amount done and the total."""
 
 REGIONS = ("us-east", "us-west", "europe", "japan", "singapore", "brazil")
 _ROUND_TRIP_MS = (
@@ -29,33 +39,33 @@ _ROUND_TRIP_MS = (
     (220, 170, 160, 70, 5, 250),
     (120, 180, 190, 250, 250, 5),
 )
-"""Between and within regions, as public clouds report them, rounded; the farthest cut to 250."""
+"""Round trips between and within regions as public clouds report them, rounded, and at most 250."""
 
 
 HEADER_BYTES = 300
-"""Of a simulated chunk."""
+"""Size of a simulated chunk's header."""
 
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """What the nodes are like. Rates in Mbit/s."""
+    """The nodes and their connections. Rates are in Mbit/s."""
 
     nodes: int
     trainer_mbit: float = 200.0
     median_mbit: float = 200.0
     sigma: float = 0.5
-    """Of the logarithm of the uplinks."""
+    """Standard deviation of the logarithm of the uplink rates."""
     down_mbit: float = 1000.0
-    """A downlink is this, or the uplink if that is more."""
+    """A downlink has this rate, or the uplink's if that is higher."""
     error: float = 0.2
-    """How far what a node says of its uplink is from the truth: uniformly up to this much below or above."""
+    """Largest relative error of the uplink rate that a node reports; uniformly distributed."""
     regions: int = len(REGIONS)
     hidden: float = 0.0
     """Share of nodes that cannot be dialed."""
     loss: float = 1e-5
-    """Of a packet, on each uplink."""
+    """Probability that a packet is lost on an uplink."""
     congestion: str = "reno"
-    """As `Paths` has it. The harder: the transport asks for BBR and many a kernel refuses."""
+    """As in `Paths`. The default is the slower one: the transport asks for BBR, but many kernels lack it."""
 
     def paths(self) -> Paths:
         one_way = tuple(tuple(ms / 2000 for ms in row[: self.regions]) for row in _ROUND_TRIP_MS[: self.regions])
@@ -63,12 +73,12 @@ class Crowd:
 
     @property
     def round_trip_s(self) -> float:
-        """The largest."""
+        """The longest round trip between two regions."""
         return max(ms for row in _ROUND_TRIP_MS[: self.regions] for ms in row[: self.regions]) / 1000
 
 
-def _nobody(done: float, total: float) -> None:
-    """Nobody wants to know."""
+def _silent(done: float, total: float) -> None:
+    """Report nothing."""
 
 
 def gather(
@@ -77,10 +87,10 @@ def gather(
     tuning: Tuning | None = None,
     settle_s: float = 30.0,
     host: Cpu | None = None,
-    tell: Tell = _nobody,
+    report: Report = _silent,
 ) -> World:
-    """A swarm of such nodes that hold version 0 and stand in their trees. `host`: as `World` has it. `tell`: virtual
-    seconds of settling."""
+    """Return a swarm of these nodes in which all hold version 0 and have joined the trees. `host` is as in `World`.
+    `report` is called with the virtual seconds that have passed of `settle_s`."""
     rng = random.Random(seed)
     trainer = Link(crowd.trainer_mbit, 0.0, max(crowd.down_mbit, crowd.trainer_mbit), 0, crowd.loss)
     world = World(
@@ -94,19 +104,19 @@ def gather(
     end = world.now + settle_s
     while world.now < end:
         world.run(min(end, world.now + 1.0))
-        tell(settle_s - (end - world.now), settle_s)
+        report(settle_s - (end - world.now), settle_s)
     return world
 
 
 def draw(crowd: Crowd, rng: random.Random) -> Link:
-    """One node's connection."""
+    """Return a random connection for one node."""
     up = rng.lognormvariate(0.0, crowd.sigma) * crowd.median_mbit
     return Link(up, 0.0, max(crowd.down_mbit, up), rng.randrange(crowd.regions), crowd.loss)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How one version went, in seconds and bytes, for who was there when it began and had it or stayed (`finish`)."""
+    """The result of one version, in seconds and bytes, for the nodes that `finish` counts."""
 
     nodes: int
     payload_bytes: int
@@ -115,29 +125,30 @@ class Step:
     first_s: float
     median_s: float
     trainer_bytes: int
-    """At its sockets, control included."""
+    """All bytes on the trainer's sockets, control messages included."""
     duplicates: float
-    """Of the bulk bytes that the nodes received."""
+    """Share of duplicates in the bulk data that the nodes received."""
     crossings: float
-    """Copies that entered the region that most entered."""
+    """Copies that entered a region from others; the largest number of any region but the trainer's."""
     missing: int
-    """Nodes that never got it."""
+    """Nodes that never got the version."""
     entered: dict[str, float] = field(default_factory=dict)
-    """Of each region, the copies that came in from others; of the trainer's own as well."""
+    """For each region, the trainer's included, the copies that entered it from others."""
 
     @property
     def ratio(self) -> float:
-        """Times the bound."""
+        """Time as a multiple of the bound."""
         return self.seconds / self.bound_s
 
     @property
     def copies(self) -> float:
-        """That the trainer sent, control included."""
+        """Copies of the payload that the trainer sent, control messages included."""
         return self.trainer_bytes / self.payload_bytes
 
 
 def bound_s(payload_bytes: int, trainer: Link, nodes: list[Node]) -> float:
-    """max(F/u_s, F/d_min, N F/(u_s + sum u_i)), with the headers of packets counted."""
+    """Return max(F/u_s, F/d_min, N F/(u_s + sum u_i)) in seconds, packet headers included (Mundinger, Weber and Weiss,
+    2008)."""
     bits = payload_bytes * 8 * PACKET_OVERHEAD / 1e6
     ups = sum(node.link.up_mbit for node in nodes)
     return max(
@@ -149,17 +160,17 @@ def bound_s(payload_bytes: int, trainer: Link, nodes: list[Node]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A step under way."""
+    """A step that has begun."""
 
     published: Published
     nodes: list[Node]
-    """Who was there when it began, less those that said goodbye before they had it."""
+    """The nodes that were there when it began, except those that left before they had the version."""
     trainer_bytes: int
-    """What the trainer's sockets had sent before."""
+    """Bytes that the trainer's sockets had sent before."""
 
 
 def begin(world: World, payload_bytes: int) -> Begun:
-    """Publish a version of about so many bytes, in chunks and pieces as the product would cut them."""
+    """Publish a version of about `payload_bytes`, in chunks and pieces of the sizes that the product would choose."""
     nodes = world.members()
     for node in nodes:
         node.received_bytes = node.duplicate_bytes = node.crossed_bytes = 0
@@ -172,10 +183,12 @@ def begin(world: World, payload_bytes: int) -> Begun:
     return Begun(published, nodes, before)
 
 
-def finish(world: World, begun: Begun, limit_s: float = 60.0, every_s: float = 0.05, tell: Tell = _nobody) -> "Step":
+def finish(
+    world: World, begun: Begun, limit_s: float = 60.0, every_s: float = 0.05, report: Report = _silent
+) -> "Step":
     """Advance the clock until every node that was there at the start and is still alive has the version; return how
     that went. A node that left after it had the version counts as one that stayed, since it took and relayed its copy.
-    `tell` is called with the megabytes received so far."""
+    `report` is called with the megabytes received so far."""
     id_: VersionId = begun.published.id
 
     def there() -> list[Node]:
@@ -184,7 +197,7 @@ def finish(world: World, begun: Begun, limit_s: float = 60.0, every_s: float = 0
     def all_have_it() -> bool:
         wanting = there()
         received = sum(node.received_bytes for node in wanting)
-        tell(received / 1e6, len(wanting) * begun.published.payload_bytes / 1e6)
+        report(received / 1e6, len(wanting) * begun.published.payload_bytes / 1e6)
         return all(id_ in node.held_at for node in wanting)
 
     world.run_until(all_have_it, limit_s, every_s)
@@ -211,6 +224,6 @@ def finish(world: World, begun: Begun, limit_s: float = 60.0, every_s: float = 0
     )
 
 
-def step(world: World, payload_bytes: int, limit_s: float = 60.0, tell: Tell = _nobody) -> "Step":
-    """One version, from publish until all have it. `tell`: as `finish` has it."""
-    return finish(world, begin(world, payload_bytes), limit_s, tell=tell)
+def step(world: World, payload_bytes: int, limit_s: float = 60.0, report: Report = _silent) -> "Step":
+    """Publish one version and wait until all nodes have it. `report` is as in `finish`."""
+    return finish(world, begin(world, payload_bytes), limit_s, report=report)

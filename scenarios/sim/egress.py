@@ -6,17 +6,18 @@
     python -m scenarios.sim.egress --real 4 --real 8              processes on emulated links, as root, and their twins
     python -m scenarios.sim.egress --simulate 4 --simulate 64 --real 4 --plot egress.png
 
-The bound B is max(F/u_s, F/d_min, N F/(u_s + sum u_i)), packet headers counted. Beside the swarm, in the table and in
-the picture: a star (the trainer sends to everybody itself: N F/u_s, and N copies) and an object store (the trainer
-sends once, then everybody fetches at once from a store that is never the bottleneck: F/u_s + F/d, and one copy; d:
-1 Gbit/s). They are arithmetic and not runs: payload at full rate, no headers and no round trips, which flatters both.
+The bound B is max(F/u_s, F/d_min, N F/(u_s + sum u_i)), packet headers included. The table and the picture compare the
+swarm with two other ways. In a star the trainer sends N copies itself, in N F/u_s. With an object store the trainer
+sends one copy, and then all nodes fetch it at once from a store that is never the bottleneck, in F/u_s + F/d with d
+1 Gbit/s. Both are calculated, not run: without headers and round trips, which favours them.
 
-Simulated nodes: uplinks lognormal around 200 Mbit/s (sigma 0.5), downlinks 1 Gbit/s, six regions 5 to 250 ms apart,
-congestion windows, one lost packet in 100,000, bandwidths known with 20 % error. The last step counts, of `--steps`,
-the first one being the first that its connections ever carried; 20 s of idle time lie between them. `cold_ratio`: how
-the first went. Real ones, and their twins: all uplinks as wide as the trainer's; see `scenarios.sim.agreement`.
+Simulated nodes have uplinks with a lognormal distribution around 200 Mbit/s (sigma 0.5), downlinks of 1 Gbit/s, and
+congestion windows; they are in six regions 5 to 250 ms apart, lose one packet in 100,000, and report their rates with
+an error of 20 %. Of `--steps` steps, 20 s apart, the last counts. The first is the first one that its connections
+carry, and its ratio is `cold_ratio`. Real nodes and their twins have uplinks of the trainer's rate: see
+`scenarios.sim.agreement`.
 
-Exits with 1 when nodes are without the version in the end.
+Exits with 1 if a node never gets the version.
 """
 
 import math
@@ -45,32 +46,32 @@ SWARMS: Final = {
     "its twin": "the real one's twin",
     "own cores": "the twin, a processor a node",
 }
-"""What a picture calls the cases of rows."""
+"""Labels of the rows' cases in the picture."""
 STYLES: Final = {"bound B": "k--", "star": "C5:", "object store": "C6-."}
 
 
 def simulate(crowd: Crowd, payload_bytes: int, seed: int, count: int = 2) -> tuple[list[Step], str, int]:
-    """So many steps of such a crowd: how they went, the digest of the event log, and how many events there were."""
+    """Simulate `count` steps of the crowd. Returns the steps, the digest of the event log, and the number of events."""
     case = f"N {crowd.nodes}, seed {seed}"
     with Progress(f"{case}, gathering", unit="virtual seconds") as progress:
-        world = gather(crowd, seed, tell=progress.update)
+        world = gather(crowd, seed, report=progress.update)
     steps: list[Step] = []
     while len(steps) < count:
         if steps:
             world.run(world.now + IDLE_S)
         with Progress(f"{case}, step {len(steps) + 1}", unit="MB received") as progress:
-            steps.append(step(world, payload_bytes, tell=progress.update))
+            steps.append(step(world, payload_bytes, report=progress.update))
     return steps, world.digest, world.events
 
 
 def beside(row: dict[str, Any], trainer_mbit: float, down_mbit: float) -> dict[str, float]:
-    """What this row's payload would take by a star, and by an object store."""
+    """Return the seconds that a star and an object store would need for this row's payload."""
     bits = row["steps"][-1]["payload_bytes"] * 8e-6
     return {"star_s": row["nodes"] * bits / trainer_mbit, "store_s": bits * (1 / trainer_mbit + 1 / down_mbit)}
 
 
 class Point(NamedTuple):
-    """Of a curve: with so many nodes, seconds until all have it, and copies that the trainer sends."""
+    """A point of a curve: number of nodes, seconds until all have the version, copies that the trainer sends."""
 
     nodes: int
     seconds: float
@@ -78,8 +79,9 @@ class Point(NamedTuple):
 
 
 def curves(rows: Iterable[dict[str, Any]]) -> dict[str, list[Point]]:
-    """What is drawn, by name, in the order of N: each kind of swarm, the bound, the star and the object store. A swarm
-    in which nodes are without the version has no point. Of rows with the same N the last gives the bound."""
+    """Return the curves by name, in the order of N: each kind of swarm, the bound, the star and the object store.
+
+    A swarm in which a node lacks the version has no point. Of several rows with the same N the last gives the bound."""
     found: dict[str, list[Point]] = {}
     others: dict[str, dict[int, Point]] = {name: {} for name in STYLES}
     for row in rows:
@@ -95,7 +97,7 @@ def curves(rows: Iterable[dict[str, Any]]) -> dict[str, list[Point]]:
 
 
 def draw(rows: Sequence[dict[str, Any]], plot: Path) -> None:
-    """Seconds and copies, each against N."""
+    """Draw seconds and copies, each against N."""
     mib = rows[-1]["steps"][-1]["payload_bytes"] / 2**20
     counts = sorted({row["nodes"] for row in rows})
     titles = {"seconds": "seconds until all nodes have it", "copies": "copies that the trainer sends"}
@@ -114,7 +116,7 @@ def draw(rows: Sequence[dict[str, Any]], plot: Path) -> None:
 
 
 def _simulated(crowd: Crowd, payload_bytes: int, seeds: range, steps: int) -> dict[str, Any]:
-    """A row: what the last steps of all seeds were like."""
+    """Return a row about the last step of each seed."""
     runs: list[list[Step]] = []
     digests: list[str] = []
     began, events = time.process_time(), 0
@@ -132,30 +134,38 @@ def _simulated(crowd: Crowd, payload_bytes: int, seeds: range, steps: int) -> di
 
 
 def main(arguments: list[str] | None = None) -> int:
-    made = parser(__doc__)
-    made.add_argument("--simulate", type=int, action="append", metavar="N", help="so many nodes (may be repeated)")
-    made.add_argument(
+    options_parser = parser(__doc__)
+    options_parser.add_argument(
+        "--simulate", type=int, action="append", metavar="N", help="simulate N nodes (may be repeated)"
+    )
+    options_parser.add_argument(
         "--real",
         type=int,
         action="append",
         default=[],
         metavar="N",
-        help="so many real nodes (as root; may be repeated)",
+        help="run N real nodes (as root; may be repeated)",
     )
-    made.add_argument("--regions", type=int, default=6, help="regions that the simulated nodes are in (1 to 6)")
-    made.add_argument("--hidden", type=float, default=0.0, help="share of simulated nodes that cannot be dialed")
-    made.add_argument("--steps", type=int, default=2, help="simulated steps, of which the last counts (default 2)")
-    made.add_argument("--plot", type=png, help="draw a PNG: seconds, and what the trainer sends, against N")
-    options = made.parse_args(arguments)
+    options_parser.add_argument(
+        "--regions", type=int, default=6, help="number of regions of the simulated nodes (1 to 6)"
+    )
+    options_parser.add_argument(
+        "--hidden", type=float, default=0.0, help="share of simulated nodes that cannot be dialed"
+    )
+    options_parser.add_argument(
+        "--steps", type=int, default=2, help="simulated steps, of which the last counts (default 2)"
+    )
+    options_parser.add_argument("--plot", type=png, help="draw a PNG: seconds and copies against N")
+    options = options_parser.parse_args(arguments)
     if options.steps < 1:
-        made.error("--steps: at least 1")
+        options_parser.error("--steps: at least 1")
     payload, seeds = int(options.mib * 2**20), range(options.seed, options.seed + options.seeds)
     rows: list[dict[str, Any]] = []
     wrong: list[str] = []
     for nodes in options.real:
         try:
             found = compare(nodes, options.up_mbit, payload, seeds)
-        except UsageError as error:  # the others go on
+        except UsageError as error:  # the other cases still run
             wrong.append(f"{nodes} real nodes: {str(error).rstrip('.')}")
             continue
         agreement = found[1]["agreement"]

@@ -43,11 +43,13 @@ def flash_crowd(crowd: Crowd, payload_bytes: int, seed: int, joiners: int, *, em
 
 
 def main(arguments: list[str] | None = None) -> int:
-    made = parser(__doc__)
-    made.add_argument("--nodes", type=int, default=64)
-    made.add_argument("--joiners", type=int, default=64)
-    made.add_argument("--empty", action="store_true", help="they have no base: they fetch every block")
-    options = made.parse_args(arguments)
+    options_parser = parser(__doc__)
+    options_parser.add_argument("--nodes", type=int, default=64)
+    options_parser.add_argument("--joiners", type=int, default=64)
+    options_parser.add_argument(
+        "--empty", action="store_true", help="new nodes have no base version and fetch every block"
+    )
+    options = options_parser.parse_args(arguments)
     rows = []
     for joiners in (0, options.joiners):
         found = [

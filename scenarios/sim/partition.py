@@ -65,16 +65,16 @@ def partition(crowd: Crowd, payload_bytes: int, seed: int, cut_s: float) -> dict
 def wrong(row: dict[str, Any]) -> list[str]:
     """Return the failures in a row, one sentence each."""
     if row["missing"]:
-        return [f"{row['missing']} of {row['nodes']} nodes did not hold the version {PATIENCE_S} s after the net was "
-                f"whole again (seed {row['seed']})"]  # fmt: skip
+        return [f"{row['missing']} of {row['nodes']} nodes did not hold the version {PATIENCE_S} s after the network "
+                f"healed (seed {row['seed']})"]  # fmt: skip
     return [] if row["same_bits"] else [f"nodes ended with different bits (seed {row['seed']})"]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    made = parser(__doc__)
-    made.add_argument("--nodes", type=int, default=32)
-    made.add_argument("--cut-s", type=float, default=20.0, help="how long (default 20)")
-    options = made.parse_args(arguments)
+    options_parser = parser(__doc__)
+    options_parser.add_argument("--nodes", type=int, default=32)
+    options_parser.add_argument("--cut-s", type=float, default=20.0, help="how long (default 20)")
+    options = options_parser.parse_args(arguments)
     crowd = crowd_of(options, options.nodes)
     seeds = range(options.seed, options.seed + options.seeds)
     found = [partition(crowd, int(options.mib * 2**20), seed, options.cut_s) for seed in seeds]

@@ -32,10 +32,10 @@ COLUMNS: Final = {**STEP, "entered": _cell}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    made = parser(__doc__)
-    made.add_argument("--nodes", type=int, default=64)
-    made.add_argument("--plot", type=png, help="draw a PNG")
-    options = made.parse_args(arguments)
+    options_parser = parser(__doc__)
+    options_parser.add_argument("--nodes", type=int, default=64)
+    options_parser.add_argument("--plot", type=png, help="draw a PNG")
+    options = options_parser.parse_args(arguments)
     payload, seeds = int(options.mib * 2**20), range(options.seed, options.seed + options.seeds)
     rows = []
     for regions in (1, 3, 6):

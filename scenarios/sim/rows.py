@@ -1,4 +1,4 @@
-"""What the swarm scenarios share: their options, how a row of results is printed and drawn, and when one has failed."""
+"""Shared by the swarm scenarios: their options, the output of rows, and what counts as a failure."""
 
 import argparse
 import json
@@ -17,11 +17,11 @@ __all__ = ["STEP", "crowd_of", "draw_ratios", "missed", "number", "parser", "row
 
 Row = dict[str, Any]
 Columns = Mapping[str, Callable[[Row], str]]
-"""Of a table for people: what stands above a column, and what of a row stands in it."""
+"""Columns of a printed table: each heading, and the function that returns a row's cell."""
 
 
 def number(name: str, form: str) -> Callable[[Row], str]:
-    """A cell: this entry of a row in this format, and "never" for what did not come to pass."""
+    """Return a function that formats this entry of a row; None and infinity become "never"."""
 
     def cell(row: Row) -> str:
         value = row.get(name)
@@ -42,29 +42,33 @@ STEP: Final[Columns] = {
     "crossings": number("crossings", ".2f"),
     "missing": number("missing", "d"),
 }
-"""What `row_of` makes."""
+"""The columns of a row of `row_of`."""
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
-    """The options that all of them have."""
-    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--up-mbit", type=float, default=200.0, help="the trainer's uplink (default 200)")
-    made.add_argument("--mib", type=float, default=100.0, help="payload of a version, MiB (default 100)")
-    made.add_argument("--seeds", type=int, default=1, help="runs, of which medians are printed (default 1)")
-    made.add_argument("--seed", type=int, default=0, help="the first seed")
-    made.add_argument("--error", type=float, default=0.2, help="how wrong known bandwidths are (default 0.2)")
-    made.add_argument("--congestion", choices=("reno", "bbr"), default="reno", help="what kernels do (default reno)")
-    made.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    return made
+    """Return a parser with the options that all swarm scenarios have."""
+    options = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--up-mbit", type=float, default=200.0, help="the trainer's uplink (default 200)")
+    options.add_argument("--mib", type=float, default=100.0, help="payload of a version, MiB (default 100)")
+    options.add_argument("--seeds", type=int, default=1, help="number of runs; medians are printed (default 1)")
+    options.add_argument("--seed", type=int, default=0, help="the first seed")
+    options.add_argument(
+        "--error", type=float, default=0.2, help="largest relative error of reported rates (default 0.2)"
+    )
+    options.add_argument(
+        "--congestion", choices=("reno", "bbr"), default="reno", help="congestion control of the kernels (default reno)"
+    )
+    options.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    return options
 
 
 def crowd_of(options: argparse.Namespace, nodes: int, **more: Any) -> Crowd:
-    """The crowd that the options describe."""
+    """Return the crowd that the options describe."""
     return Crowd(nodes, trainer_mbit=options.up_mbit, error=options.error, congestion=options.congestion, **more)
 
 
 def row_of(case: str, steps: Sequence[Step], **more: Any) -> Row:
-    """One row: medians over the steps; the worst of missing and duplicates."""
+    """Return one row: medians over the steps, and the largest `missing` and `duplicates`."""
 
     def median(values: Iterable[float]) -> float:
         return statistics.median(values)
@@ -87,20 +91,20 @@ def row_of(case: str, steps: Sequence[Step], **more: Any) -> Row:
 
 
 def missed(rows: Iterable[Row]) -> list[str]:
-    """What is wrong with these rows of steps: that nodes are without the version."""
+    """Return a sentence for each row in which a node never got the version."""
     return [f"{row['missing']} of {row['nodes']} nodes never had the version ({row['case']})" for row in rows
             if row["missing"]]  # fmt: skip
 
 
 def verdict(name: str, wrong: Sequence[str]) -> int:
-    """A scenario's exit status: 1, and why in one sentence on stderr, if anything went wrong."""
+    """Return a scenario's exit status: 1 if anything went wrong, with the reasons in one sentence on stderr."""
     if wrong:
         print(f"{name}: {'; '.join(wrong)}.", file=sys.stderr)
     return 1 if wrong else 0
 
 
 def to_json(name: str, rows: Sequence[Row]) -> str:
-    """One object. JSON has no infinity: what did not come to pass is null."""
+    """Return one JSON object. JSON has no infinity, so infinite values become null."""
 
     def finite(value: Any) -> Any:
         if isinstance(value, dict):
@@ -113,7 +117,7 @@ def to_json(name: str, rows: Sequence[Row]) -> str:
 
 
 def show(name: str, rows: Sequence[Row], *, as_json: bool, columns: Columns = STEP) -> None:
-    """Print the rows, for programs or as a table for people."""
+    """Print the rows as JSON or as a table."""
     if as_json:
         print(to_json(name, rows))
         return
@@ -124,7 +128,7 @@ def show(name: str, rows: Sequence[Row], *, as_json: bool, columns: Columns = ST
 
 
 def draw_ratios(name: str, rows: Sequence[Row], plot: Path) -> None:
-    """The time of each row against its bound."""
+    """Draw the time of each row as a multiple of its bound."""
     with drawing(plot, inches=(6.4, 3.6)) as axes:
         at = range(len(rows))
         axes.bar(at, [row["ratio"] if math.isfinite(row["ratio"]) else 0.0 for row in rows], width=0.6)

@@ -1,10 +1,11 @@
-"""Where a simulated step's time goes: when how much of all uplinks is in use, and how the last node's stripes came.
+"""Where a simulated step's time goes: how much of the uplinks is in use, and how the last node got its stripes.
 
     python -m scenarios.sim.trace --nodes 64
     python -m scenarios.sim.trace --nodes 1000 --up-mbit 1000 --congestion bbr --warm
 
-Times are in bounds (see `scenarios.sim.egress`). *load*: how full the plan, by rates that are wrong by `--error`, makes
-a node's uplink in truth, where 1 is a stripe in every seat that goes at the bound's rate.
+Times are multiples of the bound (see `scenarios.sim.egress`). *load* is the rate that the plan gives a node's uplink as
+a share of its true rate; the plan knows rates with an error of `--error`. A load of 1 means that its children can
+receive at exactly the bound's rate.
 """
 
 import math
@@ -28,25 +29,25 @@ LOOKS_A_COLUMN = 4
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """A node on the way of a stripe."""
+    """A node on the path of a stripe."""
 
     slot: int
     region: str
     load: float
     whole_at: float
-    """When it had all of that stripe."""
+    """When the node had the whole stripe."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """How a step went."""
+    """What was observed during a step."""
 
     used: list[float]
     """Share of the nodes' total uplink rate in use, sampled five times a second."""
     loads: list[float]
-    """Deciles."""
+    """Deciles over the nodes."""
     done: list[float]
-    """Deciles."""
+    """Deciles of the nodes' times."""
     last: list[list[Hop]]
     """For each stripe: the node that had it last, then its parent, and so on up to the root's child."""
 
@@ -61,11 +62,11 @@ class _Watch:
         self._waiting = list(begun.nodes)
         self.used: list[float] = []
         self.whole_at: dict[tuple[int, int], float] = {}
-        """When a node, by its number, had all of a stripe."""
+        """When a node (by number) had the whole of a stripe."""
         world.at(world.now + LOOK_S, self._look)
 
     def _busy(self) -> float:
-        """Seconds for which uplinks have sent, weighed by their rates."""
+        """Return the seconds for which uplinks have sent, weighted by their rates."""
         return sum(node.socket_bytes * node.up_s_byte * node.link.up_mbit for node in self._begun.nodes) / self._ups
 
     def _look(self) -> None:
@@ -86,7 +87,7 @@ class _Watch:
 
 
 def trace(world: World, payload_bytes: int) -> tuple[Step, Trace]:
-    """One step, watched."""
+    """Run one step and observe it."""
     begun = begin(world, payload_bytes)
     roster = world.authority.core.state.roster
     assert roster is not None
@@ -133,10 +134,10 @@ def _print(went: Step, traced: Trace) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    made = parser(__doc__)
-    made.add_argument("--nodes", type=int, default=64)
-    made.add_argument("--warm", action="store_true", help="watch the second step, not the first")
-    options = made.parse_args(arguments)
+    options_parser = parser(__doc__)
+    options_parser.add_argument("--nodes", type=int, default=64)
+    options_parser.add_argument("--warm", action="store_true", help="observe the second step, not the first")
+    options = options_parser.parse_args(arguments)
     crowd, payload = crowd_of(options, options.nodes), int(options.mib * 2**20)
     rows: list[dict[str, Any]] = []
     for seed in range(options.seed, options.seed + options.seeds):

@@ -14,7 +14,7 @@ from node.engines.base import Prompt, SamplingParams
 from scenarios.rl import bandwidth, wan
 from scenarios.sim.virtual.clock import Clock
 from scenarios.sim.virtual.compute import PUBLISHED, Compute
-from scenarios.sim.virtual.engine import ModelledEngine, nothing
+from scenarios.sim.virtual.engine import ModelledEngine, empty_patch
 from scenarios.sim.virtual.training import Wan, train
 from scenarios.sim.virtual.trio_time import VirtualTime, pass_time
 
@@ -127,7 +127,7 @@ def test_an_engine_takes_its_time_pauses_for_a_commit_and_says_who_drew_what() -
 
         async def commit() -> None:
             await trio.sleep(1.0)
-            descriptor = nothing()
+            descriptor = empty_patch()
             assert await engine.stage(descriptor, (0, 1)) == 0.5
             assert (await engine.commit((0, 1), bytes(32))).pause_s == 1.0
 
@@ -181,10 +181,10 @@ def test_status_says_the_share_of_useful_time_that_the_engines_count(small: Path
     run = Compute(small).run("tiny", grain=1)
     waiting = train(run, Wan(2.0, (0.05, 0.1)), max_lag=0, steps=2, warm=1)
     assert waiting.useful == pytest.approx(20 / waiting.step_s, rel=0.05)
-    assert waiting.useful_told == pytest.approx(waiting.useful, abs=0.02)
+    assert waiting.useful_reported == pytest.approx(waiting.useful, abs=0.02)
     pausing = train(replace(run, pause_s=2.0), Wan(2.0, (0.05, 0.1)), steps=2, warm=1)
     assert pausing.useful == pytest.approx(1 - 2.0 / pausing.step_s, abs=0.01)
-    assert pausing.useful_told == pytest.approx(pausing.useful, abs=0.02)
+    assert pausing.useful_reported == pytest.approx(pausing.useful, abs=0.02)
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ class _World(World):
             self.book.write(turn.facts)
         service.take_offers()
         for node, message in turn.outbox:
-            self._told(node, work.decode(work.encode(message)))
+            self._check_message(node, work.decode(work.encode(message)))
         service.tell_sessions(turn.ready)
         while self.session.groups:
             self._take(self.session.groups.popleft())
@@ -97,7 +97,7 @@ class _World(World):
             work.open_rollout(done.node, done.sealed)
         self.service.taken(group.id)
 
-    def _told(self, node: bytes, message: WorkMessage) -> None:
+    def _check_message(self, node: bytes, message: WorkMessage) -> None:
         match message:
             case work.WorkLease(lease=lease):
                 self.given[lease] = node, message

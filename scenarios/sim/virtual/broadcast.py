@@ -1,8 +1,8 @@
-"""How a version gets to the nodes: through the swarm, or as others do it.
+"""How a version gets to the nodes: through the swarm, or by sending full weights as others do.
 
-`Swarm`: the product's own protocol; published in chunks, relayed along its trees, applied where its hashes match.
-`Star`: whole, from the trainer to one node of each of some parties, over the same links. The rest of a party has it in
-the same moment, for nothing. A party is every node alone, or each region, or all: no relay can do better than that.
+`Swarm` is the product's own protocol: a version is published in chunks, relayed along the trees, and applied. `Star`
+sends the full weights over the same links from the trainer to one node of each party; the other nodes of a party get
+them at the same moment at no cost. A party is a single node, a region, or all nodes. No relay can be faster than that.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,24 +18,24 @@ from swarm.protocol.core.events import VersionId
 __all__ = ["Broadcast", "Star", "Swarm"]
 
 Arrived = Callable[[Node, VersionId], object]
-"""This node holds that version."""
+"""Called with a node and the version that it now holds."""
 FRAMES = 2048
-"""That a star sends a copy in: its streams have no windows, so only the last one's way matters."""
+"""Number of frames of a full copy. The star's flows have no windows, so only the last frame's arrival matters."""
 
 
 class Broadcast(Protocol):
     def publish(self, version: VersionId) -> float:
-        """Begin to send. Seconds until it is sealed: from then on it is the newest there is."""
+        """Begin to send `version`. Returns the seconds until it is sealed and thus the newest one."""
         ...
 
     @property
     def sent_bytes(self) -> int:
-        """By the trainer, in all."""
+        """All bytes that the trainer has sent."""
         ...
 
 
 class Swarm:
-    """`payload_bytes` a version, in chunks that leave over `extract_s`."""
+    """Publishes `payload_bytes` for each version, in chunks evenly over `extract_s` seconds."""
 
     def __init__(self, world: World, payload_bytes: int, extract_s: float, arrived: Arrived) -> None:
         self._world, self._payload, self._extract_s = world, payload_bytes, extract_s
@@ -58,7 +58,7 @@ class Swarm:
 
 
 class Star:
-    """`payload_bytes` a version to the first node of each party."""
+    """Sends `payload_bytes` for each version to the first node of each party."""
 
     def __init__(self, world: World, payload_bytes: int, parties: Sequence[Sequence[Node]], arrived: Arrived) -> None:
         self._world, self._payload, self._parties, self._arrived = world, payload_bytes, parties, arrived

@@ -1,4 +1,4 @@
-"""Virtual time: what is due, in the order in which it is due. One seed gives one order, and one log."""
+"""A virtual clock: a queue of calls in order of their time. The same seed gives the same order and the same log."""
 
 import gc
 import heapq
@@ -12,40 +12,40 @@ from blake3 import blake3
 __all__ = ["Clock"]
 
 _BATCH = 4096
-"""Records gathered before they are hashed: hashing each by itself cost a tenth of a run."""
+"""Records that are hashed together: hashing each by itself took a tenth of a run."""
 
 
 class Clock:
-    """A queue of calls by time; among equals, in the order in which they were asked for."""
+    """A queue of calls by time. Calls for the same time run in the order in which they were added."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.events = 0
-        """Events that cores have been given."""
+        """Number of events that cores have got."""
         self._queue: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._soon: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._count = 0
         self._records: list[bytes] = []
         self._digest = blake3()
         self.log: BinaryIO | None = None
-        """Where the event log goes, besides into the digest."""
+        """If set, the event log is also written here."""
         self._halted = False
 
     def at(self, when: float, action: Callable[..., object], *args: Any) -> None:
-        """Call `action` at this time, or now if that is past."""
+        """Call `action` at this time, or now if it has passed."""
         self._count += 1
         heapq.heappush(self._queue, (when if when > self.now else self.now, self._count, action, args))
 
     def soon(self, action: Callable[..., object], *args: Any) -> None:
-        """Call `action` when what is being done now is done, before time passes."""
+        """Call `action` after the current call, before time advances."""
         self._soon.append((action, args))
 
     def halt(self) -> None:
-        """Let no more time pass in the `run` that is under way: somebody outside has something to do first."""
+        """Stop the running `run` before time advances, so that its caller can act first."""
         self._halted = True
 
     def run(self, until_s: float) -> None:
-        """Let virtual time pass, up to `until_s` or until somebody says `halt`."""
+        """Advance virtual time to `until_s`, or until `halt` is called."""
         collecting = gc.isenabled()
         gc.disable()  # a million short-lived objects and no cycles: looking for some took half of all time
         queue, soon, pop = self._queue, self._soon, heapq.heappop
@@ -64,7 +64,8 @@ class Clock:
             self.now = until_s
 
     def run_until(self, condition: Callable[[], bool], limit_s: float, every_s: float = 0.005) -> bool:
-        """Let time pass until the condition holds, for at most `limit_s`; whether it does. Looked at `every_s`."""
+        """Advance time until the condition holds, checked every `every_s` seconds, for at most `limit_s`. Return
+        whether it holds."""
         end = self.now + limit_s
         while not condition():
             if self.now >= end:
@@ -73,7 +74,7 @@ class Clock:
         return True
 
     def note(self, number: int, what: bytes, effects: int) -> None:
-        """Write one event into the log: when, to which node, of which kind, with how many effects."""
+        """Log one event: its time, node and kind, and the number of its effects."""
         self.events += 1
         self._records.append(pack("<dIH", self.now, number, effects & 0xFFFF) + what)
         if len(self._records) >= _BATCH:
@@ -88,6 +89,6 @@ class Clock:
 
     @property
     def digest(self) -> str:
-        """Hash over the whole event log so far."""
+        """Hash of the event log so far."""
         self._flush()
         return self._digest.hexdigest()

@@ -19,44 +19,44 @@ PUBLISHED: Final = Path(__file__).parents[2] / "rl" / "compute" / "published.tom
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One training run: who computes what, and for how long. Seconds, bytes, tokens."""
+    """What one training run computes, and how long that takes, in seconds, bytes and tokens."""
 
     name: str
     nodes: int
     rows: int
-    """Sequences that a node draws at once."""
+    """Sequences that a node generates at once."""
     samples: int
-    """A step's."""
+    """Samples of a step."""
     group: int
     """Samples of one prompt."""
     tokens: int
-    """A completion's, on average. One stands for `grain` tokens, which come together."""
+    """Mean length of a completion. One simulated token stands for `grain` real ones."""
     grain: int
     spread: float
-    """A completion has so much more or less, uniformly, as a share of the mean."""
+    """A completion's length differs from the mean by at most this share of it, uniformly distributed."""
     continuous_batching: bool
-    """Each sequence is drawn by itself, and the next takes its place; else a batch ends with its longest."""
+    """True: a finished sequence is replaced at once. False: a batch ends when its longest sequence does."""
     prompt_tokens: int
     tokens_s: float
-    """Of one sequence, in such tokens."""
+    """Speed of one sequence, in simulated tokens."""
     train_s: float
     extract_s: float
     job_s: float
-    """Of verifying and decoding one chunk, at a node."""
+    """Time in which a node verifies and decodes one chunk."""
     stage_s: float
     pause_s: float
-    """Of a commit in the engine."""
+    """The engine's pause at a commit."""
     delta_bytes: int
     full_bytes: int
 
     @property
     def ideal_tokens_s(self) -> float:
-        """What the nodes draw when none ever waits."""
+        """Real tokens per second that the nodes generate when none ever waits."""
         return self.nodes * self.rows * self.tokens_s * self.grain
 
 
 class Figures:
-    """Numbers with their sources, as a table of the file has them."""
+    """One table of the input file: numbers with their sources."""
 
     def __init__(self, name: str, table: Mapping[str, Any]) -> None:
         self._name, self._table = name, table
@@ -65,7 +65,7 @@ class Figures:
                 raise UsageError(f'[{name}] {key}: write {{ value = ..., from = "where it comes from" }}.')
 
     def __getitem__(self, key: str) -> Any:
-        """The value. Raises `UsageError` when the file does not have it."""
+        """Return the value. Raises `UsageError` when the table lacks it."""
         if key not in self._table:
             raise UsageError(f"[{self._name}] lacks {key}.")
         return self._table[key]["value"]
@@ -74,7 +74,7 @@ class Figures:
         return self._table[key]["value"] if key in self._table else default
 
     def source(self, key: str) -> str:
-        """Where it comes from."""
+        """Return the source that the file names."""
         return self._table[key]["from"]
 
 
@@ -95,11 +95,11 @@ class Compute:
         )
 
     def run(self, model: str, *, payload: str = "published", synchronous: bool = False, grain: int = 16) -> Run:
-        """The run of a model of the file.
+        """Return the run of a model of the file.
 
-        `payload`: the delta as published, or as `swarm` codes it. Where the file says how long a step computes
-        (`step_s`), rollouts take it all, or what training leaves of it (`synchronous`). `grain`: tokens that are
-        simulated as one.
+        `payload` is `published` (the delta's published size) or `swarm` (its size in our codec). Where the file gives
+        the duration of a step (`step_s`), rollouts take all of it, or with `synchronous` what training leaves of it.
+        `grain` real tokens are simulated as one.
         """
         if model not in self.models:
             raise UsageError(f"{self.path.name} has no model {model}: {', '.join(self.models)}.")
@@ -139,5 +139,5 @@ class Compute:
 
 
 def chunks_of(payload_bytes: int) -> int:
-    """Chunks that a payload is cut into."""
+    """Return the number of chunks that a payload is cut into."""
     return max(1, round(payload_bytes / min(chunk_target(payload_bytes), payload_bytes)))

@@ -1,4 +1,4 @@
-"""What a node's work costs: CPU seconds, charged where the real peer spends them."""
+"""The CPU seconds that a node's work costs, charged where the real peer spends them."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,15 @@ class Costs:
     signature by `cryptography`; a message and an event by running the shells on the memory transport."""
 
     send_s_byte: float = 1.31e-9
-    """Encrypting, framing, writing."""
+    """Encrypt, frame, write."""
     receive_s_byte: float = 1.36e-9 + 0.25e-9
-    """Reading, decrypting; and hashing with BLAKE3 at about 4 GB/s."""
+    """Read, decrypt, and hash with BLAKE3 at about 4 GB/s."""
     frame_s: float = 60e-6
-    """A frame's turn in the shell and the core, at either end."""
+    """Handling one frame in the runtime and the core, at either end."""
     verify_s: float = 139e-6
-    """One Ed25519 signature."""
+    """Verifying one Ed25519 signature."""
     message_s: float = 80e-6
-    """A control message's."""
+    """Handling one control message."""
 
     def sending_s(self, wire: int) -> float:
         return self.frame_s + wire * self.send_s_byte
@@ -29,7 +29,7 @@ class Costs:
 
 
 class Cpu:
-    """Some cores, first come first served. Nodes of one host share one."""
+    """Processor cores that serve work first come, first served. Several nodes may share one `Cpu`."""
 
     __slots__ = ("_free_at", "busy_s", "costs")
 
@@ -39,7 +39,7 @@ class Cpu:
         self.busy_s = 0.0
 
     def charge(self, now: float, cost_s: float) -> float:
-        """When work that is there now will be done."""
+        """Add work of `cost_s` seconds that arrives at `now`; return when it will be done."""
         free = self._free_at
         core = 0 if len(free) == 1 else free.index(min(free))
         done = (free[core] if free[core] > now else now) + cost_s

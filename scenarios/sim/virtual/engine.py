@@ -1,7 +1,7 @@
-"""An engine that takes the time of one, and draws tokens that mean nothing.
+"""A model of an engine: it takes the time of a real one and generates meaningless tokens.
 
-Every sequence that runs gains tokens at one speed, however many run (drawing is bound by reading the weights); a commit
-stops all of them for its pause; what was begun goes on under the new version, and its spans say so, as vLLM's do.
+Every running sequence gains tokens at the same speed, however many run, because generation is limited by reading the
+weights. A commit pauses all sequences; they then continue under the new version, and their spans say so, as vLLM's do.
 """
 
 import os
@@ -15,24 +15,24 @@ import trio
 from node.engines.base import BASE_VERSION, Completion, Prompt, SamplingParams, Span, Version
 from node.engines.host import Commitment, Counts
 
-__all__ = ["ModelledEngine", "nothing"]
+__all__ = ["ModelledEngine", "empty_patch"]
 
 STOP: Final = 2
 """The token that ends a completion."""
-TOLD_EVERY_S: Final = 2.5
-"""Interval at which the engine reports its token count: just shorter than the interval of a worker's renewals."""
+REPORT_EVERY_S: Final = 2.5
+"""How often the engine reports its token counts: a little more often than a worker renews its leases."""
 LOGPROB: Final = -0.5
 
 
-def nothing() -> int:
-    """An open file descriptor of an empty patch. The caller closes it."""
+def empty_patch() -> int:
+    """Return an open file descriptor of an empty patch. The caller closes it."""
     return os.open(os.devnull, os.O_RDONLY)
 
 
 @dataclass(eq=False)
 class ModelledEngine:
-    """A model of an engine. `tokens_s`: tokens per second of one sequence. `mean`, `spread`: of the number of tokens in
-    a completion."""
+    """A model of an engine. `tokens_s` is the speed of one sequence in tokens per second. A completion has `mean`
+    tokens on average; its length differs by at most `spread` of that."""
 
     tokens_s: float
     mean: int
@@ -49,15 +49,15 @@ class ModelledEngine:
     ready: bool = True
 
     def __post_init__(self) -> None:
-        self._made = 0.0
-        """Tokens that a sequence would have which ran from the start."""
+        self._position = 0.0
+        """Tokens that a sequence running since the start would have had at `_since`, or has now during a pause."""
         self._since: float | None = None
-        """Drawing goes on since then; None: it pauses."""
-        self._taken: list[tuple[Version, float]] = [(self.version, 0.0)]
-        """Versions, and where in those tokens each began."""
+        """Time since which the engine generates; None during a pause."""
+        self._applied: list[tuple[Version, float]] = [(self.version, 0.0)]
+        """Versions, and the position at which each began."""
         self._news = trio.Event()
         self._running: dict[int, tuple[float, list[int]]] = {}
-        """Where each flight began, and how long its completions become."""
+        """For each flight (one call of `generate`): the position at its start, and the lengths of its completions."""
         self._flight = 0
         self._ended = 0
         self._busy_s = 0.0
@@ -65,65 +65,65 @@ class ModelledEngine:
 
     @property
     def drawn(self) -> int:
-        """Tokens so far, of whatever became of them."""
-        return self._ended + sum(self._made_of(flight) for flight in self._running)
+        """All tokens generated so far, used or not."""
+        return self._ended + sum(self._generated(flight) for flight in self._running)
 
     @property
     def busy_s(self) -> float:
-        """Seconds so far in which it drew."""
-        self._look()
+        """Seconds in which the engine has generated so far."""
+        self._count_busy()
         return self._busy_s
 
-    def _look(self) -> None:
-        """Whether it draws may have changed."""
+    def _count_busy(self) -> None:
+        """Add the time since the last call to the busy time. Called whenever generation may start or stop."""
         now = trio.current_time()
         if self._busy_since is not None:
             self._busy_s += now - self._busy_since
         self._busy_since = now if self._running and self._since is not None else None
 
-    def _made_of(self, flight: int) -> int:
+    def _generated(self, flight: int) -> int:
         start, lengths = self._running[flight]
-        made = int(self._now - start + 1e-6)
-        return sum(min(made, length) for length in lengths)
+        generated = int(self._now - start + 1e-6)
+        return sum(min(generated, length) for length in lengths)
 
     @property
     def _now(self) -> float:
         since = self._since
-        return self._made if since is None else self._made + (trio.current_time() - since) * self.tokens_s
+        return self._position if since is None else self._position + (trio.current_time() - since) * self.tokens_s
 
     async def wait_ready(self) -> None:
-        if self._since is None and self._made == 0.0:
+        if self._since is None and self._position == 0.0:
             self._since = trio.current_time()
         await trio.lowlevel.checkpoint()
 
     def length(self, prompt: Prompt, sampling: SamplingParams) -> int:
-        """Tokens of this prompt's completion: the same wherever it is drawn."""
+        """Return the number of tokens of this prompt's completion, the same on every node."""
         wanted = self.mean * (1 + self.spread * random.Random(prompt.stream).uniform(-1, 1))
         return min(sampling.max_tokens, max(1, round(wanted)))
 
     async def generate(
         self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Counts | None = None
     ) -> tuple[list[Completion], float]:
-        """As `EngineSeat`: ends when the longest has ended."""
+        """As `Engine.generate`: returns when the longest completion has ended."""
         began, start = trio.current_time(), self._now
         lengths = [self.length(prompt, sampling) for prompt in prompts]
         self._flight += 1
         flight = self._flight
         self._running[flight] = (start, lengths)
-        self._look()
+        self._count_busy()
         try:
             while (left := start + max(lengths) - self._now) > 1e-6:
                 news = self._news
-                wait_s = TOLD_EVERY_S if self._since is None else min(TOLD_EVERY_S, left / self.tokens_s)
+                wait_s = REPORT_EVERY_S if self._since is None else min(REPORT_EVERY_S, left / self.tokens_s)
                 with trio.move_on_after(wait_s):
                     await news.wait()
                 if counts is not None:
-                    made = int(self._now - start + 1e-6)
-                    counts(tuple(min(made, length) for length in lengths))
+                    generated = int(self._now - start + 1e-6)
+                    counts(tuple(min(generated, length) for length in lengths))
         finally:
-            self._ended += self._made_of(flight)
+            self._ended += self._generated(flight)
             del self._running[flight]
-            self._look()
+            self._count_busy()
         drawn = zip(prompts, lengths, strict=True)
         return [self._completion(p, n, start, sampling) for p, n in drawn], trio.current_time() - began
 
@@ -136,8 +136,8 @@ class ModelledEngine:
         return Completion(tuple(token_ids), (LOGPROB,) * length, ended, self._spans(start, length))
 
     def _spans(self, start: float, length: int) -> tuple[Span, ...]:
-        """Who drew which tokens of a completion that began at `start`."""
-        begun = [(version, max(0, round(at - start))) for version, at in self._taken]
+        """Return which version generated which tokens of a completion that began at position `start`."""
+        begun = [(version, max(0, round(at - start))) for version, at in self._applied]
         own = max(i for i, (_, at) in enumerate(begun) if at == 0)
         parts = [part for part in begun[own:] if part[1] < length]
         ends = [at for _, at in parts[1:]] + [length]
@@ -146,7 +146,7 @@ class ModelledEngine:
     async def score(
         self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams
     ) -> tuple[tuple[float, ...], Version]:
-        """It says that it cannot (`scores`), and then nobody asks."""
+        """Never called: `scores` is False."""
         return (), self.version
 
     async def stage(self, patch_fd: int, version: Version) -> float:
@@ -154,17 +154,17 @@ class ModelledEngine:
         return self.stage_s
 
     async def commit(self, version: Version, root: bytes) -> Commitment:
-        self._made, self._since = self._now, None
-        self._look()
-        self._tell()
+        self._position, self._since = self._now, None
+        self._count_busy()
+        self._wake()
         await trio.sleep(self.pause_s)
         self.version, self.root = version, root
-        self._taken = [*self._taken[-8:], (version, self._made)]
+        self._applied = [*self._applied[-8:], (version, self._position)]
         self._since = trio.current_time()
-        self._look()
-        self._tell()
+        self._count_busy()
+        self._wake()
         return Commitment(self.pause_s)
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         self._news.set()
         self._news = trio.Event()

@@ -1,16 +1,19 @@
 """Links: rates, delays, losses, bounded queues and congestion windows, as far as they decide when a piece arrives.
 
-A frame waits in the shell's queue for its peer (pushes before pulls), then in the socket, of which the kernel takes
-`UNSENT_BYTES` beyond what is on its way, then for its flow's congestion window, then in the queue of the sender's
-uplink, which is bounded, then travels, then takes its turn in the receiver's downlink and processor.
+A frame waits, in this order: in the runtime's queue for its peer (pushes before pulls); in the socket, where the kernel
+accepts at most `UNSENT_BYTES` that are not yet on their way; for its flow's congestion window; in the bounded queue of
+the sender's uplink. Then it travels, and then it waits for the receiver's downlink and processor.
 
-A flow is several connections together (`swarm.transport.parallel` says how many a path gets). Its window starts at ten
-segments each and doubles a round trip. Under `reno` a lost packet ends that for the connection that lost it, and a full
-queue for all of them; who has lost grows by a segment a round trip, a loss takes three tenths (CUBIC's factor) of one
-connection's share, and after an idle time longer than a retransmission timeout the window starts again. Under `bbr`
-slow start ends when three round trips brought no more; then the window is twice what the best round trip delivered,
-whatever is lost, and idle times do not matter. Loss is by packet, or by a queue that is full; what was lost comes a
-round trip later.
+A flow stands for several connections (`swarm.transport.parallel` decides how many a path gets). Its window starts at
+ten segments for each connection and doubles every round trip (slow start).
+
+- Under `reno`, a lost packet ends slow start for the connection that lost it, and a full queue ends it for all. A
+  connection after slow start grows by a segment a round trip. A loss takes three tenths (CUBIC's factor) of one
+  connection's share. After an idle time longer than a retransmission timeout the window starts again.
+- Under `bbr`, slow start ends when three round trips have delivered no more than those before. From then on the window
+  is twice what the best round trip delivered. Losses and idle times do not change it.
+
+Packets are lost at random, or because a queue is full. A lost frame arrives one round trip later.
 """
 
 import random
@@ -34,60 +37,61 @@ PACKET_OVERHEAD = 1514 / 1448
 FRAME_HEAD_BYTES = 49
 TLS_RECORD_BYTES = 16 << 10
 TLS_OVERHEAD_BYTES = 22 + 12
-"""Of a TLS 1.3 record, and of the yamux frame in it."""
+"""Bytes that a TLS 1.3 record adds, and the yamux frame in it."""
 FIRST_WINDOW_BYTES = 10 * MSS
 """RFC 6928."""
 UNSENT_BYTES = 256 << 10
 """TCP_NOTSENT_LOWAT, as `swarm.transport.tuning` sets it: the kernel takes no more than this beyond its window."""
 MOST_WINDOW_BYTES = 3 << 20
-"""Of one connection: half of the usual tcp_rmem, as `swarm.transport.parallel` reckons."""
+"""Largest window of one connection: half of the usual tcp_rmem, as in `swarm.transport.parallel`."""
 LEAST_RTO_S = 0.2
 
 
 def wire_bytes(body_bytes: int) -> int:
-    """What a frame of so much body takes on the socket: its head, TLS records, yamux frames."""
+    """Return the bytes on the socket of a frame with this much body: with its head, TLS records and yamux frames."""
     records = -(-(body_bytes + FRAME_HEAD_BYTES) // TLS_RECORD_BYTES)
     return body_bytes + FRAME_HEAD_BYTES + records * TLS_OVERHEAD_BYTES
 
 
 @dataclass(slots=True)
 class Link:
-    """What a node's connection is like."""
+    """A node's connection to the internet."""
 
     up_mbit: float = 200.0
     latency_s: float = 0.01
-    """Its share of the way: two nodes are the sum of theirs apart, one way, and what lies between their regions."""
+    """Its part of the delay. The one-way delay between two nodes is the sum of their parts and of that between their
+    regions."""
     down_mbit: float = 1e6
     region: int = 0
     loss: float = 0.0
-    """Of a packet that leaves."""
+    """Probability that a sent packet is lost."""
     queue_s: float = 0.1
-    """What its uplink's queue holds, in seconds of its rate; what comes when it is full is lost."""
+    """Size of the uplink's queue, in seconds at its rate. A packet that finds it full is lost."""
 
 
 class Paths(NamedTuple):
-    """What lies between regions, and what kernels do."""
+    """Delays between regions, and the kernels' congestion control."""
 
     one_way_s: tuple[tuple[float, ...], ...] = ((0.0,),)
-    """Between regions."""
+    """One-way delay from each region to each other."""
     congestion: str = ""
-    """`reno`, `bbr`, or none: a flow sends as its uplink lets it."""
+    """`reno`, `bbr`, or empty: only the uplink limits a flow."""
 
 
 class Frame(NamedTuple):
-    """One header, piece or part on its way."""
+    """One header, piece or part of an answer that is being sent."""
 
     wire: int
     """Bytes on the socket."""
     body: int
     done: Event | None
-    """Told to the sender's core when its socket took it."""
+    """Event for the sender's core when its socket has accepted the frame."""
     arrive: Callable[..., object]
     args: tuple[Any, ...]
 
 
 class Flow:
-    """Bulk from one node to another."""
+    """The bulk data from one node to another."""
 
     __slots__ = (
         "acks",
@@ -127,7 +131,7 @@ class Flow:
         self.ssthresh = float(self.connections * MOST_WINDOW_BYTES)
         self.inflight = 0
         self.best = 0.0
-        """Bytes a second of the best round trip."""
+        """Bytes per second in the best round trip."""
         self.delivered = 0
         self.round_at = 0.0
         self.stalled = 0
@@ -137,7 +141,7 @@ class Flow:
         self.socket: deque[Frame] = deque()
         self.unsent = 0
         self.acks: deque[tuple[float, int]] = deque()
-        """(when it will be here, bytes)."""
+        """(arrival time, bytes) of each acknowledgement on its way."""
         self.blocked = False
         self.queueing = False
         self.waking = False
@@ -156,7 +160,7 @@ class Uplinks:
         self._landed = landed
         self._windows = bool(paths.congestion)
         self._reno = paths.congestion == "reno"
-        self.told: Callable[[Node, Event], object] = lambda node, event: None
+        self.on_event: Callable[[Node, Event], object] = lambda node, event: None
 
     def send(self, flow: Flow, frame: Frame, *, pull: bool) -> None:
         """Queue a frame for the peer."""
@@ -165,7 +169,7 @@ class Uplinks:
             self.pump(flow)
 
     def pump(self, flow: Flow) -> None:
-        """Move what can move: from the shell into the socket, from the socket into the uplink."""
+        """Move frames as far as possible: from the runtime's queue into the socket, then into the uplink's queue."""
         node, now = flow.node, self._clock.now
         if flow.acks and flow.acks[0][0] <= now:
             self._take_acks(flow, now)
@@ -190,7 +194,7 @@ class Uplinks:
                 node.waiting.append(flow)
                 return
             if not flow.inflight and now - flow.sent_at > max(LEAST_RTO_S, 4 * flow.one_way):
-                self._wake_up(flow)
+                self._after_idle(flow)
             frame = socket.popleft()
             flow.unsent -= wire
             flow.inflight += wire
@@ -201,7 +205,7 @@ class Uplinks:
                 self._clock.at(self._start(node, frame), self._depart, node)
 
     def _accept(self, flow: Flow) -> None:
-        """The kernel takes what it has room for; that is what the core is told of."""
+        """The socket accepts the frames that it has room for, and the core gets their `done` events."""
         if flow.node.frozen:
             return
         while flow.unsent < UNSENT_BYTES and (flow.pushes or flow.pulls):
@@ -209,7 +213,7 @@ class Uplinks:
             flow.socket.append(frame)
             flow.unsent += frame.wire
             if frame.done is not None:
-                self._clock.soon(self.told, flow.node, frame.done)
+                self._clock.soon(self.on_event, flow.node, frame.done)
 
     def _wake(self, flow: Flow, when: float) -> None:
         if not flow.waking:
@@ -222,7 +226,7 @@ class Uplinks:
             self.pump(flow)
 
     def _take_acks(self, flow: Flow, now: float) -> None:
-        """What was acknowledged makes room; the window grows if it was the limit."""
+        """Acknowledged bytes leave the window, and the window grows if it was the limit."""
         acks = flow.acks
         limited = flow.blocked or 2 * flow.inflight > flow.cwnd
         if not self._reno:
@@ -255,7 +259,8 @@ class Uplinks:
             flow.cwnd = max(float(flow.first), 2 * flow.best * max(2 * flow.one_way, 0.01))
 
     def _lose(self, flow: Flow, now: float, pause_s: float) -> None:
-        """One connection of the flow gives way, unless one just did: each does once a round trip at most."""
+        """Shrink one connection's window, unless one shrank within `pause_s`: each shrinks at most once a round
+        trip."""
         if now - flow.lost_at < pause_s:
             return
         flow.lost_at = now
@@ -265,8 +270,8 @@ class Uplinks:
         flow.cwnd = max(float(flow.first), flow.cwnd * (1 - 0.3 / flow.connections))
         flow.ssthresh = flow.cwnd
 
-    def _wake_up(self, flow: Flow) -> None:
-        """After an idle time."""
+    def _after_idle(self, flow: Flow) -> None:
+        """Adjust the window at the first frame after an idle time."""
         if self._reno:
             flow.ssthresh = max(flow.ssthresh, 0.75 * flow.cwnd)
             flow.cwnd = min(flow.cwnd, float(flow.first))
@@ -274,12 +279,12 @@ class Uplinks:
             flow.delivered, flow.round_at = 0, self._clock.now
 
     def _start(self, node: "Node", frame: Frame) -> float:
-        """When this frame will have left, if it starts now; sending it costs CPU time too."""
+        """Return when this frame will have left if it starts now, CPU time included."""
         ready = node.cpu.charge(self._clock.now, node.cpu.costs.sending_s(frame.wire))
         return max(ready, self._clock.now + frame.wire * node.up_s_byte)
 
     def _depart(self, node: "Node") -> None:
-        """The first frame of the uplink's queue has left."""
+        """The first frame in the uplink's queue has left."""
         flow, frame = node.uplink.popleft()
         node.queued_bytes -= frame.wire
         now = self._clock.now
@@ -304,7 +309,7 @@ class Uplinks:
             self.pump(flow)
 
     def _arrive(self, flow: Flow, frame: Frame) -> None:
-        """All of it is here, unless the receiver's downlink or processor is busy with others."""
+        """A frame has arrived, unless the receiver's downlink or processor is still busy with earlier ones."""
         to, now = flow.to, self._clock.now
         down, work = frame.wire * to.down_s_byte, to.cpu.costs.receiving_s(frame.wire)
         began = now - down - work

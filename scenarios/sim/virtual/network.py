@@ -1,8 +1,8 @@
-"""Nodes under a virtual clock, and the network between them: carries a core's effects out, as `swarm.runtime` does,
-with names in place of bytes.
+"""Nodes under a virtual clock and the network between them. It carries out a core's effects, as `swarm.runtime` does,
+but moves names and sizes instead of bytes.
 
-Between two nodes whatever was sent arrives in order, or the session ends, as on a real stream; `Faults` go beyond that
-and drop, repeat and delay control messages. Nothing here decides anything.
+What one node sends to another arrives in order, or the session ends, as on a real stream. `Faults` also drop, repeat
+and delay control messages. Every decision is the core's.
 """
 
 import random
@@ -60,17 +60,18 @@ from swarm.protocol.member import Peer
 __all__ = ["VirtualNetwork"]
 
 DIAL_DEADLINE_S = 5.0
-"""A dial that nobody answers fails after so long."""
+"""A dial without an answer fails after this time."""
 CONTROL_OVERHEAD_BYTES = 4 + 34
-"""Of a control message: its length; TLS record and yamux frame."""
+"""What a control message needs beyond its body: the length prefix; the TLS record and the yamux frame."""
 _GOSSIP_AFTER_S = 1.0
-"""As late as the first members of the product begin with it."""
+"""Delay of a gossip message; that of the product's first members."""
 LARGE_BYTES = 4096
-"""A control message above this takes its time on the uplink."""
+"""A control message of at least this size occupies the uplink; smaller ones do not."""
 
 
 class VirtualNetwork(Clock):
-    """A clock, nodes, and what lies between. `blocks`, `block_bytes`: of the replica. `job_s`: what a job takes."""
+    """A clock, nodes, and the network between them. A replica has `blocks` blocks of `block_bytes`; a job (decoding a
+    chunk, applying a version) takes `job_s` seconds."""
 
     def __init__(self, seed: int, *, paths: Paths, blocks: int, block_bytes: int, job_s: float) -> None:
         super().__init__()
@@ -84,10 +85,10 @@ class VirtualNetwork(Clock):
         """Deliveries between nodes cut off from each other: (sender, receiver, session, function, arguments)."""
         self._sessions = 0
         self.paths = paths
-        self.uplinks = Uplinks(self, paths, self._fate, self._frame_came)
-        self.uplinks.told = self._apply
-        self.told: Callable[[Node, Notice], object] = lambda node, notice: node.told.append(notice)
-        """Called with each notice of a node's core. By default the notice is kept in `node.told`."""
+        self.uplinks = Uplinks(self, paths, self._fate, self._frame_arrived)
+        self.uplinks.on_event = self._apply
+        self.on_notice: Callable[[Node, Notice], object] = lambda node, notice: node.notices.append(notice)
+        """Called with each notice of a node's core. By default the notice is kept in `node.notices`."""
         self.committed: Callable[[Node, VersionId], object] = lambda node, version: None
         """Called when a node's replica has become this version."""
 
@@ -110,7 +111,7 @@ class VirtualNetwork(Clock):
             _DO[type(effect)](self, node, effect)
 
     def one_way(self, a: Node, b: Node) -> float:
-        """Seconds from one to the other."""
+        """Return the one-way delay in seconds."""
         return a.link.latency_s + b.link.latency_s + self.paths.one_way_s[a.link.region][b.link.region]
 
     def _is_cut(self, a: Node, b: Node) -> bool:
@@ -119,7 +120,7 @@ class VirtualNetwork(Clock):
     # ------------------------------------------------------------ control messages
 
     def _carry(self, a: Node, b: Node, session: int, delay_s: float, action: Callable[..., object], *args: Any) -> None:
-        """What was sent in this session does its work at the other end, unless the session ends first."""
+        """Call `action` at the receiver after the delay, unless the session ends first."""
         if self.cuts and self._is_cut(a, b):
             self._held_up.append((a, b, session, action, args))
         else:
@@ -160,12 +161,12 @@ class VirtualNetwork(Clock):
             self._carry(node, other, session, delay_s, self._apply, other, heard)
 
     def send_work(self, node: Node, peer: bytes, body: bytes) -> None:
-        """Hand a `Work` body to the session with `peer`; lost when there is none."""
+        """Send a `Work` body in the session with `peer`. Without a session it is lost."""
         self._do_send(node, Send(peer, Work(body)))
 
     def send_heavy_work(self, node: Node, peer: bytes, body: bytes, size_bytes: int) -> None:
-        """The same for one that counts as so many bytes: it takes its turn on the uplink, and those that go this way
-        arrive in order."""
+        """Send a `Work` body that occupies the uplink like `size_bytes` of bulk. Bodies sent this way arrive in
+        order."""
         if (flow := self._flow(node, peer)) is not None:
             heard = Heard(node.key.public, Work(body))
             frame = Frame(wire_bytes(size_bytes), 0, None, self._apply, (flow.to, heard))
@@ -175,10 +176,10 @@ class VirtualNetwork(Clock):
 
     def _do_dial(self, node: Node, effect: Dial) -> None:
         other = self.nodes[effect.peer]
-        self._knock(node, other, self.now + DIAL_DEADLINE_S, 4 * self.one_way(node, other))
+        self._connect(node, other, self.now + DIAL_DEADLINE_S, 4 * self.one_way(node, other))
 
     def _do_probe(self, node: Node, effect: Probe) -> None:
-        """Dialing back: who has an address that can be dialed answers there, if it lives and is not cut off."""
+        """Dial back the addresses: they answer if their node is alive, not frozen and not cut off."""
         other = self.nodes[effect.peer]
 
         def answer() -> None:
@@ -188,10 +189,10 @@ class VirtualNetwork(Clock):
         self.at(self.now + 4 * self.one_way(node, other), answer)
 
     def _do_ready(self, node: Node, effect: Ready) -> None:
-        """Connections stand from the first hello on here."""
+        """Nothing to do: simulated connections are usable from the hello on."""
 
-    def _knock(self, node: Node, other: Node, until_s: float, delay_s: float) -> None:
-        """Try to get through, again and again as packets are sent again, until it is too late."""
+    def _connect(self, node: Node, other: Node, until_s: float, delay_s: float) -> None:
+        """Try to connect; while the nodes are cut off, try again each second until `until_s`, as TCP retransmits."""
 
         def answer() -> None:
             if not node.alive or other.key.public in node.sessions:
@@ -199,7 +200,7 @@ class VirtualNetwork(Clock):
             if other.alive and not (other.frozen or self._is_cut(node, other)):
                 self._open_session(node, other)
             elif other.alive and self.now < until_s:
-                self._knock(node, other, until_s, 1.0)
+                self._connect(node, other, until_s, 1.0)
             else:
                 self._apply(node, PeerDown(other.key.public, True, "no answer"))
 
@@ -223,7 +224,7 @@ class VirtualNetwork(Clock):
             self._end_session(node, self.nodes[effect.peer])
 
     def _end_session(self, a: Node, b: Node) -> None:
-        """What `a` has queued still arrives; then both ends hear that it is over."""
+        """End the session: what `a` has queued still arrives, then both cores get `PeerDown`."""
         session = a.sessions[b.key.public]
 
         def end(node: Node, other: Node) -> None:
@@ -236,13 +237,13 @@ class VirtualNetwork(Clock):
             self.at(self.now, end, a, b)
         else:
             del a.sessions[b.key.public]
-        # Not sooner than the last words: `_do_send` counts the time that the other end takes to read them.
+        # Not before the last message arrives: `_do_send` adds the time that the receiver takes to read it.
         self.at(self.now + b.cpu.costs.message_s + self.one_way(a, b), end, b, a)
 
     # ------------------------------------------------------------ bulk
 
     def _flow(self, node: Node, peer: bytes) -> Flow | None:
-        """The bulk lane to `peer`; None without a session."""
+        """Return the flow of bulk data to `peer`; None without a session."""
         session = node.sessions.get(peer)
         if session is None:
             return None
@@ -252,15 +253,15 @@ class VirtualNetwork(Clock):
             flow = node.flows[peer] = Flow(node, other, session, self.one_way(node, other), self.paths)
         return flow
 
-    def _frame_came(self, flow: Flow, frame: Frame) -> None:
-        """A frame is at its receiver: in order, unless the session has ended."""
+    def _frame_arrived(self, flow: Flow, frame: Frame) -> None:
+        """A frame has reached its receiver. It is ignored if the session has ended."""
         node, to = flow.node, flow.to
         if not to.alive or to.sessions.get(node.key.public) != flow.session:
             return
         if self.cuts and self._is_cut(node, to):
-            self._held_up.append((node, to, flow.session, self._frame_came, (flow, frame)))
+            self._held_up.append((node, to, flow.session, self._frame_arrived, (flow, frame)))
         elif to.frozen:
-            to.later.append((self._frame_came, (flow, frame)))
+            to.later.append((self._frame_arrived, (flow, frame)))
         else:
             self.uplinks.taken(flow, frame)
             frame.arrive(*frame.args)
@@ -270,12 +271,12 @@ class VirtualNetwork(Clock):
         if flow is None:
             return
         done = SendDone(effect.peer, effect.stripe, effect.key, -1, effect.pull)
-        if header is None:  # dropped meanwhile: nothing leaves
+        if header is None:  # dropped since the core decided: nothing is sent
             self.soon(self._apply, node, done)
             return
         size = header.header_bytes
         stored = HeaderStored(node.key.public, effect.stripe, *facts(header))
-        frame = Frame(wire_bytes(size), size, done, self._header_came, (flow.to, stored))
+        frame = Frame(wire_bytes(size), size, done, self._header_arrived, (flow.to, stored))
         self.uplinks.send(flow, frame, pull=effect.pull)
 
     def _do_sendpiece(self, node: Node, effect: SendPiece) -> None:
@@ -289,10 +290,10 @@ class VirtualNetwork(Clock):
             return
         size = node.headers[key].piece_bytes[index]
         stored = PieceStored(node.key.public, stripe, key, index, size)
-        frame = Frame(wire_bytes(size), size, done, self._piece_came, (flow.to, stored))
+        frame = Frame(wire_bytes(size), size, done, self._piece_arrived, (flow.to, stored))
         self.uplinks.send(flow, frame, pull=effect.pull)
 
-    def _header_came(self, node: Node, event: HeaderStored) -> None:
+    def _header_arrived(self, node: Node, event: HeaderStored) -> None:
         if event.key not in node.headers:
             if self._out_of_date(node, event.key):
                 self._apply(node, Stray(event.peer or b"", event.stripe, event.header_bytes))
@@ -302,7 +303,7 @@ class VirtualNetwork(Clock):
             node.cpu.charge(self.now, node.cpu.costs.verify_s)
         self._apply(node, event)
 
-    def _piece_came(self, node: Node, event: PieceStored) -> None:
+    def _piece_arrived(self, node: Node, event: PieceStored) -> None:
         key, size = event.key, event.size_bytes
         have = node.pieces.get(key)
         if have is None:
@@ -339,10 +340,10 @@ class VirtualNetwork(Clock):
         if flow is not None:
             label = node.core.state.held or VersionId(0, 0)
             gave = Gave(peer, size)
-            frame = Frame(wire_bytes(size), size, gave, self._parts_came, (flow.to, node, request, label, size))
+            frame = Frame(wire_bytes(size), size, gave, self._parts_arrived, (flow.to, node, request, label, size))
             self.uplinks.send(flow, frame, pull=True)
 
-    def _parts_came(self, node: Node, giver: Node, request: int, label: VersionId, size: int) -> None:
+    def _parts_arrived(self, node: Node, giver: Node, request: int, label: VersionId, size: int) -> None:
         asked = node.asked.pop(request, None)
         if asked is None:
             return
@@ -361,7 +362,7 @@ class VirtualNetwork(Clock):
             event = PartsDone(giver.key.public, request, label, size_bytes=size)
         self._apply(node, event)
 
-    # ------------------------------------------------------------ jobs, disk, time, news
+    # ------------------------------------------------------------ jobs, disk, timers, notices
 
     def _do_run(self, node: Node, effect: Run) -> None:
         self.at(node.workers.charge(self.now, self.job_s), self._job_done, node, effect.job)
@@ -421,7 +422,7 @@ class VirtualNetwork(Clock):
         self.committed(node, effect.version)
 
     def _do_announce(self, node: Node, effect: Announce) -> None:
-        """Gossip: to everyone that it is connected to, some time later."""
+        """Gossip: every connected member gets the manifest after a delay."""
         seen = ManifestSeen(effect.manifest)
         for peer in sorted(node.sessions):
             other = self.nodes[peer]
@@ -429,7 +430,7 @@ class VirtualNetwork(Clock):
                 self._carry(node, other, node.sessions[peer], _GOSSIP_AFTER_S, self._apply, other, seen)
 
     def _do_notify(self, node: Node, effect: Notify) -> None:
-        self.told(node, effect.notice)
+        self.on_notice(node, effect.notice)
 
 
 _NAMES: dict[type, bytes] = {kind: kind.__name__.encode() for kind in (Heard, HeaderStored, PieceStored, SendDone)}

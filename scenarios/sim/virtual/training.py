@@ -1,8 +1,8 @@
 """A training run under the virtual clock: the product's ledger and its nodes' workers on the simulated swarm.
 
-What runs is the product's: `Peer` and `Authority`, the ledger's rules, dealer, timetable, book and service, the nodes'
-`NodeWorker` with its follower. What is modelled: the network (`links`), the processors' time, engines that take the
-time of one (`ModelledEngine`), and a trainer that takes a step's groups, computes, and publishes.
+The product's own classes run: `Peer` and `Authority`, the ledger with its rules, book and service, and the nodes'
+`NodeWorker`. Modelled are the network (`links`), processor time, engines (`ModelledEngine` only takes the time of one),
+and a trainer that takes a step's groups, computes, and publishes.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from scenarios.sim.simulator import World
 from scenarios.sim.virtual.broadcast import Broadcast, Star, Swarm
 from scenarios.sim.virtual.compute import Run
 from scenarios.sim.virtual.cpu import Costs
-from scenarios.sim.virtual.engine import STOP, ModelledEngine, nothing
+from scenarios.sim.virtual.engine import STOP, ModelledEngine, empty_patch
 from scenarios.sim.virtual.links import Link, Paths
 from scenarios.sim.virtual.node import Node, root_of
 from scenarios.sim.virtual.trio_time import VirtualTime, one_order, pass_time
@@ -41,23 +41,25 @@ from swarm.protocol.core.tuning import Tuning
 __all__ = ["CARRIERS", "Outcome", "Wan", "train"]
 
 CARRIERS: Final = ("swarm", "relayed", "regions", "star")
-"""The delta through the swarm; or the full weights, from the trainer: one copy, which all have in the moment in which
-the trainer has sent it; one to each region; one to each node. Those that send full weights have it easy: no loss, no
-windows, no processor's time."""
+"""How a version reaches the nodes. `swarm`: the delta, by the product's protocol. The others send full weights from the
+trainer: one copy, which all nodes have as soon as it is sent (`relayed`); one to each region; one to each node. These
+three are favoured: nothing is lost, no congestion window limits them, and they cost no processor time."""
 SETTLE_S: Final = 20.0
-"""After joining: the nodes stand in their trees."""
+"""After this time all nodes have joined the trees."""
 DURABLE_S: Final = 0.001
-"""A write of the book."""
+"""How long one write of the ledger's book takes."""
 FREE_MBIT: Final = 1e6
 LIMIT_STEPS: Final = 100.0
-"""Whoever needs so many times longer for a step than a free network has stopped. Four full copies of 14B at 0.25 Gbit/s
-take 68 times as long."""
+"""A run is given up as stalled when its steps take this many times as long as on an unlimited network. Four full copies
+of 14B at 0.25 Gbit/s take 68 times as long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wan:
-    """What lies between the trainer and the nodes. `mbit`: every uplink and downlink (None: free, no rate, no delay).
-    `round_trips_s`: from the trainer to each region; two regions are the sum of theirs apart."""
+    """The network between the trainer and the nodes.
+
+    `mbit` is the rate of every uplink and downlink in Mbit/s; None means no limit and no delay. `round_trips_s` has the
+    round trip from the trainer to each region; between two regions it is the sum of theirs."""
 
     mbit: float | None
     round_trips_s: tuple[float, ...] = (0.0,)
@@ -84,58 +86,61 @@ class Wan:
         return Link(mbit, 0.0, mbit, region, 0.0 if self.mbit is None else self.loss)
 
     def easy(self) -> "Wan":
-        """The same rates and distances, nothing else in the way."""
+        """Return the same rates and delays without loss and congestion control."""
         return replace(self, loss=0.0, congestion="")
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A step's batch was complete. `drawn`, `wasted`, `busy_s`: totals of all nodes so far."""
+    """The counters at the moment in which a step's batch was complete. `drawn`, `wasted` and `busy_s` are totals over
+    all nodes since the start."""
 
     at: float
     lag: int
-    """Versions that a token was behind the newest sealed one when the trainer got it, at most."""
+    """The most versions that any token was behind the newest sealed version when the trainer got it."""
     lag_trained: int
-    """Versions that the batch's oldest token is behind the weights that are trained with it."""
+    """How many versions the batch's oldest token is behind the weights that are trained with it."""
     drawn: int
     """Tokens."""
     wasted: int
-    """Of those: cancelled, refused, or accepted and too old when their group was complete."""
+    """Tokens of `drawn` that were cancelled, refused, or accepted but too old when their group was complete."""
     busy_s: float
-    """Seconds in which engines drew."""
-    told_s: tuple[float, float]
-    """What the nodes told the ledger: seconds in which they generated, and all that they spoke of."""
+    """Seconds in which engines generated."""
+    reported_s: tuple[float, float]
+    """As the nodes reported to the ledger: the seconds in which they generated, and all seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run went, over the steps that count."""
+    """The result of a run, over the steps that count."""
 
     tokens_s: float
-    """Drawn and not wasted. A batch takes what is complete, so over few steps batches are a coarser measure."""
+    """Tokens generated and not wasted, per second. It is not computed from the batches: a batch takes the groups that
+    are complete, so over few steps that measure is coarser."""
     wasted: float
-    """Share of the tokens drawn."""
+    """Share of the generated tokens."""
     useful: float
-    """Share of the nodes' time in which their engines drew."""
-    useful_told: float
-    """The same share as `status` would say it, from what the nodes told the ledger."""
+    """Share of the nodes' time in which their engines generated."""
+    useful_reported: float
+    """The same share as `status` would show it, from what the nodes reported to the ledger."""
     step_s: float
     transfer_s: float
-    """From a version's seal until the last node's replica is that version: mean."""
+    """From a version's seal until the last node's replica is that version, on average."""
     longest_s: float
     sent_copies: float
-    """Of a version's payload, by the trainer."""
+    """Bytes that the trainer sent, as copies of a version's payload."""
     worst_lag: int
-    """Behind the newest sealed version when the trainer got the group: what `max_lag` bounds."""
+    """Versions behind the newest sealed version when the trainer got the group; `max_lag` bounds it."""
     worst_lag_trained: int
-    """Behind the weights that were trained with it, which may be newer than the newest sealed version was."""
+    """Versions behind the weights that were trained with the group; these may be newer than the newest sealed
+    version."""
     steps: int
 
 
 class _Record(Book):
-    """The ledger's book, which also counts what was accepted in vain."""
+    """The ledger's book, which also counts the tokens that were accepted and later discarded."""
 
-    in_vain = 0
+    discarded_tokens = 0
     """Tokens."""
 
     def write(self, facts: Iterable[Fact]) -> None:
@@ -144,7 +149,7 @@ class _Record(Book):
             if isinstance(fact, Accepted):
                 self._lengths[fact.group, fact.sample] = len(fact.done.rollout.token_ids) // 4
             elif isinstance(fact, Discarded):
-                self.in_vain += self._lengths[fact.group, fact.sample]
+                self.discarded_tokens += self._lengths[fact.group, fact.sample]
         super().write(facts)
 
     def __init__(self) -> None:
@@ -153,7 +158,7 @@ class _Record(Book):
 
 
 class _SimulatedNode:
-    """A node: its simulated host, its engine, its worker."""
+    """A simulated host with its engine and its worker."""
 
     def __init__(self, world: World, node: Node, run: Run) -> None:
         self.node = node
@@ -201,13 +206,13 @@ class _Training:
         self.payload = run.delta_bytes if carrier == "swarm" else run.full_bytes
         self.broadcast = self._broadcast(carrier, wan.regions)
         self._chance = random.Random(seed)
-        self._had: bytes | None = None
-        """The group that the trainer got last, and has not said that it has."""
+        self._unconfirmed: bytes | None = None
+        """The group that the trainer got last and has not yet reported as taken."""
 
     def _broadcast(self, carrier: str, regions: int) -> Broadcast:
         world, run = self.world, self.run
         if carrier == "swarm":
-            # On a free network nothing travels, so it need not be simulated piece by piece.
+            # On an unlimited network the size does not matter, so a small payload saves simulating each piece.
             return Swarm(world, 1 << 16 if self.free else run.delta_bytes, run.extract_s, self._arrived)
         parties = {
             "relayed": [self.nodes],
@@ -216,9 +221,9 @@ class _Training:
         }
         return Star(world, run.full_bytes, parties[carrier], self._arrived)
 
-    # ------------------------------------------------------------ from the simulated swarm
+    # ------------------------------------------------------------ callbacks of the simulated swarm
 
-    def _told(self, node: Node, notice: Notice) -> None:
+    def _on_notice(self, node: Node, notice: Notice) -> None:
         if node is not self.world.authority:
             if isinstance(notice, WorkHeard):
                 self.sim_nodes[node.key.public].worker.hear(notice.body)
@@ -237,7 +242,7 @@ class _Training:
 
     def _arrived(self, node: Node, version: VersionId) -> None:
         self.held_at.setdefault(version, []).append(self.world.now)
-        self.sim_nodes[node.key.public].worker.update((version.epoch, version.version), root_of(version), nothing())
+        self.sim_nodes[node.key.public].worker.update((version.epoch, version.version), root_of(version), empty_patch())
         self.world.halt()
 
     def _seal(self, version: VersionId) -> None:
@@ -249,7 +254,7 @@ class _Training:
     # ------------------------------------------------------------ the trainer
 
     async def run_for(self, steps: int) -> None:
-        """So many steps."""
+        """Run this many steps."""
         world = self.world
         ledger = Ledger(
             Settings(max_lag=self.max_lag, check_share=0.0), Head(0, 0, root_of(VersionId(0, 0))), random.Random(0)
@@ -259,7 +264,7 @@ class _Training:
             for node in self.nodes:
                 self.service.member_up(node.key.public)
             self.sim_nodes = {node.key.public: _SimulatedNode(world, node, self.run) for node in self.nodes}
-            world.told = self._told
+            world.on_notice = self._on_notice
             async with trio.open_nursery() as nursery:
                 await nursery.start(self.service.run)
                 for sim_node in self.sim_nodes.values():
@@ -293,7 +298,7 @@ class _Training:
                 seal_s = self.broadcast.publish(version)
                 self.world.at(self.world.now + seal_s, self._seal, version)
                 if not self.max_lag:
-                    await trio.sleep(seal_s + 2 * DURABLE_S)  # nothing is wanted of the old version
+                    await trio.sleep(seal_s + 2 * DURABLE_S)  # synchronous: no sample of the old version is asked for
 
     def _offer(self, session: Session, count: int) -> None:
         for _ in range(count):
@@ -301,27 +306,27 @@ class _Training:
             self.service.offer(session, self._chance.randbytes(16), prompt)
 
     async def _offer_for_ever(self, session: Session) -> None:
-        """As many prompts as there is room for."""
+        """Offer as many prompts as the session allows."""
         while True:
             news = session.news
             self._offer(session, session.allowed - session.offered)
             await news.wait()
 
     async def _batch(self, session: Session) -> list[Group]:
-        """A step's groups; what is left over waits for the next. As the trainer's iterator does, it says that it has
-        taken a group when it asks for the next."""
+        """Return a step's groups; others wait for the next step. Like the trainer's iterator, it reports a group as
+        taken when it asks for the next one."""
         groups: list[Group] = []
         while len(groups) < self.run.samples // self.run.group:
             news = session.news
-            if self._had is not None:
-                self.service.taken(self._had)
-                self._had = None
+            if self._unconfirmed is not None:
+                self.service.taken(self._unconfirmed)
+                self._unconfirmed = None
             if not session.groups:
                 await news.wait()
                 continue
             group = session.groups.popleft()
             self.lag = max(self.lag, self.head - _oldest(group))
-            self._had = group.id
+            self._unconfirmed = group.id
             groups.append(group)
         return groups
 
@@ -333,12 +338,12 @@ class _Training:
             lag=self.lag,
             lag_trained=trained - oldest,
             drawn=sum(sim_node.engine.drawn for sim_node in sim_nodes),
-            wasted=self.book.in_vain + sum(sim_node.worker.lost_tokens for sim_node in sim_nodes),
+            wasted=self.book.discarded_tokens + sum(sim_node.worker.lost_tokens for sim_node in sim_nodes),
             busy_s=sum(sim_node.engine.busy_s for sim_node in sim_nodes),
-            told_s=self._told_s(),
+            reported_s=self._reported_s(),
         )
 
-    def _told_s(self) -> tuple[float, float]:
+    def _reported_s(self) -> tuple[float, float]:
         splits = [node.seconds for node in self.service.status().nodes.values() if node.seconds is not None]
         return sum(split.generate for split in splits), sum(split.total for split in splits)
 
@@ -348,7 +353,8 @@ def _oldest(group: Group) -> int:
 
 
 def _size_bytes(body: bytes, run: Run) -> int:
-    """Of a node's message, had it all the tokens that are simulated as one (an id and a log-probability each)."""
+    """Return the size of a node's message if it had every token instead of one for `grain` tokens; each has an id and a
+    log-probability."""
     more = 8 * run.tokens * (run.grain - 1) if isinstance(decode(body), SignedRollout) else 0
     return len(body) + more
 
@@ -361,7 +367,7 @@ async def _durable(action: Callable[..., Any], *args: Any) -> Any:
 def train(
     run: Run, wan: Wan, carrier: str = "swarm", *, steps: int = 6, warm: int = 3, max_lag: int = 1, seed: int = 0
 ) -> Outcome:
-    """A run of `warm` steps and `steps` that count. Raises `TimeoutError` when it stands still."""
+    """Run `warm` steps, then `steps` that count. Raises `TimeoutError` when the run stalls."""
     training = _Training(run, wan, carrier, max_lag, seed)
     before = training.broadcast.sent_bytes
     with one_order(seed):
@@ -374,7 +380,7 @@ def train(
         tokens_s=run.grain * (drawn - wasted) / took,
         wasted=wasted / drawn,
         useful=(last.busy_s - first.busy_s) / (took * run.nodes),
-        useful_told=(last.told_s[0] - first.told_s[0]) / (last.told_s[1] - first.told_s[1]),
+        useful_reported=(last.reported_s[0] - first.reported_s[0]) / (last.reported_s[1] - first.reported_s[1]),
         step_s=took / steps,
         transfer_s=fmean(late) if late else math.inf,
         longest_s=max(late, default=math.inf),

@@ -1,5 +1,5 @@
-"""Trio tasks in the simulator's time: what the product runs on trio (a node's worker, the ledger's service) lives
-beside simulated cores, and sleeps by the same virtual clock."""
+"""Trio tasks in virtual time: what the product runs on trio (a node's worker, the ledger's service) runs beside the
+simulated cores and sleeps by the same clock."""
 
 import contextlib
 import random
@@ -17,8 +17,8 @@ __all__ = ["VirtualTime", "one_order", "pass_time"]
 
 @contextlib.contextmanager
 def one_order(seed: int = 0) -> Iterator[None]:
-    """Which of the tasks that are due in one instant goes first follows from `seed`, where trio would toss a coin: so a
-    run can be had again. Trio has this for Hypothesis, and no public name for it."""
+    """Make the order of tasks that are due at the same instant follow from `seed`, so that a run can be repeated. Trio
+    chooses at random otherwise. It has this switch for Hypothesis, without a public name."""
     with (
         patch.object(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
         patch.object(scheduler, "_r", random.Random(seed)),
@@ -27,7 +27,7 @@ def one_order(seed: int = 0) -> Iterator[None]:
 
 
 class VirtualTime(trio.abc.Clock):
-    """Trio's clock is the simulator's. It moves only while `pass_time` runs, when every task waits."""
+    """A trio clock that shows the simulator's time. It advances only in `pass_time`, while every task waits."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -39,14 +39,15 @@ class VirtualTime(trio.abc.Clock):
         return self._clock.now
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Seconds of real time until then: none, or any number, for time passes when we say so."""
+        """Return 0 when the deadline has passed, else any large number: only `pass_time` advances the clock."""
         return 0.0 if deadline <= self._clock.now else 1e6
 
 
 async def pass_time(clock: Clock, done: Callable[[], bool], limit_s: float) -> bool:
-    """Let virtual time pass until `done()`, for at most `limit_s`; whether it is.
+    """Advance virtual time until `done()` is true, for at most `limit_s`. Return whether it is.
 
-    Whoever changes what trio tasks wait for must say `clock.halt()`: then they have their turn before time goes on.
+    A callback of the simulator that wakes a trio task must call `clock.halt()`, so that the task runs before time
+    advances further.
     """
     end = clock.now + limit_s
     while not done():

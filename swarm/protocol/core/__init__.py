@@ -7,7 +7,7 @@ Modules:
 
 - `boots`: Boot numbers of an authority
 - `bucket`: A token bucket
-- `documents`: The documents that membership hangs on, as they are signed and travel
+- `documents`: The signed documents of membership, as they travel
 - `events`: The core's vocabulary: events and effects
 - `notices`: What the core tells the application
 - `outbox`: The effects of the event that is being applied

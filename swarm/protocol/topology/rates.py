@@ -110,14 +110,14 @@ class Regions:
     extends to members near by; other regions are named after a slot."""
 
     def __init__(self) -> None:
-        self._told: dict[int, str] = {}
+        self._named: dict[int, str] = {}
         self._found: dict[int, str] = {}
         self._rtt_ms: dict[int, dict[int, int]] = {}
         self._heard = False
 
     def forget(self, slot: int) -> None:
         """Another peer holds the slot from now on."""
-        self._told.pop(slot, None)
+        self._named.pop(slot, None)
         self._found.pop(slot, None)
         for other in self._rtt_ms.pop(slot, {}):
             self._rtt_ms.get(other, {}).pop(slot, None)
@@ -125,11 +125,11 @@ class Regions:
     def tell(self, slot: int, region: str) -> None:
         """The user of this slot's member named its region."""
         if region:
-            self._told[slot] = region
+            self._named[slot] = region
 
     def of(self, slot: int) -> str:
         """The region of a slot; empty while it is not known."""
-        return self._told.get(slot) or self._found.get(slot, "")
+        return self._named.get(slot) or self._found.get(slot, "")
 
     def hear(self, slot: int, links: Iterable[Link]) -> None:
         """Take the round trips that this slot measured. Of two for one pair the shorter counts."""
@@ -164,7 +164,7 @@ class Regions:
     def _name(self, part: list[int]) -> None:
         """Name a region: as most users named it; else as most of its members were named before; else after its lowest
         slot."""
-        for known in (self._told, self._found):
+        for known in (self._named, self._found):
             names = [known[slot] for slot in part if slot in known]
             if names:
                 name = max(sorted(set(names)), key=names.count)

@@ -54,7 +54,7 @@ def test_the_trainer_keeps_few_sessions_and_loses_no_member() -> None:
     step(world)
     world.run(world.now + 8)  # longer than leases last without renewal
     assert len(world.authority.sessions) <= kept
-    assert [n for n in world.authority.told if isinstance(n, LeaseExpired)] == []
+    assert [n for n in world.authority.notices if isinstance(n, LeaseExpired)] == []
     roster = core_of(world).state.roster
     assert roster is not None
     assert {n.core.state.rosters.stamp for n in joined} == {roster.stamp}
@@ -131,7 +131,7 @@ def test_a_revoked_ticket_removes_its_nodes_and_admits_none() -> None:
     late = world.join(held=world.base)
     world.run(world.now + 2)
     assert grant_of(late) is None
-    assert [n.code for n in late.told if isinstance(n, JoinRefused)][:1] == ["ticket"]
+    assert [n.code for n in late.notices if isinstance(n, JoinRefused)][:1] == ["ticket"]
     world.restart_authority()
     again = world.join(held=world.base)
     world.run(world.now + 2)

@@ -47,7 +47,7 @@ def bound_s(published: Published) -> float:
 
 
 def told(node: Node, what: str) -> list[dict]:
-    return [n.log_fields() for n in node.told if n.log_name == what]
+    return [n.log_fields() for n in node.notices if n.log_name == what]
 
 
 def all_get(world: World, published: Published, limit_s: float = 20.0) -> float:

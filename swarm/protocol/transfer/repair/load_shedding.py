@@ -74,9 +74,9 @@ class LoadShedding:
         """Local time for which the timer is set."""
         self._promised: dict[ChunkKey, _Promised] = {}
         self._wants: list[ChunkKey] = []
-        self._told: dict[bytes, list[ChunkKey]] = {}
-        """The list that each neighbour was told last."""
-        self._told_at = float("-inf")
+        self._sent: dict[bytes, list[ChunkKey]] = {}
+        """The list that each neighbour was last sent."""
+        self._sent_at = float("-inf")
         self._broke: dict[bytes, float] = {}
         """Neighbours that did not bring a chunk that they offered, and until when their offers are not taken."""
 
@@ -148,7 +148,7 @@ class LoadShedding:
 
     def lost(self, peer: bytes) -> None:
         """The session with `peer` is gone: what it promised is overdue."""
-        self._told.pop(peer, None)
+        self._sent.pop(peer, None)
         self._broke.pop(peer, None)
         for promised in self._promised.values():
             if promised.source == peer:
@@ -163,9 +163,9 @@ class LoadShedding:
                 self._back_to_parent(key, promised)
         wants = sorted(key for stripe in self._owed for key in self._late(stripe, now))
         self._wants = [key for key in wants[:MAX_LATE_WANTS] if key[:3] == wants[0][:3]][::-1]
-        if now - self._told_at >= 0.6 * LATE_WANTS_HOLD_S:  # repeat the list to all that were told one
-            self._told = {peer: keys for peer, keys in self._told.items() if not keys}
-            self._told_at = now
+        if now - self._sent_at >= 0.6 * LATE_WANTS_HOLD_S:  # repeat the list to all that were told one
+            self._sent = {peer: keys for peer, keys in self._sent.items() if not keys}
+            self._sent_at = now
         self._tell(self._neighbours())
         nexts = [
             now + self._tuning.load_shedding_end_s
@@ -180,8 +180,8 @@ class LoadShedding:
     def _tell(self, peers: list[bytes]) -> None:
         wants = self._wants
         for i, peer in enumerate(peers):
-            if self._told.get(peer, []) != wants:
-                self._told[peer] = wants
+            if self._sent.get(peer, []) != wants:
+                self._sent[peer] = wants
                 turn = i * len(wants) // max(1, len(peers))
                 of = wants[0][:3] if wants else (0, 0, 0)
                 seqs = tuple(key.seq for key in wants[turn:] + wants[:turn])
