@@ -23,6 +23,7 @@ from codec.errors import UsageError
 from codec.sign import Key
 from scenarios.emulator import transport_wan
 from scenarios.emulator.network import check_privileges
+from scenarios.harness.processes import next_line
 
 __all__ = ["main"]
 
@@ -36,11 +37,11 @@ def measure(kind: str, length: int, streams: int) -> dict[str, Any]:
     options: dict[str, Any] = {"bytes": length, "streams": streams}
     with _start("serve", kind, options) as server:
         try:
-            options["address"] = _line(server)["address"]
+            options["address"] = json.loads(next_line(server, within_s=_RUN_S))["address"]
             with _start("push", kind, options) as pusher:
                 try:
-                    sender = _line(pusher)
-                    receiver = _line(server)
+                    sender = json.loads(next_line(pusher, within_s=_RUN_S))
+                    receiver = json.loads(next_line(server, within_s=_RUN_S))
                 finally:
                     pusher.kill()
         finally:
@@ -51,14 +52,6 @@ def measure(kind: str, length: int, streams: int) -> dict[str, Any]:
 def _start(side: str, kind: str, options: dict[str, Any]) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "scenarios.bench.transport_ends", side, kind, json.dumps(options)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-
-def _line(process: subprocess.Popen[str]) -> dict[str, Any]:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        raise SystemExit(f"a {process.args[3:5]} process ended early")  # type: ignore[index]
-    return json.loads(line)
 
 
 async def first_byte(round_trip_s: float) -> float:

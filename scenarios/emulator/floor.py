@@ -19,9 +19,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from codec.errors import UsageError
 from scenarios.emulator.network import Network
-from scenarios.emulator.real import QUEUE_MS, Node, bound_s, processor_s
+from scenarios.emulator.real import QUEUE_MS, Node, bound_s
+from scenarios.harness.processes import next_line
+from scenarios.harness.usage import machine_cpu_s
 
 __all__ = ["Floor", "main", "pass_on"]
 
@@ -47,7 +48,7 @@ class Floor:
 def pass_on(up_mbit: Sequence[float], origin_mbit: float, payload_bytes: int) -> Floor:
     """Send `payload_bytes` to nodes with these uplinks and measure until the last node has them all.
 
-    Raises `UsageError` when a process fails.
+    Raises `ProcessFailed` when a process fails.
     """
     network = Network()
     origin = network.host("origin", up_mbit=origin_mbit, down_mbit=1000, queue_ms=QUEUE_MS)
@@ -62,30 +63,21 @@ def pass_on(up_mbit: Sequence[float], origin_mbit: float, payload_bytes: int) ->
             for index, host in enumerate(hosts)
         ]
         for process in nodes:
-            _expect(process, "listening")
+            next_line(process, "listening", PATIENCE_S)
         sender = origin.popen(
             [*command, "origin", str(payload_bytes), *addresses],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        _expect(sender, "connected")
-        before, spent = origin.sums.sent_bytes, processor_s()
+        next_line(sender, "connected", PATIENCE_S)
+        before, spent = origin.sums.sent_bytes, machine_cpu_s()
         assert sender.stdin is not None
         began = time.monotonic()
         print("go", file=sender.stdin, flush=True)
-        had = [float(_expect(process, "had")) for process in nodes]
-        used, idle = (after - earlier for earlier, after in zip(spent, processor_s(), strict=True))
+        had = [float(next_line(process, "had", PATIENCE_S)) for process in nodes]
+        used, idle = (after - earlier for earlier, after in zip(spent, machine_cpu_s(), strict=True))
         copies = (origin.sums.sent_bytes - before) / payload_bytes
     bound = bound_s(payload_bytes, origin_mbit, [Node(up) for up in up_mbit])
     return Floor(payload_bytes, bound, max(had) - began, copies, used / (used + idle))
-
-
-def _expect(process: "subprocess.Popen[str]", word: str) -> str:
-    """Return the rest of the process's next line, which must begin with `word`. Raises `UsageError` otherwise."""
-    assert process.stdout is not None
-    first, _, rest = process.stdout.readline().strip().partition(" ")
-    if first != word:
-        raise UsageError(f"A process of the floor did not print {word!r}; its exit status is {process.poll()}.")
-    return rest
 
 
 def _connect(address: str) -> socket.socket:

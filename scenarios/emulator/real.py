@@ -5,29 +5,24 @@ from the processes' own logs, which share this machine's clock.
 """
 
 import contextlib
-import json
-import os
 import secrets
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from codec.errors import UsageError
-from node.status.query import ask
-from node.status.schema import OwnStatus, SeedStatus, Step
+from node.status.schema import Step
 from scenarios.emulator.network import Host, Network
 from scenarios.emulator.network.network import Firewall
-from swarm.transport.base import Unreachable
+from scenarios.harness.processes import ProcessFailed
+from scenarios.harness.swarm import Swarm
+from scenarios.harness.usage import ProcessUsage, machine_cpu_s
 
-__all__ = ["QUEUE_MS", "Node", "Outcome", "RealSwarm", "bound_s", "distribute", "processor_s", "spent_s"]
+__all__ = ["QUEUE_MS", "Node", "Outcome", "RealSwarm", "bound_s", "distribute"]
 
 PORT: Final = 4001
 PATIENCE_S: Final = 90.0
@@ -103,23 +98,23 @@ class Outcome:
         return self.sent_bytes / self.payload_bytes
 
 
-class RealSwarm:
-    """The processes of one swarm. Start one with `RealSwarm.running`."""
+class RealSwarm(Swarm):
+    """The processes of one swarm. Start one with `RealSwarm.started`."""
 
     def __init__(
         self, folder: Path, raw_mb: int, network: Network, hosts: dict[str, Host], nodes: dict[str, Node]
     ) -> None:
-        self.folder, self.hosts, self.nodes = folder, hosts, nodes
+        super().__init__(folder, on=lambda name: hosts[name].popen, patience_s=PATIENCE_S)
+        self.hosts, self.nodes = hosts, nodes
         self._network = network
         self._raw_mb = raw_mb
         self._content = b""
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ticket = ""
         self._files = 0
 
     @classmethod
     @contextlib.contextmanager
-    def running(
+    def started(
         cls,
         network: Network,
         seed: Node,
@@ -132,7 +127,7 @@ class RealSwarm:
         """Start a swarm, and end all its processes with the context.
 
         The last `late` nodes get a host but start only with `join`. `seed_flags`: flags of `swarm-node seed` beside
-        those that the network determines. Raises `UsageError` when a process does not start.
+        those that the network determines. Raises `ProcessFailed` when a process does not start.
         """
         hosts: dict[str, Host] = {}
         named = {f"node{i}": node for i, node in enumerate(nodes)}
@@ -143,11 +138,14 @@ class RealSwarm:
             )  # fmt: skip
         with tempfile.TemporaryDirectory(prefix="swarm-real-") as folder, network:
             swarm = cls(Path(folder), raw_mb, network, hosts, {"seed": seed, **named})
-            swarm._start_seed(seed_flags)
-            for name in list(named)[: len(named) - late]:
-                swarm.join(name)
-            swarm.settle()
-            yield swarm
+            try:
+                swarm._start_seed(seed_flags)
+                for name in list(named)[: len(named) - late]:
+                    swarm.join(name)
+                swarm.settle()
+                yield swarm
+            finally:
+                swarm.close()
 
     def join(self, name: str) -> None:
         """Start the node `name`."""
@@ -155,39 +153,38 @@ class RealSwarm:
         listen = () if node.firewall != "none" else ("--announce", f"{self.hosts[name].address}:{PORT}")
         self._start(name, "relay", self._ticket, *listen)
 
-    def publish(self, payload_bytes: int, *, at_half: Callable[["RealSwarm"], None] | None = None) -> Outcome:
+    def send(self, payload_bytes: int, *, at_half: Callable[["RealSwarm"], None] | None = None) -> Outcome:
         """Publish `payload_bytes` new random bytes and wait until every running node has them.
 
         If the last file was longer, only its head changes. `at_half` is called when half of the bound has passed.
-        Raises `UsageError` when a node does not receive them.
+        Raises `ProcessFailed` when a node does not receive them.
         """
-        members = [name for name in self.processes if name != "seed"]
-        duplicates = {name: self._own_status(name).duplicate_bytes for name in members}
+        members = self._members()
+        duplicates = {name: self.own_status(name).duplicate_bytes for name in members}
         self._files += 1
         version = f"0.{self._files}"
         file = self.folder / "file"
         fresh = secrets.token_bytes(payload_bytes - payload_bytes // 200)  # leaves room: F includes chunk headers
         self._content = fresh + self._content[len(fresh) :]
         file.write_bytes(self._content)
-        command = self._command("publish", str(file), "--raw", "--json")
         bound = bound_s(payload_bytes, self.nodes["seed"].up_mbit, [self.nodes[name] for name in members])
-        entered, spent, before_s = self._network.entered(), processor_s(), self._spent_s(self.processes)
+        entered, spent, before_s = self._network.entered(), machine_cpu_s(), self._spent_s(["seed", *members])
         uplink = self.hosts["seed"].sums.sent_bytes
-        with (self.folder / "publish.log").open("wb") as log:
-            publishing = self.hosts["seed"].popen(command, env=self._environment("seed"), stdout=log, stderr=log)
-        began = self._wait_for("seed", "publishing", version)
+        publishing = self.piped("seed", "publish", str(file), "--raw", "--json")
+        began = self.until_event("seed", "publishing", version=version)
         if at_half is not None:
             time.sleep(max(0.0, began + bound / 2 - time.time()))
             at_half(self)
-        lived = [name for name in members if self.processes[name].poll() is None and name not in self._stopped]
-        had = {name: self._wait_for(name, "complete", version) - began for name in lived}
+        lived = [name for name in members if name in self._members()]
+        had = {name: self.until_event(name, "complete", version=version) - began for name in lived}
         uplinked = self.hosts["seed"].sums.sent_bytes - uplink
         spent_by = {name: now_s - before_s[name] for name, now_s in self._spent_s(["seed", *lived]).items()}
-        used, idle = (after - before for before, after in zip(spent, processor_s(), strict=True))
-        if publishing.wait(PATIENCE_S) != 0:
-            raise UsageError(f"publish failed: {(self.folder / 'publish.log').read_text()[-500:]}")
+        used, idle = (after - before for before, after in zip(spent, machine_cpu_s(), strict=True))
+        _, errors = publishing.communicate(timeout=PATIENCE_S)
+        if publishing.returncode != 0:
+            raise ProcessFailed(f"publish failed: {errors.decode()[-500:]}")
         step = self._step(version)
-        again = sum(self._own_status(name).duplicate_bytes - duplicates[name] for name in lived)
+        again = sum(self.own_status(name).duplicate_bytes - duplicates[name] for name in lived)
         return Outcome(
             payload_bytes=step.delta_bytes,
             bound_s=bound_s(step.delta_bytes, self.nodes["seed"].up_mbit, [self.nodes[name] for name in members]),
@@ -205,14 +202,9 @@ class RealSwarm:
             spent_s=spent_by,
         )
 
-    def signal(self, name: str, number: signal.Signals) -> None:
-        """Send a signal that stops or kills to a node's process. Nothing waits for the node afterwards."""
-        self._stopped.add(name)
-        os.kill(self.processes[name].pid, number)
-
     def interior(self) -> str:
         """Return the node with the most children over all stripes: the one whose loss hurts most."""
-        status = self._seed_status()
+        status = self.seed_status()
         slots = {node.slot: node.name for node in status.nodes}
         counts = dict.fromkeys(slots.values(), 0)
         for row in status.stripes:
@@ -223,132 +215,49 @@ class RealSwarm:
 
     def settle(self) -> None:
         """Wait until every started node is a member, holds the head, and is placed in every planned tree."""
-        running = [name for name in self.processes if name != "seed" and name not in self._stopped]
 
         def settled() -> bool:
-            status = self._seed_status()
+            status = self.seed_status()
             held = [node.held for node in status.nodes if node.standing == "fresh"]
             placed = [set(row) for row in status.stripes]
             slots = {node.slot for node in status.nodes}
-            return held.count(status.head) >= len(running) and bool(placed) and all(slots <= row for row in placed)
+            return held.count(status.head) >= len(self._members()) and bool(placed) and all(slots <= r for r in placed)
 
-        self._until(settled, "the nodes did not all join")
+        self.wait("all nodes joined", settled)
 
     # ------------------------------------------------------------ internals
 
-    def _spent_s(self, names: Iterable[str]) -> dict[str, float]:
-        return {name: spent_s(self.processes[name].pid) for name in names} | {"wire": spent_s(self._network.wire_pid)}
+    def _members(self) -> list[str]:
+        """The nodes that run."""
+        return [name for name in self.running if name != "seed" and name not in self.paused]
 
-    @property
-    def _stopped(self) -> set[str]:
-        return self.__dict__.setdefault("_gone", set())
+    def _spent_s(self, names: Iterable[str]) -> dict[str, float]:
+        pids = {name: self.running[name].pid for name in names} | {"wire": self._network.wire_pid}
+        return {name: ProcessUsage(pid).cpu_s for name, pid in pids.items()}
 
     def _start_seed(self, flags: Sequence[str]) -> None:
         words = ("--raw-mb", str(self._raw_mb), "--announce", f"{self.hosts['seed'].address}:{PORT}", *flags)
         self._start("seed", "seed", *words)
-        self._until(lambda: bool(self._seed_status().swarm), "the seed did not start")
-        invite = self.hosts["seed"].run(
-            self._command("invite", "--json", "--nodes", "1000"), env=self._environment("seed"), capture_output=True
-        )
-        if invite.returncode:
-            raise UsageError(f"no ticket: {invite.stderr.decode()[-300:]}")
-        self._ticket = json.loads(invite.stdout)["ticket"]
+        self.wait("the seed serves", self.status)
+        self._ticket = self.ticket("--nodes", "1000")
 
     def _start(self, name: str, *words: str) -> None:
         node = self.nodes[name]
-        flags = ["--listen", f"0.0.0.0:{PORT}", "--name", name, "--region", node.region]
-        flags += ["--up-mbit", str(node.up_mbit), "--down-mbit", str(node.down_mbit)]
-        (self.folder / name).mkdir(exist_ok=True)
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = self.hosts[name].popen(
-                self._command(*words, *flags), env=self._environment(name), stdout=log, stderr=log
-            )
-
-    @staticmethod
-    def _command(*words: str) -> list[str]:
-        return [sys.executable, "-m", "node.cli", *words]
-
-    def _environment(self, name: str) -> dict[str, str]:
-        return {**os.environ, "SWARM_HOME": str(self.folder / name), "NUMBA_NUM_THREADS": "1", "SWARM_LOG": "info"}
-
-    def _seed_status(self) -> SeedStatus:
-        """Return the seed's status; an empty one while the seed does not answer."""
-        try:
-            status = ask(self.folder / "seed")
-        except Unreachable:
-            return SeedStatus()
-        assert isinstance(status, SeedStatus)
-        return status
-
-    def _own_status(self, name: str) -> OwnStatus:
-        """Return the status of the node or relay `name`. Raises `Unreachable`."""
-        status = ask(self.folder / name)
-        assert not isinstance(status, SeedStatus)
-        return status.nodes[0]
+        rates = ("--up-mbit", str(node.up_mbit), "--down-mbit", str(node.down_mbit))
+        self.start(name, *words, "--listen", f"0.0.0.0:{PORT}", "--name", name, "--region", node.region, *rates)
 
     def _step(self, version: str) -> Step:
         """Return the seed's report of a version, once its last holder has reported."""
         number = int(version.rpartition(".")[2])
 
         def steps() -> list[Step]:
-            return [step for step in self._seed_status().steps if step.version[1] == number]
+            return [step for step in self.seed_status().steps if step.version[1] == number]
 
-        self._until(lambda: bool(steps()), "the seed did not report the version")
+        self.wait("the seed reports the version", steps)
         deadline = time.monotonic() + 10.0  # a stopped node never reports, so do not wait for it forever
         while steps()[0].publish_to_all_s is None and time.monotonic() < deadline:
             time.sleep(0.1)
         return steps()[0]
-
-    def _wait_for(self, name: str, event: str, version: str) -> float:
-        """Wait until a process has logged `event` of `version`; return when, in seconds since the epoch."""
-        found: list[float] = []
-
-        def there() -> bool:
-            for line in (self.folder / f"{name}.log").read_text(errors="replace").splitlines():
-                if f'"{event}"' not in line or version not in line:
-                    continue
-                entry = json.loads(line)
-                if entry.get("event") == event and entry.get("version") == version:
-                    found.append(datetime.fromisoformat(entry["timestamp"].replace("Z", "+00:00")).timestamp())
-                    return True
-            return False
-
-        self._until(there, f"{name} did not log {event} of {version}")
-        return found[0]
-
-    def _until(self, condition: Callable[[], bool], failure: str) -> None:
-        """Wait until `condition` holds. Raises `UsageError` with `failure` on timeout, or when a process ends."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            for name, process in self.processes.items():
-                if process.poll() is not None and name not in self._stopped:
-                    raise UsageError(f"{name} ended with {process.returncode}: {self._log_tail(name)}")
-            if time.monotonic() > deadline:
-                raise UsageError(f"{failure} within {PATIENCE_S:.0f} s")
-            time.sleep(0.05)
-
-    def _log_tail(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text(errors="replace")[-800:]
-
-
-def spent_s(pid: int) -> float:
-    """Return the CPU seconds (user and system) of a process so far, with all its threads, ended ones too.
-
-    0 when there is no such process.
-    """
-    try:
-        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def processor_s() -> tuple[float, float]:
-    """Return the CPU seconds of all cores of this machine so far: (used, idle)."""
-    ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    idle = ticks[3] + ticks[4]
-    hertz = os.sysconf("SC_CLK_TCK")
-    return (sum(ticks) - idle) / hertz, idle / hertz
 
 
 def distribute(
@@ -366,17 +275,17 @@ def distribute(
     """Publish files of `sizes` bytes one after the other, after `WARM_UPS` versions that do not count.
 
     Returns one outcome per size. `at_half` is called during the last publish, and `on_outcome` with each outcome that
-    counts as soon as its publish ends. Raises `UsageError` when a publish fails.
+    counts as soon as its publish ends. Raises `ProcessFailed` when a publish fails.
     """
     network = Network(rtt_ms=rtt_ms, between_ms=between_ms)
     raw_mb = max(sizes) // 10**6 + 2
     found = []
-    with RealSwarm.running(network, seed, nodes, raw_mb, late=late) as swarm:
+    with RealSwarm.started(network, seed, nodes, raw_mb, late=late) as swarm:
         for number, size in enumerate([sizes[0]] * WARM_UPS + list(sizes), 1):
             swarm.settle()
             time.sleep(rest_s)
             last = number == WARM_UPS + len(sizes)
-            outcome = swarm.publish(size, at_half=at_half if last else None)
+            outcome = swarm.send(size, at_half=at_half if last else None)
             if number > WARM_UPS:
                 found.append(outcome)
                 on_outcome(outcome)

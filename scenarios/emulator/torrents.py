@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Sequence
@@ -25,7 +24,9 @@ from typing import Any, Final
 
 from codec.errors import UsageError
 from scenarios.emulator.network import Host, Network
-from scenarios.emulator.real import QUEUE_MS, Node, bound_s, processor_s
+from scenarios.emulator.real import QUEUE_MS, Node, bound_s
+from scenarios.harness.processes import next_line
+from scenarios.harness.usage import machine_cpu_s
 
 __all__ = ["SUBJECTS", "Fetched", "encode", "fetch_all", "install", "main", "torrent"]
 
@@ -116,9 +117,9 @@ def fetch_all(subject: str, nodes: Sequence[Node], origin: Node, payload_bytes: 
             Path(folder, host.name).mkdir()
         Path(folder, "origin", "file").write_bytes(content)
         run = _aria2 if subject == "aria2" else _libtorrent
-        before, spent = hosts[0].sums.sent_bytes, processor_s()
+        before, spent = hosts[0].sums.sent_bytes, machine_cpu_s()
         began, had = run(hosts, Path(folder))
-        used, idle = (after - earlier for earlier, after in zip(spent, processor_s(), strict=True))
+        used, idle = (after - earlier for earlier, after in zip(spent, machine_cpu_s(), strict=True))
         sent = hosts[0].sums.sent_bytes - before
         for host in hosts[1:]:
             if Path(folder, host.name, "file").read_bytes() != content:
@@ -135,7 +136,7 @@ def _aria2(hosts: Sequence[Host], folder: Path) -> tuple[float, list[float]]:
     tracker = hosts[0].popen(
         [sys.executable, "-m", "scenarios.emulator.torrents", "tracker"], stdout=subprocess.PIPE, text=True
     )
-    _line(tracker, "tracking")
+    next_line(tracker, "tracking", PATIENCE_S)
     hook = folder / "done.sh"
     hook.write_text('#!/bin/sh\ndate +%s.%N > "$DONE.part" && mv "$DONE.part" "$DONE"\n')
     hook.chmod(0o755)
@@ -150,7 +151,7 @@ def _aria2(hosts: Sequence[Host], folder: Path) -> tuple[float, list[float]]:
         return host.popen(command, env={**os.environ, "DONE": str(folder / f"{host.name}.done")})
 
     start(hosts[0])
-    _line(tracker, "announced")
+    next_line(tracker, "announced", PATIENCE_S)
     began = time.time()
     for host in hosts[1:]:
         start(host)
@@ -175,32 +176,12 @@ def _libtorrent(hosts: Sequence[Host], folder: Path) -> tuple[float, list[float]
         for host in hosts
     ]  # fmt: skip
     for process in processes:
-        _line(process, "ready")
+        next_line(process, "ready", PATIENCE_S)
     began = time.time()
     for process in processes:
         assert process.stdin is not None
         print("go", file=process.stdin, flush=True)
-    return began, [float(_line(process, "had")) for process in processes[1:]]
-
-
-def _line(process: "subprocess.Popen[str]", word: str) -> str:
-    """Return the rest of the process's next line that begins with `word`. Raises `UsageError` on timeout."""
-    assert process.stdout is not None
-    found: list[str] = []
-
-    def read() -> None:
-        for line in process.stdout or ():
-            first, _, rest = line.strip().partition(" ")
-            if first == word:
-                found.append(rest)
-                return
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    reader.join(PATIENCE_S)
-    if not found:
-        raise UsageError(f"BitTorrent: no line {word!r} within {PATIENCE_S:.0f} s.")
-    return found[0]
+    return began, [float(next_line(process, "had", PATIENCE_S)) for process in processes[1:]]
 
 
 # ------------------------------------------------------------ the processes on the hosts

@@ -30,9 +30,12 @@ from typing import Any, Final
 
 from codec.errors import UsageError
 from scenarios.emulator.network import Host, Network
+from scenarios.harness.processes import next_line
 
 __all__ = ["ROWS", "Row", "main", "measure"]
 
+ENDS_WITHIN_S: Final = 300.0
+"""Time limit of the slowest row on two busy cores, s."""
 _MTU: Final = 1500
 _HEADERS: Final = 52
 """Bytes of IP and TCP headers with timestamps. A program gets at most (MTU - headers) / MTU of the link, less 0.3 % for
@@ -83,10 +86,12 @@ def measure(row: Row) -> dict[str, Any]:
     }
     with net:
         server = _end(far, "serve", options)
-        options["address"] = _line(server)["address"].replace("0.0.0.0", far.address)
+        options["address"] = json.loads(next_line(server, within_s=ENDS_WITHIN_S))["address"].replace(
+            "0.0.0.0", far.address
+        )
         pusher = _end(near, "push", options)
-        result = _line(pusher)
-        arrivals = _line(server)["arrivals"] if row.seconds else []
+        result = json.loads(next_line(pusher, within_s=ENDS_WITHIN_S))
+        arrivals = json.loads(next_line(server, within_s=ENDS_WITHIN_S))["arrivals"] if row.seconds else []
         drops = near.sums.queue_drops + far.sums.queue_drops
     result["queue_drops"] = drops
     result["path"] = f"{row.rtt_ms:g} ms, {row.mbit:g} Mbit/s" + (f", {row.loss:g} lost" if row.loss else "")
@@ -123,14 +128,6 @@ def _rates(arrivals: Sequence[tuple[float, int]], mbit: float) -> dict[str, Any]
 def _end(host: Host, side: str, options: dict[str, Any]) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "scenarios.emulator.transport_wan_ends", side, json.dumps(options)]
     return host.popen(command, stdout=subprocess.PIPE, text=True)
-
-
-def _line(process: "subprocess.Popen[str]") -> dict[str, Any]:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line:
-        raise SystemExit(f"a process ended early: {process.args}")
-    return json.loads(line)
 
 
 def main() -> None:

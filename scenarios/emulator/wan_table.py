@@ -19,7 +19,6 @@ along the same trees with no check at all.
 
 import argparse
 import json
-import signal
 import statistics
 import sys
 import time
@@ -81,8 +80,12 @@ class Case:
         return replace(self, seed=scaled(self.seed), nodes=tuple(map(scaled, self.nodes)))
 
 
-def _strike(number: signal.Signals) -> Callable[[RealSwarm], None]:
-    return lambda swarm: swarm.signal(swarm.interior(), number)
+def _kill(swarm: RealSwarm) -> None:
+    swarm.kill(swarm.interior())
+
+
+def _pause(swarm: RealSwarm) -> None:
+    swarm.pause(swarm.interior())
 
 
 def _arrive(swarm: RealSwarm) -> None:
@@ -114,11 +117,11 @@ ROWS: Final[dict[str, Case]] = {
     ),
     "killed": replace(
         _FOUR, title="4, an interior one killed at half time", times=1.3, copies=1.1, extra_bytes=0,
-        at_half=_strike(signal.SIGKILL),
+        at_half=_kill,
     ),
     "stopped": replace(
         _FOUR, title="4, an interior one frozen at half time", times=1.3, copies=1.1, extra_bytes=0,
-        at_half=_strike(signal.SIGSTOP),
+        at_half=_pause,
     ),
     "joiners": replace(
         _EIGHT, title="8, two more arrive at half time", nodes=(Node(200),) * 10, times=1.25, late=2, at_half=_arrive

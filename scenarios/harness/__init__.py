@@ -1,8 +1,10 @@
-"""Helpers that scenarios share: processes of a swarm, virtual environments and plots.
+"""Helpers that scenarios and tests share: real processes, virtual environments and plots.
 
 Modules:
 
+- `processes`: Real processes on this machine: the one way to start them, wait for them and end them
+- `swarm`: Swarms of real processes: a seed, nodes, and `swarm-node` commands, each with a home folder of its own
+- `usage`: What processes and this machine use: memory, processor time and descriptors, from `/proc`
 - `environments`: Virtual environments for packages that cannot be installed in the project's own environment
 - `plot`: Plots of scenarios, saved as PNG files without a display
-- `processes`: A seed and nodes as real processes on loopback, for scenarios of the trainer and of the ledger
 """

@@ -5,7 +5,6 @@ One node lies from the start, one is killed (SIGKILL, with its engine) in the se
 in the third. None is replaced, so a step's time is compared with what the remaining honest nodes can do.
 """
 
-import signal
 import tempfile
 import time
 from itertools import count
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from node.status.schema import OwnStatus, WorkerStatus, to_plain
-from scenarios.harness.processes import Swarm, swarm_on
+from scenarios.harness.swarm import Swarm, swarm_on
 
 __all__ = ["TOKENS_S", "real"]
 
@@ -40,9 +39,9 @@ def real() -> dict[str, Any]:
         options = ("--check-share", str(CHECKED))
         with swarm_on(Path(name), base, seed_words=options) as swarm:
             module, rate = "scenarios.rl.paced_node", {"SCENARIO_TOKENS_S": str(TOKENS_S)}
-            swarm.nodes(HONEST, base, module=module, **rate)
-            swarm.nodes([LIAR], base, module=module, SCENARIO_LIES="1", **rate)
-            with Handle.attach(base=base, home=swarm.home, start=False) as handle:
+            swarm.engines(HONEST, base, module=module, **rate)
+            swarm.engines([LIAR], base, module=module, SCENARIO_LIES="1", **rate)
+            with Handle.attach(base=base, home=swarm.home(), start=False) as handle:
                 prompts = ((1, 2, 3 + number % 20) for number in count())
                 groups = handle.rollouts(prompts, SAMPLES, SamplingParams(max_tokens=TOKENS))
                 rows = [_step(swarm, groups, number) for number in range(STEPS)]
@@ -56,9 +55,9 @@ def _step(swarm: Swarm, groups: Any, number: int) -> dict[str, Any]:
     seen: set[int] = set()
     for taken in range(GROUPS):
         if taken == GROUPS // 4 and number == 1:
-            swarm.signal(HONEST[0], signal.SIGKILL)
+            swarm.kill(HONEST[0])
         if taken == GROUPS // 4 and number == 2:
-            swarm.signal(HONEST[1], signal.SIGSTOP)
+            swarm.pause(HONEST[1])
         seen.add(next(groups).index)
     honest = len(HONEST) - (number >= 1) - (number >= 2)
     return {
@@ -69,14 +68,14 @@ def _step(swarm: Swarm, groups: Any, number: int) -> dict[str, Any]:
 
 
 def _result(swarm: Swarm, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    status = swarm.status()
+    status = swarm.seed_status()
     liars = [node for node in status.nodes if node.name == LIAR]
     for row in rows:
         row["ratio"] = row["seconds"] / row["expected_s"]
     return {
         "clock": "real",
         "steps": rows,
-        "lost_by_the_honest": {name: _lost_tokens(swarm.node(name)) for name in HONEST[2:]},
+        "lost_by_the_honest": {name: _lost_tokens(swarm.own_status(name)) for name in HONEST[2:]},
         "liar_aside": any(liar.quarantine is not None for liar in liars),
         "accepted": status.work.accepted,
         "refused": status.work.refused,

@@ -14,7 +14,6 @@ With `--kill`, other nodes generate the killed node's groups again as a whole, a
 
 import argparse
 import json
-import signal
 import sys
 import tempfile
 import threading
@@ -27,7 +26,7 @@ from codec.errors import UsageError
 from node.engines.base import Completion, Prompt
 from node.ledger.messages import stream_of
 from node.status.progress import Progress
-from scenarios.harness.processes import Swarm, swarm_on
+from scenarios.harness.swarm import Swarm, swarm_on
 
 KEY: Final = "fidelity"
 SETTLE_S: Final = 60.0
@@ -69,7 +68,7 @@ def through_the_swarm(
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="rl-fidelity-") as folder, swarm_on(Path(folder), base) as swarm:
         progress.label = "Starting the swarm"
-        swarm.nodes(names, base, "--engine", "transformers", "--threads", "1")
+        swarm.engines(names, base, "--engine", "transformers", "--threads", "1")
         killer: threading.Thread | None = None
 
         def begins(step: int) -> None:
@@ -79,14 +78,14 @@ def through_the_swarm(
                 killer = threading.Thread(target=_kill_when_busy, args=(swarm, names.pop()))
                 killer.start()
 
-        with Handle.attach(base=base, home=swarm.home, max_lag=0, start=False) as handle:
+        with Handle.attach(base=base, home=swarm.home(), max_lag=0, start=False) as handle:
             for row, publication in train_online(trainer, handle, steps, begins=begins, key=KEY):
                 if killer is not None:
                     killer.join()
                 root = b"" if publication.root is None else publication.root
                 rows.append(row | {"root": root.hex(), "own_root": policy_root(trainer).hex()})
         engines = _proven(swarm, names, rows[-1]["root"]) if rows else {}
-        work = swarm.status().work
+        work = swarm.seed_status().work
     return {"rows": rows, "engines": engines, "accepted": work.accepted, "refused": work.refused}
 
 
@@ -94,9 +93,9 @@ def _kill_when_busy(swarm: Swarm, name: str) -> None:
     """Kill the node as soon as it has work, or after two seconds without any."""
     deadline = time.monotonic() + 2.0
     while time.monotonic() < deadline:
-        if any(node.name == name and node.outstanding for node in swarm.status().nodes):
+        if any(node.name == name and node.outstanding for node in swarm.seed_status().nodes):
             break
-    swarm.signal(name, signal.SIGKILL)
+    swarm.kill(name)
 
 
 def _proven(swarm: Swarm, names: Sequence[str], root: str) -> dict[str, str]:
@@ -104,7 +103,7 @@ def _proven(swarm: Swarm, names: Sequence[str], root: str) -> dict[str, str]:
     deadline = time.monotonic() + SETTLE_S
     found: dict[str, str] = {}
     while time.monotonic() < deadline:
-        found = {name: swarm.node(name, prove=True).live_root or "" for name in names}
+        found = {name: swarm.own_status(name, prove=True).live_root or "" for name in names}
         if set(found.values()) == {root}:
             break
         time.sleep(0.2)

@@ -119,14 +119,14 @@ def real_rate(folder: Path, base: Path, rates: Sequence[float], seconds: float) 
     warm-up of the same length."""
     from node.engines.base import SamplingParams
     from node.trainers.api import Swarm
-    from scenarios.harness.processes import swarm_on
+    from scenarios.harness.swarm import swarm_on
 
     sampling = SamplingParams(max_tokens=8)  # so short that many batches are measured
     prompts = ((1, 2, 3 + number % 20) for number in count())
     with tempfile.TemporaryDirectory(dir=folder) as name, swarm_on(Path(name), base) as swarm:
         for i, rate in enumerate(rates):
-            swarm.nodes([f"node{i}"], base, module="scenarios.rl.paced_node", SCENARIO_TOKENS_S=str(rate))
-        with Swarm.attach(base=base, home=swarm.home, start=False) as handle:
+            swarm.engines([f"node{i}"], base, module="scenarios.rl.paced_node", SCENARIO_TOKENS_S=str(rate))
+        with Swarm.attach(base=base, home=swarm.home(), start=False) as handle:
             groups = handle.rollouts(prompts, SAMPLES, sampling)
             began, tokens, warm = time.monotonic(), 0, False
             for group in groups:

@@ -1,9 +1,10 @@
 """A node as `swarm-node join` starts it, except that its engine process runs `scenarios.rl.paced:PacedEngine`.
 
-SCENARIO_TOKENS_S=200 python -m scenarios.rl.paced_node join TICKET --home FOLDER --model BASE --name fast
+SCENARIO_TOKENS_S=200 SWARM_HOME=FOLDER python -m scenarios.rl.paced_node join TICKET --model BASE --name fast
 """
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -22,14 +23,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["join"])
     parser.add_argument("ticket")
-    for flag in ("--home", "--model"):
-        parser.add_argument(flag, type=Path, required=True)
+    parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--listen", default="127.0.0.1:0")
     options = parser.parse_args()
     logs.configure()
     config = JoinConfig(
-        home=options.home,
+        home=Path(os.environ["SWARM_HOME"]),
         model=options.model,
         name=options.name,
         listen=(options.listen,),

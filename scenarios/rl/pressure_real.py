@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from scenarios.harness.processes import Swarm, swarm_on
+from scenarios.harness.swarm import Swarm, swarm_on
 
 __all__ = ["real"]
 
@@ -41,8 +41,8 @@ def real(trainer: float, steps: int, warm_up: int, max_lag: int) -> dict[str, An
         train_s = GROUPS * SAMPLES * TOKENS / TOKENS_S / trainer
         with swarm_on(Path(name), base) as swarm:
             paced = {"SCENARIO_TOKENS_S": str(TOKENS_S), "SCENARIO_DRAWN": str(drawn)}
-            swarm.nodes([NODE], base, module="scenarios.rl.paced_node", **paced)
-            with Handle.attach(base=base, home=swarm.home, start=False, max_lag=max_lag) as handle:
+            swarm.engines([NODE], base, module="scenarios.rl.paced_node", **paced)
+            with Handle.attach(base=base, home=swarm.home(), start=False, max_lag=max_lag) as handle:
                 prompts = ((1, 2, 3 + number % 20) for number in count())
                 sampling = SamplingParams(max_tokens=TOKENS)
                 groups: Any = handle.rollouts(prompts, SAMPLES, sampling, timeout_s=WITHIN_S)
@@ -75,9 +75,7 @@ def _lag(handle: Any, group: Any) -> int:
 
 def _counters(swarm: Swarm) -> dict[str, Any]:
     """Return the status's counters of samples over the whole run."""
-    from node.trainers.connection.seedlink import ask_state
-
-    work = ask_state(swarm.home).work
+    work = swarm.seed_status().work
     return {name: getattr(work, name) for name in ("samples_used", "samples_unused", "unused")}
 
 

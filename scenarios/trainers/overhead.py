@@ -13,14 +13,13 @@ Measure with nothing else running. Ends with code 1 when something is not as it 
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Final
 
 from codec.errors import UsageError
+from scenarios.harness.processes import outputs
 
 __all__ = ["main", "ranks"]
 
@@ -30,14 +29,14 @@ RANKS_WITHIN_S: Final = 240.0
 
 def ranks(world: int, steps: int) -> dict[str, Any]:
     """Train with and without a swarm. What all ranks agree on."""
-    from scenarios.harness.processes import swarm_on
+    from scenarios.harness.swarm import swarm_on
     from scenarios.trainers.trainer_ranks import write_base
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_base(folder / "base")
         with swarm_on(folder, folder / "base", nodes=1) as swarm:
-            on = _run(folder / "on", world, steps, str(swarm.home), str(folder / "base"))
+            on = _run(folder / "on", world, steps, str(swarm.home()), str(folder / "base"))
         off = _run(folder / "off", world, steps)
     equal = [one["roots"] == one["gathered"] == on[0]["roots"] for one in on]
     masters = {one["masters"] for one in (*on, *off)}
@@ -50,26 +49,9 @@ def ranks(world: int, steps: int) -> dict[str, Any]:
 
 def _run(meet: Path, world: int, steps: int, *more: str) -> list[dict[str, Any]]:
     words = [str(world), str(steps), *more]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-m", "scenarios.trainers.trainer_ranks", str(meet), str(rank), *words],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
-        )
-        for rank in range(world)
-    ]  # fmt: skip
-    try:
-        found = []
-        for process in running:
-            out, err = process.communicate(timeout=RANKS_WITHIN_S)
-            if process.returncode:
-                raise UsageError(f"A rank ended with {process.returncode}: {err.decode()[-800:]}")
-            found.append(json.loads(out.decode().strip().split("\n")[-1]))
-        return found
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
+    module = "scenarios.trainers.trainer_ranks"
+    ranks = [[sys.executable, "-m", module, str(meet), str(rank), *words] for rank in range(world)]
+    return [json.loads(out.strip().split("\n")[-1]) for out in outputs(ranks, RANKS_WITHIN_S)]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -18,7 +18,7 @@ from node.trainers.connection.seedlink import ask_state
 from node.trainers.publish.encoding import Encoder
 from node.trainers.ranks.copies import Copies
 from node.trainers.ranks.ownership import Ownership, Part
-from scenarios.harness.processes import swarm_on
+from scenarios.harness.swarm import swarm_on
 
 __all__ = ["cost", "scaling"]
 
@@ -59,7 +59,7 @@ def cost(tensors: int, blocks: int, steps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
         write_checkpoint(base, layout, lambda name: weights[name].reshape(-1), {"config.json": CONFIG})
-        with swarm_on(Path(folder), base, nodes=1) as swarm, Swarm.attach(model, home=swarm.home) as trainer:
+        with swarm_on(Path(folder), base, nodes=1) as swarm, Swarm.attach(model, home=swarm.home()) as trainer:
             into = {name: torch.full_like(tensor, 1.0) for name, tensor in model.items()}
             rows = []
             for step in range(1, steps + 1):
@@ -69,7 +69,7 @@ def cost(tensors: int, blocks: int, steps: int) -> dict[str, Any]:
                 for name, tensor in model.items():
                     into[name].copy_(tensor)
                 copied = time.perf_counter()
-                watch = _FirstChunk(swarm.home, layout.n_blocks) if step % 2 == 0 else None  # it takes time itself
+                watch = _FirstChunk(swarm.home(), layout.n_blocks) if step % 2 == 0 else None  # it takes time itself
                 began = time.perf_counter()
                 publication = trainer.publish(model, step=step)
                 taken = time.perf_counter() - began

@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +21,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+
+from scenarios.harness.processes import outputs
 
 __all__ = ["main", "measure"]
 
@@ -109,36 +110,16 @@ def _now() -> np.ndarray:
 
 def measure(case: str, steps: int) -> dict[str, Any]:
     """Median seconds of the copy and of `publish`, and the median of their ratio."""
-    from scenarios.harness.processes import swarm_on
+    from scenarios.harness.swarm import swarm_on
 
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_base(folder / "base", case)
         with swarm_on(folder, folder / "base", nodes=1) as swarm:
-            words = [str(steps), str(swarm.home), str(folder / "meet")]
-            running = [
-                subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-m",
-                        "scenarios.trainers.trainer_shapes",
-                        "--case",
-                        case,
-                        "--rank",
-                        str(rank),
-                        *words,
-                    ],
-                    stdout=subprocess.PIPE,
-                    env=os.environ | {"OMP_NUM_THREADS": "1"},
-                )
-                for rank in range(WORLD)
-            ]
-            try:
-                said = [process.communicate(timeout=RANKS_WITHIN_S)[0] for process in running]
-            finally:
-                for process in running:
-                    process.kill()
+            words = [str(steps), str(swarm.home()), str(folder / "meet")]
+            command = [sys.executable, "-m", "scenarios.trainers.trainer_shapes", "--case", case, "--rank"]
+            said = outputs([[*command, str(rank), *words] for rank in range(WORLD)], RANKS_WITHIN_S)
     rows = json.loads(said[0])[1:]
     found: dict[str, Any] = {"case": case}
     for i, kind in enumerate(("", "cpu_")):

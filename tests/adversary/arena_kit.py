@@ -10,18 +10,21 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from datetime import datetime
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from kit import Swarm, Words, checkpoint, free_port, holds, root_of, step, swarm_in, weights
+from kit import Words, checkpoint, holds, root_of, step, weights
 from peer_kit import Member
 
 from codec.sign import Key
 from node.settings import keyfile
+from scenarios.harness.processes import free_port, next_line
+from scenarios.harness.swarm import Swarm, swarm_in
+from scenarios.harness.usage import ProcessUsage
 
 MIB = 1 << 20
 FLOOD_S = float(os.environ.get("ADVERSARY_SECONDS", "4"))
@@ -31,6 +34,8 @@ FULL = FLOOD_S > 10
 PASSES = int(os.environ.get("ADVERSARY_PASSES", "3"))
 """Number of versions that are timed with, and without, an attack; the medians are compared."""
 TICKET_NODES = 64
+PUBLISHED_WITHIN_S = 180.0
+"""Time limit for a version to be sealed under an attack, s."""
 BEAT_S = 0.5
 """The heartbeat period of the loopback preset, s."""
 LATE_S = 1.0
@@ -38,26 +43,6 @@ LATE_S = 1.0
 
 FIRST = weights()
 OBSERVER = Key(b"\x07" * 32)
-
-
-class Process:
-    """Memory, CPU time and descriptors of one process, from `/proc`."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-
-    @property
-    def rss_bytes(self) -> int:
-        return int(re.findall(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())[0]) << 10
-
-    @property
-    def cpu_s(self) -> float:
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    @property
-    def descriptors(self) -> int:
-        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
 
 
 class Arena:
@@ -104,8 +89,8 @@ class Arena:
     def box_public(self) -> bytes:
         return keyfile.load(self.swarm.home("box") / "node.key").public
 
-    def process(self, name: str = "seed") -> Process:
-        return Process(self.swarm.running[name].pid)
+    def process(self, name: str = "seed") -> ProcessUsage:
+        return ProcessUsage(self.swarm.running[name].pid)
 
     def another_ticket(self, nodes: int = TICKET_NODES) -> str:
         return self.swarm.ticket("--nodes", str(nodes))
@@ -151,20 +136,9 @@ class Arena:
     async def flight_s(self) -> float:
         """Publish a version; returns the seconds from its start until the box held it, by the logs."""
         await self.works()
-        first, second = self._logged("seed", "publishing"), self._logged("box", "holds")
-        with trio.fail_after(10):
-            while second is None:
-                await trio.sleep(0.02)
-                second = self._logged("box", "holds")
-        assert first is not None
-        return (second - first).total_seconds()
-
-    def _logged(self, name: str, event: str) -> datetime | None:
-        """The time of the last log line of `name` with this event and the newest version."""
-        for line in reversed(self.log(name).splitlines()):
-            if f'"{event}"' in line and f'"0.{self.version}"' in line:
-                return datetime.fromisoformat(json.loads(line)["timestamp"])
-        return None
+        began = self.swarm.until_event("seed", "publishing", version=f"0.{self.version}")
+        logged = partial(self.swarm.until_event, "box", "holds", 10.0, version=f"0.{self.version}")
+        return await trio.to_thread.run_sync(logged) - began
 
     def publish(self) -> str:
         """Publish the next version; returns its root in hex, as the seed reports it."""
@@ -172,26 +146,14 @@ class Arena:
         self.words = step(self.words, self.version, self.density)
         folder = checkpoint(self.swarm.folder / f"step_{self.version}", self.words)
         if self._publisher is None or self._publisher.poll() is not None:
-            self._publisher = subprocess.Popen(
-                [sys.executable, str(Path(__file__).parent / "publisher.py"), str(self.swarm.home("seed"))],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-            )
-        assert self._publisher.stdin is not None
-        assert self._publisher.stdout is not None
-        self._publisher.stdin.write(f"{folder}\n")
-        self._publisher.stdin.flush()
-        answer = self._publisher.stdout.readline()
-        assert answer, f"the seed took no version: {self.log()[-2000:]}"
+            pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            command = [sys.executable, str(Path(__file__).parent / "publisher.py"), str(self.swarm.home("seed"))]
+            environment = {"PYTHONPATH": str(Path(__file__).parents[2])}
+            self._publisher = self.swarm.popen("publisher", command, environment=environment, **pipes)
+        print(folder, file=self._publisher.stdin, flush=True)
+        answer = json.loads(next_line(self._publisher, within_s=PUBLISHED_WITHIN_S))
         shutil.rmtree(folder)
-        return json.loads(answer)["root"]
-
-    def close(self) -> None:
-        if self._publisher is not None:
-            self._publisher.kill()
-            self._publisher.communicate()
+        return answer["root"]
 
     async def lets_in(self, within_s: float = 10.0, ticket: str = "") -> float:
         """Assert that a new machine with a valid ticket is admitted in time; returns the seconds that it took."""
@@ -212,10 +174,7 @@ def arena_in(folder: Path, words: Words | None = None, density: float = 0.01, **
     with swarm_in(folder) as swarm:
         arena = Arena(swarm, words or FIRST, density)
         arena.start(**options)
-        try:
-            yield arena
-        finally:
-            arena.close()
+        yield arena
 
 
 class Observer:

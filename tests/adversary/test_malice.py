@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 import trio
-from kit import Swarm, checkpoint, free_port, holds, layout_of, root_of, step, swarm_in, ticket_of, weights
+from kit import checkpoint, holds, layout_of, root_of, step, ticket_of, weights
 from peer_kit import GONE, HostilePeer
 
 from codec import BlockDelta, ChunkKey, Manifest, seal_chunk
 from codec.sign import Key
 from node.settings import keyfile
 from node.settings.ticket import Ticket
+from scenarios.harness.processes import free_port
+from scenarios.harness.swarm import Swarm, swarm_in
 from swarm.protocol.core.boots import latest_boot
 from swarm.protocol.core.documents import Heartbeat, seal
 from swarm.protocol.core.wire import (

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import trio
 from arena_kit import FIRST
-from kit import Swarm, checkpoint, free_port, swarm_in
+from kit import checkpoint
 from peer_kit import GONE, HostilePeer, Member
 
 from codec.sign import Key
 from node.settings import keyfile
 from node.settings.ticket import Ticket
+from scenarios.harness.processes import free_port
+from scenarios.harness.swarm import Swarm, swarm_in
 from swarm.transport.nat.circuit import HOP_ID, HopMessage, Status, peer_in, read_message, write_message
 
 pytestmark = [pytest.mark.slow, pytest.mark.adversary, pytest.mark.alone]

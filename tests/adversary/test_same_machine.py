@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 from arena_kit import FIRST, Arena
-from kit import NODE, checkpoint, holds, root_of, swarm_in
+from kit import checkpoint, holds, root_of
+
+from scenarios.harness.swarm import NODE, swarm_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.adversary]
 

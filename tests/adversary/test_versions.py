@@ -7,11 +7,13 @@ from statistics import median
 import pytest
 import trio
 from arena_kit import FIRST, PASSES, Arena, arena_in
-from kit import NODE, checkpoint, free_port, holds, root_of, step, swarm_in, weights
+from kit import checkpoint, holds, root_of, step, weights
 from peer_kit import Member, members
 from proxy_kit import proxied
 
 from codec.sign import Key
+from scenarios.harness.processes import free_port
+from scenarios.harness.swarm import NODE, swarm_in
 from swarm.protocol.core.wire import FRAME_HEAD, FrameKind, pack_frame, unpack_frame_head
 from swarm.transport.base import Lane
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-import kit
 from seed_kit import FakeSeed, RunningSeed, running
 
 from codec import Checkpoint, Replica
 from node import Swarm
 from node.ledger.messages import Rollout, VersionSpan, WorkLease, pack_floats, pack_tokens, seal_rollout, work_hash
+from scenarios.harness.swarm import LOOPBACK, swarm_in
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -126,9 +126,9 @@ def test_the_reference_trainer_over_real_processes(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A seed and a node that runs transformers, as processes of their own."""
-    with kit.swarm_in(tmp_path) as swarm:
+    with swarm_in(tmp_path) as swarm:
         swarm.seed(base)
-        words = ("join", swarm.ticket(), "--engine", "transformers", "--threads", "1", *kit.LOOPBACK)
+        words = ("join", swarm.ticket(), "--engine", "transformers", "--threads", "1", *LOOPBACK)
         swarm.start("node", *words)
         swarm.until("seed", lambda state: len(state["nodes"]) == 1 and state["nodes"][0]["engine"] is not None)
         run_script(monkeypatch, "reference_grpo.py", "--home", swarm.home("seed"), "--steps", 2)

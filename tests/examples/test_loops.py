@@ -3,12 +3,9 @@
 `verify_loop.py`, which uses no code of this project, checks what they record, in a process of its own.
 """
 
-import contextlib
 import json
 import os
 import shlex
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +14,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from scenarios.harness.processes import free_port
+from scenarios.harness.swarm import Swarm, swarm_in
 
 pytestmark = [
     pytest.mark.slow,
@@ -61,61 +61,14 @@ def status(home: Path) -> dict:
                                      capture_output=True, text=True, timeout=60).stdout)  # fmt: skip
 
 
-class Boxes:
-    """A seed and two nodes, each a process of its own."""
-
-    def __init__(self, folder: Path, base: Path) -> None:
-        self.folder, self.base, self.running = folder, base, {}
-        self.start("seed", "seed", "--base", str(base), "--preset", "loopback", "--check-share", "0")
-        self.until("seed", lambda state: state["role"] == "seed")
-        invite = [*CLI, "invite", "--home", str(folder / "seed"), "--json"]
-        report = json.loads(subprocess.run(invite, env=ENV, check=True, capture_output=True, text=True).stdout)
-        (folder / "ticket").write_text(report["ticket"])
-
-    def join(self, name: str) -> None:
-        self.start(name, "join", "--ticket-file", str(self.folder / "ticket"), "--model", str(self.base),
-                   "--threads", "1", "--name", name, "--replica", "ram")  # fmt: skip
-
-    def start(self, name: str, *command: str) -> None:
-        with (self.folder / f"{name}.log").open("wb") as log:
-            where = ["--home", str(self.folder / name), "--listen", "127.0.0.1:0"]
-            self.running[name] = subprocess.Popen(
-                [*CLI, *command, *where], env=ENV, stdout=log, stderr=log, start_new_session=True
-            )
-
-    def until(self, name: str, condition, within_s: float = 90) -> None:
-        deadline = time.monotonic() + within_s
-        while True:
-            with contextlib.suppress(subprocess.CalledProcessError, KeyError):
-                if condition(status(self.folder / name)):
-                    return
-            assert self.running[name].poll() is None, (self.folder / f"{name}.log").read_text()[-2000:]
-            assert time.monotonic() < deadline, f"{name} did not get there in {within_s} s"
-            time.sleep(0.3)
-
-    def kill(self, name: str, how: int = signal.SIGKILL) -> None:
-        """Kill the process and its engines."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.running[name].pid, how)
-        self.running.pop(name).wait(60)
-
-    def close(self) -> None:
-        for name in list(self.running):
-            self.kill(name, signal.SIGTERM)
-
-
 @pytest.fixture
-def boxes(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Boxes]:
-    request.param(tmp_path / "base")
-    swarm = Boxes(tmp_path, tmp_path / "base")
-    try:
-        for name in ("lost", "stays"):
-            swarm.join(name)
-        for name in ("lost", "stays"):
-            swarm.until(name, lambda state, n=name: any(x["name"] == n and x["engine"] for x in state["nodes"]))
+def swarm(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Swarm]:
+    """A seed and the nodes `lost` and `stays`, which generate."""
+    request.param(base := tmp_path / "base")
+    with swarm_in(tmp_path, environment={"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}) as swarm:
+        swarm.seed(base, "--check-share", "0")
+        swarm.engines(("lost", "stays"), base, "--threads", "1", "--replica", "ram")
         yield swarm
-    finally:
-        swarm.close()
 
 
 def snapshot(home: Path, pid: int, out: Path, version: str) -> None:
@@ -134,40 +87,33 @@ def snapshot(home: Path, pid: int, out: Path, version: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("boxes", "example", "command", "shape"),
+    ("swarm", "example", "command", "shape"),
     [
         pytest.param(make_moe, "fsdp2_moe", TORCHRUN, (2, 4, 4), id="fsdp2-moe"),
         pytest.param(make_llama, "lora_grpo", [], (0, 4, 8), id="lora-grpo"),
     ],
-    indirect=["boxes"],
+    indirect=["swarm"],
 )  # fmt: skip
 def test_ten_steps_with_a_node_killed(
-    boxes: Boxes, example: str, command: list[str], shape: tuple[int, int, int], tmp_path: Path
+    swarm: Swarm, example: str, command: list[str], shape: tuple[int, int, int], tmp_path: Path
 ) -> None:
     record, snapshots, script = tmp_path / "record", tmp_path / "snapshots", ROOT / "examples" / f"{example}.py"
-    look = [sys.executable, __file__, str(tmp_path / "stays"), str(boxes.running["stays"].pid), str(snapshots)]
+    look = [sys.executable, __file__, str(tmp_path / "stays"), str(swarm.running["stays"].pid), str(snapshots)]
     if command:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            command = [*command, "--master-port", str(free.getsockname()[1])]
-    run = [sys.executable, *command, str(script), "--base", str(boxes.base), "--home", str(tmp_path / "seed"),
+        command = [*command, "--master-port", str(free_port())]
+    run = [sys.executable, *command, str(script), "--base", str(tmp_path / "base"), "--home", str(tmp_path / "seed"),
            "--steps", str(STEPS), "--run-name", "test", "--record", str(record), "--max-tokens", "160",
            "--after-step", shlex.join(look)]  # fmt: skip
     begun = time.monotonic()
-    with (tmp_path / "loop.log").open("wb") as log:
-        loop = subprocess.Popen(run, env=ENV, stdout=log, stderr=log)
-    try:
-        while not (snapshots / f"0.{KILL_AFTER}.bin").exists() and loop.poll() is None:
-            time.sleep(0.02)
-        time.sleep(0.7)  # during the next step's samples, which take about two seconds
-        boxes.kill("lost")
-        killed = time.monotonic() - begun
-        assert loop.wait(400) == 0, (tmp_path / "loop.log").read_text()[-4000:]
-    finally:
-        loop.kill()
+    swarm.start_command("loop", run)
+    swarm.wait("the step before the kill", (snapshots / f"0.{KILL_AFTER}.bin").exists, 400.0)
+    time.sleep(0.7)  # during the next step's samples, which take about two seconds
+    swarm.kill("lost")
+    killed = time.monotonic() - begun
+    assert swarm.ends("loop", 400.0) == 0, swarm.log("loop")
     took = time.monotonic() - begun
     ranks, groups, n = shape
-    verify = [sys.executable, str(Path(__file__).with_name("verify_loop.py")), str(boxes.base), str(record),
+    verify = [sys.executable, str(Path(__file__).with_name("verify_loop.py")), str(tmp_path / "base"), str(record),
              str(snapshots), "--run", "test", "--steps", str(STEPS), "--ranks", str(ranks), "--groups", str(groups),
              "--n", str(n)]  # fmt: skip
     plain = {k: v for k, v in ENV.items() if k != "PYTHONPATH"}
@@ -178,8 +124,7 @@ def test_ten_steps_with_a_node_killed(
     )
     assert verified.returncode == 0, report
     assert len(report["nodes"]) == 2, "the node that was killed had generated nothing"
-    proof = subprocess.run([*CLI, "status", "--prove", "--home", str(tmp_path / "stays")], env=ENV)
-    assert proof.returncode == 0, "the surviving engine's bits are not the version's"
+    assert swarm.command("stays", "status", "--prove").code == 0, "the surviving engine's bits are not the version's"
 
 
 if __name__ == "__main__":

@@ -9,7 +9,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from kit import PATIENCE_S, Swarm, check, checkpoint, holds, root_of, step, swarm_in, weights
+from kit import check, checkpoint, holds, root_of, step, weights
+
+from scenarios.harness.processes import PATIENCE_S
+from scenarios.harness.swarm import Swarm, swarm_in
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit import LOOPBACK, Swarm, all_hold, checkpoint, free_port, holds, root_of, step, swarm_in, weights
+from kit import all_hold, checkpoint, holds, root_of, step, weights
+
+from scenarios.harness.processes import free_port
+from scenarios.harness.swarm import LOOPBACK, Swarm, swarm_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]  # long: it needs the history, which a shallow clone lacks
 

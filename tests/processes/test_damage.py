@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kit import LOOPBACK, Swarm, check, checkpoint, holds, root_of, step, swarm_in, weights
+from kit import check, checkpoint, holds, root_of, step, weights
+
+from scenarios.harness.swarm import LOOPBACK, Swarm, swarm_in
 
 pytestmark = pytest.mark.slow
 

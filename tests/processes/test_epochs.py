@@ -5,10 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kit import Words, all_hold, checkpoint, free_port, holds, layout_of, root_of, step, swarm_in, weights
+from kit import Words, all_hold, checkpoint, holds, layout_of, root_of, step, weights
 
 from codec.errors import UsageError
 from node.trainers.api import Swarm as Trainer
+from scenarios.harness.processes import free_port
+from scenarios.harness.swarm import swarm_in
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from kit import LOOPBACK, NODE, Ended, Swarm, all_hold, check, checkpoint, root_of, step, swarm_in, weights
+from kit import all_hold, check, checkpoint, root_of, step, weights
+
+from scenarios.harness.swarm import LOOPBACK, NODE, Ended, Swarm, swarm_in
 
 pytestmark = pytest.mark.slow
 

@@ -3,25 +3,14 @@
 import random
 import re
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from kit import (
-    NODE,
-    PATIENCE_S,
-    Swarm,
-    all_hold,
-    checkpoint,
-    free_port,
-    group_alive,
-    holds,
-    root_of,
-    step,
-    swarm_in,
-    weights,
-)
+from kit import all_hold, checkpoint, holds, root_of, step, weights
+
+from scenarios.harness.processes import PATIENCE_S, free_port, group_alive
+from scenarios.harness.swarm import NODE, Swarm, swarm_in
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +68,7 @@ def test_a_seed_killed_while_it_publishes_loses_no_version(swarm: Swarm) -> None
     swarm.until("seed", all_hold([0, 0], 2))
     for number in (1, 2, 3):
         words = ("publish", str(swarm.folder / f"step_{number}"), "--json")
-        trainer = swarm.popen("seed", words, subprocess.PIPE)
+        trainer = swarm.piped("seed", *words)
         deadline = time.monotonic() + PATIENCE_S
         while not any(swarm.home("seed").glob(f"swarm-*/chunks/0.{number}.*")) and time.monotonic() < deadline:
             time.sleep(0.002)
@@ -111,7 +100,7 @@ def test_signals_at_random_moments_end_every_command(swarm: Swarm) -> None:
         what = list(commands)[turn % len(commands)]
         home = "seed" if what in ("publish", "status") else f"{what}-{turn}"
         number = rng.choice([signal.SIGINT, signal.SIGTERM])
-        process = swarm.popen(home, commands[what], subprocess.PIPE)
+        process = swarm.piped(home, *commands[what])
         time.sleep(rng.uniform(0.0, 3.0))
         process.send_signal(number)
         _, err = process.communicate(timeout=20)

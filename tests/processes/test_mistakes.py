@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit import NODE, Swarm, all_hold, check, checkpoint, free_port, holds, root_of, step, swarm_in, ticket_of, weights
+from kit import all_hold, check, checkpoint, holds, root_of, step, ticket_of, weights
 
 from codec.sign import Key
 from node.settings import keyfile
+from scenarios.harness.processes import free_port
+from scenarios.harness.swarm import NODE, Swarm, swarm_in
 
 FIRST = weights()
 SECOND = step(FIRST, 1)

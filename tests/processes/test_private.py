@@ -4,7 +4,9 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from kit import Swarm, all_hold, checkpoint, holds, root_of, step, swarm_in, weights
+from kit import all_hold, checkpoint, holds, root_of, step, weights
+
+from scenarios.harness.swarm import Swarm, swarm_in
 
 pytestmark = pytest.mark.slow
 

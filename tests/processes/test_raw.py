@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit import LOOPBACK, Swarm, check, swarm_in
+from kit import check
+
+from scenarios.harness.swarm import Swarm, swarm_in
 
 pytestmark = pytest.mark.slow
 
@@ -17,8 +19,7 @@ def swarm(tmp_path: Path) -> Iterator[Swarm]:
 
 
 def test_a_file_reaches_every_node(swarm: Swarm, tmp_path: Path) -> None:
-    swarm.start("seed", "seed", "--raw-mb", "8", *LOOPBACK, "--preset", "loopback")
-    swarm.until("seed", lambda state: state["role"] == "seed")
+    swarm.seed(None, "--raw-mb", "8")
     ticket = swarm.ticket()
     outs = [tmp_path / f"out{i}" for i in range(2)]
     for i, out in enumerate(outs):

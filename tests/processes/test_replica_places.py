@@ -4,11 +4,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from kit import all_hold, check, checkpoint, holds, root_of, step, swarm_in, weights
+from kit import all_hold, check, checkpoint, holds, root_of, step, weights
 
 from codec.chunk import CODER_PCO, CODER_RAW
 from node.host.endpoint import open_store
 from node.settings.ticket import Ticket
+from scenarios.harness.swarm import swarm_in
 
 VERSIONS = [weights()]
 for number in (1, 2, 3):

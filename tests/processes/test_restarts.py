@@ -11,9 +11,11 @@ from http.client import RemoteDisconnected
 from pathlib import Path
 
 import pytest
-from kit import PATIENCE_S, Swarm, checkpoint, free_port, swarm_in, weights
+from kit import checkpoint, weights
 
 from node import Swarm as Trainer
+from scenarios.harness.processes import PATIENCE_S, free_port
+from scenarios.harness.swarm import Swarm, swarm_in
 
 
 def get(url: str) -> tuple[int, dict[str, str], bytes]:
@@ -108,7 +110,7 @@ def test_a_live_status_says_that_its_seed_is_away_and_goes_on(tmp_path: Path) ->
         swarm.seed(base)
         words = ("status", "--watch")
         for again in (False, True):
-            watching = swarm.popen("seed", words, subprocess.PIPE, FORCE_COLOR="1", TERM="xterm", COLUMNS="300")
+            watching = swarm.piped("seed", *words, FORCE_COLOR="1", TERM="xterm", COLUMNS="300")
             _read_until(watching, rb"head")
             swarm.signal("seed", signal.SIGKILL)
             _read_until(watching, rb"has not answered for")

@@ -4,7 +4,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from kit import all_hold, check, checkpoint, free_port, holds, root_of, step, swarm_in, weights
+from kit import all_hold, check, checkpoint, holds, root_of, step, weights
+
+from scenarios.harness.processes import free_port
+from scenarios.harness.swarm import swarm_in
 
 pytestmark = pytest.mark.slow
 

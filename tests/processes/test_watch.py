@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from kit import State, Swarm, checkpoint, root_of, step, swarm_in, weights
+from kit import checkpoint, root_of, step, weights
+
+from scenarios.harness.swarm import State, Swarm, swarm_in
 
 WORDS = [weights()]
 for number in range(1, 5):

@@ -4,9 +4,6 @@ Only `swarm-node` commands are used, as documented: a seed with `--via`, a relay
 """
 
 import json
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -14,10 +11,8 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from node.status.query import ask
-from node.status.schema import to_plain
-from scenarios.emulator.network import Host, Network
-from swarm.transport.base import Unreachable
+from scenarios.emulator.network import Network
+from scenarios.harness.swarm import swarm_in
 
 pytestmark = [pytest.mark.wan, pytest.mark.alone]
 
@@ -49,66 +44,6 @@ def checkpoint(folder: Path, words: np.ndarray) -> str:
     return str(folder)
 
 
-class Field:
-    """Hosts with one `swarm-node` process each. The test asks the processes over the sockets in their homes."""
-
-    def __init__(self, folder: Path, network: Network) -> None:
-        self.folder, self.network = folder, network
-        (folder / "bare").mkdir()
-        (folder / "bare" / "sitecustomize.py").write_text(NO_TORCH)
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(self, host: Host, *words: str) -> None:
-        with (self.folder / f"{host.name}.log").open("ab") as log:
-            self._running[host.name] = host.popen(self._line(host.name, words), stdout=log, stderr=log)
-
-    def kill(self, name: str) -> None:
-        process = self._running.pop(name)
-        process.kill()
-        process.wait()
-
-    def command(self, name: str, *words: str) -> Any:
-        done = subprocess.run(self._line(name, words), capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    def _line(self, name: str, words: tuple[str, ...]) -> list[str]:
-        return [
-            "env",
-            f"SWARM_HOME={self.folder / name}",
-            f"PYTHONPATH={self.folder / 'bare'}",
-            "NUMBA_NUM_THREADS=1",
-            sys.executable,
-            "-m",
-            "node.cli",
-            *words,
-        ]
-
-    def state(self, name: str) -> dict[str, Any]:
-        try:
-            return to_plain(ask(self.folder / name))
-        except Unreachable:
-            return {}
-
-    def until(self, name: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        deadline = time.monotonic() + PATIENCE_S
-        state: dict[str, Any] = {}
-        while time.monotonic() < deadline:
-            state = self.state(name)
-            if state and condition(state):
-                return state
-            if name in self._running and self._running[name].poll() is not None:
-                break
-            time.sleep(0.2)
-        log = (self.folder / f"{name}.log").read_text()[-3000:]
-        pytest.fail(f"{name} is at {json.dumps(state, default=str)}: {log}")
-
-
-@pytest.fixture
-def field(tmp_path: Path) -> Field:
-    return Field(tmp_path, Network(rtt_ms=20))
-
-
 def all_hold(version: int, members: int) -> Callable[[dict[str, Any]], bool]:
     return lambda state: [node["held"] for node in state["nodes"]] == [[0, version]] * members
 
@@ -123,47 +58,52 @@ def reaches(peer: str, ways: tuple[str, ...]) -> Callable[[dict[str, Any]], bool
     return lambda state: any(node["peer"] == peer and node["reached"] in ways for node in state["nodes"])
 
 
-def test_every_node_gets_every_version(field: Field, tmp_path: Path) -> None:
+def test_every_node_gets_every_version(tmp_path: Path) -> None:
     """Four of eight nodes behind firewalls and NATs, the trainer behind one, a relay outside."""
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "sitecustomize.py").write_text(NO_TORCH)
+    network, environment = Network(rtt_ms=20), {"PYTHONPATH": str(tmp_path / "bare")}
     rng = np.random.default_rng(3)
     words = (rng.standard_normal(300_000).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     base = checkpoint(tmp_path / "step_0", words)
-    trainer = field.network.host("trainer", up_mbit=200, down_mbit=200, firewall="in")
-    relay = field.network.host("relay", up_mbit=200, down_mbit=200)
+    trainer = network.host("trainer", up_mbit=200, down_mbit=200, firewall="in")
+    relay = network.host("relay", up_mbit=200, down_mbit=200)
     nodes = [
-        field.network.host(f"{kind}{index}", up_mbit=100, down_mbit=100, firewall=kind)
+        network.host(f"{kind}{index}", up_mbit=100, down_mbit=100, firewall=kind)
         for index, kind in enumerate(FIREWALLS)
     ]
-    with field.network:
+    hosts = {host.name: host for host in (trainer, relay, *nodes)}
+    on = {"on": lambda name: hosts[name].popen, "environment": environment, "patience_s": PATIENCE_S}
+    with network, swarm_in(tmp_path, **on) as swarm:
         via = ("--via", f"{relay.address}:4001")
-        field.start(trainer, "seed", "--base", base, "--preset", "lan", *via)
-        field.until("trainer", lambda state: state["head"] == [0, 0])
-        invitation = field.command("trainer", "invite", "--json")
+        swarm.start("trainer", "seed", "--base", base, "--preset", "lan", *via)
+        swarm.until("trainer", lambda state: state["head"] == [0, 0])
+        invitation = swarm.json("trainer", "invite")
         assert invitation["addrs"] == [f"/ip4/{relay.address}/tcp/4001/p2p-circuit"]
-        field.start(relay, "relay", invitation["ticket"])
-        field.until("trainer", all_hold(0, 1))
+        swarm.start("relay", "relay", invitation["ticket"])
+        swarm.until("trainer", all_hold(0, 1))
         for node in nodes:
-            field.start(node, "join", invitation["ticket"], "--engine", "none")
-        field.until("trainer", all_hold(0, 1 + len(nodes)))
+            swarm.start(node.name, "join", invitation["ticket"], "--engine", "none")
+        swarm.until("trainer", all_hold(0, 1 + len(nodes)))
 
         for version in (1, 2):
             words[rng.choice(len(words), 3000, replace=False)] ^= 1
-            field.command("trainer", "publish", checkpoint(tmp_path / f"step_{version}", words), "--json")
-            state = field.until("trainer", all_hold(version, 1 + len(nodes)))
+            swarm.json("trainer", "publish", checkpoint(tmp_path / f"step_{version}", words))
+            state = swarm.until("trainer", all_hold(version, 1 + len(nodes)))
 
         for node, kind in zip(nodes, FIREWALLS, strict=True):
             # A symmetric NAT uses another port for each destination, so hole punching to the trainer fails.
             expected = ("circuit",) if kind == "symmetric" else ("punched", "direct")
-            own = field.until(node.name, is_reached(kind == "none", expected))
+            own = swarm.until(node.name, is_reached(kind == "none", expected))
             assert (own["nodes"][0]["held"], own["nodes"][0]["root"]) == ([0, 2], state["root"])
-            field.until("trainer", reaches(own["nodes"][0]["peer"], expected))
-        assert field.state("relay")["circuits"] >= 1
+            swarm.until("trainer", reaches(own["nodes"][0]["peer"], expected))
+        assert swarm.state("relay")["circuits"] >= 1
         assert state["relays"] == {f"/ip4/{relay.address}/tcp/4001": ""}
 
         # The relay is killed and restarted. Punched and direct nodes no longer need it; the node on a circuit uses it
         # again, and the relay itself is a member again.
-        field.kill("relay")
-        field.start(relay, "relay", invitation["ticket"])
+        swarm.kill("relay")
+        swarm.start("relay", "relay", invitation["ticket"])
         words[rng.choice(len(words), 3000, replace=False)] ^= 1
-        field.command("trainer", "publish", checkpoint(tmp_path / "step_3", words), "--json")
-        field.until("trainer", all_hold(3, 1 + len(nodes)))
+        swarm.json("trainer", "publish", checkpoint(tmp_path / "step_3", words))
+        swarm.until("trainer", all_hold(3, 1 + len(nodes)))

@@ -1,6 +1,5 @@
 """Real processes on emulated links, in short form; `scenarios.emulator.wan_table` makes the published numbers."""
 
-import signal
 from dataclasses import replace
 
 import pytest
@@ -34,7 +33,7 @@ def test_plain_sockets_along_the_same_trees() -> None:
 @pytest.mark.long
 def test_chunks_lost_with_a_root_child_are_sent_again_within_the_cap() -> None:
     node = Node(100)
-    with RealSwarm.running(Network(), node, [node] * 3, 34, seed_flags=("--egress-copies", "1.3")) as swarm:
-        outcome = swarm.publish(32 << 20, at_half=lambda swarm: swarm.signal(swarm.interior(), signal.SIGKILL))
+    with RealSwarm.started(Network(), node, [node] * 3, 34, seed_flags=("--egress-copies", "1.3")) as swarm:
+        outcome = swarm.send(32 << 20, at_half=lambda swarm: swarm.kill(swarm.interior()))
     assert len(outcome.had_s) == 2, "both live nodes have the version"
     assert outcome.sent_bytes < 1.35 * outcome.payload_bytes  # the cap counts payload only

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import socket
-import sys
 import threading
 import time
 from collections import Counter
@@ -12,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "processes"))
+from scenarios.harness.swarm import swarm_in
+from scenarios.harness.usage import ProcessUsage
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
@@ -23,18 +23,11 @@ ALLOWED = 64 << 20
 KEY = "sesame"
 
 
-def rss(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) << 10
-    raise AssertionError("no VmRSS")
-
-
 class Watch:
     """The most memory that a process held while the block ran."""
 
     def __init__(self, pid: int) -> None:
-        self.before = self.peak = rss(pid)
+        self.before = self.peak = ProcessUsage(pid).rss_bytes
         self._pid, self._over = pid, threading.Event()
 
     def __enter__(self) -> "Watch":
@@ -44,7 +37,7 @@ class Watch:
 
     def _look(self) -> None:
         while not self._over.wait(0.02):
-            self.peak = max(self.peak, rss(self._pid))
+            self.peak = max(self.peak, ProcessUsage(self._pid).rss_bytes)
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
@@ -88,11 +81,9 @@ def at_once(clients: int, work: Callable[[int], str]) -> Counter[str]:
 
 def test_a_gateway_uses_little_memory_and_frees_it(tmp_path: Path):
     """100 clients of 8 MiB each without the key, then as many with it; then silent ones from many addresses."""
-    from kit import LOOPBACK, swarm_in
-
     with swarm_in(tmp_path) as swarm:
-        seed = swarm.start("seed", "seed", "--raw-mb", "1", *LOOPBACK, "--preset", "loopback")
-        swarm.until("seed", lambda state: state["role"] == "seed")
+        swarm.seed(None, "--raw-mb", "1")
+        seed = swarm.running["seed"]
         home = {"SWARM_HOME": str(swarm.home("seed"))}
         swarm.start("gateway", "gateway", "--at", "127.0.0.1:0", "--api-key", KEY, "--json", **home)
         swarm.until_logged("gateway", '"url"')
@@ -108,7 +99,7 @@ def test_a_gateway_uses_little_memory_and_frees_it(tmp_path: Path):
         with Watch(seed.pid) as client:
             answers = at_once(CLIENTS, lambda i: ask(port, KEY, body))
         time.sleep(1.0)
-        after = rss(seed.pid)
+        after = ProcessUsage(seed.pid).rss_bytes
         print(f"with it: {answers}, {client.before >> 20} MiB before, {client.peak >> 20} at most, {after >> 20} after")
         assert set(answers) <= {"503", "429", "closed"}, "there are no nodes"
         assert answers["503"] > 0

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import signal
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from gateway_kit import LETTERS, UNKNOWN, base_files
 from openai import AsyncOpenAI
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "processes"))
+from scenarios.harness.swarm import LOOPBACK, swarm_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")]
 
@@ -75,14 +74,11 @@ def test_requests_in_flight_survive_killed_nodes(
     tmp_path: Path, requests: int, names: tuple[str, ...], doomed: tuple[str, ...]
 ):
     """None is lost, none answered twice, and each gets its own answer."""
-    from kit import LOOPBACK, swarm_in
-
     base = base_folder(tmp_path / "base")
     wanted = expected(base, requests)
     with swarm_in(tmp_path / "swarm") as swarm:
-        swarm.start("seed", "seed", "--base", str(base), *LOOPBACK, "--preset", "loopback")
-        swarm.until("seed", lambda state: state["head"] == [0, 0])
-        ticket = swarm.json("seed", "invite", "--nodes", str(len(names)))["ticket"]
+        swarm.seed(base)
+        ticket = swarm.ticket("--nodes", str(len(names)))
         for name in names:
             swarm.start(name, "join", ticket, "--model", str(base), "--threads", "1", *LOOPBACK)
         home = {"SWARM_HOME": str(swarm.home("seed"))}

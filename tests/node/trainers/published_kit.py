@@ -8,29 +8,29 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import kit
-
 from scenarios.harness.environments import environment
+from scenarios.harness.processes import free_port
+from scenarios.harness.swarm import LOOPBACK, Swarm, swarm_in
 
 HERE = Path(__file__).parent
 
 
 @contextmanager
-def drawing(folder: Path, *gateway: str) -> Iterator[tuple[kit.Swarm, Path, str]]:
+def drawing(folder: Path, *gateway: str) -> Iterator[tuple[Swarm, Path, str]]:
     """A swarm whose node generates tokens, its base folder, and its gateway's URL. `gateway`: arguments for that."""
     from node.trainers.grpo.tiny import tiny_folder
 
-    base, port = tiny_folder(lambda line: None), kit.free_port()
-    with kit.swarm_in(folder) as swarm:
+    base, port = tiny_folder(lambda line: None), free_port()
+    with swarm_in(folder) as swarm:
         swarm.seed(base)
-        swarm.start("node", "join", swarm.ticket(), "--engine", "transformers", "--threads", "1", *kit.LOOPBACK)
+        swarm.start("node", "join", swarm.ticket(), "--engine", "transformers", "--threads", "1", *LOOPBACK)
         where = ("--home", str(swarm.home("seed")), "--at", f"127.0.0.1:{port}")
         swarm.start("gateway", "gateway", *where, *(word.format(base=base) for word in gateway))
         swarm.until("seed", lambda state: len(state["nodes"]) == 1 and state["nodes"][0]["engine"] is not None)
         yield swarm, base, f"http://127.0.0.1:{port}"
 
 
-def train(swarm: kit.Swarm, script: str, *words: object) -> dict[str, Any]:
+def train(swarm: Swarm, script: str, *words: object) -> dict[str, Any]:
     """Run a script of this folder around such a trainer to its end. Returns the report that it prints last."""
     python = environment("trainers", HERE / "trainers.txt", inherit=True)
     environ = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[2])}

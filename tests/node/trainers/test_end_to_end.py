@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-from kit import swarm_in
 from ranks_kit import Running
+
+from scenarios.harness.swarm import swarm_in
 
 STEPS = 10
 KILLED_AFTER = 3

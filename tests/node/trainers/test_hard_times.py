@@ -17,6 +17,7 @@ from node.trainers import api
 from node.trainers.connection import seedwatch
 from node.trainers.errors import SwarmBusy, SwarmDown, SwarmTimeout
 from node.trainers.publish import publication
+from scenarios.harness.swarm import swarm_in
 
 SOON_S = 0.3
 BOUND_S = 20.0
@@ -45,7 +46,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("short_waits")
 def test_no_call_hangs_on_a_frozen_or_a_dead_seed(tmp_path: Path) -> None:
-    with kit.swarm_in(tmp_path) as swarm:
+    with swarm_in(tmp_path) as swarm:
         swarm.seed(kit.checkpoint(tmp_path / "base", WORDS))
         trainer = Swarm.attach(home=swarm.home("seed"), start=False)
         steps = itertools.count(1)

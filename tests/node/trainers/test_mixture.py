@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-from kit import LOOPBACK, swarm_in  # noqa: E402
+from scenarios.harness.swarm import LOOPBACK, swarm_in  # noqa: E402
 
 PROMPTS = [[1, 5, 9, 12], [3, 4, 8, 20]]
 STEPS = 3

@@ -21,6 +21,8 @@ from published_kit import drawing
 
 from node.status.query import ask
 from scenarios.harness.environments import environment
+from scenarios.harness.processes import free_port
+from scenarios.harness.swarm import NODE, swarm_in
 
 HERE: Final = Path(__file__).parent
 COMMIT: Final = "559b44772e471d1538537b8805cc77f3824a5e64"
@@ -77,11 +79,11 @@ def broadcast(folder: Path, words: Any) -> Path:
 
 def test_the_admin_routes(tmp_path: Path, admin_on: Any) -> None:
     words = kit.weights(4)
-    with kit.swarm_in(tmp_path) as swarm:
+    with swarm_in(tmp_path) as swarm:
         swarm.seed(kit.checkpoint(tmp_path / "base", words))
-        swarm.start("node", "join", swarm.ticket(), "--model", str(tmp_path / "base"), *kit.NODE)
+        swarm.start("node", "join", swarm.ticket(), "--model", str(tmp_path / "base"), *NODE)
         swarm.until("seed", lambda state: len(state["nodes"]) == 1 and state["nodes"][0]["held"] == [0, 0])
-        port = admin_on(kit.free_port(), swarm.home("seed")).port
+        port = admin_on(free_port(), swarm.home("seed")).port
         assert speak(port, "GET", "/health") == (200, {"status": "ok"})
         assert speak(port, "GET", "/v1/models")[1]["data"][0]["id"] == MODEL
         assert post(port, "/pause?mode=keep&clear_cache=false")[0] == 200
@@ -152,7 +154,7 @@ if SOURCE:
         )
         subprocess.run(["tar", "x", "-C", source], input=archive.stdout, check=True)
         with drawing(tmp_path, "--model-name", MODEL) as (swarm, base, url):
-            admin = admin_on(kit.free_port(), swarm.home("seed"))
+            admin = admin_on(free_port(), swarm.home("seed"))
             folder = tmp_path / "run" / "broadcasts" / "step_1"
             shutil.copytree(base, folder)
             weights = load_file(folder / "model.safetensors")

@@ -24,6 +24,8 @@ from node.trainers.errors import SwarmDown, SwarmTimeout
 from node.trainers.publish.publication import Holders
 from node.trainers.ranks.peers import Peers, named
 from node.trainers.standing import _why_no_group
+from scenarios.harness.processes import PATIENCE_S
+from scenarios.harness.swarm import swarm_in
 
 WORDS = kit.weights(4)
 SOON_S = 0.3
@@ -42,7 +44,7 @@ def error_of(call: Callable[[], Any]) -> SwarmError:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + kit.PATIENCE_S
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -120,7 +122,7 @@ def test_why_no_rollouts_come(nodes: list[MemberStatus], says: str):
 def test_the_end_of_a_seed_is_logged_at_once_then_waited_for_then_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    with kit.swarm_in(tmp_path) as swarm:
+    with swarm_in(tmp_path) as swarm:
         base = kit.checkpoint(tmp_path / "base", WORDS)
         swarm.seed(base)
         trainer = Swarm.attach(home=swarm.home("seed"), start=False)
@@ -156,7 +158,7 @@ def test_the_end_of_a_seed_is_logged_at_once_then_waited_for_then_an_error(
 
 
 def test_close_raises_the_error_of_a_publish_that_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with kit.swarm_in(tmp_path) as swarm:
+    with swarm_in(tmp_path) as swarm:
         swarm.seed(kit.checkpoint(tmp_path / "base", WORDS))
         trainer = Swarm.attach(home=swarm.home("seed"), start=False)
         trainer.publish(tensors(1), step=1).wait(timeout_s=FAR_S)
@@ -191,7 +193,7 @@ def test_a_seed_that_the_trainer_started_is_not_waited_for(tmp_path: Path):
 
 def test_rollouts_say_why_none_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     monkeypatch.setattr(patience, "SAY_AFTER_S", 0.05)
-    with kit.swarm_in(tmp_path) as swarm:
+    with swarm_in(tmp_path) as swarm:
         swarm.seed(kit.checkpoint(tmp_path / "base", WORDS))
         ticket = swarm.ticket()
         with Swarm.attach(home=swarm.home("seed"), start=False) as trainer:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from scenarios.emulator import wan_table
-from scenarios.emulator.real import Node, Outcome, bound_s, spent_s
+from scenarios.emulator.real import Node, Outcome, bound_s
 from scenarios.emulator.wan_table import ROWS, draw, main, print_table, row_of
+from scenarios.harness.usage import ProcessUsage
 
 MIB = 1 << 20
 
@@ -100,5 +101,5 @@ def _said(said: Callable[[Outcome], None], spent: dict[str, float]) -> Outcome:
 
 def test_what_a_process_has_spent() -> None:
     sum(range(3_000_000))
-    assert spent_s(os.getpid()) > 0
-    assert spent_s(2**30) == 0  # there is no such process
+    assert ProcessUsage(os.getpid()).cpu_s > 0
+    assert ProcessUsage(2**30).cpu_s == 0  # there is no such process
