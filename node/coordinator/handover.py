@@ -105,8 +105,8 @@ class _Last:
             key, tuning, random.Random(secrets.randbits(64)),
             Boot(boot, clock=lambda local: wall + local),
             Saved(head, [record for record in store.records.all("grant/").values() if record],
-                  list(store.records.all("ticket/").values())),
-            Site(region=config.region), succession=sealed, now=start,
+                  list(store.records.all("ticket/").values()), succession=sealed),
+            Site(region=config.region), now=start,
         )  # fmt: skip
         self.endpoint = Endpoint.build(
             self.core, key, key.public, store, self,

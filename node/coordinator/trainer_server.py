@@ -18,6 +18,7 @@ from node.coordinator.publisher import Publisher, VersionSink
 from node.coordinator.rank_group import RankGroups
 from node.ipc.async_channel import AsyncChannel, serve_socket
 from node.ipc.channel import ChannelClosed, close_fds
+from node.ledger.binding import Binding
 from node.ledger.model_limits import limits_of
 from node.ledger.service import VOLATILE, LedgerService
 from node.ledger.session import Session
@@ -221,14 +222,9 @@ class TrainerServer:
             await self._ledger.closed(asked.session)
         session = self._ledger.open(
             asked.session,
-            asked.n,
-            asked.sampling,
-            asked.max_lag,
+            Binding(asked.n, asked.sampling, asked.max_lag, asked.whole, asked.prompts, asked.count),
             keep=asked.keep,
-            whole=asked.whole,
             total=asked.total,
-            prompts=asked.prompts,
-            count=asked.count,
             paced=True,
             limits=limits_of(self._files()),
         )

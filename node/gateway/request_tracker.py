@@ -13,6 +13,7 @@ import trio
 
 from codec.errors import SwarmError
 from node.engines.base import EXACT_SEED, OPTIONS, SamplingParams, needs
+from node.ledger.binding import Binding
 from node.ledger.messages import pack_tokens
 from node.ledger.service import VOLATILE, LedgerService
 from node.ledger.state import Group
@@ -68,7 +69,7 @@ class RequestTracker:
         self.most = most
         self._without_nodes_s = without_nodes_s
         name = f"{VOLATILE}gateway-{os.urandom(8).hex()}"
-        self._session = ledger.open(name, 1, SamplingParams(1), max_lag)
+        self._session = ledger.open(name, Binding(1, SamplingParams(1), max_lag))
         self._pending: dict[bytes, _Pending] = {}
         self.in_flight = 0
         """Sequences that were asked for and are not answered yet."""

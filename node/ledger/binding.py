@@ -29,9 +29,12 @@ class Binding(NamedTuple):
     """The work that a key stands for."""
 
     n: int
+    """Samples a group."""
     sampling: SamplingParams
-    max_lag: int
-    whole: bool
+    max_lag: int = 1
+    """Tokens are at most this many versions old."""
+    whole: bool = False
+    """One node generates each group in one batch."""
     prompts: bytes = b""
     """A hash of all prompts; empty where they were not known in advance (an iterator)."""
     prompt_count: int = 0

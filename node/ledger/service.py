@@ -248,30 +248,23 @@ class LedgerService:
     def open(
         self,
         name: str,
-        n: int,
-        sampling: SamplingParams,
-        max_lag: int = 1,
+        work: Binding,
         *,
         keep: bool = False,
-        whole: bool = False,
         total: int | None = None,
-        prompts: bytes = b"",
-        count: int = 0,
         paced: bool = False,
         limits: ModelLimits = NO_LIMITS,
     ) -> Session:
-        """Open a session for groups of `n` samples, whose tokens are at most `max_lag` versions old.
+        """Open a session for request groups of this work.
 
-        `keep`: its work outlives the session, and the trainer may come back for it. `whole`: one node generates each
-        group in one batch. `total`: how many groups will be offered, if that is known. `prompts`, `count`: with `keep`,
-        a hash of all prompts and their number, if they are known. `paced`: the trainer takes groups one after another,
-        and how fast it does limits what is begun for it. `limits`: those of the model.
+        `keep`: its work outlives the session, and the trainer may come back for it. `total`: how many groups will be
+        offered, if that is known. `paced`: the trainer takes groups one after another, and how fast it does limits what
+        is begun for it. `limits`: those of the model.
 
         Raises `PeerError` when the session is open already, `KeyTaken` when its name stands for other work.
         """
         if name in self._sessions:
             raise PeerError(f"rollouts.session: {name!r} is open already")
-        work = Binding(n, sampling, max_lag, whole, prompts, count)
         if keep:
             self._ledger.bind(name, work)
         self._orphans.pop(name, None)
@@ -279,7 +272,7 @@ class LedgerService:
         session = Session(name, work, keep, total, limits)
         self._sessions[name] = session
         if paced:
-            self._ledger.track_consumption(name, max_lag, self._clock())
+            self._ledger.track_consumption(name, work.max_lag, self._clock())
         self._expect(session)
         self._wake()
         return session

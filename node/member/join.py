@@ -48,6 +48,7 @@ from swarm.protocol.core.reach import circuit
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.wire import Join
 from swarm.protocol.member import Peer
+from swarm.protocol.startup import SavedReplica
 from swarm.runtime import in_thread
 from swarm.store import Store
 from swarm.transport.base import Unreachable
@@ -229,8 +230,7 @@ class Member:
         return Peer(
             self.key, ticket.authority, ticket.addrs, join, Tuning.named(ticket.preset),
             random.Random(secrets.randbits(64)),
-            held=None if opened is None else opened.held,
-            layout_hash=None if opened is None else opened.layout_hash,
+            SavedReplica() if opened is None else SavedReplica(opened.held, opened.layout_hash),
             latest_boot=lambda now: latest_boot(time.time()),
         )  # fmt: skip
 

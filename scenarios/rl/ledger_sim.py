@@ -18,6 +18,7 @@ import trio.testing
 from codec.sign import Key
 from node.engines.base import Completion, Prompt, SamplingParams, Version
 from node.engines.host import Commitment, Counts
+from node.ledger.binding import Binding
 from node.ledger.book import Book
 from node.ledger.messages import pack_tokens
 from node.ledger.service import LedgerService
@@ -256,7 +257,7 @@ class Trainer:
     ) -> None:
         self.ledger_sim, self._groups, self._train_s, self._seal_s = ledger_sim, groups, train_s, seal_s
         sampling = SamplingParams(max_tokens, stop_tokens=(STOP,))
-        self.session: Session = ledger_sim.service.open("run", n, sampling, max_lag, paced=paced)
+        self.session: Session = ledger_sim.service.open("run", Binding(n, sampling, max_lag), paced=paced)
         self._unconfirmed: bytes | None = None
         """The group that it got last and has not yet reported as taken."""
         self._offered_at: dict[bytes, tuple[float, int]] = {}

@@ -29,7 +29,7 @@ from swarm.protocol.core.events import HeaderStored, LocalChunk, LocalLeave, Loc
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.wire import Join
 from swarm.protocol.member import Peer
-from swarm.protocol.startup import Boot, Saved, Site
+from swarm.protocol.startup import Boot, Saved, SavedReplica, Site
 from swarm.runtime import RuntimeLimits
 
 __all__ = ["Faults", "Link", "Node", "Published", "World"]
@@ -153,7 +153,7 @@ class World(VirtualNetwork):
         join = Join(self.capability, addrs, f"node{len(self.nodes)}", region, up_mbit, link.down_mbit, relay)
         core = Peer(
             key, self.swarm, ("/sim/0",), join, self.tuning, random.Random(self.rng.random()),
-            held=held, layout_hash=LAYOUT if held else None,
+            SavedReplica(held, LAYOUT if held else None),
         )  # fmt: skip
         node = Node(key, core, link, self._cpu(), self._workers(), len(self.nodes))
         if held is not None and core.state.manifest is not None:

@@ -113,18 +113,14 @@ class Authority:
         site: Site = Site(),  # noqa: B008 - frozen
         budget: Budget | None = None,
         *,
-        succession: bytes = b"",
         now: float = 0.0,
     ) -> None:
-        """`budget`: what may be sent; None: no limit. `succession`: the sealed document that names the key which
-        replaces this one. With it, every peer that comes is sent that document, no new member is admitted, and a rival
-        with our key does not make us stop.
-        """
+        """`budget`: what may be sent; None: no limit."""
         budget = budget or Budget(Egress())
         self.egress = budget.egress
         uplink = OwnUplink(bytes_s=lambda: site.up_mbit * 125_000, egress=budget.egress)
         state = self.state = State.new(
-            key, key.public, tuning, rng, uplink, latest_boot=boot.latest, succession=succession
+            key, key.public, tuning, rng, uplink, latest_boot=boot.latest, succession=saved.succession
         )
         self._cost_bytes = budget.cost_bytes
         copies = budget.egress.copies

@@ -78,6 +78,7 @@ from swarm.protocol.membership.lease import Standing
 from swarm.protocol.membership.membership import Membership
 from swarm.protocol.membership.session import BAN_S, Session, pay_for_attaching
 from swarm.protocol.membership.succession import SuccessionRelay
+from swarm.protocol.startup import SavedReplica
 from swarm.protocol.state import OwnUplink, State
 from swarm.protocol.transfer.catchup import Catchup, Phase
 from swarm.protocol.transfer.chunks import key_of
@@ -105,15 +106,12 @@ class Peer:
         join: Join,
         tuning: Tuning,
         rng: random.Random,
+        saved: SavedReplica = SavedReplica(),  # noqa: B008 - frozen
         *,
-        held: bytes | None = None,
-        layout_hash: bytes | None = None,
         latest_boot: Callable[[float], int] = lambda now: MAX_BOOT,
     ) -> None:
-        """`authority`: addresses of the authority. `join`: what this member says of itself when it joins. `held`: the
-        sealed manifest of the version that the replica is proven to be; None: catch up from nothing. `layout_hash`: the
-        layout that the replica has. `latest_boot`: at a local time, the highest boot number of the authority that is
-        believed."""
+        """`authority`: addresses of the authority. `join`: what this member says of itself when it joins.
+        `latest_boot`: at a local time, the highest boot number of the authority that is believed."""
         state = self.state = State.new(
             key, swarm, tuning, rng, OwnUplink(gives=join.up_mbit > 0), latest_boot=latest_boot
         )
@@ -124,11 +122,11 @@ class Peer:
         self.progress = Progress(state, self.repair, relay_only=join.relay_only, on_damage=self.catchup.repair)
         self.links = Links(state)
         self.succession_relay = SuccessionRelay(state)
-        if layout_hash is not None:
-            self.catchup.has_layout(layout_hash)
-        if held is not None:
-            manifest = open_manifest(held, swarm)
-            self.state.settle(VersionId(manifest.epoch, manifest.version), manifest, held)
+        if saved.layout_hash is not None:
+            self.catchup.has_layout(saved.layout_hash)
+        if saved.held is not None:
+            manifest = open_manifest(saved.held, swarm)
+            self.state.settle(VersionId(manifest.epoch, manifest.version), manifest, saved.held)
         self._on_event: dict[type[Event], Callable[[Any, float], None]] = {
             PeerUp: self._peer_up,
             PeerDown: self._peer_down,

@@ -1,4 +1,4 @@
-"""What an authority is started with."""
+"""What an authority or a member is started with."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from swarm.protocol.core.boots import MAX_BOOT
 from swarm.protocol.core.wire import WantBlob, WantBlock
 from swarm.protocol.transfer.egress import Egress
 
-__all__ = ["Boot", "Budget", "Saved", "Site"]
+__all__ = ["Boot", "Budget", "Saved", "SavedReplica", "Site"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,19 @@ class Saved:
     """Those under `ticket/`."""
     bars: Sequence[bytes] = ()
     """Those under `bar/` and `kick/`, less the empty ones."""
+    succession: bytes = b""
+    """The sealed document that names the key which replaces this one. With it, every peer that comes is sent that
+    document, no new member is admitted, and a rival with our key does not make us stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedReplica:
+    """What an earlier run of a member left."""
+
+    held: bytes | None = None
+    """Sealed manifest of the version that the replica is proven to be; None: catch up from nothing."""
+    layout_hash: bytes | None = None
+    """The layout that the replica has."""
 
 
 @dataclass(frozen=True, slots=True)

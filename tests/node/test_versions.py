@@ -10,6 +10,7 @@ from work_kit import SAMPLING, TOKENS, Swarm, collect, gid, head, root
 
 from node.engines.base import Completion, SamplingParams, Span
 from node.engines.host import Commitment
+from node.ledger.binding import Binding
 from node.ledger.messages import Reason, Renew, Timesheet, decode, pack_tokens
 from node.member.time_accounting import TimeAccounting
 
@@ -88,7 +89,7 @@ async def test_sequences_go_on_over_a_commit_and_name_the_version_of_each_span(t
     async with trio.open_nursery() as nursery:
         engine = CarryingEngine(1.0)
         swarm, service = await start(tmp_path, nursery, engine, capacity=8, batch=8)
-        session = service.open("s", 4, SIXTY)
+        session = service.open("s", Binding(4, SIXTY))
         for i in range(2):
             service.offer(session, gid(i), pack_tokens((1, 2, i)))
         await trio.sleep(20.0)
@@ -115,7 +116,7 @@ async def test_samples_that_would_be_refused_are_not_finished(tmp_path, autojump
     async with trio.open_nursery() as nursery:
         engine = CarryingEngine(1.0)
         swarm, service = await start(tmp_path, nursery, engine, capacity=8, batch=8)
-        session = service.open("s", 4, SIXTY)
+        session = service.open("s", Binding(4, SIXTY))
         service.offer(session, gid(0), pack_tokens((1, 2, 3)))
         for version in (1, 2):
             await trio.sleep(20.0)
@@ -135,7 +136,7 @@ async def test_leases_live_while_tokens_flow_and_die_when_they_stop(tmp_path, au
         swarm.settings = type(swarm.settings)(min_deadline_s=10.0, max_deadline_s=15.0)
         service = await swarm.start_service()
         await swarm.add_node(1, rate=1.0, engine=engine, capacity=8, batch=8)
-        session = service.open("s", 4, SIXTY)
+        session = service.open("s", Binding(4, SIXTY))
         service.offer(session, gid(0), pack_tokens((1, 2, 3)))
         (group,) = await collect(service, session, 1, offers=0)
         assert len(group.done) == 4, "sixty seconds on leases of fifteen"
@@ -191,7 +192,7 @@ async def test_nodes_check_one_another(tmp_path, autojump_clock, lies):
         def liars(ids) -> set[int]:
             return {i for i in (1,) if ids[-2] % 2}
 
-        session = service.open("s", 4, SAMPLING)
+        session = service.open("s", Binding(4, SAMPLING))
         await collect(service, session, 60)
         status = service.status()
         assert status.checks.begun > 20
@@ -209,7 +210,7 @@ async def test_every_second_is_accounted_for(tmp_path, autojump_clock):
         swarm, service = await start(tmp_path, nursery, engine, capacity=8, batch=8)
         began = trio.current_time()
         await trio.sleep(10.0)  # nothing to do
-        session = service.open("s", 4, SIXTY)
+        session = service.open("s", Binding(4, SIXTY))
         service.offer(session, gid(0), pack_tokens((1, 2, 3)))
         await collect(service, session, 1, offers=0)
         for version in (1, 2):
@@ -252,7 +253,7 @@ async def test_an_engine_that_is_not_preemptible_finishes_first_and_begins_nothi
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()
         engine = await swarm.add_node(1, rate=50.0, capacity=32, batch=8)
-        session = service.open("s", 4, SAMPLING)
+        session = service.open("s", Binding(4, SAMPLING))
         for i in range(8):
             service.offer(session, gid(i), pack_tokens((1, 2, i)))
         await trio.sleep(2.0)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from codec.sign import Key
 from node.ledger import messages as work
+from node.ledger.binding import Binding
 from node.ledger.book import Book
 from node.ledger.messages import Reason, Rollout, VersionSpan, WorkMessage
 from node.ledger.rules import Ledger
@@ -61,7 +62,7 @@ class _World(World):
         """By lease number: the node that got the lease, and the lease."""
         self.todo: list[tuple[bytes, work.WorkLease]] = []
         self.serials = 0
-        self.session = self.service.open("s", 4, SAMPLING, 1)
+        self.session = self.service.open("s", Binding(4, SAMPLING))
         self.offered = 0
         for node in names:
             self.service.member_up(node)

@@ -39,6 +39,7 @@ from swarm.protocol.core.wire import HeartbeatNews, Hello, ManifestNews, Pong, R
 from swarm.protocol.member import Peer
 from swarm.protocol.membership.lease import Standing
 from swarm.protocol.membership.roster import Change, Member, Roster, difference, seal_change, whole
+from swarm.protocol.startup import SavedReplica
 
 __all__ = ["PeerAuthority", "PeerTarget"]
 
@@ -95,7 +96,7 @@ class _World(CoreWorld):
         self.step = seal_change(difference(None, self.plan_now), AUTHORITY)
         self.core = Peer(
             KEYS[0], SWARM, ("/ip4/198.51.100.9/tcp/4001",), self._join(), Tuning.loopback(),
-            random.Random(rng.random()), held=self._manifest(3), layout_hash=LAYOUT.hash,
+            random.Random(rng.random()), SavedReplica(self._manifest(3), LAYOUT.hash),
         )  # fmt: skip
         self.honest = set() if hostile_authority else {SWARM, KEYS[1].public, KEYS[2].public}
         self.me = KEYS[3]

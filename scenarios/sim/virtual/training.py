@@ -17,6 +17,7 @@ from typing import Any, Final
 import trio
 
 from node.engines.base import SamplingParams
+from node.ledger.binding import Binding
 from node.ledger.book import Book
 from node.ledger.facts import Accepted, Discarded, Fact
 from node.ledger.messages import SignedRollout, decode, pack_tokens
@@ -283,7 +284,7 @@ class _Training:
     async def _train(self, steps: int) -> None:
         run = self.run
         sampling = SamplingParams(round(run.tokens * (1 + run.spread)), stop_tokens=(STOP,))
-        session = self.service.open("run", run.group, sampling, self.max_lag, paced=True)
+        session = self.service.open("run", Binding(run.group, sampling, self.max_lag), paced=True)
         async with trio.open_nursery() as nursery:
             if self.max_lag:
                 nursery.start_soon(self._offer_for_ever, session)

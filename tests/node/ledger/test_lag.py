@@ -3,6 +3,7 @@
 import trio
 from ledger_kit import ALICE, KEY_OF, PROMPT, SAMPLING, ask, draw, group_id, head, ledger_at, places, sealed, submit
 
+from node.ledger.binding import Binding
 from node.ledger.book import Book
 from node.ledger.messages import Reason, SignedRollout, decode, encode
 from node.ledger.service import LedgerService
@@ -73,7 +74,7 @@ async def test_groups_that_were_not_fetched_are_discarded_when_too_old(tmp_path,
         service = LedgerService(ledger, book, send, off_loop=inline)
         await nursery.start(service.run)
         service.member_up(ALICE)
-        session = service.open("s", 1, SAMPLING, max_lag=0)
+        session = service.open("s", Binding(1, SAMPLING, max_lag=0))
         service.offer(session, group_id(1), PROMPT)
         await trio.sleep(0.1)
 

@@ -11,6 +11,7 @@ from work_kit import SAMPLING, TOKENS, Swarm, TimedEngine, collect, gid, head, r
 
 from codec.sign import Key
 from node.engines.base import Completion, Prompt, Span
+from node.ledger.binding import Binding
 from node.ledger.messages import Reason, SignedRollout, WorkRequest, decode, encode, open_rollout
 
 
@@ -30,7 +31,7 @@ async def test_groups_are_generated_signed_and_accepted(tmp_path, autojump_clock
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()
         await swarm.add_node(1, rate=1000.0)
-        session = service.open("s", 4, SAMPLING)
+        session = service.open("s", Binding(4, SAMPLING))
         groups = await collect(service, session, 30)
         assert_whole(groups, 4)
         await trio.sleep(10)
@@ -50,10 +51,10 @@ async def test_unequal_nodes_are_all_kept_busy(tmp_path, autojump_clock, ratio):
         service = await swarm.start_service()
         await swarm.add_node(1, rate=400.0 * ratio, capacity=32, batch=16)
         await swarm.add_node(2, rate=400.0, capacity=32, batch=16)
-        session = service.open("warm", 8, SAMPLING)
+        session = service.open("warm", Binding(8, SAMPLING))
         await collect(service, session, 20)
         service.close(session)
-        session = service.open("s", 8, SAMPLING, total=200)
+        session = service.open("s", Binding(8, SAMPLING), total=200)
         started = trio.current_time()
         groups = await collect(service, session, 200, first=1000)
         seconds = trio.current_time() - started
@@ -97,7 +98,7 @@ async def test_with_continuous_batching_no_place_waits_for_the_longest_sequence(
         service = await swarm.start_service()
         engine = JoiningEngine()
         await swarm.add_node(1, 0.0, capacity=32, batch=16, engine=engine)
-        session = service.open("s", 4, SAMPLING, whole=whole)
+        session = service.open("s", Binding(4, SAMPLING, whole=whole))
         started, before = trio.current_time(), len(swarm.wire.bodies)
         groups = await collect(service, session, 40)
         took_s = trio.current_time() - started
@@ -121,11 +122,11 @@ async def test_a_single_request_goes_to_the_fastest_that_waits(tmp_path, autojum
         service = await swarm.start_service()
         for number, rate in ((1, 400.0), (2, 1600.0), (3, 800.0)):
             await swarm.add_node(number, rate=rate, capacity=32, batch=16)
-        session = service.open("warm", 8, SAMPLING)
+        session = service.open("warm", Binding(8, SAMPLING))
         await collect(service, session, 40)
         service.close(session)
         await trio.sleep(10.0)
-        session = service.open("single", 1, SAMPLING)
+        session = service.open("single", Binding(1, SAMPLING))
         for number in range(5):
             (group,) = await collect(service, session, 1, first=1000 + number)
             assert group.done[0].node == Key(bytes([2]) * 32).public
@@ -138,7 +139,7 @@ async def test_a_third_of_all_messages_may_be_lost(tmp_path, autojump_clock):
         service = await swarm.start_service()
         for i in (1, 2, 3):
             await swarm.add_node(i, rate=1000.0, capacity=16, batch=8)
-        session = service.open("s", 4, SAMPLING)
+        session = service.open("s", Binding(4, SAMPLING))
         assert_whole(await collect(service, session, 50), 4)
         assert len(accepted_rows(swarm)) == 200
         nursery.cancel_scope.cancel()
@@ -158,7 +159,7 @@ async def test_a_dead_nodes_work_is_done_by_others(tmp_path, autojump_clock, kno
             swarm.kill_node(1, known=known)
 
         nursery.start_soon(kill)
-        session = service.open("s", 4, SAMPLING)
+        session = service.open("s", Binding(4, SAMPLING))
         groups = await collect(service, session, 40)
         assert_whole(groups, 4)
         assert Counter(done.node for group in groups for done in group.done.values()).keys() == {
@@ -173,7 +174,7 @@ async def test_the_seed_dies_and_comes_back_while_nodes_work(tmp_path, autojump_
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()
         await swarm.add_node(1, rate=100.0, capacity=16, batch=8)
-        session = service.open("s", 4, SAMPLING)
+        session = service.open("s", Binding(4, SAMPLING))
         got = await collect(service, session, 2, offers=8)
         await trio.sleep(0.1)  # that these are taken is durable by then
         before = len(accepted_rows(swarm))
@@ -181,7 +182,7 @@ async def test_the_seed_dies_and_comes_back_while_nodes_work(tmp_path, autojump_
         await trio.sleep(30.0)  # results are made meanwhile, and nobody hears them
         assert swarm.worker(1).status().unanswered > 0
         service = await swarm.start_service()
-        session = service.open("s", 4, SAMPLING)
+        session = service.open("s", Binding(4, SAMPLING))
         for i in range(8):
             if gid(i) not in {group.id for group in got}:
                 service.offer(session, gid(i), decodeless_prompt(i))
@@ -204,7 +205,7 @@ async def test_a_restarted_node_gets_its_leases_again(tmp_path, autojump_clock):
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()
         await swarm.add_node(1, rate=100.0, capacity=8, batch=8)
-        session = service.open("s", 8, SAMPLING)
+        session = service.open("s", Binding(8, SAMPLING))
         service.offer(session, gid(0), decodeless_prompt(0))
         await trio.sleep(2.0)
         swarm.kill_node(1, known=False)
@@ -232,7 +233,7 @@ async def test_versions_are_committed_between_batches(tmp_path, autojump_clock):
 
         open_before = len(os.listdir("/proc/self/fd"))
         nursery.start_soon(train)
-        session = service.open("s", 4, SAMPLING)
+        session = service.open("s", Binding(4, SAMPLING))
         groups = await collect(service, session, 80)
         assert_whole(groups, 4)
         seen = Counter(done.oldest for group in groups for done in group.done.values())
@@ -251,7 +252,7 @@ async def test_a_node_that_does_not_follow_gets_no_work(tmp_path, autojump_clock
         await swarm.add_node(1, rate=1000.0, capacity=8, batch=8)
         for version in (1, 2):
             service.sealed(head(version))
-        session = service.open("s", 4, SAMPLING)
+        session = service.open("s", Binding(4, SAMPLING))
         with trio.move_on_after(60.0):
             await collect(service, session, 1)
             raise AssertionError("work was done at a version that is too old")
@@ -267,7 +268,7 @@ async def test_an_engine_that_dies_in_a_batch_costs_only_time(tmp_path, autojump
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()
         engine = await swarm.add_node(1, rate=1000.0, capacity=16, batch=16)
-        session = service.open("s", 4, SAMPLING)
+        session = service.open("s", Binding(4, SAMPLING))
         engine.fail_next = True
         assert_whole(await collect(service, session, 10), 4)
         nursery.cancel_scope.cancel()
@@ -280,7 +281,7 @@ async def test_work_that_no_engine_can_do_is_reported_and_delays_no_other(tmp_pa
         service = await swarm.start_service()
         for i in range(nodes):
             await swarm.add_node(i + 1, rate=1000.0, capacity=16, batch=16)
-        bad, good = service.open("bad", 4, SAMPLING), service.open("good", 4, SAMPLING)
+        bad, good = service.open("bad", Binding(4, SAMPLING)), service.open("good", Binding(4, SAMPLING))
         for i in range(3):
             service.offer(good, gid(i), decodeless_prompt(i))
             service.offer(bad, gid(100 + i), decodeless_prompt(666 if i == 1 else i))
@@ -301,7 +302,7 @@ async def test_a_node_that_leaves_gives_its_work_back(tmp_path, autojump_clock):
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()
         await swarm.add_node(1, rate=10.0, capacity=8, batch=4)
-        session = service.open("s", 4, SAMPLING)
+        session = service.open("s", Binding(4, SAMPLING))
         service.offer(session, gid(0), decodeless_prompt(0))
         await trio.sleep(1.0)
         assert service.status().samples_leased == 4
@@ -316,7 +317,7 @@ async def test_withdrawn_work_is_not_done(tmp_path, autojump_clock):
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()
         await swarm.add_node(1, rate=100.0, capacity=32, batch=4)
-        session = service.open("s", 4, SAMPLING)
+        session = service.open("s", Binding(4, SAMPLING))
         for i in range(8):
             service.offer(session, gid(i), decodeless_prompt(i))
         await trio.sleep(1.0)
@@ -333,7 +334,7 @@ async def test_forged_and_invalid_messages_change_nothing(tmp_path, autojump_clo
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()
         await swarm.add_node(1, rate=1000.0, capacity=8, batch=8)
-        session = service.open("s", 4, SAMPLING)
+        session = service.open("s", Binding(4, SAMPLING))
         assert_whole(await collect(service, session, 2), 4)
         mallory = Key(b"\x09" * 32).public
         for node, body in list(swarm.wire.bodies):
@@ -359,7 +360,7 @@ async def test_signatures_bind_answer_and_question(tmp_path, autojump_clock):
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()
         await swarm.add_node(1, rate=1000.0, capacity=8, batch=8)
-        session = service.open("s", 2, SAMPLING)
+        session = service.open("s", Binding(2, SAMPLING))
         (group,) = await collect(service, session, 1)
         for sample, done in group.done.items():
             assert open_rollout(done.node, done.sealed) == done.rollout

@@ -15,6 +15,7 @@ from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.wire import Hello, Join, Message, Welcome
 from swarm.protocol.member import Peer
 from swarm.protocol.membership.roster import Change, Member, Roster, seal_change, whole
+from swarm.protocol.startup import SavedReplica
 from swarm.protocol.transfer.chunks import Chunk, Chunks
 
 TUNING = Tuning.loopback()
@@ -167,7 +168,7 @@ def new_peer(slot: int = 0, *, held: int | None = 0, relay: bool = False, tuning
     layout = LAYOUT if held is not None else None
     peer = Peer(
         key_of(slot), SWARM, ("/sim/authority",), join_message(relay=relay), tuning, random.Random(7),
-        held=sealed, layout_hash=layout,
+        SavedReplica(sealed, layout),
     )  # fmt: skip
     peer.start(0.0)
     return peer

@@ -21,7 +21,7 @@ from swarm.protocol.core.notices import Notice
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.wire import Join
 from swarm.protocol.member import Peer
-from swarm.protocol.startup import Boot, Budget, Saved, Site
+from swarm.protocol.startup import Boot, Budget, Saved, SavedReplica, Site
 from swarm.protocol.transfer.egress import Egress
 from swarm.runtime import Manifests, RunSync, Runtime, RuntimeLimits, here_and_now
 from swarm.runtime.publishing import SeedPublisher, genesis
@@ -183,11 +183,11 @@ class Swarm:
         capability = core_authority.invite(
             Capability(AUTHORITY.public, bytes([number]) * 16, AuthorityTime(1e12), 1, 0)
         )
+        layout = None if restored is None or model is None or model.layout is None else model.layout.hash
         join = Join(capability, (transport.address,), f"n{number}", "here", 100.0, 100.0, relay)
         core = Peer(
             key(number), AUTHORITY.public, core_authority.addrs, join, self.tuning, random.Random(number),
-            held=None if restored is None else restored.manifest,
-            layout_hash=None if restored is None or model is None or model.layout is None else model.layout.hash,
+            SavedReplica(None if restored is None else restored.manifest, layout),
         )  # fmt: skip
         return await self._start(core, transport, store, model)
 
