@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DTYPES", "Bits", "DType", "from_ordinal", "ordinal"]
+__all__ = ["DTYPES", "Bits", "DType", "ordinal"]
 
 Bits = NDArray[np.unsignedinteger[Any]]
 """Weights as flat unsigned integers: uint8, uint16, uint32 or uint64."""
@@ -79,8 +79,3 @@ def ordinal(bits: Bits, dtype: DType) -> Bits:
     flip = dtype.bits.type((1 << (dtype.width - 1)) - 1)
     sign = bits >> dtype.bits.type(dtype.width - 1)
     return bits ^ (sign * flip)
-
-
-def from_ordinal(ordinals: Bits, dtype: DType) -> Bits:
-    """The inverse of `ordinal`, which is its own inverse because flipping keeps the sign bit."""
-    return ordinal(ordinals, dtype)

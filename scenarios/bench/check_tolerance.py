@@ -11,7 +11,6 @@ nats; an impossible token counts as 10, as in a check. When a commit falls into 
 it, from keys and values of the older version, are scored under the newer version.
 """
 
-import argparse
 import contextlib
 import json
 import tempfile
@@ -33,6 +32,7 @@ from node.settings.logs import configure
 from scenarios.engines.engine_bench import Bench, bench
 from scenarios.engines.engine_models import make_tokenizer, step_of
 from scenarios.engines.vllm_environment import vllm_python
+from scenarios.harness.command import json_parser
 
 PROMPTS = 32
 CROSSING_TOKENS = 400
@@ -146,13 +146,12 @@ def _of_vllm(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = json_parser(__doc__)
     parser.add_argument("--changed", type=float, default=0.01, help="share of values that a step moves")
     parser.add_argument("--tokens", type=int, default=64, help="length of each sample (default 64)")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--vllm", action="store_true", help="also use a vLLM for CPUs, which is installed if missing")
-    parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     configure("warning")
     torch.set_num_threads(1)

@@ -21,6 +21,7 @@ from codec.errors import UsageError
 from codec.kernels.jit import compiled
 from scenarios.bench.codec_data import REAL_RATES, SHAPES, Part, checkpoints, fabricate, real_steps
 from scenarios.bench.codec_measure import Measurement, measure, scaling
+from scenarios.harness.command import json_parser
 from scenarios.harness.plot import drawing, png
 
 __all__ = ["main", "report"]
@@ -154,7 +155,7 @@ def _sources(options: argparse.Namespace) -> dict[str, tuple[Iterable[Part], int
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = json_parser(__doc__)
     parser.add_argument("--data", choices=("real", "made-up"), default="real")
     parser.add_argument("--lr", type=float, action="append", help="learning rate of a real run (default: three)")
     parser.add_argument("--shapes", choices=sorted(SHAPES), help="made-up steps of these shapes")
@@ -165,7 +166,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=3, help="take the best time of this many runs")
     parser.add_argument("--published", action="store_true", help="also measure at published densities")
     parser.add_argument("--plot", type=png)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     if not compiled():
         print("compiling kernels, once", file=sys.stderr)

@@ -7,13 +7,13 @@ py-libp2p's defaults three of four messages are lost at 50 per second (its spam 
 (its queue of 32).
 """
 
-import argparse
 import json
 from typing import Any
 
 import trio
 
 from codec.sign import Key
+from scenarios.harness.command import json_parser
 from swarm.gossip.announcements import Gossip
 from swarm.transport.libp2p import Libp2pTransport
 
@@ -67,12 +67,11 @@ async def measure(peers: int, per_s: float, seconds: float, length: int) -> dict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = json_parser(__doc__)
     parser.add_argument("--peers", type=int, default=8)
     parser.add_argument("--per-s", type=float, default=50)
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--bytes", type=int, default=1000)
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     report = trio.run(measure, arguments.peers, arguments.per_s, arguments.seconds, arguments.bytes)
     if arguments.json:

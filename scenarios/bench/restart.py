@@ -6,7 +6,6 @@ The replica is in memory or on disk. For comparison it measures reading and hash
     python -m scenarios.bench.restart --gb 1 --versions 7 --cold --json
 """
 
-import argparse
 import json
 import os
 import sys
@@ -24,6 +23,7 @@ from blake3 import blake3
 from codec import Key, Layout, Manifest, Packer, Replica, TensorSpec, chunk_target, open_header, seal_chunk, state_root
 from codec.chunk import ChunkKey
 from codec.staging import block_hash, encode
+from scenarios.harness.command import json_parser
 from swarm.runtime.publishing import genesis
 from swarm.runtime.replica.model import Model
 from swarm.store import Store
@@ -152,12 +152,11 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = json_parser(__doc__)
     parser.add_argument("--gb", type=float, default=2.0, help="size of the model (default 2)")
     parser.add_argument("--versions", type=int, default=4, help="versions since the checkpoint: 0 to 7 (default 4)")
     parser.add_argument("--folder", type=Path, help="where to put it, three times its size (default: a temporary one)")
     parser.add_argument("--cold", action="store_true", help="have every file read from the disk")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         found = measure(Path(folder), round(options.gb * 1e9), options.versions, cold=options.cold)

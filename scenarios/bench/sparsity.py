@@ -12,7 +12,6 @@ So density(lr, k) = mean over the weights of E min(1, c lr g(k) |n| / ulp(w)), n
 to one step at learning rate 1e-6; every other point of the curve is a prediction.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from codec.errors import UsageError
 from codec.staging import encode
 from scenarios.bench.codec_data import BACK, REAL_RATES, Part, checkpoints, real_steps
+from scenarios.harness.command import json_parser
 from scenarios.harness.plot import drawing, png
 
 __all__ = ["main", "spread"]
@@ -121,9 +121,8 @@ def _plot(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = json_parser(__doc__)
     parser.add_argument("--lr", type=float, action="append", help="learning rate of a run (default: three)")
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--plot", type=png)
     options = parser.parse_args(arguments)
     try:

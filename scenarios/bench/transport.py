@@ -9,7 +9,6 @@ every byte by half a round trip and, like a real path, the opening of the TCP co
 emulator can run (as root), the rows of `scenarios.emulator.transport_wan` follow; they take four minutes.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -23,6 +22,7 @@ from codec.errors import UsageError
 from codec.sign import Key
 from scenarios.emulator import transport_wan
 from scenarios.emulator.network import check_privileges
+from scenarios.harness.command import json_parser
 from scenarios.harness.processes import next_line
 
 __all__ = ["main"]
@@ -106,10 +106,9 @@ async def _delayed(source: trio.SocketStream, target: trio.SocketStream, delay_s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = json_parser(__doc__)
     parser.add_argument("--mb", type=int, default=512, help="megabytes a row (default 512)")
     parser.add_argument("--no-wan", action="store_true", help="leave out the rows over emulated long paths")
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     length = arguments.mb * 1_048_576
     rows = [measure(kind, length if kind != "stock" else length // 4, 1) for kind in _KINDS]

@@ -10,7 +10,6 @@ before. The time ends when every node has the whole file and has checked it. Cop
 uplink divided by the file's size. The floor passes the file over plain sockets along our trees, with no check at all.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -24,6 +23,7 @@ from scenarios.emulator.network import check_privileges
 from scenarios.emulator.real import Node, distribute
 from scenarios.emulator.torrents import SUBJECTS, fetch_all, install
 from scenarios.emulator.wan_table import MIXED
+from scenarios.harness.command import json_parser
 from scenarios.harness.plot import drawing, png
 
 __all__ = ["main", "measure"]
@@ -84,14 +84,13 @@ def draw(rows: Sequence[dict[str, Any]], plot: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = json_parser(__doc__)
     parser.add_argument("--nodes", type=int, nargs="+", default=[4, 8], metavar="N", help="default 4 8")
     parser.add_argument("--up-mbit", type=float, default=200.0, help="every uplink (default 200)")
     parser.add_argument("--mixed", action="store_true", help="instead, the nodes' uplinks are 400 to 25 Mbit/s in turn")
     parser.add_argument("--mib", type=float, default=100.0, help="the file (default 100)")
     parser.add_argument("--subjects", nargs="+", choices=ALL, default=ALL, metavar="NAME", help=f"of {', '.join(ALL)}")
     parser.add_argument("--repeats", type=int, default=2, help="runs each, of which the median is shown")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--plot", type=png, help="draw a PNG")
     options = parser.parse_args(arguments)
     try:

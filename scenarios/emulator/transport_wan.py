@@ -19,7 +19,6 @@ have the buffers of Linux distributions (6 MB and 4 MB). Rates count what the re
 `first byte` is the time from no connection to the first byte back, in round trips.
 """
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -30,6 +29,7 @@ from typing import Any, Final
 
 from codec.errors import UsageError
 from scenarios.emulator.network import Host, Network
+from scenarios.harness.command import json_parser
 from scenarios.harness.processes import next_line
 
 __all__ = ["ROWS", "Row", "main", "measure"]
@@ -131,9 +131,8 @@ def _end(host: Host, side: str, options: dict[str, Any]) -> "subprocess.Popen[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = json_parser(__doc__)
     parser.add_argument("--row", action="append", choices=list(ROWS), help="only this one; may be repeated")
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     try:
         report = {name: measure(ROWS[name]) for name in arguments.row or ROWS}

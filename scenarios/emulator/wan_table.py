@@ -17,7 +17,6 @@ All processes and the emulated links share this machine's cores. `busy` is the s
 along the same trees with no check at all.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -31,6 +30,7 @@ from codec.errors import UsageError
 from scenarios.emulator.floor import pass_on
 from scenarios.emulator.network import check_privileges
 from scenarios.emulator.real import Node, Outcome, RealSwarm, distribute
+from scenarios.harness.command import json_parser
 from scenarios.harness.plot import drawing, png
 
 __all__ = ["ROWS", "Case", "main", "measure"]
@@ -263,11 +263,10 @@ def draw(rows: Sequence[dict[str, Any]], plot: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     names = [*ROWS, FLOOR]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = json_parser(__doc__)
     parser.add_argument("--rows", nargs="+", choices=names, default=names, metavar="ROW", help=f"of {', '.join(names)}")
     parser.add_argument("--repeats", type=int, default=3, help="versions a row, of which the (lower) median is shown")
     parser.add_argument("--cpu", action="store_true", help="say what each process spent (it is in --json in any case)")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--plot", type=png, help="draw a PNG")
     options = parser.parse_args(arguments)
     try:

@@ -19,7 +19,6 @@ speed while staging, against a bare scatter, vLLM's own sparse loader and its fu
 The first run installs a vLLM for CPUs into the user's cache. VLLM_PYTHON names another, with or without a GPU.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -42,6 +41,7 @@ from scenarios.engines.engine_bench import PROBE_ENV, SMALL, Bench, bench
 from scenarios.engines.engine_cost import cost
 from scenarios.engines.engine_models import make_experts, make_latent, make_qwen3, step_of
 from scenarios.engines.vllm_environment import vllm_python
+from scenarios.harness.command import json_parser
 
 __all__ = ["main"]
 
@@ -196,8 +196,7 @@ def _ask_fresh(case: _Case, folders: list[str], home: Path, python: Path, thread
 
 def main(arguments: list[str] | None = None) -> int:
     """Return the exit code: 1 when a case that was not refused is not exact."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print rows as JSON")
+    parser = json_parser(__doc__)
     parser.add_argument("--case", action="append", choices=CASES, help="run only this case; may be repeated")
     parser.add_argument("--part", action="append", choices=PARTS, help="run only this part of each case")
     parser.add_argument("--updates", type=int, default=20, help="versions per case (default 20)")

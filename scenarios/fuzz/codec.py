@@ -8,7 +8,6 @@ changes, since only hashes detect that, but its positions must be increasing and
 around the output must stay untouched. A mutated chunk must be refused by signature, piece hash or block hash.
 """
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from codec.layout import Layout, TensorSpec
 from codec.replica import Replica
 from codec.sign import Key
 from codec.staging import StagedChunk, block_hash
+from scenarios.harness.command import json_parser
 
 __all__ = ["FuzzResult", "fuzz_chunks", "fuzz_payloads", "main"]
 
@@ -225,10 +225,9 @@ def fuzz_chunks(n: int, seed: int, progress: Callable[[int], None] = lambda done
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = json_parser(__doc__)
     parser.add_argument("--n", type=int, default=10_000, help="mutations: 3/5 rice, 1/5 pco, 1/5 chunks")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     start = time.perf_counter()
     results = {

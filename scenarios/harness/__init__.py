@@ -1,10 +1,11 @@
-"""Helpers that scenarios and tests share: real processes, virtual environments and plots.
+"""Helpers that scenarios and tests share: real processes, command lines, virtual environments and plots.
 
 Modules:
 
 - `processes`: Real processes on this machine: the one way to start them, wait for them and end them
 - `swarm`: Swarms of real processes: a seed, nodes, and `swarm-node` commands, each with a home folder of its own
 - `usage`: What processes and this machine use: memory, processor time and descriptors, from `/proc`
+- `command`: What the command lines of scenarios share
 - `environments`: Virtual environments for packages that cannot be installed in the project's own environment
 - `plot`: Plots of scenarios, saved as PNG files without a display
 """

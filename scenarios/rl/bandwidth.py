@@ -16,12 +16,12 @@ every node holds as soon as the trainer has sent it: no broadcast of full weight
 import argparse
 import json
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from codec.errors import UsageError
+from scenarios.harness.command import run_as_program
 from scenarios.harness.plot import drawing
 from scenarios.rl.wan import SYNC_STEPS, common, run_of, say, wan_of
 from scenarios.sim.virtual.compute import Compute
@@ -156,7 +156,4 @@ def _draw(rows: Sequence[dict[str, Any]], keep: float, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UsageError as error:
-        sys.exit(str(error))
+    run_as_program(main)

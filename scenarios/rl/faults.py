@@ -22,7 +22,6 @@ The scenario fails if *lost* exceeds *drawing*, or *step* exceeds its limit. Wit
 seeds, and *worst* is the largest share of the stake that a seed lost. For `--real` see `scenarios.rl.faults_real`.
 """
 
-import argparse
 import json
 import logging
 import random
@@ -36,6 +35,7 @@ from typing import Any, Final
 import trio
 
 from node.ledger.settings import Settings
+from scenarios.harness.command import json_parser, run_as_program
 from scenarios.harness.plot import drawing, png
 from scenarios.rl.faults_real import real
 from scenarios.rl.ledger_sim import Fault, Kind, LedgerSim, Trainer, virtually
@@ -202,7 +202,7 @@ def _draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = json_parser(__doc__)
     parser.add_argument("--shares", type=float, nargs="+", default=RATES, help="struck a step (default .01 .05 .1 .2)")
     parser.add_argument("--steps", type=int, default=10, help="steps a row (default 10)")
     parser.add_argument("--nodes", type=int, default=32, help="nodes at any time (default 32)")
@@ -210,7 +210,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check-share", type=float, default=0.02, help="of samples that others score (default 0.02)")
     parser.add_argument("--seed", type=int, default=0, help="of who is struck when (default 0)")
     parser.add_argument("--seeds", type=int, default=1, help="so many, from that one on (default 1)")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--plot", type=png, help="draw it into this PNG")
     parser.add_argument("--real", action="store_true", help="real processes instead of the virtual clock")
     options = parser.parse_args(arguments)
@@ -238,4 +237,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_as_program(main)

@@ -12,7 +12,6 @@ first run's. At the end the bits read back from every engine are compared too.
 With `--kill`, other nodes generate the killed node's groups again as a whole, and get the same tokens.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -22,10 +21,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from codec.errors import UsageError
 from node.engines.base import Completion, Prompt
 from node.ledger.messages import stream_of
 from node.status.progress import Progress
+from scenarios.harness.command import json_parser, run_as_program
 from scenarios.harness.swarm import Swarm, swarm_on
 
 KEY: Final = "fidelity"
@@ -170,13 +169,12 @@ def _table(result: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = json_parser(__doc__)
     parser.add_argument("--steps", type=int, default=100, help="optimizer steps (default 100)")
     parser.add_argument("--nodes", type=int, default=2, help="rollout nodes (default 2)")
     parser.add_argument("--kill", type=int, metavar="STEP", help="kill a node in this step")
     parser.add_argument("--size", default="tiny", help="tiny (default), small or smollm2")
     parser.add_argument("--seed", type=int, default=0, help="of prompts and samples (default 0)")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args(arguments)
     if options.steps < 1 or options.nodes < 1 + (options.kill is not None):
         parser.error("--steps and --nodes: at least 1; with --kill at least 2 nodes")
@@ -194,8 +192,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UsageError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    run_as_program(main)

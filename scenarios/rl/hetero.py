@@ -15,7 +15,6 @@ the ledger's tokens per second divided by those of equal shares, minus 1. Sparro
 L40, two to one.
 """
 
-import argparse
 import json
 import logging
 import sys
@@ -29,8 +28,8 @@ from typing import Any, Final
 
 import trio
 
-from codec.errors import UsageError
 from node.ledger.settings import Settings
+from scenarios.harness.command import json_parser, run_as_program
 from scenarios.rl.ledger_sim import Kind, LedgerSim, Trainer, virtually
 
 RATIOS: Final = (2.0, 8.0)
@@ -163,14 +162,13 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = json_parser(__doc__)
     parser.add_argument("--ratios", type=float, nargs="+", default=RATIOS, help="fast by slow (default 2 8)")
     parser.add_argument("--nodes", type=int, nargs="+", default=(2, 8), help="virtual nodes (default 2 8)")
     parser.add_argument("--steps", type=int, default=6, help="virtual steps measured (default 6)")
     parser.add_argument("--real", action="store_true", help="real processes instead of the virtual clock")
     parser.add_argument("--slow-tokens-s", type=float, default=60.0, help="real: of the slow node (default 60)")
     parser.add_argument("--seconds", type=float, default=20.0, help="real: measured, after as long a warm-up")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args(arguments)
     if min(options.ratios) < 1 or any(n < 2 or n % 2 for n in options.nodes) or options.steps < 1:
         parser.error("--ratios: at least 1; --nodes: even numbers; --steps: at least 1")
@@ -184,8 +182,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UsageError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+    run_as_program(main)

@@ -18,7 +18,6 @@ are modelled. For `--real` see `scenarios.rl.pressure_real`. The columns:
 - *waits*: the most steps from a prompt's offer until the trainer got its group, in the second half of the steps.
 """
 
-import argparse
 import json
 import logging
 import sys
@@ -29,6 +28,7 @@ from typing import Any, Final
 import trio
 
 from node.ledger.settings import Settings
+from scenarios.harness.command import json_parser, run_as_program
 from scenarios.rl.ledger_sim import Kind, LedgerSim, Trainer, virtually
 from scenarios.rl.pressure_real import real
 
@@ -109,7 +109,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = json_parser(__doc__)
     parser.add_argument("--trainer", type=float, nargs="+", default=(0.5,), help="speed by its nodes' (default 0.5)")
     parser.add_argument("--held", type=float, nargs="+", default=HELD, help="drawn at once by a step's samples")
     parser.add_argument("--gathers", choices=GATHERS, nargs="+", default=GATHERS, help="before or after the seal")
@@ -117,7 +117,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=20, help="steps counted (default 20)")
     parser.add_argument("--no-pace", action="store_true", help="without the limit, for comparison")
     parser.add_argument("--real", action="store_true", help="real processes: one row for each --trainer")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = parser.parse_args(arguments)
     if min(*options.trainer, *options.held) <= 0 or options.steps < 1 or options.max_lag < 0:
         parser.error("--trainer and --held: above 0; --steps: at least 1; --max-lag: at least 0")
@@ -149,4 +148,4 @@ def _real(trainers: Sequence[float], steps: int, max_lag: int, as_json: bool) ->
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_as_program(main)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from codec.errors import UsageError
+from scenarios.harness.command import json_parser, run_as_program
 from scenarios.harness.plot import drawing, png
 from scenarios.sim.virtual.compute import PUBLISHED, Compute, Run
 from scenarios.sim.virtual.links import PACKET_OVERHEAD
@@ -53,11 +54,10 @@ WAYS: Final = {"regions": ("in_turn", "at_best"), "star": ("at_best",), "relayed
 
 def common(doc: str | None) -> argparse.ArgumentParser:
     """The options that the simulated training runs share."""
-    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = json_parser(doc)
     made.add_argument("--compute", type=Path, default=PUBLISHED, help="what models compute (default: published.toml)")
     made.add_argument("--congestion", choices=("reno", "bbr"), default="reno", help="what kernels do (default reno)")
     made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     made.add_argument("--plot", type=png, help="draw a PNG")
     made.add_argument("--spread", type=float, help="completions are so much longer or shorter (default: input file's)")
     made.add_argument("--batches", action="store_true", help="engines whose batches end with their longest sequence")
@@ -295,7 +295,4 @@ def _draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UsageError as error:
-        sys.exit(str(error))
+    run_as_program(main)

@@ -5,7 +5,6 @@ python -m scenarios.sim.control --sessions 64 1000   simulated: how many connect
                                                  publish, lose a root child and a restart of the trainer
 """
 
-import argparse
 import json
 import random
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from codec.sign import Key
+from scenarios.harness.command import json_parser
 from scenarios.sim.crowd import Crowd, begin, finish, gather
 from scenarios.sim.virtual import Node
 from swarm.protocol.core.documents import Grant, Heartbeat, Link, Report, bit_set, seal
@@ -154,11 +154,10 @@ def _table(rows: list[dict[str, Any]]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options_parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options_parser = json_parser(__doc__)
     options_parser.add_argument("--members", type=int, nargs="+", default=[10, 1000, 10_000])
     options_parser.add_argument("--sessions", type=int, nargs="+", help="simulate this many nodes instead")
     options_parser.add_argument("--seed", type=int, default=0)
-    options_parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = options_parser.parse_args(arguments)
     if options.sessions:
         rows = [sessions(count, options.seed) for count in options.sessions]

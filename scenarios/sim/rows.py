@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from scenarios.harness.command import json_parser
 from scenarios.harness.plot import drawing
 from scenarios.sim.crowd import Crowd, Step
 
@@ -47,7 +48,7 @@ STEP: Final[Columns] = {
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
     """Return a parser with the options that all swarm scenarios have."""
-    options = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = json_parser(doc)
     options.add_argument("--up-mbit", type=float, default=200.0, help="the trainer's uplink (default 200)")
     options.add_argument("--mib", type=float, default=100.0, help="payload of a version, MiB (default 100)")
     options.add_argument("--seeds", type=int, default=1, help="number of runs; medians are printed (default 1)")
@@ -58,7 +59,6 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
     options.add_argument(
         "--congestion", choices=("reno", "bbr"), default="reno", help="congestion control of the kernels (default reno)"
     )
-    options.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     return options
 
 

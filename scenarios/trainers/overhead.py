@@ -11,7 +11,6 @@ same_trajectory     fp32 masters after the last step, with publishing and withou
 Measure with nothing else running. Ends with code 1 when something is not as it should be.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from codec.errors import UsageError
+from scenarios.harness.command import json_parser
 from scenarios.harness.processes import outputs
 
 __all__ = ["main", "ranks"]
@@ -55,8 +55,7 @@ def _run(meet: Path, world: int, steps: int, *more: str) -> list[dict[str, Any]]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser = json_parser(__doc__)
     parser.add_argument("--tensors", type=int, default=16, help="of the model that costs are measured on")
     parser.add_argument("--blocks", type=int, default=16, help="of 2^20 elements, in each")
     parser.add_argument("--steps", type=int, default=6)

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from scenarios.harness.command import json_parser
 from scenarios.harness.processes import outputs
 
 __all__ = ["main", "measure"]
@@ -135,10 +136,9 @@ def measure(case: str, steps: int) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = json_parser(__doc__)
     parser.add_argument("--case", choices=CASES, action="append", help="default: both")
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("more", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

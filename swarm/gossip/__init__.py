@@ -3,5 +3,5 @@
 The data of a step goes down the trees (`swarm.protocol.transfer`). Announcements may be lost, repeated or late, and
 their receivers must tolerate that.
 
-- `announcements`: Announcers over libp2p's GossipSub, and between memory transports
+- `announcements`: `Gossip`, one topic at one peer
 """

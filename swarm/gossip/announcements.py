@@ -1,15 +1,12 @@
-"""Announcers: small messages to every member on a topic, never on a step's critical path.
+"""Small messages to every member on a topic, never on a step's critical path.
 
 `Gossip` uses py-libp2p's GossipSub without the defaults that would lose messages: a heartbeat of two minutes, a spam
 guard that drops three of four messages at 50 a second, and subscriptions that drop messages beyond a queue of 32. In
 their place are a validator that checks the bytes before they are delivered or forwarded, a size limit, one delivery
-of the same bytes, bounded queues, and a budget for each neighbour (`transport.pubsub`). `MemoryGossip` does the same
-between memory transports.
+of the same bytes, bounded queues, and a budget for each neighbour (`transport.pubsub`).
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +14,6 @@ import trio
 
 from swarm.guard import Source, guarded
 from swarm.transport.base import PeerKey, Unreachable
-from swarm.transport.memory import MemoryTransport
 
 if TYPE_CHECKING:
     from libp2p.pubsub.pb import rpc_pb2
@@ -25,7 +21,7 @@ if TYPE_CHECKING:
 
     from swarm.transport.libp2p import Libp2pTransport
 
-__all__ = ["MAX_MESSAGE_BYTES", "Announcer", "Gossip", "MemoryGossip"]
+__all__ = ["MAX_MESSAGE_BYTES", "Gossip"]
 
 MAX_MESSAGE_BYTES: Final = 65_536
 _MAX_RPC_BYTES: Final = 4 * MAX_MESSAGE_BYTES
@@ -69,50 +65,15 @@ class _Seen:
         return True
 
 
-class Announcer(ABC):
-    """One topic at one peer."""
+class Gossip:
+    """One topic at one peer. `run` needs a transport that serves, and ends with it."""
 
-    def __init__(self, topic: str, validate: Callable[[bytes], bool]) -> None:
+    def __init__(self, transport: "Libp2pTransport", topic: str, validate: Callable[[bytes], bool]) -> None:
         """`validate` is called for each message of another peer before it is delivered or forwarded."""
         self.topic = topic
         self._validate = validate
         self._seen = _Seen()
         self._deliver: Callable[[bytes], None] | None = None
-
-    @abstractmethod
-    async def run(
-        self, deliver: Callable[[bytes], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    ) -> None:
-        """Gossip until cancelled. `deliver` gets each message of other peers once; it must not block."""
-
-    @abstractmethod
-    async def publish(self, data: bytes) -> None:
-        """Announce `data`. Raises `ValueError` beyond `MAX_MESSAGE_BYTES`, `Unreachable` if `run` is not running."""
-
-    def has_seen(self, data: bytes) -> bool:
-        """Whether this peer or another has announced `data` already."""
-        return self._seen.has(data)
-
-    def _check_own(self, data: bytes) -> None:
-        if len(data) > MAX_MESSAGE_BYTES:
-            raise ValueError(f"an announcement of {len(data)} bytes; at most {MAX_MESSAGE_BYTES}")
-        if self._deliver is None:
-            raise Unreachable(f"not gossiping on {self.topic}")
-
-    def _deliver_valid(self, data: bytes) -> bool:
-        """Validate a message of another peer, and deliver it if it is new; whether to forward it."""
-        if len(data) > MAX_MESSAGE_BYTES or not self._validate(data):
-            return False
-        if self._deliver is not None and self._seen.add(data):
-            self._deliver(data)
-        return True
-
-
-class Gossip(Announcer):
-    """An announcer over libp2p. `run` needs a transport that serves, and ends with it."""
-
-    def __init__(self, transport: "Libp2pTransport", topic: str, validate: Callable[[bytes], bool]) -> None:
-        super().__init__(topic, validate)
         self._transport = transport
         self._pubsub: Pubsub | None = None
         self._has_started = False
@@ -120,6 +81,7 @@ class Gossip(Announcer):
     async def run(
         self, deliver: Callable[[bytes], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
+        """Gossip until cancelled. `deliver` gets each message of other peers once; it must not block."""
         if self._transport.host is None:
             raise Unreachable("gossip needs a transport that serves")
         while True:
@@ -160,7 +122,11 @@ class Gossip(Announcer):
                 host.remove_stream_handler(protocol)  # type: ignore[arg-type]
 
     async def publish(self, data: bytes) -> None:
-        self._check_own(data)
+        """Announce `data`. Raises `ValueError` beyond `MAX_MESSAGE_BYTES`, `Unreachable` if `run` is not running."""
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise ValueError(f"an announcement of {len(data)} bytes; at most {MAX_MESSAGE_BYTES}")
+        if self._deliver is None:
+            raise Unreachable(f"not gossiping on {self.topic}")
         pubsub = self._pubsub
         assert pubsub is not None
         # A burst waits here for its neighbours, since the library drops frames beyond a full queue. `_QUEUE_S` bounds
@@ -169,6 +135,10 @@ class Gossip(Announcer):
             while any(len(queue) > _MAX_QUEUED // 2 for queue in pubsub.peer_queues.values()):  # noqa: ASYNC110
                 await trio.sleep(0.01)
         await pubsub.publish(self.topic, data)
+
+    def has_seen(self, data: bytes) -> bool:
+        """Whether this peer or another has announced `data` already."""
+        return self._seen.has(data)
 
     def _build(self) -> tuple[Any, Any]:
         from libp2p.custom_types import TProtocol
@@ -202,7 +172,11 @@ class Gossip(Announcer):
         if forwarder == self._transport.host_id:
             self._seen.add(message.data)
             return True
-        return self._deliver_valid(message.data)
+        if len(message.data) > MAX_MESSAGE_BYTES or not self._validate(message.data):
+            return False
+        if self._deliver is not None and self._seen.add(message.data):
+            self._deliver(message.data)
+        return True
 
     async def _greet(self, pubsub: "Pubsub") -> None:
         """Open a stream to every peer that has none, now and then; all at once, so that a slow peer delays no other."""
@@ -220,50 +194,3 @@ class Gossip(Announcer):
 def _message_id(message: "rpc_pb2.Message") -> bytes:
     """The id of a message: the same bytes on a topic are one message, regardless of the sender."""
     return sha256("|".join(message.topicIDs).encode() + b"\0" + message.data).digest()
-
-
-class MemoryGossip(Announcer):
-    """An announcer between memory transports: it forwards valid, new messages to all connected peers."""
-
-    def __init__(self, transport: MemoryTransport, topic: str, validate: Callable[[bytes], bool]) -> None:
-        super().__init__(topic, validate)
-        self._transport = transport
-        self._nursery: trio.Nursery | None = None
-
-    async def run(
-        self, deliver: Callable[[bytes], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    ) -> None:
-        members = self._transport.network.topics.setdefault(self.topic, {})
-        async with trio.open_nursery() as nursery:
-            self._nursery, self._deliver = nursery, deliver
-            members[self._transport.key] = self.receive
-            try:
-                task_status.started()
-                await trio.sleep_forever()
-            finally:
-                self._nursery = self._deliver = None
-                del members[self._transport.key]
-
-    async def publish(self, data: bytes) -> None:
-        self._check_own(data)
-        await trio.lowlevel.checkpoint()
-        if self._seen.add(data):
-            self._forward(data)
-
-    def receive(self, sender: PeerKey, data: bytes) -> None:
-        """Take a message that a neighbour forwarded."""
-        if not self._seen.has(data) and self._deliver_valid(data):
-            self._forward(data, sender)
-
-    def _forward(self, data: bytes, sender: PeerKey = b"") -> None:
-        assert self._nursery is not None
-        for peer in self._transport.peers():
-            if peer != sender:
-                self._nursery.start_soon(partial(self._forward_one, peer, data))
-
-    async def _forward_one(self, peer: PeerKey, data: bytes) -> None:
-        network = self._transport.network
-        await trio.sleep_until(network.arrival_s(self._transport.key, peer, len(data)))
-        receive = network.topics.get(self.topic, {}).get(peer)
-        if receive is not None and network.joined(self._transport.key, peer):
-            receive(self._transport.key, data)

@@ -7,6 +7,6 @@ Modules:
 
 - `authority`: The trainer's end
 - `member`: A member of the swarm
-- `startup`: What an authority is started with
+- `startup`: What an authority or a member is started with
 - `state`: What one core knows
 """

@@ -29,7 +29,7 @@ from swarm.runtime.counts import Counts
 from swarm.runtime.limits import RuntimeLimits
 from swarm.runtime.replica.manifests import Manifests
 from swarm.runtime.runtime import Application, Runtime
-from swarm.runtime.threads import RunSync, here_and_now, in_thread
+from swarm.runtime.threads import RunSync, in_thread
 
 __all__ = [
     "Application",
@@ -39,6 +39,5 @@ __all__ = [
     "RunSync",
     "Runtime",
     "RuntimeLimits",
-    "here_and_now",
     "in_thread",
 ]

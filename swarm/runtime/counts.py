@@ -16,7 +16,6 @@ class Counts:
     blobs: int = 0
     """Parts of blobs and blocks sent."""
     control_sent: int = 0
-    control_received: int = 0
     received: int = 0
     """Headers, pieces and parts that this member did not have yet."""
     duplicates: int = 0

@@ -10,7 +10,7 @@ import contextlib
 import math
 import operator
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -56,8 +56,6 @@ class MemoryNetwork:
         self._circuits: set[frozenset[PeerKey]] = set()
         self._dialed: set[tuple[PeerKey, PeerKey]] = set()  # (dialer, dialed)
         self._next_address = 1
-        self.topics: dict[str, dict[PeerKey, Callable[[PeerKey, bytes], None]]] = {}
-        """The gossiping peers by topic; each is called with the neighbour that sends and its bytes."""
 
     def link(self, a: PeerKey, b: PeerKey, link: Link) -> None:
         """Set the link between `a` and `b`, in both directions, for streams opened from now on."""
@@ -75,9 +73,6 @@ class MemoryNetwork:
     def shield(self, peer: PeerKey) -> None:
         """Put `peer` behind a firewall: others cannot dial it any more, but it can dial them."""
         self._shielded.add(peer)
-
-    def unshield(self, peer: PeerKey) -> None:
-        self._shielded.discard(peer)
 
     def kill(self, peer: PeerKey) -> None:
         """Break the streams of `peer` at both ends and stop answering at its addresses. Its tasks go on."""

@@ -3,16 +3,14 @@
 import numpy as np
 import pytest
 
-from codec.bits import DTYPES, from_ordinal, ordinal
+from codec.bits import DTYPES, ordinal
 
 
 @pytest.mark.parametrize("name", ["BF16", "F16", "I16", "U16", "F8_E4M3", "F8_E5M2", "I8", "BOOL"])
-def test_from_ordinal_inverts_ordinal_for_every_pattern(name: str) -> None:
+def test_every_pattern_has_an_ordinal_of_its_own(name: str) -> None:
     dtype = DTYPES[name]
     patterns = np.arange(1 << dtype.width).astype(dtype.bits)
-    ordinals = ordinal(patterns, dtype)
-    assert np.unique(ordinals).size == patterns.size
-    assert np.array_equal(from_ordinal(ordinals, dtype), patterns)
+    assert np.unique(ordinal(patterns, dtype)).size == patterns.size
 
 
 def test_ordinals_are_in_the_order_of_the_numbers() -> None:

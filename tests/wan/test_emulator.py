@@ -11,6 +11,7 @@ import pytest
 
 from codec.errors import UsageError
 from scenarios.emulator.network import Host, Network
+from scenarios.harness.processes import next_line
 
 pytestmark = [pytest.mark.wan, pytest.mark.alone]
 
@@ -53,13 +54,8 @@ print(opened, answered, time.monotonic() - start)
 
 def serve(host: Host) -> "subprocess.Popen[str]":
     server = host.popen([sys.executable, "-c", SERVE], stdout=subprocess.PIPE, text=True)
-    assert line(server) == ["up"]
+    assert next_line(server).split() == ["up"]
     return server
-
-
-def line(process: "subprocess.Popen[str]") -> list[str]:
-    assert process.stdout is not None
-    return process.stdout.readline().split()
 
 
 def dial(host: Host, address: str, port: int = 4701, length: int = 0, bind: int = 0) -> list[str]:
@@ -115,11 +111,11 @@ def test_firewalls_admit_the_expected_connections() -> None:
         assert dial(free, shut.address) == ["TimeoutError"]
         assert dial(free, home.address) == ["TimeoutError"]
         assert len(dial(free, home.address, 30001, 1 << 20)) == 3
-        assert line(inside)[:2] == [str(1 + (1 << 20)), free.address]
+        assert next_line(inside).split()[:2] == [str(1 + (1 << 20)), free.address]
         assert shut.sums.refused > 0
         for host, keeps_port in ((shut, True), (home, True), (maze, False)):
             assert len(dial(host, free.address, length=1 << 20, bind=5001)) == 3
-            length, address, port = line(outside)
+            length, address, port = next_line(outside).split()
             assert (length, address) == (str(1 + (1 << 20)), host.address)  # and so the checksums were right
             assert (port == "5001") is keeps_port
 
@@ -160,7 +156,7 @@ def until_none(word: str) -> bool:
 def test_a_killed_driver_leaves_nothing(tmp_path: Path, also_the_wire: bool) -> None:
     word = f"marked-{os.getpid()}-{also_the_wire}"
     with subprocess.Popen([sys.executable, "-c", DRIVER, word], stdout=subprocess.PIPE, text=True) as driver:
-        wire = int(*line(driver))
+        wire = int(*next_line(driver).split())
         while len(running(word)) < 3:
             time.sleep(0.05)
         if also_the_wire:

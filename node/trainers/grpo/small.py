@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
 from codec.errors import UsageError
 from node.trainers.grpo.cache import cached_folder
 from node.trainers.grpo.task import Tokens
-from node.trainers.grpo.warmup import Progress, fit, save_bf16
+from node.trainers.grpo.warmup import Progress, fit, random_model, save_bf16
 
 __all__ = ["ContinueText", "SmallRecipe", "make_small", "small_folder"]
 
@@ -88,9 +88,7 @@ def make_small(folder: Path, recipe: SmallRecipe, progress: Progress) -> None:
     if len(ids) < 2 * held_out:
         raise UsageError(f"{_library_folder()} holds too little text to learn from: install Python with its library.")
     windows = _with_distinct_prompts(ids[-held_out:].reshape(recipe.windows, recipe.width))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
-        model = Qwen3ForCausalLM(_config(recipe))
+    model = random_model(recipe, max_position_embeddings=512, eos_token_id=None, bos_token_id=None, pad_token_id=0)
     fit(
         model,
         _batches(ids[:-held_out], recipe),
@@ -134,23 +132,6 @@ def _tokenizer(text: list[str], recipe: SmallRecipe) -> Tokenizer:
     )
     tokenizer.train_from_iterator(text[: 1 + len(text) // 3], trainer)
     return tokenizer
-
-
-def _config(recipe: SmallRecipe) -> Qwen3Config:
-    return Qwen3Config(
-        vocab_size=recipe.vocabulary,
-        hidden_size=recipe.hidden,
-        intermediate_size=recipe.inner,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.kv_heads,
-        head_dim=recipe.hidden // recipe.heads,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        eos_token_id=None,
-        bos_token_id=None,
-        pad_token_id=0,
-    )
 
 
 def _batches(ids: NDArray[np.int64], recipe: SmallRecipe) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

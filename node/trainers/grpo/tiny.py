@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
 from node.trainers.grpo.cache import cached_folder
 from node.trainers.grpo.task import SortLetters
-from node.trainers.grpo.warmup import IGNORED, Progress, fit, save_bf16
+from node.trainers.grpo.warmup import IGNORED, Progress, fit, random_model, save_bf16
 
 __all__ = ["TinyRecipe", "letters_tokenizer", "make_tiny", "tiny_folder"]
 
@@ -50,9 +50,10 @@ def tiny_folder(progress: Progress, recipe: TinyRecipe | None = None) -> Path:
 
 def make_tiny(folder: Path, recipe: TinyRecipe, progress: Progress) -> None:
     """Make, warm up and save `tiny` in `folder`. Leaves torch's global random state as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
-        model = Qwen3ForCausalLM(_config(recipe))
+    model = random_model(
+        recipe, initializer_range=recipe.spread, max_position_embeddings=64, eos_token_id=SortLetters.END,
+        pad_token_id=SortLetters.END + 1, bos_token_id=None,
+    )  # fmt: skip
     fit(
         model,
         _answers(recipe),
@@ -74,24 +75,6 @@ def letters_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<end>", pad_token="<pad>", unk_token="<unk>", model_max_length=64
-    )
-
-
-def _config(recipe: TinyRecipe) -> Qwen3Config:
-    return Qwen3Config(
-        vocab_size=recipe.vocabulary,
-        hidden_size=recipe.hidden,
-        intermediate_size=recipe.inner,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.kv_heads,
-        head_dim=recipe.hidden // recipe.heads,
-        initializer_range=recipe.spread,
-        max_position_embeddings=64,
-        tie_word_embeddings=True,
-        eos_token_id=SortLetters.END,
-        pad_token_id=SortLetters.END + 1,
-        bos_token_id=None,
     )
 
 

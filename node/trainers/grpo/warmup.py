@@ -1,4 +1,4 @@
-"""Supervised training, which brings a base model to where RL can start."""
+"""Random models, and the supervised training that brings one to where RL can start."""
 
 import math
 import time
@@ -7,16 +7,35 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-__all__ = ["IGNORED", "Progress", "fit", "save_bf16"]
+__all__ = ["IGNORED", "Progress", "fit", "random_model", "save_bf16"]
 
 Progress = Callable[[str], None]
 """Called with a line of text about what is being made."""
 
 IGNORED = -100
 """A target that the loss leaves out: `torch.nn.functional.cross_entropy`'s default `ignore_index`."""
+
+
+def random_model(recipe: Any, **more: Any) -> PreTrainedModel:
+    """A Qwen3 of random weights as a recipe (`TinyRecipe`, `SmallRecipe`) has it; `more`: of its config. Leaves torch's
+    global random state as it was."""
+    config = Qwen3Config(
+        vocab_size=recipe.vocabulary,
+        hidden_size=recipe.hidden,
+        intermediate_size=recipe.inner,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.kv_heads,
+        head_dim=recipe.hidden // recipe.heads,
+        tie_word_embeddings=True,
+        **more,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        return Qwen3ForCausalLM(config)
 
 
 def fit(

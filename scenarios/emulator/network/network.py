@@ -12,6 +12,7 @@ from codec.errors import UsageError
 from scenarios.emulator.network import namespace
 from scenarios.emulator.network import shared as shm
 from scenarios.emulator.network.shared import Shared
+from scenarios.harness.processes import next_line
 
 __all__ = ["Host", "Network", "Sums"]
 
@@ -27,7 +28,7 @@ _BYTES_PER_NS_OF_A_MBIT: Final = 1e6 / 8 / 1e9
 _LEAST_QUEUE_MS: Final = 5.0
 """Lower bound of a default queue. With a round trip near 0 the bandwidth-delay product would drop every burst."""
 _START_S: Final = 60.0
-"""Upper bound for the wire to compile; from the cache it starts within a second."""
+"""Time limit for the wire to compile; from the cache it starts within a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +289,4 @@ class Network:
         finally:
             os.close(guard)
             os.close(shared.fd)
-        assert self._wire.stdout is not None
-        if self._wire.stdout.readline() != "ready\n":
-            raise RuntimeError("the wire did not start")
+        next_line(self._wire, "ready", _START_S)

@@ -12,7 +12,7 @@ from codec.manifest import open_manifest
 from node.ledger import messages as work
 from scenarios.fuzz import messages
 from scenarios.fuzz.binary import fields_of_values, write
-from scenarios.fuzz.fields import Kind, names_of
+from scenarios.fuzz.fields import Kind
 from scenarios.fuzz.messages import document_kinds, message_kinds
 from scenarios.fuzz.scene import AUTHORITY, LAYOUT, Scene
 from scenarios.fuzz.target import FOREVER, Target, World
@@ -189,8 +189,3 @@ def work_messages() -> tuple[type, ...]:
     from scenarios.fuzz.work import MESSAGES
 
     return MESSAGES
-
-
-def all_names(target: Target) -> set[str]:
-    """Return the names of all fields of the target's message types."""
-    return {name for cls in target.types().values() for name in names_of(cls)}

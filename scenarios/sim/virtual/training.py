@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import trio
 
@@ -39,9 +39,9 @@ from swarm.protocol.core.events import VersionId
 from swarm.protocol.core.notices import LeaseExpired, MemberJoined, MemberLeft, Notice, WorkHeard
 from swarm.protocol.core.tuning import Tuning
 
-__all__ = ["CARRIERS", "Outcome", "Wan", "train"]
+__all__ = ["Carrier", "Outcome", "Wan", "train"]
 
-CARRIERS: Final = ("swarm", "relayed", "regions", "star")
+Carrier = Literal["swarm", "relayed", "regions", "star"]
 """How a version reaches the nodes. `swarm`: the delta, by the product's protocol. The others send full weights from the
 trainer: one copy, which all nodes have as soon as it is sent (`relayed`); one to each region; one to each node. These
 three are favoured: nothing is lost, no congestion window limits them, and they cost no processor time."""
@@ -182,7 +182,7 @@ class _SimulatedNode:
 
 
 class _Training:
-    def __init__(self, run: Run, wan: Wan, carrier: str, max_lag: int, seed: int) -> None:
+    def __init__(self, run: Run, wan: Wan, carrier: Carrier, max_lag: int, seed: int) -> None:
         self.run, self.max_lag = run, max_lag
         self.free = wan.mbit is None
         easy = self.free or carrier != "swarm"
@@ -210,7 +210,7 @@ class _Training:
         self._unconfirmed: bytes | None = None
         """The group that the trainer got last and has not yet reported as taken."""
 
-    def _broadcast(self, carrier: str, regions: int) -> Broadcast:
+    def _broadcast(self, carrier: Carrier, regions: int) -> Broadcast:
         world, run = self.world, self.run
         if carrier == "swarm":
             # On an unlimited network the size does not matter, so a small payload saves simulating each piece.
@@ -366,7 +366,7 @@ async def _durable(action: Callable[..., Any], *args: Any) -> Any:
 
 
 def train(
-    run: Run, wan: Wan, carrier: str = "swarm", *, steps: int = 6, warm: int = 3, max_lag: int = 1, seed: int = 0
+    run: Run, wan: Wan, carrier: Carrier = "swarm", *, steps: int = 6, warm: int = 3, max_lag: int = 1, seed: int = 0
 ) -> Outcome:
     """Run `warm` steps, then `steps` that count. Raises `TimeoutError` when the run stalls."""
     training = _Training(run, wan, carrier, max_lag, seed)

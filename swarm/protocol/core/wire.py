@@ -20,7 +20,6 @@ from codec.errors import PeerError
 from codec.unpack import unpack
 
 __all__ = [
-    "BLOB_NAME_BYTES",
     "FRAME_HEAD",
     "MAX_FRAME_BODY",
     "MAX_LATE_WANTS",
@@ -70,7 +69,6 @@ MAX_MESSAGE_BYTES: Final = 4 << 20
 """A roster of 10,000 members is 1.3 MB; no legitimate message comes near this."""
 MAX_DOCUMENT: Final = 3 << 20
 MAX_WORK: Final = 1 << 20
-BLOB_NAME_BYTES: Final = 256
 MAX_LATE_WANTS: Final = 24
 """Chunks that one `LateChunkWants` may name."""
 

@@ -231,10 +231,6 @@ class Tickets:
         """The barred peers, sorted."""
         return sorted(self._barred)
 
-    def users(self, id_: bytes) -> list[bytes]:
-        """The peers remembered as admitted with this ticket, sorted."""
-        return sorted(self._of(id_).peers) if id_ in self._tickets else []
-
     def fetched(self, id_: bytes, more_bytes: int) -> bool:
         """Its peers fetched `more_bytes` more; True if the caller should make the record durable."""
         ticket = self._of(id_)

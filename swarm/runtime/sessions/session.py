@@ -172,7 +172,6 @@ class Session:
         if data is None:
             return False
         size = len(data)
-        self._counts.control_received += 4 + size
         if size <= self._limits.large_message_bytes:
             await reading.post(self._decode(data, reading), size)
         else:

@@ -19,10 +19,9 @@ from libp2p.utils.varint import encode_uvarint
 from codec.errors import PeerError
 from codec.sign import Key
 from swarm import guard
-from swarm.gossip.announcements import MAX_MESSAGE_BYTES, Announcer, Gossip, MemoryGossip
+from swarm.gossip.announcements import MAX_MESSAGE_BYTES, Gossip
 from swarm.transport.base import Lane, PeerKey, Transport, Unreachable
 from swarm.transport.libp2p import Libp2pTransport
-from swarm.transport.memory import Link, MemoryNetwork, MemoryTransport
 from swarm.transport.pubsub import BoundedPubsub, Neighbours, cost_of, trimmed
 from swarm.transport.rules import PeerPolicy
 
@@ -42,7 +41,7 @@ async def until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
 
 
 class Member:
-    def __init__(self, transport: Transport, announcer: Announcer) -> None:
+    def __init__(self, transport: Transport, announcer: Gossip) -> None:
         self.transport = transport
         self.announcer = announcer
         self.got: list[bytes] = []
@@ -54,11 +53,6 @@ class Member:
 def libp2p_member(number: int, validate: Callable[[bytes], bool] = valid, policy: PeerPolicy | None = None) -> Member:
     transport = Libp2pTransport(Key(bytes([number + 1]) * 32), ["/ip4/127.0.0.1/tcp/0"], policy=policy)
     return Member(transport, Gossip(transport, "/test", validate))
-
-
-def memory_member(network: MemoryNetwork, number: int, validate: Callable[[bytes], bool] = valid) -> Member:
-    transport = MemoryTransport(network, Key(bytes([number + 1]) * 32))
-    return Member(transport, MemoryGossip(transport, "/test", validate))
 
 
 @asynccontextmanager
@@ -103,11 +97,9 @@ async def settle(members: list[Member]) -> None:
         member.got.clear()
 
 
-@pytest.mark.parametrize("kind", ["libp2p", "memory"])
-async def test_valid_messages_are_delivered_once_and_invalid_ones_never(kind: str) -> None:
-    in_memory = partial(memory_member, MemoryNetwork(Link(delay_s=0.01)))
+async def test_valid_messages_are_delivered_once_and_invalid_ones_never() -> None:
     with trio.fail_after(20):
-        async with chain(4, libp2p_member if kind == "libp2p" else in_memory) as members:
+        async with chain(4, libp2p_member) as members:
             await settle(members)
             await members[0].announcer.publish(b"news")
             await members[1].announcer.publish(b"bad")  # its neighbours validate it; the sender does not
@@ -125,13 +117,11 @@ async def test_valid_messages_are_delivered_once_and_invalid_ones_never(kind: st
             assert not any(member.announcer.has_seen(b"bad") for member in members[2:])
 
 
-@pytest.mark.parametrize("kind", ["libp2p", "memory"])
-async def test_invalid_messages_are_not_forwarded(kind: str) -> None:
+async def test_invalid_messages_are_not_forwarded() -> None:
     """The last member would accept the message, but the member between them validates before it forwards."""
-    make = libp2p_member if kind == "libp2p" else partial(memory_member, MemoryNetwork())
 
     def member(number: int) -> Member:
-        return make(number, valid if number == 1 else bool)
+        return libp2p_member(number, valid if number == 1 else bool)
 
     with trio.fail_after(20):
         async with chain(3, member) as members:
@@ -148,7 +138,6 @@ async def test_oversized_messages_are_dropped_and_gossip_goes_on() -> None:
         async with chain(3, partial(libp2p_member, validate=bool)) as members:
             await settle(members)
             liar = members[0].announcer
-            assert isinstance(liar, Gossip)
             assert liar._pubsub is not None
             await liar._pubsub.publish("/test", bytes(MAX_MESSAGE_BYTES + 1))
             await reaches(members[0], members[2])
@@ -207,10 +196,6 @@ async def test_a_burst_is_delivered_whole() -> None:
 
 
 async def test_not_running() -> None:
-    network = MemoryNetwork()
-    transport = MemoryTransport(network, Key(bytes(32)))
-    with pytest.raises(Unreachable, match="not gossiping"):
-        await MemoryGossip(transport, "/test", valid).publish(b"x")
     with pytest.raises(Unreachable, match="not gossiping"):
         await libp2p_member(0).announcer.publish(b"x")
     with pytest.raises(Unreachable, match="that serves"):
@@ -344,7 +329,7 @@ async def test_malformed_frames_end_their_stream_only() -> None:
     with trio.fail_after(60):
         async with chain(3, libp2p_member) as members:
             await settle(members)
-            pubsub = members[1].announcer._pubsub  # type: ignore[attr-defined]
+            pubsub = members[1].announcer._pubsub
             assert isinstance(pubsub, BoundedPubsub)
             pubsub._neighbours.worked = lambda *_: 0.0  # type: ignore[method-assign]  # without a rate limit
             pubsub._neighbours.forged = lambda *_: False  # type: ignore[method-assign]
@@ -376,7 +361,7 @@ async def test_a_neighbour_that_forges_repeatedly_is_disconnected(monkeypatch: p
                 dropped.append(peer)
                 await disconnect(peer)
 
-            monkeypatch.setattr(victim.announcer._pubsub, "_drop", drop)  # type: ignore[attr-defined]
+            monkeypatch.setattr(victim.announcer._pubsub, "_drop", drop)
             before = guard.dropped[guard.Source.GOSSIP]
             forged = [signed(Key(bytes([1]) * 32), b"bad %d" % number) for number in range(3)]
             for number in range(3):
@@ -413,7 +398,7 @@ async def test_the_service_restarts_when_the_library_ends_it(monkeypatch: pytest
     with trio.fail_after(30):
         async with chain(2, libp2p_member) as members:
             await settle(members)
-            pubsub = members[1].announcer._pubsub  # type: ignore[attr-defined]
+            pubsub = members[1].announcer._pubsub
 
             async def fail() -> None:
                 raise LookupError("a bug of the library's")
@@ -421,8 +406,8 @@ async def test_the_service_restarts_when_the_library_ends_it(monkeypatch: pytest
             before = guard.bugs[guard.Source.GOSSIP]
             pubsub.manager.run_task(fail)  # one task may fail
             await until(lambda: guard.bugs[guard.Source.GOSSIP] == before + 1)
-            assert members[1].announcer._pubsub is pubsub  # type: ignore[attr-defined]
+            assert members[1].announcer._pubsub is pubsub
             pubsub.manager.run_daemon_task(fail)  # and one of the service's own tasks
-            await until(lambda: members[1].announcer._pubsub not in (None, pubsub))  # type: ignore[attr-defined]
+            await until(lambda: members[1].announcer._pubsub not in (None, pubsub))
             assert guard.bugs[guard.Source.GOSSIP] == before + 2
             await reaches(members[0], members[1])

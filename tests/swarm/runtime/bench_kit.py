@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from runtime_kit import AUTHORITY, Log, key, new_replica, step
+from runtime_kit import AUTHORITY, Log, here_and_now, key, new_replica, step
 
 from codec import Chunk, ChunkKey, open_header, seal_chunk
 from swarm.protocol.core.events import Close, Effect, Event, PieceBad
 from swarm.protocol.core.wire import NO_STRIPE, Frame, FrameKind, Message, pack_frame
-from swarm.runtime import Manifests, Runtime, RuntimeLimits, here_and_now
+from swarm.runtime import Manifests, Runtime, RuntimeLimits
 from swarm.runtime.framing import ByteReader, Patience, read_message
 from swarm.runtime.replica.model import Model
 from swarm.runtime.services import ReplicaServices

@@ -23,7 +23,7 @@ from swarm.protocol.core.wire import Join
 from swarm.protocol.member import Peer
 from swarm.protocol.startup import Boot, Budget, Saved, SavedReplica, Site
 from swarm.protocol.transfer.egress import Egress
-from swarm.runtime import Manifests, RunSync, Runtime, RuntimeLimits, here_and_now
+from swarm.runtime import Manifests, RunSync, Runtime, RuntimeLimits
 from swarm.runtime.publishing import SeedPublisher, genesis
 from swarm.runtime.replica.model import Model
 from swarm.runtime.services import ReplicaServices
@@ -34,6 +34,12 @@ from swarm.transport.memory import MemoryNetwork, MemoryTransport
 AUTHORITY = Key(b"authority".ljust(32, b"."))
 CONFIG = b'{"model_type": "tiny"}'
 LAYOUT_TENSORS = (("a.weight", (300, 200)), ("b.weight", (70_000,)), ("c.bias", (10,)))
+
+
+async def here_and_now(function: Callable[..., Any], *arguments: Any) -> Any:
+    """A `RunSync` that calls `function` on the event loop: a mock clock would run ahead of any thread."""
+    await trio.lowlevel.checkpoint()
+    return function(*arguments)
 
 
 class Killed(BaseException):

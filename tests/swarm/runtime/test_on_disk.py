@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from blake3 import blake3
-from runtime_kit import AUTHORITY, CONFIG, new_replica
+from runtime_kit import AUTHORITY, CONFIG, here_and_now, new_replica
 from test_model import version
 
 from codec import Layered, Manifest, Replica
 from swarm.protocol.core.events import VersionId
-from swarm.runtime import Manifests, RuntimeLimits, here_and_now
+from swarm.runtime import Manifests, RuntimeLimits
 from swarm.runtime.publishing import genesis
 from swarm.runtime.replica.jobs import Jobs
 from swarm.runtime.replica.model import Model

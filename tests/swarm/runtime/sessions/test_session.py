@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import trio
 from bench_kit import ME, OTHER, PEER, Scripted, bench, ended, read
-from runtime_kit import AUTHORITY, Log
+from runtime_kit import AUTHORITY, Log, here_and_now
 
 from swarm.protocol.core.events import Close, Dial, Heard, PeerDown, PeerUp, PieceBad, Send
 from swarm.protocol.core.wire import Detach, Pong, Work
-from swarm.runtime import Manifests, Runtime, RuntimeLimits, here_and_now
+from swarm.runtime import Manifests, Runtime, RuntimeLimits
 from swarm.runtime.framing import frame_message
 from swarm.store import Store
 from swarm.transport.memory import Link, MemoryNetwork, MemoryTransport
