@@ -14,6 +14,7 @@ from typing import BinaryIO, Final, NoReturn
 import trio
 
 from codec.errors import UsageError
+from node.host.last_line import last_line
 
 __all__ = ["EngineProcess", "EngineSpec", "worker_command"]
 
@@ -24,8 +25,6 @@ TRIES_BEFORE_FIRST: Final = 4
 """Starts that may fail before the engine ever served. After these the user must look at it."""
 USAGE: Final = 2
 """Exit code of an engine process whose last line of output is a sentence for the user."""
-LAST_LINE_BYTES: Final = 4096
-"""Bytes at the end of the log in which the last line is looked for."""
 
 _log = logging.getLogger(__name__)
 
@@ -96,17 +95,20 @@ class EngineProcess:
             if self._refusal is not None:
                 raise self._refusal
             if code == USAGE:
-                raise UsageError(_last_line(self._log))
+                raise UsageError(self._last_words())
             if self._served:
                 pause_s, failures = FIRST_PAUSE_S, 0
             else:
                 pause_s, failures = min(2 * pause_s, LONGEST_PAUSE_S), failures + 1
             if failures >= TRIES_BEFORE_FIRST and not self.restarts:
-                raise UsageError(f"The engine ends before it serves (code {code}): {_last_line(self._log)}")
+                raise UsageError(f"The engine ends before it serves (code {code}): {self._last_words()}")
             if self._served:
                 self.restarts += 1
             _log.warning("engine ended with code %s; starting it again in %.1f s", code, pause_s)
             await trio.sleep(pause_s)
+
+    def _last_words(self) -> str:
+        return last_line(self._log) or f"it said nothing; see {self._log}"
 
     async def _run_once(self) -> int:
         """Start the process, wait for its end, and leave none of its children. Returns its exit code."""
@@ -125,10 +127,3 @@ class EngineProcess:
 
 def _open_to_append(path: Path) -> BinaryIO:
     return open(path, "ab")
-
-
-def _last_line(log: Path) -> str:
-    """The last line of the engine's output that is not empty."""
-    lines = log.read_bytes()[-LAST_LINE_BYTES:].decode(errors="replace").split("\n")
-    written = [line.strip() for line in lines if line.strip()]
-    return written[-1] if written else f"it said nothing; see {log}"

@@ -10,5 +10,6 @@ Modules:
 - `daily`: The bytes that this machine may send today (`--up-gb-day`), counted in its home
 - `endpoint`: One process's end of the swarm
 - `kernels`: Compiles the coder's kernels once on a machine, when a process starts
+- `last_line`: The last line of a process's log, for the error that says why the process ended
 - `raw`: Carries any file through a swarm of its own
 """

@@ -25,6 +25,7 @@ import trio
 
 from codec.errors import SwarmError
 from node.host import kernels
+from node.host.last_line import last_line
 from node.settings import logs
 from node.settings.config import DemoConfig
 from node.settings.contact import Contact
@@ -108,8 +109,7 @@ class _Proc:
 
     def last_log_line(self) -> str:
         """The last line of its log, for an error text."""
-        lines = self.log.read_text(errors="replace").strip().splitlines()
-        return lines[-1][:300] if lines else "it said nothing"
+        return last_line(self.log)[:300] or "it said nothing"
 
 
 class _Demo:

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from codec.errors import PeerError, UsageError
+from node.host.last_line import last_line
 from node.ipc.channel import Channel, ChannelClosed, ChannelTimeout, close_fds, connect
 from node.status.schema import SeedReport
 from node.trainers.connection.patience import Wait
@@ -145,7 +146,7 @@ class SeedProcess:
             if (last_words := self.ended()) is not None:
                 raise UsageError(f"The seed did not start: {last_words}")
             if wait.over:
-                last_words = self._last_words() or "it printed nothing"
+                last_words = last_line(self._log, self._log_start) or "it printed nothing"
                 self.stop()
                 raise SwarmTimeout(
                     f"The seed did not serve within {timeout_s:.0f} s: {last_words} (its log: {self._log})"
@@ -164,7 +165,8 @@ class SeedProcess:
         """The last line of output of a seed that has ended, and where its log is. None while the process runs."""
         if self._process.poll() is None:
             return None
-        last_words = self._last_words() or f"it ended with code {self._process.returncode} and printed nothing"
+        printed = last_line(self._log, self._log_start)
+        last_words = printed or f"it ended with code {self._process.returncode} and printed nothing"
         return f"{last_words} (its log: {self._log})"
 
     def stop(self) -> None:
@@ -178,10 +180,3 @@ class SeedProcess:
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-
-    def _last_words(self) -> str:
-        with open(self._log, "rb") as log:
-            log.seek(self._log_start)
-            lines = log.read()[-4096:].decode(errors="replace").split("\n")
-        printed = [line.strip() for line in lines if line.strip()]
-        return printed[-1] if printed else ""
