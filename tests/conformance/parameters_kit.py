@@ -45,24 +45,12 @@ def tokens_of(text: str) -> list[int]:
 
 
 def make_engine(folder: Path) -> TransformersEngine:
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from node.trainers.grpo.tiny import TinyRecipe
+    from node.trainers.grpo.warmup import random_model
 
-    config = Qwen3Config(
-        vocab_size=UNKNOWN + 1,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=128,
-        initializer_range=0.3,
-        tie_word_embeddings=False,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        Qwen3ForCausalLM(config).save_pretrained(folder)
+    recipe = TinyRecipe(vocabulary=UNKNOWN + 1, hidden=32, inner=64, layers=2, seed=1)
+    more = {"max_position_embeddings": 128, "initializer_range": 0.3}
+    random_model(recipe, tied=False, **more).save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes(files()["tokenizer.json"])
     engine = TransformersEngine(threads=1, device="cpu")
     engine.load(folder)

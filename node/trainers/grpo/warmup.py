@@ -19,7 +19,7 @@ IGNORED = -100
 """A target that the loss leaves out: `torch.nn.functional.cross_entropy`'s default `ignore_index`."""
 
 
-def random_model(recipe: Any, **more: Any) -> PreTrainedModel:
+def random_model(recipe: Any, *, tied: bool = True, **more: Any) -> PreTrainedModel:
     """A Qwen3 of random weights as a recipe (`TinyRecipe`, `SmallRecipe`) has it; `more`: of its config. Leaves torch's
     global random state as it was."""
     config = Qwen3Config(
@@ -30,7 +30,7 @@ def random_model(recipe: Any, **more: Any) -> PreTrainedModel:
         num_attention_heads=recipe.heads,
         num_key_value_heads=recipe.kv_heads,
         head_dim=recipe.hidden // recipe.heads,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
         **more,
     )
     with torch.random.fork_rng(devices=[]):

@@ -32,24 +32,12 @@ def _one_thread() -> None:
 
 
 def make_folder(folder: Path, *, tied: bool = True, seed: int = 0) -> Path:
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from node.trainers.grpo.tiny import TinyRecipe
+    from node.trainers.grpo.warmup import random_model, save_bf16
 
-    config = Qwen3Config(
-        vocab_size=40,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=64,
-        initializer_range=0.3,
-        tie_word_embeddings=tied,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    recipe = TinyRecipe(vocabulary=40, hidden=32, inner=64, layers=2, seed=seed)
+    more = {"max_position_embeddings": 64, "initializer_range": 0.3}
+    save_bf16(random_model(recipe, tied=tied, **more), folder)
     return folder
 
 

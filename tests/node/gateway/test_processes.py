@@ -20,24 +20,12 @@ READY_S = 180.0
 
 def base_folder(folder: Path) -> Path:
     """A random Qwen3 of some 100,000 parameters that reads and writes letters."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from node.trainers.grpo.tiny import TinyRecipe
+    from node.trainers.grpo.warmup import random_model, save_bf16
 
-    config = Qwen3Config(
-        vocab_size=UNKNOWN + 1,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=128,
-        initializer_range=0.3,
-        eos_token_id=None,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    recipe = TinyRecipe(vocabulary=UNKNOWN + 1, hidden=64, inner=128, layers=2, seed=1)
+    more = {"max_position_embeddings": 128, "initializer_range": 0.3, "eos_token_id": None}
+    save_bf16(random_model(recipe, tied=False, **more), folder)
     for name, data in base_files().items():
         if name != "config.json":
             (folder / name).write_bytes(data)
