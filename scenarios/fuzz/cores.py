@@ -8,8 +8,8 @@ from typing import Any, Final
 import msgspec
 
 from codec.errors import PeerError
-from scenarios.fuzz.fields import Kind
-from scenarios.fuzz.scene import Scene
+from scenarios.fuzz.inputs.fields import Kind
+from scenarios.fuzz.inputs.scene import Scene
 from scenarios.fuzz.tables import sizes_of
 from scenarios.fuzz.target import Broken, World
 from swarm.protocol.core import wire

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from scenarios.fuzz.fields import ENCODED, Field, Kind
+from scenarios.fuzz.inputs.fields import ENCODED, Field, Kind
+from scenarios.fuzz.inputs.values import Mutation
 from scenarios.fuzz.signatures import CHECK_S, cheap, checked
 from scenarios.fuzz.target import FOREVER, Target, World
-from scenarios.fuzz.values import Mutation
 
 __all__ = ["Escape", "Result", "Triple", "deck_of", "fuzz", "replay"]
 

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
-from scenarios.fuzz.fields import Kind
+from scenarios.fuzz.inputs.fields import Kind
 
 __all__ = ["FOREVER", "Broken", "Target", "World"]
 

@@ -11,7 +11,7 @@ import pytest
 
 from codec.errors import PeerError
 from codec.unpack import unpack
-from scenarios.fuzz.fields import Kind, fields_of, names_of, plain
+from scenarios.fuzz.inputs.fields import Kind, fields_of, names_of, plain
 from scenarios.fuzz.run import Result, deck_of, fuzz, lines, replay
 from scenarios.fuzz.signatures import cheap
 from scenarios.fuzz.tables import sizes_of
@@ -191,7 +191,7 @@ def test_tables_are_counted_by_path() -> None:
 
 def test_cheap_signatures_refuse_the_same_forgeries_as_real_ones() -> None:
     from codec.sign import open_sealed
-    from scenarios.fuzz.scene import key_of
+    from scenarios.fuzz.inputs.scene import key_of
 
     with cheap():
         key = key_of("signer")

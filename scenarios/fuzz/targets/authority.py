@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Final
 from codec import ChunkKey
 from codec.sign import Key
 from scenarios.fuzz.cores import CoreWorld
-from scenarios.fuzz.fields import Kind
-from scenarios.fuzz.messages import MESSAGES, document_kinds, message_kinds
-from scenarios.fuzz.scene import AUTHORITY, key_of, manifest_of, root_of
+from scenarios.fuzz.inputs.fields import Kind
+from scenarios.fuzz.inputs.messages import MESSAGES, document_kinds, message_kinds
+from scenarios.fuzz.inputs.scene import AUTHORITY, key_of, manifest_of, root_of
 from scenarios.fuzz.target import Broken, Target, World
 from swarm.protocol.authority import Authority
 from swarm.protocol.core import wire

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Final, cast
 from codec import ChunkKey, seal_chunk
 from codec.chunk import BlockDelta, Chunk
 from codec.errors import PeerError
-from scenarios.fuzz.binary import fields_of_values
-from scenarios.fuzz.fields import Kind
-from scenarios.fuzz.scene import AUTHORITY, LAYOUT, root_of
+from scenarios.fuzz.inputs.binary import fields_of_values
+from scenarios.fuzz.inputs.fields import Kind
+from scenarios.fuzz.inputs.scene import AUTHORITY, LAYOUT, root_of
 from scenarios.fuzz.tables import sizes_of
 from scenarios.fuzz.target import Broken, Target, World
 from scenarios.fuzz.targets.decoders import _HEAD_NAMES, _head

@@ -10,13 +10,13 @@ from codec import layout as layouts
 from codec.errors import PeerError
 from codec.manifest import open_manifest
 from node.ledger import messages as work
-from scenarios.fuzz import messages
-from scenarios.fuzz.binary import fields_of_values, write
-from scenarios.fuzz.fields import Kind
-from scenarios.fuzz.messages import document_kinds, message_kinds
-from scenarios.fuzz.scene import AUTHORITY, LAYOUT, Scene
+from scenarios.fuzz.inputs import messages
+from scenarios.fuzz.inputs.binary import fields_of_values, write
+from scenarios.fuzz.inputs.fields import Kind
+from scenarios.fuzz.inputs.messages import document_kinds, message_kinds
+from scenarios.fuzz.inputs.scene import AUTHORITY, LAYOUT, Scene
+from scenarios.fuzz.inputs.work import work_kinds
 from scenarios.fuzz.target import FOREVER, Target, World
-from scenarios.fuzz.work import work_kinds
 from swarm.protocol.core import wire
 from swarm.protocol.core.documents import open_capability, open_grant, open_heartbeat, open_report
 from swarm.protocol.membership.roster import advance, open_change, open_whole
@@ -186,6 +186,6 @@ class Decoders(Target):
 
 def work_messages() -> tuple[type, ...]:
     """Return every message type of `node.ledger.messages`."""
-    from scenarios.fuzz.work import MESSAGES
+    from scenarios.fuzz.inputs.work import MESSAGES
 
     return MESSAGES

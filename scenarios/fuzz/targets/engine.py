@@ -18,12 +18,12 @@ from node.engines.host import EngineHost, EngineSpec, ReplicaRef
 from node.engines.messages import FromEngine
 from node.ipc.channel import ChannelClosed
 from node.ledger.messages import pack_floats, pack_tokens
-from scenarios.fuzz.fields import Kind
-from scenarios.fuzz.local import ScriptedChannel, frame, local_kinds
-from scenarios.fuzz.samples import sample_of
-from scenarios.fuzz.scene import LAYOUT
+from scenarios.fuzz.inputs.fields import Kind
+from scenarios.fuzz.inputs.local import ScriptedChannel, frame, local_kinds
+from scenarios.fuzz.inputs.samples import sample_of
+from scenarios.fuzz.inputs.scene import LAYOUT
+from scenarios.fuzz.inputs.work import SAMPLING
 from scenarios.fuzz.target import FOREVER, Target, World
-from scenarios.fuzz.work import SAMPLING
 
 __all__ = ["EngineTarget"]
 

@@ -20,8 +20,8 @@ from node.gateway.text import Text
 from node.ledger.assignment.pool import check_offer
 from node.ledger.messages import Rollout, VersionSpan, pack_floats, pack_tokens
 from node.ledger.state import AcceptedRollout, Group
-from scenarios.fuzz.fields import Kind
-from scenarios.fuzz.http_kinds import BODIES, KEY, body_kinds, head_kind
+from scenarios.fuzz.inputs.fields import Kind
+from scenarios.fuzz.inputs.http_kinds import BODIES, KEY, body_kinds, head_kind
 from scenarios.fuzz.target import FOREVER, Broken, Target, World
 
 __all__ = ["GatewayTarget"]

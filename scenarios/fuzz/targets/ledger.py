@@ -19,11 +19,11 @@ from node.ledger.rules import Ledger
 from node.ledger.service import LedgerService
 from node.ledger.settings import Settings
 from node.ledger.state import Head
-from scenarios.fuzz.fields import Kind
-from scenarios.fuzz.scene import key_of, root_of
+from scenarios.fuzz.inputs.fields import Kind
+from scenarios.fuzz.inputs.scene import key_of, root_of
+from scenarios.fuzz.inputs.work import MESSAGES, SAMPLES, SAMPLING, sample_rollout, work_kinds
 from scenarios.fuzz.tables import sizes_of
 from scenarios.fuzz.target import Broken, Target, World
-from scenarios.fuzz.work import MESSAGES, SAMPLES, SAMPLING, sample_rollout, work_kinds
 
 __all__ = ["LedgerTarget"]
 

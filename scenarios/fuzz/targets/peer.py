@@ -12,9 +12,9 @@ import msgspec
 
 from codec import ChunkKey
 from scenarios.fuzz.cores import CoreWorld
-from scenarios.fuzz.fields import Kind, fields_of, plain
-from scenarios.fuzz.messages import MESSAGES, document_kinds, message_kinds
-from scenarios.fuzz.scene import AUTHORITY, LAYOUT, Scene, key_of, manifest_of, root_of
+from scenarios.fuzz.inputs.fields import Kind, fields_of, plain
+from scenarios.fuzz.inputs.messages import MESSAGES, document_kinds, message_kinds
+from scenarios.fuzz.inputs.scene import AUTHORITY, LAYOUT, Scene, key_of, manifest_of, root_of
 from scenarios.fuzz.target import Broken, Target, World
 from swarm.protocol.core import wire
 from swarm.protocol.core.documents import Grant, Heartbeat, Report, bit_set, seal

@@ -24,9 +24,9 @@ from node.ledger.settings import Settings
 from node.ledger.state import Head
 from node.status.schema import SeedStatus
 from node.trainers.messages import Evict, Evicted, FromTrainer
-from scenarios.fuzz.fields import Kind
-from scenarios.fuzz.local import ScriptedChannel, frame, local_kinds
-from scenarios.fuzz.scene import AUTHORITY
+from scenarios.fuzz.inputs.fields import Kind
+from scenarios.fuzz.inputs.local import ScriptedChannel, frame, local_kinds
+from scenarios.fuzz.inputs.scene import AUTHORITY
 from scenarios.fuzz.tables import sizes_of
 from scenarios.fuzz.target import Target, World
 

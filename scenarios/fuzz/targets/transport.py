@@ -11,10 +11,10 @@ import msgspec
 from libp2p.security.exceptions import HandshakeFailure
 
 from codec.errors import PeerError
-from scenarios.fuzz.binary import _uint, fields_of_values
-from scenarios.fuzz.certificates import certificate_kind
-from scenarios.fuzz.fields import Kind, fields_of, plain
-from scenarios.fuzz.scene import key_of
+from scenarios.fuzz.inputs.binary import _uint, fields_of_values
+from scenarios.fuzz.inputs.certificates import certificate_kind
+from scenarios.fuzz.inputs.fields import Kind, fields_of, plain
+from scenarios.fuzz.inputs.scene import key_of
 from scenarios.fuzz.target import FOREVER, Target, World
 from swarm.transport.connection import multistream
 from swarm.transport.connection.addresses import host_and_port_of

@@ -18,8 +18,8 @@ from codec.errors import PeerError
 from node.engines.vllm import links
 from node.engines.vllm.plugin.swarm_vllm.messages import FromDriver, FromPlugin
 from node.ipc.framing import FrameReader
-from scenarios.fuzz.fields import Kind
-from scenarios.fuzz.local import frame, local_kinds
+from scenarios.fuzz.inputs.fields import Kind
+from scenarios.fuzz.inputs.local import frame, local_kinds
 from scenarios.fuzz.target import FOREVER, Target, World
 
 __all__ = ["VllmTarget"]

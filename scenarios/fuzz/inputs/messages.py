@@ -11,10 +11,10 @@ from typing import Any, Final, get_args
 import msgspec
 
 from codec import manifest as manifests
-from scenarios.fuzz.binary import fields_of_values, write
-from scenarios.fuzz.fields import Field, Kind, fields_of, plain
-from scenarios.fuzz.scene import Scene, key_of
-from scenarios.fuzz.values import Mutation
+from scenarios.fuzz.inputs.binary import fields_of_values, write
+from scenarios.fuzz.inputs.fields import Field, Kind, fields_of, plain
+from scenarios.fuzz.inputs.scene import Scene, key_of
+from scenarios.fuzz.inputs.values import Mutation
 from swarm.protocol.core import documents, wire
 from swarm.protocol.core.documents import Capability, Grant, Heartbeat, Report
 from swarm.protocol.membership import roster, succession

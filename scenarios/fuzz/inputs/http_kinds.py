@@ -6,8 +6,8 @@ import msgspec
 
 from node.gateway import parameters
 from node.gateway.parameters import PARAMETERS
-from scenarios.fuzz.fields import Field, Kind, fields_of
-from scenarios.fuzz.values import Mutation
+from scenarios.fuzz.inputs.fields import Field, Kind, fields_of
+from scenarios.fuzz.inputs.values import Mutation
 
 __all__ = ["BODIES", "KEY", "body_kinds", "head_kind"]
 

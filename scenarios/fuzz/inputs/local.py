@@ -9,8 +9,8 @@ import trio
 
 from node.ipc.channel import ChannelClosed
 from node.ipc.framing import FrameReader, encode_frame
-from scenarios.fuzz.fields import Kind, fields_of
-from scenarios.fuzz.samples import sample_of
+from scenarios.fuzz.inputs.fields import Kind, fields_of
+from scenarios.fuzz.inputs.samples import sample_of
 
 __all__ = ["ScriptedChannel", "frame", "local_kinds"]
 

@@ -9,9 +9,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import NameOID
 
-from scenarios.fuzz.binary import fields_of_values
-from scenarios.fuzz.fields import Kind
-from scenarios.fuzz.scene import key_of
+from scenarios.fuzz.inputs.binary import fields_of_values
+from scenarios.fuzz.inputs.fields import Kind
+from scenarios.fuzz.inputs.scene import key_of
 
 __all__ = ["certificate_kind"]
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from codec.varint import MAX_INT
-from scenarios.fuzz.fields import Field
-from scenarios.fuzz.values import Mutation
+from scenarios.fuzz.inputs.fields import Field
+from scenarios.fuzz.inputs.values import Mutation
 
 __all__ = ["fields_of_values", "write"]
 

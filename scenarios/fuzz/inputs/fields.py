@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 import msgspec.inspect as types
 
-from scenarios.fuzz.values import Mutation, mutations_of
+from scenarios.fuzz.inputs.values import Mutation, mutations_of
 
 __all__ = ["ENCODED", "Field", "Kind", "fields_of", "names_of", "plain"]
 

@@ -9,9 +9,9 @@ from codec.sign import Key
 from node.engines.base import SamplingOptions, SamplingParams
 from node.ledger import messages as work
 from node.ledger.messages import Commits, Reason, Rollout, VersionSpan, WorkMessage
-from scenarios.fuzz.fields import Kind, fields_of, plain
-from scenarios.fuzz.scene import root_of
-from scenarios.fuzz.values import Mutation
+from scenarios.fuzz.inputs.fields import Kind, fields_of, plain
+from scenarios.fuzz.inputs.scene import root_of
+from scenarios.fuzz.inputs.values import Mutation
 
 __all__ = ["MESSAGES", "SAMPLING", "sample_rollout", "work_kinds"]
 
