@@ -10,7 +10,6 @@ before. The time ends when every node has the whole file and has checked it. Cop
 uplink divided by the file's size. The floor passes the file over plain sockets along our trees, with no check at all.
 """
 
-import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from scenarios.emulator.network import check_privileges
 from scenarios.emulator.real import Node, distribute
 from scenarios.emulator.torrents import SUBJECTS, fetch_all, install
 from scenarios.emulator.wan_table import MIXED
-from scenarios.harness.command import json_parser
+from scenarios.harness.command import json_parser, report_rows
 from scenarios.harness.plot import drawing, png
 
 __all__ = ["main", "measure"]
@@ -108,13 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
             except (UsageError, OSError) as error:  # the other subjects still run
                 row = {"subject": subject, "nodes": count, "failed": str(error)}
             rows.append(row)
-    if options.json:
-        print(json.dumps({"scenario": "bench_peers", "rows": rows}, indent=1))
-    else:
-        print_table(rows)
-    if options.plot is not None:
-        draw(rows, options.plot)
-    return 1 if any("failed" in row for row in rows) else 0
+    return report_rows("bench_peers", rows, options, print_table, draw)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ All processes and the emulated links share this machine's cores. `busy` is the s
 along the same trees with no check at all.
 """
 
-import json
 import statistics
 import sys
 import time
@@ -30,7 +29,7 @@ from codec.errors import UsageError
 from scenarios.emulator.floor import pass_on
 from scenarios.emulator.network import check_privileges
 from scenarios.emulator.real import Node, Outcome, RealSwarm, distribute
-from scenarios.harness.command import json_parser
+from scenarios.harness.command import json_parser, report_rows
 from scenarios.harness.plot import drawing, png
 
 __all__ = ["ROWS", "Case", "main", "measure"]
@@ -280,13 +279,7 @@ def main(arguments: list[str] | None = None) -> int:
         rows.append(_run(name, options.repeats, options.cpu))
         if "failed" in rows[-1]:
             print(f"{name} failed: {rows[-1]['failed']}", file=sys.stderr, flush=True)
-    if options.json:
-        print(json.dumps({"scenario": "wan", "rows": rows}, indent=1))
-    else:
-        print_table(rows)
-    if options.plot is not None:
-        draw(rows, options.plot)
-    return 1 if any("failed" in row for row in rows) else 0
+    return report_rows("wan", rows, options, print_table, draw)
 
 
 if __name__ == "__main__":

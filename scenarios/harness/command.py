@@ -1,12 +1,15 @@
 """What the command lines of scenarios share."""
 
 import argparse
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from codec.errors import UsageError
 
-__all__ = ["json_parser", "run_as_program"]
+__all__ = ["json_parser", "report_rows", "run_as_program"]
 
 
 def json_parser(doc: str | None) -> argparse.ArgumentParser:
@@ -14,6 +17,23 @@ def json_parser(doc: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     return parser
+
+
+def report_rows(
+    name: str,
+    rows: Sequence[dict[str, Any]],
+    options: argparse.Namespace,
+    print_table: Callable[[Sequence[dict[str, Any]]], None],
+    draw: Callable[[Sequence[dict[str, Any]], Path], None],
+) -> int:
+    """Print the rows as `options.json` says, draw them into `options.plot`; returns 1 if one has `failed`."""
+    if options.json:
+        print(json.dumps({"scenario": name, "rows": rows}, indent=1))
+    else:
+        print_table(rows)
+    if options.plot is not None:
+        draw(rows, options.plot)
+    return 1 if any("failed" in row for row in rows) else 0
 
 
 def run_as_program(main: Callable[[], int]) -> None:

@@ -114,14 +114,20 @@ class Hashed:
         return hashed
 
 
-@PLACES
-def test_after_a_clean_shutdown_a_start_hashes_nothing(
-    store: Store, monkeypatch: pytest.MonkeyPatch, disk: bool
-) -> None:
+def closed_at_3(store: Store, disk: bool) -> Replica:
+    """What a model that was closed at version 0.3 is."""
     truth, model = begun(store, disk)
     for number in (1, 2, 3):
         commit(model, *version(store, truth, number))
     model.close()
+    return truth
+
+
+@PLACES
+def test_after_a_clean_shutdown_a_start_hashes_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch, disk: bool
+) -> None:
+    truth = closed_at_3(store, disk)
     hashed = Hashed(monkeypatch)
     resumed = again(store, disk)
     assert hashed.nbytes == 0
@@ -137,10 +143,7 @@ def test_after_a_clean_shutdown_a_start_hashes_nothing(
 def test_without_a_clean_shutdown_a_start_hashes_every_block(
     store: Store, monkeypatch: pytest.MonkeyPatch, disk: bool
 ) -> None:
-    truth, model = begun(store, disk)
-    for number in (1, 2, 3):
-        commit(model, *version(store, truth, number))
-    model.close()
+    truth = closed_at_3(store, disk)
     again(store, disk)  # and is killed
     hashed = Hashed(monkeypatch)
     resumed = again(store, disk)

@@ -1,5 +1,7 @@
 """Heartbeats down, reports up: what a member forwards, and when it contacts the authority itself."""
 
+from collections.abc import Iterator
+
 import pytest
 from member_kit import a_forwarder, a_member, a_report, dialed, reports_in, tick
 from protocol_kit import (
@@ -136,16 +138,21 @@ def test_a_silent_authority_is_contacted_at_once_by_its_children() -> None:
     assert SWARM in dialed(effects)
 
 
-def test_the_others_wait_their_turn() -> None:
-    """Ten thousand members without heartbeat do not connect at once, but at a bounded rate."""
+def forty_of_thousands() -> Iterator[Peer]:
+    """Children of one root child, like 4000 others."""
     everyone = [member(s, peer=s.to_bytes(32, "big")) for s in range(1, 4000)]
-    came: list[float] = []
     for slot in range(4000, 4040):
         peer = new_peer(slot)
         peer.state.rng.seed(slot)
         me = member(slot, peer=peer.state.key.public)
-        parents = (-1, *(1 for _ in everyone))
-        admit(peer, [parents], members=[*everyone, me], slot=slot)
+        admit(peer, [(-1, *(1 for _ in everyone))], members=[*everyone, me], slot=slot)
+        yield peer
+
+
+def test_the_others_wait_their_turn() -> None:
+    """Ten thousand members without heartbeat do not connect at once, but at a bounded rate."""
+    came: list[float] = []
+    for peer in forty_of_thousands():
         say(peer, SWARM, HeartbeatNews(heartbeat(2, live=range(5000))), 0.1)
         peer.apply(PeerDown(SWARM), 1.0)
         now = 1.0
@@ -197,13 +204,8 @@ def test_an_invalid_farewell(release: bytes) -> None:
 
 def test_members_whose_reports_do_not_arrive_do_not_come_together() -> None:
     """Four thousand members that lost one root child spread over a part of the time that their leases have left."""
-    everyone = [member(s, peer=s.to_bytes(32, "big")) for s in range(1, 4000)]
     came: list[float] = []
-    for slot in range(4000, 4040):
-        peer = new_peer(slot)
-        peer.state.rng.seed(slot)
-        me = member(slot, peer=peer.state.key.public)
-        admit(peer, [(-1, *(1 for _ in everyone))], members=[*everyone, me], slot=slot)
+    for peer in forty_of_thousands():
         peer.apply(PeerDown(SWARM), 0.1)
         now, serial, effects = 1.0, 2, []
         while SWARM not in dialed(effects):
