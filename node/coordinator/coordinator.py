@@ -23,7 +23,7 @@ from codec.errors import SwarmError, UsageError
 from codec.sign import Key
 from node.coordinator.admin import AdminService
 from node.coordinator.handover import hand_over
-from node.coordinator.recovery import open_newest_version
+from node.coordinator.recovery import CHECKPOINTS_KEPT, open_newest_version
 from node.coordinator.seed_status import seed_status
 from node.coordinator.track import SentBytes, Track
 from node.coordinator.trainer_server import TrainerServer
@@ -87,10 +87,9 @@ async def run(config: SeedConfig, *, task_status: trio.TaskStatus[None] = trio.T
     await hand_over(config, key.public)
     base = config.base or await in_thread(write_raw_base, config.home / "raw", config.raw_mb * 10**6)
     checkpoint = await in_thread(Checkpoint.open, base)
-    with open_store(config.home, key.public) as store:
+    with open_store(config.home, key.public, checkpoints_kept=CHECKPOINTS_KEPT) as store:
         if store.records.get("succession"):
             raise UsageError("This key was replaced (swarm-node rotate-key): start the seed with the new one.")
-        store.checkpoints.keep = 2  # a way back over eight versions or more, also just after a new checkpoint
         model = Model(store, base=base)
         head = await in_thread(open_newest_version, store, model, checkpoint, key)
         boot = next_boot(int(store.records.get("boot") or 0), time.time())

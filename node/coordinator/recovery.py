@@ -1,5 +1,7 @@
 """The seed's replica at a start: the newest sealed version, from the store or the base checkpoint."""
 
+from typing import Final
+
 from codec import Checkpoint, Replica, open_manifest
 from codec.errors import UsageError
 from codec.sign import Key
@@ -7,7 +9,10 @@ from swarm.runtime.publishing import genesis
 from swarm.runtime.replica.model import Model
 from swarm.store import Store
 
-__all__ = ["open_newest_version"]
+__all__ = ["CHECKPOINTS_KEPT", "open_newest_version"]
+
+CHECKPOINTS_KEPT: Final = 2
+"""Checkpoints of a seed: a way back over eight versions or more, also just after a new checkpoint."""
 
 
 def open_newest_version(store: Store, model: Model, checkpoint: Checkpoint, key: Key) -> bytes:

@@ -23,6 +23,7 @@ from codec import Replica, open_manifest
 from codec.errors import UsageError
 from codec.sign import Key
 from node.coordinator.handover import Handover
+from node.coordinator.recovery import CHECKPOINTS_KEPT
 from node.host.endpoint import open_store
 from node.settings import keyfile
 from node.settings.contact import Contact
@@ -80,7 +81,7 @@ def rotate(home: Path, key: Path | None, out: Path | None, expires_s: float) -> 
         next_path = new_path
     new = keyfile.load_or_make(next_path)
     with open_store(home, old.public) as before:
-        with open_store(home, new.public) as after:
+        with open_store(home, new.public, checkpoints_kept=CHECKPOINTS_KEPT) as after:
             version = _first_version(before, after, old, new)
             ticket, peers = _sign_over(before, after, old, new, contact, expires_s)
         retired = old_path if key is not None else _retired(old_path, old)
@@ -108,7 +109,6 @@ def _first_version(before: Store, after: Store, old: Key, new: Key) -> tuple[int
     if lacking:
         raise UsageError(f"{before.folder} lacks {', '.join(lacking)}. Start the seed, which repairs it, and stop it.")
     found = {name: data for name, data in files.items() if data is not None}
-    after.checkpoints.keep = 2
     return genesis(after, Model(after), replica, new, files=found, epoch=newest.id.epoch + 1).id
 
 

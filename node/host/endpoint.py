@@ -48,10 +48,10 @@ def store_folder(home: Path, authority: bytes) -> Path:
     return home / f"swarm-{authority.hex()[:16]}"
 
 
-def open_store(home: Path, authority: bytes) -> Store:
+def open_store(home: Path, authority: bytes, *, checkpoints_kept: int = 1) -> Store:
     """The store in `home` for the swarm of this authority. Raises `UsageError` when another process uses it."""
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return Store(store_folder(home, authority), authority)
+    return Store(store_folder(home, authority), authority, checkpoints_kept=checkpoints_kept)
 
 
 @dataclass(frozen=True, slots=True)

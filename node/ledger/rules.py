@@ -67,8 +67,7 @@ class Ledger:
 
     def take_facts(self) -> list[Fact]:
         """The facts since the last call, in order, for the caller to write."""
-        facts, self.transitions.facts = self.transitions.facts, []
-        return facts
+        return self.transitions.take_facts()
 
     @property
     def has_facts(self) -> bool:
@@ -130,7 +129,7 @@ class Ledger:
         """The trainer of `session` refused a group that it was given, and may have nothing left to use."""
         if (consumption := self.consumption.get(session)) is not None and not self.pool.complete(session):
             consumption.take(0, 0, now)
-            self.pool.freed += 1
+            self.pool.more_may_begin()
 
     def expect(self, session: str, samples: int | None) -> None:
         """`samples` more will be offered in `session`, so that all nodes can finish together. None: unknown, or the
@@ -182,7 +181,7 @@ class Ledger:
         self.transitions.take(found)
         if (consumption := self.consumption.get(found.session)) is not None:
             consumption.take(found.n, self.pool.complete(found.session), now)
-            self.pool.freed += 1  # more may be begun now
+            self.pool.more_may_begin()
 
     def room(self, session: str, n: int) -> int:
         """How many groups of `n` samples the trainer should offer now, to keep the nodes busy and no more than that.

@@ -30,6 +30,11 @@ class Transitions:
         self.nodes: dict[bytes, Node] = {}
         self.facts: list[Fact] = []
 
+    def take_facts(self) -> list[Fact]:
+        """The facts since the last call, in order."""
+        facts, self.facts = self.facts, []
+        return facts
+
     def node(self, key: bytes) -> Node:
         """The record of a node; a new one for a node that was never heard of."""
         return self.nodes.setdefault(key, Node(key))

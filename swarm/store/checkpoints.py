@@ -35,12 +35,11 @@ class SavedCheckpoint:
 class SavedCheckpoints:
     """The checkpoints under one folder."""
 
-    def __init__(self, folder: Path, disk: Disk) -> None:
+    def __init__(self, folder: Path, disk: Disk, keep: int = 1) -> None:
+        """`keep`: how many of the newest checkpoints to keep."""
         self._folder = folder
         self._disk = disk
-        self.keep = 1
-        """How many of the newest checkpoints to keep. A seed keeps two, so that it can always roll back some
-        versions."""
+        self._keep = keep
 
     def write(self, version: VersionId, root: bytes, layout: bytes, fill: Callable[[Path], None]) -> None:
         """Write a checkpoint, then remove the oldest beyond `keep`. Durable on return. Raises `DiskFull`.
@@ -64,7 +63,7 @@ class SavedCheckpoints:
         self._disk.remove(place)
         self._disk.put_in_place(temporary, place)
         older = [saved for saved in self.list() if saved.version != version]
-        for old in older[self.keep - 1 :]:
+        for old in older[self._keep - 1 :]:
             self._disk.remove(old.folder)
 
     def list(self) -> list[SavedCheckpoint]:

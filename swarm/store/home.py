@@ -60,7 +60,7 @@ class Store:
     `chunks`, `records`, `checkpoints`, `partial` and `clean` may be used directly.
     """
 
-    def __init__(self, folder: Path, authority: bytes, disk: Disk | None = None) -> None:
+    def __init__(self, folder: Path, authority: bytes, disk: Disk | None = None, *, checkpoints_kept: int = 1) -> None:
         """Open or create the folder. It verifies all chunks found, so call it in a worker thread.
 
         Raises `UsageError` if another process uses the folder, or it cannot be written.
@@ -78,7 +78,7 @@ class Store:
             self.records = Records(folder / "swarm.sqlite", self.disk)
             self.chunks = ChunkStore(folder / "chunks", authority, self.disk)
             self.chunks.open()
-            self.checkpoints = SavedCheckpoints(folder / "anchors", self.disk)
+            self.checkpoints = SavedCheckpoints(folder / "anchors", self.disk, checkpoints_kept)
             self.partial = Partial(folder, self.disk)
             self.clean = Clean(folder, self.disk)
             self._listing = threading.RLock()

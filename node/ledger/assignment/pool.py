@@ -35,7 +35,7 @@ class Pool:
         self.next_order = 0
         """The order of the next group."""
         self.freed = 0
-        """Rises whenever samples become free."""
+        """Rises whenever samples become free, or more of them may begin."""
         self.to_come: dict[str, int] = {}
         """By session, the samples that will still be offered, for the sessions that know."""
         self.lags: Counter[int] = Counter()
@@ -97,6 +97,10 @@ class Pool:
             _add(self._complete, group.session, sign * group.n)
         else:
             self._incomplete += sign * group.n
+
+    def more_may_begin(self) -> None:
+        """A trainer's limit allows more samples than before."""
+        self.freed += 1
 
     def free(self, group: Group, samples: Iterable[int]) -> None:
         """`samples` of `group`, which are neither leased nor done any more, may be leased again."""

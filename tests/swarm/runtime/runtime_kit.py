@@ -154,8 +154,7 @@ class Swarm:
         return self.seed_host
 
     async def start_seed(self, disk: Disk | None = None) -> Host:
-        store = Store(self.folder / "seed", AUTHORITY.public, disk)
-        store.checkpoints.keep = 2  # as the coordinator sets it
+        store = Store(self.folder / "seed", AUTHORITY.public, disk, checkpoints_kept=2)  # as the coordinator does
         model = Model(store, stage_bytes=self.limits.stage_bytes)
         restored = model.restore()
         if restored is None:

@@ -353,8 +353,7 @@ def test_a_restart_ends_at_a_rollback(tmp_path: Path) -> None:
 
 
 def test_a_seed_keeps_two_checkpoints(tmp_path: Path) -> None:
-    with Store(tmp_path, AUTHORITY.public) as store:
-        store.checkpoints.keep = 2
+    with Store(tmp_path, AUTHORITY.public, checkpoints_kept=2) as store:
         model = Model(store)
         genesis(store, model, new_replica(), AUTHORITY, files={"config.json": CONFIG})
         for number in (1, 2, 3):
