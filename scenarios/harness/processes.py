@@ -82,7 +82,7 @@ class Processes:
         return self.ends(name, within_s)
 
     def kill(self, name: str) -> None:
-        """Kill the process with its group: a node's engine too."""
+        """Kill the process with its group."""
         kill(self.running.pop(name))
 
     def pause(self, name: str) -> None:

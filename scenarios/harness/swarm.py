@@ -20,8 +20,8 @@ __all__ = ["LOOPBACK", "NODE", "STARTED_WITHIN_S", "Ended", "State", "Swarm", "s
 LOOPBACK: Final = ("--listen", "127.0.0.1:0")
 NODE: Final = ("--engine", "none", *LOOPBACK)
 STARTED_WITHIN_S: Final = 180.0
-"""Time limit for engines to start, s: several may import torch on two cores, and the first use of a kernel compiles
-it."""
+"""Time limit for engines and large models to start, s: several may import torch on two cores, and the first use of a
+kernel compiles it."""
 
 State = dict[str, Any]
 """What `status --json` prints."""
@@ -208,7 +208,7 @@ def swarm_on(folder: Path, base: Path, nodes: int = 0, seed_words: Sequence[str]
 
     `seed_words` are more flags for the seed. All processes are killed when the block ends.
     """
-    with swarm_in(folder) as swarm:
+    with swarm_in(folder, patience_s=STARTED_WITHIN_S) as swarm:
         swarm.seed(base, *seed_words)
         if nodes:
             ticket = swarm.ticket("--nodes", str(nodes))

@@ -1,29 +1,13 @@
 """A swarm of real processes over real libp2p, driven by the command line alone."""
 
-import json
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from kit import all_hold, checkpoint
 from status_kit import GOLDEN, paths
 
 from scenarios.harness.swarm import LOOPBACK, Ended, swarm_in
-
-
-def checkpoint(folder: Path, words: np.ndarray) -> Path:
-    """A Hugging Face folder of one bf16 tensor with these bits."""
-    folder.mkdir()
-    entry = {"dtype": "BF16", "shape": [len(words)], "data_offsets": [0, 2 * len(words)]}
-    header = json.dumps({"model.weight": entry}).encode()
-    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + words.tobytes())
-    (folder / "config.json").write_text('{"model_type": "none"}')
-    return folder
-
-
-def all_hold(version: list[int], members: int) -> Callable[[dict[str, Any]], bool]:
-    return lambda state: [node["held"] for node in state["nodes"]] == [version] * members
 
 
 def refused(code: int, why: str, ended: Ended) -> None:
@@ -35,7 +19,7 @@ def test_seed_invite_join_relay_publish_status(tmp_path: Path) -> None:
     first = (rng.standard_normal(300_000).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     second = first.copy()
     second[rng.choice(len(first), 3000, replace=False)] ^= 1
-    base, step_1 = checkpoint(tmp_path / "base", first), checkpoint(tmp_path / "step_1", second)
+    base, step_1 = checkpoint(tmp_path / "base", [first]), checkpoint(tmp_path / "step_1", [second])
 
     with swarm_in(tmp_path, patience_s=120.0) as swarm:
         swarm.seed(base)
@@ -59,8 +43,8 @@ def test_seed_invite_join_relay_publish_status(tmp_path: Path) -> None:
 
         # A fourth machine on a ticket for three, and a checkpoint of another model.
         refused(2, "All 3 places", swarm.command("fourth", "relay", ticket, *LOOPBACK))
-        other = checkpoint(tmp_path / "other", first[:1000])
-        refused(2, "model.weight", swarm.command("seed", "publish", str(other)))
+        other = checkpoint(tmp_path / "other", [first[:1000]])
+        refused(2, "layer.000.weight", swarm.command("seed", "publish", str(other)))
 
         # A second process on one home is told so; the first goes on.
         refused(2, "nother process", swarm.command("box", "join", ticket, "--engine", "none"))

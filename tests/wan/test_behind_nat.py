@@ -3,13 +3,13 @@
 Only `swarm-node` commands are used, as documented: a seed with `--via`, a relay with the seed's ticket, nodes.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pytest
+from kit import all_hold, checkpoint
 
 from scenarios.emulator.network import Network
 from scenarios.harness.swarm import swarm_in
@@ -34,20 +34,6 @@ FIREWALLS: tuple[Literal["none", "in", "nat", "symmetric"], ...] = (
 )  # fmt: skip
 
 
-def checkpoint(folder: Path, words: np.ndarray) -> str:
-    """A Hugging Face folder of one bf16 tensor with these bits."""
-    folder.mkdir()
-    entry = {"dtype": "BF16", "shape": [len(words)], "data_offsets": [0, 2 * len(words)]}
-    header = json.dumps({"model.weight": entry}).encode()
-    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + words.tobytes())
-    (folder / "config.json").write_text('{"model_type": "none"}')
-    return str(folder)
-
-
-def all_hold(version: int, members: int) -> Callable[[dict[str, Any]], bool]:
-    return lambda state: [node["held"] for node in state["nodes"]] == [[0, version]] * members
-
-
 def is_reached(dialable: bool, ways: tuple[str, ...]) -> Callable[[dict[str, Any]], bool]:
     """Condition on a node's state: whether the roster lists it as dialable, and the seed reached in one of these ways.
     That may take a while: on a busy machine a connection may time out and be made again."""
@@ -65,7 +51,7 @@ def test_every_node_gets_every_version(tmp_path: Path) -> None:
     network, environment = Network(rtt_ms=20), {"PYTHONPATH": str(tmp_path / "bare")}
     rng = np.random.default_rng(3)
     words = (rng.standard_normal(300_000).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    base = checkpoint(tmp_path / "step_0", words)
+    base = checkpoint(tmp_path / "step_0", [words])
     trainer = network.host("trainer", up_mbit=200, down_mbit=200, firewall="in")
     relay = network.host("relay", up_mbit=200, down_mbit=200)
     nodes = [
@@ -76,20 +62,20 @@ def test_every_node_gets_every_version(tmp_path: Path) -> None:
     on = {"on": lambda name: hosts[name].popen, "environment": environment, "patience_s": PATIENCE_S}
     with network, swarm_in(tmp_path, **on) as swarm:
         via = ("--via", f"{relay.address}:4001")
-        swarm.start("trainer", "seed", "--base", base, "--preset", "lan", *via)
+        swarm.start("trainer", "seed", "--base", str(base), "--preset", "lan", *via)
         swarm.until("trainer", lambda state: state["head"] == [0, 0])
         invitation = swarm.json("trainer", "invite")
         assert invitation["addrs"] == [f"/ip4/{relay.address}/tcp/4001/p2p-circuit"]
         swarm.start("relay", "relay", invitation["ticket"])
-        swarm.until("trainer", all_hold(0, 1))
+        swarm.until("trainer", all_hold([0, 0], 1))
         for node in nodes:
             swarm.start(node.name, "join", invitation["ticket"], "--engine", "none")
-        swarm.until("trainer", all_hold(0, 1 + len(nodes)))
+        swarm.until("trainer", all_hold([0, 0], 1 + len(nodes)))
 
         for version in (1, 2):
             words[rng.choice(len(words), 3000, replace=False)] ^= 1
-            swarm.json("trainer", "publish", checkpoint(tmp_path / f"step_{version}", words))
-            state = swarm.until("trainer", all_hold(version, 1 + len(nodes)))
+            swarm.publish(checkpoint(tmp_path / f"step_{version}", [words]), name="trainer")
+            state = swarm.until("trainer", all_hold([0, version], 1 + len(nodes)))
 
         for node, kind in zip(nodes, FIREWALLS, strict=True):
             # A symmetric NAT uses another port for each destination, so hole punching to the trainer fails.
@@ -105,5 +91,5 @@ def test_every_node_gets_every_version(tmp_path: Path) -> None:
         swarm.kill("relay")
         swarm.start("relay", "relay", invitation["ticket"])
         words[rng.choice(len(words), 3000, replace=False)] ^= 1
-        swarm.json("trainer", "publish", checkpoint(tmp_path / "step_3", words))
-        swarm.until("trainer", all_hold(3, 1 + len(nodes)))
+        swarm.publish(checkpoint(tmp_path / "step_3", [words]), name="trainer")
+        swarm.until("trainer", all_hold([0, 3], 1 + len(nodes)))
