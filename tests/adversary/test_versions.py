@@ -77,7 +77,6 @@ async def test_13_unrequested_frames_do_not_count_as_progress(tmp_path: Path, at
                 await arena.works()
                 assert trio.current_time() - began < REPAIRED_S
                 nursery.cancel_scope.cancel()
-        arena.close()
         arena.unharmed()
 
 
