@@ -46,8 +46,8 @@ def delta(
     nodes
         Number of nodes, to estimate the seconds.
     provider
-        Say what the traffic of the step costs, by this provider's prices: aws, gcp, gcp-standard, azure, lambda,
-        runpod, vast or flat.
+        Say what the traffic of the step costs, by this provider's prices over the internet: aws, gcp, gcp-standard,
+        azure, clouds (a machine at each), lambda, runpod, vast or flat (a line without a price by the byte).
     egress_usd_gb
         Dollars that a node pays for each GB that it sends; replaces the provider's price.
     trainer_egress_usd_gb

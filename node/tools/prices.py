@@ -27,19 +27,23 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """What a provider of machines charges a GB. `near_usd_gb`: within one region, both ends together."""
+    """What a provider of machines charges a GB. `regional_usd_gb`, `near_usd_gb`: between two of its machines, in two
+    regions or in one, both ends together."""
 
     title: str
     egress_usd_gb: Price
     ingress_usd_gb: Price
+    regional_usd_gb: Price
     near_usd_gb: Price
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """What an object store charges: a GB that is read, and a million requests that write or read."""
+    """What an object store charges: a GB that is read over the internet, and a million requests that write or read.
+    `provider`: machines of this provider write in their own region for nothing, and read at its `regional_usd_gb`."""
 
     title: str
+    provider: str
     egress_usd_gb: Price
     put_usd_million: Price
     get_usd_million: Price
@@ -79,8 +83,8 @@ def _entry(kind: type[Provider] | type[Store], where: str, table: dict[str, Any]
     names = [field.name for field in fields(kind)]
     if set(table) != set(names):
         raise UsageError(f"[{where}] must have exactly {', '.join(names)}.")
-    prices = {name: _price(f"[{where}] {name}", table[name]) for name in names if name != "title"}
-    return kind(title=table["title"], **prices)
+    texts = {name: table[name] for name in names if not name.endswith(("_gb", "_million"))}
+    return kind(**texts, **{name: _price(f"[{where}] {name}", table[name]) for name in names if name not in texts})
 
 
 @cache

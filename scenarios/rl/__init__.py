@@ -6,6 +6,8 @@ and `hetero --real` run processes.
 Modules:
 
 - `bandwidth`: How little bandwidth a training run needs
+- `cost`: Tokens a dollar of the published training runs, with the traffic of every machine priced
+- `cost_model`: What a step of a training run costs, by the way that its versions travel
 - `faults`: What do nodes cost that are killed, hang, or lie, 1 % to 20 % of them in every step?
 - `faults_real`: Faults among real processes on this machine, for `python -m scenarios.rl.faults --real`
 - `fidelity`: Is a policy that trains through the swarm, bit for bit, the one that trains in one process?

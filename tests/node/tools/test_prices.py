@@ -9,7 +9,8 @@ from node.tools.distribution import EgressPrices
 from node.tools.prices import PRICES, egress_prices, price_list
 
 LEAF = '{ value = 0.5, checked = "provider", on = "2026-01-01", from = "a page" }'
-PROVIDER = f'[providers.a]\ntitle = "A"\negress_usd_gb = {LEAF}\ningress_usd_gb = {LEAF}\nnear_usd_gb = {LEAF}\n'
+NAMES = ("egress_usd_gb", "ingress_usd_gb", "regional_usd_gb", "near_usd_gb")
+PROVIDER = '[providers.a]\ntitle = "A"\n' + "".join(f"{name} = {LEAF}\n" for name in NAMES)
 
 
 def test_the_list_that_is_shipped() -> None:
