@@ -17,8 +17,8 @@ store-paid the same, and what is read costs money
 swarm      the trainer sends our delta once, and nodes send it to one another
 
 GPUs cost what the publications say, at every provider, so that rows differ in traffic alone. The trainer is in none of
-the nodes' regions. Between regions of one provider, its own price applies; `clouds` is a machine at each of several large
-ones. `*` marks the most tokens a dollar, and every way within 0.1 % of it.
+the nodes' regions. Between regions of one provider, its own price applies; with `clouds`, each machine is at another
+large one. `*` marks the most tokens a dollar, and every way within 0.1 % of it.
 """
 
 import argparse
@@ -58,7 +58,7 @@ COLORS: Final = dict(
 )
 PRICES_USD_GB: Final = tuple(float(usd) for usd in np.geomspace(1e-4, MOST_USD_GB, 60))
 """Of the maps, up from what is practically free."""
-LEVELS: Final = (-50, -20, -10, -5, -1, 1, 3, 6)
+LEVELS: Final = (-20, -10, -5, -1, 2, 5)
 """Percent by which the swarm is ahead, of the lines in the maps."""
 NODES: Final = tuple(round(2 ** (k / 4)) for k in range(4, 41))
 """Numbers of nodes of the map: 2 to 1,024."""
@@ -306,10 +306,10 @@ def _map(axes: Any, grid: list[list[dict[str, Bill]]]) -> None:
         rasterized=True,
     )
     contours = axes.contour(NODES, PRICES_USD_GB, ahead, levels=LEVELS, colors="black", linewidths=0.7)
-    axes.clabel(contours, fmt=lambda level: f"{level:+.0f} %", fontsize=7)
+    axes.clabel(contours, fmt=lambda level: f"{level:+.0f} %", fontsize=7, inline=False)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xlabel("nodes (trainer and samples in proportion)")
+    axes.set_xlabel("nodes (trainer and samples in proportion)\nlines: the swarm beside the best other way")
     axes.set_ylabel("dollars a GB that a node pays")
     shown = sorted({index for line in winner for index in line})
     axes.legend(
