@@ -83,8 +83,11 @@ def _entry(kind: type[Provider] | type[Store], where: str, table: dict[str, Any]
     names = [field.name for field in fields(kind)]
     if set(table) != set(names):
         raise UsageError(f"[{where}] must have exactly {', '.join(names)}.")
-    texts = {name: table[name] for name in names if not name.endswith(("_gb", "_million"))}
-    return kind(**texts, **{name: _price(f"[{where}] {name}", table[name]) for name in names if name not in texts})
+    values: dict[str, Any] = {}
+    for name in names:
+        is_price = name.endswith(("_gb", "_million"))
+        values[name] = _price(f"[{where}] {name}", table[name]) if is_price else str(table[name])
+    return kind(**values)
 
 
 @cache
