@@ -1,5 +1,6 @@
 """Price lists of providers and object stores (`prices.toml`). A price without a source is refused."""
 
+import math
 import tomllib
 from dataclasses import dataclass, fields
 from functools import cache
@@ -74,7 +75,7 @@ def _price(where: str, leaf: Any) -> Price:
         raise UsageError(f"{where}: write {{ value = ..., checked = ..., on = ..., from = ... }}.")
     if leaf["checked"] not in _CHECKED:
         raise UsageError(f"{where}: checked is one of {', '.join(_CHECKED)}.")
-    if not isinstance(leaf["value"], int | float) or leaf["value"] < 0:
+    if not isinstance(leaf["value"], int | float) or not 0 <= leaf["value"] < math.inf:
         raise UsageError(f"{where}: value is a number of dollars, 0 or more.")
     return Price(float(leaf["value"]), leaf["checked"], str(leaf["on"]), leaf["from"])
 
@@ -106,7 +107,7 @@ def price_list(path: Path = PRICES) -> PriceList:
 def egress_prices(provider: str | None, node_usd_gb: float | None, trainer_usd_gb: float | None) -> EgressPrices | None:
     """The prices that a user told; None if none. A number replaces the provider's; without its own, the trainer pays
     what a node pays. Raises `UsageError` when the nodes' price is missing, or a price is negative."""
-    if min(node_usd_gb or 0.0, trainer_usd_gb or 0.0) < 0:
+    if not all(0 <= price < math.inf for price in (node_usd_gb, trainer_usd_gb) if price is not None):
         raise UsageError("Prices are dollars a GB, 0 or more.")
     if provider is None and node_usd_gb is None:
         if trainer_usd_gb is None:

@@ -102,7 +102,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     made.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     made.add_argument("--plot", type=png, help=f"draw a PNG, of {DRAWN} or the first model")
     options = made.parse_args(arguments)
-    if options.gbit <= 0 or options.regions < 1 or options.joins_hour < 0 or (options.bits or 1.0) <= 0:
+    bits = 1.0 if options.bits is None else options.bits
+    if not (options.gbit > 0 and options.regions >= 1 and options.joins_hour >= 0 and bits > 0):
         raise UsageError("--gbit and --bits are above 0, --regions is at least 1, --joins-hour at least 0.")
     return options
 

@@ -239,6 +239,8 @@ def test_the_table_and_the_plot(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ("arguments", "told"),
     [
         (["--gbit", "0"], "--gbit"),
+        (["--gbit", "nan"], "--gbit"),
+        (["--bits", "0"], "--bits"),
         (["--provider", "acme"], "runpod"),
         (["--free-store", "acme"], "r2"),
         (["--model", "70b"], "no model 70b"),

@@ -1,5 +1,6 @@
 """The price lists: every price has its source, and what a user tells replaces it."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ def test_unknown_names_are_told_with_the_known_ones() -> None:
         (PROVIDER.replace('"a page"', '""', 1), "write { value"),
         (PROVIDER.replace('"provider"', '"hearsay"', 1), "checked is one of"),
         (PROVIDER.replace("0.5", "-1", 1), "0 or more"),
+        (PROVIDER.replace("0.5", "nan", 1), "0 or more"),
         (PROVIDER.replace("near_usd_gb", "far_usd_gb"), "exactly"),
         ("[providers", "Cannot read"),
     ],
@@ -67,5 +69,6 @@ def test_what_a_user_tells() -> None:
     assert egress_prices("aws", 0.0, None) == EgressPrices(0.09, 0.0)
     with pytest.raises(UsageError, match="what the nodes pay"):
         egress_prices(None, None, 0.09)
-    with pytest.raises(UsageError, match="0 or more"):
-        egress_prices(None, -0.1, None)
+    for wrong in (-0.1, math.nan, math.inf):
+        with pytest.raises(UsageError, match="0 or more"):
+            egress_prices(None, wrong, None)

@@ -16,6 +16,7 @@ from node.tools.host_memory import host_memory
 from node.tools.made_up import amplitude_of, made_up_norm, made_up_step
 from node.tools.reckon import Reckoned, reckon, render
 from node.tools.shapes import Kind, Shapes, shape_names, shapes_of
+from node.tools.table import bytes_text, seconds_text, usd_text
 
 PARAMETERS = {
     "qwen3-1.7b": 1_720_574_976,
@@ -154,6 +155,12 @@ def test_the_report(found: Reckoned) -> None:
     assert {"star_full_s", "star_delta_s", "swarm_s", "bits_per_change", "delta_bytes", "chunks"} <= told.keys()
     assert set(told["memory_bytes"]) == {"trainer", "seed", "node", "node_on_disk", "relay"}
     assert told["usd"]["swarm"] < told["usd"]["star_delta"] < told["usd"]["star_full"]
+
+
+def test_figures_for_people() -> None:
+    assert [bytes_text(count) for count in (12, 9.13e9, 2.05e12)] == ["12 B", "9.13 GB", "2.05 TB"]
+    assert [seconds_text(count) for count in (0.41, 600, 7200, 1e6)] == ["0.41 s", "10 min", "2 h", "11.6 days"]
+    assert [usd_text(count) for count in (0, 0.0292, 1234.5)] == ["$0.00", "$0.0292", "$1,234.50"]
 
 
 def test_a_made_up_step_has_the_density_that_was_asked_for() -> None:
