@@ -1,4 +1,4 @@
-"""The gateway's HTTP vocabulary: limits, request heads, requests, responses, and errors as OpenAI's clients read
+"""The HTTP vocabulary: limits, request heads, requests, responses, and errors as OpenAI's clients read
 them."""
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from node.gateway.memory_budget import MemoryBudget
+from node.http.memory_budget import MemoryBudget
 
 __all__ = [
     "DEFAULT_LIMITS",

@@ -5,7 +5,7 @@ from typing import Final
 import h11
 import trio
 
-from node.gateway.http_messages import CutShort, Handler, Head, HttpLimits, Request, Response, Streaming, refusal
+from node.http.messages import CutShort, Handler, Head, HttpLimits, Request, Response, Streaming, refusal
 
 __all__ = ["Connection"]
 
