@@ -69,6 +69,8 @@ class Head:
 
     method: str
     path: str
+    query: str
+    """What follows the question mark; empty: nothing."""
     headers: Mapping[str, str]
     """By lower-case name; of equal names the last one."""
     length: int
@@ -79,7 +81,7 @@ class Request:
     """A complete request. Its body counts against `bodies`, which all clients share, until `release_body`."""
 
     def __init__(self, head: Head, body: bytes | bytearray, bodies: MemoryBudget) -> None:
-        self.method, self.path, self.headers = head.method, head.path, head.headers
+        self.method, self.path, self.query, self.headers = head.method, head.path, head.query, head.headers
         self.body = body
         self._length, self._bodies = head.length, bodies
         self.until_sent = ExitStack()

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["History"]
+__all__ = ["History", "Point"]
 
 KEPT_S: Final = 3600.0
 MOST_BYTES: Final = 16 << 20
@@ -14,33 +14,43 @@ MOST_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Frame:
+class Point:
+    """When a frame was true, and the figure that the page draws over time."""
+
     at: float
+    """Unix time, s."""
+    tokens_s: float | None = None
+    """Tokens/s of the whole swarm, or of this node; None: nothing generates here."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    point: Point
     packed: bytes
 
 
 class History:
-    """JSON texts by the time at which they were true, oldest first."""
+    """JSON texts, each with its point, oldest first."""
 
     def __init__(self) -> None:
         self._frames: deque[_Frame] = deque()
         self._bytes = 0
 
-    def add(self, at: float, text: bytes) -> None:
-        """Keep `text`; forget what is older than an hour, and the oldest where memory is used up. `at` rises."""
-        frame = _Frame(at, zlib.compress(text, 6))
+    def add(self, point: Point, text: bytes) -> None:
+        """Keep `text`; forget what is older than an hour, and the oldest where memory is used up. Times rise."""
+        frame = _Frame(point, zlib.compress(text, 6))
         self._frames.append(frame)
         self._bytes += len(frame.packed)
-        while len(self._frames) > 1 and (self._frames[0].at < at - KEPT_S or self._bytes > MOST_BYTES):
+        while len(self._frames) > 1 and (self._frames[0].point.at < point.at - KEPT_S or self._bytes > MOST_BYTES):
             self._bytes -= len(self._frames.popleft().packed)
 
-    def times(self) -> list[float]:
-        """When each frame was true, Unix time, s."""
-        return [frame.at for frame in self._frames]
+    def points(self) -> list[Point]:
+        """The points of all frames."""
+        return [frame.point for frame in self._frames]
 
     def at(self, at: float) -> bytes | None:
         """The frame at this time, or the next one after it, or the last one; None: there is none."""
         if not self._frames:
             return None
-        index = bisect_left(self._frames, at, key=lambda frame: frame.at)
+        index = bisect_left(self._frames, at, key=lambda frame: frame.point.at)
         return zlib.decompress(self._frames[min(index, len(self._frames) - 1)].packed)

@@ -2,7 +2,7 @@
 
     GET /               the page: one file, no other host is asked for anything
     GET /api/status     the status now: what `swarm-node status --json` prints, a headline and findings
-    GET /api/history    the times of the statuses that are kept, an hour at most
+    GET /api/history    when the kept statuses were true (an hour at most), and tokens/s then
     GET /api/frame?at=  one of those
     GET /metrics        OpenMetrics text
     GET /healthz        200 while the process answers, also during a pause or a catch-up
@@ -15,6 +15,7 @@ request whose Host is not a loopback name. On any other address every request bu
 
 import hmac
 import ipaddress
+import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -29,15 +30,16 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 import structlog
 import trio
+from msgspec import UNSET
 
 from codec.errors import UsageError
 from node.http import Head, HttpLimits, Request, Response, failure, json_response, serve
 from node.monitor.findings import Finding, findings, headline
 from node.monitor.health import Readiness
-from node.monitor.history import History
+from node.monitor.history import History, Point
 from node.monitor.observations import Observations
 from node.status import query
-from node.status.schema import Status
+from node.status.schema import SeedStatus, Status
 from swarm.guard import Source as GuardSource
 from swarm.guard import guarded
 from swarm.transport.base import Unreachable
@@ -146,14 +148,13 @@ class Monitor:
 
     def check(self, head: Head) -> Response | None:
         """Judge a request by its head: None, or the refusal."""
-        path = urlsplit(head.path).path
         if head.method not in ("GET", "HEAD"):
             return failure(405, "A monitor only shows things: GET, please.")
-        if path in _OPEN:
+        if head.path in _OPEN:
             return None
         if self._token:
             given = head.headers.get("authorization", "").removeprefix("Bearer ").strip()
-            given = given or parse_qs(urlsplit(head.path).query).get("token", [""])[-1]
+            given = given or parse_qs(head.query).get("token", [""])[-1]
             if not hmac.compare_digest(given.encode(), self._token.encode()):
                 return failure(401, "Wrong or missing token. The process logs the address that contains it.")
         elif not _names_loopback(head.headers.get("host", "")):
@@ -167,8 +168,7 @@ class Monitor:
         return failure(500, "This is a bug in the monitor; the log has more.")
 
     async def _answer(self, request: Request) -> Response:
-        parts = urlsplit(request.path)
-        match parts.path:
+        match request.path:
             case "/":
                 return Response(200, _page(), "text/html; charset=utf-8", _PAGE_HEADERS)
             case "/healthz":
@@ -178,16 +178,16 @@ class Monitor:
             case "/metrics":
                 return await self._metrics()
             case "/api/status":
-                return Response(200, _JSON.encode(await self._look()))
+                return Response(200, _JSON.encode(await self.look()))
             case "/api/history":
-                return json_response({"times": self._history.times()})
+                return json_response({"frames": self._history.points()})
             case "/api/frame":
-                return self._frame(parse_qs(parts.query).get("at", ["0"])[-1])
+                return self._frame(parse_qs(request.query).get("at", ["0"])[-1])
             case path:
                 return failure(404, f"There is no {path[:64]} here; /, /metrics, /healthz, /readyz, /api/status.")
 
     async def _ready(self) -> Response:
-        seen = await self._look()
+        seen = await self.look()
         why = seen.away or ("Not started yet." if seen.status is None else "")
         if not why and seen.status is not None:
             why = self._readiness.why_not(seen.status, trio.current_time())
@@ -196,7 +196,7 @@ class Monitor:
     async def _metrics(self) -> Response:
         from node.monitor.metrics import CONTENT_TYPE, openmetrics  # only a scraped process needs the library
 
-        seen = await self._look()
+        seen = await self.look()
         if seen.status is None or seen.away:
             return failure(503, seen.away or "Not started yet.")
         return Response(200, openmetrics(seen.status, self._observations, self._release), CONTENT_TYPE)
@@ -205,11 +205,13 @@ class Monitor:
         try:
             when = float(at)
         except ValueError:
+            when = math.nan
+        if not math.isfinite(when):
             return failure(400, "at: Unix time in seconds.")
         frame = self._history.at(when)
         return failure(404, "Nothing was kept yet.") if frame is None else Response(200, frame)
 
-    async def _look(self) -> Seen:
+    async def look(self) -> Seen:
         """The status now, at most `FRESH_S` old."""
         async with self._asking:
             if self._seen is None or time.time() - self._seen.at > FRESH_S:
@@ -226,11 +228,18 @@ class Monitor:
         cancelled."""
         while True:
             began = time.perf_counter()
-            seen = await self._look()
+            seen = await self.look()
             if seen.status is not None and not seen.away:
-                self._history.add(seen.at, _JSON.encode(seen))
+                self._history.add(Point(seen.at, _tokens_s(seen.status)), _JSON.encode(seen))
             spent_s = time.perf_counter() - began
             await trio.sleep(max(SAMPLE_S, spent_s / MOST_SHARE))
+
+
+def _tokens_s(status: Status) -> float | None:
+    if isinstance(status, SeedStatus):
+        return status.work.tokens_per_s
+    own = status.nodes[0].tokens_s if status.nodes else UNSET
+    return None if own is UNSET else own
 
 
 _PAGE_HEADERS: Final = (
