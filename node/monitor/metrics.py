@@ -16,7 +16,7 @@ from prometheus_client.core import (
     InfoMetricFamily,
     Metric,
 )
-from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import choose_encoder
 
 from node.monitor.observations import Histogram, Observations
 from node.status.schema import (
@@ -29,14 +29,19 @@ from node.status.schema import (
     versions_behind,
 )
 
-__all__ = ["CONTENT_TYPE", "families", "openmetrics"]
+__all__ = ["OPENMETRICS", "exposition", "families"]
 
-CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0"
+"""What a Prometheus accepts; without it the answer is in the older text format, which promtool checks."""
 
 
-def openmetrics(status: Status, observations: Observations, release: str) -> bytes:
-    """The text of one scrape. `release`: the installed version of swarm-node."""
-    return generate_latest(_Collected(families(status, observations, release)))
+def exposition(
+    status: Status, observations: Observations, release: str, accept: str = OPENMETRICS
+) -> tuple[bytes, str]:
+    """The text of one scrape, and its content type. `release`: the installed version of swarm-node. `accept`: the
+    client's header of that name."""
+    encode, content_type = choose_encoder(accept)
+    return encode(_Collected(families(status, observations, release))), content_type
 
 
 class _Collected:

@@ -4,7 +4,7 @@
     GET /api/status     the status now: what `swarm-node status --json` prints, a headline and findings
     GET /api/history    when the kept statuses were true (an hour at most), and tokens/s then
     GET /api/frame?at=  one of those
-    GET /metrics        OpenMetrics text
+    GET /metrics        OpenMetrics text, or the older format for clients that do not accept that
     GET /healthz        200 while the process answers, also during a pause or a catch-up
     GET /readyz         200 when it holds the head, its engine is proven and its lease is fresh; else 503 and why
 
@@ -176,7 +176,7 @@ class Monitor:
             case "/readyz":
                 return await self._ready()
             case "/metrics":
-                return await self._metrics()
+                return await self._metrics(request.headers.get("accept", ""))
             case "/api/status":
                 return Response(200, _JSON.encode(await self.look()))
             case "/api/history":
@@ -193,13 +193,13 @@ class Monitor:
             why = self._readiness.why_not(seen.status, trio.current_time())
         return json_response({"ready": not why, "why": why}, 503 if why else 200)
 
-    async def _metrics(self) -> Response:
-        from node.monitor.metrics import CONTENT_TYPE, openmetrics  # only a scraped process needs the library
+    async def _metrics(self, accept: str) -> Response:
+        from node.monitor.metrics import exposition  # only a scraped process needs the library
 
         seen = await self.look()
         if seen.status is None or seen.away:
             return failure(503, seen.away or "Not started yet.")
-        return Response(200, openmetrics(seen.status, self._observations, self._release), CONTENT_TYPE)
+        return Response(200, *exposition(seen.status, self._observations, self._release, accept))
 
     def _frame(self, at: str) -> Response:
         try:

@@ -22,7 +22,7 @@ import trio
 
 from node.monitor import serve_monitor
 from node.monitor.findings import findings, headline
-from node.monitor.metrics import openmetrics
+from node.monitor.metrics import exposition
 from node.monitor.monitor import Answer, Seen
 from node.monitor.observations import Observations
 from scenarios.harness.made_up_swarm import made_up_status
@@ -44,8 +44,8 @@ def measure(members: int) -> dict[str, Any]:
 
     return {
         "members": members,
-        "scrape_ms": _median_ms(lambda: openmetrics(status, seen, "0")),
-        "scrape_bytes": len(openmetrics(status, seen, "0")),
+        "scrape_ms": _median_ms(lambda: exposition(status, seen, "0")),
+        "scrape_bytes": len(exposition(status, seen, "0")[0]),
         "look_ms": _median_ms(look),
         "look_bytes": len(look()),
         "frame_bytes": len(zlib.compress(look(), 6)),

@@ -66,7 +66,7 @@ async def test_metrics_health_and_readiness(tmp_path: Path):
     status = NodeStatus(head=(0, 4), nodes=[OwnStatus(slot=1, standing="fresh", held=(0, 4), engine=None)])
 
     async def use(port: int) -> None:
-        code, head, body = await get(port, "/metrics")
+        code, head, body = await get(port, "/metrics", "Accept: application/openmetrics-text; version=1.0.0")
         assert code == 200
         assert "application/openmetrics-text" in head
         assert body.endswith(b"# EOF\n")

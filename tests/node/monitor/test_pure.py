@@ -10,7 +10,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from node.monitor.findings import MOST, findings, headline
 from node.monitor.health import BEHIND_S, Readiness
 from node.monitor.history import KEPT_S, MOST_BYTES, History, Point
-from node.monitor.metrics import openmetrics
+from node.monitor.metrics import exposition
 from node.monitor.observations import Histogram, Observations
 from node.status.schema import (
     EngineCommit,
@@ -47,7 +47,7 @@ def scraped(status: Status) -> dict[str, float]:
     """The samples of a scrape by name and labels, as a Prometheus that reads OpenMetrics strictly sees them."""
     seen = Observations()
     seen.look(status)
-    text = openmetrics(status, seen, "0.1.0").decode()
+    text = exposition(status, seen, "0.1.0")[0].decode()
     return {
         sample.name + "".join(f"{{{key}={value}}}" for key, value in sorted(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
