@@ -9,8 +9,8 @@ import trio
 from gateway_kit import base_files, gateway, raw, until
 
 from node.gateway import app
-from node.gateway.http import HttpLimits, Request, Response, Send, serve
-from node.gateway.memory_budget import MemoryBudget
+from node.http import HttpLimits, Request, Response, Send, serve
+from node.http.memory_budget import MemoryBudget
 
 CONTEXT = 16384
 PROMPT = "abcd" * 2048

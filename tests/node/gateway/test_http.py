@@ -10,8 +10,8 @@ import trio
 from gateway_kit import base_files, gateway, raw, with_client
 
 from codec.errors import UsageError
-from node.gateway.http import HttpLimits, Request, Response, json_response, serve
 from node.gateway.text import Text
+from node.http import HttpLimits, Request, Response, json_response, serve
 from node.settings.config import GatewayConfig
 
 GOOD = json.dumps({"prompt": "abc", "max_tokens": 4}).encode()

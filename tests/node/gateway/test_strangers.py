@@ -7,10 +7,9 @@ import pytest
 import trio
 from gateway_kit import gateway, raw
 
-from node.gateway import memory_budget, strangers
-from node.gateway.http import HttpLimits, Request, Response, json_response, serve
-from node.gateway.memory_budget import BudgetFull, MemoryBudget
-from node.gateway.strangers import MOST, MOST_OF_ONE, YOUNG_S, Strangers, address_of
+from node.http import HttpLimits, Request, Response, json_response, memory_budget, serve, strangers
+from node.http.memory_budget import BudgetFull, MemoryBudget
+from node.http.strangers import MOST, MOST_OF_ONE, YOUNG_S, Strangers, address_of
 
 BODY = json.dumps({"prompt": "abc", "max_tokens": 4}).encode()
 
