@@ -1,13 +1,13 @@
-"""The same small swarm run twice: as real processes on emulated links, and as cores on simulated links (its twin).
+"""Runs a small swarm as real processes on emulated links and as cores on simulated links (its twin), and compares them.
 
 Both have equal uplinks, downlinks of 1 Gbit/s, one region with a round trip of 5 ms, no loss, bandwidths that are known
 exactly, and BBR congestion control. In both, the second version is measured. Times are compared as multiples of each
 run's own bound, because packets are larger on the emulated links than on the simulated ones.
 
 The real nodes share the processors of one machine, so the twin's nodes share a processor with the same number of cores.
-The twin's first version measures the processor time that it charges; its costs are then scaled by one factor, so
-that a version costs as much processor time as the real processes and their links spent. No duration of the real run is
-used. A third row gives each node a processor of its own, as on separate machines.
+The twin's first version measures the processor time that it charges; its costs are then scaled by one factor, so that a
+version costs as much processor time as the real processes and their links spent. No duration of the real run is used. A
+third row gives each node a processor of its own, as on separate machines.
 """
 
 import os

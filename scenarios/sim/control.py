@@ -1,8 +1,9 @@
-"""What holding a swarm together costs: bytes of each control message, time to plan, and the trainer's connections.
+"""The control messages, planning time and connections that a swarm needs.
 
-python -m scenarios.sim.control                      sizes and planning at 10, 1,000 and 10,000 members: about a minute
-python -m scenarios.sim.control --sessions 64 1000   simulated: how many connections the trainer keeps, while all work,
-                                                 publish, lose a root child and a restart of the trainer
+python -m scenarios.sim.control                      sizes and planning at 10, 1,000 and 10,000 members: a minute
+python -m scenarios.sim.control --sessions 64 1000   simulated: the trainer's connections while all nodes work, a
+                                                     version is published, a root child is lost, and the trainer
+                                                     restarts
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""How long until all nodes have a step, and how much the trainer sends for it, against the number of nodes.
+"""How long a step takes to reach all nodes, and how much the trainer sends, against the number of nodes.
 
     python -m scenarios.sim.egress --simulate 1000 --json             the product's protocol under a virtual clock
     python -m scenarios.sim.egress --simulate 64 --simulate 1000 --seeds 5 --plot egress.png
@@ -8,13 +8,13 @@
 
 The bound B is max(F/u_s, F/d_min, N F/(u_s + sum u_i)), packet headers included. The table and the picture compare the
 swarm with two other ways. In a star the trainer sends N copies itself, in N F/u_s. With an object store the trainer
-sends one copy, and then all nodes fetch it at once from a store that is never the bottleneck, in F/u_s + F/d with d
-1 Gbit/s. Both are calculated, not run: without headers and round trips, which favours them.
+sends one copy, and then all nodes fetch it at once from a store that is never the bottleneck, in F/u_s + F/d, where d
+is 1 Gbit/s. Both are calculated without headers and round trips, which favours them.
 
 Simulated nodes have uplinks with a lognormal distribution around 200 Mbit/s (sigma 0.5), downlinks of 1 Gbit/s, and
 congestion windows; they are in six regions 5 to 250 ms apart, lose one packet in 100,000, and report their rates with
-an error of 20 %. Of `--steps` steps, 20 s apart, the last counts. The first is the first one that its connections
-carry, and its ratio is `cold_ratio`. Real nodes and their twins have uplinks of the trainer's rate: see
+an error of 20 %. Of `--steps` steps, 20 s apart, the last counts. In the first one, connections carry bulk data for the
+first time; its ratio is `cold_ratio`. Real nodes and their twins have uplinks of the trainer's rate: see
 `scenarios.sim.agreement`.
 
 Exits with 1 if a node never gets the version.
