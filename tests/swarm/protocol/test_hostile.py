@@ -205,7 +205,7 @@ def test_an_orphan_is_served_at_once_and_a_late_joiner_again_when_its_parent_is_
         meet(peer, slot)
     say(peer, 2, Attach(1, 0, 0, 1 << 20, ()), 1.0)
     edge = peer.state.exchange.children[1][key_of(2).public]
-    assert edge.late_joiner, "its parent in that stripe is 1, which is there"
+    assert edge.late_joiner, "slot 1, its parent in that stripe, is there"
     peer.apply(PeerDown(key_of(1).public), 2.0)
     assert not edge.late_joiner
     meet(peer, 1, 3.0)

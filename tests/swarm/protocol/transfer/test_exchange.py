@@ -91,7 +91,7 @@ def test_a_have_map_of_another_attempt_or_with_excess_bits_is_ignored() -> None:
 
 
 def test_attaching_again_starts_over() -> None:
-    """The child lost its end of the edge, and tells again what it has."""
+    """The child lost its end of the edge, and reports again what it has."""
     book, exchange, _ = a_chunk()
     exchange.attached(ANNA, attach(credit=0), 0.0)
     effects = fresh(exchange)
