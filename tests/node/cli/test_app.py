@@ -161,7 +161,7 @@ def test_keygen_then_invite(home: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert (capability.nodes, capability.quota_bytes) == (3, 1_500_000_000)
     assert capability.expires == pytest.approx(time.time() + 7200, abs=60)
     assert "For 3 machines" in err
-    assert "--announce" in err  # an address of the documentation's range is not the world's
+    assert "--announce" in err  # an address of the documentation's range is not public
 
     assert run(["invite", "--announce", "box.example:31001", "--json"]) == 0
     report = json.loads(texts(capsys)[0])
@@ -264,7 +264,7 @@ def test_engines_prove_their_bits_on_demand(
     assert proven is None or json.loads(texts(capsys)[0])["nodes"][0]["live_proven"] is proven
 
 
-def test_a_foreseen_failure_in_a_nursery_is_one_sentence(
+def test_a_usage_error_in_a_nursery_is_one_sentence(
     home: Path, stand_in: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def relay(ticket: Ticket, config: Any) -> None:

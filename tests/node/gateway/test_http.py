@@ -1,4 +1,4 @@
-"""Hostile HTTP: whatever comes, the gateway answers or closes, holds little, and goes on."""
+"""Hostile HTTP: the gateway answers or closes each connection, uses little memory, and continues."""
 
 import json
 import threading
@@ -75,7 +75,7 @@ async def test_hostile_requests_get_an_answer_and_change_nothing(tmp_path: Path,
 
 
 async def test_an_answer_to_head_is_a_head(tmp_path: Path):
-    """h11 rejects a body after it, so that one would be a bug that any client could cause."""
+    """h11 raises an error for a body after it, which would be a bug that any client could cause."""
     async with gateway(tmp_path) as (swarm, url):
         await swarm.add(1)
         for path in ("/v1/models", "/v1/completions", "/nowhere"):
@@ -87,7 +87,7 @@ async def test_an_answer_to_head_is_a_head(tmp_path: Path):
         assert b'"text":"cba"' in await raw(url, post(GOOD))
 
 
-async def test_several_requests_on_one_connection_even_at_once(tmp_path: Path):
+async def test_one_connection_may_send_several_requests_also_at_once(tmp_path: Path):
     async with gateway(tmp_path) as (swarm, url):
         await swarm.add(1)
         said = await raw(url, post(GOOD) + post(GOOD), within_s=1.0)
@@ -135,7 +135,7 @@ async def test_a_slow_client_is_disconnected(autojump_clock, sent, limits, after
         nursery.cancel_scope.cancel()
 
 
-async def test_a_client_that_hangs_up_is_noticed_and_connections_are_counted():
+async def test_disconnects_are_noticed_and_connections_counted():
     cancelled = trio.Event()
 
     async def handler(request: Request) -> Response:
@@ -192,7 +192,8 @@ def test_a_gateway_beyond_this_machine_needs_a_key():
 
 
 def test_the_process_continues_while_a_long_prompt_is_tokenized():
-    """The tokenizer held Python's lock: a prompt of 4 MiB kept the seed from its heartbeats for six seconds."""
+    """Regression: the tokenizer held Python's lock, so a prompt of 4 MiB delayed the seed's heartbeats by six
+    seconds."""
     text, turns, reading = Text(base_files()), 0, threading.Event()
 
     def read() -> None:
@@ -207,4 +208,4 @@ def test_the_process_continues_while_a_long_prompt_is_tokenized():
         time.sleep(0)
         turns += 1
     reader.join()
-    assert turns > 30, "a dozen, for any length, when the lock is held"
+    assert turns > 30, "it was about a dozen for any length while the lock was held"

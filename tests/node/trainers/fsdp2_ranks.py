@@ -1,4 +1,4 @@
-"""What the ranks of `test_fsdp2.py` run, each in a process of its own."""
+"""The code that each rank of `test_fsdp2.py` runs in its own process."""
 
 import os
 import signal
@@ -186,7 +186,8 @@ def mirrored(rank: int, world: int, home: str) -> tuple[bytes, bytes]:
 
 
 def mixture(rank: int, world: int, homes: dict[str, str], folder: str) -> dict[str, tuple[bytes, bytes | None]]:
-    """A mixture of experts, one tensor an expert in the checkpoint: sharded by experts, across them, and adapted."""
+    """A mixture of experts with one tensor per expert in the checkpoint: sharded by experts, across them, and
+    adapted."""
     import peft
     from torch.distributed.tensor import Shard
     from transformers import AutoModelForCausalLM

@@ -125,7 +125,7 @@ def test_a_dead_rank_is_a_typed_error_and_leaves_nothing_open(tmp_path: Path, mo
 
 
 @pytest.mark.slow
-def test_every_rank_says_why_it_cannot_attach(tmp_path: Path):
+def test_every_rank_gets_the_reason_why_it_cannot_attach(tmp_path: Path):
     (tmp_path / "boot_id").write_text("elsewhere\n")
     for no_seed, hosts in run_ranks(2, "fsdp2_ranks:refusals", str(tmp_path), str(tmp_path / "boot_id")):
         assert "UsageError" in no_seed

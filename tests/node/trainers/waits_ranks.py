@@ -1,4 +1,4 @@
-"""What the ranks of `test_waits_ranks.py` run: one of them lags, is alone, or is killed."""
+"""The code that the ranks of `test_waits_ranks.py` run: one of them lags, is alone, or is killed."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def only_one_publishes(rank: int, world: int, home: str, publisher: int) -> list
     encoding.COPIED_WITHIN_S, progress.RECONNECT_S = 2.0, 0.2
     net = sharded(make_net(), mixed=False)
     swarm = Swarm.attach(net, home=home)
-    swarm.publish(net, step=0).wait(timeout_s=FAR_S)  # so that the encoders are loaded
+    swarm.publish(net, step=0).wait(timeout_s=FAR_S)  # so that the encoders are loaded before the deadlines
     said = []
     if rank == publisher:
         publications = []
