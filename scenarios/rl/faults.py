@@ -4,7 +4,7 @@
     python -m scenarios.rl.faults --seeds 5 --plot faults.png
     python -m scenarios.rl.faults --real             # five real nodes, of which two are left: about two minutes
 
-Under the virtual clock (`scenarios.rl.ledger_sim`) each fault happens at a random moment, without a sign to anybody. A
+Under the virtual clock (`scenarios.rl.ledger_sim`) each fault happens at a random moment, and no peer is notified. A
 third of the failing nodes are killed (they send nothing any more), a third hang (they send messages but generate no
 token), and a third lie (they sign invented log-probabilities). Ten seconds after each fault another node joins.
 Training is one step ahead, a group may be one version old, and a sample takes half a step.

@@ -156,7 +156,7 @@ class LedgerSim:
         return member
 
     def strike(self, member: Member, fault: Fault) -> None:
-        """Let a node fail without a sign to anybody."""
+        """Let a node fail, without notifying any other."""
         member.fault = fault
         engine = member.engine
         undelivered = engine.done - self.ledger.nodes[member.key].tokens if member.key in self.ledger.nodes else 0

@@ -121,14 +121,14 @@ def _simulated(crowd: Crowd, payload_bytes: int, seeds: range, steps: int) -> di
     digests: list[str] = []
     began, events = time.process_time(), 0
     for seed in seeds:
-        went, digest, count = simulate(crowd, payload_bytes, seed, steps)
-        runs.append(went)
+        run_steps, digest, count = simulate(crowd, payload_bytes, seed, steps)
+        runs.append(run_steps)
         digests.append(digest)
         events += count
-        print(f"N {crowd.nodes}, seed {seed}: {went[0].ratio:.3f}, {went[-1].ratio:.3f} x B", file=sys.stderr)
-    cold = [went[0].ratio for went in runs]
+        print(f"N {crowd.nodes}, seed {seed}: {run_steps[0].ratio:.3f}, {run_steps[-1].ratio:.3f} x B", file=sys.stderr)
+    cold = [each[0].ratio for each in runs]
     return row_of(
-        "simulated", [went[-1] for went in runs], round_trip_s=crowd.round_trip_s, digests=digests, events=events,
+        "simulated", [each[-1] for each in runs], round_trip_s=crowd.round_trip_s, digests=digests, events=events,
         cold_ratio=median(cold), cold_ratios=cold, cpu_s=time.process_time() - began,
     )  # fmt: skip
 

@@ -693,18 +693,18 @@ def test_chunks_leave_while_later_tensors_are_still_being_compared(tmp_path: Pat
     after = {spec.name: seed.replica.bits(spec.name).copy() for spec in layout.tensors}
     for bits in after.values():
         bits[::20] ^= np.uint16(1)
-    whole, had = Replica.encode_block, []
+    encode_block, encoded = Replica.encode_block, []
 
     def held_up(self: Replica, block: int, new: Any, coder: int = CODER_RICE) -> Any:
         deadline = time.monotonic() + 20.0
         while block == layout.n_blocks - 1 and not seed.chunks and time.monotonic() < deadline:
             time.sleep(0.01)
-        had.append((block, len(seed.chunks)))
-        return whole(self, block, new, coder)
+        encoded.append((block, len(seed.chunks)))
+        return encode_block(self, block, new, coder)
 
     monkeypatch.setattr(Replica, "encode_block", held_up)
     with running(tmp_path, seed), Swarm.attach(home=tmp_path, threads=1) as swarm:
         publication = swarm.publish(after.items(), step=1).wait(timeout_s=60)
-    assert dict(had)[layout.n_blocks - 1] > 0
+    assert dict(encoded)[layout.n_blocks - 1] > 0
     assert publication.root == seed.receiver.root == seed.replica.root
     assert all(np.array_equal(seed.receiver.bits(name), bits) for name, bits in after.items())

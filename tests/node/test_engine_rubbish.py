@@ -43,9 +43,9 @@ if first and how == "hello twice":
     time.sleep(60)
 
 def completion(**other):
-    said = {"token_ids": (1, 2), "logprobs": (-1.0, -1.0), "finish_reason": "stop",
+    fields = {"token_ids": (1, 2), "logprobs": (-1.0, -1.0), "finish_reason": "stop",
             "spans": ({"version": (0, 0), "start": 0, "end": 2},)} | other
-    return said
+    return fields
 
 def answer(message, name, **fields):
     body = msgspec.msgpack.encode({"type": name, "number": message.number} | fields)

@@ -160,8 +160,8 @@ async def test_a_bug_that_one_process_causes_ends_only_its_connection(tmp_path, 
         await served(nursery, path)
         async with await trio.open_unix_socket(str(path)) as bad, await trio.open_unix_socket(str(path)) as good:
             await bad.send_all(encode_frame(Word("bug")))
-            said = b"".join([part async for part in bad])
-            assert b"bug of swarm-node" in said
+            answer_bytes = b"".join([part async for part in bad])
+            assert b"bug of swarm-node" in answer_bytes
             assert guard.bugs[Source.TRAINER] == before + 1
             await good.send_all(GOOD)
             assert await good.receive_some() == GOOD

@@ -107,8 +107,8 @@ def test_nodes_leave_in_several_ways_and_join_at_another_rate(
         remove(world, begun, how, node)
 
     monkeypatch.setattr(churn, "_remove", watched)
-    went = "--nodes", "12", "--per-minute", "60", "--joins-per-minute", "30", "--how", *churn.HOW
-    (row,) = rows(churn.main, capsys, *went)
+    arguments = "--nodes", "12", "--per-minute", "60", "--joins-per-minute", "30", "--how", *churn.HOW
+    (row,) = rows(churn.main, capsys, *arguments)
     assert row["case"] == "leave+kill+freeze"
     assert set(ways) == set(churn.HOW)
     assert row["nodes"] < 12
@@ -124,14 +124,14 @@ def test_a_node_that_leaves_after_it_had_the_version_counts_as_one_that_stayed()
     """Of sixteen nodes, one is killed at the publish, and one that has the version at half of the time of leaving."""
     due = churn.moments(16, 4 * (16 << 20) * 8e-6 / 200, 6.0, None)
     assert [goes for _, goes in due] == [True, False, True, False]
-    went = churn.churn(Crowd(16, congestion="bbr"), 16 << 20, 0, 6.0, ["kill"])
-    assert went.first_s < due[2][0] < went.seconds
-    assert (went.nodes, went.missing) == (15, 0)
+    result = churn.churn(Crowd(16, congestion="bbr"), 16 << 20, 0, 6.0, ["kill"])
+    assert result.first_s < due[2][0] < result.seconds
+    assert (result.nodes, result.missing) == (15, 0)
 
 
 def test_at_least_one_node_stays() -> None:
-    went = churn.churn(Crowd(4), 4 << 20, 0, 1000.0, ["kill"])
-    assert (went.nodes, went.missing) == (1, 0)
+    result = churn.churn(Crowd(4), 4 << 20, 0, 1000.0, ["kill"])
+    assert (result.nodes, result.missing) == (1, 0)
 
 
 @pytest.mark.slow

@@ -162,18 +162,18 @@ def test_three_steps_of_64_nodes_cost_the_trainer_one_copy_each(congestion: str)
     crowd = Crowd(64, congestion=congestion)
     world = gather(crowd, 1 if congestion == "bbr" else 0)
     for _ in range(3):
-        went = step(world, 100 << 20)
-        assert went.missing == 0
-        assert went.copies < 1.03
-        assert went.duplicates <= 0.02
-        reach_s = 1.15 * went.bound_s + crowd.round_trip_s if congestion == "bbr" else 1.4 * went.bound_s
-        assert went.seconds < reach_s
+        result = step(world, 100 << 20)
+        assert result.missing == 0
+        assert result.copies < 1.03
+        assert result.duplicates <= 0.02
+        reach_s = 1.15 * result.bound_s + crowd.round_trip_s if congestion == "bbr" else 1.4 * result.bound_s
+        assert result.seconds < reach_s
         world.run(world.now + 20.0)
 
 
 @pytest.mark.slow
 def test_a_trainer_with_more_uplink_than_its_nodes_sends_one_copy() -> None:
-    went = step(gather(Crowd(64, trainer_mbit=1000.0), 0), 100 << 20)
-    assert went.missing == 0
-    assert went.copies < 1.03
-    assert went.duplicates <= 0.02
+    result = step(gather(Crowd(64, trainer_mbit=1000.0), 0), 100 << 20)
+    assert result.missing == 0
+    assert result.copies < 1.03
+    assert result.duplicates <= 0.02

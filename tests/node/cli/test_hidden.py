@@ -44,15 +44,15 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
                                    ["gateway", "--api-key=sesame"], ["revoke", f" '{TICKET.upper()}'"]])  # fmt: skip
 def test_a_secret_in_the_arguments_is_hidden_from_the_process_list_and_children(words: list[str]) -> None:
     process = subprocess.Popen([sys.executable, "-c", _TELLS, *words], stdout=subprocess.PIPE, text=True)
-    told = json.loads(process.communicate(timeout=30)[0])
-    assert told["words"] == words
-    assert told["pid"] == process.pid  # its parent process still knows it by its id
-    shown = " ".join(told["shown"])
+    output = json.loads(process.communicate(timeout=30)[0])
+    assert output["words"] == words
+    assert output["pid"] == process.pid  # its parent process still knows it by its id
+    shown = " ".join(output["shown"])
     assert PLACEHOLDER in shown
     for secret in (TICKET.lower(), "sesame"):
         assert secret not in shown.lower()
-        assert secret not in json.dumps(told["own"]).lower()
-        assert secret not in told["child"].lower()
+        assert secret not in json.dumps(output["own"]).lower()
+        assert secret not in output["child"].lower()
 
 
 def test_the_process_of_join_shows_no_ticket(tmp_path: Path) -> None:

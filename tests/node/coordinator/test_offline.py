@@ -95,9 +95,9 @@ def test_a_machine_is_revoked_by_name_and_the_revocation_undone(home: Path, caps
 
 
 def test_a_revoked_ticket_ends_its_leases(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    went = json.loads(output_of(capsys, "revoke", TICKET, "--json"))
-    assert went["changed"]
-    assert len(went["put_out"]) == 2
+    revoked = json.loads(output_of(capsys, "revoke", TICKET, "--json"))
+    assert revoked["changed"]
+    assert len(revoked["put_out"]) == 2
     assert slots(home) == []
     assert refused(home, BOX)
     assert json.loads(output_of(capsys, "revoke", TICKET, "--json")) == {"changed": False, "put_out": []}

@@ -148,9 +148,9 @@ def test_a_key_outside_the_home(home: Path, tmp_path: Path, capsys: pytest.Captu
     assert run(words) == 2
     assert "go together" in capsys.readouterr().err
     assert run([*words, "--out", str(tmp_path / "new.key"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert keyfile.load(Path(told["file"])).public.hex() == told["public_key"]
-    assert keyfile.load(Path(told["old_file"])).public == OLD.public
+    output = json.loads(capsys.readouterr().out)
+    assert keyfile.load(Path(output["file"])).public.hex() == output["public_key"]
+    assert keyfile.load(Path(output["old_file"])).public == OLD.public
 
 
 def test_a_home_without_a_usable_version_is_an_error(home: Path, tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ class Swarm:
 
 async def until(condition: Callable[[], Any], within_s: float = 10.0) -> None:
     with trio.fail_after(within_s):
-        while not condition():  # noqa: ASYNC110 - what is looked at tells nobody
+        while not condition():  # noqa: ASYNC110 - the condition signals no event
             await trio.sleep(0.01)
 
 
@@ -176,7 +176,7 @@ async def with_client(url: str, use: Callable[[AsyncOpenAI], Awaitable[Any]], **
 async def raw(url: str, data: bytes, *, close: bool = False, within_s: float = 5.0) -> bytes:
     """Send these bytes. Returns the answer, until the gateway closes the connection or sends nothing for a moment."""
     host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
-    said = b""
+    answer_bytes = b""
     async with await trio.open_tcp_stream(host, int(port)) as stream:
         with contextlib.suppress(trio.BrokenResourceError):
             await stream.send_all(data)
@@ -184,7 +184,7 @@ async def raw(url: str, data: bytes, *, close: bool = False, within_s: float = 5
                 await stream.send_eof()
             with trio.move_on_after(within_s):
                 async for part in stream:
-                    said += part
-                    if b"\r\n\r\n" in said and said.endswith(b"}"):
+                    answer_bytes += part
+                    if b"\r\n\r\n" in answer_bytes and answer_bytes.endswith(b"}"):
                         break
-    return said
+    return answer_bytes

@@ -66,10 +66,10 @@ def ask(port: int, key: str, body: bytes, source: str = "127.0.0.1") -> str:
             sock.sendall(head.encode())
             with contextlib.suppress(OSError):  # it was answered early, and the answer can still be read
                 sock.sendall(body)
-            said = sock.recv(4096).decode()
+            answer_text = sock.recv(4096).decode()
     except OSError:
         return "closed"
-    return said.split(" ", 2)[1] if said else "closed"
+    return answer_text.split(" ", 2)[1] if answer_text else "closed"
 
 
 def at_once(clients: int, work: Callable[[int], str]) -> Counter[str]:

@@ -48,7 +48,7 @@ async def test_256_in_flight_over_four_nodes_two_of_which_are_killed(tmp_path: P
             await swarm.add(i, seconds=0.3, batch=16)
 
         async def kill() -> None:
-            while swarm.service.status().accepted < 8:  # noqa: ASYNC110 - it tells nobody
+            while swarm.service.status().accepted < 8:  # noqa: ASYNC110 - the status signals no event
                 await trio.sleep(0.01)
             assert swarm.service.status().samples_leased > 0
             swarm.kill(1)
@@ -71,7 +71,7 @@ async def test_requests_survive_until_a_new_node_joins(tmp_path: Path):
         await swarm.add(1, seconds=5.0)
 
         async def replace() -> None:
-            while swarm.service.status().samples_leased < 8:  # noqa: ASYNC110 - it tells nobody
+            while swarm.service.status().samples_leased < 8:  # noqa: ASYNC110 - the status signals no event
                 await trio.sleep(0.01)
             swarm.kill(1)
             await trio.sleep(0.2)

@@ -95,11 +95,11 @@ async def test_chat_uses_the_base_checkpoints_template(tmp_path: Path):
             )
 
         answer = await with_client(url, use)
-        said = "system: be brief\nuser: hi\nassistant: "
+        text = "system: be brief\nuser: hi\nassistant: "
         (choice,) = answer.choices
-        assert (choice.message.content, choice.message.role) == (said[::-1], "assistant")
-        assert [entry.logprob for entry in choice.logprobs.content] == [-0.25] * (len(said) + 1)
-        assert len(choice.model_extra["token_ids"]) == len(choice.model_extra["versions"]) == len(said) + 1
+        assert (choice.message.content, choice.message.role) == (text[::-1], "assistant")
+        assert [entry.logprob for entry in choice.logprobs.content] == [-0.25] * (len(text) + 1)
+        assert len(choice.model_extra["token_ids"]) == len(choice.model_extra["versions"]) == len(text) + 1
 
 
 async def test_streams_have_the_content_of_complete_answers(tmp_path: Path):
@@ -128,12 +128,12 @@ async def test_streams_have_the_content_of_complete_answers(tmp_path: Path):
                 texts[choice.index] += choice.text
         assert texts == {0: "cba", 1: "cba"}
         assert parts[-1].usage.completion_tokens == 8
-        said = "".join(choice.delta.content or "" for part in chat for choice in part.choices)
-        assert said == "user: hi\nassistant: "[::-1]
+        text = "".join(choice.delta.content or "" for part in chat for choice in part.choices)
+        assert text == "user: hi\nassistant: "[::-1]
         assert chat[-1].choices[0].finish_reason == "stop"
         ids = [choice.model_extra for part in chat for choice in part.choices if "token_ids" in choice.model_extra]
         assert len(ids) == 1
-        assert len(ids[0]["token_ids"]) == len(ids[0]["versions"]) == len(said) + 1
+        assert len(ids[0]["token_ids"]) == len(ids[0]["versions"]) == len(text) + 1
 
 
 async def test_stops_and_lengths(tmp_path: Path):

@@ -42,14 +42,14 @@ async def test_without_the_key_nothing_of_a_body_is_read(tmp_path: Path, monkeyp
     async with gateway(tmp_path, api_key="sesame") as (swarm, url):
         await swarm.add(1)
         for wrong in ((), ("Authorization: Bearer open",), ("Authorization: Bearer s\xe9same",)):
-            said = await raw(url, head(8 << 20, *wrong))  # and no byte of the body
-            assert said.startswith(b"HTTP/1.1 401 ")
-            assert b"connection: close" in said.lower()
-        said = await raw(url, head(8 << 20, "Expect: 100-continue"))
-        assert said.startswith(b"HTTP/1.1 401 "), "the client gets no 100 Continue"
+            answer_bytes = await raw(url, head(8 << 20, *wrong))  # and no byte of the body
+            assert answer_bytes.startswith(b"HTTP/1.1 401 ")
+            assert b"connection: close" in answer_bytes.lower()
+        answer_bytes = await raw(url, head(8 << 20, "Expect: 100-continue"))
+        assert answer_bytes.startswith(b"HTTP/1.1 401 "), "the client gets no 100 Continue"
         assert reserved == []
-        said = await raw(url, head(len(BODY), "Authorization: Bearer sesame") + BODY)
-        assert b'"text":"cba"' in said
+        answer_bytes = await raw(url, head(len(BODY), "Authorization: Bearer sesame") + BODY)
+        assert b'"text":"cba"' in answer_bytes
         assert reserved[0] == len(BODY)  # reads the answer
 
 
@@ -87,9 +87,9 @@ async def test_a_body_below_the_minimum_rate_is_given_up(autojump_clock):
 
                 async with trio.open_nursery() as inner:
                     inner.start_soon(trickle)
-                    said = await stream.receive_some(65536)
+                    answer_bytes = await stream.receive_some(65536)
                     inner.cancel_scope.cancel()
-                assert wanted in said, said
+                assert wanted in answer_bytes, answer_bytes
                 if wanted == b" 408 ":
                     assert trio.current_time() - began < 7.0
         nursery.cancel_scope.cancel()
@@ -106,9 +106,9 @@ async def test_the_bodies_of_all_clients_are_bounded_together(autojump_clock):
             await stream.send_all(head(limits.body_bytes))
         await trio.sleep(0.2)
         await streams[2].send_all(head(limits.body_bytes))
-        said = await streams[2].receive_some(65536)
-        assert b" 429 " in said
-        assert b"retry-after" in said.lower()
+        answer_bytes = await streams[2].receive_some(65536)
+        assert b" 429 " in answer_bytes
+        assert b"retry-after" in answer_bytes.lower()
         await streams[0].aclose()
         async with await trio.open_tcp_stream("127.0.0.1", port) as again:
             await again.send_all(head(4) + b"{..}")

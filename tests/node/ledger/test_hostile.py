@@ -146,7 +146,7 @@ def test_malformed_bodies_are_dropped_and_then_their_node_is_expelled(body: byte
     ((node, why),) = bench.expelled
     assert node == ALICE
     assert why.startswith("work message")
-    assert bench.hear(BOB, request()) != [], "nobody else notices"
+    assert bench.hear(BOB, request()) != [], "other nodes are not affected"
 
 
 def test_a_body_that_meets_a_bug_ends_only_its_nodes_session(monkeypatch: pytest.MonkeyPatch):

@@ -119,8 +119,8 @@ def test_large_blocks_go_back_to_the_system() -> None:
         "held.clear()\n"
         "print(full, rss() - before)\n"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    full, after = map(int, said.split())
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    full, after = map(int, output.split())
     assert full > 60 << 20
     assert after < 8 << 20
 

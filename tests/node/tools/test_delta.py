@@ -169,7 +169,7 @@ def test_the_table(report: DeltaReport) -> None:
     assert "yes: decoded" in text
     assert "to 10 nodes" in text
     assert "this is a bug" in render(replace(report, exact=False))
-    told = json.loads(json.dumps(report.to_dict()))
+    plain_report = json.loads(json.dumps(report.to_dict()))
     keys = {
         "bits_per_change",
         "ratio",
@@ -177,8 +177,8 @@ def test_the_table(report: DeltaReport) -> None:
         "decode_gb_s",
         "exact",
     }  # those of python -m scenarios.bench.codec
-    assert keys <= told.keys()
-    assert "leb128" in told["anchors"]
-    for way in told["anchors"].values():
+    assert keys <= plain_report.keys()
+    assert "leb128" in plain_report["anchors"]
+    for way in plain_report["anchors"].values():
         assert keys == way.keys()
         assert way["exact"]

@@ -33,29 +33,29 @@ def only_one_publishes(rank: int, world: int, home: str, publisher: int) -> list
     net = sharded(make_net(), mixed=False)
     swarm = Swarm.attach(net, home=home)
     swarm.publish(net, step=0).wait(timeout_s=FAR_S)  # so that the encoders are loaded before the deadlines
-    said = []
+    errors = []
     if rank == publisher:
         publications = []
 
         def publish() -> None:
             publications.append(swarm.publish(net, step=len(publications) + 1, timeout_s=SOON_S))
 
-        said = [error_text(publish) for _ in range(3)]
+        errors = [error_text(publish) for _ in range(3)]
         if publications:
-            said.append(error_text(lambda: publications[0].wait(timeout_s=SOON_S)))
-            said.append(error_text(lambda: publications[0].wait(timeout_s=FAR_S)))
+            errors.append(error_text(lambda: publications[0].wait(timeout_s=SOON_S)))
+            errors.append(error_text(lambda: publications[0].wait(timeout_s=FAR_S)))
     dist.barrier()
     error_text(lambda: swarm.close(timeout_s=0.1))
-    return said
+    return errors
 
 
 def only_one_attaches(rank: int, world: int, home: str) -> str:
     """Rank 0 attaches and no other does."""
     meeting.MEET_WITHIN_S = SOON_S
     net = sharded(make_net(), mixed=False)
-    said = error_text(lambda: Swarm.attach(net, home=home)) if rank == 0 else ""
+    errors = error_text(lambda: Swarm.attach(net, home=home)) if rank == 0 else ""
     dist.barrier()
-    return said
+    return errors
 
 
 def one_is_killed(rank: int, world: int, home: str, victim: int, stopped: str) -> list[str]:
@@ -70,7 +70,7 @@ def one_is_killed(rank: int, world: int, home: str, victim: int, stopped: str) -
     while not Path(stopped).exists():
         time.sleep(0.01)
     began = time.monotonic()
-    said = error_text(lambda: swarm.publish(net, step=2, timeout_s=FAR_S).wait(timeout_s=FAR_S))
+    errors = error_text(lambda: swarm.publish(net, step=2, timeout_s=FAR_S).wait(timeout_s=FAR_S))
     assert time.monotonic() - began < FAR_S / 2
     error_text(lambda: swarm.close(timeout_s=0.1))
-    return [said]
+    return [errors]

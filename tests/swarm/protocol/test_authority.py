@@ -68,8 +68,8 @@ def test_a_member_that_takes_back_what_it_held_is_noted_once_a_version() -> None
     beaten = heartbeat_hash(core.state.leases.sealed)
     heard, serial = [], core.book.leases[0].grant.serial
     for counter in range(1, 7):
-        said = msgspec.structs.replace(report(0, beaten, counter, serial=serial), version=counter % 2)
-        heard += notices_of(say(core, 0, Reports(0, (seal(said, key_of(0)),)), 5.0 + counter), "held")
+        changed = msgspec.structs.replace(report(0, beaten, counter, serial=serial), version=counter % 2)
+        heard += notices_of(say(core, 0, Reports(0, (seal(changed, key_of(0)),)), 5.0 + counter), "held")
     assert [info["version"] for info in heard] == [version(1)]
 
 
@@ -279,8 +279,8 @@ def test_addresses_as_the_world_sees_them(
 def test_downlinks_of_members_with_a_replica() -> None:
     core = an_authority()
     for slot, (down_mbit, relay_only) in enumerate([(300.0, False), (20.0, True), (50.0, False)]):
-        said = msgspec.structs.replace(join_message(TICKET), down_mbit=down_mbit, relay_only=relay_only)
-        join(core, slot, 1.0 + slot, said)
+        message = msgspec.structs.replace(join_message(TICKET), down_mbit=down_mbit, relay_only=relay_only)
+        join(core, slot, 1.0 + slot, message)
     assert core.down_mbits == (300.0, 50.0)
 
 

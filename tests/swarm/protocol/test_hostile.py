@@ -107,9 +107,9 @@ def test_a_forged_report_of_a_member_ends_its_bearers_session() -> None:
 
 
 @given(st.lists(st.integers(0, (1 << 63) - 1), max_size=8))
-def test_any_claim_of_fetched_bytes_can_be_stored(said: list[int]) -> None:
+def test_any_claim_of_fetched_bytes_can_be_stored(totals: list[int]) -> None:
     fetched, tickets, ticket = Fetched(), Tickets(), bytes(16)
-    for giver, total in enumerate(said):
+    for giver, total in enumerate(totals):
         for more in (fetched.own(b"a", total), fetched.said(bytes([giver]), b"a", total), fetched.gave(b"a", total)):
             assert 0 <= more <= MOST_BYTES
             tickets.fetched(ticket, more)

@@ -22,7 +22,7 @@ async def start(s: Swarm, numbers: range, hidden: set[int]) -> list[Host]:
 
 
 def members(s: Swarm) -> dict[str, bool]:
-    """By name: whether the roster says that the member can be dialed."""
+    """Map each member's name to whether the roster says that it can be dialed."""
     return {member.name: member.dialable for member in s.authority.core.state.roster.members}
 
 

@@ -161,9 +161,9 @@ async def test_a_rollback_reaches_all_members_and_one_that_was_away(tmp_path: Pa
         seed = s.authority.seed
         assert seed is not None
         publisher = Publisher(seed)
-        went = await publisher.go_back(VersionRef(version=2))
-        assert went[:3] == (1, 2, root_2)
-        assert went.payload_bytes > 0
+        gone_back = await publisher.go_back(VersionRef(version=2))
+        assert gone_back[:3] == (1, 2, root_2)
+        assert gone_back.payload_bytes > 0
         again = await publisher.go_back(VersionRef(root=root_2))
         assert again == (1, 2, root_2, 0), "it is the head already"
         back = VersionId(1, 2)

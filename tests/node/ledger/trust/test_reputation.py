@@ -244,7 +244,7 @@ def test_a_low_temperature_raises_the_tolerance(temperature, bound):
 
 def test_a_second_node_confirms():
     ledger = checked_ledger()
-    assert check_of(ledger, ALICE) is None, "nobody checks itself"
+    assert check_of(ledger, ALICE) is None, "no node checks itself"
     check = check_of(ledger, BOB)
     assert (check.author, check.version, check.start, check.end) == (ALICE, (0, 3), 0, 3)
     assert check_of(ledger, CAROL) is None, "one check at a time"

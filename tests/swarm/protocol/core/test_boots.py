@@ -71,10 +71,10 @@ def test_a_member_notes_once_that_the_clocks_are_apart() -> None:
     peer = a_member()
     peer.state.latest_boot = believed
     meet(peer, 1)
-    said = [
+    noted = [
         notices_of(say(peer, 1, HeartbeatNews(heartbeat(n, boot=MAX_BOOT)), n), "clocks_apart") for n in range(1, 50)
     ]
-    assert sum(map(len, said)) == 1
+    assert sum(map(len, noted)) == 1
 
 
 def test_a_roster_of_a_boot_that_is_not_believed_is_ignored() -> None:

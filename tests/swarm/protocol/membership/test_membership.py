@@ -1,4 +1,4 @@
-"""A member's part of membership: whom it trusts, its parents, and its reports."""
+"""A member's part of membership: which peers it trusts, its parents, and its reports."""
 
 from itertools import pairwise
 
@@ -97,7 +97,7 @@ def test_a_lease_that_the_authority_does_not_know_is_asked_for_anew() -> None:
 @pytest.mark.parametrize(
     "welcome",
     [
-        pytest.param(Welcome(grant(0, key_of(5).public), b"", heartbeat(1), b""), id="a grant for somebody else"),
+        pytest.param(Welcome(grant(0, key_of(5).public), b"", heartbeat(1), b""), id="a grant for another peer"),
         pytest.param(Welcome(grant(0, key_of(0).public, key=key_of(9)), b"", heartbeat(1), b""), id="a forged grant"),
         pytest.param(Welcome(b"", b"", b"", b""), id="nothing"),
     ],
@@ -209,8 +209,8 @@ def test_a_slot_that_is_leased_to_another_ends_the_session_of_the_old_holder() -
 def test_news_goes_to_neighbours_that_are_behind() -> None:
     peer = a_member()
     effects = meet(peer, 2)
-    said = [type(m) for m in sends(effects, Message, to=2) if not isinstance(m, Ping)]
-    assert said == [Hello, RosterStep, HeartbeatNews]
+    kinds = [type(m) for m in sends(effects, Message, to=2) if not isinstance(m, Ping)]
+    assert kinds == [Hello, RosterStep, HeartbeatNews]
 
 
 def test_a_greeting_names_boot_and_serial() -> None:
@@ -220,8 +220,8 @@ def test_a_greeting_names_boot_and_serial() -> None:
     peer.apply(PeerUp(other, False), 0.0)
     stamp = open_heartbeat(heartbeat(1), SWARM).stamp
     old_boot = Hello(grant(2, other), stamp - 1, stamp - 1, 0, 0)
-    said = [type(m) for m in sends(say(peer, 2, old_boot), Message) if not isinstance(m, Ping)]
-    assert said == [RosterStep, HeartbeatNews]
+    kinds = [type(m) for m in sends(say(peer, 2, old_boot), Message) if not isinstance(m, Ping)]
+    assert kinds == [RosterStep, HeartbeatNews]
     again = sends(say(peer, 2, Hello(grant(2, other), stamp, stamp, 0, 0)), Message)
     assert [m for m in again if not isinstance(m, Ping)] == []
 

@@ -365,7 +365,7 @@ def test_a_frame_of_another_peer_is_not_progress_of_the_stripe() -> None:
 
 
 def overloaded() -> tuple[Exchange, list[Chunk], list[Effect]]:
-    """BEN grants no credit, so nothing of four chunks of 512 KiB was sent to him."""
+    """BEN grants no credit, so none of the four chunks of 512 KiB was sent to it."""
     book, chunks = book_with([header(1, seq, pieces=4, piece_bytes=128 << 10) for seq in range(4)])
     exchange = Exchange(book, TUNING, Outbox())
     effects = fresh(exchange)

@@ -119,7 +119,8 @@ def test_a_late_joiner_waits_while_more_than_little_waits_for_another() -> None:
 
 
 def test_a_late_joiner_waits_until_handed_over_parts_are_sent() -> None:
-    """Regardless of sockets: at three quarters of the rate, all but little of both headers and her pieces has left."""
+    """Regardless of sockets: at three quarters of the rate, all of both headers and of ANNA's pieces has left except
+    less than the limit."""
     parent = Parent(BEN)
     parent.open_version(1, 5.0)
     parent.attach(ANNA, now=6.0)
@@ -147,8 +148,8 @@ def test_once_the_version_is_complete_late_joiners_get_the_whole_uplink(held: bo
         parent.state.late_joiners.settled(version(1))
     parent.exchange.gave(CLEO, parent.state.chunks.versions[version(1)].chunks[0], [0, 1, 2, 3], 6.0)
     parent.attach(BEN, now=6.0)
-    had = parent.state.uplink.queued_bytes(6.0)
-    assert had - parent.state.uplink.queued_bytes(6.001) == pytest.approx(left * UP_BYTES_S * 0.001)
+    queued_before = parent.state.uplink.queued_bytes(6.0)
+    assert queued_before - parent.state.uplink.queued_bytes(6.001) == pytest.approx(left * UP_BYTES_S * 0.001)
 
 
 def test_late_joiners_are_given_little_at_a_time_least_given_first() -> None:

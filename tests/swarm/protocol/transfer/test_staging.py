@@ -226,9 +226,9 @@ def test_a_new_version_is_reported_at_once_with_its_links(relay: bool, sealed_fi
     effects += arrive(peer, header(1, 0))
     effects += [] if sealed_first else say(peer, 1, ManifestNews(manifest(1, 1)))
     finish(peer, effects)
-    said = reports_in(tick(peer, 1.0))
-    assert {report.held for report in said} == {version(1)}
-    assert {link.slot for report in said for link in report.links if link.kbit_s} == {1}
+    reports = reports_in(tick(peer, 1.0))
+    assert {report.held for report in reports} == {version(1)}
+    assert {link.slot for report in reports for link in report.links if link.kbit_s} == {1}
 
 
 def test_a_relay_is_caught_up_with_its_welcome() -> None:

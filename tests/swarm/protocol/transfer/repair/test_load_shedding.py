@@ -117,9 +117,9 @@ def test_a_healthy_parent_may_owe_two_pieces_and_owed_s_of_throughput(piece_kib:
     load_shedding = shedding(book, ANNA)
     for chunk in made:
         load_shedding.owes(chunk, 0.0)
-    ((_, told),) = look_for_late_chunks(load_shedding, LATE)
-    assert isinstance(told, LateChunkWants)
-    left = (20 - len(told.seqs)) * 2 * (piece_kib << 10)
+    ((_, wants_sent),) = look_for_late_chunks(load_shedding, LATE)
+    assert isinstance(wants_sent, LateChunkWants)
+    left = (20 - len(wants_sent.seqs)) * 2 * (piece_kib << 10)
     may_owe = 2 * (piece_kib << 10) + TUNING.owed_s * TUNING.stripe_bytes_s
     assert may_owe <= left < may_owe + 2 * (piece_kib << 10)
 
