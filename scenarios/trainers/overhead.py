@@ -2,11 +2,11 @@
 
     python -m scenarios.trainers.overhead [--json]
 
-publish_over_copy   time of `publish` in the training loop / time of one copy of the same weights; median first_chunk_at
-share of the blocks that were encoded when the seed had sent its first piece to a node encode_2_ranks      time to
-extract and encode a version with one rank / with two that share it; one thread per rank roots_equal         FSDP2 with
-2 and 3 ranks on gloo: every rank's published root equals that of the gathered checkpoint same_trajectory     the fp32
-masters after the last step have the same bits with publishing and without it
+    publish_over_copy   time of `publish` in the training loop / time of one copy of the same weights; median
+    first_chunk_at      share of the blocks that were encoded when the seed had sent its first piece to a node
+    encode_2_ranks      time to extract and encode a version with one rank / with two that share it; a thread each
+    roots_equal         FSDP2, 2 and 3 ranks on gloo: every rank's published root is that of the gathered checkpoint
+    same_trajectory     the fp32 masters after the last step have the same bits with publishing and without it
 
 Run nothing else on the machine meanwhile. Exits with 1 if a limit is missed.
 """

@@ -2,8 +2,8 @@
 
     python -m scenarios.trainers.trainer_shapes [--case 116m|tiny] [--steps 5] [--json]
 
-116m   a Llama-like model of 116 million parameters, fp32 masters of a bf16 base, two ranks on gloo, one thread each
-tiny   18,000 matrices of 4 x 8, as in a base with many adapters or experts
+    116m   a Llama-like model of 116 million parameters, fp32 masters of a bf16 base, two ranks on gloo, a thread each
+    tiny   18,000 matrices of 4 x 8, as in a base with many adapters or experts
 
 A real seed and a real node run. The copy is a `torch.Tensor.copy_` of each rank's own part into bf16 memory that is
 already mapped. Prints the medians on rank 0 over all steps but the first, in wall-clock time and in CPU time of the
