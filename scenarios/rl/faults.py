@@ -122,7 +122,11 @@ def simulate(
         for seed in seeds:
             row = virtually(run, share, steps, nodes, groups, check, seed)
             found.setdefault(share, []).append(row)
-            print(f"{share:.0%} struck a step, seed {seed}: {row['struck']} nodes", file=sys.stderr, flush=True)
+            print(
+                f"{share:.0%} of the nodes fail in each step, seed {seed}: {row['struck']} nodes",
+                file=sys.stderr,
+                flush=True,
+            )
     calm = _sum(found[0.0])
     return [_against(calm, _sum(runs)) | {"runs": [_against(calm, each) for each in runs]} for runs in found.values()]
 
@@ -175,7 +179,7 @@ def _real_table(found: dict[str, Any]) -> str:
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
     head = (
-        "struck a step", "nodes", "aged", "lost", "drawing", "at stake", "lost of it", "worst", "step", "invented",
+        "fail a step", "nodes", "aged", "lost", "drawing", "at stake", "lost of it", "worst", "step", "invented",
         "generating",
     )  # fmt: skip
     cells = [

@@ -138,7 +138,7 @@ def sessions(count: int, seed: int = 0, *, mib: float = 10.0) -> dict[str, Any]:
         "work_begins": arriving,
         "at_rest": resting,
         "after_a_step": stepping,
-        "a_head_dies": losing,
+        "a_root_child_dies": losing,
         "trainer_restarts": returning,
         "control_bytes_s": control,
         "copies": step.copies,

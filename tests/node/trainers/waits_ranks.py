@@ -53,9 +53,9 @@ def only_one_attaches(rank: int, world: int, home: str) -> str:
     """Rank 0 attaches and no other does."""
     meeting.MEET_WITHIN_S = SOON_S
     net = sharded(make_net(), mixed=False)
-    errors = error_text(lambda: Swarm.attach(net, home=home)) if rank == 0 else ""
+    error = error_text(lambda: Swarm.attach(net, home=home)) if rank == 0 else ""
     dist.barrier()
-    return errors
+    return error
 
 
 def one_is_killed(rank: int, world: int, home: str, victim: int, stopped: str) -> list[str]:
@@ -70,7 +70,7 @@ def one_is_killed(rank: int, world: int, home: str, victim: int, stopped: str) -
     while not Path(stopped).exists():
         time.sleep(0.01)
     began = time.monotonic()
-    errors = error_text(lambda: swarm.publish(net, step=2, timeout_s=FAR_S).wait(timeout_s=FAR_S))
+    error = error_text(lambda: swarm.publish(net, step=2, timeout_s=FAR_S).wait(timeout_s=FAR_S))
     assert time.monotonic() - began < FAR_S / 2
     error_text(lambda: swarm.close(timeout_s=0.1))
-    return [errors]
+    return [error]

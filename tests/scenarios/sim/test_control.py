@@ -23,5 +23,5 @@ def test_the_trainer_keeps_few_connections_while_all_nodes_work(capsys: pytest.C
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["at_rest"] <= row["kept"] + 10
     assert row["after_a_step"] <= row["kept"] + 10
-    assert row["a_head_dies"] <= row["kept"] + 10
+    assert row["a_root_child_dies"] <= row["kept"] + 10
     assert row["fresh_at_the_end"] == 79
