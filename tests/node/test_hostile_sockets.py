@@ -119,7 +119,7 @@ def test_unannounced_descriptors_are_closed(reader: Reader):
 
 
 @given(st.binary(max_size=80) | st.binary(max_size=40).map(frame))
-def test_any_bytes_are_refused_cleanly(data: bytes):
+def test_any_bytes_give_a_message_or_a_known_error(data: bytes):
     for reader in (by_thread, by_plugin):
         ours, theirs = socket.socketpair()
         theirs.sendall(data)

@@ -94,7 +94,7 @@ def all_hold(version: list[int], members: int) -> Callable[[dict[str, Any]], boo
     return lambda state: [node["held"] for node in state["nodes"]] == [version] * members
 
 
-def test_every_command_of_a_small_swarm(swarm: Swarm, tmp_path: Path) -> None:
+def test_the_main_commands_on_a_small_swarm(swarm: Swarm, tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     first = (rng.standard_normal(300_000).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     second = first.copy()

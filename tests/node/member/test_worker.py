@@ -360,7 +360,7 @@ async def test_forged_and_invalid_messages_change_nothing(tmp_path, autojump_clo
         nursery.cancel_scope.cancel()
 
 
-async def test_signatures_cover_prompt_and_tokens(tmp_path, autojump_clock):
+async def test_delivered_rollouts_have_their_nodes_signature(tmp_path, autojump_clock):
     async with trio.open_nursery() as nursery:
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()

@@ -119,7 +119,7 @@ def test_versions_published_faster_than_they_travel() -> None:
     all_get(world, published)
 
 
-def test_the_authority_sends_a_crowd_of_joiners_one_roster() -> None:
+def test_a_crowd_of_joiners_is_planned_for_together() -> None:
     world = World(Tuning.loopback())
     crowd = [world.join(held=world.base) for _ in range(30)]
     assert world.run_until(lambda: all(grant_of(n) is not None for n in crowd), 2)
