@@ -10,6 +10,7 @@ Modules:
 - `codec_data`: The input data of the codec benchmark
 - `codec_measure`: The measurement loop of the codec benchmark
 - `gossip`: Measures the share and the delay of announcements that reach every peer
+- `reckoned`: Compares what `swarm-node delta --shapes` reckons with a step that is really coded
 - `restart`: Measures how long a node takes to start from a model on its disk
 - `sparsity`: Measures the share of weights that a step changes, and compares it with a model
 - `transport`: Measures the CPU time and throughput of the transport

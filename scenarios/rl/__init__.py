@@ -6,6 +6,8 @@ Most run the product's ledger and workers under trio's virtual clock (`ledger_si
 Modules:
 
 - `bandwidth`: The lowest link rate that keeps 90 % of a training run's tokens per second
+- `cost`: Tokens a dollar of the published training runs, with the traffic of every machine priced
+- `cost_model`: What a step of a training run costs, by the way that its versions travel
 - `faults`: The cost of failing nodes: 1 % to 20 % of them are killed, hang or lie in every step
 - `faults_real`: Faults among real processes on this machine, for `python -m scenarios.rl.faults --real`
 - `fidelity`: Checks that a policy trained through the swarm has the same bits as one trained in one process
