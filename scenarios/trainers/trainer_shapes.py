@@ -1,13 +1,13 @@
-"""What `publish` takes from a training loop under FSDP2, against copying the same weights once in the same run.
+"""The time of `publish` in a training loop under FSDP2, compared with one copy of the same weights in the same run.
 
     python -m scenarios.trainers.trainer_shapes [--case 116m|tiny] [--steps 5] [--json]
 
-116m   a Llama-like model of 116 million parameters, fp32 masters of a bf16 base, two ranks on gloo, one thread each
-tiny   18,000 matrices of 4 x 8, as a base with many adapters or experts has them
+    116m   a Llama-like model of 116 million parameters, fp32 masters of a bf16 base, two ranks on gloo, a thread each
+    tiny   18,000 matrices of 4 x 8, as in a base with many adapters or experts
 
-A real seed and a real node. The copy is `torch.Tensor.copy_` of each rank's own part into bf16 memory that was touched
-before. Reported: medians over the steps but the first, on rank 0: of the clock, which needs a machine on which nothing
-else runs, and of the processor time of the thread that trains, which hardly depends on what else runs.
+A real seed and a real node run. The copy is a `torch.Tensor.copy_` of each rank's own part into bf16 memory that is
+already mapped. Prints the medians on rank 0 over all steps but the first, in wall-clock time and in CPU time of the
+training thread. Wall-clock times need an otherwise idle machine; CPU times hardly depend on other load.
 """
 
 import argparse
@@ -31,7 +31,7 @@ RANKS_WITHIN_S: Final = 170.0
 
 
 def make(case: str) -> Any:
-    """The model, the same on every rank."""
+    """Return the model, which is the same on every rank."""
     import torch
 
     torch.manual_seed(0)
@@ -53,7 +53,7 @@ def make(case: str) -> Any:
 
 
 def write_base(folder: Path, case: str) -> None:
-    """The model before training, in bf16."""
+    """Write the bf16 checkpoint of the model before training."""
     import torch
 
     from codec import Layout, TensorSpec, write_checkpoint
@@ -68,7 +68,7 @@ def write_base(folder: Path, case: str) -> None:
 
 
 def rank_main(case: str, rank: int, steps: int, home: str, meet: str) -> None:
-    """One rank; prints (copy, publish) in seconds of each step."""
+    """Run one rank. Prints [copy, publish] of each step, each as [wall-clock, CPU] seconds."""
     import torch
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
@@ -103,12 +103,12 @@ def rank_main(case: str, rank: int, steps: int, home: str, meet: str) -> None:
 
 
 def _now() -> np.ndarray:
-    """Seconds of the clock, and of this thread's processor time."""
+    """Return the seconds of the wall clock, and the CPU seconds of this thread."""
     return np.array([time.perf_counter(), time.thread_time()])
 
 
 def measure(case: str, steps: int) -> dict[str, Any]:
-    """Median seconds of the copy and of `publish`, and the median of their ratio."""
+    """Return the median seconds of the copy and of `publish`, and the median of their ratio."""
     from scenarios.harness.processes import swarm_on
 
     load = os.getloadavg()[0]
@@ -135,11 +135,11 @@ def measure(case: str, steps: int) -> dict[str, Any]:
                 for rank in range(WORLD)
             ]
             try:
-                said = [process.communicate(timeout=RANKS_WITHIN_S)[0] for process in running]
+                outputs = [process.communicate(timeout=RANKS_WITHIN_S)[0] for process in running]
             finally:
                 for process in running:
                     process.kill()
-    rows = json.loads(said[0])[1:]
+    rows = json.loads(outputs[0])[1:]
     found: dict[str, Any] = {"case": case}
     for i, kind in enumerate(("", "cpu_")):
         found |= {
@@ -157,7 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=CASES, action="append", help="default: both")
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("more", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

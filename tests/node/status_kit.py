@@ -1,4 +1,4 @@
-"""The keys of a status in JSON, which users and their programs read and which therefore never change."""
+"""The keys of a status in JSON. Users and their programs read them, so they never change."""
 
 import json
 import types

@@ -1,4 +1,4 @@
-"""A swarm of real processes over real libp2p, driven by the command line alone."""
+"""A swarm of real processes over real libp2p, controlled only by the command line."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from node.status.schema import to_plain
 from swarm.transport.base import Unreachable
 
 PATIENCE_S = 120.0
-"""Two busy cores, and the first use of a kernel compiles it."""
+"""Time limit in seconds: two busy cores, and the first use of a kernel compiles it."""
 
 
 def checkpoint(folder: Path, words: np.ndarray) -> Path:
@@ -33,7 +33,7 @@ def checkpoint(folder: Path, words: np.ndarray) -> Path:
 
 
 class Swarm:
-    """Processes with homes of their own; `command` runs one to its end, `start` leaves it running."""
+    """Processes with separate homes. `command` runs one until it ends; `start` leaves it running."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -62,7 +62,7 @@ class Swarm:
         return process.wait(timeout=30)
 
     def until(self, name: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Wait until what `status --json` of the process `name` prints is so."""
+        """Wait until the output of `status --json` of the process `name` meets the condition."""
         deadline = time.monotonic() + PATIENCE_S
         state: dict[str, Any] = {}
         while time.monotonic() < deadline:
@@ -94,7 +94,7 @@ def all_hold(version: list[int], members: int) -> Callable[[dict[str, Any]], boo
     return lambda state: [node["held"] for node in state["nodes"]] == [version] * members
 
 
-def test_seed_invite_join_relay_publish_status(swarm: Swarm, tmp_path: Path) -> None:
+def test_the_main_commands_on_a_small_swarm(swarm: Swarm, tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     first = (rng.standard_normal(300_000).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     second = first.copy()
@@ -105,7 +105,7 @@ def test_seed_invite_join_relay_publish_status(swarm: Swarm, tmp_path: Path) -> 
     swarm.until("seed", lambda state: state["head"] == [0, 0])
     ticket = json.loads(swarm.command("seed", "invite", "--nodes", "3", "--json"))["ticket"]
 
-    # One has the base, one has nothing, one only passes chunks on.
+    # "box" has the base, "bare" has nothing, and "relay" only forwards chunks.
     swarm.start("box", "join", ticket, "--engine", "none", "--listen", "127.0.0.1:0", "--model", base)
     swarm.start("bare", "join", ticket, "--engine", "none", "--listen", "127.0.0.1:0")
     swarm.start("relay", "relay", ticket, "--listen", "127.0.0.1:0")
@@ -115,21 +115,21 @@ def test_seed_invite_join_relay_publish_status(swarm: Swarm, tmp_path: Path) -> 
     assert (report["version"], report["changed"]) == (1, 3000)
     state = swarm.until("seed", all_hold([0, 1], 3))
     assert (state["head"], state["root"]) == ([0, 1], report["root"])
-    said = {name: json.loads(swarm.command(name, "status", "--json")) for name in ("seed", "box", "relay")}
-    assert said["seed"]["head"] == [0, 1]
-    assert set(paths(said["seed"])) <= set(GOLDEN["seed"])
-    assert paths(said["box"]) == GOLDEN["node without engine"]
-    assert paths(said["relay"]) == GOLDEN["relay"]
+    statuses = {name: json.loads(swarm.command(name, "status", "--json")) for name in ("seed", "box", "relay")}
+    assert statuses["seed"]["head"] == [0, 1]
+    assert set(paths(statuses["seed"])) <= set(GOLDEN["seed"])
+    assert paths(statuses["box"]) == GOLDEN["node without engine"]
+    assert paths(statuses["relay"]) == GOLDEN["relay"]
 
-    # A fourth machine on a ticket for three, and a checkpoint of another model.
+    # A fourth machine is refused by a ticket for three, and so is a checkpoint of another model.
     assert "All 3 places" in swarm.command("fourth", "relay", ticket, "--listen", "127.0.0.1:0", code=2)
     other = str(checkpoint(tmp_path / "other", first[:1000]))
     assert "model.weight" in swarm.command("seed", "publish", other, code=2)
 
-    # A second process on one home is told so; the first goes on.
+    # A second process on the same home is refused; the first continues.
     assert "nother process" in swarm.command("box", "join", ticket, "--engine", "none", code=2)
 
-    # Whoever leaves frees its slot at once; a seed that is gone is exit code 3 for whoever asks it.
+    # A process that leaves frees its slot at once. A command that finds no seed exits with code 3.
     assert swarm.stop("relay", signal.SIGINT) == 130
     swarm.until("seed", all_hold([0, 1], 2))
     assert swarm.stop("seed") == 143

@@ -93,7 +93,7 @@ class Ended:
         self.code, self.out, self.err, self.seconds = code, out, err, seconds
 
     @property
-    def said(self) -> str:
+    def error_lines(self) -> str:
         """The text for the user: the lines on stderr that are not log lines."""
         return "\n".join(line for line in self.err.splitlines() if line and not line.startswith("{"))
 
@@ -199,7 +199,7 @@ class Swarm:
         deadline = time.monotonic() + within_s
         while not re.search(pattern, self.log(name, 1 << 20)):
             if time.monotonic() > deadline:
-                pytest.fail(f"{name} never said {pattern}: {self.log(name)}")
+                pytest.fail(f"{name} never logged {pattern}: {self.log(name)}")
             time.sleep(0.02)
 
     def until_there(self, name: str, pattern: str, within_s: float = PATIENCE_S) -> None:
@@ -312,7 +312,7 @@ def check(ended: Ended, code: int, *patterns: str, within_s: float | None = None
     assert ended.code == code, ended
     assert "Traceback" not in ended.err, ended
     assert "This is a bug" not in ended.err, ended
-    lines = ended.said.splitlines()
+    lines = ended.error_lines.splitlines()
     assert lines, ended
     assert lines[-1].startswith("swarm-node: "), ended
     assert len(lines[-1]) < 500, ended

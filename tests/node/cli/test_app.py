@@ -105,7 +105,7 @@ def test_help_is_fast() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "error_text"),
     [
         (["jion", TICKET], 'Did you mean "join"'),
         (["join"], "TICKET"),
@@ -130,12 +130,12 @@ def test_help_is_fast() -> None:
     ],
 )
 def test_a_usage_error_is_exit_code_2_and_a_sentence(
-    words: list[str], told: str, home: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], error_text: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(words) == 2
     out, err = texts(capsys)
     assert out == ""
-    assert told in " ".join(err.split())
+    assert error_text in " ".join(err.split())
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,7 +168,7 @@ def test_keygen_then_invite(home: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert (capability.nodes, capability.quota_bytes) == (3, 1_500_000_000)
     assert capability.expires == pytest.approx(time.time() + 7200, abs=60)
     assert "For 3 machines" in err
-    assert "--announce" in err  # an address of the documentation's range is not the world's
+    assert "--announce" in err  # an address of the documentation's range is not public
 
     assert run(["invite", "--announce", "box.example:31001", "--json"]) == 0
     report = json.loads(texts(capsys)[0])
@@ -271,7 +271,7 @@ def test_engines_prove_their_bits_on_demand(
     assert proven is None or json.loads(texts(capsys)[0])["nodes"][0]["live_proven"] is proven
 
 
-def test_a_foreseen_failure_in_a_nursery_is_one_sentence(
+def test_a_usage_error_in_a_nursery_is_one_sentence(
     home: Path, stand_in: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def relay(ticket: Ticket, config: Any) -> None:
@@ -293,8 +293,8 @@ def test_a_bug_is_one_line_without_debug(
 
     stand_in("node.member.relay", run=relay)
     assert run(["relay", TICKET]) == 1
-    told = "unexpected KeyError: 'slot'. This is a bug; run the command with --debug for the traceback."
-    assert texts(capsys)[1] == f"swarm-node: {told}\n"
+    text = "unexpected KeyError: 'slot'. This is a bug; run the command with --debug for the traceback."
+    assert texts(capsys)[1] == f"swarm-node: {text}\n"
     assert run(["relay", TICKET, "--debug"]) == 1
     assert "Traceback" in capsys.readouterr().err
 
@@ -315,10 +315,10 @@ def test_a_bug_is_one_line_without_debug(
     ],
 )
 def test_the_text_and_exit_code_of_each_error(error: BaseException, code: int, text: str) -> None:
-    said, exit_code = explain(error)
+    shown, exit_code = explain(error)
     assert exit_code == code
-    assert said.startswith(text)
-    assert bool(said) == bool(text)
+    assert shown.startswith(text)
+    assert bool(shown) == bool(text)
 
 
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:

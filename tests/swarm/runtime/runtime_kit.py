@@ -37,7 +37,7 @@ LAYOUT_TENSORS = (("a.weight", (300, 200)), ("b.weight", (70_000,)), ("c.bias", 
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """Stands for the end of the process."""
 
 
 def key(number: int) -> Key:
@@ -79,7 +79,7 @@ def step(replica: Replica, seed: int, density: float = 0.01) -> list[BlockDelta]
 
 @dataclass
 class Log:
-    """An application that records what it is told."""
+    """An application that records its notices."""
 
     commits: list[tuple[VersionId, Manifest, tuple[StagedChunk, ...] | None]] = field(default_factory=list)
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
