@@ -82,7 +82,7 @@ class DeltaReport:
     star_delta_s: float
     swarm_s: float
     usd: Dollars | None = None
-    """What the traffic of the step costs, if prices were told."""
+    """What the traffic of the step costs, if prices were given."""
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, for `--json`, where the baselines have been called "anchors" since the first release."""

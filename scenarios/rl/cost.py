@@ -45,11 +45,11 @@ DRAWN: Final = "8b"
 PROVIDERS: Final = ("runpod", "aws/runpod", "vast", "aws/vast", "aws", "gcp", "azure", "clouds")
 GBIT: Final = 0.5
 """The least rate of SparrowRL's link."""
-DEAR_USD_GB: Final = 10.0
-"""No egress costs more."""
+MOST_BREAK_EVEN_USD_GB: Final = 10.0
+"""Break-even prices are searched up to here: no provider charges more."""
 LEAST_USD: Final = 1e-12
 """Dollars a step that are a rounding error."""
-ALIKE: Final = 0.001
+SAME_SHARE: Final = 0.001
 """Ways that differ by less count as equally cheap."""
 MOST_USD_GB: Final = 0.15
 """The highest price of the plots."""
@@ -75,8 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
     limits = [_limit(m, p, links, trainer_usd_gb, stores, options.same_delta) for m, p in presets.items()]
     published = list(_published(compute, presets))
     if options.json:
-        told = {"scenario": "rl_cost", "compute": options.compute.name, "prices": _sources(prices, rows, options)}
-        print(json.dumps({**told, "rows": rows, "limits": limits, "published": published}, indent=1))
+        report = {"scenario": "rl_cost", "compute": options.compute.name, "prices": _sources(prices, rows, options)}
+        print(json.dumps({**report, "rows": rows, "limits": limits, "published": published}, indent=1))
     else:
         _print(rows, limits, published)
     if options.plot is not None:
@@ -145,7 +145,7 @@ def _rows(
             "name": preset.name,
             "provider": pair,
             "ways": {way: asdict(each) | {"usd": each.usd} for way, each in bills.items()},
-            "cheapest": [way for way, each in bills.items() if each.tokens_usd >= (1 - ALIKE) * most],
+            "cheapest": [way for way, each in bills.items() if each.tokens_usd >= (1 - SAME_SHARE) * most],
         }
 
 
@@ -167,8 +167,8 @@ def _limit(
         def difference(usd_gb: float) -> float:
             return usd("swarm", usd_gb) - usd(other, usd_gb)
 
-        same = max(abs(difference(0.0)), abs(difference(DEAR_USD_GB))) < LEAST_USD
-        price = None if same else crossing(difference, DEAR_USD_GB)
+        same = max(abs(difference(0.0)), abs(difference(MOST_BREAK_EVEN_USD_GB))) < LEAST_USD
+        price = None if same else crossing(difference, MOST_BREAK_EVEN_USD_GB)
         return {"node_usd_gb": price, "same": same, "cheaper_when_free": difference(0.0) < 0}
 
     others = {way: against(way) for way in WAYS if way != "swarm"}
@@ -183,13 +183,13 @@ def _published(compute: Compute, presets: dict[str, Preset]) -> Iterator[dict[st
             ("published", figures.get("published_tokens_s"), figures.get("usd_hour")),
             ("reserved", figures["tokens_s"], figures.get("reserved_usd_hour")),
         ):
-            told = figures.get(f"{kind}_tokens_usd")
-            if told is not None:
+            published = figures.get(f"{kind}_tokens_usd")
+            if published is not None:
                 yield {
                     "model": model,
                     "name": preset.name,
                     "what": "one data centre with RDMA" if kind == "reserved" else "SparrowRL",
-                    "published_tokens_usd": told,
+                    "published_tokens_usd": published,
                     "tokens_usd": tokens_s * 3600 / usd_hour,
                 }
         if preset.equal_tokens_s is not None:
@@ -238,8 +238,8 @@ def _print(
         for way, found in limit["swarm_against"].items():
             print(f"    {way}: {_words(found)}")
     for row in published:
-        told = "" if row["published_tokens_usd"] is None else f", published {row['published_tokens_usd'] / 1e6:.2f}"
-        print(f"{row['name']}, {row['what']}: {row['tokens_usd'] / 1e6:.2f} million tokens a dollar{told}")
+        beside = "" if row["published_tokens_usd"] is None else f", published {row['published_tokens_usd'] / 1e6:.2f}"
+        print(f"{row['name']}, {row['what']}: {row['tokens_usd'] / 1e6:.2f} million tokens a dollar{beside}")
 
 
 def _words(found: dict[str, Any]) -> str:

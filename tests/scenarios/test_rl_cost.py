@@ -156,9 +156,9 @@ def test_where_two_ways_cost_the_same() -> None:
 def test_the_published_runs_are_reproduced() -> None:
     """From tokens/s and dollars an hour follow SparrowRL's tokens a dollar: 3.60, 2.12; 2.99 and 1.33 with RDMA."""
     compute = Compute()
-    for model, told, reserved in (("8b", 3.60e6, 2.99e6), ("14b", 2.12e6, 1.33e6)):
+    for model, published, reserved in (("8b", 3.60e6, 2.99e6), ("14b", 2.12e6, 1.33e6)):
         figures = compute.models[model]
-        assert figures["published_tokens_s"] * 3600 / figures["usd_hour"] == pytest.approx(told, rel=0.01)
+        assert figures["published_tokens_s"] * 3600 / figures["usd_hour"] == pytest.approx(published, rel=0.01)
         assert figures["tokens_s"] * 3600 / figures["reserved_usd_hour"] == pytest.approx(reserved, rel=0.01)
         trainer, nodes = figures["trainer_gpus"], figures["nodes"]
         gpus = trainer * compute.gpu["h100_usd_hour"] + nodes * compute.gpu["a100_usd_hour"]
@@ -184,17 +184,17 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
 
 
 def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
-    told = report(capsys)
-    assert len(told["rows"]) == len(MODELS) * len(PROVIDERS)
-    for row in told["rows"]:
+    answer = report(capsys)
+    assert len(answer["rows"]) == len(MODELS) * len(PROVIDERS)
+    for row in answer["rows"]:
         assert set(row["ways"]) == set(WAYS)
         assert row["cheapest"]
-    assert all(told["prices"][name]["egress_usd_gb"]["source"] for name in ("aws", "runpod", "r2", "s3"))
+    assert all(answer["prices"][name]["egress_usd_gb"]["source"] for name in ("aws", "runpod", "r2", "s3"))
 
 
 def test_free_traffic_makes_the_ways_alike_and_paid_traffic_does_not(capsys: pytest.CaptureFixture[str]) -> None:
-    told = report(capsys, "--model", "8b", "--provider", "runpod", "--provider", "aws/runpod")
-    free, paid = told["rows"]
+    answer = report(capsys, "--model", "8b", "--provider", "runpod", "--provider", "aws/runpod")
+    free, paid = answer["rows"]
     assert {"star", "relays", "store-free", "swarm"} <= set(free["cheapest"])
     assert paid["cheapest"] == ["swarm"]
 
@@ -236,7 +236,7 @@ def test_the_table_and_the_plot(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "sentence"),
     [
         (["--gbit", "0"], "--gbit"),
         (["--gbit", "nan"], "--gbit"),
@@ -246,6 +246,6 @@ def test_the_table_and_the_plot(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--model", "70b"], "no model 70b"),
     ],
 )
-def test_mistakes_are_told(arguments: list[str], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_mistakes_are_refused_with_a_sentence(arguments: list[str], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
         main(arguments)

@@ -1,4 +1,4 @@
-"""The price lists: every price has its source, and what a user tells replaces it."""
+"""The price lists: every price has its source, and a price that the user names replaces it."""
 
 import math
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_the_list_that_is_shipped() -> None:
         assert entry.egress_usd_gb.on
 
 
-def test_unknown_names_are_told_with_the_known_ones() -> None:
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match=r"no provider 'acme'.*runpod"):
         price_list().provider("acme")
     with pytest.raises(UsageError, match=r"no object store 'acme'.*r2"):
@@ -34,7 +34,7 @@ def test_unknown_names_are_told_with_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "sentence"),
     [
         (PROVIDER.replace(LEAF, "0.5", 1), "write { value"),
         (PROVIDER.replace('"a page"', '""', 1), "write { value"),
@@ -45,10 +45,10 @@ def test_unknown_names_are_told_with_the_known_ones() -> None:
         ("[providers", "Cannot read"),
     ],
 )
-def test_a_list_with_a_mistake_is_refused(text: str, told: str, tmp_path: Path) -> None:
+def test_a_list_with_a_mistake_is_refused(text: str, sentence: str, tmp_path: Path) -> None:
     file = tmp_path / "prices.toml"
     file.write_text(text)
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=sentence):
         price_list(file)
 
 
@@ -60,7 +60,7 @@ def test_a_list_of_ones_own(tmp_path: Path) -> None:
     assert PRICES.is_file()
 
 
-def test_what_a_user_tells() -> None:
+def test_prices_that_the_user_names() -> None:
     assert egress_prices(None, None, None) is None
     assert egress_prices(None, 0.02, None) == EgressPrices(0.02, 0.02)
     assert egress_prices(None, 0.0, 0.09) == EgressPrices(0.09, 0.0)

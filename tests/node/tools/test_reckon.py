@@ -150,11 +150,11 @@ def test_the_report(found: Reckoned) -> None:
     text = render(found)
     for words in ("no step was measured", "to 8 nodes", "bits a change", "of traffic", "relay"):
         assert words in text
-    told = json.loads(json.dumps(found.to_dict()))
-    assert told["reckoned"] is True
-    assert {"star_full_s", "star_delta_s", "swarm_s", "bits_per_change", "delta_bytes", "chunks"} <= told.keys()
-    assert set(told["memory_bytes"]) == {"trainer", "seed", "node", "node_on_disk", "relay"}
-    assert told["usd"]["swarm"] < told["usd"]["star_delta"] < told["usd"]["star_full"]
+    answer = json.loads(json.dumps(found.to_dict()))
+    assert answer["reckoned"] is True
+    assert {"star_full_s", "star_delta_s", "swarm_s", "bits_per_change", "delta_bytes", "chunks"} <= answer.keys()
+    assert set(answer["memory_bytes"]) == {"trainer", "seed", "node", "node_on_disk", "relay"}
+    assert answer["usd"]["swarm"] < answer["usd"]["star_delta"] < answer["usd"]["star_full"]
 
 
 def test_figures_for_people() -> None:
