@@ -70,7 +70,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads or writes the settings and the swarm of whoever runs it."""
+    """No test reads or writes the settings and the swarm of the user that runs it."""
     for name in [name for name in os.environ if name.startswith("SWARM_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SWARM_STRICT", "1")  # what a guard would survive is a failure here

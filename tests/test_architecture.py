@@ -117,7 +117,7 @@ def test_the_checker_knows_what_is_there(text: str) -> None:
 
 
 def test_a_hop_stands_in_every_table_of_a_way() -> None:
-    """The three ways are told hop by hop, each with its module."""
+    """The three ways are described hop by hop, each with its module."""
     ways = re.findall(r"^## The way of .+?(?=^## )", PAGE, re.M | re.S)
     assert len(ways) == 3
     for way in ways:

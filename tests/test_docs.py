@@ -81,8 +81,8 @@ def test_modules_that_people_are_told_to_run_exist(page: str, line: str) -> None
         assert flag in source or flag.replace("-", "_") in source, (page, flag)
 
 
-def said(page: Path) -> str:
-    """What a page says of the code as it is: the changelog's entry on modules that moved names old ones too."""
+def text_of(page: Path) -> str:
+    """Return a page without the changelog's entry on modules that moved, which names old modules too."""
     return re.sub(r"(?ms)^- \*\*Modules have moved\.\*\*.*?(?=^- |^#)", "", page.read_text())
 
 
@@ -112,7 +112,7 @@ def module(name: str) -> Path | None:
 
 def lost(page: Path) -> list[str]:
     """Paths, files, modules, tests and make targets that a page or script names and that are not there."""
-    text = said(page)
+    text = text_of(page)
     paths = re.findall(rf"(?<![\w/.<-])(?:{ROOMS})/[\w./-]*\w/?", text)
     gone = [path for path in paths if not (HOUSE / path).exists()]
     gone += [name for name in re.findall(r"-m ((?:scenarios|node|tools)(?:\.\w+)+)", text) if module(name) is None]

@@ -12,7 +12,8 @@ HOUSE = Path(__file__).parents[1]
 RINGS = (
     *("codec", "swarm.guard", "swarm.protocol", "swarm.store", "swarm.transport", "swarm.gossip"),
     *("swarm.runtime", "swarm"),
-    *("node.settings", "node.ipc", "node.models", "node.host", "node.status", "node.tools"),
+    *("node.settings", "node.ipc", "node.models", "node.host", "node.http", "node.status", "node.monitor"),
+    "node.tools",
     *("node.engines", "node.ledger", "node.gateway", "node.trainers", "node.coordinator"),
     *("node.member", "node.cli", "node"),
     "scenarios",

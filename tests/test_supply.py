@@ -50,7 +50,7 @@ def test_the_lock_file_holds_what_pyproject_asks_for(group: str) -> None:
 
 
 def test_the_lock_file_holds_what_each_package_asks_for() -> None:
-    """Of the packages that are installed here; without an entry the first install elsewhere would stop."""
+    """Only for packages installed here: without an entry in the lock file, an installation elsewhere would fail."""
     known = {
         canonical(found.metadata["Name"]): list(found.requires or []) for found in importlib.metadata.distributions()
     }
@@ -237,7 +237,7 @@ def test_a_second_install_adds_what_is_asked_for(installer: Installer) -> None:
     assert installer.run(EXTRAS="torch,test") == [*LOCKED, default, ".[gateway,test,torch]"]
     assert installer.run() == []
     assert installer.run(TORCH="torch==2.12.0") == [*LOCKED, "torch==2.12.0", ".[gateway,test,torch]"]
-    assert installer.run(EXTRAS="gateway") == []  # it is there, and so is the torch that somebody chose
+    assert installer.run(EXTRAS="gateway") == []  # already installed, and so is the user's own torch
 
 
 def test_the_first_install_is_for_torch_and_tests(installer: Installer) -> None:
@@ -310,17 +310,17 @@ def test_the_audit_passes_when_nothing_is_known(audited) -> None:
 
 
 def test_a_known_advisory_fails_the_audit(audited) -> None:
-    status, told = audited({"numpy": [ADVISORY]})
+    status, output = audited({"numpy": [ADVISORY]})
     assert status == 1
     version = BY_NAME["numpy"].version
-    assert told.startswith(f"numpy {version}: PYSEC-2026-1, CVE-2026-1: It leaks. (fixed in 9.9)\nThe audit failed: ")
+    assert output.startswith(f"numpy {version}: PYSEC-2026-1, CVE-2026-1: It leaks. (fixed in 9.9)\nThe audit failed: ")
 
 
 def test_an_allowed_advisory_is_told_with_its_reason(audited) -> None:
     allow = '[[allowed]]\nid = "CVE-2026-1"\nreason = "not called"\ndate = 2026-11-23\n'
-    status, told = audited({"numpy": [ADVISORY]}, allow)
+    status, output = audited({"numpy": [ADVISORY]}, allow)
     assert status == 0
-    assert "CVE-2026-1: allowed: not called (2026-11-23)" in told
+    assert "CVE-2026-1: allowed: not called (2026-11-23)" in output
     assert audited({"numpy": [ADVISORY | {"aliases": []}]}, allow)[0] == 1
     assert "CVE-2026-1 in allowed.toml is about nothing that is pinned now" in audited({}, allow)[1]
 
@@ -345,10 +345,10 @@ def test_an_allowed_advisory_needs_a_reason_and_a_date(audited, missing: str) ->
     ],
 )
 def test_an_audit_that_reaches_no_database_says_that_it_did_not_run(audited, end: str, why: str) -> None:
-    status, told = audited(end)
+    status, output = audited(end)
     assert status == 0
-    assert told.startswith("The audit of the dependencies did not run, because no database of advisories could be")
-    assert why in told
+    assert output.startswith("The audit of the dependencies did not run, because no database of advisories could be")
+    assert why in output
 
 
 def test_an_audit_that_fails_otherwise_does_not_pass(audited) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["register", "version"]
 
+PAGE_PORT: Final = 4080
 LOOK_WITHIN_S: Final = 2.0
 """A live view does not see signals while it waits for an answer."""
 
@@ -66,6 +67,40 @@ async def status(*, home: Path | None = None, watch: bool = False, prove: bool =
     elif prove:
         console.print("The engines here do NOT hold the policy's bits. Restart this node.", style="red")
     return 0 if proven else 1
+
+
+async def page(*, home: Path | None = None, at: str = f"127.0.0.1:{PAGE_PORT}", as_json: AsJson = False) -> None:
+    """Serve a web page of the swarm on this machine, until interrupted: trees, versions, work, and what is wrong.
+
+    The page shows the process of SWARM_HOME, which need not know of it, and goes on while that process is restarted.
+    For a page that keeps the last hour while nobody looks, start the process with --metrics.
+
+    Parameters
+    ----------
+    home
+        SWARM_HOME of the process to show.
+    at
+        HOST:PORT to serve at, or a port. On an address that other machines reach, the page needs the token in its URL.
+    """
+    import trio
+
+    from node.cli.lifetime import until_signalled
+    from node.monitor import serve_monitor, status_of
+    from node.settings.config import host_and_port
+    from node.settings.logs import configure
+
+    configure("warning")
+    folder = home or default_home()
+
+    async def serve() -> None:
+        async with trio.open_nursery() as nursery:
+            url = await nursery.start(serve_monitor, host_and_port(at), folder, status_of(folder))
+            if as_json:
+                print_json({"url": url})
+            else:
+                print(f"{url}\nOpen it in a browser; Ctrl-C ends it.", flush=True)
+
+    await until_signalled(serve)
 
 
 class LastAnswer:
@@ -163,6 +198,14 @@ def register(app: App) -> None:
         "swarm-node status --watch",
         "swarm-node status --prove",
         "swarm-node status --json",
+    )
+    offer(
+        app,
+        page,
+        SEE,
+        "swarm-node page",
+        "swarm-node page --at 9000 --home ~/seed-home",
+        "swarm-node page --at 0.0.0.0:4080                       (other machines need the token in the URL)",
     )
     offer(app, demo, TRY, "swarm-node demo", "swarm-node demo --nodes 8 --steps 20 --json")
     config = App(name="config", help="Show what is configured, and where.", help_epilogue="", group=SEE)

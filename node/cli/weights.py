@@ -12,16 +12,24 @@ __all__ = ["register"]
 
 
 def delta(
-    old: Path,
-    new: Path,
+    old: Path | None = None,
+    new: Path | None = None,
     /,
     *,
+    shapes: str | None = None,
+    density: float | None = None,
     up_mbit: float = 300.0,
     nodes: int = 16,
+    provider: str | None = None,
+    egress_usd_gb: float | None = None,
+    trainer_egress_usd_gb: float | None = None,
     out: Path | None = None,
     as_json: AsJson = False,
 ) -> int:
     """Show what a training step costs: how much of NEW differs from OLD, and how long it takes to send that.
+
+    With --shapes NAME instead of OLD and NEW, reckon the step of a model that you do not have: its bytes, seconds and
+    host memory, from made-up samples that are really coded.
 
     Parameters
     ----------
@@ -29,20 +37,51 @@ def delta(
         Checkpoint before the step: a Hugging Face folder or a safetensors file, of any sharding.
     new
         Checkpoint after the step.
+    shapes
+        Reckon for this model: qwen3-1.7b, qwen3-8b, llama-3-70b or kimi-k2 (a mixture of 1 T parameters).
+    density
+        With --shapes: share of the elements that a step changes. Without it, 0.01.
     up_mbit
         Uplink of the trainer and of each node in Mbit/s, to estimate the seconds.
     nodes
         Number of nodes, to estimate the seconds.
+    provider
+        Say what the traffic of the step costs, by this provider's prices over the internet: aws, gcp, gcp-standard,
+        azure, clouds (a machine at each), lambda, runpod, vast or flat (a line without a price by the byte).
+    egress_usd_gb
+        Dollars that a node pays for each GB that it sends; replaces the provider's price.
+    trainer_egress_usd_gb
+        Dollars that the trainer pays for each GB that it sends. Without it, the provider's or a node's price.
     out
         File to write the delta to, for swarm-node apply.
     """
     if not 0 < up_mbit <= MAX_MBIT or not 1 <= nodes <= 1_000_000:
         raise UsageError("--up-mbit must be more than 0, and --nodes 1 or more.")
+    from node.tools.prices import egress_prices
+
+    prices = egress_prices(provider, egress_usd_gb, trainer_egress_usd_gb)
+    if shapes is not None:
+        if old is not None or out is not None:
+            raise UsageError("--shapes reckons without checkpoints: leave out OLD, NEW and --out.")
+        from node.tools import reckon
+        from node.tools.shapes import shapes_of
+
+        wanted = reckon.DENSITY if density is None else density
+        reckoned = reckon.reckon(shapes_of(shapes), density=wanted, up_mbit=up_mbit, nodes=nodes, prices=prices)
+        if as_json:
+            print_json(reckoned.to_dict())
+        else:
+            print(reckon.render(reckoned))
+        return 0
+    if old is None or new is None:
+        raise UsageError("delta needs two checkpoints, OLD and NEW, or --shapes NAME to reckon without any.")
+    if density is not None:
+        raise UsageError("--density goes with --shapes; of OLD and NEW the density is measured.")
     from node.status.progress import Progress
     from node.tools import delta as weights
 
     with Progress(f"Comparing {old.name} with {new.name}", unit="blocks") as progress:
-        report = weights.delta(old, new, up_mbit=up_mbit, nodes=nodes, out=out, progress=progress.update)
+        report = weights.delta(old, new, up_mbit=up_mbit, nodes=nodes, prices=prices, out=out, progress=progress.update)
     if as_json:
         print_json(report.to_dict())
     else:
@@ -81,5 +120,7 @@ def register(app: App) -> None:
         "swarm-node delta runs/step_16 runs/step_17",
         "swarm-node delta old.safetensors new.safetensors --up-mbit 200 --nodes 32 --json",
         "swarm-node delta runs/step_16 runs/step_17 --out step_17.delta",
+        "swarm-node delta --shapes kimi-k2 --nodes 64 --up-mbit 1000",
+        "swarm-node delta --shapes qwen3-8b --provider vast --trainer-egress-usd-gb 0.09",
     )
     offer(app, apply, TRY, "swarm-node apply runs/step_16 step_17.delta again/step_17")

@@ -36,6 +36,7 @@ from node.ledger.book import Book
 from node.ledger.service import LedgerService
 from node.ledger.settings import Settings
 from node.ledger.state import Head
+from node.monitor import own_status, serve_monitor
 from node.settings import keyfile, logs, memory
 from node.settings.config import SeedConfig
 from node.settings.contact import Contact
@@ -184,6 +185,8 @@ class Coordinator:
             await nursery.start(self.ledger.run)
             await nursery.start(query.serve, config.home, self.status)
             await nursery.start(trainer_server.run, config.home / SOCKET_NAME)
+            if config.monitor_address is not None:
+                await nursery.start(serve_monitor, config.monitor_address, config.home, own_status(self.status))
             _log.info("serving", peer_id=peer_id(self._key.public), addrs=", ".join(addrs), version=str(self.head))
             task_status.started()
             nursery.start_soon(log_reservations, self.endpoint.transport)

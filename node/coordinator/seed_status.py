@@ -6,6 +6,7 @@ from node.coordinator.admin import barred_status, ticket_status
 from node.coordinator.track import Track
 from node.host.endpoint import Endpoint
 from node.ledger.service import LedgerService
+from node.status.piece_map import piece_map
 from node.status.reached import how_reached
 from node.status.roster import stripes_of
 from node.status.schema import LedgerNode, LedgerStatus, MemberStatus, SeedStatus
@@ -41,6 +42,7 @@ def seed_status(
         work=work,
         tickets=ticket_status(core.book.tickets),
         barred=barred_status(core.book.tickets),
+        pieces=piece_map(state, is_seed=True),
     )
 
 
@@ -62,6 +64,8 @@ def _member(core: Authority, endpoint: Endpoint, work: LedgerStatus, slot: int, 
         seconds=in_ledger.seconds,
         quarantine=in_ledger.quarantine,
         outstanding=in_ledger.outstanding,
+        uplink_mbit=listed.up_mbit if listed is not None else 0.0,
+        senders=dict(core.scheme.measured.get(slot, {})),
     )
     if (report := lease.report) is not None:
         status.held = report.held

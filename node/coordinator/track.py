@@ -46,6 +46,8 @@ class _Tracked:
     """Members that have not reported it."""
     held: int = 0
     """Members that have."""
+    to_first_s: float | None = None
+    to_half_s: float | None = None
     to_all_s: float | None = None
 
 
@@ -96,6 +98,7 @@ class Track:
             if tracked.version <= version and peer in tracked.waiting:
                 tracked.waiting.discard(peer)
                 tracked.held += 1
+                self._note_share(tracked)
                 self._finish(tracked)
 
     def gone(self, peer: bytes) -> None:
@@ -104,6 +107,14 @@ class Track:
             if peer in tracked.waiting:
                 tracked.waiting.discard(peer)
                 self._finish(tracked)
+
+    def _note_share(self, tracked: _Tracked) -> None:
+        """Note when the first member, and half of those that are still here, held the version."""
+        age_s = self._clock() - tracked.began_at
+        if tracked.to_first_s is None:
+            tracked.to_first_s = age_s
+        if tracked.to_half_s is None and tracked.held >= len(tracked.waiting):
+            tracked.to_half_s = age_s
 
     def _finish(self, tracked: _Tracked) -> None:
         """Count what was sent, and the time if no member is missing, unless that was done before."""
@@ -130,6 +141,8 @@ def _step(tracked: _Tracked, slowest: Slowest, now: float) -> Step:
         trainer_copies=(after.payload - before.payload) / max(1, tracked.payload_bytes),
         first_chunk_s=tracked.first_chunk_s,
         extract_s=tracked.extract_s,
+        publish_to_first_s=tracked.to_first_s,
+        publish_to_half_s=tracked.to_half_s,
         publish_to_all_s=tracked.to_all_s,
         age_s=now - tracked.began_at,
         held=tracked.held,

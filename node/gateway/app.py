@@ -11,11 +11,11 @@ import trio
 from codec.errors import PeerError
 from node.gateway import parameters
 from node.gateway.answers import CompletionAnswer, InvalidSample, event
-from node.gateway.http_messages import CutShort, Head, Request, Response, Send, Streaming, failure, json_response
-from node.gateway.memory_budget import BudgetFull, MemoryBudget, MemoryShare
 from node.gateway.parsed_request import BadRequest, ParsedRequest, parse_chat, parse_completion, parse_tokens
 from node.gateway.request_tracker import Impossible, NoNodes, Overloaded, RequestTracker
 from node.gateway.text import BadText, Text
+from node.http.memory_budget import BudgetFull, MemoryBudget, MemoryShare
+from node.http.messages import CutShort, Head, Request, Response, Send, Streaming, failure, json_response
 from node.ledger.state import Group
 from swarm.guard import Source, guarded
 

@@ -8,10 +8,10 @@ import trio
 
 from codec.errors import UsageError
 from node.gateway.app import App
-from node.gateway.http import serve
-from node.gateway.http_messages import HttpLimits
 from node.gateway.request_tracker import RequestTracker
 from node.gateway.text import Text
+from node.http.messages import HttpLimits
+from node.http.server import serve
 from node.ledger.service import LedgerService
 from node.settings.config import GatewayConfig
 

@@ -23,11 +23,13 @@ from node.host.audit import audit, close
 from node.host.daily import Daily
 from node.host.endpoint import Endpoint, NetworkOptions, open_store
 from node.member import following
+from node.monitor import own_status, serve_monitor
 from node.settings import keyfile, logs
 from node.settings.config import JoinConfig, MemberConfig
 from node.settings.memory import disk_free_bytes, free_bytes, keep_on_disk
 from node.settings.ticket import Ticket
 from node.status import query
+from node.status.piece_map import piece_map
 from node.status.reached import add_relay_counts, how_reached, log_reservations
 from node.status.roster import stripes_of
 from node.status.schema import NodeStatus, OwnStatus, RelayStatus
@@ -240,6 +242,10 @@ class Member:
         try:
             async with self.endpoint.running(leave=True), trio.open_nursery() as nursery:
                 await nursery.start(query.serve, self.config.home, self.status, self._prove)
+                if self.config.monitor_address is not None:
+                    await nursery.start(
+                        serve_monitor, self.config.monitor_address, self.config.home, own_status(self.status)
+                    )
                 nursery.start_soon(self._update_report)
                 nursery.start_soon(log_reservations, self.endpoint.transport)
                 nursery.start_soon(self._give_up_without_seed)
@@ -377,6 +383,7 @@ class Member:
             head=None if state.leases.heartbeat is None else state.leases.heartbeat.head,
             nodes=[self._own_status()],
             stripes=stripes_of(state.roster),
+            pieces=piece_map(state, is_seed=False),
             message=self.news or (self._daily.news if self._daily is not None else ""),
             seed_reached=how_reached(transport, self.ticket.authority, None),
             relays=transport.reservations.state,

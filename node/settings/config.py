@@ -89,6 +89,15 @@ def address(text: str) -> str:
     return f"/{kind}/{host}/tcp/{int(port)}"
 
 
+def host_and_port(text: str) -> tuple[str, int]:
+    """Host and port to listen on, from "host:port", "[v6]:port" or "port" (then 127.0.0.1). Raises `UsageError`."""
+    text = text.strip()
+    _, kind, host, _, port = address(text if ":" in text else f"127.0.0.1:{text}").split("/")
+    if kind == "dns" and host != "localhost":
+        raise UsageError(f"{text!r}: give an IP address of this machine; write it like 127.0.0.1:9464, or 9464")
+    return host, int(port)
+
+
 def relay_address(text: str) -> str:
     """A relay's address: as for `address`, with or without its /p2p/ID. Raises `UsageError`."""
     place, _, id_ = text.strip().partition("/p2p/")
@@ -140,6 +149,9 @@ class PeerConfig:
     down_mbit: float | None = None
     """Downlink in Mbit/s: a machine with much less than the others passes nothing on. Without it planning assumes the
     uplink's rate, but at least 100."""
+    metrics: str = ""
+    """Serve a page, metrics (OpenMetrics) and health (/healthz, /readyz) at HOST:PORT, or at a port of this machine's
+    loopback address. On another address, all but the health needs the token that the log shows."""
 
     def __post_init__(self) -> None:
         # The class is frozen; canonical values replace the given ones once, here.
@@ -159,6 +171,13 @@ class PeerConfig:
             raise UsageError("--name, --region: at most 64 characters")
         _check_mbit("--up-mbit", self.planned_up_mbit)
         _check_mbit("--down-mbit", self.planned_down_mbit)
+        if self.metrics:
+            host_and_port(self.metrics)
+
+    @property
+    def monitor_address(self) -> tuple[str, int] | None:
+        """Host and port of the page, metrics and health; None: they are not served."""
+        return host_and_port(self.metrics) if self.metrics else None
 
     @property
     def planned_up_mbit(self) -> float:

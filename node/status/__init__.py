@@ -6,6 +6,7 @@ answer.
 Modules:
 
 - `keys`: Keys as they are pressed, for a live view
+- `piece_map`: How far the newest version has arrived in this process
 - `progress`: One line on stderr for work that takes longer than two seconds
 - `query`: Asks the swarm process of this machine for its status
 - `reached`: How peers are reached, for the status and the log

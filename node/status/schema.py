@@ -29,6 +29,7 @@ __all__ = [
     "MemberStatus",
     "NodeStatus",
     "OwnStatus",
+    "PieceMap",
     "QuarantineStatus",
     "RelayStatus",
     "SeedReport",
@@ -41,6 +42,7 @@ __all__ = [
     "Version",
     "WorkerStatus",
     "to_plain",
+    "versions_behind",
 ]
 
 Version = tuple[int, int]
@@ -209,6 +211,25 @@ class WorkerStatus(Struct, kw_only=True):
     """The longest pause of the last 256 commits."""
 
 
+# ------------------------------------------------------------ of a version on its way
+
+
+class PieceMap(Struct, kw_only=True):
+    """How far the newest version has arrived here, chunk by chunk. The lists have one entry for each cell; a cell is
+    one chunk, or several in a row where there are more than `MOST_CELLS`."""
+
+    version: Version = (0, 0)
+    sealed: bool = False
+    """Its manifest is here, so that the number of chunks is known."""
+    chunks: int = 0
+    """Of the manifest; before the seal, up to the newest that was heard of."""
+    have: list[float] = []
+    """Share of the cell's bytes that are here, 0..1."""
+    giver: list[int] = []
+    """The member's slot that the newest of it came from, or at the seed the root child to which it goes; -1: the
+    trainer; -2: none yet."""
+
+
 # ------------------------------------------------------------ of the seed
 
 
@@ -250,6 +271,10 @@ class MemberStatus(Struct, kw_only=True):
     quarantine: QuarantineStatus | None = None
     outstanding: int = 0
     """Samples leased to it and still to come."""
+    uplink_mbit: float = 0.0
+    """Mbit/s that the plan of the trees assumes: what the member offers, or less by its receivers' measurements."""
+    senders: dict[int, float] = {}
+    """Mbit/s at which it received the last version that could be timed, by the sender's slot. A claim of the member."""
 
 
 class Step(Struct, kw_only=True):
@@ -272,8 +297,12 @@ class Step(Struct, kw_only=True):
     """From the begin of the publish until the first chunk left."""
     extract_s: float | None = None
     """From the begin of the publish until all of it was encoded."""
+    publish_to_first_s: float | None = None
+    """From the begin of the publish until the first member held it; None: not yet."""
+    publish_to_half_s: float | None = None
+    """The same, until half of the members held it."""
     publish_to_all_s: float | None = None
-    """From the begin of the publish until the last member held it; None: not yet."""
+    """The same, until the last member held it."""
     age_s: float = 0.0
     """Since the begin of the publish."""
     held: int = 0
@@ -341,6 +370,7 @@ class SeedStatus(Struct, kw_only=True, tag_field="role", tag="seed"):
     tickets: list[TicketStatus] = []
     barred: list[str] = []
     """PeerIds of members that were revoked."""
+    pieces: PieceMap = field(default_factory=PieceMap)
 
 
 class SeedReport(Struct, kw_only=True):
@@ -419,6 +449,7 @@ class _MemberProcess(Struct, kw_only=True):
     nodes: list[OwnStatus] = []
     """Exactly one: this member."""
     stripes: Stripes = []
+    pieces: PieceMap = field(default_factory=PieceMap)
     message: str = ""
     """A sentence about what is wrong; empty: nothing."""
     seed_reached: str = ""
@@ -443,6 +474,11 @@ class RelayStatus(_MemberProcess, kw_only=True, tag_field="role", tag="relay"):
 
 
 Status = SeedStatus | NodeStatus | RelayStatus
+
+
+def versions_behind(held: Version, head: Version) -> int:
+    """How many versions `held` is behind `head`; in an older epoch it is behind by the whole epoch of `head`."""
+    return head[1] - held[1] if held[0] == head[0] else head[1] + 1
 
 
 def to_plain(status: Struct) -> Any:

@@ -1,7 +1,7 @@
 """Commands that need no running swarm: delta and apply, and the demo, which starts its own.
 
 `delta` compares two checkpoints, `delta_file` stores the result, and `delta_baselines` has published formats to compare
-with; `demo` runs a whole swarm on one machine.
+with; `reckon` answers the same for a model that is known by its shapes alone; `demo` runs a whole swarm on one machine.
 
 Modules:
 
@@ -9,4 +9,11 @@ Modules:
 - `delta_baselines`: Published formats for sparse steps, to measure on the same bits
 - `delta_file`: A version's delta as one file
 - `demo`: A whole swarm on one machine, each part in its own process
+- `distribution`: Seconds and dollars of bringing a version to N nodes
+- `host_memory`: How much host memory each role needs
+- `made_up`: Made-up training steps
+- `prices`: Price lists of providers and object stores
+- `reckon`: `swarm-node delta --shapes NAME`
+- `shapes`: Tensor tables of public models
+- `table`: Figures for people
 """

@@ -26,6 +26,8 @@ from codec.sign import Key
 from codec.staging import Torn, block_hash, encode, stage_chunk
 from node.tools.delta_baselines import BASELINES, Timed, measure
 from node.tools.delta_file import DeltaFile, DeltaWriter
+from node.tools.distribution import Dollars, EgressPrices, Seconds, dollars_of, seconds_of
+from node.tools.table import bytes_text, distribution_rows, table
 
 __all__ = ["DeltaReport", "Progress", "apply", "delta", "render"]
 
@@ -79,6 +81,8 @@ class DeltaReport:
     star_full_s: float
     star_delta_s: float
     swarm_s: float
+    usd: Dollars | None = None
+    """What the traffic of the step costs, if prices were given."""
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, for `--json`, where the baselines have been called "anchors" since the first release."""
@@ -138,13 +142,14 @@ def delta(
     out: str | os.PathLike[str] | None = None,
     up_mbit: float = 300,
     nodes: int = 16,
+    prices: EgressPrices | None = None,
     coder: int = CODER_RICE,
     progress: Progress = _quiet,
 ) -> DeltaReport:
     """Encode the step from `old` to `new`, decode it again, compare, and report. `out`: also write it to this file.
 
-    `up_mbit`: each node's uplink. Raises `UsageError` when the two are not versions of one model, one cannot be read,
-    or `out` exists.
+    `up_mbit`: each node's uplink. `prices`: of traffic, for the dollars of the step. Raises `UsageError` when the two
+    are not versions of one model, one cannot be read, or `out` exists.
     """
     before, after = Checkpoint.open(old), Checkpoint.open(new)
     _same_model(before, after)
@@ -159,7 +164,7 @@ def delta(
         have = before.files
         writer = DeltaWriter(out, key.public, layout, {n: d for n, d in after.files.items() if have.get(n) != d})
     try:
-        return _code(source, target, key, writer, coder, up_mbit, nodes, progress)
+        return _code(source, target, key, writer, coder, up_mbit, nodes, prices, progress)
     finally:
         if writer is not None:
             writer.abandon()  # does nothing to a finished file
@@ -245,6 +250,7 @@ def _code(
     coder: int,
     up_mbit: float,
     nodes: int,
+    prices: EgressPrices | None,
     progress: Progress,
 ) -> DeltaReport:
     tally = _Tally(source)
@@ -264,7 +270,8 @@ def _code(
         writer.finish(manifest)
     baselines = _baselines(source, target, tally.changed, progress)
     elements = sum(tensor.elements for tensor in layout.tensors)
-    cost, full, up = payload + len(manifest), layout.full_bytes, up_mbit * 1e6 / 8
+    cost, full = payload + len(manifest), layout.full_bytes
+    seconds = seconds_of(full, cost, nodes, up_mbit)
     return DeltaReport(
         elements=elements,
         changed=tally.changed,
@@ -281,10 +288,10 @@ def _code(
         baselines=baselines,
         up_mbit=up_mbit,
         nodes=nodes,
-        star_full_s=nodes * full / up,
-        star_delta_s=nodes * cost / up,
-        # All uplinks work at once: the trainer's must carry the delta once, and all together N copies of it.
-        swarm_s=max(cost / up, nodes * cost / (up + nodes * up)),
+        star_full_s=seconds.star_full,
+        star_delta_s=seconds.star_delta,
+        swarm_s=seconds.swarm,
+        usd=None if prices is None else dollars_of(full, cost, nodes, prices),
     )
 
 
@@ -366,29 +373,15 @@ def apply(
     return manifest.root
 
 
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
-
-
-def _seconds(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
-
-
 def render(report: DeltaReport) -> str:
     """The report as a table for people."""
     rows = (
         ("changed", f"{report.changed:,} of {report.elements:,} elements ({100 * report.density:.3g} %)"),
         (
             "delta",
-            f"{_bytes(report.delta_bytes)} in {report.chunks} chunks, {report.bits_per_change:.2f} bits a change",
+            f"{bytes_text(report.delta_bytes)} in {report.chunks} chunks, {report.bits_per_change:.2f} bits a change",
         ),
-        ("full copy", f"{_bytes(report.full_bytes)}: {report.ratio:.0f} x the delta"),
+        ("full copy", f"{bytes_text(report.full_bytes)}: {report.ratio:.0f} x the delta"),
         ("encode", f"{report.encode_gb_s:.2f} GB of weights/s a core, hashes included"),
         ("decode + apply", f"{report.decode_gb_s:.2f} GB of weights/s a core, hashes included"),
         (
@@ -399,9 +392,11 @@ def render(report: DeltaReport) -> str:
             (f"  {_FORMATS[name]}", f"{found.bits_per_change:.2f} bits a change, full copy {found.ratio:.0f} x")
             for name, found in report.baselines.items()
         ),
-        (f"to {report.nodes} nodes", f"at {report.up_mbit:g} Mbit/s a node up, at best"),
-        ("  star, full copies", _seconds(report.star_full_s)),
-        ("  star, deltas", _seconds(report.star_delta_s)),
-        ("  swarm", _seconds(report.swarm_s)),
+        *distribution_rows(
+            report.nodes,
+            report.up_mbit,
+            Seconds(report.star_full_s, report.star_delta_s, report.swarm_s),
+            report.usd,
+        ),
     )
-    return "\n".join(f"{name:<20} {value}" for name, value in rows)
+    return table(rows)

@@ -19,7 +19,7 @@ import msgspec
 import trio
 
 from codec.errors import SwarmError, UsageError
-from node.gateway.http import Request, Response, failure, json_response, serve
+from node.http import Request, Response, failure, json_response, serve
 from node.trainers.api import Publication, Swarm
 from node.trainers.connection.seedlink import ask_state, home_folder
 from node.trainers.publish_files import folder_tensors

@@ -1,4 +1,4 @@
-"""Benchmarks of single parts in one or two processes: codec, transport, gossip, restart.
+"""Benchmarks of single parts in one or two processes: codec, transport, gossip, restart, monitor.
 
 Each prints a table, or JSON with `--json`. None needs root or a network.
 
@@ -10,6 +10,8 @@ Modules:
 - `codec_data`: The input data of the codec benchmark
 - `codec_measure`: The measurement loop of the codec benchmark
 - `gossip`: Measures the share and the delay of announcements that reach every peer
+- `monitor`: Measures what a scrape of metrics and a look at the page cost
+- `reckoned`: Compares what `swarm-node delta --shapes` reckons with a step that is really coded
 - `restart`: Measures how long a node takes to start from a model on its disk
 - `sparsity`: Measures the share of weights that a step changes, and compares it with a model
 - `transport`: Measures the CPU time and throughput of the transport

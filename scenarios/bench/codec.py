@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from codec.errors import UsageError
 from codec.kernels.jit import compiled
-from scenarios.bench.codec_data import REAL_RATES, SHAPES, Part, checkpoints, fabricate, real_steps
+from scenarios.bench.codec_data import REAL_RATES, SHAPE_NAMES, SMALL, Part, checkpoints, fabricate, real_steps, shapes
 from scenarios.bench.codec_measure import Measurement, measure, scaling
 from scenarios.harness.command import json_parser
 from scenarios.harness.plot import drawing, png
@@ -110,7 +110,7 @@ def _published(repeats: int) -> list[dict[str, Any]]:
     """Return our bits and ratio at each published density, on made-up steps, beside the published ratio."""
     rows = []
     for name, density, ratio in PUBLISHED:
-        row = report(measure(fabricate("16m", density, share=0.5), 1 << 30, repeats))
+        row = report(measure(fabricate(SMALL, density, share=0.5), 1 << 30, repeats))
         ours = {"bits_per_change": row["bits_per_change"], "ratio": 16 / (row["bits_per_change"] * density)}
         rows.append({"who": name, "density": density, "published_ratio": ratio, **ours})
     return rows
@@ -118,7 +118,7 @@ def _published(repeats: int) -> list[dict[str, Any]]:
 
 def _plot(path: Path, measured: list[dict[str, Any]], repeats: int) -> None:
     """Plot bits per change against density, with both bounds, and the measured steps as dots."""
-    curve = [report(measure(fabricate("16m", density, share=0.5), 1 << 30, repeats)) for density in _DENSITIES]
+    curve = [report(measure(fabricate(SMALL, density, share=0.5), 1 << 30, repeats)) for density in _DENSITIES]
     with drawing(path, inches=(7, 4.5)) as axes:
         densities = [100 * row["density"] for row in curve]
         for label, key in (("rice (ours)", "bits_per_change"), ("naive bound", "bound_naive")):
@@ -142,10 +142,9 @@ def _sources(options: argparse.Namespace) -> dict[str, tuple[Iterable[Part], int
         parts = list(checkpoints(options.old, options.new))
         return {f"{options.old} -> {options.new}": (parts, sum(part.old.nbytes for part in parts) // 220)}
     if options.shapes is not None or options.data == "made-up":
-        shapes = options.shapes or "16m"
-        full = sum(rows * columns * 2 * count for _, (rows, columns), count in SHAPES[shapes])
-        parts = fabricate(shapes, options.density, share=options.share)
-        return {f"made-up {shapes}": (parts, int(full * options.share) // 220)}
+        name = options.shapes or SMALL
+        parts = fabricate(name, options.density, share=options.share)
+        return {f"made-up {name}": (parts, int(2 * shapes(name).elements * options.share) // 220)}
     found = {}
     for rate in options.lr or REAL_RATES:
         versions = real_steps(rate)
@@ -158,7 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = json_parser(__doc__)
     parser.add_argument("--data", choices=("real", "made-up"), default="real")
     parser.add_argument("--lr", type=float, action="append", help="learning rate of a real run (default: three)")
-    parser.add_argument("--shapes", choices=sorted(SHAPES), help="made-up steps of these shapes")
+    parser.add_argument("--shapes", choices=SHAPE_NAMES, help="made-up steps of these shapes")
     parser.add_argument("--share", type=float, default=1, help="share of the rows of each matrix")
     parser.add_argument("--density", type=float, default=0.01)
     parser.add_argument("--old", type=Path)
@@ -173,7 +172,7 @@ def main(arguments: list[str] | None = None) -> int:
         rows = {}
         for title, (parts, expected) in _sources(options).items():
             found = measure(parts, expected, options.repeats)
-            again = parts if isinstance(parts, list) else list(fabricate("16m", options.density))
+            again = parts if isinstance(parts, list) else list(fabricate(SMALL, options.density))
             rows[title] = report(found, scaling(again))
             if not options.json:
                 print(_table(title, rows[title]), end="\n\n")

@@ -15,38 +15,33 @@ from typing import Final
 
 import numpy as np
 from blake3 import blake3
-from numpy.typing import NDArray
 from platformdirs import user_cache_path
 
 from codec.bits import DTYPES, Bits, DType
 from codec.checkpoint import Checkpoint
 from codec.errors import UsageError
 from codec.layout import BLOCK_ELEMENTS
+from node.tools.made_up import amplitude_of, made_up_norm, made_up_step
+from node.tools.shapes import Kind, Shapes, shape_names, shapes_of
 
-__all__ = ["BACK", "REAL_RATES", "SHAPES", "Part", "checkpoints", "fabricate", "real_steps"]
+__all__ = [
+    "BACK",
+    "REAL_RATES",
+    "SHAPE_NAMES",
+    "SMALL",
+    "Part",
+    "checkpoints",
+    "fabricate",
+    "fabricate_shapes",
+    "real_steps",
+    "shapes",
+]
 
 _PART_ELEMENTS: Final = 8 * BLOCK_ELEMENTS
 
-SHAPES: Final[dict[str, tuple[tuple[str, tuple[int, int], int], ...]]] = {
-    "qwen3-8b": (
-        ("model.embed_tokens.weight", (151936, 4096), 1),
-        ("lm_head.weight", (151936, 4096), 1),
-        ("q_proj", (4096, 4096), 36),
-        ("k_proj", (1024, 4096), 36),
-        ("v_proj", (1024, 4096), 36),
-        ("o_proj", (4096, 4096), 36),
-        ("gate_proj", (12288, 4096), 36),
-        ("up_proj", (12288, 4096), 36),
-        ("down_proj", (4096, 12288), 36),
-        ("input_layernorm", (1, 4096), 36),
-        ("post_attention_layernorm", (1, 4096), 36),
-        ("q_norm", (1, 128), 36),
-        ("k_norm", (1, 128), 36),
-        ("model.norm", (1, 4096), 1),
-    ),
-    "16m": (("w", (4096, 4096), 1),),
-}
-"""Matrices as (name, (rows, columns), count). qwen3-8b has 8,190,735,360 elements."""
+SMALL: Final = "16m"
+SHAPE_NAMES: Final = (SMALL, *shape_names())
+_SMALL_SHAPES: Final = Shapes("one matrix of 16 million elements", (Kind("w", (4096, 4096)),))
 
 REAL_RATES: Final = (3e-7, 1e-6, 3e-6)
 """Learning rates of the reference trainer's `small`: about 0.35, 1 and 2.5 % of its elements change per step."""
@@ -65,62 +60,35 @@ class Part:
     new: Bits
 
 
-def _bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Round to nearest even, as torch does."""
-    bits = values.view(np.uint32)
-    return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
+def shapes(name: str) -> Shapes:
+    """The tensors of a model by name. Raises `UsageError` for an unknown name."""
+    return _SMALL_SHAPES if name == SMALL else shapes_of(name)
 
 
-def _step(rows: int, columns: int, amplitude: float, rng: np.random.Generator) -> tuple[Bits, Bits]:
-    """Return the bf16 bits of a matrix before and after one update of its fp32 masters.
-
-    Masters are normal with standard deviation 0.02 and rows scaled by exp(0.25 n), n normal. Updates are normal (the
-    stationary state of AR(1) momentum) with rows and columns scaled by exp(0.3 n) and mean size `amplitude`. Only the
-    amplitude is fitted, to a density. The entropies of positions and differences by exponent and the share of one-unit
-    steps were not fitted; they are within 3 % of those of real steps.
-    """
-    scale = np.exp(0.25 * rng.standard_normal((rows, 1), np.float32))
-    master = rng.standard_normal((rows, columns), np.float32) * (np.float32(0.02) * scale)
-    factor = np.exp(0.3 * rng.standard_normal((rows, 1), np.float32)) * np.exp(
-        0.3 * rng.standard_normal((1, columns), np.float32)
-    )
-    factor *= np.float32(amplitude / 0.798) / factor.mean()
-    before = _bf16(master.reshape(-1))
-    factor *= rng.standard_normal((rows, columns), np.float32)
-    return before, _bf16((master - factor).reshape(-1))
-
-
-def _amplitude(density: float) -> float:
-    """Return the mean size of an update at which this share of elements changes."""
-    low, high = 1e-10, 1e-2
-    for _ in range(20):
-        middle = (low * high) ** 0.5
-        old, new = _step(128, 4096, middle, np.random.default_rng(1))
-        low, high = (middle, high) if np.mean(old != new) < density else (low, middle)
-    return high
-
-
-def fabricate(shapes: str, density: float, seed: int = 0, share: float = 1) -> Iterator[Part]:
+def fabricate(name: str, density: float, seed: int = 0, share: float = 1) -> Iterator[Part]:
     """Yield a made-up step of a model with these shapes. `share`: the share of the rows of each matrix.
 
     Raises `UsageError` for unknown shapes.
     """
-    if shapes not in SHAPES:
-        raise UsageError(f"There are no shapes {shapes!r}: use one of {', '.join(SHAPES)}.")
-    amplitude = _amplitude(density)
+    yield from fabricate_shapes(shapes(name), density, seed, share)
+
+
+def fabricate_shapes(model: Shapes, density: float, seed: int = 0, share: float = 1) -> Iterator[Part]:
+    """As `fabricate`."""
+    amplitude = amplitude_of(density)
     rng = np.random.default_rng(seed)
-    for name, (rows, columns), count in SHAPES[shapes]:
-        for layer in range(count):
-            full = name if count == 1 else f"model.layers.{layer}.{name}.weight"
-            if rows == 1:  # norms are about 1.0, where a unit in the last place is 1/128: no such update moves them
-                ones = np.full(columns, 0x3F80, np.uint16)
+    for kind in model.kinds:
+        for full in kind.names():
+            if len(kind.shape) == 1:
+                ones = made_up_norm(kind.elements)
                 yield Part(full, DTYPES["BF16"], ones, ones)
                 continue
+            rows, columns = kind.shape
             left = max(1, round(rows * share))
             step = _PART_ELEMENTS // columns
             while left > 0:
                 here = min(left, step)
-                yield Part(full, DTYPES["BF16"], *_step(here, columns, amplitude, rng))
+                yield Part(full, DTYPES["BF16"], *made_up_step(here, columns, amplitude, rng))
                 left -= here
 
 

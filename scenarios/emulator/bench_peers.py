@@ -37,8 +37,8 @@ def measure(subject: str, nodes: Sequence[Node], origin: Node, payload_bytes: in
     runs: list[tuple[float, float, float, float, float]] = []  # bound, first, all (s), copies, busy
     if subject == OURS:
         for outcome in distribute(origin, nodes, [payload_bytes] * repeats):
-            had = outcome.had_s.values()
-            runs.append((outcome.bound_s, min(had), max(had), outcome.uplink_copies, outcome.busy))
+            held_at_s = outcome.had_s.values()
+            runs.append((outcome.bound_s, min(held_at_s), max(held_at_s), outcome.uplink_copies, outcome.busy))
     else:
         if subject in SUBJECTS:
             install(subject)
@@ -48,8 +48,8 @@ def measure(subject: str, nodes: Sequence[Node], origin: Node, payload_bytes: in
                 runs.append((floor.bound_s, floor.seconds, floor.seconds, floor.copies, floor.busy))
             else:
                 fetched = fetch_all(subject, nodes, origin, payload_bytes)
-                had = fetched.had_s
-                runs.append((fetched.bound_s, min(had), max(had), fetched.copies, fetched.busy))
+                held_at_s = fetched.had_s
+                runs.append((fetched.bound_s, min(held_at_s), max(held_at_s), fetched.copies, fetched.busy))
     bound, first, last, copies, busy = (statistics.median(column) for column in zip(*runs, strict=True))
     return {
         "subject": subject, "nodes": len(nodes), "bound_s": bound, "first_s": first, "seconds": last,

@@ -73,11 +73,11 @@ def pass_on(up_mbit: Sequence[float], origin_mbit: float, payload_bytes: int) ->
         assert sender.stdin is not None
         began = time.monotonic()
         print("go", file=sender.stdin, flush=True)
-        had = [float(next_line(process, "had", PATIENCE_S)) for process in nodes]
+        held_at_s = [float(next_line(process, "had", PATIENCE_S)) for process in nodes]
         used, idle = (after - earlier for earlier, after in zip(spent, machine_cpu_s(), strict=True))
         copies = (origin.sums.sent_bytes - before) / payload_bytes
     bound = bound_s(payload_bytes, origin_mbit, [Node(up) for up in up_mbit])
-    return Floor(payload_bytes, bound, max(had) - began, copies, used / (used + idle))
+    return Floor(payload_bytes, bound, max(held_at_s) - began, copies, used / (used + idle))
 
 
 def _connect(address: str) -> socket.socket:
@@ -118,7 +118,7 @@ class _Node:
         self._index = index
         self._addresses = addresses
         self._lock = threading.Lock()
-        self.had = threading.Event()
+        self.complete = threading.Event()
 
     def serve(self) -> None:
         with socket.create_server(("0.0.0.0", PORT)) as server:
@@ -128,14 +128,14 @@ class _Node:
                 client.settimeout(PATIENCE_S)
                 handle = self._count if host in self._addresses else self._pass_on
                 threading.Thread(target=handle, args=(client,)).start()
-        self.had.wait()
+        self.complete.wait()
         print("had", time.monotonic(), flush=True)
 
     def _add_received(self, length: int) -> None:
         with self._lock:
             self._left -= length
             if self._left <= 0:
-                self.had.set()
+                self.complete.set()
 
     def _count(self, client: socket.socket) -> None:
         buffer = bytearray(4 * PIECE_BYTES)

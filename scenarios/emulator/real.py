@@ -176,7 +176,7 @@ class RealSwarm(Swarm):
             time.sleep(max(0.0, began + bound / 2 - time.time()))
             at_half(self)
         lived = [name for name in members if name in self._members()]
-        had = {name: self.until_event(name, "complete", version=version) - began for name in lived}
+        had_s = {name: self.until_event(name, "complete", version=version) - began for name in lived}
         uplinked = self.hosts["seed"].sums.sent_bytes - uplink
         spent_by = {name: now_s - before_s[name] for name, now_s in self._spent_s(["seed", *lived]).items()}
         used, idle = (after - before for before, after in zip(spent, machine_cpu_s(), strict=True))
@@ -188,7 +188,7 @@ class RealSwarm(Swarm):
         return Outcome(
             payload_bytes=step.delta_bytes,
             bound_s=bound_s(step.delta_bytes, self.nodes["seed"].up_mbit, [self.nodes[name] for name in members]),
-            had_s=had,
+            had_s=had_s,
             sent_bytes=step.trainer_sent_bytes,
             control_bytes=step.trainer_control_bytes,
             duplicates=again / (step.delta_bytes * len(lived)),

@@ -118,14 +118,14 @@ def fetch_all(subject: str, nodes: Sequence[Node], origin: Node, payload_bytes: 
         Path(folder, "origin", "file").write_bytes(content)
         run = _aria2 if subject == "aria2" else _libtorrent
         before, spent = hosts[0].sums.sent_bytes, machine_cpu_s()
-        began, had = run(hosts, Path(folder))
+        began, held_at = run(hosts, Path(folder))
         used, idle = (after - earlier for earlier, after in zip(spent, machine_cpu_s(), strict=True))
         sent = hosts[0].sums.sent_bytes - before
         for host in hosts[1:]:
             if Path(folder, host.name, "file").read_bytes() != content:
                 raise UsageError(f"{subject}: the file at {host.name} differs from the one that was sent.")
     bound = bound_s(payload_bytes, origin.up_mbit, nodes)
-    return Fetched(bound, tuple(at - began for at in had), sent / payload_bytes, used / (used + idle))
+    return Fetched(bound, tuple(at - began for at in held_at), sent / payload_bytes, used / (used + idle))
 
 
 def _aria2(hosts: Sequence[Host], folder: Path) -> tuple[float, list[float]]:

@@ -7,5 +7,6 @@ Modules:
 - `usage`: What processes and this machine use: memory, processor time and descriptors, from `/proc`
 - `command`: What the command lines of scenarios share
 - `environments`: Virtual environments for packages that cannot be installed in the project's own environment
+- `made_up_swarm`: The status of a swarm that does not exist, to look at and to measure with
 - `plot`: Plots of scenarios, saved as PNG files without a display
 """

@@ -49,8 +49,8 @@ def environment(name: str, lock: Path, *, inherit: bool = False) -> Path:
 
 def cache_folder() -> Path:
     """The folder named by SWARM_CACHE, or else the user's cache folder. Creates it if it does not exist."""
-    told = os.environ.get("SWARM_CACHE")
-    cache = Path(told) if told else user_cache_path("swarm-node")
+    named = os.environ.get("SWARM_CACHE")
+    cache = Path(named) if named else user_cache_path("swarm-node")
     cache.mkdir(parents=True, exist_ok=True)
     return cache
 

@@ -34,7 +34,7 @@ class Ended:
         self.code, self.out, self.err, self.seconds = code, out, err, seconds
 
     @property
-    def said(self) -> str:
+    def error_lines(self) -> str:
         """The text for the user: the lines on stderr that are not log lines."""
         return "\n".join(line for line in self.err.splitlines() if line and not line.startswith("{"))
 

@@ -51,14 +51,16 @@ MOST_GBIT: Final = 100.0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    made = common(__doc__)
-    made.add_argument("--model", default="7b", help="model of the input file (default 7b)")
-    made.add_argument("--keep", type=float, help="share of the tokens/s to keep (default: as published)")
-    made.add_argument("--regions", type=int, default=1, help="1 to 4")
-    made.add_argument("--rows", action="append", choices=tuple(ROWS), help="(may be repeated; default all)")
-    made.add_argument("--within", type=float, default=0.05, help="stop when known so well (default 0.05)")
-    made.add_argument("--steps", type=int, default=4, help="steps that count (default 4)")
-    options = made.parse_args(arguments)
+    options_parser = common(__doc__)
+    options_parser.add_argument("--model", default="7b", help="model of the input file (default 7b)")
+    options_parser.add_argument("--keep", type=float, help="share of the tokens/s to keep (default: as published)")
+    options_parser.add_argument("--regions", type=int, default=1, help="1 to 4")
+    options_parser.add_argument("--rows", action="append", choices=tuple(ROWS), help="(may be repeated; default all)")
+    options_parser.add_argument(
+        "--within", type=float, default=0.05, help="precision of the rate: stop at this relative error (default 0.05)"
+    )
+    options_parser.add_argument("--steps", type=int, default=4, help="measured steps (default 4)")
+    options = options_parser.parse_args(arguments)
     compute = Compute(options.compute)
     theirs = compute.published["pulse"]
     keep = theirs["utilisation"] if options.keep is None else options.keep

@@ -4,7 +4,7 @@
     python -m scenarios.rl.faults --seeds 5 --plot faults.png
     python -m scenarios.rl.faults --real             # five real nodes, of which two are left: about two minutes
 
-Under the virtual clock (`scenarios.rl.ledger_sim`) each fault happens at a random moment, without a sign to anybody. A
+Under the virtual clock (`scenarios.rl.ledger_sim`) each fault happens at a random moment, and no peer is notified. A
 third of the failing nodes are killed (they send nothing any more), a third hang (they send messages but generate no
 token), and a third lie (they sign invented log-probabilities). Ten seconds after each fault another node joins.
 Training is one step ahead, a group may be one version old, and a sample takes half a step.
@@ -122,7 +122,11 @@ def simulate(
         for seed in seeds:
             row = virtually(run, share, steps, nodes, groups, check, seed)
             found.setdefault(share, []).append(row)
-            print(f"{share:.0%} struck a step, seed {seed}: {row['struck']} nodes", file=sys.stderr, flush=True)
+            print(
+                f"{share:.0%} of the nodes fail in each step, seed {seed}: {row['struck']} nodes",
+                file=sys.stderr,
+                flush=True,
+            )
     calm = _sum(found[0.0])
     return [_against(calm, _sum(runs)) | {"runs": [_against(calm, each) for each in runs]} for runs in found.values()]
 
@@ -163,17 +167,19 @@ def real_met(found: dict[str, Any]) -> bool:
 
 
 def _real_table(found: dict[str, Any]) -> str:
-    lines = [f"{'step':>6}  {'seconds':>8}  {'the honest need':>15}  {'x':>5}"]
+    lines = [f"{'step':>6}  {'seconds':>8}  {'expected':>15}  {'x':>5}"]
     for number, step in enumerate(found["steps"]):
         lines.append(f"{number + 1:>6}  {step['seconds']:>8.1f}  {step['expected_s']:>15.1f}  {step['ratio']:>5.2f}")
-    lines.append(f"tokens lost by nodes to which nothing happened: {found['lost_by_the_honest']}")
-    lines.append(f"the liar is {'in quarantine' if found['liar_aside'] else 'NOT FOUND'}; checks: {found['checks']}")
+    lines.append(f"tokens lost by nodes without a fault: {found['lost_by_the_honest']}")
+    lines.append(
+        f"the lying node is {'in quarantine' if found['liar_aside'] else 'NOT FOUND'}; checks: {found['checks']}"
+    )
     return "\n".join(lines)
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
     head = (
-        "struck a step", "nodes", "aged", "lost", "drawing", "at stake", "lost of it", "worst", "step", "invented",
+        "fail a step", "nodes", "aged", "lost", "drawing", "at stake", "lost of it", "worst", "step", "invented",
         "generating",
     )  # fmt: skip
     cells = [
@@ -193,24 +199,32 @@ def _draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     with drawing(path, 2, inches=(8, 3.2)) as (left, right):
         left.plot(shares, [row["step_ratio"] for row in rows], "o-")
         left.axhline(REACH_STEP, color="grey", linestyle="--", linewidth=1)
-        left.set(xlabel="nodes struck a step, %", ylabel="step time, x without faults", ylim=(0.9, 1.3))
+        left.set(xlabel="nodes that fail in a step, %", ylabel="step time, x without faults", ylim=(0.9, 1.3))
         right.plot(shares, [row["lost_to_faults"] / 1e3 for row in rows], "o-", label="lost")
         right.plot(shares, [row["drawing"] / 1e3 for row in rows], "s:", color="grey", label="being drawn")
         right.plot(shares, [row["at_stake"] / 1e3 for row in rows], "s--", color="grey", label="at stake")
-        right.set(xlabel="nodes struck a step, %", ylabel="thousand tokens")
+        right.set(xlabel="nodes that fail in a step, %", ylabel="thousand tokens")
         right.legend()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = json_parser(__doc__)
-    parser.add_argument("--shares", type=float, nargs="+", default=RATES, help="struck a step (default .01 .05 .1 .2)")
-    parser.add_argument("--steps", type=int, default=10, help="steps a row (default 10)")
+    parser.add_argument(
+        "--shares",
+        type=float,
+        nargs="+",
+        default=RATES,
+        help="shares of the nodes that fail in a step (default .01 .05 .1 .2)",
+    )
+    parser.add_argument("--steps", type=int, default=10, help="steps per row (default 10)")
     parser.add_argument("--nodes", type=int, default=32, help="nodes at any time (default 32)")
-    parser.add_argument("--groups", type=int, default=256, help="groups of 8 a step (default 256)")
-    parser.add_argument("--check-share", type=float, default=0.02, help="of samples that others score (default 0.02)")
-    parser.add_argument("--seed", type=int, default=0, help="of who is struck when (default 0)")
-    parser.add_argument("--seeds", type=int, default=1, help="so many, from that one on (default 1)")
-    parser.add_argument("--plot", type=png, help="draw it into this PNG")
+    parser.add_argument("--groups", type=int, default=256, help="groups of 8 samples per step (default 256)")
+    parser.add_argument(
+        "--check-share", type=float, default=0.02, help="share of samples that another node scores (default 0.02)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="first seed of the random faults (default 0)")
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds (default 1)")
+    parser.add_argument("--plot", type=png, help="draw a PNG at this path")
     parser.add_argument("--real", action="store_true", help="real processes instead of the virtual clock")
     options = parser.parse_args(arguments)
     if (
@@ -221,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         or not all(0 <= s <= 1 for s in options.shares)
     ):
         parser.error("--seeds, --steps and --groups: at least 1; --nodes: at least 2; --shares: 0 to 1")
-    logging.getLogger("node").setLevel(logging.ERROR)  # every refusal is part of the plan
+    logging.getLogger("node").setLevel(logging.ERROR)  # refusals of lying nodes are expected here
     if options.real:
         found = real()
         print(json.dumps({"scenario": "rl_faults"} | found) if options.json else _real_table(found))

@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, default=2, help="rollout nodes (default 2)")
     parser.add_argument("--kill", type=int, metavar="STEP", help="kill a node in this step")
     parser.add_argument("--size", default="tiny", help="tiny (default), small or smollm2")
-    parser.add_argument("--seed", type=int, default=0, help="of prompts and samples (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of prompts and samples (default 0)")
     options = parser.parse_args(arguments)
     if options.steps < 1 or options.nodes < 1 + (options.kill is not None):
         parser.error("--steps and --nodes: at least 1; with --kill at least 2 nodes")
@@ -183,9 +183,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    made = [make_trainer(options.size, seed=options.seed, lr=None, progress=say, device="cpu") for _ in range(2)]
+    trained = [make_trainer(options.size, seed=options.seed, lr=None, progress=say, device="cpu") for _ in range(2)]
     result = compare(
-        made[0][0], [trainer for _, trainer in made], options.steps, nodes=options.nodes, kill=options.kill
+        trained[0][0], [trainer for _, trainer in trained], options.steps, nodes=options.nodes, kill=options.kill
     )
     print(json.dumps(result) if options.json else _table(result))
     return 0 if identical(result) else 1

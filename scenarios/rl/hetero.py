@@ -57,10 +57,10 @@ async def ledger_sim_rate(kinds: Sequence[Kind], groups: int, steps: int) -> tup
         for _ in range(steps):
             await trainer.step()
         seconds = trio.current_time() - began
-        made = trainer.taken_tokens - tokens
+        taken = trainer.taken_tokens - tokens
         nursery.cancel_scope.cancel()
     ledger_sim.book.close()
-    return made / seconds, seconds / steps
+    return taken / seconds, seconds / steps
 
 
 def virtual_row(ratio: float, nodes: int, steps: int) -> dict[str, Any]:
@@ -70,9 +70,9 @@ def virtual_row(ratio: float, nodes: int, steps: int) -> dict[str, Any]:
     """Every node gets two batches in a step, so that a slow node finishes its samples before they are too old."""
 
     def rate(kinds: Sequence[Kind], share: int) -> tuple[float, float]:
-        made, step_s = virtually(ledger_sim_rate, kinds, share, steps)
-        print(f"{ratio:.0f}:1, {len(kinds)} of {nodes} nodes: {made:.0f} tokens/s", file=sys.stderr)
-        return made, step_s
+        tokens_s, step_s = virtually(ledger_sim_rate, kinds, share, steps)
+        print(f"{ratio:.0f}:1, {len(kinds)} of {nodes} nodes: {tokens_s:.0f} tokens/s", file=sys.stderr)
+        return tokens_s, step_s
 
     alone = [rate([kind] * half, groups)[0] for kind in (fast, SLOW)]
     both, step_s = rate([fast] * half + [SLOW] * half, groups)
@@ -163,12 +163,22 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = json_parser(__doc__)
-    parser.add_argument("--ratios", type=float, nargs="+", default=RATIOS, help="fast by slow (default 2 8)")
-    parser.add_argument("--nodes", type=int, nargs="+", default=(2, 8), help="virtual nodes (default 2 8)")
-    parser.add_argument("--steps", type=int, default=6, help="virtual steps measured (default 6)")
+    parser.add_argument(
+        "--ratios",
+        type=float,
+        nargs="+",
+        default=RATIOS,
+        help="speed of the fast nodes, divided by that of the slow ones (default 2 8)",
+    )
+    parser.add_argument("--nodes", type=int, nargs="+", default=(2, 8), help="numbers of virtual nodes (default 2 8)")
+    parser.add_argument("--steps", type=int, default=6, help="measured virtual steps (default 6)")
     parser.add_argument("--real", action="store_true", help="real processes instead of the virtual clock")
-    parser.add_argument("--slow-tokens-s", type=float, default=60.0, help="real: of the slow node (default 60)")
-    parser.add_argument("--seconds", type=float, default=20.0, help="real: measured, after as long a warm-up")
+    parser.add_argument(
+        "--slow-tokens-s", type=float, default=60.0, help="with --real: rate of the slow node (default 60)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="with --real: measured seconds, after a warm-up of the same length"
+    )
     options = parser.parse_args(arguments)
     if min(options.ratios) < 1 or any(n < 2 or n % 2 for n in options.nodes) or options.steps < 1:
         parser.error("--ratios: at least 1; --nodes: even numbers; --steps: at least 1")

@@ -95,11 +95,11 @@ class Engine(ModelledEngine):
     async def generate(
         self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Counts | None = None
     ) -> tuple[list[Completion], float]:
-        made, seconds = await super().generate(prompts, sampling, counts)
-        self.done += sum(len(completion.token_ids) for completion in made)
-        return [self._said(completion) for completion in made], seconds
+        completions, seconds = await super().generate(prompts, sampling, counts)
+        self.done += sum(len(completion.token_ids) for completion in completions)
+        return [self._reported(completion) for completion in completions], seconds
 
-    def _said(self, true: Completion) -> Completion:
+    def _reported(self, true: Completion) -> Completion:
         if not self.lies:
             return true
         return Completion(true.token_ids, (INVENTED,) * len(true.token_ids), true.finish_reason, true.spans)
@@ -128,7 +128,7 @@ class Member:
 
 
 class LedgerSim:
-    """One run: the ledger, its nodes, and the versions, whose roots are made up."""
+    """One run: the ledger, its nodes, and the versions, whose roots are invented."""
 
     def __init__(self, nursery: trio.Nursery, settings: Settings, seed: int = 0) -> None:
         self.head = Head(0, 0, _root(0))
@@ -157,7 +157,7 @@ class LedgerSim:
         return member
 
     def strike(self, member: Member, fault: Fault) -> None:
-        """Let a node fail without a sign to anybody."""
+        """Let a node fail, without notifying any other."""
         member.fault = fault
         engine = member.engine
         undelivered = engine.done - self.ledger.nodes[member.key].tokens if member.key in self.ledger.nodes else 0

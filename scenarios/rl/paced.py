@@ -38,14 +38,14 @@ class PacedEngine(TransformersEngine):
     def step(self) -> list[tuple[int, list[Completion]]]:
         before = self._in_flight()
         done = super().step()
-        tokens = self._in_flight() + sum(len(c.token_ids) for _, made in done for c in made) - before
+        tokens = self._in_flight() + sum(len(c.token_ids) for _, completions in done for c in completions) - before
         self._drawn += tokens
         if self._count_file is not None:
             Path(self._count_file + ".new").write_text(str(self._drawn))
             os.replace(self._count_file + ".new", self._count_file)
         self._due = max(self._due, time.monotonic() - 1.0) + tokens / self._tokens_s
         time.sleep(max(0.0, self._due - time.monotonic()))
-        return [(flight, [self._reported(c) for c in made]) for flight, made in done]
+        return [(flight, [self._reported(c) for c in completions]) for flight, completions in done]
 
     def _in_flight(self) -> int:
         return sum(map(sum, self.counts().values()))

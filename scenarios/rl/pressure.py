@@ -110,12 +110,26 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = json_parser(__doc__)
-    parser.add_argument("--trainer", type=float, nargs="+", default=(0.5,), help="speed by its nodes' (default 0.5)")
-    parser.add_argument("--held", type=float, nargs="+", default=HELD, help="drawn at once by a step's samples")
-    parser.add_argument("--gathers", choices=GATHERS, nargs="+", default=GATHERS, help="before or after the seal")
-    parser.add_argument("--max-lag", type=int, default=1, help="versions (default 1)")
-    parser.add_argument("--steps", type=int, default=20, help="steps counted (default 20)")
-    parser.add_argument("--no-pace", action="store_true", help="without the limit, for comparison")
+    parser.add_argument(
+        "--trainer",
+        type=float,
+        nargs="+",
+        default=(0.5,),
+        help="the trainer's speed divided by its nodes' (default 0.5)",
+    )
+    parser.add_argument(
+        "--held",
+        type=float,
+        nargs="+",
+        default=HELD,
+        help="sequences that engines generate at once, divided by a step's samples",
+    )
+    parser.add_argument(
+        "--gathers", choices=GATHERS, nargs="+", default=GATHERS, help="gather a step's groups before or after the seal"
+    )
+    parser.add_argument("--max-lag", type=int, default=1, help="largest age of a group in versions (default 1)")
+    parser.add_argument("--steps", type=int, default=20, help="measured steps (default 20)")
+    parser.add_argument("--no-pace", action="store_true", help="do not limit samples by the trainer's consumption")
     parser.add_argument("--real", action="store_true", help="real processes: one row for each --trainer")
     options = parser.parse_args(arguments)
     if min(*options.trainer, *options.held) <= 0 or options.steps < 1 or options.max_lag < 0:

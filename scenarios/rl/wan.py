@@ -1,19 +1,23 @@
-"""What a training run loses to the network: published models and step times, some rates and regions, virtual time.
+"""What a training run loses to the network, for published models and step times, under the virtual clock.
 
     python -m scenarios.rl.wan                                   all three models, 0.25 to 10 Gbit/s, 1 to 4 regions
     python -m scenarios.rl.wan --size 8b --gbit 0.5 --regions 4  one case
     python -m scenarios.rl.wan --size 4b --plot wan.png --json > wan.json
-    python -m scenarios.rl.wan --size 14b --no-full              without the full broadcasts beside it
-    python -m scenarios.rl.wan --payload swarm                   deltas as swarm-node codes them, not as published
-    python -m scenarios.rl.wan --size 8b --spread 0.5            completions from half to one and a half of the mean
+    python -m scenarios.rl.wan --size 14b --no-full              without the comparison with full weights
+    python -m scenarios.rl.wan --payload swarm                   deltas of the size that swarm-node codes
+    python -m scenarios.rl.wan --size 8b --spread 0.5            completions of 0.5 to 1.5 times the mean length
 
-Asynchronous by one step. The product's protocol, ledger and workers run; engines, trainer and links are modelled, from
-`scenarios/rl/compute/published.toml` (every number with its source; `--compute` takes another). `share` is of the
-tokens a second that the same code makes of a network without delay and limit, and those, `of ideal`, of what the
-engines draw when they never wait. `sync` is the share where nobody is ahead: draw, train, extract, send. Beside it, in
-the same run, full weights: a copy to each region (as the published comparison has it), to each node, and one copy in
-all, which every node has when the trainer has sent it. Their links lose nothing. `x` is our gain over each in turn
-(draw, train, send: simulated), `ahead` over one that is one step ahead as well as anybody could be (arithmetic).
+The product's protocol, ledger and workers run, one step ahead of the trainer. Engines, trainer and links are modelled
+with the figures of `scenarios/rl/compute/published.toml`, each with its source; `--compute` names another file.
+
+- `of ideal`: tokens per second of the same code on a network without delay and rate limit, as a share of what the
+  engines generate if they never wait.
+- `share`: tokens per second as a share of those on that free network.
+- `sync`: the same share if generating, training, extracting and sending alternate.
+- `x`: the gain over full weights, which are sent as a copy to each region (as in the published comparison), as a star
+  with a copy to each node, or as one copy that every node has as soon as the trainer has sent it. Their links lose no
+  packets. In the columns named `x`, generating, training and sending alternate (simulated). In those named `ahead`,
+  nodes are one step ahead in the best possible way (calculated).
 """
 
 import argparse
@@ -37,14 +41,14 @@ __all__ = ["SYNC_STEPS", "common", "main", "run_of", "say", "wan_of"]
 SIZES: Final = ("4b", "8b", "14b")
 GBITS: Final = (0.25, 0.5, 0.75, 1.0, 10.0)
 AT_GBIT: Final = 0.5
-"""The rate at which regions are added: the least of the published link."""
+"""The link rate in Gbit/s at which regions are added: the lowest of the published link."""
 SYNC_STEPS: Final[dict[str, Any]] = {"warm": 2, "steps": 2}
-"""Where nobody is ahead steps are alike, once the trainer's uplink has what it sends all the time."""
+"""Steps of a synchronous run: they are alike once the trainer's uplink is busy all the time."""
 NATIVE: Final = (0.5, 1.0)
-"""What that link gives, Gbit/s."""
+"""The range of the published link, in Gbit/s."""
 ALIKE: Final = {1: 0.75, 4: 0.5}
-"""Regions of the published runs of 4B, and the rate at which full copies to each, sent without a pause, make what was
-published of those."""
+"""Number of regions of the published runs of 4B -> the link rate in Gbit/s at which back-to-back full copies to each
+region reach the published tokens per second."""
 HEAD: Final = (
     "model", "Gbit/s", "regions", "tokens/s", "of ideal", "share", "publ.", "sync", "transfer s", "copies", "waste",
     "x full", "ahead", "x star ahead", "x one copy", "ahead",
@@ -53,29 +57,41 @@ WAYS: Final = {"regions": ("in_turn", "at_best"), "star": ("at_best",), "relayed
 
 
 def common(doc: str | None) -> argparse.ArgumentParser:
-    """The options that the simulated training runs share."""
-    made = json_parser(doc)
-    made.add_argument("--compute", type=Path, default=PUBLISHED, help="what models compute (default: published.toml)")
-    made.add_argument("--congestion", choices=("reno", "bbr"), default="reno", help="what kernels do (default reno)")
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--plot", type=png, help="draw a PNG")
-    made.add_argument("--spread", type=float, help="completions are so much longer or shorter (default: input file's)")
-    made.add_argument("--batches", action="store_true", help="engines whose batches end with their longest sequence")
-    return made
+    """Return a parser with the options that all simulated training runs have."""
+    options_parser = json_parser(doc)
+    options_parser.add_argument(
+        "--compute", type=Path, default=PUBLISHED, help="input file with the models' figures (default: published.toml)"
+    )
+    options_parser.add_argument(
+        "--congestion", choices=("reno", "bbr"), default="reno", help="congestion control of the links (default reno)"
+    )
+    options_parser.add_argument("--seed", type=int, default=0)
+    options_parser.add_argument("--plot", type=png, help="draw a PNG")
+    options_parser.add_argument(
+        "--spread",
+        type=float,
+        help="completions are 1 - SPREAD to 1 + SPREAD of the mean length (default: input file's)",
+    )
+    options_parser.add_argument(
+        "--batches", action="store_true", help="engines whose batches last as long as their longest sequence"
+    )
+    return options_parser
 
 
 def run_of(options: argparse.Namespace, compute: Compute, model: str, payload: str, *, synchronous: bool) -> Run:
-    """The run of a model, as the options have it. Raises `UsageError`."""
+    """Return the run of a model with these options. Raises `UsageError` if an option is out of range."""
     run = compute.run(model, payload=payload, synchronous=synchronous)
     if options.spread is not None and not 0 <= options.spread < 1:
-        raise UsageError("--spread lies between 0 and 1: a half is from half to one and a half of the mean.")
+        raise UsageError(
+            "--spread must be at least 0 and below 1: with 0.5, completions are 0.5 to 1.5 times the mean length."
+        )
     return replace(
         run, continuous_batching=not options.batches, spread=run.spread if options.spread is None else options.spread
     )
 
 
 def wan_of(compute: Compute, gbit: float | None, regions: int, congestion: str) -> Wan:
-    """The input file's regions, at this rate (None: free)."""
+    """Return the regions of the input file, with links of this rate (None: without delay and rate limit)."""
     figures = compute.wan
     round_trips = tuple(ms / 1000 for ms in figures["round_trip_ms"][:regions])
     if len(round_trips) < regions:
@@ -85,7 +101,7 @@ def wan_of(compute: Compute, gbit: float | None, regions: int, congestion: str) 
 
 
 def say(line: str) -> None:
-    """Progress."""
+    """Print a progress line on standard error."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -111,15 +127,28 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    made = common(__doc__)
-    made.add_argument("--size", action="append", help="model of the input file (may be repeated; default 4b, 8b, 14b)")
-    made.add_argument("--gbit", type=float, action="append", help="of every link (may be repeated; default 0.25 to 10)")
-    made.add_argument("--regions", type=int, action="append", help="1 to 4 (may be repeated)")
-    made.add_argument("--steps", type=int, default=4, help="steps that count (default 4)")
-    made.add_argument("--warm", type=int, default=2, help="steps before those (default 2)")
-    made.add_argument("--payload", choices=("published", "swarm"), default="published", help="a delta's size")
-    made.add_argument("--no-full", dest="full", action="store_false", help="no full broadcasts beside it")
-    return made.parse_args(arguments)
+    options_parser = common(__doc__)
+    options_parser.add_argument(
+        "--size", action="append", help="model of the input file (may be repeated; default 4b, 8b, 14b)"
+    )
+    options_parser.add_argument(
+        "--gbit", type=float, action="append", help="rate of every link (may be repeated; default 0.25 to 10)"
+    )
+    options_parser.add_argument(
+        "--regions", type=int, action="append", help="number of regions, 1 to 4 (may be repeated)"
+    )
+    options_parser.add_argument("--steps", type=int, default=4, help="measured steps (default 4)")
+    options_parser.add_argument("--warm", type=int, default=2, help="steps before the measurement (default 2)")
+    options_parser.add_argument(
+        "--payload",
+        choices=("published", "swarm"),
+        default="published",
+        help="size of a delta: as published, or as swarm-node codes it",
+    )
+    options_parser.add_argument(
+        "--no-full", dest="full", action="store_false", help="skip the comparison with full weights"
+    )
+    return options_parser.parse_args(arguments)
 
 
 def _cases(options: argparse.Namespace) -> list[tuple[float, int]]:
@@ -169,9 +198,11 @@ def _rows(options: argparse.Namespace, compute: Compute) -> Iterator[dict[str, A
 
 
 def _full(run: Run, wan: Wan, free: Outcome, seed: int) -> dict[str, dict[str, float]]:
-    """Tokens a second with full weights. `in_turn`: draw, train, send, as simulated. `at_best`: one step ahead as well
-    as anybody could, the trainer's link never idle and nothing drawn in vain; or in turn, where that is more. A star is
-    arithmetic only: so many copies keep the link busy either way."""
+    """Return the tokens per second with full weights, for each way to send them.
+
+    `in_turn`: generating, training and sending alternate, simulated. `at_best`: one step ahead, with a trainer's link
+    that is never idle and no wasted tokens, calculated; or `in_turn` where that is higher. A star is only calculated,
+    since its copies keep the link busy in both cases."""
     assert wan.mbit is not None
     copy_s = run.full_bytes * 8e-6 * PACKET_OVERHEAD / wan.mbit
     step_s = run.samples * run.tokens * run.grain / free.tokens_s
@@ -193,11 +224,11 @@ def _published_share(compute: Compute, size: str) -> float | None:
     return None if achieved is None else achieved / figures["tokens_s"]
 
 
-# ---------------------------------------------------------------- what it comes to
+# ---------------------------------------------------------------- verdicts
 
 
 def _verdicts(rows: Sequence[dict[str, Any]], compute: Compute) -> list[dict[str, Any]]:
-    """Asked, measured, published: of what was run."""
+    """Compare what was measured with the limits and with the published figures."""
     found: list[dict[str, Any]] = []
 
     def add(
@@ -208,7 +239,7 @@ def _verdicts(rows: Sequence[dict[str, Any]], compute: Compute) -> list[dict[str
         published: list[float],
         free: Sequence[float] = (),
     ) -> None:
-        """`free`: what a free network would make of it."""
+        """Append a verdict. `free`: the figures that a free network would reach."""
         if measured:
             value, possible = worst(measured), worst(free) if free else None
             met = value >= reach if worst is min else value <= reach
@@ -242,7 +273,7 @@ def _verdicts(rows: Sequence[dict[str, Any]], compute: Compute) -> list[dict[str
 
 
 def _possible(row: dict[str, Any], how: str) -> float:
-    """The gain that a free network would have."""
+    """Return the gain that a free network would have."""
     return row["free_tokens_s"] / row["full_tokens_s"]["regions"][how]
 
 
@@ -267,8 +298,8 @@ def _print(rows: Sequence[dict[str, Any]], verdicts: Sequence[dict[str, Any]]) -
         published = " to ".join(f"{value:.3g}" for value in verdict["published"])
         free = "" if verdict["free"] is None else f", a free network {verdict['free']:.4g}"
         met = "" if verdict["met"] else "   MISSED"
-        said = f"{verdict['measured']:.4g} (reach {verdict['reach']:.4g}, published {published}{free})"
-        print(f"{verdict['what']}: {said}{met}")
+        figures = f"{verdict['measured']:.4g} (reach {verdict['reach']:.4g}, published {published}{free})"
+        print(f"{verdict['what']}: {figures}{met}")
 
 
 def _draw(rows: Sequence[dict[str, Any]], path: Path) -> None:

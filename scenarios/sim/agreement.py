@@ -1,13 +1,13 @@
-"""The same small swarm run twice: as real processes on emulated links, and as cores on simulated links (its twin).
+"""Runs a small swarm as real processes on emulated links and as cores on simulated links (its twin), and compares them.
 
 Both have equal uplinks, downlinks of 1 Gbit/s, one region with a round trip of 5 ms, no loss, bandwidths that are known
 exactly, and BBR congestion control. In both, the second version is measured. Times are compared as multiples of each
 run's own bound, because packets are larger on the emulated links than on the simulated ones.
 
 The real nodes share the processors of one machine, so the twin's nodes share a processor with the same number of cores.
-The twin's first version measures the processor time that it charges; its costs are then scaled by one factor, so
-that a version costs as much processor time as the real processes and their links spent. No duration of the real run is
-used. A third row gives each node a processor of its own, as on separate machines.
+The twin's first version measures the processor time that it charges; its costs are then scaled by one factor, so that a
+version costs as much processor time as the real processes and their links spent. No duration of the real run is used. A
+third row gives each node a processor of its own, as on separate machines.
 """
 
 import os
@@ -39,10 +39,10 @@ def compare(nodes: int, mbit: float, payload_bytes: int, seeds: Sequence[int]) -
         nodes, trainer_mbit=mbit, median_mbit=mbit, sigma=0.0, error=0.0, regions=1, loss=0.0, congestion="bbr"
     )
     spent_s = sum(real.spent_s.values())
-    went = row_of("real", [_as_step(nodes, real)])
+    real_row = row_of("real", [_as_step(nodes, real)])
     twin = row_of("its twin", [_twin(crowd, payload_bytes, seed, spent_s) for seed in seeds])
     apart = row_of("own cores", [_twin(crowd, payload_bytes, seed) for seed in seeds])
-    return went, twin | {"agreement": twin["ratio"] / went["ratio"]}, apart
+    return real_row, twin | {"agreement": twin["ratio"] / real_row["ratio"]}, apart
 
 
 def _twin(crowd: Crowd, payload_bytes: int, seed: int, spent_s: float | None = None) -> Step:
@@ -56,16 +56,16 @@ def _twin(crowd: Crowd, payload_bytes: int, seed: int, spent_s: float | None = N
     before_s = host.busy_s if host else 0.0
     step(world, payload_bytes)
     if host and spent_s:
-        dearer = spent_s / (host.busy_s - before_s)
-        host.costs = Costs(*(dearer * cost for cost in astuple(host.costs)))
+        factor = spent_s / (host.busy_s - before_s)
+        host.costs = Costs(*(factor * cost for cost in astuple(host.costs)))
     world.run(world.now + IDLE_S)
     return step(world, payload_bytes)
 
 
-def _as_step(nodes: int, went: Outcome) -> Step:
-    had = sorted(went.had_s.values())
+def _as_step(nodes: int, outcome: Outcome) -> Step:
+    held_at_s = sorted(outcome.had_s.values())
     return Step(
-        nodes=nodes, payload_bytes=went.payload_bytes, bound_s=went.bound_s, seconds=had[-1], first_s=had[0],
-        median_s=had[len(had) // 2], trainer_bytes=went.sent_bytes, duplicates=went.duplicates, crossings=0.0,
-        missing=0,
+        nodes=nodes, payload_bytes=outcome.payload_bytes, bound_s=outcome.bound_s, seconds=held_at_s[-1],
+        first_s=held_at_s[0], median_s=held_at_s[len(held_at_s) // 2], trainer_bytes=outcome.sent_bytes,
+        duplicates=outcome.duplicates, crossings=0.0, missing=0,
     )  # fmt: skip

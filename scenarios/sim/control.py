@@ -1,8 +1,9 @@
-"""What holding a swarm together costs: bytes of each control message, time to plan, and the trainer's connections.
+"""The control messages, planning time and connections that a swarm needs.
 
-python -m scenarios.sim.control                      sizes and planning at 10, 1,000 and 10,000 members: about a minute
-python -m scenarios.sim.control --sessions 64 1000   simulated: how many connections the trainer keeps, while all work,
-                                                 publish, lose a root child and a restart of the trainer
+python -m scenarios.sim.control                      sizes and planning at 10, 1,000 and 10,000 members: a minute
+python -m scenarios.sim.control --sessions 64 1000   simulated: the trainer's connections while all nodes work, a
+                                                     version is published, a root child is lost, and the trainer
+                                                     restarts
 """
 
 import json
@@ -137,7 +138,7 @@ def sessions(count: int, seed: int = 0, *, mib: float = 10.0) -> dict[str, Any]:
         "work_begins": arriving,
         "at_rest": resting,
         "after_a_step": stepping,
-        "a_head_dies": losing,
+        "a_root_child_dies": losing,
         "trainer_restarts": returning,
         "control_bytes_s": control,
         "copies": step.copies,

@@ -1,4 +1,4 @@
-"""How long until all nodes have a step, and how much the trainer sends for it, against the number of nodes.
+"""How long a step takes to reach all nodes, and how much the trainer sends, against the number of nodes.
 
     python -m scenarios.sim.egress --simulate 1000 --json             the product's protocol under a virtual clock
     python -m scenarios.sim.egress --simulate 64 --simulate 1000 --seeds 5 --plot egress.png
@@ -8,13 +8,13 @@
 
 The bound B is max(F/u_s, F/d_min, N F/(u_s + sum u_i)), packet headers included. The table and the picture compare the
 swarm with two other ways. In a star the trainer sends N copies itself, in N F/u_s. With an object store the trainer
-sends one copy, and then all nodes fetch it at once from a store that is never the bottleneck, in F/u_s + F/d with d
-1 Gbit/s. Both are calculated, not run: without headers and round trips, which favours them.
+sends one copy, and then all nodes fetch it at once from a store that is never the bottleneck, in F/u_s + F/d, where d
+is 1 Gbit/s. Both are calculated without headers and round trips, which favours them.
 
 Simulated nodes have uplinks with a lognormal distribution around 200 Mbit/s (sigma 0.5), downlinks of 1 Gbit/s, and
 congestion windows; they are in six regions 5 to 250 ms apart, lose one packet in 100,000, and report their rates with
-an error of 20 %. Of `--steps` steps, 20 s apart, the last counts. The first is the first one that its connections
-carry, and its ratio is `cold_ratio`. Real nodes and their twins have uplinks of the trainer's rate: see
+an error of 20 %. Of `--steps` steps, 20 s apart, the last counts. In the first one, connections carry bulk data for the
+first time; its ratio is `cold_ratio`. Real nodes and their twins have uplinks of the trainer's rate: see
 `scenarios.sim.agreement`.
 
 Exits with 1 if a node never gets the version.
@@ -121,14 +121,14 @@ def _simulated(crowd: Crowd, payload_bytes: int, seeds: range, steps: int) -> di
     digests: list[str] = []
     began, events = time.process_time(), 0
     for seed in seeds:
-        went, digest, count = simulate(crowd, payload_bytes, seed, steps)
-        runs.append(went)
+        run_steps, digest, count = simulate(crowd, payload_bytes, seed, steps)
+        runs.append(run_steps)
         digests.append(digest)
         events += count
-        print(f"N {crowd.nodes}, seed {seed}: {went[0].ratio:.3f}, {went[-1].ratio:.3f} x B", file=sys.stderr)
-    cold = [went[0].ratio for went in runs]
+        print(f"N {crowd.nodes}, seed {seed}: {run_steps[0].ratio:.3f}, {run_steps[-1].ratio:.3f} x B", file=sys.stderr)
+    cold = [each[0].ratio for each in runs]
     return row_of(
-        "simulated", [went[-1] for went in runs], round_trip_s=crowd.round_trip_s, digests=digests, events=events,
+        "simulated", [each[-1] for each in runs], round_trip_s=crowd.round_trip_s, digests=digests, events=events,
         cold_ratio=median(cold), cold_ratios=cold, cpu_s=time.process_time() - began,
     )  # fmt: skip
 

@@ -23,7 +23,7 @@ __all__ = ["Hop", "Trace", "main", "trace"]
 
 LOOK_S = 0.05
 IDLE_S = 20.0
-"""As between the steps of `scenarios.sim.egress`."""
+"""Seconds between the steps, as in `scenarios.sim.egress`."""
 LOOKS_A_COLUMN = 4
 
 
@@ -92,11 +92,11 @@ def trace(world: World, payload_bytes: int) -> tuple[Step, Trace]:
     roster = world.authority.core.state.roster
     assert roster is not None
     watch = _Watch(world, begun)
-    went = finish(world, begun)
+    result = finish(world, begun)
     world.run(world.now + LOOK_S)
-    began, bound_s, id_ = begun.published.at, went.bound_s, begun.published.id
+    began, bound_s, id_ = begun.published.at, result.bound_s, begun.published.id
     nodes = {grant.slot: node for node in begun.nodes if (grant := node.core.state.grant) is not None}
-    rate_mbit = 8e-6 * PACKET_OVERHEAD * went.payload_bytes / (roster.stripes * bound_s)
+    rate_mbit = 8e-6 * PACKET_OVERHEAD * result.payload_bytes / (roster.stripes * bound_s)
     loads = {
         slot: sum(len(roster.children(k, slot)) for k in range(roster.stripes)) * rate_mbit / node.link.up_mbit
         for slot, node in nodes.items()
@@ -110,7 +110,7 @@ def trace(world: World, payload_bytes: int) -> tuple[Step, Trace]:
         return Hop(slot, member.region if member is not None else "", loads[slot], (at - began) / bound_s)
 
     columns = [watch.used[i : i + LOOKS_A_COLUMN] for i in range(0, len(watch.used), LOOKS_A_COLUMN)]
-    return went, Trace(
+    return result, Trace(
         used=[sum(column) / len(column) for column in columns],
         loads=quantiles(loads.values(), n=10, method="inclusive"),
         done=quantiles(done.values(), n=10, method="inclusive"),
@@ -118,11 +118,14 @@ def trace(world: World, payload_bytes: int) -> tuple[Step, Trace]:
     )
 
 
-def _print(went: Step, traced: Trace) -> None:
+def _print(result: Step, traced: Trace) -> None:
     def numbers(values: list[float]) -> str:
         return " ".join(f"{value:.2f}" for value in values)
 
-    print(f"{went.nodes} nodes, B {went.bound_s:.2f} s: first {went.first_s / went.bound_s:.3f}, last {went.ratio:.3f}")
+    print(
+        f"{result.nodes} nodes, B {result.bound_s:.2f} s: first "
+        f"{result.first_s / result.bound_s:.3f}, last {result.ratio:.3f}"
+    )
     print(f"uplinks in use, each {LOOKS_A_COLUMN * LOOK_S:.1f} s: {numbers(traced.used)}")
     print(f"loads, in tenths of the nodes: {numbers(traced.loads)}")
     print(f"done, in tenths of the nodes: {numbers(traced.done)}")
@@ -145,10 +148,10 @@ def main(arguments: list[str] | None = None) -> int:
         if options.warm:
             step(world, payload)
             world.run(world.now + IDLE_S)
-        went, traced = trace(world, payload)
-        rows.append(row_of(f"seed {seed}", [went], **asdict(traced)))
+        result, traced = trace(world, payload)
+        rows.append(row_of(f"seed {seed}", [result], **asdict(traced)))
         if not options.json:
-            _print(went, traced)
+            _print(result, traced)
     if options.json:
         show("trace", rows, as_json=True)
     return 0

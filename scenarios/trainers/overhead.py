@@ -1,14 +1,14 @@
-"""What a swarm costs a trainer, and whether it changes anything: real processes on this machine.
+"""What a swarm costs a trainer, and whether it changes the training, measured with real processes on this machine.
 
     python -m scenarios.trainers.overhead [--json]
 
-publish_over_copy   time of `publish` in the training loop / time of copying the same weights once; median
-first_chunk_at      share of the blocks that were diffed when the seed had sent its first piece to a node
-encode_2_ranks      extraction and encoding of one version by one rank / by two that share it, a thread each
-roots_equal         FSDP2, 2 and 3 ranks on gloo: the root that each rank was told, against the gathered bf16 checkpoint
-same_trajectory     fp32 masters after the last step, with publishing and without it, compared bit for bit
+    publish_over_copy   time of `publish` in the training loop / time of one copy of the same weights; median
+    first_chunk_at      share of the blocks that were encoded when the seed had sent its first piece to a node
+    encode_2_ranks      time to extract and encode a version with one rank / with two that share it; a thread each
+    roots_equal         FSDP2, 2 and 3 ranks on gloo: every rank's published root is that of the gathered checkpoint
+    same_trajectory     the fp32 masters after the last step have the same bits with publishing and without it
 
-Measure with nothing else running. Ends with code 1 when something is not as it should be.
+Run nothing else on the machine meanwhile. Exits with 1 if a limit is missed.
 """
 
 import json
@@ -28,7 +28,7 @@ RANKS_WITHIN_S: Final = 240.0
 
 
 def ranks(world: int, steps: int) -> dict[str, Any]:
-    """Train with and without a swarm. What all ranks agree on."""
+    """Train with a swarm and without one. Returns whether the roots and the masters of all ranks agree."""
     from scenarios.harness.swarm import swarm_on
     from scenarios.trainers.trainer_ranks import write_base
 
@@ -56,14 +56,14 @@ def _run(meet: Path, world: int, steps: int, *more: str) -> list[dict[str, Any]]
 
 def main(arguments: list[str] | None = None) -> int:
     parser = json_parser(__doc__)
-    parser.add_argument("--tensors", type=int, default=16, help="of the model that costs are measured on")
-    parser.add_argument("--blocks", type=int, default=16, help="of 2^20 elements, in each")
+    parser.add_argument("--tensors", type=int, default=16, help="tensors of the measured model (default 16)")
+    parser.add_argument("--blocks", type=int, default=16, help="blocks of 2^20 elements per tensor (default 16)")
     parser.add_argument("--steps", type=int, default=6)
     options = parser.parse_args(arguments)
     from scenarios.trainers.trainer_cost import cost, scaling
 
     try:
-        scaled = scaling(options.tensors, options.blocks, tries=3)  # before torch has threads: it forks
+        scaled = scaling(options.tensors, options.blocks, tries=3)  # forks, so it runs before torch starts threads
         found: dict[str, Any] = {"cost": cost(options.tensors, options.blocks, options.steps), "encoding": scaled}
         for world in (2, 3):
             found[f"ranks_{world}"] = ranks(world, steps=4)
@@ -75,14 +75,14 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         print(json.dumps(found))
     else:
-        print(f"{'what':<34}{'measured':>12}{'reach':>10}")
+        print(f"{'figure':<34}{'measured':>12}{'limit':>10}")
         for name, value, reach, ok in rows:
             print(f"{name:<34}{value:>12}{reach:>10}{'' if ok else '   missed'}")
     return 0 if found["reached"] else 1
 
 
 def _rows(found: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
-    """(what, measured, reach, is it reached)."""
+    """Return the lines of the table: (name, measured, limit, whether it is met)."""
     over, first = found["cost"]["publish_over_copy"], found["cost"]["first_chunk_at"]
     speedup = found["encoding"]["speedup"]
     most, before, least = REACH["publish_over_copy"], REACH["first_chunk_at"], REACH["encode_2_ranks"]

@@ -1,4 +1,5 @@
-"""What publishing costs the training loop, how soon the first chunk is out, and how encoding gains by a second rank."""
+"""The cost of publishing in the training loop, the time to the first chunk, and the speed-up of encoding with a second
+rank."""
 
 import multiprocessing
 import os
@@ -28,13 +29,13 @@ CONFIG = b'{"model_type": "none"}'
 
 
 def layout_of(tensors: int, blocks: int) -> Layout:
-    """`tensors` matrices of so many blocks each, in bf16."""
+    """Return a layout of `tensors` bf16 matrices with `blocks` blocks each."""
     shape = (blocks * BLOCK_ELEMENTS // COLUMNS, COLUMNS)
     return Layout(tuple(TensorSpec(f"layer.{i:03}.weight", "BF16", shape) for i in range(tensors)))
 
 
 def words_of(layout: Layout, number: int) -> np.ndarray:
-    """bf16 bits near 0.02, a tensor's worth; drawn once, and turned a little for each tensor."""
+    """Return one tensor of bf16 bits of values near 0.02: one random block, repeated."""
     elements = layout.tensors[0].elements
     values = np.random.default_rng(number).standard_normal(BLOCK_ELEMENTS, np.float32) * np.float32(0.02)
     words = (values.view(np.uint32) >> 16).astype(np.uint16)
@@ -42,13 +43,13 @@ def words_of(layout: Layout, number: int) -> np.ndarray:
 
 
 def move(words: np.ndarray, seed: int) -> None:
-    """A step's worth of changes, in place: `DENSITY` of the elements, by one bit."""
+    """Change the lowest bit of a random share `DENSITY` of the elements, in place: the changes of one step."""
     rng = np.random.default_rng(seed)
     words[rng.integers(0, words.size, int(DENSITY * words.size))] ^= 1
 
 
 def cost(tensors: int, blocks: int, steps: int) -> dict[str, Any]:
-    """A real seed, a real node, bf16 weights of torch: `publish` against copying the same weights once."""
+    """Time `publish` and one copy of the same bf16 weights in torch, with a real seed and a real node."""
     import torch
 
     from node import Swarm
@@ -69,7 +70,7 @@ def cost(tensors: int, blocks: int, steps: int) -> dict[str, Any]:
                 for name, tensor in model.items():
                     into[name].copy_(tensor)
                 copied = time.perf_counter()
-                watch = _FirstChunk(swarm.home(), layout.n_blocks) if step % 2 == 0 else None  # it takes time itself
+                watch = _FirstChunk(swarm.home(), layout.n_blocks) if step % 2 == 0 else None  # polling takes time
                 began = time.perf_counter()
                 publication = trainer.publish(model, step=step)
                 taken = time.perf_counter() - began
@@ -88,8 +89,9 @@ def cost(tensors: int, blocks: int, steps: int) -> dict[str, Any]:
 
 
 class _FirstChunk:
-    """What share of the blocks the trainer had diffed when the seed had sent a piece: more bytes at its sockets than
-    its heartbeats come to."""
+    """Measures which share of the blocks the trainer had encoded when the seed had sent its first piece.
+
+    A piece counts as sent when the seed's sockets have sent more bytes than its heartbeats need."""
 
     def __init__(self, home: Path, blocks: int) -> None:
         self._home, self._blocks = home, blocks
@@ -130,7 +132,7 @@ class _FirstChunk:
 
 
 def scaling(tensors: int, blocks: int, tries: int) -> dict[str, Any]:
-    """Extraction and encoding of one version, a thread a rank: all by one process, and by two that share it."""
+    """Time the extraction and encoding of one version by one process, and by two that share it; one thread each."""
     layout = layout_of(tensors, blocks)
     replica, copies = Replica.create(layout), Copies.create(layout, 2)
     for i, spec in enumerate(layout.tensors):
@@ -141,7 +143,7 @@ def scaling(tensors: int, blocks: int, tries: int) -> dict[str, Any]:
         copies.tensor(0, spec)[:] = words.view(np.uint8)
     for rank in range(2):
         copies.note_written(0, rank, 1, np.arange(len(layout.tensors)))
-    Encoder(copies, Ownership.alone(layout), 0, 1, layout).await_ready()  # kernels are compiled before anybody is timed
+    Encoder(copies, Ownership.alone(layout), 0, 1, layout).await_ready()  # compiles the kernels before the measurement
     replica.encode_block(0, copies.block(0, 0))
     times: dict[int, list[float]] = {1: [], 2: []}
     for _ in range(tries):
@@ -152,7 +154,7 @@ def scaling(tensors: int, blocks: int, tries: int) -> dict[str, Any]:
 
 
 def _encode(layout: Layout, replica: Replica, copies: Copies, world: int) -> float:
-    """Seconds from when all ranks are ready until the last has encoded its share."""
+    """Return the seconds from when all ranks are ready until the last has encoded its share."""
     rows = layout.tensors[0].shape[0]
     cut = [Part(0, rank * rows // world, (rank + 1) * rows // world - rank * rows // world) for rank in range(world)]
     shares = Ownership(layout, [{spec.name: part for spec in layout.tensors} for part in cut])

@@ -1,7 +1,10 @@
-"""One rank of the trainer's scenario: `python -m scenarios.trainers.trainer_ranks MEET RANK WORLD STEPS [HOME BASE]`.
+"""One rank of the trainer in `scenarios.trainers.overhead`.
 
-Trains a small model with fp32 masters under FSDP2 over gloo; with HOME it publishes each step, without it it does not.
-Prints one JSON line: the roots published, those of the gathered bf16 checkpoint, and a hash of the masters at the end.
+    python -m scenarios.trainers.trainer_ranks MEET RANK WORLD STEPS [HOME BASE]
+
+Trains a small model with fp32 masters under FSDP2 over gloo. MEET is the file over which the ranks find each other.
+With HOME and BASE it publishes each step to the seed in HOME. Prints one JSON line: the published roots, those of the
+gathered bf16 checkpoints, and a hash of the masters at the end.
 """
 
 import json
@@ -26,7 +29,7 @@ CONFIG = b'{"model_type": "none", "tie_word_embeddings": true}'
 
 
 class Net(torch.nn.Module):
-    """A tied embedding of three blocks that no number of ranks divides, some layers, and one that is frozen."""
+    """A tied embedding of three blocks, which no number of ranks divides evenly, some layers, and one frozen layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +48,7 @@ class Net(torch.nn.Module):
 
 
 def write_base(folder: Path) -> None:
-    """The model before training, in bf16."""
+    """Write the bf16 checkpoint of the model before training."""
     net = Net()
     state = {name: tensor for name, tensor in net.state_dict().items() if name != "lm_head.weight"}
     specs = tuple(TensorSpec(name, "BF16", tuple(tensor.shape)) for name, tensor in sorted(state.items()))
@@ -71,7 +74,7 @@ def _root(layout: Layout, state: dict[str, torch.Tensor]) -> bytes:
 
 
 def main(words: list[str]) -> dict[str, Any]:
-    """See the module."""
+    """Train as the module's description says. `words` are its arguments."""
     meet, rank, world, steps = words[0], int(words[1]), int(words[2]), int(words[3])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=world)

@@ -1,22 +1,23 @@
-"""The trainer is killed at one of four moments of a publish, and starts again from its disk: does every node end with
-the same bits, is a dead attempt forgotten, and what does it cost?
+"""Kills the trainer at one of four moments of a publish, and restarts it from its disk.
 
     python -m scenarios.trainers.trainer_restart --nodes 32
     python -m scenarios.trainers.trainer_restart --moment sealing --moment after --seeds 3
 
-    extracting  the attempt is open, no chunk of it has been dealt
-    dealing     half of the chunks have been made and dealt, the seal is not there
-    sealing     all chunks are stored; the seal is on the disk, and nobody has been told of it
-    after       the seal is out: at least one node knows of it, and not all have the version
+    extracting  the attempt has begun, and no chunk of it has been assigned
+    dealing     half of the chunks have been made and assigned, and there is no seal
+    sealing     all chunks are stored; the seal is on disk, and has been sent to no node
+    after       the seal has been sent: at least one node has it, and not all nodes have the version
 
-A version without a seal on the disk is published once more, as attempt 1, five seconds after the trainer is back; a
-sealed one is what it starts with (`swarm.runtime.publishing`). The protocol of trainer and nodes is the product's.
-Modelled: the trainer makes a chunk every so often, so that all of them take what its uplink would, and stores each at
-once; it has its leases, chunks and seal on disk, and being away is `--away-s` of silence.
+A restarted trainer whose disk holds the seal starts with the sealed version (`swarm.runtime.publishing`). Otherwise it
+publishes the version again, as attempt 1, five seconds after its restart. Trainer and nodes run the product's protocol.
+The rest is modelled: the trainer makes chunks at intervals at which its uplink can just send them, and stores each at
+once; its leases, chunks and seal are on its disk; it is silent for `--away-s`.
 
-*Chunks*: how many of the attempt's some node had begun to receive when it was killed; *knew*: nodes that knew of the
-seal. *Seconds*: from the first attempt to the last holder. *Again*: copies that the trainer sent for a second attempt.
-Exits with 1 when not all hold the version in the end, or not the same bits.
+*chunks*: chunks of the attempt of which a node had received the header when the trainer was killed. *knew*: nodes that
+had the seal then. *seconds*: from the start of the first attempt until the last node has the version. *again*: copies
+that the trainer sent for the second attempt.
+
+Exits with 1 if a node lacks the version at the end, or if nodes have different bits.
 """
 
 import sys
@@ -33,7 +34,7 @@ __all__ = ["MOMENTS", "main", "restart"]
 MOMENTS: Final = ("extracting", "dealing", "sealing", "after")
 SEALED: Final = ("sealing", "after")
 LOAD_S: Final = 5.0
-"""From the start of the seed to the second attempt: a trainer has a model to load, and a step to make."""
+"""Time from the restart of the seed to the second attempt, in which a trainer loads a model and makes a step."""
 PATIENCE_S: Final = 120
 COLUMNS: Final = {
     "killed while": lambda row: row["moment"],
@@ -49,13 +50,14 @@ COLUMNS: Final = {
 
 
 def _knew_seal(world: World, published: Published) -> int:
-    """Nodes that know of it."""
+    """Count the nodes that have the version's seal."""
     versions = [node.core.state.chunks.version(published.id) for node in world.members()]
     return sum(version is not None and version.manifest is not None for version in versions)
 
 
 def _until(world: World, moment: str, sizes: dict[str, Any], uplink_s: float) -> Published | None:
-    """Begin to publish, and let time pass until this moment. What was begun, if any chunk was."""
+    """Begin to publish and advance the clock to this moment. Returns what was published, or None before the first
+    chunk."""
     if moment == "extracting":
         world.run(world.now + uplink_s / 2)
         return None
@@ -67,7 +69,8 @@ def _until(world: World, moment: str, sizes: dict[str, Any], uplink_s: float) ->
 
 
 def restart(crowd: Crowd, payload_bytes: int, seed: int, moment: str, away_s: float) -> dict[str, Any]:
-    """One version, in whose publish the trainer is killed. Unless its seal was on disk, a second attempt follows."""
+    """Kill the trainer while it publishes one version, and restart it; without a seal on disk it makes a second
+    attempt."""
     world = gather(crowd, seed)
     chunk, piece = chunk_target(payload_bytes), piece_target(payload_bytes)
     sizes: dict[str, Any] = {
@@ -77,8 +80,8 @@ def restart(crowd: Crowd, payload_bytes: int, seed: int, moment: str, away_s: fl
     }
     began = world.now
     begun = _until(world, moment, sizes, payload_bytes * 8e-6 / crowd.trainer_mbit)
-    made = [] if begun is None else [header.key for header in begun.headers if header.key in world.authority.headers]
-    out = {key for node in world.members() for key in node.headers if key in made}
+    keys = [] if begun is None else [header.key for header in begun.headers if header.key in world.authority.headers]
+    out = {key for node in world.members() for key in node.headers if key in keys}
     knew = 0 if begun is None else _knew_seal(world, begun)
     world.kill(world.authority)
     world.run(world.now + away_s)
@@ -94,7 +97,7 @@ def restart(crowd: Crowd, payload_bytes: int, seed: int, moment: str, away_s: fl
         "seed": seed,
         "nodes": crowd.nodes,
         "chunks": sizes["chunks"],
-        "chunks_made": len(made),
+        "chunks_made": len(keys),
         "chunks_out": len(out),
         "knew_seal": knew,
         "all_hold": whole,
@@ -109,7 +112,7 @@ def restart(crowd: Crowd, payload_bytes: int, seed: int, moment: str, away_s: fl
 
 
 def wrong(row: dict[str, Any]) -> list[str]:
-    """What became of it that must not."""
+    """Return a sentence about each failed check of the row."""
     case = f"killed while {row['moment']}, seed {row['seed']}"
     if not row["all_hold"]:
         return [f"{row['missing']} of {row['nodes']} nodes did not hold the version after {PATIENCE_S} s ({case})"]
@@ -117,11 +120,11 @@ def wrong(row: dict[str, Any]) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    made = parser(__doc__)
-    made.add_argument("--nodes", type=int, default=32)
-    made.add_argument("--moment", choices=MOMENTS, action="append", help="only then (may be repeated)")
-    made.add_argument("--away-s", type=float, default=5.0, help="how long it is gone (default 5)")
-    options = made.parse_args(arguments)
+    options_parser = parser(__doc__)
+    options_parser.add_argument("--nodes", type=int, default=32)
+    options_parser.add_argument("--moment", choices=MOMENTS, action="append", help="only this moment (may be repeated)")
+    options_parser.add_argument("--away-s", type=float, default=5.0, help="seconds until the restart (default 5)")
+    options = options_parser.parse_args(arguments)
     crowd, payload = crowd_of(options, options.nodes), int(options.mib * 2**20)
     found = [
         restart(crowd, payload, seed, moment, options.away_s)

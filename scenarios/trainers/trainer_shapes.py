@@ -1,13 +1,13 @@
-"""What `publish` takes from a training loop under FSDP2, against copying the same weights once in the same run.
+"""The time of `publish` in a training loop under FSDP2, compared with one copy of the same weights in the same run.
 
     python -m scenarios.trainers.trainer_shapes [--case 116m|tiny] [--steps 5] [--json]
 
-116m   a Llama-like model of 116 million parameters, fp32 masters of a bf16 base, two ranks on gloo, one thread each
-tiny   18,000 matrices of 4 x 8, as a base with many adapters or experts has them
+    116m   a Llama-like model of 116 million parameters, fp32 masters of a bf16 base, two ranks on gloo, a thread each
+    tiny   18,000 matrices of 4 x 8, as in a base with many adapters or experts
 
-A real seed and a real node. The copy is `torch.Tensor.copy_` of each rank's own part into bf16 memory that was touched
-before. Reported: medians over the steps but the first, on rank 0: of the clock, which needs a machine on which nothing
-else runs, and of the processor time of the thread that trains, which hardly depends on what else runs.
+A real seed and a real node run. The copy is a `torch.Tensor.copy_` of each rank's own part into bf16 memory that is
+already mapped. Prints the medians on rank 0 over all steps but the first, in wall-clock time and in CPU time of the
+training thread. Wall-clock times need an otherwise idle machine; CPU times hardly depend on other load.
 """
 
 import argparse
@@ -33,7 +33,7 @@ RANKS_WITHIN_S: Final = 170.0
 
 
 def make(case: str) -> Any:
-    """The model, the same on every rank."""
+    """Return the model, which is the same on every rank."""
     import torch
 
     torch.manual_seed(0)
@@ -55,7 +55,7 @@ def make(case: str) -> Any:
 
 
 def write_base(folder: Path, case: str) -> None:
-    """The model before training, in bf16."""
+    """Write the bf16 checkpoint of the model before training."""
     import torch
 
     from codec import Layout, TensorSpec, write_checkpoint
@@ -70,7 +70,7 @@ def write_base(folder: Path, case: str) -> None:
 
 
 def rank_main(case: str, rank: int, steps: int, home: str, meet: str) -> None:
-    """One rank; prints (copy, publish) in seconds of each step."""
+    """Run one rank. Prints [copy, publish] of each step, each as [wall-clock, CPU] seconds."""
     import torch
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
@@ -105,12 +105,12 @@ def rank_main(case: str, rank: int, steps: int, home: str, meet: str) -> None:
 
 
 def _now() -> np.ndarray:
-    """Seconds of the clock, and of this thread's processor time."""
+    """Return the seconds of the wall clock, and the CPU seconds of this thread."""
     return np.array([time.perf_counter(), time.thread_time()])
 
 
 def measure(case: str, steps: int) -> dict[str, Any]:
-    """Median seconds of the copy and of `publish`, and the median of their ratio."""
+    """Return the median seconds of the copy and of `publish`, and the median of their ratio."""
     from scenarios.harness.swarm import swarm_on
 
     load = os.getloadavg()[0]

@@ -119,7 +119,8 @@ class Arena:
         return self.log().count('"lease_expired"')
 
     def honest_leases_lost(self) -> list[str]:
-        """Of the box and the observer: an attacker that stops renewing loses its own, as it should."""
+        """Return which of the box and the observer lost a lease. An attacker that stops renewing loses its own, as it
+        should."""
         honest = [OBSERVER.public.hex()[:8]]
         if "box" in self.swarm.running:
             honest.append(self.box_public.hex()[:8])

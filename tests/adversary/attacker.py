@@ -18,9 +18,9 @@ from stranger_kit import (
     control_stream,
     empty_frames,
     frame,
+    negotiation,
     pings,
     quietly,
-    said,
     secured,
     sources,
     streams_opened_and_reset,
@@ -148,14 +148,14 @@ FRAMES: dict[str, Any] = {
 
 
 def opened_and_reset() -> Iterator[bytes]:
-    hello = said(HEADER, "/swarm-node/control/1")
+    hello = negotiation(HEADER, "/swarm-node/control/1")
     for i in itertools.count(3, 2):
         yield frame(WINDOW, 1, i) + frame(0, 0, i, body=hello) + frame(WINDOW, 8, i)
 
 
 def bulk_streams(count: int) -> bytes:
     """`count` bulk streams, opened and left empty."""
-    hello = said(HEADER, "/swarm-node/bulk/1")
+    hello = negotiation(HEADER, "/swarm-node/bulk/1")
     return b"".join(frame(WINDOW, 1, i) + frame(0, 0, i, body=hello) for i in range(3, 3 + 2 * count, 2))
 
 

@@ -43,7 +43,7 @@ class HostilePeer:
         self.transport = Libp2pTransport(key, [listen])
         self.bulk_bytes = 0
         self.bulk = b""
-        """With `keeps_bulk`: the bytes of the bulk stream that brought most."""
+        """The bytes of the bulk stream that brought most, kept if `keeps_bulk` is set."""
         self.keeps_bulk = False
         self.reader: ByteReader | None = None
         """Reads the stream on which it sent `Join`."""
@@ -109,7 +109,8 @@ class HostilePeer:
 
 
 class Member(HostilePeer):
-    """A hostile peer with a grant. While `live` runs it listens to the seed, and renews its lease if it is told to."""
+    """A hostile peer with a grant. While `live` runs it listens to the seed and, unless told otherwise, renews its
+    lease."""
 
     def __init__(self, key: Key, ticket: str, *, name: str = "hostile", addrs: tuple[str, ...] = ()) -> None:
         super().__init__(key)

@@ -41,13 +41,13 @@ GARBAGE_KEY = b"\xff" * 36
 """Sent in the place of a libp2p public key: the protobuf of no key."""
 
 
-def said(*texts: str) -> bytes:
+def negotiation(*texts: str) -> bytes:
     """These lines in the framing of multistream-select."""
     return b"".join(bytes([len(text) + 1]) + text.encode() + b"\n" for text in texts)
 
 
 HEADER = "/multistream/1.0.0"
-TLS = said(HEADER, "/tls/1.0.0")
+TLS = negotiation(HEADER, "/tls/1.0.0")
 YAMUX = "/yamux/1.0.0"
 
 
@@ -159,7 +159,7 @@ def streams_opened_and_reset(count: int, first: int = 1) -> bytes:
 
 def control_stream(body: bytes, stream: int = 1) -> bytes:
     """An opened control stream, with `body` after the negotiation, in data frames of at most 64 KiB."""
-    whole = said(HEADER, "/swarm-node/control/1") + body
+    whole = negotiation(HEADER, "/swarm-node/control/1") + body
     parts = [whole[i : i + 65536] for i in range(0, len(whole), 65536)]
     return frame(WINDOW, SYN, stream) + b"".join(frame(DATA, 0, stream, body=part) for part in parts)
 
@@ -235,7 +235,7 @@ class StreamFiller:
         with quietly(*BROKEN):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._listen, nursery.cancel_scope)
-                hello = said(HEADER, self._protocol)
+                hello = negotiation(HEADER, self._protocol)
                 for stream in list(self._windows):
                     self._windows[stream] -= len(hello)
                     await self._tls.send_all(frame(WINDOW, SYN, stream) + frame(DATA, 0, stream, body=hello))
@@ -299,7 +299,7 @@ async def listening(behave: str, key: Key) -> AsyncIterator[tuple[int, list[floa
                 await closed_by_peer(stream, 20)
             elif behave == "endless":
                 while True:
-                    await stream.send_all(said(HEADER))
+                    await stream.send_all(negotiation(HEADER))
                     await trio.sleep(0.05)
             elif behave == "half":
                 await stream.receive_some(1000)

@@ -42,13 +42,13 @@ async def test_06_hole_punch_answer_with_invalid_utf8(which: str) -> None:
     async with world() as made:
 
         async def follow(connection: MuxedConnection, stream: trio.abc.HalfCloseableStream) -> None:
-            said = b""
-            while len(said) < 21:
-                said += await stream.receive_some(4096)
-            found = said.index(b"\x92\xc4\x10")
-            body = answers(said[found + 3 : found + 19])[which]
-            head = said[:found]  # the length prefix, in the same form as the request
-            await stream.send_all(len(body).to_bytes(len(head), "little" if said[0] else "big") + body)
+            request = b""
+            while len(request) < 21:
+                request += await stream.receive_some(4096)
+            found = request.index(b"\x92\xc4\x10")
+            body = answers(request[found + 3 : found + 19])[which]
+            head = request[:found]  # the length prefix, in the same form as the request
+            await stream.send_all(len(body).to_bytes(len(head), "little" if request[0] else "big") + body)
             asked.set()
             await trio.sleep(1)
 
@@ -72,7 +72,7 @@ async def test_06_hole_punch_answer_with_invalid_utf8(which: str) -> None:
     ],
 )  # fmt: skip
 def test_14_private_addresses_of_a_remote_member_are_not_dialed(address: str) -> None:
-    """Of a member on the internet the seed dials back only public addresses, also if it came through a relay."""
+    """The seed dials back only public addresses of a member on the internet, also if it came through a relay."""
     join = Join(b"", (address,), "", "", 0.0, 0.0, False)
     assert Enrolment(join, "/ip4/8.8.8.8/tcp/4001").claims() == ()
     assert Enrolment(join, "/ip4/8.8.4.4/tcp/4001/p2p-circuit").claims() == ()

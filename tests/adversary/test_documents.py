@@ -14,7 +14,7 @@ from swarm.protocol.core.wire import Bye, HeartbeatNews, Hello, ManifestNews, Me
 pytestmark = [pytest.mark.slow, pytest.mark.adversary]
 
 INVALID = b"\xff\xfe\xfd"
-"""Not UTF-8."""
+"""Bytes that are not UTF-8."""
 
 
 def with_bytes(sealed: bytes, before: bytes, after: bytes) -> bytes:

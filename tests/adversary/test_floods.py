@@ -87,9 +87,9 @@ async def bounded(arena: Arena, what: str, members: int, *, at_box: bool = False
 
 
 def report(text: str) -> None:
-    """Print the measurements, and append them to the file that ADVERSARY_TOLD names, if it is set."""
+    """Print the measurements, and append them to the file that ADVERSARY_REPORT names, if it is set."""
     print(text)
-    if path := os.environ.get("ADVERSARY_TOLD"):
+    if path := os.environ.get("ADVERSARY_REPORT"):
         with Path(path).open("a") as file:
             file.write(text + "\n")
 

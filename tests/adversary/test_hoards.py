@@ -17,11 +17,11 @@ STREAMS = 120
 MOST = 64 * MIB
 HALF_A_FRAME = pack_frame(Frame(FrameKind.HEADER, NO_STRIPE, ChunkKey(0, 1, 0, 0), 0, 0, 0, 1 << 20))
 FILLS = {
-    "echoes that are not taken": ("/ipfs/ping/1.0.0", b"x"),
-    "frames that are never whole": ("/swarm-node/bulk/1", HALF_A_FRAME[:1]),
-    "gossip that is never whole": ("/meshsub/1.1.0", b"\xff"),
-    "identities that are never whole": ("/ipfs/id/push/1.0.0", b"\xff"),
-    "control messages that are never whole": ("/swarm-node/control/1", b"\0\0\x10"),
+    "unread echoes": ("/ipfs/ping/1.0.0", b"x"),
+    "incomplete frames": ("/swarm-node/bulk/1", HALF_A_FRAME[:1]),
+    "incomplete gossip": ("/meshsub/1.1.0", b"\xff"),
+    "incomplete identities": ("/ipfs/id/push/1.0.0", b"\xff"),
+    "incomplete control messages": ("/swarm-node/control/1", b"\0\0\x10"),
 }
 
 

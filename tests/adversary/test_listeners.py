@@ -104,9 +104,16 @@ async def test_22_clock_a_day_ahead_is_admitted(shared_arena: Arena) -> None:
 
 async def test_bytes_that_are_not_tls_end_one_connection(shared_arena: Arena) -> None:
     """Other bytes in the place of TLS, and connections that end at every step of the handshake."""
-    from stranger_kit import HEADER, TLS, said
+    from stranger_kit import HEADER, TLS, negotiation
 
-    for begun in (b"", b"\x13", said(HEADER), said(HEADER, "/noise"), TLS, TLS + b"\x16\x03\x01\xff\xff" + bytes(100)):
+    for begun in (
+        b"",
+        b"\x13",
+        negotiation(HEADER),
+        negotiation(HEADER, "/noise"),
+        TLS,
+        TLS + b"\x16\x03\x01\xff\xff" + bytes(100),
+    ):
         for _ in range(3):
             stream = await tcp(shared_arena.seed_port)
             await stream.send_all(begun) if begun else None

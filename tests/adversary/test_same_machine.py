@@ -44,7 +44,7 @@ def test_17_api_key_stays_out_of_the_process_list(arena: Arena) -> None:
 
 
 def test_19_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
-    """Also if the home existed before with mode 0777, and the umask is 0."""
+    """The modes hold also if the home existed before with mode 0777, and with umask 0."""
     with swarm_in(tmp_path) as swarm:
         swarm.home("seed").mkdir(mode=0o777)
         swarm.home("seed").chmod(0o777)

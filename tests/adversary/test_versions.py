@@ -70,7 +70,7 @@ async def test_13_unrequested_frames_do_not_count_as_progress(tmp_path: Path, at
                     await member.greet(arena.box_public, arena.box_port)
                     nursery.start_soon(repeat_frames, member, arena.box_public, frames)
                     await trio.sleep(0.5)
-                # The connection that brought the model to the box is the one that is to bring the version.
+                # The version will come over the connection that brought the model to the box.
                 proxy.held_back = {i for i in range(of_box) if proxy.brought[i] > 200_000}
                 assert proxy.held_back
                 began = trio.current_time()

@@ -261,11 +261,11 @@ CONTROL: dict[str, Callable[[Member], Blocks]] = {
     "bad Work bodies": bad_work,
     "Work of all kinds": work_requests,
     "long Work bodies": long_work,
-    "rosters that nobody signed": long_news,
-    "manifests that nobody signed": manifest_news,
+    "unsigned rosters": long_news,
+    "manifests of another key": manifest_news,
 }
 BULK: dict[str, Callable[[Member], Blocks]] = {
-    "parts that nobody asked for": unknown_parts,
+    "unrequested parts": unknown_parts,
     "empty parts": small_parts,
 }
 """Traffic on the bulk lane of the seed, by name. `CONTROL`: the same for the control lane."""

@@ -120,7 +120,7 @@ DAMAGED: dict[str, tuple[object, bytes, int | None]] = {
 
 
 @pytest.mark.parametrize(("table", "data", "length"), DAMAGED.values(), ids=DAMAGED)
-def test_damaged_headers(tmp_path: Path, table: object, data: bytes, length: int | None) -> None:
+def test_damaged_headers_are_refused(tmp_path: Path, table: object, data: bytes, length: int | None) -> None:
     path = safetensors(tmp_path / "x.safetensors", table, data, length)
     with pytest.raises(UsageError, match="is damaged, or is not a checkpoint"):
         Checkpoint.open(path)
@@ -128,7 +128,9 @@ def test_damaged_headers(tmp_path: Path, table: object, data: bytes, length: int
 
 @settings(max_examples=at_least(200))
 @given(st.integers(0), st.binary(min_size=1, max_size=4))
-def test_any_altered_header(tmp_path_factory: pytest.TempPathFactory, at: int, by: bytes) -> None:
+def test_an_altered_header_is_refused_or_read_in_bounds(
+    tmp_path_factory: pytest.TempPathFactory, at: int, by: bytes
+) -> None:
     header = json.dumps({**OK, "__metadata__": {"format": "pt"}}).encode()
     at %= len(header)
     altered = header[:at] + by + header[at + len(by) :]
@@ -149,7 +151,7 @@ def test_very_short_files(tmp_path: Path, size: int) -> None:
         Checkpoint.open(path)
 
 
-def test_no_such_folder_and_an_empty_one(tmp_path: Path) -> None:
+def test_a_missing_and_an_empty_folder_are_errors(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
         Checkpoint.open(tmp_path / "nothing")
     with pytest.raises(UsageError, match=r"no \.safetensors"):
@@ -164,7 +166,7 @@ def test_an_index_cannot_name_files_outside_its_folder(tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"w": 3}}'])
-def test_damaged_index(tmp_path: Path, index: str) -> None:
+def test_a_damaged_index_is_refused(tmp_path: Path, index: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(UsageError, match="index"):
         Checkpoint.open(tmp_path)
@@ -183,7 +185,7 @@ def test_a_single_file_beside_an_index_of_others_is_refused(tmp_path: Path) -> N
     assert Checkpoint.open(tmp_path).names
 
 
-def test_the_same_name_in_two_files(tmp_path: Path) -> None:
+def test_a_name_in_two_files_is_refused(tmp_path: Path) -> None:
     for name in ("a.safetensors", "b.safetensors"):
         safetensors(tmp_path / name, OK, b"abcdef")
     with pytest.raises(UsageError, match="two files hold 'w'"):
@@ -223,7 +225,7 @@ def test_the_layout_commits_to_config_tokenizer_and_chat_template(tmp_path: Path
     assert one.hash != other.hash
 
 
-def test_which_files_belong_to_a_model() -> None:
+def test_the_files_that_belong_to_a_model() -> None:
     yes = ("config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "merges.txt", "vocab.json",
            "chat_template.jinja", "generation_config.json", "special_tokens_map.json", "qwen.tiktoken")  # fmt: skip
     no = ("model.safetensors", "model.safetensors.index.json", "optimizer.pt", "README.md", "trainer_state.json",

@@ -21,7 +21,7 @@ FULL, CHANGED = 16_400_000_000, 82_000_000
         (1000, 16, CODER_RICE),
     ],
 )
-def test_choice(link_mbit: float, cores: int, coder: int) -> None:
+def test_the_choice_by_link_and_cores(link_mbit: float, cores: int, coder: int) -> None:
     assert choose_coder(FULL, CHANGED, link_mbit, cores) == coder
 
 
@@ -37,5 +37,5 @@ def test_the_slowest_downlink_bounds_the_arrival_rate() -> None:
     assert arrival_mbit(100, [1000, 1000], [1000, 300]) == 100
 
 
-def test_nothing_changed() -> None:
+def test_the_choice_without_changes() -> None:
     assert choose_coder(FULL, 0, 1, 64) in (CODER_RICE, CODER_PCO)

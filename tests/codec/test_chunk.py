@@ -67,7 +67,7 @@ def test_headers_are_small() -> None:
     assert len(chunk.header) < 250 + 7 * 36 + 4 * 32
 
 
-def test_another_authority_or_domain() -> None:
+def test_a_signature_of_another_authority_or_domain_is_refused() -> None:
     chunk = chunk_of(10)
     with pytest.raises(PeerError, match="signature"):
         open_header(chunk.header, Key.generate().public)
@@ -76,7 +76,7 @@ def test_another_authority_or_domain() -> None:
         open_header(KEY.seal(b"swarm-node manifest 1", body), KEY.public)
 
 
-def test_a_header_signed_for_another_swarm() -> None:
+def test_a_header_signed_for_another_swarm_is_refused() -> None:
     """A header that names one key is signed by another, as if a trainer signed another trainer's chunk again."""
     other = Key.generate()
     body = chunk_of(10).header[SIGNATURE_BYTES:]
@@ -133,7 +133,7 @@ def test_one_raw_block_may_be_larger_than_a_chunk() -> None:
     assert opened(chunk).n_pieces == 32
 
 
-def test_the_same_block_twice() -> None:
+def test_a_repeated_block_is_refused() -> None:
     out = Writer(b"SWC1" + KEY.public)
     for number in (0, 1, 0, 0):
         out.uint(number)
@@ -148,7 +148,7 @@ def test_the_same_block_twice() -> None:
         open_header(KEY.seal(b"swarm-node chunk 1", bytes(out.data)), KEY.public)
 
 
-def test_pieces() -> None:
+def test_pieces_are_verified() -> None:
     chunk = chunk_of(20_000, 20_000)
     header = open_header(chunk.header, KEY.public)
     good = chunk.body[16384:32768]

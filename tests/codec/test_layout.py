@@ -45,7 +45,7 @@ def test_empty_tensors_have_no_blocks_and_scalars_one() -> None:
 
 
 @pytest.mark.parametrize("block", [-1, LAYOUT.n_blocks])
-def test_no_such_block(block: int) -> None:
+def test_an_unknown_block_is_an_error(block: int) -> None:
     with pytest.raises(IndexError):
         LAYOUT.block(block)
 
@@ -104,7 +104,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("specs", BAD.values(), ids=BAD)
-def test_impossible_tables(specs: tuple[TensorSpec, ...]) -> None:
+def test_impossible_tables_are_refused(specs: tuple[TensorSpec, ...]) -> None:
     with pytest.raises(PeerError, match="layout"):
         Layout(specs)
 
@@ -116,6 +116,6 @@ def test_file_names_stay_in_their_folder(name: str) -> None:
 
 
 @pytest.mark.parametrize("cut", range(0, 60, 7))
-def test_cut_short(cut: int) -> None:
+def test_a_truncated_layout_is_refused(cut: int) -> None:
     with pytest.raises(PeerError):
         Layout.from_bytes(LAYOUT.to_bytes()[: -1 - cut])

@@ -22,13 +22,13 @@ def test_a_manifest_round_trips() -> None:
     assert open_manifest(empty.seal(KEY), KEY.public) == empty
 
 
-def test_all_but_the_chunk_ids_takes_at_most_a_kilobyte() -> None:
+def test_a_manifest_without_its_chunk_ids_is_at_most_a_kilobyte() -> None:
     huge = replace(MANIFEST, epoch=2**62, version=2**62, attempt=2**62, payload_bytes=2**62, changed=2**62)
     assert len(huge.seal(KEY)) - 32 * len(IDS) < 300
 
 
 @given(st.integers(0), st.integers(1, 255))
-def test_altered(at: int, flip: int) -> None:
+def test_an_altered_manifest_is_refused(at: int, flip: int) -> None:
     sealed = bytearray(MANIFEST.seal(KEY))
     sealed[at % len(sealed)] ^= flip
     with pytest.raises(PeerError):
@@ -48,13 +48,13 @@ def test_signed_garbage_is_bounded(at: int, by: bytes) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 31, 32, 100, 250])
-def test_cut_short(cut: int) -> None:
+def test_a_truncated_manifest_is_refused(cut: int) -> None:
     body = MANIFEST.seal(KEY)[SIGNATURE_BYTES:-cut]
     with pytest.raises(PeerError, match="manifest"):
         open_manifest(KEY.seal(b"swarm-node manifest 1", body), KEY.public)
 
 
-def test_of_another_swarm() -> None:
+def test_a_manifest_of_another_swarm_is_refused() -> None:
     other = Key.generate()
     with pytest.raises(PeerError, match=r"manifest\.swarm"):
         open_manifest(MANIFEST.seal(other), other.public)
@@ -62,7 +62,7 @@ def test_of_another_swarm() -> None:
         open_manifest(MANIFEST.seal(KEY), other.public)
 
 
-def test_a_chunk_twice() -> None:
+def test_a_repeated_chunk_is_refused() -> None:
     with pytest.raises(PeerError, match="twice"):
         replace(MANIFEST, chunk_ids=(*IDS, IDS[0])).seal(KEY)
 

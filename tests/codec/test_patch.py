@@ -96,7 +96,7 @@ def test_altered_bytes_are_refused_or_stay_in_bounds(at: int, by: bytes, head: b
 
 
 @pytest.mark.parametrize("length", [0, 7, 8, 20, 40, 100, -16, -1])
-def test_cut_short(length: int) -> None:
+def test_a_truncated_patch_is_refused(length: int) -> None:
     fd = memfd(GOOD[:length])
     with pytest.raises(PeerError, match="patch"):
         list(read_patch(fd))

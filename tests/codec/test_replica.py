@@ -22,7 +22,7 @@ NEW = stepped(OLD)
 
 
 @pytest.mark.parametrize("coder", [CODER_RICE, CODER_PCO, CODER_RAW])
-def test_a_step(coder: int) -> None:
+def test_a_step_is_staged_and_scattered(coder: int) -> None:
     replica = replica_of(OLD)
     before = replica.root
     staged = [replica.stage(opened(chunk), chunk.body) for chunk in publish(replica, NEW, coder)]
@@ -37,7 +37,7 @@ def test_a_step(coder: int) -> None:
     assert all(part.nbytes > 6 * part.changed for part in staged)
 
 
-def test_chunks_in_any_order_and_again() -> None:
+def test_chunks_may_arrive_in_any_order_and_repeatedly() -> None:
     replica = replica_of(OLD)
     chunks = publish(replica, NEW, target_bytes=200)
     assert len(chunks) > 2
@@ -199,7 +199,7 @@ def test_a_wholly_rewritten_tensor_costs_at_most_a_percent_more_than_its_bytes(d
     assert differing(replica, after) == []
 
 
-def test_nothing_changed() -> None:
+def test_unchanged_blocks_are_not_encoded() -> None:
     replica = replica_of(OLD)
     assert all(replica.encode_block(i, block_of(OLD, LAYOUT, i)) is None for i in range(LAYOUT.n_blocks))
     assert replica.stage(opened(publish(replica, NEW)[0]), publish(replica, NEW)[0].body).changed > 0

@@ -176,7 +176,7 @@ def coded() -> tuple[bytes, Bits]:
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 7, 50, -2, -1])
-def test_cut_short(coded: tuple[bytes, Bits], length: int) -> None:
+def test_a_truncated_payload_is_refused(coded: tuple[bytes, Bits], length: int) -> None:
     payload, old = coded
     with pytest.raises(PeerError, match="rice"):
         rice.decode_block(payload[:length], old, BF16)
@@ -210,7 +210,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("payload", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_fields(payload: bytes) -> None:
+def test_hostile_fields_are_refused(payload: bytes) -> None:
     old = np.full(64, 0x3F80, np.uint16)
     old[63] = 0x3F00
     with pytest.raises(PeerError, match=r"rice\."):

@@ -40,7 +40,7 @@ def test_only_the_shortest_form_is_read(data: bytes) -> None:
         (b"\x05", "more than 4"),
     ],
 )
-def test_bad_numbers(data: bytes, why: str) -> None:
+def test_malformed_numbers_are_refused(data: bytes, why: str) -> None:
     with pytest.raises(PeerError, match=f"what.field: .*{why}"):
         Reader(data, "what").uint("field", 4)
 

@@ -1,4 +1,4 @@
-"""A gateway whose only node draws with a real engine: a random Qwen3 of 60,000 parameters with 31 letters as tokens."""
+"""A gateway whose only node has a real engine: a random Qwen3 of 60,000 parameters with 31 letters as tokens."""
 
 import contextlib
 import json
@@ -69,7 +69,7 @@ class LocalEngine:
         self.ready, self.preemptible, self.continuous_batching, self.scores = True, True, False, True
         self.abilities, self.kind = engine.abilities, engine.kind
         self.drawn = 0
-        """Tokens drawn so far, of all samples."""
+        """Tokens generated so far, of all samples."""
         self._flight = 0
         self._done: dict[int, Any] = {}
 

@@ -10,14 +10,14 @@ from scenarios.conformance.models import STORED, run_cell
 FEW = [("qwen3", "bf16", True), ("qwen3_moe", "bf16", False), ("gpt_oss", "mixed", False), ("mamba", "f16", True)]
 
 BY_KIND = [
-    ("mixtral", "f16", False),  # experts stored one by one, fused in the model; names changed
-    ("deepseek_v3", "mixed", True),  # the same beside dense layers, and parameters that stay float32
+    ("mixtral", "f16", False),  # experts stored one by one, fused in the model, with other names
+    ("deepseek_v3", "mixed", True),  # the same beside dense layers, with parameters that stay float32
     ("granitemoe", "bf16", True),  # experts stored fused
     ("jamba", "f16", True),  # experts in some layers, states in others
     ("olmo_hybrid", "bf16", False),  # tensors that are split when they are loaded
     ("gpt2", "f32", True),  # matrices stored transposed, names without a prefix
     ("phi3", "f16", False),  # projections stored fused
-    ("bamba", "f32", False),  # its cache does not give the same logits, so none is used
+    ("bamba", "f32", False),  # its cache gives different logits, so none is used
     ("youtu", "bf16", True),  # a tensor that from_pretrained changes while it loads
     ("gemma3_text", "mixed", True),  # plain, with norms in float32
 ]
@@ -48,6 +48,6 @@ def test_families_that_are_often_trained(family: str, tmp_path: Path) -> None:
     assert any(cell.outcome == "exact" for cell in cells)
 
 
-def test_the_lists_name_families_of_the_library() -> None:
+def test_the_lists_name_only_families_of_the_library() -> None:
     assert len(SHORT) >= 40
     assert set(SHORT) | set(EVERYDAY) <= set(families())

@@ -8,7 +8,7 @@ import pytest
 from scenarios.conformance.on_vllm import FAMILIES, ORDER, Host, run_cell
 
 FEW = [
-    ("gemma2", "bf16", True, "exact", ""),  # written in place; its loader knows no head beside the embedding
+    ("gemma2", "bf16", True, "exact", ""),  # written in place; its loader knows no head in addition to the embedding
     ("qwen3", "f32", False, "exact", ""),  # has another dtype in vLLM: loaded by module
     ("gpt2", "f16", True, "exact", ""),  # transposed when it is loaded
     ("mixtral", "bf16", False, "refused", "cannot be written in place"),  # repacked by vLLM's kernel for CPUs

@@ -146,8 +146,10 @@ async def _model(ask: Asker, endpoint: str) -> None:
 @effect("prompt", "messages", "token_ids")
 async def _prompts(ask: Asker, endpoint: str) -> None:
     if endpoint == "chat":
-        said = [[{"role": role, "content": text}] for role, text in (("user", "abc"), ("user", "xyz"), ("tool", "abc"))]
-        replies = [await ask(endpoint, messages=messages) for messages in said]
+        conversations = [
+            [{"role": role, "content": text}] for role, text in (("user", "abc"), ("user", "xyz"), ("tool", "abc"))
+        ]
+        replies = [await ask(endpoint, messages=messages) for messages in conversations]
     elif endpoint == "completions":
         replies = [await ask(endpoint, prompt=prompt) for prompt in ("abc", "xyz", [4, 5])]
     else:
@@ -270,13 +272,13 @@ async def _stop(ask: Asker, endpoint: str) -> None:
     plain = await ask(endpoint, **letters)
     assert plain.tokens == [*tokens_of("abc"), END] * 3
     drawn = ask.engine.drawn
-    cut = await ask(endpoint, **letters, stop=["bcab", "zz"])
+    cut = await ask(endpoint, **letters, stop=["no later token is generated or charged", "zz"])
     assert (cut.tokens, cut.finish) == (plain.tokens[:6], "stop")
     assert ask.engine.drawn - drawn == cut.body["usage"]["completion_tokens"] == 6, "no later token is drawn or charged"
     assert (await ask(endpoint, **letters, stop="bcab", min_tokens=6)).tokens == plain.tokens[:10]
     for wrong in ({"stop": ["x"] * 17}, {"stop": ""}):
         assert (await ask(endpoint, **wrong)).param == f"{_inside(endpoint)}stop"
-    special = await ask(endpoint, **letters, stop="<end>", skip_special_tokens=False)
+    special = await ask(endpoint, **letters, stop="otherwise it is not text", skip_special_tokens=False)
     assert special.tokens == plain.tokens[:4]
     assert (await ask(endpoint, **letters, stop="<end>")).tokens == plain.tokens, "then it is not text"
     if endpoint != "sampling_params":
@@ -380,8 +382,8 @@ async def _logprobs(ask: Asker, endpoint: str) -> None:
 async def _as_ids(ask: Asker, endpoint: str) -> None:
     reply = await ask(endpoint, logprobs=True if endpoint == "chat" else 0, return_tokens_as_token_ids=True)
     found = reply.choices[0]["logprobs"]
-    said = found.get("tokens") or [entry["token"] for entry in found["content"]]
-    assert said == [f"token_id:{token}" for token in reply.tokens]
+    names = found.get("tokens") or [entry["token"] for entry in found["content"]]
+    assert names == [f"token_id:{token}" for token in reply.tokens]
 
 
 @effect("request_id")

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-ALIGN = 64  # a replica has its tensors ascending by name, each at a multiple of this many bytes
+ALIGN = 64  # the tensors of a replica are in order of their names, each at a multiple of this many bytes
 
 
 def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
@@ -105,12 +105,12 @@ def main() -> int:
     samples, worst, control, lags, nodes, seen = 0, 0.0, [], [], {}, set()
     for step in range(1, args.steps + 1):
         for rank in range(args.ranks) if args.ranks else [None]:
-            said = json.loads((args.record / f"samples-{step}-{rank or 0}.json").read_text())
+            recorded = json.loads((args.record / f"samples-{step}-{rank or 0}.json").read_text())
             want = wanted_prompts(args.run, step, rank, args.groups, vocab)
             where = f"step {step} rank {rank or 0}"
-            if sorted(g["index"] for g in said) != list(range(args.groups)):
-                problems.append(f"{where}: groups {[g['index'] for g in said]}")
-            for group in said:
+            if sorted(g["index"] for g in recorded) != list(range(args.groups)):
+                problems.append(f"{where}: groups {[g['index'] for g in recorded]}")
+            for group in recorded:
                 if group["prompt"] != want[group["index"]]:
                     problems.append(f"{where}: the prompt of group {group['index']} is another")
                 if len(group["samples"]) != args.n:
@@ -126,12 +126,14 @@ def main() -> int:
                     lags.append(step - 1 - min(number for _, number in sample["versions"]))
                     for name in sorted(set(names)):
                         here = torch.tensor([n == name for n in names])
-                        told = torch.tensor(sample["logprobs"])
-                        off = (scored(models[name], group["prompt"], sample["tokens"]) - told).abs()[here].max().item()
+                        claimed = torch.tensor(sample["logprobs"])
+                        off = (
+                            (scored(models[name], group["prompt"], sample["tokens"]) - claimed).abs()[here].max().item()
+                        )
                         worst = max(worst, off)
                         number = int(re.sub(r".*\.", "", name))
                         other = models[f"0.{number + 1 if number < args.steps else number - 1}"]
-                        gap = (scored(other, group["prompt"], sample["tokens"]) - told).abs()[here].max().item()
+                        gap = (scored(other, group["prompt"], sample["tokens"]) - claimed).abs()[here].max().item()
                         control.append(gap)
     expected = args.steps * max(args.ranks, 1) * args.groups * args.n
     if samples != expected:

@@ -102,10 +102,10 @@ async def test_js_dials_us(installed: Path, security: str) -> None:
         async with trio.open_nursery() as nursery:
             (address,) = await nursery.start(ours.serve, echo)
 
-            async def hear(*, task_status: trio.TaskStatus[None]) -> None:
+            async def serve_until_ready(*, task_status: trio.TaskStatus[None]) -> None:
                 await gossip.run(got.append, task_status=task_status)
 
-            await nursery.start(hear)
+            await nursery.start(serve_until_ready)
             async with js_peer(nursery, installed, security) as (js, about):
                 dialed = await js.do("dial", address=f"{address}/p2p/{peer_id(ours.key)}")
                 assert dialed == {

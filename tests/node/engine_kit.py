@@ -13,7 +13,7 @@ from node.engines.host import EngineDeadlines, EngineHost, EngineSpec, ReplicaRe
 
 
 class NodeReplica:
-    """A replica that moves to made-up versions, with the patches that an engine needs to follow."""
+    """A replica that advances through made-up versions, and their patches for an engine."""
 
     def __init__(self, folder: Path) -> None:
         self.replica = random_replica()
@@ -30,7 +30,7 @@ class NodeReplica:
         return self.ref
 
     def step(self) -> tuple[int, tuple[int, int], bytes]:
-        """Move to the next version: (patch descriptor, version, root)."""
+        """Advance to the next version. Returns (patch descriptor, version, root)."""
         key, version = Key(b"k" * 32), (0, self.version[1] + 1)
         staged = stage_next(self.replica, key, version)
         fd, _ = write_patch([staged], self.replica.layout)

@@ -66,7 +66,7 @@ def random_replica(layout: Layout = LAYOUT, seed: int = 0) -> Replica:
 
 
 class FakeSeed:
-    """What `node.coordinator.publisher.VersionSink` asks for; `receiver` is the replica of the nodes."""
+    """Implements `node.coordinator.publisher.VersionSink`. `receiver` is the replica of the nodes."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
@@ -76,7 +76,7 @@ class FakeSeed:
             self.receiver.write_block(block, replica.read_block(block), replica.hashes[block].tobytes())
         self.head = (0, 0)
         self.files: dict[str, bytes] = {}
-        """The base's small ones."""
+        """The small files of the base."""
         self.seals: list[Seal] = []
         self.kept: dict[bytes, list[Any]] = {}
         """The bits of every version, by root and block."""
@@ -85,7 +85,7 @@ class FakeSeed:
         self.abandoned = 0
         self.next_coder = CODER_RICE
         self.coders: set[int] = set()
-        """Of every block that came."""
+        """The coders of all blocks received so far."""
         self.staged: list[Any] = []
         self.chunks: list[bytes] = []
         self.manifests: list[Manifest] = []
@@ -154,7 +154,7 @@ class FakeSeed:
         self.staged, self.chunks = [], []
 
     async def evict(self, request: Evict) -> Evicted:
-        return Evicted(False, [])  # nobody is here
+        return Evicted(False, [])  # there are no members
 
     def status(self) -> SeedStatus:
         return SeedStatus(nodes=[MemberStatus(held=held) for held in (self.head, (0, 0), None)])
@@ -203,7 +203,7 @@ class FakeNode:
 
 
 class RunningSeed:
-    """A seed that serves `home` from a thread of its own, as another process would."""
+    """A seed that serves `home` from a separate thread, as a separate process would."""
 
     def __init__(self, home: Path, seed: FakeSeed) -> None:
         self.home, self.seed = home, seed
@@ -240,11 +240,11 @@ class RunningSeed:
         """Run `function` in the seed's thread."""
         return trio.from_thread.run_sync(function, *args, trio_token=self._token)
 
-    def hold(self) -> None:
-        """The seed accepts no chunk until `let_go`."""
+    def pause(self) -> None:
+        """The seed accepts no chunk until `resume`."""
         self.call(lambda: setattr(self.seed, "slow", trio.Event()))
 
-    def let_go(self) -> None:
+    def resume(self) -> None:
         self.call(lambda: self.seed.slow.set())
 
     def stop(self) -> None:

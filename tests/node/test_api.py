@@ -78,7 +78,7 @@ def test_published_bits_are_the_nodes_bits(tmp_path: Path):
         assert there.seed.abandoned == 0
 
 
-def test_the_seed_says_how_changes_are_coded(tmp_path: Path):
+def test_the_seed_chooses_the_coder(tmp_path: Path):
     with running(tmp_path) as there, Swarm.attach(weights(0), home=tmp_path) as swarm:
         for version, coder in ((1, CODER_PCO), (2, CODER_RICE)):
             there.seed.coders.clear()
@@ -90,7 +90,7 @@ def test_the_seed_says_how_changes_are_coded(tmp_path: Path):
 
 def test_publish_returns_once_copied_and_the_tensors_may_change(tmp_path: Path):
     with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
-        there.hold()
+        there.pause()
         tensors = weights(1)
         publication = swarm.publish(tensors.items(), step=1)
         for tensor in tensors.values():
@@ -98,7 +98,7 @@ def test_publish_returns_once_copied_and_the_tensors_may_change(tmp_path: Path):
         assert not publication.sealed
         with pytest.raises(SwarmTimeout, match="Step 1 was not sealed"):
             publication.wait(timeout_s=0.05)
-        there.let_go()
+        there.resume()
         publication.wait(timeout_s=30)
         assert_holds(there.seed, 1)
 
@@ -157,9 +157,9 @@ def test_attaching_another_model_is_refused(tmp_path: Path):
             Swarm.attach(weights(0) | {"x.weight": torch.zeros(1)}, home=tmp_path)
 
 
-def test_at_most_two_are_unsealed(tmp_path: Path):
+def test_at_most_two_publications_are_unsealed(tmp_path: Path):
     with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
-        there.hold()
+        there.pause()
         first = swarm.publish(weights(1), step=1)
         second = swarm.publish(weights(2), step=2)
         with pytest.raises(SwarmBusy):
@@ -167,14 +167,14 @@ def test_at_most_two_are_unsealed(tmp_path: Path):
         third = swarm.publish(weights(3), step=3, on_busy="coalesce")
         assert second.superseded
         second.wait(timeout_s=0)
-        there.let_go()
+        there.resume()
         third.wait(timeout_s=30)
         assert first.sealed
         assert (first.version, third.version) == (1, 2)
         assert_holds(there.seed, 3)
 
 
-def test_waiting_for_a_quorum(tmp_path: Path):
+def test_wait_returns_at_the_quorum(tmp_path: Path):
     with running(tmp_path), Swarm.attach(home=tmp_path) as swarm:
         publication = swarm.publish(weights(1), step=1)
         publication.wait(quorum=0.3, timeout_s=30)
@@ -187,14 +187,14 @@ def test_a_publish_survives_a_restart_of_the_seed(tmp_path: Path):
     with running(tmp_path, seed) as there:
         swarm = Swarm.attach(home=tmp_path)
         swarm.publish(weights(1), step=1).wait(timeout_s=30)
-        there.hold()
+        there.pause()
         publication = swarm.publish(weights(2), step=2)
         while not seed.attempts[1:]:
             time.sleep(0.01)
     assert seed.abandoned == 1
     assert "error" in swarm.state
     with running(tmp_path, seed) as there:
-        there.let_go()
+        there.resume()
         publication.wait(timeout_s=30)
         assert publication.version == 2
         assert [attempt.attempt for attempt in seed.attempts] == [0, 0, 1]
@@ -233,9 +233,9 @@ def test_a_full_disk_at_the_seed_is_a_typed_error_and_training_goes_on(tmp_path:
         assert_holds(there.seed, 2)
 
 
-def test_close_gives_up_what_is_not_sealed_in_time(tmp_path: Path):
+def test_close_gives_up_publications_that_are_not_sealed_in_time(tmp_path: Path):
     with running(tmp_path) as there:
-        there.hold()
+        there.pause()
         swarm = Swarm.attach(home=tmp_path)
         publication = swarm.publish(weights(1), step=1)
         while not there.seed.attempts:
@@ -245,30 +245,30 @@ def test_close_gives_up_what_is_not_sealed_in_time(tmp_path: Path):
         with pytest.raises(SwarmTimeout):
             publication.wait(timeout_s=10)
         swarm.close()
-        there.let_go()
-        while not there.seed.abandoned and there.seed.head == (0, 0):  # sealed, if all of it had been sent
+        there.resume()
+        while not there.seed.abandoned and there.seed.head == (0, 0):  # or sealed, if all of it had been sent
             time.sleep(0.01)
         assert len(there.seed.attempts) == 1
 
 
 def test_one_trainer_publishes_at_a_time(tmp_path: Path):
     with running(tmp_path) as there, Swarm.attach(home=tmp_path) as one, Swarm.attach(home=tmp_path) as two:
-        there.hold()
+        there.pause()
         first = one.publish(weights(1), step=1)
         while not there.seed.attempts:
             time.sleep(0.01)
         with pytest.raises(PublishFailed, match="Another trainer"):
             two.publish(weights(2), step=1).wait(timeout_s=10)
-        there.let_go()
+        there.resume()
         first.wait(timeout_s=30)
-        two.publish(weights(2), step=2).wait(timeout_s=30)  # diffs against what the other one published
+        two.publish(weights(2), step=2).wait(timeout_s=30)  # diffs against the other trainer's version
         assert_holds(there.seed, 2)
 
 
-def test_a_trainer_killed_in_the_middle_is_abandoned(tmp_path: Path):
+def test_the_publish_of_a_killed_trainer_is_abandoned(tmp_path: Path):
     """A real process, killed with SIGKILL while the seed delays its chunk."""
     with running(tmp_path) as there:
-        there.hold()
+        there.pause()
         code = (
             "import sys, numpy as np; from node import Swarm\n"
             "swarm = Swarm.attach(home=sys.argv[1])\n"
@@ -283,7 +283,7 @@ def test_a_trainer_killed_in_the_middle_is_abandoned(tmp_path: Path):
             assert process.poll() is None
         process.kill()
         process.wait()
-        there.let_go()
+        there.resume()
         while not there.seed.abandoned:
             time.sleep(0.02)
         with Swarm.attach(home=tmp_path) as swarm:
@@ -292,10 +292,10 @@ def test_a_trainer_killed_in_the_middle_is_abandoned(tmp_path: Path):
         assert_holds(there.seed, 1)
 
 
-def test_going_back_and_on(tmp_path: Path):
+def test_rollback_and_resume(tmp_path: Path):
     with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
         roots = [swarm.publish(weights(v), step=v).wait(timeout_s=30).root for v in (1, 2, 3)]
-        assert swarm.resume(roots[2] or b"") == (0, 3), "it is the head"
+        assert swarm.resume(roots[2] or b"") == (0, 3), "the head needs no rollback"
         assert swarm.rollback(1) == (1, 1)
         assert_holds(there.seed, 1)
         publication = swarm.publish(weights(2), step=4).wait(timeout_s=30)
@@ -311,14 +311,14 @@ def test_going_back_and_on(tmp_path: Path):
         assert_holds(there.seed, 3)
 
 
-def test_going_back_waits_for_what_is_on_its_way(tmp_path: Path):
+def test_a_rollback_waits_for_publications_in_progress(tmp_path: Path):
     with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
-        there.hold()
+        there.pause()
         first, second = swarm.publish(weights(1), step=1), swarm.publish(weights(2), step=2)
         assert swarm.state["unsealed"] == [1, 2]
         with pytest.raises(SwarmTimeout, match="older version"):
             swarm.rollback(0, timeout_s=0.05)
-        there.let_go()
+        there.resume()
         assert swarm.rollback(0) == (1, 0)
         assert first.sealed
         assert second.sealed
@@ -338,7 +338,7 @@ def test_a_version_that_another_trainer_published_becomes_the_parent(tmp_path: P
 def test_a_copy_that_fails_leaves_the_next_publish_unharmed(tmp_path: Path, source: str):
     with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
         wrong = weights(1) | {"d.scale": torch.zeros((), dtype=torch.float64)}
-        for _ in range(3):  # more often than there are copies
+        for _ in range(3):  # more often than there are copies of the weights
             with pytest.raises(UsageError, match="float64"):
                 swarm.publish(wrong if source == "mapping" else iter(wrong.items()), step=1)
         swarm.publish(weights(1), step=1).wait(timeout_s=30)
@@ -373,7 +373,7 @@ def test_samples_that_fail_the_check_are_replaced_and_their_node_is_quarantined(
     def score(prompt: tuple[int, ...], rollout: Rollout) -> tuple[float, ...] | None:
         asked.append(prompt[0])
         if prompt == (2,):
-            return None  # a version that the trainer no longer has
+            return None  # the trainer no longer has that version
         return (-3.0, -3.0, -3.0) if prompt == (3,) and doubting else rollout.logprobs
 
     with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
@@ -390,13 +390,13 @@ def test_samples_that_fail_the_check_are_replaced_and_their_node_is_quarantined(
         assert "the trainer's own computation: off by 1.83 nats" in record[0]["why"]
         assert 2 not in [group.index for group in got]
         doubting = False
-        assert there.call(there.service.release, there.node.key.public, "the test goes on")
+        assert there.call(there.service.release, there.node.key.public, "the test continues")
         trainer.join(60)
         assert sorted(group.index for group in got) == [0, 1, 2]
-        assert asked.count(3) == 3, "checked once and refused; then both samples are new"
+        assert asked.count(3) == 3, "checked once and refused; then two new samples are checked"
 
 
-def test_no_token_is_older_than_max_lag_even_in_groups_on_their_way(tmp_path: Path):
+def test_no_token_is_older_than_max_lag_even_in_groups_in_the_socket(tmp_path: Path):
     """Groups of version 0 are in the socket when the trainer publishes version 1."""
     with running(tmp_path) as there, Swarm.attach(weights(0), home=tmp_path, max_lag=0) as swarm:
         groups = swarm.rollouts([[i] for i in range(12)], n=2, sampling=SAMPLING, timeout_s=60)
@@ -405,7 +405,7 @@ def test_no_token_is_older_than_max_lag_even_in_groups_on_their_way(tmp_path: Pa
         while there.call(there.service.status).groups_ready < 3:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        there.hold()  # the version is on its way, and stays unsealed
+        there.pause()  # the version is begun but cannot be sealed
         publication = swarm.publish(weights(1), step=1)
         got: list[Any] = []
         trainer = threading.Thread(target=lambda: got.extend(groups))
@@ -439,7 +439,7 @@ def test_an_endless_iterator_is_read_only_as_fast_as_groups_are_taken(tmp_path: 
         deadline = time.monotonic() + 10
         while there.call(there.service.status).groups_open and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert there.call(there.service.status).groups_open == 0, "closing withdraws the rest"
+        assert there.call(there.service.status).groups_open == 0, "closing withdraws the open groups"
 
 
 @pytest.mark.parametrize("sized", [True, False])
@@ -454,7 +454,7 @@ def test_the_ledger_knows_how_many_samples_come_if_the_prompts_have_a_length(tmp
         groups.close()
         deadline = time.monotonic() + 30
         while there.call(there.service.status).samples_to_come:
-            assert time.monotonic() < deadline, "the iterator was closed"
+            assert time.monotonic() < deadline, "closing the iterator must withdraw the announced samples"
             time.sleep(0.01)
 
 
@@ -475,10 +475,10 @@ def test_a_group_that_takes_too_long_is_a_typed_error(tmp_path: Path):
         ({}, None, None),  # default options
     ],
 )
-def test_options_that_no_node_can_do_are_named(
+def test_options_that_no_node_supports_are_named(
     tmp_path: Path, monkeypatch, caplog, options: dict[str, Any], says: str | None, can: tuple[str, ...] | None
 ):
-    """`can`: the abilities that the only node reports; None: it is of an older release and reports none."""
+    """`can`: the abilities that the only node reports; None: a node of an older release, which reports none."""
     monkeypatch.setattr(patience, "SAY_AFTER_S", 0.3)
     with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
         there.seed.status = lambda: SeedStatus(nodes=[MemberStatus(engine=(0, 0), held=(0, 0))])
@@ -501,7 +501,7 @@ def test_a_key_makes_work_outlive_the_trainer_and_the_seed(tmp_path: Path):
         first = next(groups)
         groups.close()
     with running(tmp_path, seed) as there, Swarm.attach(home=tmp_path) as swarm:
-        there.node.paused = True  # so all groups that come now were finished before
+        there.node.paused = True  # so all groups that arrive now were complete before
         again = list(swarm.rollouts([[1], [2], [3]], n=2, sampling=SAMPLING, key="step-7", timeout_s=30))
         assert sorted(group.index for group in again) == [0, 1, 2]
         assert first in again
@@ -531,7 +531,7 @@ def test_a_key_is_bound_to_its_prompts_and_sampling(tmp_path: Path, what: str, o
             list(swarm.rollouts(**(asked | changed), key="train", timeout_s=30))
         first = list(swarm.rollouts(**asked, key="train", timeout_s=30))
         assert sorted(group.prompt for group in first) == [(1,), (2,), (3,)], (
-            "the work that the key is bound to still comes"
+            "the work that the key is bound to is still delivered"
         )
 
     with running(tmp_path, seed), Swarm.attach(home=tmp_path) as swarm:
@@ -555,7 +555,7 @@ def test_a_key_is_bound_to_max_lag(tmp_path: Path):
 
 
 @pytest.mark.parametrize("key", ["", "k" * 129, "volatile/k"])
-def test_a_key_that_cannot_be_kept_is_refused(tmp_path: Path, key: str):
+def test_an_unusable_key_is_refused(tmp_path: Path, key: str):
     with running(tmp_path), Swarm.attach(home=tmp_path) as swarm, pytest.raises(UsageError, match="key"):
         list(swarm.rollouts([[1]], n=1, sampling=SAMPLING, key=key, timeout_s=5))
 
@@ -585,7 +585,7 @@ def test_a_bad_prompt_is_refused_with_a_reason_and_the_others_go_on(tmp_path: Pa
     with running(tmp_path, seed) as there, Swarm.attach(home=tmp_path) as swarm:
         asked = prompts if sized else iter(prompts)
         found = sorted(swarm.rollouts(asked, n=2, sampling=SAMPLING, timeout_s=30), key=lambda group: group.index)
-        assert [group.index for group in found] == list(range(len(prompts))), "each prompt has its answer"
+        assert [group.index for group in found] == list(range(len(prompts))), "each prompt has one result"
         for group, prompt in zip(found, prompts, strict=True):
             why = next((why for bad, why in BAD if bad is prompt), None)
             if why is None:
@@ -593,7 +593,7 @@ def test_a_bad_prompt_is_refused_with_a_reason_and_the_others_go_on(tmp_path: Pa
                 assert len(group.rollouts) == 2
                 continue
             assert why in (group.refused or "")
-            assert group.prompt is prompt, "as it was given"
+            assert group.prompt is prompt, "the prompt as it was given"
             with pytest.raises(PromptRefused, match=f"Prompt {group.index} was refused") as refused:
                 _ = group.rollouts
             assert refused.value.index == group.index
@@ -627,7 +627,7 @@ def test_a_single_prompt_instead_of_a_list_is_refused_at_once(tmp_path: Path, pr
 
 
 class Delivered:
-    """A channel on which all messages have come already."""
+    """A channel that has received all of its messages already."""
 
     def __init__(self, messages: list[Any]) -> None:
         self.messages = deque(messages)
@@ -643,7 +643,7 @@ class Delivered:
 
 
 def test_of_several_complete_groups_the_earliest_prompt_comes_first():
-    """The first prompt finished last, but before the trainer asked for a group: it comes first."""
+    """The first prompt finishes last, but before the trainer asks for a group, so it comes first."""
     names = [group_id("s", index) for index in range(4)]
     asked = OpenRollouts("s", 1, SAMPLING)
     read = iter([_Prompt(index, [index], pack_tokens([index])) for index in range(4)])
@@ -693,18 +693,18 @@ def test_chunks_leave_while_later_tensors_are_still_being_compared(tmp_path: Pat
     after = {spec.name: seed.replica.bits(spec.name).copy() for spec in layout.tensors}
     for bits in after.values():
         bits[::20] ^= np.uint16(1)
-    whole, had = Replica.encode_block, []
+    encode_block, encoded = Replica.encode_block, []
 
     def held_up(self: Replica, block: int, new: Any, coder: int = CODER_RICE) -> Any:
         deadline = time.monotonic() + 20.0
         while block == layout.n_blocks - 1 and not seed.chunks and time.monotonic() < deadline:
             time.sleep(0.01)
-        had.append((block, len(seed.chunks)))
-        return whole(self, block, new, coder)
+        encoded.append((block, len(seed.chunks)))
+        return encode_block(self, block, new, coder)
 
     monkeypatch.setattr(Replica, "encode_block", held_up)
     with running(tmp_path, seed), Swarm.attach(home=tmp_path, threads=1) as swarm:
         publication = swarm.publish(after.items(), step=1).wait(timeout_s=60)
-    assert dict(had)[layout.n_blocks - 1] > 0
+    assert dict(encoded)[layout.n_blocks - 1] > 0
     assert publication.root == seed.receiver.root == seed.replica.root
     assert all(np.array_equal(seed.receiver.bits(name), bits) for name, bits in after.items())

@@ -14,7 +14,7 @@ SAMPLING = SamplingParams(max_tokens=4)
 
 
 class Fake:
-    """A host whose calls take a given time."""
+    """An engine host whose calls take a given time."""
 
     def __init__(self, name: str, version: int = 0, commit_s: float = 0.0) -> None:
         self.name, self.commit_s = name, commit_s
@@ -83,7 +83,7 @@ async def test_each_host_commits_by_itself(autojump_clock):
         nursery.start_soon(group.commit, (0, 1), b"r" * 32)
         await trio.sleep(1.0)
         assert (quick.version, slow.version) == ((0, 1), (0, 0))
-        assert group.version == (0, 0), "a host of the older version could get work for the newer one"
+        assert group.version == (0, 0), "the group must not offer a version that some host lacks"
     assert slow.version == (0, 1)
     broken.up = trio.Event()
     assert (group.version, group.root) == ((0, 1), b"r" * 32)

@@ -1,4 +1,4 @@
-"""`EngineHost` with a real engine process: bits by descriptor, commits, and every way in which the process may fail."""
+"""`EngineHost` with a real engine process: bits by descriptor, commits, and all failures of the process."""
 
 import os
 import signal
@@ -47,7 +47,7 @@ async def test_it_follows_the_replica_bit_for_bit(tmp_path, monkeypatch):
             seen.add(completions[0].token_ids[0])
         assert len(seen) == 3
         pid = host._process.pid
-    assert not alive(pid), "nothing is left when the node stops"
+    assert not alive(pid), "no process is left when the node stops"
 
 
 async def test_staging_goes_on_while_it_generates(tmp_path, monkeypatch):
@@ -86,8 +86,9 @@ async def test_a_failed_commit_is_never_served(tmp_path, monkeypatch):
             await host._link.ask(Commit(999, (0, 9), root), Done, 5.0)
 
 
-async def test_committing_what_was_not_staged_reloads(tmp_path, monkeypatch):
-    """For example after a restart between stage and commit: the engine must not take the name without the bits."""
+async def test_a_commit_without_a_stage_reloads(tmp_path, monkeypatch):
+    """For example after a restart between stage and commit: the engine must not take the new version without its
+    bits."""
     node = NodeReplica(tmp_path)
     async with engine(tmp_path, node, monkeypatch) as host:
         fd, version, root = node.step()
@@ -152,7 +153,7 @@ async def test_a_bad_patch_is_refused_and_harms_nothing(tmp_path, monkeypatch):
         assert await host.prove() == node.replica.root
 
 
-async def test_an_error_that_the_user_can_fix_is_raised_in_the_engines_words(tmp_path, monkeypatch):
+async def test_an_error_that_the_user_can_fix_has_the_engines_text(tmp_path, monkeypatch):
     node = NodeReplica(tmp_path)
     (tmp_path / "config.json").unlink()
     here = Path(__file__).parent
@@ -165,7 +166,7 @@ async def test_an_error_that_the_user_can_fix_is_raised_in_the_engines_words(tmp
 
 
 def test_no_orphan_is_left_when_the_node_is_killed(tmp_path, monkeypatch):
-    """A node that gets SIGKILL cleans up nothing, so its engine must end by itself."""
+    """A killed node (SIGKILL) cleans up nothing, so its engine must end by itself."""
     here = Path(__file__).parent
     code = (
         "import sys, trio, pytest; from pathlib import Path; from engine_kit import *\n"

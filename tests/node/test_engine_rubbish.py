@@ -1,6 +1,6 @@
-"""An engine process that sends rubbish or unrequested answers, or dies at any byte.
+"""An engine process that sends invalid or unrequested answers, or dies at any byte.
 
-It is started again, the node goes on, and nothing of it reaches the ledger.
+It is started again, the node continues, and none of its answers reach the ledger.
 """
 
 import contextlib
@@ -43,9 +43,9 @@ if first and how == "hello twice":
     time.sleep(60)
 
 def completion(**other):
-    said = {"token_ids": (1, 2), "logprobs": (-1.0, -1.0), "finish_reason": "stop",
+    fields = {"token_ids": (1, 2), "logprobs": (-1.0, -1.0), "finish_reason": "stop",
             "spans": ({"version": (0, 0), "start": 0, "end": 2},)} | other
-    return said
+    return fields
 
 def answer(message, name, **fields):
     body = msgspec.msgpack.encode({"type": name, "number": message.number} | fields)
@@ -121,7 +121,7 @@ HOW = (
 
 
 @pytest.mark.parametrize("how", HOW)
-async def test_an_impossible_answer_costs_the_engine_its_process(tmp_path: Path, how: str):
+async def test_an_invalid_answer_ends_the_engines_process(tmp_path: Path, how: str):
     before = guard.bugs[Source.ENGINE]
     async with engine(tmp_path, how) as host:
         await host.wait_ready()
@@ -143,7 +143,7 @@ async def test_an_engine_that_sends_ready_twice_is_started_again(tmp_path: Path)
         await host.wait_ready()
 
 
-async def test_a_wrong_number_of_scores_costs_the_engine_its_process(tmp_path: Path):
+async def test_a_wrong_number_of_scores_ends_the_engines_process(tmp_path: Path):
     async with engine(tmp_path, "scores") as host:
         await host.wait_ready()
         assert (await host.score((1,), (2,), SAMPLING))[0] == (-1.0,)

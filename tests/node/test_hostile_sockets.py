@@ -1,4 +1,5 @@
-"""Local processes that send rubbish: every end of a local socket refuses it, keeps no descriptor of it, and goes on."""
+"""Local processes that send invalid bytes: every end of a local socket refuses them, closes their descriptors and
+continues."""
 
 import os
 import socket
@@ -41,7 +42,7 @@ RUBBISH = {
     "a frame of 4 GiB": b"\xff" * 64,
     "one byte too many": struct.pack("<IB", MAX_BODY_BYTES + 1, 0),
     "five descriptors": struct.pack("<IB", 5, MAX_FDS + 1),
-    "descriptors that never came": frame(GOOD[5:], 2),
+    "descriptors that never arrived": frame(GOOD[5:], 2),
     "no utf-8": frame(GOOD[5:].replace(b"hello", b"he\xff\xfeo")),
     "nested": frame(b"\x91" * 200_000),
     "another message": encode_frame(Refused("x")),
@@ -85,7 +86,7 @@ Reader = Callable[[socket.socket], tuple[Any, list[int]]]
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("what", RUBBISH)
-def test_rubbish_is_refused(reader: Reader, what: str):
+def test_invalid_frames_are_refused(reader: Reader, what: str):
     ours, theirs = socket.socketpair()
     with theirs:
         theirs.sendall(RUBBISH[what])
@@ -94,7 +95,7 @@ def test_rubbish_is_refused(reader: Reader, what: str):
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_an_end_at_any_byte_is_an_end(reader: Reader):
+def test_a_connection_may_end_at_any_byte(reader: Reader):
     for cut in range(len(GOOD)):
         ours, theirs = socket.socketpair()
         theirs.sendall(GOOD[:cut])
@@ -104,8 +105,8 @@ def test_an_end_at_any_byte_is_an_end(reader: Reader):
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_descriptors_that_no_message_announced_are_not_gathered(reader: Reader):
-    """Four with each byte of a frame that announces none: a process has a thousand."""
+def test_unannounced_descriptors_are_closed(reader: Reader):
+    """Four come with each byte of a frame that announces none; a process may have only about a thousand."""
     before = open_fds()
     ours, theirs = socket.socketpair()
     large = frame(msgspec.msgpack.encode(Word("x" * 4000)))
@@ -118,7 +119,7 @@ def test_descriptors_that_no_message_announced_are_not_gathered(reader: Reader):
 
 
 @given(st.binary(max_size=80) | st.binary(max_size=40).map(frame))
-def test_no_bytes_do_more(data: bytes):
+def test_any_bytes_give_a_message_or_a_known_error(data: bytes):
     for reader in (by_thread, by_plugin):
         ours, theirs = socket.socketpair()
         theirs.sendall(data)
@@ -152,22 +153,22 @@ async def served(nursery: trio.Nursery, path: Path, **options: Any) -> None:
     )
 
 
-async def test_a_bug_that_one_process_finds_ends_its_conversation_with_a_refusal(tmp_path, monkeypatch):
+async def test_a_bug_that_one_process_causes_ends_only_its_connection(tmp_path, monkeypatch):
     path, before = tmp_path / "s.sock", guard.bugs[Source.TRAINER]
     monkeypatch.delenv("SWARM_STRICT")
     async with trio.open_nursery() as nursery:
         await served(nursery, path)
         async with await trio.open_unix_socket(str(path)) as bad, await trio.open_unix_socket(str(path)) as good:
             await bad.send_all(encode_frame(Word("bug")))
-            said = b"".join([part async for part in bad])
-            assert b"bug of swarm-node" in said
+            answer_bytes = b"".join([part async for part in bad])
+            assert b"bug of swarm-node" in answer_bytes
             assert guard.bugs[Source.TRAINER] == before + 1
             await good.send_all(GOOD)
             assert await good.receive_some() == GOOD
         nursery.cancel_scope.cancel()
 
 
-async def test_what_the_user_can_mend_and_strict_bugs_come_out(tmp_path):
+async def test_usage_errors_and_strict_bugs_propagate(tmp_path):
     for word, kind in (("usage", UsageError), ("bug", ZeroDivisionError)):
         path = tmp_path / f"{word}.sock"
         with pytest.RaisesGroup(kind, flatten_subgroups=True):
@@ -178,7 +179,7 @@ async def test_what_the_user_can_mend_and_strict_bugs_come_out(tmp_path):
                 await trio.sleep(5)
 
 
-async def test_connections_are_counted_and_those_that_say_nothing_cost_nothing(tmp_path):
+async def test_silent_connections_count_but_only_until_they_are_closed(tmp_path):
     path = tmp_path / "s.sock"
     async with trio.open_nursery() as nursery:
         await served(nursery, path, max_connections=3)
@@ -198,7 +199,7 @@ async def test_connections_are_counted_and_those_that_say_nothing_cost_nothing(t
         nursery.cancel_scope.cancel()
 
 
-async def test_the_status_socket_lets_go_of_who_asks_nothing(tmp_path, autojump_clock):
+async def test_the_status_socket_disconnects_a_silent_client(tmp_path, autojump_clock):
     autojump_clock.autojump_threshold = 0.05
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda task_status: query.serve(tmp_path, SeedStatus, task_status=task_status))

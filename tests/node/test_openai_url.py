@@ -1,4 +1,4 @@
-"""`swarm.openai_url`: a trainer's own endpoint, served by the seed until the trainer lets go."""
+"""`swarm.openai_url`: an endpoint for the trainer, served by the seed until the trainer closes its swarm."""
 
 import urllib.error
 import urllib.request
@@ -23,5 +23,5 @@ def test_the_url_serves_until_the_swarm_is_closed(tmp_path: Path):
             assert [choice.model_extra["token_ids"] for choice in answer.choices] == [[9, 10, 2], [9, 11, 2]]
             assert answer.choices[0].model_extra["versions"] == [[0, 0]] * 3
             assert seed.call(seed.service.status).groups_ready == 0
-        with pytest.raises((urllib.error.URLError, ConnectionError)):  # or reset: it was just closed
+        with pytest.raises((urllib.error.URLError, ConnectionError)):  # or a reset, since it was just closed
             urllib.request.urlopen(f"{url}/models", timeout=5.0)

@@ -1,4 +1,4 @@
-"""A swarm of real processes over real libp2p, driven by the command line alone."""
+"""A swarm of real processes over real libp2p, controlled only by the command line."""
 
 import signal
 from pathlib import Path

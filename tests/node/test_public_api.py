@@ -1,4 +1,4 @@
-"""The public API is typed and documented: what `help()` shows of it is complete."""
+"""The public API is typed, and its `help()` is complete."""
 
 import dataclasses
 import inspect

@@ -1,4 +1,4 @@
-"""Three lines and nothing else: `Swarm.attach` starts the real seed, and none is left when the trainer is."""
+"""The three-line publish loop: `Swarm.attach` starts a real seed, which ends with the trainer."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ CONFIG = b'{"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}'
 
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch) -> Path:
-    """A base folder, and a configuration that keeps the seed on loopback and off fixed ports."""
+    """A base folder, and a configuration that keeps the seed on loopback with free ports."""
     replica = random_replica()
     write_checkpoint(tmp_path / "base", replica.layout, replica.bits, {"config.json": CONFIG})
     (tmp_path / "swarm.toml").write_text('[seed]\nlisten = ["127.0.0.1:0"]\npreset = "loopback"\n')
@@ -52,15 +52,15 @@ def test_attach_starts_a_seed_and_close_ends_it(base: Path, tmp_path: Path):
         with pytest.raises(SwarmTimeout, match="0%"):
             publication.wait(quorum=0.5, timeout_s=0.2)
         assert seeds_of(home)
-        with Swarm.attach(base=base, home=home) as other:  # finds it, and does not end it
+        with Swarm.attach(base=base, home=home) as other:  # finds the running seed, and does not end it
             assert other.head == (0, 1)
         assert seeds_of(home)
     assert not seeds_of(home)
-    with Swarm.attach(base=base, home=home) as swarm:  # and goes on where it was
+    with Swarm.attach(base=base, home=home) as swarm:  # it continues at the same version
         assert swarm.head == (0, 1)
 
 
-def test_a_seed_that_cannot_start_says_why(tmp_path: Path):
+def test_the_error_says_why_a_seed_did_not_start(tmp_path: Path):
     (tmp_path / "nothing").mkdir()
     with pytest.raises(UsageError, match=r"The seed did not start: .*nothing"):
         Swarm.attach(base=tmp_path / "nothing", home=tmp_path / "home")

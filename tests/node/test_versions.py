@@ -1,4 +1,5 @@
-"""Versions that come while a node works: what is carried, what is hopeless; renewals, checks, and where time goes."""
+"""Versions that arrive while a node works: sequences that continue or are cancelled, renewals, checks and time
+accounting."""
 
 import os
 import sqlite3
@@ -15,8 +16,8 @@ from node.ledger.messages import Reason, Renew, Timesheet, decode, pack_tokens
 from node.member.time_accounting import TimeAccounting
 
 
-class CarryingEngine:
-    """Draws a token of every sequence each `step_s`, and goes on over commits."""
+class ContinuingEngine:
+    """Generates a token of every sequence each `step_s`, and continues over commits."""
 
     def __init__(self, step_s: float) -> None:
         self.step_s = step_s
@@ -26,7 +27,7 @@ class CarryingEngine:
         self.cancelled = 0
         self.frozen = False
         self.committed: list[tuple[tuple[int, int], int]] = []
-        """Versions, and how many sequences ran when each came."""
+        """Versions, and how many sequences were running when each was committed."""
 
     async def wait_ready(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -82,20 +83,20 @@ def seal(swarm, service, version: int, nodes=(1,)) -> None:
         swarm.worker(i).update((0, version), root(version), os.memfd_create("patch"))
 
 
-SIXTY = SamplingParams(max_tokens=60)
+SIXTY_TOKENS = SamplingParams(max_tokens=60)
 
 
-async def test_sequences_go_on_over_a_commit_and_name_the_version_of_each_span(tmp_path, autojump_clock):
+async def test_sequences_continue_over_a_commit_and_record_the_version_of_each_span(tmp_path, autojump_clock):
     async with trio.open_nursery() as nursery:
-        engine = CarryingEngine(1.0)
+        engine = ContinuingEngine(1.0)
         swarm, service = await start(tmp_path, nursery, engine, capacity=8, batch=8)
-        session = service.open("s", Binding(4, SIXTY))
+        session = service.open("s", Binding(4, SIXTY_TOKENS))
         for i in range(2):
             service.offer(session, gid(i), pack_tokens((1, 2, i)))
         await trio.sleep(20.0)
         seal(swarm, service, 1)
         groups = await collect(service, session, 2, offers=0)
-        assert engine.committed == [((0, 1), 8)], "while all eight ran"
+        assert engine.committed == [((0, 1), 8)], "all eight sequences were running"
         assert engine.cancelled == 0
         for group in groups:
             for done in group.done.values():
@@ -111,12 +112,13 @@ async def test_sequences_go_on_over_a_commit_and_name_the_version_of_each_span(t
         nursery.cancel_scope.cancel()
 
 
-async def test_samples_that_would_be_refused_are_not_finished(tmp_path, autojump_clock):
-    """With a lag of one, what began at 0 is worthless when 2 comes: it is cancelled and drawn anew at 2."""
+async def test_samples_that_would_be_refused_are_cancelled(tmp_path, autojump_clock):
+    """With a lag of one, samples begun at version 0 are useless at version 2: they are cancelled and generated
+    again."""
     async with trio.open_nursery() as nursery:
-        engine = CarryingEngine(1.0)
+        engine = ContinuingEngine(1.0)
         swarm, service = await start(tmp_path, nursery, engine, capacity=8, batch=8)
-        session = service.open("s", Binding(4, SIXTY))
+        session = service.open("s", Binding(4, SIXTY_TOKENS))
         service.offer(session, gid(0), pack_tokens((1, 2, 3)))
         for version in (1, 2):
             await trio.sleep(20.0)
@@ -125,18 +127,18 @@ async def test_samples_that_would_be_refused_are_not_finished(tmp_path, autojump
         assert engine.cancelled == 4
         assert 4 * 38 <= swarm.worker(1).lost_tokens <= 4 * 42
         assert {done.oldest for done in group.done.values()} == {(0, 2)}
-        assert swarm.worker(1).refused == {}, "nothing was sent that would have been refused"
+        assert swarm.worker(1).refused == {}, "no sample was sent that the ledger would refuse"
         nursery.cancel_scope.cancel()
 
 
-async def test_leases_live_while_tokens_flow_and_die_when_they_stop(tmp_path, autojump_clock):
+async def test_leases_are_renewed_only_while_tokens_arrive(tmp_path, autojump_clock):
     async with trio.open_nursery() as nursery:
-        engine = CarryingEngine(1.0)
+        engine = ContinuingEngine(1.0)
         swarm = Swarm(tmp_path, nursery)
         swarm.settings = type(swarm.settings)(min_deadline_s=10.0, max_deadline_s=15.0)
         service = await swarm.start_service()
         await swarm.add_node(1, rate=1.0, engine=engine, capacity=8, batch=8)
-        session = service.open("s", Binding(4, SIXTY))
+        session = service.open("s", Binding(4, SIXTY_TOKENS))
         service.offer(session, gid(0), pack_tokens((1, 2, 3)))
         (group,) = await collect(service, session, 1, offers=0)
         assert len(group.done) == 4, "sixty seconds on leases of fifteen"
@@ -149,14 +151,14 @@ async def test_leases_live_while_tokens_flow_and_die_when_they_stop(tmp_path, au
         assert service.status().samples_leased == 4
         await trio.sleep(20.0)
         why = sqlite3.connect(swarm.path).execute("select why from requeues").fetchall()
-        assert why == [("lease expired",)], "nothing came any more, so others may have it"
+        assert why == [("lease expired",)], "no token came any more, so other nodes may get the samples"
         nursery.cancel_scope.cancel()
 
 
-async def test_the_self_test_tells_a_rate_before_any_work(tmp_path, autojump_clock):
+async def test_the_self_test_reports_a_rate_before_any_work(tmp_path, autojump_clock):
     async with trio.open_nursery() as nursery:
         _, service = await start(
-            tmp_path, nursery, CarryingEngine(0.1), self_test_tokens=16, self_test_rows=8, capacity=8
+            tmp_path, nursery, ContinuingEngine(0.1), self_test_tokens=16, self_test_rows=8, capacity=8
         )
         await trio.sleep(3.0)
         (node,) = service.status().nodes.values()
@@ -168,7 +170,7 @@ async def test_the_self_test_tells_a_rate_before_any_work(tmp_path, autojump_clo
 async def test_a_slow_self_test_delays_no_work(tmp_path, autojump_clock):
     async with trio.open_nursery() as nursery:
         _, service = await start(
-            tmp_path, nursery, CarryingEngine(60.0), self_test_tokens=16, self_test_within_s=10.0, capacity=8
+            tmp_path, nursery, ContinuingEngine(60.0), self_test_tokens=16, self_test_within_s=10.0, capacity=8
         )
         await trio.sleep(12.0)
         (node,) = service.status().nodes.values()
@@ -177,14 +179,14 @@ async def test_a_slow_self_test_delays_no_work(tmp_path, autojump_clock):
 
 
 @pytest.mark.parametrize("lies", [False, True])
-async def test_nodes_check_one_another(tmp_path, autojump_clock, lies):
+async def test_nodes_check_each_other(tmp_path, autojump_clock, lies):
     async with trio.open_nursery() as nursery:
         swarm = Swarm(tmp_path, nursery)
         swarm.settings = type(swarm.settings)(check_share=0.5)
         service = await swarm.start_service()
         for i in (1, 2, 3):
             engine = await swarm.add_node(i, rate=1000.0, capacity=16, batch=8)
-            # What the others compute for the tokens that node 1 claims: its own -1.0, or something else.
+            # The scores that the others compute for node 1's tokens: its own -1.0, or different ones if it lies.
             engine.scored = lambda ids, lie=lies, of=i: (
                 (-1.0 - (2.0 if lie and of != 1 and 1 in liars(ids) else 0.0),) * len(ids)
             )
@@ -206,16 +208,16 @@ async def test_nodes_check_one_another(tmp_path, autojump_clock, lies):
 
 async def test_every_second_is_accounted_for(tmp_path, autojump_clock):
     async with trio.open_nursery() as nursery:
-        engine = CarryingEngine(1.0)
+        engine = ContinuingEngine(1.0)
         swarm, service = await start(tmp_path, nursery, engine, capacity=8, batch=8)
         began = trio.current_time()
-        await trio.sleep(10.0)  # nothing to do
-        session = service.open("s", Binding(4, SIXTY))
+        await trio.sleep(10.0)  # no work
+        session = service.open("s", Binding(4, SIXTY_TOKENS))
         service.offer(session, gid(0), pack_tokens((1, 2, 3)))
         await collect(service, session, 1, offers=0)
         for version in (1, 2):
             service.sealed(head(version))
-        service.offer(session, gid(1), pack_tokens((1, 2, 4)))  # and the node is two versions behind
+        service.offer(session, gid(1), pack_tokens((1, 2, 4)))  # but the node is two versions behind
         await trio.sleep(20.0)
         seconds = swarm.worker(1).status().seconds
         assert seconds.total == pytest.approx(trio.current_time() - began, abs=0.1)
@@ -248,7 +250,7 @@ def test_time_accounting_adds_up():
     assert sum(time_accounting.seconds.values()) == 7.5
 
 
-async def test_an_engine_that_is_not_preemptible_finishes_first_and_begins_nothing_meanwhile(tmp_path, autojump_clock):
+async def test_an_engine_that_is_not_preemptible_commits_between_batches(tmp_path, autojump_clock):
     async with trio.open_nursery() as nursery:
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()
@@ -259,7 +261,7 @@ async def test_an_engine_that_is_not_preemptible_finishes_first_and_begins_nothi
         await trio.sleep(2.0)
         seal(swarm, service, 1)
         await trio.sleep(8 * TOKENS / 50.0 + 1.0)
-        assert engine.committed == [(0, 1)], "after one batch, though more was waiting"
+        assert engine.committed == [(0, 1)], "after one batch, although more work was waiting"
         groups = await collect(service, session, 8, offers=0)
         assert Counter(done.oldest for group in groups for done in group.done.values())[(0, 0)] == 8
         assert swarm.worker(1).refused.keys() <= {Reason.TOO_OLD}

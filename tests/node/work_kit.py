@@ -1,4 +1,5 @@
-"""Ledger service and node workers joined directly, under trio's virtual clock, with engines that only take time."""
+"""A ledger service and node workers connected directly, under trio's virtual clock, with engines that only take
+time."""
 
 import random
 from collections.abc import Sequence
@@ -31,12 +32,12 @@ def head(version: int) -> Head:
 
 
 async def inline(function, *args):
-    """Instead of a thread, whose work the virtual clock would not wait for."""
+    """Run the function here instead of in a thread, for which the virtual clock would not wait."""
     return function(*args)
 
 
 class TimedEngine:
-    """Takes as long as `rate` tokens a second takes; the completions say at which version."""
+    """Generates `rate` tokens per second. Its completions record the version."""
 
     def __init__(self, rate: float, version: int = 0) -> None:
         self.rate = rate
@@ -68,16 +69,16 @@ class TimedEngine:
         before, version = trio.current_time(), self.version
         await trio.sleep(len(prompts) * TOKENS / self.rate)
         self.generating = False
-        assert self.version == version, "a commit fell into a batch"
+        assert self.version == version, "a commit during a batch"
         if self.fail_next:
             self.fail_next = False
             raise EngineLost("gone")
         tokens = (*range(10, 10 + TOKENS - 2),)
-        made = [
+        completions = [
             Completion((*tokens, p.stream % (1 << 31) + 3, 2), (-1.0,) * TOKENS, "stop", (Span(version, 0, TOKENS),))
             for p in prompts
         ]
-        return made, trio.current_time() - before
+        return completions, trio.current_time() - before
 
     async def stage(self, patch_fd: int, version: tuple[int, int]) -> float:
         await trio.sleep(self.stage_s)
@@ -85,7 +86,7 @@ class TimedEngine:
         return self.stage_s
 
     async def commit(self, version: tuple[int, int], new_root: bytes) -> Commitment | None:
-        assert not self.generating, "a commit fell into a batch"
+        assert not self.generating, "a commit during a batch"
         assert self.staged == version
         self.version, self.root, self.staged = version, new_root, None
         self.committed.append(version)
@@ -93,7 +94,7 @@ class TimedEngine:
 
 
 class Wire:
-    """Carries bodies between one service and many workers, with delay, loss and cuts."""
+    """Carries messages between one service and many workers, with delay, loss and cut connections."""
 
     def __init__(self, nursery: trio.Nursery, delay_s: float = 0.05, loss: float = 0.0) -> None:
         self.nursery, self.delay_s, self.loss = nursery, delay_s, loss
@@ -127,7 +128,7 @@ class Wire:
 
 
 class Swarm:
-    """Everything of one test."""
+    """A ledger service with its nodes."""
 
     def __init__(self, folder: Path, nursery: trio.Nursery, **wire: float) -> None:
         self.path = folder / "ledger.sqlite"
@@ -176,7 +177,7 @@ class Swarm:
 
     def kill_node(self, i: int, *, known: bool) -> None:
         node = Key(bytes([i]) * 32).public
-        self.wire.cut.add(node)  # a killed process says nothing more
+        self.wire.cut.add(node)  # a killed process sends nothing more
         self.lives[node].cancel()
         if known:
             self.service.member_lost(node)
@@ -190,7 +191,7 @@ def gid(i: int) -> bytes:
 
 
 async def collect(service: LedgerService, session: Session, count: int, *, first: int = 0, offers: int | None = None):
-    """Offer groups as there is room, take what is complete; all of it."""
+    """Offer groups as the session allows, and take complete ones. Returns `count` groups."""
     got: list[Group] = []
     offered = 0
     offers = count if offers is None else offers

@@ -91,7 +91,7 @@ def check(ended: Ended, code: int, *patterns: str, within_s: float | None = None
     assert ended.code == code, ended
     assert "Traceback" not in ended.err, ended
     assert "This is a bug" not in ended.err, ended
-    lines = ended.said.splitlines()
+    lines = ended.error_lines.splitlines()
     assert lines, ended
     assert lines[-1].startswith("swarm-node: "), ended
     assert len(lines[-1]) < 500, ended

@@ -25,7 +25,7 @@ HOUSE = Path(__file__).parents[2]
 OLD = "6b4749e7fba8cc7ba327b1465bf33e6ca4b6209a"
 PACKAGES = ("codec", "swarm", "node")
 WITHIN_S = 180.0
-"""For what waits for the first use of a kernel, which each tree of code compiles for itself."""
+"""Time limit in seconds of a command that may compile kernels, which each of the two versions does for itself."""
 
 Environment = dict[str, str]
 
@@ -56,8 +56,8 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     return environment
 
 
-def said(swarm: Swarm, *words: str, **environment: str) -> Any:
-    """What a command in the seed's home reports, run with the old code if `environment` says so."""
+def run_command(swarm: Swarm, *words: str, **environment: str) -> Any:
+    """Run a command in the seed's home, with the old code if `environment` says so. Returns its JSON output."""
     ended = swarm.command("seed", *words, "--json", within_s=WITHIN_S, **environment)
     assert ended.code == 0, f"{ended} {swarm.logs()}"
     return json.loads(ended.out)
@@ -73,26 +73,26 @@ def test_old_and_new_processes_work_in_one_swarm(tmp_path: Path, old: Environmen
     there = ("--listen", f"127.0.0.1:{port}", "--preset", "loopback")
 
     with swarm_in(tmp_path / "swarm") as swarm:
-        # A seed of the old code: a new node joins from nothing, then follows it.
+        # A seed of the old code: a new node joins without the model, then follows versions.
         swarm.start("seed", "seed", "--base", str(base), *there, **old)
         swarm.until("seed", lambda state: state["role"] == "seed", WITHIN_S)
-        ticket = said(swarm, "invite", "--nodes", "4", **old)["ticket"]
-        said(swarm, "publish", str(steps[0]), **old)
+        ticket = run_command(swarm, "invite", "--nodes", "4", **old)["ticket"]
+        run_command(swarm, "publish", str(steps[0]), **old)
         swarm.node("new", ticket)
         swarm.until("new", holds(roots[1]), WITHIN_S)
-        said(swarm, "publish", str(steps[1]), **old)
+        run_command(swarm, "publish", str(steps[1]), **old)
         assert swarm.until("new", holds(roots[2]), WITHIN_S)["nodes"][0]["held"] == [0, 2]
         swarm.until("seed", all_hold((0, 2), 1))
         swarm.signal("seed")
 
-        # A seed of the new code on the home that it left: the new node follows on, an old one joins and follows.
+        # A seed of the new code on the same home: the new node continues, and an old node joins and follows.
         swarm.seed(base, *there)
         assert swarm.state("seed")["head"] == [0, 2]
-        said(swarm, "publish", str(steps[2]))
+        run_command(swarm, "publish", str(steps[2]))
         swarm.until("new", holds(roots[3]), WITHIN_S)
         swarm.start("old", "join", ticket, "--engine", "none", *LOOPBACK, **old)
         swarm.until("old", holds(roots[3]), WITHIN_S)
-        said(swarm, "publish", str(steps[3]))
+        run_command(swarm, "publish", str(steps[3]))
         for name in ("new", "old"):
             assert swarm.until(name, holds(roots[4]), WITHIN_S)["nodes"][0]["held"] == [0, 4]
         swarm.until("seed", all_hold((0, 4), 2))

@@ -46,7 +46,7 @@ def test_every_node_goes_back_and_on(tmp_path: Path):
             swarm.node("c", ticket, "--model", str(base))
             assert swarm.until("c", holds(root_of(versions[5])))["nodes"][0]["held"] == [1, 3]
 
-            assert trainer.resume(bytes.fromhex(root_of(versions[5]))) == (1, 3), "it is the head: nothing happens"
+            assert trainer.resume(bytes.fromhex(root_of(versions[5]))) == (1, 3), "the head needs no rollback"
             with pytest.raises(UsageError, match="has no version 4; its newest is 3"):
                 trainer.rollback(4)
             with pytest.raises(UsageError, match="has no version with the root 0000"):
@@ -61,7 +61,7 @@ def test_every_node_goes_back_and_on(tmp_path: Path):
         swarm.signal("seed", signal.SIGKILL)
         swarm.forget("seed")
         swarm.seed(base, *there)
-        assert swarm.state("seed")["head"] == [2, 1], "a restarted seed knows which of the versions is the head"
+        assert swarm.state("seed")["head"] == [2, 1], "a restarted seed knows which version is the head"
         with Trainer.attach(home=swarm.home("seed"), start=False) as trainer:
             assert trainer.publish(pairs(versions[2]), step=6).wait(timeout_s=30).version == 2
             for name in ("a", "b", "c"):
@@ -83,6 +83,6 @@ def test_a_version_that_is_no_longer_kept_needs_the_trainers_weights(tmp_path: P
                 trainer.publish(pairs(versions[number]), step=number).wait(timeout_s=30)
             with pytest.raises(UsageError, match=r"no longer keeps what leads to version 0\.3"):
                 trainer.rollback(3)
-            assert trainer.rollback(13) == (1, 13), "eight versions and more are always kept"
+            assert trainer.rollback(13) == (1, 13), "at least eight versions are kept"
             assert trainer.rollback(3, pairs(versions[3])) == (2, 3)
             assert trainer.state["sealed"]["root"] == root_of(versions[3])

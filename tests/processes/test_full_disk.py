@@ -59,7 +59,7 @@ def ended(swarm: Swarm, name: str) -> Ended:
     return Ended(code, "", swarm.log(name), 0.0)
 
 
-def test_a_seed_on_a_full_disk_says_so_and_goes_on_once_there_is_room(tmp_path: Path) -> None:
+def test_a_seed_reports_a_full_disk_and_continues_once_there_is_room(tmp_path: Path) -> None:
     base, next_one = checkpoint(tmp_path / "base", FIRST), checkpoint(tmp_path / "step_1", SECOND)
     with swarm_in(tmp_path) as swarm, small_disk(swarm, "seed", "24m") as disk:
         options = {"prefix": disk.prefix}
@@ -85,7 +85,7 @@ def test_a_seed_on_a_full_disk_says_so_and_goes_on_once_there_is_room(tmp_path: 
         assert "Traceback" not in swarm.log("seed", 1 << 20)
 
 
-def test_a_node_on_a_full_disk_says_so_and_catches_up_once_there_is_room(tmp_path: Path) -> None:
+def test_a_node_reports_a_full_disk_and_catches_up_once_there_is_room(tmp_path: Path) -> None:
     base, next_one = checkpoint(tmp_path / "base", FIRST), checkpoint(tmp_path / "step_1", SECOND)
     with swarm_in(tmp_path) as swarm, small_disk(swarm, "box", "2m") as disk:
         options = {"prefix": disk.prefix}

@@ -36,18 +36,18 @@ def seed_of(swarm: Swarm) -> tuple[Key, int]:
     return keyfile.load(swarm.home("seed") / "authority.key"), int(swarm.state("seed")["addrs"][0].rpartition("/")[2])
 
 
-def test_a_ticket_that_does_not_open_says_why(swarm: Swarm) -> None:
+def test_an_unusable_ticket_is_refused_with_a_reason(swarm: Swarm) -> None:
     key, port = seed_of(swarm)
     other = Key(bytes(32))
     wait = ("--wait-for-seed", "2s")
-    elsewhere, nobody, forged, expired = swarm.together(
+    elsewhere, absent, forged, expired = swarm.together(
         ("a", "join", ticket_of(other, port), *NODE, *wait),
         ("b", "relay", ticket_of(key, free_port()), "--listen", "127.0.0.1:0", *wait),
         ("c", "join", ticket_of(key, port, signer=other), *NODE),
         ("d", "relay", ticket_of(key, port, expires_s=-1.0), "--listen", "127.0.0.1:0"),
     )
     check(elsewhere, 3, "cannot be reached", "answered", within_s=30.0)
-    check(nobody, 3, "Connection refused", "--wait-for-seed", within_s=30.0)
+    check(absent, 3, "Connection refused", "--wait-for-seed", within_s=30.0)
     check(forged, 2, "not one of this swarm")
     check(expired, 2, "expired", "swarm-node invite")
     assert swarm.state("seed")["nodes"] == []

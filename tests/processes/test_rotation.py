@@ -20,7 +20,7 @@ def in_new_swarm(swarm: str, root: str):
     return lambda state: state["swarm"] == swarm and holds(root)(state)
 
 
-def test_members_follow_a_new_key_with_their_bits_and_the_old_key_is_refused(tmp_path: Path) -> None:
+def test_members_follow_a_new_key_and_refuse_the_old_one(tmp_path: Path) -> None:
     at = ("--listen", f"127.0.0.1:{free_port()}")
     base = checkpoint(tmp_path / "base", FIRST)
     with swarm_in(tmp_path) as swarm:
@@ -46,14 +46,14 @@ def test_members_follow_a_new_key_with_their_bits_and_the_old_key_is_refused(tmp
         swarm.until("seed", all_hold((1, 0), 3))
         for name in ("node1", "node2"):
             state = swarm.until(name, in_new_swarm(new, root_of(SECOND)))
-            assert state["nodes"][0]["received_bytes"] < MODEL_BYTES / 10, "it kept its bits"
+            assert state["nodes"][0]["received_bytes"] < MODEL_BYTES / 10, "the nodes keep their bits"
         swarm.publish(checkpoint(tmp_path / "two", THIRD), "--wait")
         for name in ("node1", "node2"):
             state = swarm.until(name, in_new_swarm(new, root_of(THIRD)))
             assert state["nodes"][0]["received_bytes"] < MODEL_BYTES / 2
         assert "handed_over" in swarm.log("seed", 1 << 20)
 
-        # The old key, on the trainer's machine or a thief's, and its tickets.
+        # The old key, which its owner or a thief still uses, and its tickets.
         files = swarm.home("seed")
         check(swarm.command("seed", "seed", "--base", str(base), "--key", rotated["old_file"], *at), 2, "was replaced")
         check(swarm.command("stranger", "join", ticket, "--engine", "none", "--wait-for-seed", "3s"), 3, "cannot be")

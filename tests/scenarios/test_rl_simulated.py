@@ -1,5 +1,5 @@
-"""Training runs on the simulator, small: time passes as the arithmetic of a step says, and the scenarios say what they
-promise to say."""
+"""Small training runs on the simulator: a step takes the calculated time, and the scenarios report what they
+document."""
 
 import json
 import math
@@ -23,12 +23,12 @@ SMALL = {
     "params": 2e9, "full_bytes": 64e6, "delta_bytes": 1e6, "nodes": 4, "trainer_gpus": 1, "tokens_s": 96.0,
     "published_tokens_s": 90.0, "step_s": None,
 }  # fmt: skip
-"""A step of 20 s, of which 10 s train, on 4 nodes; a delta is a sixty-fourth of the weights."""
+"""A step of 20 s, of which training takes 10 s, on 4 nodes. A delta has 1/64 of the size of the weights."""
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """The published file with one model that is cheap to simulate."""
+    """The published file, with a model added that is cheap to simulate."""
     lines: list[str] = []
     skipping = False
     for line in PUBLISHED.read_text().splitlines():
@@ -50,7 +50,7 @@ def small(tmp_path: Path) -> Path:
 # ---------------------------------------------------------------- the input file
 
 
-def test_the_published_file_says_of_each_number_where_it_comes_from() -> None:
+def test_every_number_of_the_published_file_has_a_source() -> None:
     compute = Compute()
     for model, figures in compute.models.items():
         run = compute.run(model)
@@ -72,7 +72,7 @@ def test_a_number_without_a_source_is_refused(tmp_path: Path) -> None:
         Compute(path)
 
 
-def test_a_model_that_the_file_lacks_is_named_with_those_it_has() -> None:
+def test_an_unknown_model_is_an_error_that_lists_the_known_ones() -> None:
     with pytest.raises(UsageError, match=r"no model 70b: 4b, 8b"):
         Compute().run("70b")
 
@@ -114,7 +114,7 @@ def test_trio_tasks_and_simulated_events_share_one_clock() -> None:
     assert clock.now == pytest.approx(1007.6)
 
 
-def test_an_engine_takes_its_time_pauses_for_a_commit_and_says_who_drew_what() -> None:
+def test_an_engine_takes_time_pauses_for_a_commit_and_reports_the_version_of_each_token() -> None:
     clock = Clock()
 
     async def main() -> None:
@@ -148,7 +148,7 @@ def test_an_engine_takes_its_time_pauses_for_a_commit_and_says_who_drew_what() -
 # ---------------------------------------------------------------- runs
 
 
-def test_a_synchronous_step_is_drawing_training_extracting_and_the_way(small: Path) -> None:
+def test_a_synchronous_step_is_the_sum_of_its_phases(small: Path) -> None:
     compute = Compute(small)
     run = compute.run("tiny", grain=1)
     free = train(run, Wan(None), max_lag=0, steps=2, warm=1)
@@ -163,7 +163,7 @@ def test_a_synchronous_step_is_drawing_training_extracting_and_the_way(small: Pa
     assert full.transfer_s == pytest.approx(8 * run.full_bytes / 10e6 * 1.048, rel=0.01)
 
 
-def test_one_step_ahead_hides_the_way_of_a_delta(small: Path) -> None:
+def test_one_step_ahead_hides_the_transfer_of_a_delta(small: Path) -> None:
     compute = Compute(small)
     run = compute.run("tiny", grain=1)
     free = train(run, Wan(None), steps=3, warm=2)
@@ -174,10 +174,10 @@ def test_one_step_ahead_hides_the_way_of_a_delta(small: Path) -> None:
     assert ours.transfer_s > 1.0
     assert free.worst_lag == ours.worst_lag == 1
     assert 1 <= ours.worst_lag_trained <= 2
-    assert train(run, Wan(2.0, (0.05, 0.1)), steps=3, warm=2) == ours, "of one seed there is one run"
+    assert train(run, Wan(2.0, (0.05, 0.1)), steps=3, warm=2) == ours, "the same seed gives the same run"
 
 
-def test_status_says_the_share_of_useful_time_that_the_engines_count(small: Path) -> None:
+def test_status_shows_the_share_of_useful_time_that_the_engines_count(small: Path) -> None:
     run = Compute(small).run("tiny", grain=1)
     waiting = train(run, Wan(2.0, (0.05, 0.1)), max_lag=0, steps=2, warm=1)
     assert waiting.useful == pytest.approx(20 / waiting.step_s, rel=0.05)
@@ -188,23 +188,23 @@ def test_status_says_the_share_of_useful_time_that_the_engines_count(small: Path
 
 
 @pytest.mark.slow
-def test_where_lengths_differ_no_place_is_empty_if_each_sequence_is_drawn_by_itself(small: Path) -> None:
+def test_continuous_batching_leaves_no_row_idle_when_lengths_differ(small: Path) -> None:
     run = replace(Compute(small).run("tiny", grain=1), spread=0.5)
-    apart = train(run, Wan(None), steps=2, warm=2)
+    continuous = train(run, Wan(None), steps=2, warm=2)
     batches = train(replace(run, continuous_batching=False), Wan(None), steps=2, warm=2)
-    assert apart.tokens_s / (1 - apart.wasted) > 0.98 * run.ideal_tokens_s
+    assert continuous.tokens_s / (1 - continuous.wasted) > 0.98 * run.ideal_tokens_s
     assert batches.tokens_s / (1 - batches.wasted) < 0.9 * run.ideal_tokens_s
 
 
 @pytest.mark.slow
-def test_rl_wan_says_what_it_compares(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rl_wan_reports_its_comparisons(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--compute", str(small), "--size", "tiny", "--gbit", "0.02", "--regions", "1", "--regions", "4"]
     plot = tmp_path / "wan.png"
     assert wan.main([*words, "--steps", "4", "--json", "--plot", str(plot)]) == 0
-    said = json.loads(capsys.readouterr().out)
-    near, far = said["rows"]
+    report = json.loads(capsys.readouterr().out)
+    near, far = report["rows"]
     assert near["lost_to_regions"] == 0
-    for row in said["rows"]:
+    for row in report["rows"]:
         assert row["share"] == pytest.approx(row["tokens_s"] / row["free_tokens_s"])
         full = {carrier: found["at_best"] for carrier, found in row["full_tokens_s"].items()}
         assert row["tokens_s"] > full["relayed"] > full["star"]
@@ -213,22 +213,20 @@ def test_rl_wan_says_what_it_compares(small: Path, tmp_path: Path, capsys: pytes
         assert row["sync_share"] == pytest.approx(row["sync"]["tokens_s"] / row["sync_free"]["tokens_s"])
     assert near["full_tokens_s"]["regions"] == pytest.approx(near["full_tokens_s"]["relayed"])
     assert far["full_tokens_s"]["regions"]["in_turn"] < far["full_tokens_s"]["relayed"]["in_turn"]
-    assert [(verdict["what"], verdict["reach"]) for verdict in said["reach"]] == [("lost from 1 to 4 regions", 0.03)]
+    assert [(verdict["what"], verdict["reach"]) for verdict in report["reach"]] == [("lost from 1 to 4 regions", 0.03)]
     assert plot.stat().st_size > 1000
 
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_rl_bandwidth_finds_a_rate_that_is_enough_and_one_that_is_not(
-    small: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rl_bandwidth_brackets_the_lowest_sufficient_rate(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--compute", str(small), "--model", "tiny", "--rows", "sync-published", "--rows", "full-sync"]
     assert bandwidth.main([*words, "--within", "0.3", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    delta, full = said["rows"]
-    for row in said["rows"]:
-        enough = [gbit for gbit, share in row["tries"] if share >= said["keep"]]
-        too_little = [gbit for gbit, share in row["tries"] if share < said["keep"]]
+    report = json.loads(capsys.readouterr().out)
+    delta, full = report["rows"]
+    for row in report["rows"]:
+        enough = [gbit for gbit, share in row["tries"] if share >= report["keep"]]
+        too_little = [gbit for gbit, share in row["tries"] if share < report["keep"]]
         assert row["gbit"] == min(enough)
         assert max(too_little) < row["gbit"] <= 1.31 * max(too_little)
     assert full["gbit"] > 10 * delta["gbit"]

@@ -1,4 +1,4 @@
-"""The simulated links: what a rate, a distance, a window, a queue and a processor make of a transfer."""
+"""The simulated links: how rate, distance, congestion window, queue and processor determine the time of a transfer."""
 
 import random
 from collections import deque
@@ -21,7 +21,7 @@ BODY = 64 << 10
 
 @dataclass(eq=False)
 class Host:
-    """As much of a node as links look at."""
+    """The attributes of a node that links use."""
 
     link: Link
     name: int
@@ -46,7 +46,7 @@ class Host:
 def transfer(
     frames: int, link: Link, rtt_s: float, congestion: str, children: int = 1, cpu: Cpu | None = None
 ) -> float:
-    """Seconds until so many pieces of 64 KiB have arrived at each child."""
+    """Return the seconds until `frames` pieces of 64 KiB have arrived at each child."""
     clock, arrived = Clock(), []
 
     def landed(flow: Flow, frame: Frame) -> None:
@@ -73,13 +73,13 @@ def least_s(frames: int, up_mbit: float) -> float:
     return frames * wire_bytes(BODY) * 8e-6 * PACKET_OVERHEAD / up_mbit
 
 
-def test_without_windows_a_transfer_takes_its_rate_and_its_way() -> None:
+def test_without_windows_only_rate_and_distance_count() -> None:
     took = transfer(160, Link(200.0), 0.1, "")
     assert took == pytest.approx(least_s(160, 200) + 0.05 + least_s(1, 1000), rel=1e-3)
 
 
 @pytest.mark.parametrize("congestion", ["reno", "bbr"])
-def test_slow_start_costs_round_trips_on_a_long_way_and_little_on_a_short_one(congestion: str) -> None:
+def test_slow_start_costs_round_trips_on_a_long_path_and_little_on_a_short_one(congestion: str) -> None:
     near = transfer(160, Link(200.0), 0.005, congestion)
     far = transfer(160, Link(200.0), 0.25, congestion)
     assert near < 1.15 * least_s(160, 200)
@@ -94,7 +94,7 @@ def test_losses_slow_a_reno_flow_down() -> None:
 
 def test_one_lost_packet_ends_the_slow_start_of_one_connection_of_eight() -> None:
     def windows(losses: int) -> float:
-        """What a flow over 250 ms may have on its way, four round trips after it lost so many packets."""
+        """Return the window of a flow over 250 ms, four round trips after it lost this many packets."""
         paths = Paths(congestion="reno")
         clock = Clock()
         uplinks = Uplinks(clock, paths, random.Random(0), lambda flow, frame: uplinks.taken(flow, frame))
@@ -133,8 +133,8 @@ def test_the_bound_is_the_tightest_of_three() -> None:
     assert bound(1000, [1000] * 4, down=10) == pytest.approx(bits / 10)
 
 
-def test_a_crowd_of_12_has_two_steps_near_the_bound_and_the_same_seed_tells_the_same_story() -> None:
-    def story(seed: int) -> tuple[str, float]:
+def test_two_steps_of_12_nodes_are_near_the_bound_and_a_seed_gives_the_same_run() -> None:
+    def run(seed: int) -> tuple[str, float]:
         world = gather(Crowd(12), seed, settle_s=12.0)
         first, second = step(world, 4 << 20), step(world, 4 << 20)
         for each in (first, second):
@@ -144,11 +144,11 @@ def test_a_crowd_of_12_has_two_steps_near_the_bound_and_the_same_seed_tells_the_
             assert each.seconds < 3 * each.bound_s + 2
         return world.digest, second.seconds
 
-    assert story(5) == story(5)
-    assert story(5) != story(6)
+    assert run(5) == run(5)
+    assert run(5) != run(6)
 
 
-def test_what_is_simulated_is_what_nodes_and_seeds_run() -> None:
+def test_the_simulator_runs_the_classes_of_nodes_and_seeds() -> None:
     world = World(Tuning.loopback())
     assert type(world.join().core) is join.Peer
     assert type(world.authority.core) is seed.Authority
@@ -157,23 +157,23 @@ def test_what_is_simulated_is_what_nodes_and_seeds_run() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("congestion", [pytest.param("reno", marks=pytest.mark.long), "bbr"])
 def test_three_steps_of_64_nodes_cost_the_trainer_one_copy_each(congestion: str) -> None:
-    """With BBR, which the transport asks for, each is within the reach too: 1.15 bounds and the longest round trip. One
-    seed is one run, and no timing: 1.153, 1.138 and 1.133 bounds, where 1.207 is the reach."""
+    """With BBR, which the transport asks for, each step also meets the target of 1.15 bounds plus the longest round
+    trip. A seed gives the same run each time: 1.153, 1.138 and 1.133 bounds, where the limit is 1.207."""
     crowd = Crowd(64, congestion=congestion)
     world = gather(crowd, 1 if congestion == "bbr" else 0)
     for _ in range(3):
-        went = step(world, 100 << 20)
-        assert went.missing == 0
-        assert went.copies < 1.03
-        assert went.duplicates <= 0.02
-        reach_s = 1.15 * went.bound_s + crowd.round_trip_s if congestion == "bbr" else 1.4 * went.bound_s
-        assert went.seconds < reach_s
+        result = step(world, 100 << 20)
+        assert result.missing == 0
+        assert result.copies < 1.03
+        assert result.duplicates <= 0.02
+        reach_s = 1.15 * result.bound_s + crowd.round_trip_s if congestion == "bbr" else 1.4 * result.bound_s
+        assert result.seconds < reach_s
         world.run(world.now + 20.0)
 
 
 @pytest.mark.slow
-def test_a_trainer_with_more_uplink_than_its_nodes_costs_no_second_copy() -> None:
-    went = step(gather(Crowd(64, trainer_mbit=1000.0), 0), 100 << 20)
-    assert went.missing == 0
-    assert went.copies < 1.03
-    assert went.duplicates <= 0.02
+def test_a_trainer_with_more_uplink_than_its_nodes_sends_one_copy() -> None:
+    result = step(gather(Crowd(64, trainer_mbit=1000.0), 0), 100 << 20)
+    assert result.missing == 0
+    assert result.copies < 1.03
+    assert result.duplicates <= 0.02

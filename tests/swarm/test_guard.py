@@ -112,7 +112,7 @@ class Buffer:
 
 
 @pytest.mark.parametrize("in_nursery", [False, True])
-async def test_what_an_ended_session_held_goes_with_it_and_waits_for_no_garbage_collection(in_nursery: bool) -> None:
+async def test_an_ended_session_is_freed_without_garbage_collection(in_nursery: bool) -> None:
     held: list[weakref.ref[Buffer]] = []
 
     async def read() -> None:

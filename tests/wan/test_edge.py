@@ -14,7 +14,9 @@ def test_a_long_fat_path_gets_several_connections_and_control_stays_quick() -> N
     assert row["ways"] == (4 if row["congestion"] == "bbr" else 8)
     assert row["share_after"] > 0.5
     assert row["control_p95_ms"] < 500
-    assert 4 <= row["first_byte_round_trips"] < 6  # four, and the handshake's processor time on a slow machine
+    assert (
+        4 <= row["first_byte_round_trips"] < 6
+    )  # four round trips, and the CPU time of the handshake on a slow machine
 
 
 def test_a_lossy_path_is_used() -> None:

@@ -71,10 +71,10 @@ def test_delays_by_region_and_rates() -> None:
     with net:
         serve(b), serve(c)
         opened_s, answered_s, _ = map(float, dial(a, b.address))
-        assert 0.02 <= opened_s < 0.12  # a busy machine is late; the other region is at 0.13
+        assert 0.02 <= opened_s < 0.12  # a busy machine is slow; the other region is at 0.13 s
         assert 0.02 <= answered_s < 0.12
         opened_s, *_ = map(float, dial(a, c.address))
-        assert 0.13 <= opened_s < 0.18  # 100 between the regions, twice 15 for the far one's access link
+        assert 0.13 <= opened_s < 0.18  # 100 ms between the regions, and twice 15 ms for the far host's access link
         *_, seconds = map(float, dial(a, b.address, length=10 << 20))
         assert 10 * 8 * 1.048576 / 80 <= seconds < 1.6
         assert a.sums.sent_bytes > 10 << 20
@@ -116,7 +116,10 @@ def test_firewalls_admit_the_expected_connections() -> None:
         for host, keeps_port in ((shut, True), (home, True), (maze, False)):
             assert len(dial(host, free.address, length=1 << 20, bind=5001)) == 3
             length, address, port = next_line(outside).split()
-            assert (length, address) == (str(1 + (1 << 20)), host.address)  # and so the checksums were right
+            assert (length, address) == (
+                str(1 + (1 << 20)),
+                host.address,
+            )  # the bytes arrived, so the checksums were right
             assert (port == "5001") is keeps_port
 
 
@@ -174,7 +177,7 @@ def test_a_killed_driver_leaves_nothing(tmp_path: Path, also_the_wire: bool) -> 
     assert until_none(f'scenarios.emulator.network.wire\0{{"driver": {driver.pid}')
 
 
-def test_without_root_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_root_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     net = Network()
     with pytest.raises(UsageError, match="Add a host"), net:

@@ -18,9 +18,9 @@ def test_a_file_reaches_two_regions_and_crosses_the_border_once() -> None:
     (outcome,) = measure(case, 1)
     assert outcome.had_s.keys() == {"node0", "node1", "node2"}
     assert outcome.payload_bytes == pytest.approx(4 << 20, rel=0.05)
-    assert 1.0 < outcome.copies < 1.5  # a star sends three; 1.007 on a machine that does nothing else
+    assert 1.0 < outcome.copies < 1.5  # a star sends three copies; 1.007 on an otherwise idle machine
     assert set(outcome.crossings) == {"eu", "us"}
-    assert 1.0 < outcome.crossings["us"] < 1.5  # all of it, with its headers, for two nodes there
+    assert 1.0 < outcome.crossings["us"] < 1.5  # one copy with its headers, for two nodes there
     assert row_of("regions", case, [outcome])["nodes"] == 3
 
 

@@ -15,8 +15,8 @@ import trio.testing
 
 import node.gateway.app as app_module
 from node.gateway.app import App
-from node.gateway.http import HttpLimits, HttpServer
 from node.gateway.text import Text
+from node.http import HttpLimits, HttpServer
 from node.ledger.assignment.pool import check_offer
 from node.ledger.messages import Rollout, VersionSpan, pack_floats, pack_tokens
 from node.ledger.state import AcceptedRollout, Group

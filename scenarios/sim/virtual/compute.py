@@ -90,8 +90,8 @@ class Compute:
         self.names = {key: table.get("name", key) for key, table in found.get("models", {}).items()}
         self.models = {key: Figures(f"models.{key}", table) for key, table in found.get("models", {}).items()}
         self.published = {key: Figures(f"published.{key}", t) for key, t in found.get("published", {}).items()}
-        self.job, self.node, self.codec, self.wan, self.reach = (
-            Figures(name, found.get(name, {})) for name in ("job", "node", "codec", "wan", "reach")
+        self.job, self.node, self.codec, self.wan, self.reach, self.gpu, self.store = (
+            Figures(name, found.get(name, {})) for name in ("job", "node", "codec", "wan", "reach", "gpu", "store")
         )
 
     def run(self, model: str, *, payload: str = "published", synchronous: bool = False, grain: int = 16) -> Run:

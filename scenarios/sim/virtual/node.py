@@ -72,7 +72,7 @@ class Node:
     flows: dict[bytes, Flow] = field(default_factory=dict)
     """Bulk data to each peer."""
     banned: dict[bytes, float] = field(default_factory=dict)
-    """Until when sessions with a peer are refused."""
+    """Time until which sessions with a peer are refused."""
     disk: dict[str, bytes] = field(default_factory=dict)
     """Records that `Persist` made durable."""
     headers: dict[ChunkKey, HeaderStored] = field(default_factory=dict)

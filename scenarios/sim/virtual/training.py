@@ -108,7 +108,7 @@ class Mark:
     busy_s: float
     """Seconds in which engines generated."""
     reported_s: tuple[float, float]
-    """As the nodes reported to the ledger: the seconds in which they generated, and all seconds."""
+    """The seconds in which the nodes generated, and all seconds, as they reported to the ledger."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,14 +73,20 @@ class Rates:
 
     def __init__(self) -> None:
         self._givers: dict[int, _Giver] = {}
+        self.measured: dict[int, dict[int, float]] = {}
+        """For the status: by receiver's slot and sender's slot, Mbit/s, of the last version that could be timed."""
 
     def forget(self, slot: int) -> None:
         """Another peer holds the slot from now on."""
         self._givers.pop(slot, None)
+        self.measured.pop(slot, None)
 
     def hear(self, receiver: int, links: Iterable[Link]) -> list[int]:
         """Take what `receiver` reports. Returns the slots from which it got verified bytes."""
         gave: list[int] = []
+        links = tuple(links)
+        if timed := {link.slot: link.kbit_s / 1000 for link in links if link.kbit_s > UNTIMED}:
+            self.measured[receiver] = timed
         for link in links:
             if link.slot != receiver and (link.kbit_s or link.short_percent):
                 self._givers.setdefault(link.slot, _Giver()).claims[receiver] = link

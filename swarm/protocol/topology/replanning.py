@@ -1,6 +1,6 @@
 """The authority's plan: made anew when membership or measurements change, and sent as a change of the roster."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import groupby
 from statistics import median
 
@@ -163,6 +163,11 @@ class Scheme:
                 self._state.outbox.emit(Persist(f"proven/{slot}", f"grant/{slot}", record_of(lease.sealed, enrolment)))
                 self._newly_proven = True
         self._regions.hear(report.slot, report.links)
+
+    @property
+    def measured(self) -> Mapping[int, Mapping[int, float]]:
+        """By receiver's slot and sender's slot, the rate of the last version, in Mbit/s, as the receivers report it."""
+        return self._rates.measured
 
     def forget(self, slot: int) -> None:
         """The lease of this slot has ended."""

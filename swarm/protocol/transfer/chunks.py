@@ -42,6 +42,8 @@ class Chunk:
     stripe: int | None
     have: int = 0
     """Bit i is set if piece i is in the store."""
+    source: bytes | None = None
+    """The peer from which the newest of its pieces came, for the status; None: from none yet, or we made the chunk."""
     full: int = field(init=False)
     """The value of `have` when every piece is stored."""
 

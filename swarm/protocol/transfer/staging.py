@@ -87,6 +87,7 @@ class Progress:
         taken = state.chunks.piece(event.key, event.index, now)
         if taken is None or not taken[1]:
             return
+        taken[0].source = event.peer
         state.exchange.parents.moved(taken[0].stripe, now)
         state.exchange.push(taken[0], event.index, event.peer, now)
         self._repair.piece_arrived(taken[0], event.peer, now)

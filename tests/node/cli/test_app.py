@@ -26,6 +26,8 @@ from node.settings import keyfile
 from node.settings.contact import Contact
 from node.settings.ticket import Ticket
 from node.status.schema import NodeStatus, OwnStatus
+from node.tools.prices import price_list
+from node.tools.shapes import shape_names
 from swarm.protocol.core.documents import open_capability
 from swarm.transport.base import Unreachable
 from swarm.transport.identity import peer_id
@@ -103,7 +105,7 @@ def test_help_is_fast() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "error_text"),
     [
         (["jion", TICKET], 'Did you mean "join"'),
         (["join"], "TICKET"),
@@ -117,18 +119,23 @@ def test_help_is_fast() -> None:
         (["delta", "one"], "NEW"),
         (["delta", "none/a", "none/b", "--nodes", "0"], "--nodes"),
         (["delta", "none/a", "none/b"], "none/a"),
+        (["delta", "--shapes", "qwen9"], "kimi-k2"),
+        (["delta", "none/a", "none/b", "--shapes", "qwen3-8b"], "leave out OLD"),
+        (["delta", "none/a", "none/b", "--density", "0.01"], "--shapes"),
+        (["delta", "--shapes", "qwen3-8b", "--provider", "acme"], "runpod"),
+        (["delta", "--shapes", "qwen3-8b", "--trainer-egress-usd-gb", "0.09"], "--egress-usd-gb"),
         (["invite"], "swarm-node keygen"),
         (["config", "show", "apply"], "seed, join"),
         (["demo", "--nodes", "1"], "--nodes"),
     ],
 )
 def test_a_usage_error_is_exit_code_2_and_a_sentence(
-    words: list[str], told: str, home: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], error_text: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(words) == 2
     out, err = texts(capsys)
     assert out == ""
-    assert told in " ".join(err.split())
+    assert error_text in " ".join(err.split())
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,7 +168,7 @@ def test_keygen_then_invite(home: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert (capability.nodes, capability.quota_bytes) == (3, 1_500_000_000)
     assert capability.expires == pytest.approx(time.time() + 7200, abs=60)
     assert "For 3 machines" in err
-    assert "--announce" in err  # an address of the documentation's range is not the world's
+    assert "--announce" in err  # an address of the documentation's range is not public
 
     assert run(["invite", "--announce", "box.example:31001", "--json"]) == 0
     report = json.loads(texts(capsys)[0])
@@ -264,7 +271,7 @@ def test_engines_prove_their_bits_on_demand(
     assert proven is None or json.loads(texts(capsys)[0])["nodes"][0]["live_proven"] is proven
 
 
-def test_a_foreseen_failure_in_a_nursery_is_one_sentence(
+def test_a_usage_error_in_a_nursery_is_one_sentence(
     home: Path, stand_in: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def relay(ticket: Ticket, config: Any) -> None:
@@ -286,8 +293,8 @@ def test_a_bug_is_one_line_without_debug(
 
     stand_in("node.member.relay", run=relay)
     assert run(["relay", TICKET]) == 1
-    told = "unexpected KeyError: 'slot'. This is a bug; run the command with --debug for the traceback."
-    assert texts(capsys)[1] == f"swarm-node: {told}\n"
+    text = "unexpected KeyError: 'slot'. This is a bug; run the command with --debug for the traceback."
+    assert texts(capsys)[1] == f"swarm-node: {text}\n"
     assert run(["relay", TICKET, "--debug"]) == 1
     assert "Traceback" in capsys.readouterr().err
 
@@ -308,10 +315,10 @@ def test_a_bug_is_one_line_without_debug(
     ],
 )
 def test_the_text_and_exit_code_of_each_error(error: BaseException, code: int, text: str) -> None:
-    said, exit_code = explain(error)
+    shown, exit_code = explain(error)
     assert exit_code == code
-    assert said.startswith(text)
-    assert bool(said) == bool(text)
+    assert shown.startswith(text)
+    assert bool(shown) == bool(text)
 
 
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
@@ -389,6 +396,41 @@ def test_delta_then_apply(steps: tuple[Path, Path], home: Path, capsys: pytest.C
     assert run(["apply", new, "step.delta", "third"]) == 2
     assert "another version" in texts(capsys)[1]
     assert not Path("third").exists()
+
+
+def test_delta_says_dollars_when_told_prices(
+    steps: tuple[Path, Path], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = map(str, steps)
+    told = ["--nodes", "8", "--egress-usd-gb", "0.01", "--trainer-egress-usd-gb", "0.09"]
+    assert run(["delta", old, new, *told, "--json"]) == 0
+    report = json.loads(texts(capsys)[0])
+    assert report["usd"]["star_full"] == pytest.approx(8 * 80_000 / 1e9 * 0.09)
+    assert report["usd"]["swarm"] == pytest.approx(report["delta_bytes"] / 1e9 * (0.09 + 7 * 0.01))
+    assert run(["delta", old, new, "--provider", "aws"]) == 0
+    assert "of traffic" in texts(capsys)[0]
+    assert run(["delta", old, new]) == 0
+    assert "of traffic" not in texts(capsys)[0]
+
+
+def test_delta_reckons_from_shapes(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["delta", "--shapes", "qwen3-1.7b", "--nodes", "4", "--up-mbit", "100", "--json"]) == 0
+    report = json.loads(texts(capsys)[0])
+    assert report["star_full_s"] == pytest.approx(4 * 3_441_149_952 * 8 / 100e6)
+    assert report["memory_bytes"]["node"] > 3_441_149_952
+    assert run(["delta", "--shapes", "qwen3-1.7b", "--density", "0.02", "--provider", "vast"]) == 0
+    out, _ = texts(capsys)
+    assert "(2 %), as told" in out
+    assert "host memory" in out
+
+
+def test_the_help_of_delta_names_all_shapes_and_providers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "console", Console(width=1000))
+    assert run(["delta", "--help"]) == 0
+    out, _ = texts(capsys)
+    assert all(name in out for name in (*shape_names(), *price_list().providers))
 
 
 def test_a_damaged_delta_file_writes_nothing(

@@ -42,17 +42,17 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("words", [["join", TICKET, "--engine", "none"], ["gateway", "--api-key", "sesame"],
                                    ["gateway", "--api-key=sesame"], ["revoke", f" '{TICKET.upper()}'"]])  # fmt: skip
-def test_a_typed_secret_leaves_the_list_of_processes_and_reaches_no_child(words: list[str]) -> None:
+def test_a_secret_in_the_arguments_is_hidden_from_the_process_list_and_children(words: list[str]) -> None:
     process = subprocess.Popen([sys.executable, "-c", _TELLS, *words], stdout=subprocess.PIPE, text=True)
-    told = json.loads(process.communicate(timeout=30)[0])
-    assert told["words"] == words
-    assert told["pid"] == process.pid  # whoever started it still knows it by its id
-    shown = " ".join(told["shown"])
+    output = json.loads(process.communicate(timeout=30)[0])
+    assert output["words"] == words
+    assert output["pid"] == process.pid  # its parent process still knows it by its id
+    shown = " ".join(output["shown"])
     assert PLACEHOLDER in shown
     for secret in (TICKET.lower(), "sesame"):
         assert secret not in shown.lower()
-        assert secret not in json.dumps(told["own"]).lower()
-        assert secret not in told["child"].lower()
+        assert secret not in json.dumps(output["own"]).lower()
+        assert secret not in output["child"].lower()
 
 
 def test_the_process_of_join_shows_no_ticket(tmp_path: Path) -> None:
@@ -90,14 +90,14 @@ def test_without_a_hidden_secret_nothing_is_restored() -> None:
 # ---------------------------------------------------------------- where a secret comes from
 
 
-def test_a_ticket_comes_by_argument_file_or_standard_input(tmp_path: Path) -> None:
+def test_a_ticket_is_read_from_argument_file_or_standard_input(tmp_path: Path) -> None:
     (tmp_path / "ticket").write_text(f"\n {TICKET}\n")
     assert ticket_text(TICKET, None) == TICKET
     assert ticket_text("", tmp_path / "ticket") == TICKET
     assert Ticket.parse(ticket_text("", Path("-"), io.StringIO(f"{TICKET[:40]}\n{TICKET[40:]}\n")))
 
 
-def test_a_terminal_is_asked_and_does_not_show_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_is_prompted_without_echo(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr("getpass.getpass", lambda prompt, stream: {"Ticket: ": TICKET}[prompt])
@@ -121,7 +121,7 @@ def test_an_argument_takes_precedence_over_the_variable_which_leaves_the_environ
     ("swarm1a", Path("-"), "given twice"), ("", None, "Which swarm"), ("", Path("/nowhere/at/all"), "cannot be read"),
     ("", Path("-"), "No ticket came"),
 ])  # fmt: skip
-def test_a_word_that_is_no_ticket_is_an_error(argument: str, file: Path | None, says: str) -> None:
+def test_an_argument_that_is_no_ticket_is_an_error(argument: str, file: Path | None, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         ticket_text(argument, file, io.StringIO(" \n"))
 
@@ -144,7 +144,7 @@ def test_the_gateways_key_comes_from_a_file_before_the_variable(
     assert GatewayConfig(at="0.0.0.0:8000", api_key_file=file).host == "0.0.0.0"
 
 
-def test_a_file_of_any_length_is_not_read_whole(tmp_path: Path) -> None:
+def test_a_long_file_is_not_read_completely(tmp_path: Path) -> None:
     (tmp_path / "long").write_text("x" * 20_000)
     with pytest.raises(UsageError, match="far too long"):
         ticket_text("", tmp_path / "long")

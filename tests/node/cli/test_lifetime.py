@@ -63,7 +63,7 @@ def test_a_second_signal_does_not_wait() -> None:
     assert "unwound" not in out
 
 
-async def test_the_result_comes_through() -> None:
+async def test_the_result_is_returned() -> None:
     async def work(value: int) -> int:
         await trio.lowlevel.checkpoint()
         return value
@@ -71,7 +71,7 @@ async def test_the_result_comes_through() -> None:
     assert await until_signalled(partial(work, 7)) == 7
 
 
-async def test_an_error_comes_through() -> None:
+async def test_an_error_propagates() -> None:
     async def work() -> None:
         raise KeyError("ours")
 

@@ -1,4 +1,4 @@
-"""The publisher by itself: blocks in any order, chunks handed on when full, and what it refuses."""
+"""The publisher alone: blocks in any order, chunks passed on when full, and the calls that it refuses."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ WIDE = Layout(tuple(TensorSpec(f"t{i:02}", "BF16", (1 << 18,)) for i in range(24
 
 
 def changes(replica: Replica, every: int) -> tuple[list[BlockDelta], int, bytes]:
-    """(deltas of a version that changes one element in `every`, elements changed, its root)."""
+    """Return (deltas of a version that changes one element in `every`, number of changed elements, its root)."""
     deltas, hashes, changed = [], replica.hashes.copy(), 0
     for block in range(replica.layout.n_blocks):
         new = replica.block(block).copy()
@@ -53,7 +53,7 @@ async def test_blocks_in_any_order_become_one_version(seed, every):
     assert seed.chunks == []
 
 
-async def test_a_version_without_changes_is_a_version(seed):
+async def test_a_version_without_changes_is_published(seed):
     publisher = Publisher(seed)
     before = seed.replica.root
     await publisher.begin()

@@ -110,7 +110,7 @@ STEPS = [
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(("target", "name"), STEPS, ids=[name for _, name in STEPS])
-def test_interrupted_at_any_step_it_is_finished_by_running_it_again(
+def test_an_interrupted_rotation_is_finished_by_running_it_again(
     home: Path, target: Any, name: str, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = getattr(target, name)
@@ -124,7 +124,7 @@ def test_interrupted_at_any_step_it_is_finished_by_running_it_again(
         patch.setattr(target, name, call)
         with pytest.raises(KeyboardInterrupt):
             rotate(home, None, None, 30 * DAY)
-    assert (home / keyfile.AUTHORITY_KEY).exists(), "a seed without a key would make itself another swarm"
+    assert (home / keyfile.AUTHORITY_KEY).exists(), "without its key, a seed would create another swarm"
     if Contact.read(home).authority == OLD.public:
         rotate(home, None, None, 30 * DAY)
     else:
@@ -148,9 +148,9 @@ def test_a_key_outside_the_home(home: Path, tmp_path: Path, capsys: pytest.Captu
     assert run(words) == 2
     assert "go together" in capsys.readouterr().err
     assert run([*words, "--out", str(tmp_path / "new.key"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert keyfile.load(Path(told["file"])).public.hex() == told["public_key"]
-    assert keyfile.load(Path(told["old_file"])).public == OLD.public
+    output = json.loads(capsys.readouterr().out)
+    assert keyfile.load(Path(output["file"])).public.hex() == output["public_key"]
+    assert keyfile.load(Path(output["old_file"])).public == OLD.public
 
 
 def test_a_home_without_a_usable_version_is_an_error(home: Path, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_ticket_leads_to_the_recorded_successor_and_old_bits_stay_until_there_
     with open_store(member, OLD.public) as store:
         genesis(store, Model(store), Replica.from_checkpoint(base, base.layout), OLD, files=base.files)
         note(store, sealed)
-        note(store, b"another")  # the first counts
+        note(store, b"another")  # the first successor counts
     way = follow(member, ticket)
     assert (way.followed, way.ticket) == (True, ticket_of(sealed, OLD.public))
     assert way.base is not None
@@ -190,4 +190,4 @@ def test_a_ticket_leads_to_the_recorded_successor_and_old_bits_stay_until_there_
     way = follow(member, ticket)
     assert (way.ticket.authority, way.base) == (new.public, None)
     kept = sorted(path.name for path in store_folder(member, OLD.public).iterdir())
-    assert kept == ["lock", "swarm.sqlite"], "only the records, which say where the old ticket leads"
+    assert kept == ["lock", "swarm.sqlite"], "only the records that lead from the old ticket"

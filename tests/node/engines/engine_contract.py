@@ -29,7 +29,8 @@ PROMPTS = [Prompt((3, 4, 5), 0), Prompt((6, 7), 1), Prompt((3, 4, 5), 2)]
 SAMPLING = SamplingParams(max_tokens=6, seed=3)
 WRONG_ROOT = b"\xff" * 32
 NEAR = 0.15
-"""Nats between drawing a token and scoring it, in bfloat16; 0.064 was seen on a CPU with AMX."""
+"""Largest difference in nats between generating a token and scoring it, in bfloat16; 0.064 was measured on a CPU with
+AMX."""
 
 
 @dataclass
@@ -42,7 +43,7 @@ class Subject:
 
     @contextmanager
     def next_patch(self) -> Iterator[WeightPatch]:
-        """Move the replica to its next version; the patch that leads there."""
+        """Advance the replica to its next version, and give the patch that leads there."""
         staged = step_of(self.replica, self.version + 100, 0.2)
         fd, _ = write_patch(staged, self.replica.layout)
         self.replica.scatter(staged)
@@ -62,7 +63,7 @@ class Subject:
 
 
 class EngineContract:
-    """See the module."""
+    """The tests of the contract; see the module."""
 
     def test_a_reload_takes_every_bit_and_proves_it(self, subject: Subject) -> None:
         assert subject.reload() == subject.replica.root == subject.engine.live_root()

@@ -1,4 +1,4 @@
-"""A gateway over a real ledger and real node workers, with engines that only take a moment; HTTP over loopback."""
+"""A gateway over a real ledger and real node workers, with engines that take little time; HTTP over loopback."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ TEMPLATE = (
 
 
 def base_files() -> dict[str, bytes]:
-    """What a base checkpoint has beside its weights: one token a letter."""
+    """Return the files of a base checkpoint beside its weights. The tokenizer has one token per letter."""
     vocabulary = {letter: i for i, letter in enumerate(LETTERS)} | {"<end>": END, "<unk>": UNKNOWN}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -51,7 +51,7 @@ def base_files() -> dict[str, bytes]:
 
 class EchoEngine:
     """Generates the prompt backwards and stops, after `seconds`. Records what it generated, so that a test can find
-    lost samples. Of `SamplingOptions` it implements stop texts."""
+    lost samples. Of `SamplingOptions` it implements stop texts only."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -69,7 +69,7 @@ class EchoEngine:
         if any(token > UNKNOWN for prompt in prompts for token in prompt.token_ids):
             raise EngineFailed(f"prompt: a token id outside 0 to {UNKNOWN}", poisoned=False)
         await trio.sleep(self.seconds)
-        made = []
+        completions = []
         for prompt in prompts:
             ids = (*reversed(prompt.token_ids), END)
             reason = "stop" if len(ids) <= sampling.max_tokens and END in sampling.stop_tokens else "length"
@@ -81,9 +81,9 @@ class EchoEngine:
                     ids, reason = ids[:count], "stop"
                     break
             self.tokens += len(ids)
-            made.append(Completion(ids, (-0.25,) * len(ids), reason, (Span(self.version, 0, len(ids)),)))
+            completions.append(Completion(ids, (-0.25,) * len(ids), reason, (Span(self.version, 0, len(ids)),)))
             self.drawn.append(prompt.token_ids)
-        return made, self.seconds
+        return completions, self.seconds
 
     async def score(self, prompt, token_ids, sampling):
         raise AssertionError
@@ -97,7 +97,7 @@ class EchoEngine:
 
 
 class Swarm:
-    """One ledger, one gateway, nodes that come and go."""
+    """A ledger, a gateway, and nodes that come and go."""
 
     def __init__(self, folder: Path, nursery: trio.Nursery, **settings: Any) -> None:
         self.nursery = nursery
@@ -114,11 +114,11 @@ class Swarm:
             self.workers[node].hear(body)
 
     async def add(self, i: int, seconds: float = 0.01, engine: Any = None, **pace: Any) -> Any:
-        """A node with this engine (None: an `EchoEngine`), which is given back."""
+        """Add a node with this engine (None: an `EchoEngine`). Returns the engine."""
         key = Key(bytes([i]) * 32)
 
         async def send(body: bytes) -> None:
-            if key.public in self.workers:  # a killed node says nothing more
+            if key.public in self.workers:  # a killed node sends nothing more
                 self.service.hear(key.public, body)
 
         engine = self.engines[key.public] = EchoEngine(seconds) if engine is None else engine
@@ -135,7 +135,7 @@ class Swarm:
         return engine
 
     def kill(self, i: int, *, known: bool = True) -> None:
-        """`known`: its membership lease is seen to die; otherwise only its work leases run out."""
+        """Kill a node. `known`: the ledger learns that its membership ended; otherwise its work leases expire."""
         node = Key(bytes([i]) * 32).public
         del self.workers[node]
         self.lives[node].cancel()
@@ -145,26 +145,26 @@ class Swarm:
 
 async def until(condition: Callable[[], Any], within_s: float = 10.0) -> None:
     with trio.fail_after(within_s):
-        while not condition():  # noqa: ASYNC110 - what is looked at tells nobody
+        while not condition():  # noqa: ASYNC110 - the condition signals no event
             await trio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager
 async def gateway(folder: Path, files: dict[str, bytes] | None = None, settings: Any = None, **config: Any):
-    """(swarm, URL) while the block runs."""
+    """Run a gateway while the block runs. Yields (swarm, URL)."""
     async with trio.open_nursery() as nursery:
         swarm = Swarm(folder, nursery, **(settings or {}))
         await nursery.start(swarm.service.run)
         found = base_files() if files is None else files
-        made = Gateway(swarm.service, lambda: found, lambda: (0, 0), GatewayConfig(at="127.0.0.1:0", **config))
-        url = await nursery.start(made.run)
+        completions = Gateway(swarm.service, lambda: found, lambda: (0, 0), GatewayConfig(at="127.0.0.1:0", **config))
+        url = await nursery.start(completions.run)
         yield swarm, url
         nursery.cancel_scope.cancel()
     swarm.book.close()
 
 
 async def with_client(url: str, use: Callable[[AsyncOpenAI], Awaitable[Any]], **options: Any) -> Any:
-    """Run `use` with the unmodified OpenAI client, in a thread with a loop of its own."""
+    """Run `use` with the unmodified OpenAI client, in a thread with its own event loop."""
 
     async def main() -> Any:
         async with AsyncOpenAI(base_url=url, **({"api_key": "none", "max_retries": 0, "timeout": 30.0} | options)) as c:
@@ -174,9 +174,9 @@ async def with_client(url: str, use: Callable[[AsyncOpenAI], Awaitable[Any]], **
 
 
 async def raw(url: str, data: bytes, *, close: bool = False, within_s: float = 5.0) -> bytes:
-    """What the gateway answers to these very bytes, until it closes, or nothing more comes for a moment."""
+    """Send these bytes. Returns the answer, until the gateway closes the connection or sends nothing for a moment."""
     host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
-    said = b""
+    answer_bytes = b""
     async with await trio.open_tcp_stream(host, int(port)) as stream:
         with contextlib.suppress(trio.BrokenResourceError):
             await stream.send_all(data)
@@ -184,7 +184,7 @@ async def raw(url: str, data: bytes, *, close: bool = False, within_s: float = 5
                 await stream.send_eof()
             with trio.move_on_after(within_s):
                 async for part in stream:
-                    said += part
-                    if b"\r\n\r\n" in said and said.endswith(b"}"):
+                    answer_bytes += part
+                    if b"\r\n\r\n" in answer_bytes and answer_bytes.endswith(b"}"):
                         break
-    return said
+    return answer_bytes

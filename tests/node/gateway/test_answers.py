@@ -1,4 +1,5 @@
-"""Answers are bounded over all clients together: those with the key that ask for much, and read slowly or never."""
+"""The memory of all answers together is bounded, also for clients with the key that ask for much and read slowly or
+never."""
 
 import contextlib
 import json
@@ -9,8 +10,8 @@ import trio
 from gateway_kit import base_files, gateway, raw, until
 
 from node.gateway import app
-from node.gateway.http import HttpLimits, Request, Response, Send, serve
-from node.gateway.memory_budget import MemoryBudget
+from node.http import HttpLimits, Request, Response, Send, serve
+from node.http.memory_budget import MemoryBudget
 
 CONTEXT = 16384
 PROMPT = "abcd" * 2048
@@ -21,27 +22,29 @@ def files() -> dict[str, bytes]:
 
 
 def post(path: str = "/v1/completions", **body: object) -> bytes:
-    said = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(said)}\r\n\r\n"
-    return head.encode() + said
+    content = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    return head.encode() + content
 
 
-def place_of(url: str) -> tuple[str, int]:
+def host_and_port(url: str) -> tuple[str, int]:
     host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
     return host, int(port)
 
 
-async def whole(url: str, request: bytes) -> tuple[bytes, bytes]:
-    """(head, body) of a chunked answer."""
-    said = b""
-    async with await trio.open_tcp_stream(*place_of(url)) as stream:
+async def read_chunked(url: str, request: bytes) -> tuple[bytes, bytes]:
+    """Return (head, body) of a chunked answer."""
+    answer_bytes = b""
+    async with await trio.open_tcp_stream(*host_and_port(url)) as stream:
         await stream.send_all(request)
         with trio.fail_after(60):
-            while not said.endswith(b"0\r\n\r\n"):
+            while not answer_bytes.endswith(b"0\r\n\r\n"):
                 part = await stream.receive_some(1 << 20)
-                assert part, said[-200:]
-                said += part
-    head, _, rest = said.partition(b"\r\n\r\n")
+                assert part, answer_bytes[-200:]
+                answer_bytes += part
+    head, _, rest = answer_bytes.partition(b"\r\n\r\n")
     body = b""
     while rest:
         size, _, rest = rest.partition(b"\r\n")
@@ -51,8 +54,8 @@ async def whole(url: str, request: bytes) -> tuple[bytes, bytes]:
 
 
 @pytest.fixture
-def rooms(monkeypatch: pytest.MonkeyPatch) -> list[MemoryBudget]:
-    """The budgets that an `App` makes: held, worded. Each notes the most that it held."""
+def budgets(monkeypatch: pytest.MonkeyPatch) -> list[MemoryBudget]:
+    """The budgets that an `App` creates: `held` and `encoded`. Each records its peak."""
     made: list[MemoryBudget] = []
 
     class Watched(MemoryBudget):
@@ -71,8 +74,8 @@ def rooms(monkeypatch: pytest.MonkeyPatch) -> list[MemoryBudget]:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/inference/v1/generate"])
-async def test_a_large_answer_is_sent_by_choice_and_is_the_same(tmp_path: Path, monkeypatch, rooms, path: str):
-    """At once or in parts: the same JSON."""
+async def test_a_large_answer_is_the_same_at_once_and_in_parts(tmp_path: Path, monkeypatch, budgets, path: str):
+    """The JSON is the same whether it is sent at once or in parts."""
     asked = {
         "/v1/completions": {"prompt": PROMPT, "logprobs": 0},
         "/v1/chat/completions": {"messages": [{"role": "user", "content": PROMPT}], "logprobs": True},
@@ -82,50 +85,50 @@ async def test_a_large_answer_is_sent_by_choice_and_is_the_same(tmp_path: Path, 
         asked |= {"n": 8, "max_tokens": 4}
     async with gateway(tmp_path, files()) as (swarm, url):
         await swarm.add(1)
-        head, body = await whole(url, post(path, **asked))
+        head, body = await read_chunked(url, post(path, **asked))
         assert head.startswith(b"HTTP/1.1 200")
         assert b"chunked" in head.lower()
         monkeypatch.setattr(app, "AT_ONCE_BYTES", 1 << 30)
-        said = await raw(url, post(path, **asked))
-        assert b"content-length" in said.partition(b"\r\n\r\n")[0].lower()
-        there, here = json.loads(body), json.loads(said.partition(b"\r\n\r\n")[2])
+        answer_bytes = await raw(url, post(path, **asked))
+        assert b"content-length" in answer_bytes.partition(b"\r\n\r\n")[0].lower()
+        there, here = json.loads(body), json.loads(answer_bytes.partition(b"\r\n\r\n")[2])
         assert len(there["choices"]) == 8
         for each in (there, here):
             for name in ("id", "created", "request_id"):
                 each.pop(name, None)
         assert there == here
-        await until(lambda: not any(room.held for room in rooms))
+        await until(lambda: not any(budget.held for budget in budgets))
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_answers_that_nobody_reads_are_bounded_together(tmp_path: Path, monkeypatch, rooms, stream: bool):
-    """Forty clients ask for a prompt of 8,192 tokens back 25 times each, and read nothing. What all of them hold stays
-    within both budgets; clients that find them full get 503; nothing is held after they have gone."""
+async def test_answers_that_nobody_reads_are_bounded_together(tmp_path: Path, monkeypatch, budgets, stream: bool):
+    """Forty clients ask for a prompt of 8,192 tokens back 25 times each, and read nothing. All answers together stay
+    within both budgets, clients that find them full get 503, and the memory is free after the clients have gone."""
     monkeypatch.setattr(app, "HELD_BYTES", 1 << 20)
     monkeypatch.setattr(app, "ENCODED_BYTES", 1 << 20)
     async with gateway(tmp_path, files()) as (swarm, url):
         await swarm.add(1)
         streams: list[trio.SocketStream] = []
         for _ in range(40):
-            stream_ = await trio.open_tcp_stream(*place_of(url))
+            stream_ = await trio.open_tcp_stream(*host_and_port(url))
             stream_.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, 4096)
             await stream_.send_all(post(prompt=PROMPT, n=25, max_tokens=4, stream=stream))
             streams.append(stream_)
         await trio.sleep(2.0)
-        held, worded = rooms
-        assert 0 < worded.peak <= worded.most == 1 << 20
-        assert 0 < held.peak <= held.most + 40 * 25 * 4 * 8, "beyond it: only the samples that were in flight"
-        said = await raw(url, post(prompt=PROMPT, n=1, max_tokens=4))
-        assert said.startswith(b"HTTP/1.1 503 "), said[:300]
-        assert b"retry-after" in said.lower()
+        held, encoded = budgets
+        assert 0 < encoded.peak <= encoded.most == 1 << 20
+        assert 0 < held.peak <= held.most + 40 * 25 * 4 * 8, "beyond it only the samples that were in flight"
+        answer_bytes = await raw(url, post(prompt=PROMPT, n=1, max_tokens=4))
+        assert answer_bytes.startswith(b"HTTP/1.1 503 "), answer_bytes[:300]
+        assert b"retry-after" in answer_bytes.lower()
         for each in streams:
             await each.aclose()
-        await until(lambda: not any(room.held for room in rooms), 30)
+        await until(lambda: not any(budget.held for budget in budgets), 30)
         assert (await raw(url, post(prompt="abc", max_tokens=4))).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_a_client_that_reads_its_answer_too_slowly_is_disconnected(autojump_clock):
-    """Each part is taken within the deadline of a write, and the whole is still below the least rate."""
+    """The client reads each part within the deadline of a write, but the whole answer below the minimum rate."""
     limits = HttpLimits(write_s=5.0, write_rate=1 << 20)
     ended: list[float] = []
 
@@ -146,7 +149,7 @@ async def test_a_client_that_reads_its_answer_too_slowly_is_disconnected(autojum
             await stream.send_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             with trio.move_on_after(120), contextlib.suppress(trio.BrokenResourceError):
                 while await stream.receive_some(1 << 18):  # noqa: ASYNC110 - a slow reader
-                    await trio.sleep(1.0)  # a quarter of the least rate
+                    await trio.sleep(1.0)  # a quarter of the minimum rate
         assert ended
         assert ended[0] < 100
         nursery.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""A real seed with a gateway, attacked by HTTP clients: what it holds in memory meanwhile, and afterwards."""
+"""HTTP clients attack a real seed with a gateway: how much memory it uses meanwhile and afterwards."""
 
 import contextlib
 import json
@@ -19,12 +19,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone]
 CLIENTS = 100
 BODY = 8 << 20
 ALLOWED = 64 << 20
-"""More memory than before, while the attack lasts; half of it when it is over."""
+"""How much the memory may grow during the attack, in bytes; half of it may remain afterwards."""
 KEY = "sesame"
 
 
 class Watch:
-    """The most memory that a process held while the block ran."""
+    """Records the peak memory of a process while the block runs."""
 
     def __init__(self, pid: int) -> None:
         self.before = self.peak = ProcessUsage(pid).rss_bytes
@@ -49,7 +49,7 @@ def connect(port: int, source: str = "127.0.0.1", within_s: float = 20.0) -> soc
 
 
 def ask(port: int, key: str, body: bytes, source: str = "127.0.0.1") -> str:
-    """The status of the answer to one request; "closed" when there was none."""
+    """Return the status of the answer to one request, or "closed" if there was none."""
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         f"Authorization: Bearer {key}\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -57,12 +57,12 @@ def ask(port: int, key: str, body: bytes, source: str = "127.0.0.1") -> str:
     try:
         with connect(port, source) as sock:
             sock.sendall(head.encode())
-            with contextlib.suppress(OSError):  # it was answered before the end; what it said can be read still
+            with contextlib.suppress(OSError):  # it was answered early, and the answer can still be read
                 sock.sendall(body)
-            said = sock.recv(4096).decode()
+            answer_text = sock.recv(4096).decode()
     except OSError:
         return "closed"
-    return said.split(" ", 2)[1] if said else "closed"
+    return answer_text.split(" ", 2)[1] if answer_text else "closed"
 
 
 def at_once(clients: int, work: Callable[[int], str]) -> Counter[str]:
@@ -80,7 +80,8 @@ def at_once(clients: int, work: Callable[[int], str]) -> Counter[str]:
 
 
 def test_a_gateway_uses_little_memory_and_frees_it(tmp_path: Path):
-    """100 clients of 8 MiB each without the key, then as many with it; then silent ones from many addresses."""
+    """100 clients send 8 MiB each without the key, then as many with it; then silent clients connect from many
+    addresses."""
     with swarm_in(tmp_path) as swarm:
         swarm.seed(None, "--raw-mb", "1")
         seed = swarm.running["seed"]

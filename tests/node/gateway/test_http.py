@@ -1,4 +1,4 @@
-"""Hostile HTTP: whatever comes, the gateway answers or closes, holds little, and goes on."""
+"""Hostile HTTP: the gateway answers or closes each connection, uses little memory, and continues."""
 
 import json
 import threading
@@ -10,8 +10,8 @@ import trio
 from gateway_kit import base_files, gateway, raw, with_client
 
 from codec.errors import UsageError
-from node.gateway.http import HttpLimits, Request, Response, json_response, serve
 from node.gateway.text import Text
+from node.http import HttpLimits, Request, Response, json_response, serve
 from node.settings.config import GatewayConfig
 
 GOOD = json.dumps({"prompt": "abc", "max_tokens": 4}).encode()
@@ -65,39 +65,39 @@ async def test_hostile_requests_get_an_answer_and_change_nothing(tmp_path: Path,
     data, code = HOSTILE[what]
     async with gateway(tmp_path) as (swarm, url):
         await swarm.add(1)
-        said = await raw(url, data)
-        assert said.split(b" ", 2)[:2] == [b"HTTP/1.1", str(code).encode()], said[:300]
-        body = json.loads(said.partition(b"\r\n\r\n")[2])
+        answer_bytes = await raw(url, data)
+        assert answer_bytes.split(b" ", 2)[:2] == [b"HTTP/1.1", str(code).encode()], answer_bytes[:300]
+        body = json.loads(answer_bytes.partition(b"\r\n\r\n")[2])
         assert 5 < len(body["error"]["message"]) < 600
-        assert b"Traceback" not in said
+        assert b"Traceback" not in answer_bytes
         good = await raw(url, post(GOOD))
         assert b'"text":"cba"' in good
 
 
 async def test_an_answer_to_head_is_a_head(tmp_path: Path):
-    """h11 rejects a body after it, so that one would be a bug that any client could cause."""
+    """h11 raises an error for a body after it, which would be a bug that any client could cause."""
     async with gateway(tmp_path) as (swarm, url):
         await swarm.add(1)
         for path in ("/v1/models", "/v1/completions", "/nowhere"):
-            said = await raw(url, f"HEAD {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode(), within_s=1.0)
-            head, _, rest = said.partition(b"\r\n\r\n")
-            assert head.split(b" ")[1] in (b"404", b"405"), said[:300]
+            answer_bytes = await raw(url, f"HEAD {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode(), within_s=1.0)
+            head, _, rest = answer_bytes.partition(b"\r\n\r\n")
+            assert head.split(b" ")[1] in (b"404", b"405"), answer_bytes[:300]
             assert b"content-length" in head.lower()
             assert rest == b""
         assert b'"text":"cba"' in await raw(url, post(GOOD))
 
 
-async def test_several_requests_on_one_connection_even_at_once(tmp_path: Path):
+async def test_one_connection_may_send_several_requests_also_at_once(tmp_path: Path):
     async with gateway(tmp_path) as (swarm, url):
         await swarm.add(1)
-        said = await raw(url, post(GOOD) + post(GOOD), within_s=1.0)
+        answer_bytes = await raw(url, post(GOOD) + post(GOOD), within_s=1.0)
         host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
         async with await trio.open_tcp_stream(host, int(port)) as stream:
             for _ in range(3):
                 await stream.send_all(post(GOOD))
                 part = await stream.receive_some(65536)
                 assert b'"text":"cba"' in part
-        assert said.count(b"HTTP/1.1 200") >= 1
+        assert answer_bytes.count(b"HTTP/1.1 200") >= 1
         bytewise = post(GOOD)
         async with await trio.open_tcp_stream(host, int(port)) as stream:
             for i in range(len(bytewise)):
@@ -129,13 +129,13 @@ async def test_a_slow_client_is_disconnected(autojump_clock, sent, limits, after
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
             began = trio.current_time()
             await stream.send_all(sent)
-            said = b"".join([part async for part in stream])
+            answer_bytes = b"".join([part async for part in stream])
             assert trio.current_time() - began == pytest.approx(after_s, abs=1.5)
-            assert says in said
+            assert says in answer_bytes
         nursery.cancel_scope.cancel()
 
 
-async def test_a_client_that_hangs_up_is_noticed_and_connections_are_counted():
+async def test_disconnects_are_noticed_and_connections_counted():
     cancelled = trio.Event()
 
     async def handler(request: Request) -> Response:
@@ -155,8 +155,8 @@ async def test_a_client_that_hangs_up_is_noticed_and_connections_are_counted():
         await trio.sleep(0.1)
         third = await trio.open_tcp_stream("127.0.0.1", port)
         await third.send_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        said = b"".join([part async for part in third])
-        assert b" 429 " in said
+        answer_bytes = b"".join([part async for part in third])
+        assert b" 429 " in answer_bytes
         await first.aclose()
         with trio.fail_after(2):
             await cancelled.wait()
@@ -169,8 +169,8 @@ async def test_a_bug_costs_one_request_only(tmp_path: Path, monkeypatch):
         await swarm.add(1)
         monkeypatch.delenv("SWARM_STRICT")
         monkeypatch.setattr("node.gateway.app.parse_completion", lambda *_, **__: 1 / 0)
-        said = await raw(url, post(GOOD))
-        assert b" 500 " in said.splitlines()[0]
+        answer_bytes = await raw(url, post(GOOD))
+        assert b" 500 " in answer_bytes.splitlines()[0]
         monkeypatch.undo()
 
         async def use(client):
@@ -192,7 +192,8 @@ def test_a_gateway_beyond_this_machine_needs_a_key():
 
 
 def test_the_process_continues_while_a_long_prompt_is_tokenized():
-    """The tokenizer held Python's lock: a prompt of 4 MiB kept the seed from its heartbeats for six seconds."""
+    """Regression: the tokenizer held Python's lock, so a prompt of 4 MiB delayed the seed's heartbeats by six
+    seconds."""
     text, turns, reading = Text(base_files()), 0, threading.Event()
 
     def read() -> None:
@@ -207,4 +208,4 @@ def test_the_process_continues_while_a_long_prompt_is_tokenized():
         time.sleep(0)
         turns += 1
     reader.join()
-    assert turns > 30, "a dozen, for any length, when the lock is held"
+    assert turns > 30, "it was about a dozen for any length while the lock was held"

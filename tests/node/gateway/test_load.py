@@ -1,4 +1,4 @@
-"""Many requests at once, while nodes come and go: each is answered once, with its own answer."""
+"""Many requests at once, while nodes come and go: each gets one answer, and its own."""
 
 import asyncio
 from collections import Counter
@@ -11,12 +11,12 @@ IN_FLIGHT = 256
 
 
 def prompt(i: int) -> list[int]:
-    """Every request its own, so that an answer shows whose it is."""
+    """Return a prompt that differs for every request, so that each answer can be matched to its request."""
     return [i // 27 % 27, i % 27, 5]
 
 
 async def ask_all(client, count: int, *, stream_every: int = 5) -> list[tuple[int, tuple[int, ...]]]:
-    """(request, tokens of each answer it got)."""
+    """Return (request, tokens) of each answer."""
 
     async def ask(i: int) -> tuple[int, tuple[int, ...]]:
         create = client.completions.create
@@ -42,17 +42,17 @@ def assert_all(answers, count: int) -> None:
 
 async def test_256_in_flight_over_four_nodes_two_of_which_are_killed(tmp_path: Path):
     settings = {"min_deadline_s": 1.0, "max_deadline_s": 1.5, "lapsed_least": 1 << 16}
-    """On a busy machine leases of a second run out in honest hands, too."""
+    """Short deadlines: on a busy machine, leases of honest nodes expire too."""
     async with gateway(tmp_path, settings=settings) as (swarm, url):
         for i in (1, 2, 3, 4):
             await swarm.add(i, seconds=0.3, batch=16)
 
         async def kill() -> None:
-            while swarm.service.status().accepted < 8:  # noqa: ASYNC110 - it tells nobody
+            while swarm.service.status().accepted < 8:  # noqa: ASYNC110 - the status signals no event
                 await trio.sleep(0.01)
             assert swarm.service.status().samples_leased > 0
             swarm.kill(1)
-            swarm.kill(2, known=False)  # the membership does not notice it: its leases expire
+            swarm.kill(2, known=False)  # the ledger is not told, so its leases expire
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(kill)
@@ -71,7 +71,7 @@ async def test_requests_survive_until_a_new_node_joins(tmp_path: Path):
         await swarm.add(1, seconds=5.0)
 
         async def replace() -> None:
-            while swarm.service.status().samples_leased < 8:  # noqa: ASYNC110 - it tells nobody
+            while swarm.service.status().samples_leased < 8:  # noqa: ASYNC110 - the status signals no event
                 await trio.sleep(0.01)
             swarm.kill(1)
             await trio.sleep(0.2)
@@ -103,7 +103,7 @@ async def test_requests_beyond_the_limit_get_429_and_the_rest_is_answered(tmp_pa
         assert codes.keys() == {200, 429}
         assert codes[200] >= 64
 
-        async def patient(client):  # its own retries are all that a user needs
+        async def patient(client):  # needs only the client's own retries
             return await ask_all(client, 70, stream_every=1000)
 
         answers = await with_client(url, patient, max_retries=20)

@@ -1,4 +1,4 @@
-"""The unmodified OpenAI client against the gateway: what it sends is understood, what it gets it can read."""
+"""The unmodified OpenAI client against the gateway: each understands the other."""
 
 import json
 from pathlib import Path
@@ -95,11 +95,11 @@ async def test_chat_uses_the_base_checkpoints_template(tmp_path: Path):
             )
 
         answer = await with_client(url, use)
-        said = "system: be brief\nuser: hi\nassistant: "
+        text = "system: be brief\nuser: hi\nassistant: "
         (choice,) = answer.choices
-        assert (choice.message.content, choice.message.role) == (said[::-1], "assistant")
-        assert [entry.logprob for entry in choice.logprobs.content] == [-0.25] * (len(said) + 1)
-        assert len(choice.model_extra["token_ids"]) == len(choice.model_extra["versions"]) == len(said) + 1
+        assert (choice.message.content, choice.message.role) == (text[::-1], "assistant")
+        assert [entry.logprob for entry in choice.logprobs.content] == [-0.25] * (len(text) + 1)
+        assert len(choice.model_extra["token_ids"]) == len(choice.model_extra["versions"]) == len(text) + 1
 
 
 async def test_streams_have_the_content_of_complete_answers(tmp_path: Path):
@@ -128,12 +128,12 @@ async def test_streams_have_the_content_of_complete_answers(tmp_path: Path):
                 texts[choice.index] += choice.text
         assert texts == {0: "cba", 1: "cba"}
         assert parts[-1].usage.completion_tokens == 8
-        said = "".join(choice.delta.content or "" for part in chat for choice in part.choices)
-        assert said == "user: hi\nassistant: "[::-1]
+        text = "".join(choice.delta.content or "" for part in chat for choice in part.choices)
+        assert text == "user: hi\nassistant: "[::-1]
         assert chat[-1].choices[0].finish_reason == "stop"
         ids = [choice.model_extra for part in chat for choice in part.choices if "token_ids" in choice.model_extra]
         assert len(ids) == 1
-        assert len(ids[0]["token_ids"]) == len(ids[0]["versions"]) == len(said) + 1
+        assert len(ids[0]["token_ids"]) == len(ids[0]["versions"]) == len(text) + 1
 
 
 async def test_stops_and_lengths(tmp_path: Path):
@@ -151,7 +151,7 @@ async def test_stops_and_lengths(tmp_path: Path):
         assert (short.text, short.finish_reason) == ("fed", "length")
         assert (cut.text, cut.finish_reason) == ("fed", "stop")
         assert len(cut.model_extra["token_ids"]) == len(cut.logprobs.token_logprobs) == 5  # up to the b of "cb"
-        assert engine.tokens == 3 + 5 + 6, "no token is drawn behind a stop text"
+        assert engine.tokens == 3 + 5 + 6, "no token is generated after a stop text"
         assert (on.finish_reason, len(on.model_extra["token_ids"])) == ("length", 6)
 
 
@@ -175,7 +175,7 @@ async def test_stops_and_lengths(tmp_path: Path):
         ({"prompt": "abc", "stop": ["x"] * 50}, "at most"),
     ],
 )
-async def test_requests_that_cannot_be_done_get_a_sentence(tmp_path: Path, asked, says):
+async def test_impossible_requests_get_an_error_in_a_sentence(tmp_path: Path, asked, says):
     async with gateway(tmp_path) as (swarm, url):
         await swarm.add(1)
 
@@ -200,7 +200,7 @@ async def test_other_errors_have_their_codes(tmp_path: Path):
         await with_client(url, use, api_key="sesame")
         await swarm.add(1)
 
-        async def use_more(client):
+        async def use_with_nodes(client):
             with pytest.raises(NotFoundError, match="no model 'gpt-5'"):
                 await client.completions.create(model="gpt-5", prompt="abc")
             with pytest.raises(RateLimitError, match="in flight") as caught:
@@ -212,7 +212,7 @@ async def test_other_errors_have_their_codes(tmp_path: Path):
             with pytest.raises(BadRequestError, match="only text"):
                 await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": [image]}])
 
-        await with_client(url, use_more, api_key="sesame")
+        await with_client(url, use_with_nodes, api_key="sesame")
 
         async def stranger(client):
             with pytest.raises(APIStatusError) as caught:
@@ -222,7 +222,7 @@ async def test_other_errors_have_their_codes(tmp_path: Path):
         await with_client(url, stranger)
 
 
-async def test_without_a_tokenizer_there_are_still_token_ids(tmp_path: Path):
+async def test_token_ids_work_without_a_tokenizer(tmp_path: Path):
     async with gateway(tmp_path, files={}) as (swarm, url):
         await swarm.add(1)
 
@@ -255,7 +255,7 @@ async def test_a_session_stays_with_its_node(tmp_path: Path):
         for session in ("left", "right"):
             ids = tuple(LETTERS.index(letter) for letter in session)
             where = [node for node, e in swarm.engines.items() if any(d[:-1] == ids for d in e.drawn)]
-            assert len(where) == 1, "its prefix is in one cache"
+            assert len(where) == 1, "the node with its prefix in the cache"
 
 
 async def test_a_client_that_hangs_up_withdraws_its_work(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""The whole of it as people run it: a seed, its gateway, nodes with real transformers engines, one of them killed."""
+"""The whole gateway in real processes: a seed, nodes with transformers engines, and requests while a node is killed."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from scenarios.harness.swarm import LOOPBACK, swarm_in
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")]
 
 READY_S = 180.0
-"""Several engines import torch on two busy cores."""
+"""Time limit in seconds: several engines import torch on two busy cores."""
 
 
 def base_folder(folder: Path) -> Path:
@@ -37,7 +37,7 @@ def prompt(i: int) -> str:
 
 
 def expected(base: Path, requests: int) -> dict[int, tuple[int, ...]]:
-    """What one engine in this process answers, greedily."""
+    """Return the greedy answers of one engine in this process."""
     import torch
 
     from node.engines.base import Prompt, SamplingParams
@@ -61,7 +61,7 @@ def expected(base: Path, requests: int) -> dict[int, tuple[int, ...]]:
 def test_requests_in_flight_survive_killed_nodes(
     tmp_path: Path, requests: int, names: tuple[str, ...], doomed: tuple[str, ...]
 ):
-    """None is lost, none answered twice, and each gets its own answer."""
+    """No request is lost or answered twice, and each gets its own answer."""
     base = base_folder(tmp_path / "base")
     wanted = expected(base, requests)
     with swarm_in(tmp_path / "swarm") as swarm:
@@ -94,14 +94,14 @@ def test_requests_in_flight_survive_killed_nodes(
                     assert i not in answers
                     answers[i] = tuple(choice.model_extra["token_ids"])
                     assert choice.model_extra["versions"] == [[0, 0]] * 32
-                    if len(answers) % 8 == 0 and len(answers) // 8 <= len(doomed):  # in the midst of it
+                    if len(answers) % 8 == 0 and len(answers) // 8 <= len(doomed):  # while requests are in flight
                         await asyncio.to_thread(swarm.signal, doomed[len(answers) // 8 - 1], signal.SIGKILL)
 
                 await asyncio.gather(*(ask(i) for i in range(requests)))
             return answers
 
         answers = asyncio.run(ask_all())
-        assert answers == wanted, "each its own answer, the very tokens that the model says"
+        assert answers == wanted, "each answer must have exactly the model's tokens"
         work = swarm.state("seed")["work"]
         assert work["accepted"] == requests
         assert (work["groups_open"], work["groups_ready"], work["samples_leased"]) == (0, 0, 0)

@@ -1,4 +1,4 @@
-"""Clients without the key, and clients that occupy memory: what each may cost the gateway."""
+"""Clients without the key, and clients that occupy memory: how much each may cost the gateway."""
 
 import json
 from pathlib import Path
@@ -7,10 +7,9 @@ import pytest
 import trio
 from gateway_kit import gateway, raw
 
-from node.gateway import memory_budget, strangers
-from node.gateway.http import HttpLimits, Request, Response, json_response, serve
-from node.gateway.memory_budget import BudgetFull, MemoryBudget
-from node.gateway.strangers import MOST, MOST_OF_ONE, YOUNG_S, Strangers, address_of
+from node.http import HttpLimits, Request, Response, json_response, memory_budget, serve, strangers
+from node.http.memory_budget import BudgetFull, MemoryBudget
+from node.http.strangers import MOST, MOST_OF_ONE, YOUNG_S, Strangers, address_of
 
 BODY = json.dumps({"prompt": "abc", "max_tokens": 4}).encode()
 
@@ -26,7 +25,7 @@ def head(length: int, *headers: str, path: str = "/v1/completions") -> bytes:
     return "\r\n".join(lines).encode() + b"\r\n\r\n"
 
 
-def place_of(url: str) -> tuple[str, int]:
+def host_and_port(url: str) -> tuple[str, int]:
     host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
     return host, int(port)
 
@@ -42,21 +41,21 @@ async def test_without_the_key_nothing_of_a_body_is_read(tmp_path: Path, monkeyp
     async with gateway(tmp_path, api_key="sesame") as (swarm, url):
         await swarm.add(1)
         for wrong in ((), ("Authorization: Bearer open",), ("Authorization: Bearer s\xe9same",)):
-            said = await raw(url, head(8 << 20, *wrong))  # and never a byte of the body
-            assert said.startswith(b"HTTP/1.1 401 ")
-            assert b"connection: close" in said.lower()
-        said = await raw(url, head(8 << 20, "Expect: 100-continue"))
-        assert said.startswith(b"HTTP/1.1 401 "), "and nobody is asked to go on"
+            answer_bytes = await raw(url, head(8 << 20, *wrong))  # and no byte of the body
+            assert answer_bytes.startswith(b"HTTP/1.1 401 ")
+            assert b"connection: close" in answer_bytes.lower()
+        answer_bytes = await raw(url, head(8 << 20, "Expect: 100-continue"))
+        assert answer_bytes.startswith(b"HTTP/1.1 401 "), "the client gets no 100 Continue"
         assert reserved == []
-        said = await raw(url, head(len(BODY), "Authorization: Bearer sesame") + BODY)
-        assert b'"text":"cba"' in said
-        assert reserved[0] == len(BODY)  # what follows is for the answer
+        answer_bytes = await raw(url, head(len(BODY), "Authorization: Bearer sesame") + BODY)
+        assert b'"text":"cba"' in answer_bytes
+        assert reserved[0] == len(BODY)  # reads the answer
 
 
 async def test_a_client_with_the_key_gets_100_continue(tmp_path: Path):
     async with gateway(tmp_path, api_key="sesame") as (swarm, url):
         await swarm.add(1)
-        async with await trio.open_tcp_stream(*place_of(url)) as stream:
+        async with await trio.open_tcp_stream(*host_and_port(url)) as stream:
             await stream.send_all(head(len(BODY), "Authorization: Bearer sesame", "Expect: 100-continue"))
             with trio.fail_after(5):
                 assert (await stream.receive_some(4096)).startswith(b"HTTP/1.1 100 ")
@@ -69,9 +68,9 @@ async def count(request: Request) -> Response:
 
 
 async def test_a_body_below_the_minimum_rate_is_given_up(autojump_clock):
-    """Others need its memory. A body that comes at a quarter of a megabit per second is accepted."""
+    """The memory is needed for others. A body that arrives at a quarter of a megabit per second is accepted."""
     limits = HttpLimits(grace_s=5.0, body_s=60.0)
-    length = 600_000  # 18 s at the slowest rate
+    length = 600_000  # 18 s at the minimum rate
     async with trio.open_nursery() as nursery:
         port = await nursery.start(lambda task_status: serve(count, "127.0.0.1", 0, limits, task_status=task_status))
         autojump_clock.autojump_threshold = 0.05
@@ -87,16 +86,16 @@ async def test_a_body_below_the_minimum_rate_is_given_up(autojump_clock):
 
                 async with trio.open_nursery() as inner:
                     inner.start_soon(trickle)
-                    said = await stream.receive_some(65536)
+                    answer_bytes = await stream.receive_some(65536)
                     inner.cancel_scope.cancel()
-                assert wanted in said, said
+                assert wanted in answer_bytes, answer_bytes
                 if wanted == b" 408 ":
                     assert trio.current_time() - began < 7.0
         nursery.cancel_scope.cancel()
 
 
 async def test_the_bodies_of_all_clients_are_bounded_together(autojump_clock):
-    """Three bodies are announced, and two fit: the third gets 429, and there is room again when one is done."""
+    """Three bodies are announced and two fit: the third gets 429, until one of the others is done."""
     limits = HttpLimits(body_bytes=memory_budget.MOST_BYTES // 2)
     async with trio.open_nursery() as nursery:
         port = await nursery.start(lambda task_status: serve(count, "127.0.0.1", 0, limits, task_status=task_status))
@@ -106,9 +105,9 @@ async def test_the_bodies_of_all_clients_are_bounded_together(autojump_clock):
             await stream.send_all(head(limits.body_bytes))
         await trio.sleep(0.2)
         await streams[2].send_all(head(limits.body_bytes))
-        said = await streams[2].receive_some(65536)
-        assert b" 429 " in said
-        assert b"retry-after" in said.lower()
+        answer_bytes = await streams[2].receive_some(65536)
+        assert b" 429 " in answer_bytes
+        assert b"retry-after" in answer_bytes.lower()
         await streams[0].aclose()
         async with await trio.open_tcp_stream("127.0.0.1", port) as again:
             await again.send_all(head(4) + b"{..}")
@@ -131,14 +130,14 @@ async def test_reserve_waits_for_room(autojump_clock):
     assert room.held == 30
 
 
-async def test_a_flood_of_one_address_keeps_no_other_out(autojump_clock):
+async def test_a_flood_from_one_address_keeps_no_other_out(autojump_clock):
     places = Strangers()
     flood = [await places.enter("10.0.0.1") for _ in range(MOST_OF_ONE)]
     other = await places.enter("10.0.0.2")
     assert other is not None
     assert not any(place.scope.cancel_called for place in flood)
     began = trio.current_time()
-    late = await places.enter("10.0.0.1")  # waits until one of its own has had its time
+    late = await places.enter("10.0.0.1")  # waits until one of its own connections has timed out
     assert trio.current_time() - began == pytest.approx(YOUNG_S, abs=0.5)
     assert late is not None
     assert flood[0].scope.cancel_called
@@ -148,7 +147,7 @@ async def test_a_flood_of_one_address_keeps_no_other_out(autojump_clock):
     assert len(places) == 2
 
 
-async def test_a_flood_of_many_addresses_makes_room_for_a_newcomer(autojump_clock):
+async def test_a_flood_from_many_addresses_makes_room_for_a_newcomer(autojump_clock):
     places = Strangers()
     honest = await places.enter("10.9.9.9")
     for i in range(2 * MOST):
@@ -172,7 +171,7 @@ async def test_connections_without_a_valid_head_are_rate_limited(autojump_clock)
     burst = int(strangers.RATE.burst)
     assert all([await knock("10.0.0.1", False) for _ in range(burst)])
     assert not await knock("10.0.0.1", False)
-    assert all([await knock("10.0.0.2", True) for _ in range(2 * burst)]), "a client that says something valid may"
+    assert all([await knock("10.0.0.2", True) for _ in range(2 * burst)]), "an address that sends valid heads may"
     await trio.sleep(1.0)
     assert await knock("10.0.0.1", False)
 
@@ -203,7 +202,7 @@ async def test_a_client_that_hangs_up_leaves_the_queue_of_the_readers(tmp_path: 
         await swarm.add(1)
         streams = []
         for letter in "abcdef":
-            stream = await trio.open_tcp_stream(*place_of(url))
+            stream = await trio.open_tcp_stream(*host_and_port(url))
             body = json.dumps({"prompt": letter, "max_tokens": 2}).encode()
             await stream.send_all(head(len(body)) + body)
             streams.append(stream)

@@ -69,7 +69,7 @@ def test_addresses_from_the_user_have_precedence() -> None:
         },
     ],
 )
-def test_elsewhere_nothing_is_announced(environment: dict[str, str]) -> None:
+def test_outside_known_providers_nothing_is_announced(environment: dict[str, str]) -> None:
     assert box_ports(environment) is None
     assert with_box_ports(JoinConfig(), environment) == JoinConfig()
 
@@ -88,7 +88,7 @@ def test_a_member_with_a_reservation_is_reached_at_its_relay() -> None:
     assert reached_at(both, listening) == ("/ip4/203.0.113.7/tcp/4001", circuit)
 
 
-def test_a_relay_is_given_as_it_is_printed() -> None:
+def test_a_relays_address_is_taken_as_it_is_printed() -> None:
     id_ = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
     assert relay_address("203.0.113.9:4001") == "/ip4/203.0.113.9/tcp/4001"
     assert relay_address(f"/dns4/box.example/tcp/1/p2p/{id_}") == f"/dns4/box.example/tcp/1/p2p/{id_}"

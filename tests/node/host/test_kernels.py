@@ -29,11 +29,11 @@ def start(cache: Path) -> tuple[int, int, str]:
 
 @pytest.mark.slow
 def test_the_first_start_logs_that_it_compiles_and_the_second_compiles_nothing(tmp_path: Path) -> None:
-    used, missed, said = start(tmp_path)
+    used, missed, log_lines = start(tmp_path)
     assert used > 5
     assert missed == 0  # a child process compiled them
-    assert "once on this machine" in said
-    used, missed, said = start(tmp_path)
+    assert "once on this machine" in log_lines
+    used, missed, log_lines = start(tmp_path)
     assert used > 5
     assert missed == 0
-    assert "compil" not in said
+    assert "compil" not in log_lines

@@ -1,4 +1,4 @@
-"""What the ledger's tests share: heads, prompts, and rollouts such as an honest node makes them."""
+"""What the ledger's tests share: heads, prompts, and rollouts as an honest node makes them."""
 
 import math
 
@@ -37,7 +37,7 @@ def group_id(i: int) -> bytes:
 
 
 def ledger_at(version: int = 3, *, groups: int = 1, n: int = 4, **settings: object) -> Ledger:
-    """Leases end only by their deadlines, unless `settings` set `silent_s`."""
+    """Return a ledger at this version. Its leases end only at their deadlines, unless `settings` set `silent_s`."""
     ledger = Ledger(Settings(**({"silent_s": math.inf} | settings)), head(0))
     for v in range(1, version + 1):
         ledger.advance(head(v))
@@ -68,7 +68,8 @@ def draw(
     spans: tuple[VersionSpan, ...] | None = None,
     **changes: object,
 ) -> Rollout:
-    """What an honest node makes of `sample`; `changes` overwrite the packed fields (bytes for token ids too)."""
+    """Return an honest node's rollout of `sample`. `changes` overwrite the packed fields (also token ids, with
+    bytes)."""
     count = len(token_ids)
     fields = {
         "lease": lease.id,
@@ -91,8 +92,8 @@ def submit(ledger: Ledger, lease: Lease, rollout: Rollout, now: float, node: byt
     return ledger.submit(node or lease.node, rollout, sealed(lease, rollout), now)
 
 
-def places(ledger: Ledger) -> None:
-    """Every sample is in exactly one place, and nodes, leases and groups agree about it."""
+def check_places(ledger: Ledger) -> None:
+    """Check that every sample is in exactly one place, on which nodes, leases and groups agree."""
     for group in ledger.groups.values():
         assert sorted([*group.free, *group.leased, *group.done]) == list(range(group.n))
         for sample, lease in group.leased.items():

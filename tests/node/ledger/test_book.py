@@ -1,11 +1,25 @@
-"""What the book keeps, what a crash at any statement leaves, and that a restart goes on from there."""
+"""What the book stores, what a crash at any statement leaves, and how a restart continues from there."""
 
 import sqlite3
 from pathlib import Path
 
 import msgspec
 import pytest
-from ledger_kit import ALICE, BOB, CAROL, DAVE, PROMPT, SAMPLING, ask, draw, group_id, head, ledger_at, places, submit
+from ledger_kit import (
+    ALICE,
+    BOB,
+    CAROL,
+    DAVE,
+    PROMPT,
+    SAMPLING,
+    ask,
+    check_places,
+    draw,
+    group_id,
+    head,
+    ledger_at,
+    submit,
+)
 
 from codec.errors import UsageError
 from node.ledger.binding import Binding, KeyTaken
@@ -16,8 +30,8 @@ from node.ledger.rules import Ledger
 from node.ledger.settings import Settings
 
 
-def same(a: Ledger, b: Ledger) -> None:
-    """Equal in all that is promised to be durable."""
+def assert_same(a: Ledger, b: Ledger) -> None:
+    """Check that all durable state is equal."""
     assert {
         g.id: (g.session, g.order, g.prompt, g.n, g.sampling, g.free, g.leased, g.done) for g in a.groups.values()
     } == {g.id: (g.session, g.order, g.prompt, g.n, g.sampling, g.free, g.leased, g.done) for g in b.groups.values()}
@@ -33,7 +47,8 @@ def same(a: Ledger, b: Ledger) -> None:
 
 
 def busy_ledger(book: Book) -> Ledger:
-    """Something of everything: free, leased, done, ready, taken, dropped, requeued, discarded, aside, released."""
+    """A ledger with a sample in each state: free, leased, done, ready, taken, dropped, requeued and discarded; one node
+    is in quarantine, and one was released."""
     ledger = ledger_at(groups=6, n=2)
     ledger.drop(group_id(5))
     leases = ledger.request_work(ALICE, ask(6), 0.0)
@@ -60,8 +75,8 @@ def test_a_restart_restores_everything(tmp_path: Path):
     book.close()
     book = Book(tmp_path / "ledger.sqlite")
     again = book.restore(ledger.settings, ledger.head, now=1000.0)
-    same(again, ledger)
-    places(again)
+    assert_same(again, ledger)
+    check_places(again)
     assert all(lease.deadline == 1000.0 + lease.duration_s for lease in again.leases.values())
     assert book.counts() == {"groups": 5, "leases": 4, "rollouts": 4, "requeues": 2}
 
@@ -104,7 +119,7 @@ def test_the_swarms_head_may_be_newer_than_the_book(tmp_path: Path):
     assert again.groups[group_id(0)].free == {0}
     book.write(again.take_facts())
     assert book.counts()["rollouts"] == 0
-    same(book.restore(ledger.settings, head(5), 0.0), again)
+    assert_same(book.restore(ledger.settings, head(5), 0.0), again)
 
 
 def test_a_taken_group_can_be_recalled(tmp_path: Path):
@@ -115,18 +130,19 @@ def test_a_taken_group_can_be_recalled(tmp_path: Path):
     assert book.recall(group_id(0)) is None
     group = ledger.hand_over("s")
     ledger.taken(group.id, 0.0)
-    assert not book.was_taken(group.id), "not before it is written"
+    assert not book.was_taken(group.id), "only after it is written"
     book.write(ledger.take_facts())
     assert book.was_taken(group.id)
     found = book.recall(group_id(0))
     assert found.done == group.done
-    assert book.recall(group_id(0)) is None, "it is not taken any more"
+    assert book.recall(group_id(0)) is None, "it is no longer taken"
     ledger.adopt(found)
     assert ledger.hand_over("s") is found
 
 
-class Dying:
-    """A connection that dies at its `after`-th statement, as a killed process does: nothing later reaches the file."""
+class DyingConnection:
+    """A connection that fails from its `after`-th statement on, as in a killed process: nothing later reaches the
+    file."""
 
     def __init__(self, db: sqlite3.Connection, after: int) -> None:
         self._db, self.left = db, after
@@ -146,16 +162,16 @@ class Dying:
 
 
 def test_a_crash_between_any_two_statements_leaves_all_or_nothing(tmp_path: Path):
-    """Kills the process before each statement of a busy run: the file equals a state that others were told of."""
+    """Kills the process before each statement of a busy run: the file then equals a state after complete writes."""
     writes = []
     recorder = Book(tmp_path / "recorder.sqlite")
     plain = recorder.write
     recorder.write = lambda facts: (writes.append(list(facts)), plain(writes[-1]))
     ledger = busy_ledger(recorder)
     references = []
-    for told in range(len(writes) + 1):
-        book = Book(tmp_path / f"reference-{told}.sqlite")
-        for facts in writes[:told]:
+    for sent in range(len(writes) + 1):
+        book = Book(tmp_path / f"reference-{sent}.sqlite")
+        for facts in writes[:sent]:
             book.write(facts)
         references.append(book.restore(Settings(), head(4), 0.0))
     step, finished = 0, False
@@ -163,8 +179,8 @@ def test_a_crash_between_any_two_statements_leaves_all_or_nothing(tmp_path: Path
         path = tmp_path / f"{step}.sqlite"
         book = Book(path)
         db = book._db
-        db.execute("pragma synchronous = off")  # it is the process that dies, not the machine
-        book._db = Dying(db, step)
+        db.execute("pragma synchronous = off")  # only the process dies, not the machine
+        book._db = DyingConnection(db, step)
         written = 0
         try:
             for facts in writes:
@@ -175,12 +191,12 @@ def test_a_crash_between_any_two_statements_leaves_all_or_nothing(tmp_path: Path
             pass
         db.close()
         left = Book(path)
-        same(left.restore(Settings(), head(4), 0.0), references[written])
+        assert_same(left.restore(Settings(), head(4), 0.0), references[written])
         left.close()
         step += 1
     assert step > 30
     assert written == len(writes) == 3
-    same(Book(tmp_path / f"{step - 1}.sqlite").restore(ledger.settings, ledger.head, 0.0), ledger)
+    assert_same(Book(tmp_path / f"{step - 1}.sqlite").restore(ledger.settings, ledger.head, 0.0), ledger)
 
 
 def test_a_book_of_the_first_format_is_upgraded(tmp_path: Path):
@@ -205,12 +221,12 @@ def test_a_book_of_the_first_format_is_upgraded(tmp_path: Path):
 
 
 def test_the_binding_of_a_key_is_durable(tmp_path: Path):
-    """Also when all groups of the session were dropped because no trainer came back for them."""
+    """The binding stays when all groups of the session were dropped because no trainer returned for them."""
     book, ledger = Book(tmp_path / "ledger.sqlite"), ledger_at(groups=0)
     first = Binding(2, SAMPLING, 1, False, b"h" * 32, 64)
     ledger.bind("train", first)
     ledger.bind("other", Binding(2, SAMPLING, 1, False))
-    ledger.bind("train", first._replace(prompts=b"", prompt_count=0))  # an iterator, of which nothing is known yet
+    ledger.bind("train", first._replace(prompts=b"", prompt_count=0))  # an iterator, whose prompts are not known yet
     ledger.bind("other", first)
     facts = ledger.take_facts()
     assert [fact.session for fact in facts if isinstance(fact, Bound)] == ["train", "other", "other"]
@@ -230,7 +246,7 @@ def test_an_impossible_fact_is_a_bug_and_changes_nothing(tmp_path: Path):
     submit(ledger, lease, draw(lease, 0), 1.0)
     facts = ledger.take_facts()
     book.write(facts)
-    with pytest.raises(sqlite3.IntegrityError):  # the same sample accepted twice
+    with pytest.raises(sqlite3.IntegrityError):  # accepts the same sample twice
         book.write([Dropped(group_id(9)), facts[-1]])
     assert book.counts()["rollouts"] == 1
 

@@ -1,5 +1,5 @@
-"""Nodes that send the ledger what no honest node sends: it goes on, they get little of it, and what is wrong costs them
-their session."""
+"""Nodes that send the ledger what no honest node sends. The ledger continues, they gain little by it, and invalid
+messages cost them their session."""
 
 import contextlib
 import dataclasses
@@ -54,7 +54,7 @@ U63 = (1 << 63) - 1
 
 
 class LedgerBench:
-    """A ledger service without its task: what it would send is looked at, and time is a number."""
+    """A ledger service without its task: tests read its outbox and set its clock."""
 
     def __init__(self, groups: int = 8, n: int = 2, sampling: SamplingParams = SAMPLING, **chosen: Any) -> None:
         self.now = 100.0
@@ -72,12 +72,12 @@ class LedgerBench:
             self.service.member_up(key.public)
 
     def hear(self, node: bytes, message: messages.WorkMessage | bytes) -> list[Any]:
-        """What is sent to `node` for it."""
+        """Return the messages that the service sends to `node` in reply."""
         self.service._nodes.take_outbox()
         self.service.hear(node, message if isinstance(message, bytes) else encode(message))
         turn = self.service.begin_turn()
         assert self.service._sleep_s() >= 0.0
-        return [said for to, said in turn.outbox if to == node]
+        return [message for to, message in turn.outbox if to == node]
 
 
 def rollout(lease: WorkLease, **other: Any) -> Rollout:
@@ -99,7 +99,7 @@ def request(serial: int = 1, capacity: int = 4, **other: Any) -> WorkRequest:
     return msgspec.structs.replace(WorkRequest(serial, capacity, 0, 3, root(0, 3), 10.0, ()), **other)
 
 
-# ---------------------------------------------------------------- what cannot be read
+# ---------------------------------------------------------------- malformed bodies
 
 
 def bad_utf8(rolled: Rollout) -> bytes:
@@ -108,8 +108,8 @@ def bad_utf8(rolled: Rollout) -> bytes:
     return body
 
 
-def test_a_malformed_rollout_under_a_good_signature():
-    """Row 2 of the audit: text that is no UTF-8, under a good signature."""
+def test_a_malformed_rollout_with_a_valid_signature():
+    """Row 2 of the audit: text that is not UTF-8, under a valid signature."""
     bench = LedgerBench()
     (lease, *_) = bench.hear(ALICE, request())
     sealed = KEY_OF[ALICE].seal(ROLLOUT_DOMAIN, bad_utf8(rollout(lease)))
@@ -122,7 +122,7 @@ def test_a_malformed_rollout_under_a_good_signature():
     assert bench.hear(ALICE, SignedRollout(nested)) == []
     assert bench.ledger.nodes[ALICE].refused[Reason.BAD_SIGNATURE] == 2
     (verdict,) = bench.hear(ALICE, SignedRollout(seal_rollout(KEY_OF[ALICE], rollout(lease))))
-    assert verdict == Verdict(lease.lease, lease.samples[0], None), "the next good one counts"
+    assert verdict == Verdict(lease.lease, lease.samples[0], None), "the next valid one counts"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_malformed_bodies_are_dropped_and_then_their_node_is_expelled(body: byte
     ((node, why),) = bench.expelled
     assert node == ALICE
     assert why.startswith("work message")
-    assert bench.hear(BOB, request()) != [], "nobody else notices"
+    assert bench.hear(BOB, request()) != [], "other nodes are not affected"
 
 
 def test_a_body_that_meets_a_bug_ends_only_its_nodes_session(monkeypatch: pytest.MonkeyPatch):
@@ -163,7 +163,7 @@ def test_a_body_that_meets_a_bug_ends_only_its_nodes_session(monkeypatch: pytest
 
 
 def test_malformed_bodies_cause_few_log_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
-    """Row 16: 33,569 of them in ten seconds."""
+    """Row 16 of the audit: 33,569 such bodies in ten seconds."""
     monkeypatch.setattr(guard, "_seldom", guard.Seldom())
     bench = LedgerBench()
     for _ in range(3000):
@@ -195,12 +195,12 @@ def test_a_flood_is_dropped_unread(monkeypatch: pytest.MonkeyPatch):
     read = 0
     for _ in range(200):
         bench.service.hear(BOB, large)
-    assert read <= 16, "large bodies count as many"
+    assert read <= 16, "a large body counts as several messages"
 
 
 def test_the_message_budget_suffices_for_the_fastest_honest_node():
-    """4,096 leases, all renewed every three seconds, and a hundred results a second, with a request and a timesheet
-    each: nothing of it is dropped."""
+    """4,096 leases that are renewed every three seconds, and a hundred results per second, each with a request and a
+    timesheet: none of these messages is dropped."""
     held = MessageBudgets(lambda node: MAX_CAPACITY)
     now = 0.0
     for _ in range(600):
@@ -214,17 +214,17 @@ def test_the_message_budget_suffices_for_the_fastest_honest_node():
         assert few.allow_message(BOB, 8 * 32_768 + 300, now)
 
 
-def test_a_node_that_takes_and_returns_work_without_end_gets_none_for_a_while():
+def test_a_node_that_keeps_returning_work_gets_none_for_a_while():
     bench = LedgerBench(groups=256, n=1)
     taken = 0
     for serial in range(1, 400):
         bench.now += 0.05
-        said = bench.hear(ALICE, request(serial, capacity=64))
-        leases = [lease for lease in said if isinstance(lease, WorkLease)]
+        message = bench.hear(ALICE, request(serial, capacity=64))
+        leases = [lease for lease in message if isinstance(lease, WorkLease)]
         taken += len(leases)
         bench.hear(ALICE, GiveBack(tuple(lease.lease for lease in leases)))
     assert taken <= budgets.RETURNS_AT_ONCE + 20 * budgets.RETURNS + 256
-    assert any(isinstance(said, WorkLease) for said in bench.hear(BOB, request(capacity=64)))
+    assert any(isinstance(message, WorkLease) for message in bench.hear(BOB, request(capacity=64)))
 
 
 def test_requests_beyond_the_budget_wait_and_the_newest_is_served():
@@ -234,7 +234,7 @@ def test_requests_beyond_the_budget_wait_and_the_newest_is_served():
     bench.ledger.offer(group_id(1), "s", PROMPT, 2, SAMPLING)
     for _ in range(50):
         bench.now += bench.service._sleep_s() or 0.01
-        if any(isinstance(said, WorkLease) for _, said in bench.service.begin_turn().outbox):
+        if any(isinstance(message, WorkLease) for _, message in bench.service.begin_turn().outbox):
             break
     else:
         raise AssertionError("it was forgotten")
@@ -259,22 +259,22 @@ def test_tables_that_a_node_can_grow_are_bounded():
 
 
 def test_a_check_is_sent_once_to_a_node_without_the_version():
-    """A request of a hundred bytes must not make half a megabyte leave each time."""
+    """A request of a hundred bytes must not send half a megabyte each time."""
     bench = LedgerBench(check_share=1.0)
     (lease, *_) = bench.hear(ALICE, request())
     assert bench.hear(ALICE, SignedRollout(seal_rollout(KEY_OF[ALICE], rollout(lease))))[0].refused is None
     asks = 0
     for serial in range(1, 6):
-        for said in bench.hear(BOB, request(serial)):
-            if isinstance(said, messages.Ask):
+        for message in bench.hear(BOB, request(serial)):
+            if isinstance(message, messages.Ask):
                 asks += 1
-                bench.hear(BOB, WorkAnswer(said.check, 0, 2, pack_floats([-1.0])))
+                bench.hear(BOB, WorkAnswer(message.check, 0, 2, pack_floats([-1.0])))
     assert asks == 1
 
 
-def test_a_request_gets_what_a_turn_can_send_and_the_rest_in_the_next():
+def test_a_large_request_is_answered_over_several_turns():
     bench = LedgerBench(groups=1000, n=1)
-    first = [said for said in bench.hear(ALICE, request(capacity=MAX_CAPACITY)) if isinstance(said, WorkLease)]
+    first = [message for message in bench.hear(ALICE, request(capacity=MAX_CAPACITY)) if isinstance(message, WorkLease)]
     assert len(first) >= 256
     for _ in range(8):
         bench.service.begin_turn()
@@ -284,8 +284,8 @@ def test_a_request_gets_what_a_turn_can_send_and_the_rest_in_the_next():
 # ---------------------------------------------------------------- numbers
 
 
-def test_no_float_of_a_message_is_unbounded():
-    """Every float that a node can send is a field with both bounds, which no NaN keeps."""
+def test_every_float_of_a_message_is_bounded():
+    """Every float that a node can send has both bounds, which exclude NaN."""
     found = 0
     for kind in (WorkRequest, Timesheet, Commits, messages.Renewed, messages.WorkLease, SamplingParams):
         for field in msgspec.inspect.type_info(kind).fields:
@@ -326,7 +326,7 @@ def test_fill_rooms_uses_all_room(amounts: list[float], rooms: list[int]):
         assert sum(got) == pytest.approx(min(sum(amounts), sum(wanted)), rel=1e-6, abs=1e-6)
 
 
-# ---------------------------------------------------------------- anything
+# ---------------------------------------------------------------- any messages
 
 EDGES = [0, 1, 2, 3, 7, 64, 4095, 4096, 65_535, 65_536, (1 << 32) - 1, U63 - 1, U63]
 NUMBERS = st.sampled_from(EDGES) | st.integers(0, 40)
@@ -357,7 +357,7 @@ MESSAGES = st.one_of(
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """A rollout for a lease that it really has, with one field replaced."""
+    """A rollout for a lease that the node really has, with some fields replaced."""
 
     index: int
     other: dict[str, Any]
@@ -377,8 +377,8 @@ STEPS = st.lists(st.tuples(NODES, MESSAGES | REPLIES, st.sampled_from([0.0, 0.00
 
 @given(STEPS, st.booleans())
 def test_the_ledger_survives_whatever_nodes_send(steps: list[tuple[bytes, Any, float]], advance: bool):
-    """Well-formed and adversarial: extreme, repeated, reordered, stale, of others' leases. The guard is strict here, so
-    an exception that is no `PeerError` fails; and every sample stays in exactly one place."""
+    """Messages are well-formed but extreme, repeated, reordered, stale, or about other nodes' leases. The guard is
+    strict here, so any exception but `PeerError` fails the test. Every sample stays in exactly one place."""
     bench = LedgerBench(check_share=0.5, judged_window=1 << 16, bad_least=1 << 16, lapsed_least=1 << 16)
     known: list[WorkLease] = []
     for i, (node, step, seconds) in enumerate(steps):
@@ -390,8 +390,8 @@ def test_the_ledger_survives_whatever_nodes_send(steps: list[tuple[bytes, Any, f
             message = rollout(known[step.index % len(known)], **step.other)
         if isinstance(message, Rollout):
             message = SignedRollout(seal_rollout(KEY_OF[node], message))
-        said = bench.hear(node, message)
-        known += [lease for lease in said if isinstance(lease, WorkLease)]
+        message = bench.hear(node, message)
+        known += [lease for lease in message if isinstance(lease, WorkLease)]
         if advance and i % 10 == 9:
             bench.service.sealed(head(4 + i // 10))
         msgspec.json.encode(bench.service.status())
@@ -414,7 +414,7 @@ def test_random_bytes_are_refused(data: bytes):
 
 
 def test_the_worst_message_costs_little(tmp_path: Path):
-    """By count, not by the clock of a busy machine: what one request looks at, of 20,000 groups that do not fit."""
+    """Counts groups instead of measuring time: how many of 20,000 groups that do not fit one request examines."""
     bench = LedgerBench(groups=20_000, n=1)
     looked = 0
     fits = bench.ledger.assigner._fits
@@ -429,4 +429,4 @@ def test_the_worst_message_costs_little(tmp_path: Path):
         group.refusers.add(ALICE)
     bench.hear(ALICE, request(capacity=MAX_CAPACITY))
     assert 0 < looked <= 2 * 256
-    assert [said for said in bench.hear(BOB, request()) if isinstance(said, WorkLease)]
+    assert [message for message in bench.hear(BOB, request()) if isinstance(message, WorkLease)]

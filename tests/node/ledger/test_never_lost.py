@@ -1,12 +1,12 @@
-"""Whatever happens in whatever order, with a crash before or after any write: no sample is lost, none counts twice.
+"""Whatever happens in whatever order, with a crash before or after any write: no sample is lost, and none counts twice.
 
-Leases are given, renewed, given back, expire; results come late, twice, from old versions and over commits; nodes come,
-go, and are put into quarantine and let out; versions are begun, given up, sealed, also while a group is on its way to
-the trainer; the ledger crashes and restarts.
+Leases are granted, renewed, given back and expire. Results arrive late, twice, from old versions and over commits.
+Nodes come and go, and are quarantined and released. Versions are begun, abandoned and sealed, also while a group is on
+its way to the trainer. The ledger crashes and restarts.
 
-The machine plays the world outside: nodes that know only the leases they were told of and repeat results until they
-hear a verdict, a trainer that knows what it offered and what it took. A crash throws the ledger away, and with it, when
-it strikes before the write, whatever the last step meant to tell.
+The machine plays the other processes: nodes, which know only the leases that reached them and repeat a result until
+they get a verdict, and a trainer, which knows what it offered and what it took. A crash discards the ledger. If it
+happens before the write, it also discards the messages that the last step would have sent.
 """
 
 import tempfile
@@ -15,7 +15,7 @@ from pathlib import Path
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from ledger_kit import ALICE, BOB, PROMPT, SAMPLING, ask, draw, group_id, head, places, root, sealed
+from ledger_kit import ALICE, BOB, PROMPT, SAMPLING, ask, check_places, draw, group_id, head, root, sealed
 
 from node.ledger.book import Book
 from node.ledger.messages import VersionSpan
@@ -38,10 +38,10 @@ class World(RuleBasedStateMachine):
         self.members = {ALICE, BOB}
         self.offered: dict[bytes, int] = {}
         self.taken: list[bytes] = []
-        self.told: dict[int, Lease] = {}
-        """Leases that nodes know of."""
+        self.known_leases: dict[int, Lease] = {}
+        """Leases that reached their nodes."""
         self.accepted: dict[tuple[bytes, int], list[bytes]] = {}
-        """(group, sample) -> results for which a node heard "accepted"."""
+        """(group, sample) -> results for which the node got the verdict "accepted"."""
         self.drawn = 0
 
     @initialize()
@@ -52,7 +52,7 @@ class World(RuleBasedStateMachine):
         self.persist("no")
 
     def teardown(self) -> None:
-        """Let honest nodes finish: everything that was offered reaches the trainer, once."""
+        """Let honest nodes finish: every offered group reaches the trainer exactly once."""
         self.members = {ALICE, BOB}
         self.now += 1000.0
         for node in self.members:
@@ -73,7 +73,7 @@ class World(RuleBasedStateMachine):
         self.folder.cleanup()
 
     def persist(self, crash: str) -> bool:
-        """Write the facts, or crash. True if the outcome may be sent."""
+        """Write the facts, or crash. Returns whether messages about them may be sent."""
         facts = self.ledger.take_facts()
         if crash != "before the write":
             self.book.write(facts)
@@ -90,7 +90,7 @@ class World(RuleBasedStateMachine):
         return ask(capacity, self.head.version, rate=1.0)
 
     def deliver(self, lease: Lease, sample: int, version: int, crash: str, *, over: int | None = None) -> None:
-        """`over`: the version that drew the last token, where a commit fell in between."""
+        """Deliver a result. `over`: the version that generated the last token, after a commit in between."""
         self.drawn += 1
         spans = None
         if over is not None and over > version:
@@ -98,7 +98,7 @@ class World(RuleBasedStateMachine):
         rollout = draw(lease, sample, version, token_ids=(10 + self.drawn, 2), spans=spans)
         signed = sealed(lease, rollout)
         verdict = self.ledger.submit(lease.node, rollout, signed, self.now)
-        if not self.persist(crash):  # no verdict arrived: the node sends it again
+        if not self.persist(crash):  # no verdict arrived, so the node sends the result again
             again = self.ledger.submit(lease.node, rollout, signed, self.now)
             assert (again is None) == (verdict is None)
             self.persist("no")
@@ -107,17 +107,17 @@ class World(RuleBasedStateMachine):
 
     def take(self, group, crash: str) -> None:
         assert group.complete
-        if group.id not in self.taken:  # the trainer knows what it has
+        if group.id not in self.taken:  # the trainer remembers which groups it has
             self.taken.append(group.id)
             assert len({done.sealed for done in group.done.values()}) == group.n
         self.ledger.taken(group.id, 0.0)
         self.persist(crash)
 
-    def aside(self, node: bytes) -> bool:
+    def in_quarantine(self, node: bytes) -> bool:
         found = self.ledger.nodes.get(node)
         return found is not None and found.reputation.penalty is not None
 
-    # ------------------------------------------------------------ what may happen
+    # ------------------------------------------------------------ events
 
     @rule(n=st.integers(1, 4), lag=st.sampled_from([0, 1, 1]), crash=CRASH)
     def offer(self, n: int, lag: int, crash: str) -> None:
@@ -132,20 +132,20 @@ class World(RuleBasedStateMachine):
     def lease(self, node: bytes, capacity: int, crash: str) -> None:
         leases = self.ledger.request_work(node, self.request(capacity), self.now)
         if self.persist(crash) and isinstance(leases, list):
-            self.told.update({lease.id: lease for lease in leases})
+            self.known_leases.update({lease.id: lease for lease in leases})
 
-    @precondition(lambda self: self.told)
+    @precondition(lambda self: self.known_leases)
     @rule(data=st.data(), lag=st.sampled_from([0, 0, 0, 1, 2]), carried=st.booleans(), crash=CRASH)
     def submit(self, data: st.DataObject, lag: int, carried: bool, crash: str) -> None:
-        lease = self.told[data.draw(st.sampled_from(sorted(self.told)))]
+        lease = self.known_leases[data.draw(st.sampled_from(sorted(self.known_leases)))]
         sample = data.draw(st.sampled_from(lease.samples))
         over = self.head.version if carried else None
         self.deliver(lease, sample, max(0, self.head.version - lag), crash, over=over)
 
-    @precondition(lambda self: self.told)
+    @precondition(lambda self: self.known_leases)
     @rule(data=st.data(), crash=CRASH)
     def give_back(self, data: st.DataObject, crash: str) -> None:
-        lease = self.told[data.draw(st.sampled_from(sorted(self.told)))]
+        lease = self.known_leases[data.draw(st.sampled_from(sorted(self.known_leases)))]
         self.ledger.give_back(lease.node, [lease.id], self.now)
         self.persist(crash)
 
@@ -153,18 +153,18 @@ class World(RuleBasedStateMachine):
     def quarantine(self, node: bytes, seconds: float | None, crash: str) -> None:
         self.ledger.quarantine.quarantine(node, "for a test", seconds, self.now)
         self.persist(crash)
-        assert self.aside(node) or crash == "before the write"
+        assert self.in_quarantine(node) or crash == "before the write"
 
     @rule(node=NODES, crash=CRASH)
     def release(self, node: bytes, crash: str) -> None:
         self.ledger.quarantine.release(node, "for a test")
         self.persist(crash)
-        assert not self.aside(node) or crash == "before the write"
+        assert not self.in_quarantine(node) or crash == "before the write"
 
-    @precondition(lambda self: self.told)
+    @precondition(lambda self: self.known_leases)
     @rule(data=st.data(), tokens=st.integers(1, 16))
     def renew(self, data: st.DataObject, tokens: int) -> None:
-        lease = self.told[data.draw(st.sampled_from(sorted(self.told)))]
+        lease = self.known_leases[data.draw(st.sampled_from(sorted(self.known_leases)))]
         self.ledger.renew(lease.node, lease.id, lease.token, tokens, self.now)
         self.persist("no")
 
@@ -204,7 +204,7 @@ class World(RuleBasedStateMachine):
         group = self.ledger.hand_over("s")
         if group is None:
             return
-        if overtaken:  # a version is sealed while it is on its way
+        if overtaken:  # a version is sealed while the group is on its way
             self.seal("no")
         if self.ledger.discard_stale(group.id, self.head.name):
             self.persist(crash)
@@ -212,24 +212,24 @@ class World(RuleBasedStateMachine):
             assert all(done.oldest[1] >= self.head.version - group.max_lag for done in group.done.values())
             self.take(group, crash)
 
-    # ------------------------------------------------------------ what must hold
+    # ------------------------------------------------------------ invariants
 
     @invariant()
-    def everything_is_in_one_place(self) -> None:
-        places(self.ledger)
+    def every_sample_is_in_one_place(self) -> None:
+        check_places(self.ledger)
         unknown = set(self.offered) - set(self.ledger.groups) - set(self.taken)
         assert not unknown, "an offered group is neither here nor with the trainer"
 
     @invariant()
-    def nothing_counts_that_is_too_old(self) -> None:
+    def no_group_is_too_old(self) -> None:
         for group in self.ledger.groups.values():
             for done in group.done.values():
                 _, newest = self.ledger.head.counted_from(group.max_lag)
                 assert group.handed_over or done.oldest[1] >= newest - group.max_lag
 
     @invariant()
-    def nothing_heard_as_accepted_is_lost(self) -> None:
-        """The newest result heard as accepted is there, unless it became too old, or the trainer has the group."""
+    def no_accepted_result_is_lost(self) -> None:
+        """The newest accepted result is still there, unless it became too old or the trainer has the group."""
         for (group, sample), heard in self.accepted.items():
             if group in self.taken:
                 continue

@@ -65,7 +65,7 @@ def test_work_with_options_goes_only_to_nodes_that_know_them():
     assert [lease.samples for lease in leases] == [(0, 1)]
     ledger.member_lost(BOB, 1.0)
     ledger.member_up(BOB)
-    assert ledger.nodes[BOB].abilities is None, "it may come back as another release"
+    assert ledger.nodes[BOB].abilities is None, "it may return with another release"
 
 
 def rollout(sampling: SamplingParams, tokens: tuple[int, ...], finish: str, lease: int = 1) -> Rollout:
@@ -87,7 +87,7 @@ def rollout(sampling: SamplingParams, tokens: tuple[int, ...], finish: str, leas
         ({"allowed": (5, 6)}, (5, 6, 5, 7), "length", False),
     ],
 )
-def test_visible_violations_of_options_are_malformed(options, tokens, finish, counts):
+def test_results_that_violate_their_options_are_malformed(options, tokens, finish, counts):
     sampling = with_options(**options)
     ledger = ledger_at()
     group = Group(group_id(0), "s", 0, PROMPT, 1, sampling)
@@ -115,6 +115,6 @@ def test_checks_of_samples_with_options_go_only_to_nodes_that_can_score_them():
     ledger.request_work(BOB, ask(1), 1.0)
     for abilities in (None, frozenset({OPTIONS})):
         ledger.nodes[BOB].abilities = abilities
-        assert ledger.quarantine.next_check(BOB, 2.0) is None, "it would score by less than was asked for"
+        assert ledger.quarantine.next_check(BOB, 2.0) is None, "a score without the options would be wrong"
     ledger.nodes[BOB].abilities = frozenset({SCORE_OPTIONS})
     assert ledger.quarantine.next_check(BOB, 2.0) is not None

@@ -1,10 +1,10 @@
-"""Every reason for which the ledger refuses something, brought about, and what becomes of the work then. A reason that
-is added without a case here fails."""
+"""Causes each reason for which the ledger refuses something, and checks what becomes of the work. A new reason without
+a case here fails."""
 
 from collections.abc import Callable
 
 import pytest
-from ledger_kit import ALICE, BOB, PROMPT, ask, draw, group_id, head, ledger_at, places, root, sealed, submit
+from ledger_kit import ALICE, BOB, PROMPT, ask, check_places, draw, group_id, head, ledger_at, root, sealed, submit
 from msgspec.structs import replace
 
 from node.engines.base import SamplingParams
@@ -14,7 +14,7 @@ from node.ledger.rules import Ledger
 from node.ledger.service import LedgerService
 
 Case = Callable[[], tuple[Ledger, object]]
-"""Gives the ledger, and what was said."""
+"""Returns the ledger, and the answer or verdict."""
 
 
 def leased(node=ALICE, now=0.0, n=2, **settings):
@@ -24,7 +24,7 @@ def leased(node=ALICE, now=0.0, n=2, **settings):
 
 
 def refused(**changes) -> Case:
-    """A result that differs from an honest one in just this."""
+    """A result that differs from an honest one only in these fields."""
 
     def case():
         ledger, lease = leased()
@@ -34,7 +34,7 @@ def refused(**changes) -> Case:
 
 
 def ended(how: Callable[[Ledger, object], object], **settings) -> Case:
-    """A result for a lease to which this happened first."""
+    """A result for a lease to which `how` was done first."""
 
     def case():
         ledger, lease = leased(**settings)
@@ -49,7 +49,7 @@ def foreign():
     return ledger, ledger.submit(BOB, draw(lease, 0), sealed(lease, draw(lease, 0)), 1.0)
 
 
-def again():
+def repeated_sample():
     ledger, lease = leased()
     assert submit(ledger, lease, draw(lease, 0), 1.0) is None
     return ledger, submit(ledger, lease, draw(lease, 0, token_ids=(9, 2)), 1.0)
@@ -73,7 +73,7 @@ def too_fast():
 
 
 def forged():
-    """By the service, before any rule sees it."""
+    """Refused by the service, before the ledger sees it."""
     ledger, lease = leased()
     body = bytearray(sealed(lease, draw(lease, 0)))
     body[0] ^= 1
@@ -91,7 +91,7 @@ def late():
     return ledger, ledger.request_work(ALICE, ask(4, version=2), 299.0)
 
 
-def lied():
+def convicted():
     ledger, lease = leased()
     assert submit(ledger, lease, draw(lease, 0), 1.0) is None
     assert submit(ledger, lease, draw(lease, 1, token_ids=(9, 2)), 1.0) is None
@@ -101,7 +101,7 @@ def lied():
     ledger.take_facts()
     assert ledger.quarantine.accuse(group.id, 1, "off by 4 nats a token", 2.0)
     assert ledger.nodes[ALICE].reputation.penalty.until is None
-    assert group.free == {0, 1}, "nothing of it counts, and the group is not handed over any more"
+    assert group.free == {0, 1}, "neither sample counts, and the group is no longer handed over"
     whys = {fact.why for fact in ledger.take_facts() if hasattr(fact, "sample")}
     return ledger, Reason(whys.pop())
 
@@ -123,7 +123,7 @@ CASES: dict[Reason, Case] = {
     Reason.FENCED: refused(token=77),
     Reason.WRONG_NODE: foreign,
     Reason.NOT_A_MEMBER: ended(lambda ledger, lease: ledger.member_lost(ALICE, 1.0)),
-    Reason.DUPLICATE: again,
+    Reason.DUPLICATE: repeated_sample,
     Reason.WRONG_WORK: refused(work=bytes(32)),
     Reason.MALFORMED: refused(token_ids=b"\1\0\0"),
     Reason.TOO_OLD: refused(spans=spans(1)),
@@ -136,7 +136,7 @@ CASES: dict[Reason, Case] = {
     Reason.COPIED: copied,
     Reason.TOO_FAST: too_fast,
     Reason.QUARANTINED: ended(lambda ledger, lease: ledger.quarantine.quarantine(ALICE, "for a test", 600.0, 1.0)),
-    Reason.LIED: lied,
+    Reason.LIED: convicted,
     Reason.NO_WORK: lambda: (ledger := ledger_at(groups=0), ledger.request_work(ALICE, ask(4), 0.0)),
     Reason.LATE: late,
 }
@@ -144,13 +144,13 @@ CASES: dict[Reason, Case] = {
 
 @pytest.mark.parametrize("reason", list(Reason), ids=lambda reason: reason.name.lower())
 def test_each_reason(reason: Reason):
-    ledger, said = CASES[reason]()
-    assert said is reason
-    places(ledger)
+    ledger, outcome = CASES[reason]()
+    assert outcome is reason
+    check_places(ledger)
     if reason in (Reason.MALFORMED, Reason.TOO_OLD, Reason.TOO_NEW, Reason.WRONG_ROOT, Reason.WRONG_WORK):
         requeued = [fact for fact in ledger.take_facts() if isinstance(fact, Requeued)]
         assert [(fact.samples, fact.why) for fact in requeued] == [((0,), str(reason))]
         assert ledger.nodes[ALICE].refused == {reason: 1}, "counted"
     free = {(group.id, sample) for group in ledger.groups.values() for sample in group.free | set(group.leased)}
-    others = ledger.request_work(BOB, ask(64), 700.0)  # whatever was leased has run out by then
+    others = ledger.request_work(BOB, ask(64), 700.0)  # all leases have expired by then
     assert {(x.group, s) for x in (others if isinstance(others, list) else []) for s in x.samples} == free

@@ -1,4 +1,4 @@
-"""The ledger's rules, one situation a test, under plain numbers for time."""
+"""The ledger's rules, one situation per test, with numbers in place of a clock."""
 
 import pytest
 from ledger_kit import (
@@ -10,11 +10,11 @@ from ledger_kit import (
     PROMPT,
     SAMPLING,
     ask,
+    check_places,
     draw,
     group_id,
     head,
     ledger_at,
-    places,
     root,
     sealed,
     submit,
@@ -42,7 +42,7 @@ def test_a_group_is_leased_done_handed_over_and_forgotten():
     for sample in range(4):
         assert ledger.hand_over("s") is None
         assert submit(ledger, lease, draw(lease, sample), 1.0 + sample) is None
-        places(ledger)
+        check_places(ledger)
     group = ledger.hand_over("s")
     assert group is not None
     assert sorted(group.done) == [0, 1, 2, 3]
@@ -84,16 +84,16 @@ def spans_of(*pairs):
         (Reason.MALFORMED, {"logprobs": b"123"}),
         (Reason.MALFORMED, {"token_ids": b"", "logprobs": b""}),
         (Reason.MALFORMED, {"token_ids": b"12345"}),
-        (Reason.MALFORMED, {"token_ids": (8, 9, 10, 11, 2)}),  # longer than asked for
-        (Reason.MALFORMED, {"token_ids": (8, 2, 2)}),  # goes on after a stop token
-        (Reason.MALFORMED, {"token_ids": (8, 9, 10)}),  # claims "stop" without a stop token
-        (Reason.MALFORMED, {"finish_reason": "length"}),  # claims "length", and is shorter
+        (Reason.MALFORMED, {"token_ids": (8, 9, 10, 11, 2)}),  # longer than requested
+        (Reason.MALFORMED, {"token_ids": (8, 2, 2)}),  # continues after a stop token
+        (Reason.MALFORMED, {"token_ids": (8, 9, 10)}),  # reports "stop" without a stop token
+        (Reason.MALFORMED, {"finish_reason": "length"}),  # reports "length", but is shorter
         (Reason.MALFORMED, {"spans": spans_of((3, 2))}),
         (Reason.MALFORMED, {"spans": spans_of((3, 4))}),
         (Reason.MALFORMED, {"spans": spans_of((2, 0), (3, 3))}),
         (Reason.MALFORMED, {"spans": spans_of((3, 1), (2, 3))}),
         (Reason.TOO_OLD, {"spans": spans_of((1, 3))}),
-        (Reason.TOO_OLD, {"spans": spans_of((1, 1), (3, 3))}),  # one token is enough
+        (Reason.TOO_OLD, {"spans": spans_of((1, 1), (3, 3))}),  # one old token is enough
         (Reason.TOO_NEW, {"spans": spans_of((3, 1), (4, 3))}),
         (Reason.TOO_NEW, {"spans": (VersionSpan(1, 0, root(1, 0), 3),)}),
         (Reason.WRONG_ROOT, {"spans": (VersionSpan(0, 3, bytes(32), 3),)}),
@@ -107,12 +107,12 @@ def test_a_bad_result_is_refused_counted_and_its_sample_requeued(reason, change)
     assert submit(ledger, lease, rollout, 1.5) is reason, "the same bytes get the same verdict"
     assert ledger.nodes[ALICE].refused == {reason: 1}
     assert ledger.groups[group_id(0)].free == {0}
-    places(ledger)
+    check_places(ledger)
     again = one_lease(ledger, BOB)
     assert again.samples == (0,)
     assert again.token > lease.token
     assert submit(ledger, again, draw(again, 0), 2.0) is None
-    assert submit(ledger, lease, draw(lease, 1), 2.0) is None, "the rest of the lease lives on"
+    assert submit(ledger, lease, draw(lease, 1), 2.0) is None, "the rest of the lease is still valid"
     assert ledger.hand_over("s") is not None
 
 
@@ -123,7 +123,7 @@ def test_lag_within_the_bound_is_accepted():
     assert submit(ledger, lease, draw(lease, 1, spans=spans_of((2, 1), (3, 3))), 1.0) is None
 
 
-def test_synchronous_means_no_lag_at_all():
+def test_without_lag_only_the_head_counts():
     ledger = ledger_at(n=2, max_lag=0)
     assert ledger.request_work(ALICE, ask(4, version=2), 0.0) is Reason.TOO_OLD
     lease = one_lease(ledger)
@@ -138,8 +138,8 @@ def test_unknown_and_foreign_leases_and_wrong_tokens():
     assert submit(ledger, lease, draw(lease, 0, token=lease.token + 1), 1.0) is Reason.FENCED
     assert submit(ledger, lease, draw(lease, 0), 1.0, node=BOB) is Reason.WRONG_NODE
     assert submit(ledger, lease, draw(lease, 7), 1.0) is Reason.WRONG_WORK
-    places(ledger)
-    assert submit(ledger, lease, draw(lease, 0), 1.0) is None, "none of that did the owner any harm"
+    check_places(ledger)
+    assert submit(ledger, lease, draw(lease, 0), 1.0) is None, "none of these harmed the lease's owner"
 
 
 def test_expiry_requeues_and_a_late_result_is_refused():
@@ -151,7 +151,7 @@ def test_expiry_requeues_and_a_late_result_is_refused():
     late = draw(lease, 0)
     assert submit(ledger, lease, late, 20.0) is Reason.EXPIRED
     assert ledger.next_deadline() is None
-    places(ledger)
+    check_places(ledger)
     other = one_lease(ledger, BOB, now=21.0)
     assert other.samples == (0, 1)
     assert submit(ledger, other, draw(other, 0), 22.0) is None
@@ -178,13 +178,13 @@ def test_a_lost_node_loses_its_work_and_may_not_deliver():
     lease = one_lease(ledger)
     assert submit(ledger, lease, draw(lease, 0), 1.0) is None
     ledger.member_lost(ALICE, 2.0)
-    places(ledger)
+    check_places(ledger)
     assert ledger.groups[group_id(0)].free == {1, 2, 3}
     assert submit(ledger, lease, draw(lease, 1), 3.0) is Reason.NOT_A_MEMBER
     assert ledger.request_work(ALICE, ask(4), 3.0) is Reason.NOT_A_MEMBER
     assert ledger.renew(ALICE, lease.id, lease.token, 3, 3.0) is None
     ledger.member_up(ALICE)
-    assert submit(ledger, lease, draw(lease, 1), 3.0) is Reason.NOT_A_MEMBER, "its old lease stays dead"
+    assert submit(ledger, lease, draw(lease, 1), 3.0) is Reason.NOT_A_MEMBER, "its old lease stays invalid"
     assert one_lease(ledger).samples == (1, 2, 3)
 
 
@@ -192,8 +192,8 @@ def test_renewal_needs_progress():
     ledger = ledger_at(n=2, max_deadline_s=20.0)
     lease = one_lease(ledger)
     assert ledger.renew(ALICE, lease.id, lease.token, 2, 15.0) == 20.0
-    assert ledger.renew(ALICE, lease.id, lease.token, 2, 18.0) == 17.0, "no new token, no new time"
-    assert ledger.renew(ALICE, lease.id, lease.token, 9, 18.0) == 17.0, "more tokens than there can be"
+    assert ledger.renew(ALICE, lease.id, lease.token, 2, 18.0) == 17.0, "without new tokens the deadline stays"
+    assert ledger.renew(ALICE, lease.id, lease.token, 9, 18.0) == 17.0, "more tokens than the samples can have"
     assert ledger.renew(BOB, lease.id, lease.token, 3, 18.0) is None
     assert ledger.renew(ALICE, lease.id, lease.token + 1, 3, 18.0) is None
     assert ledger.renew(ALICE, lease.id, lease.token, 8, 34.0) == 20.0
@@ -207,12 +207,12 @@ def test_a_node_gives_back_only_its_own_leases_at_once():
     ledger.give_back(BOB, [lease.id], 1.0)
     assert lease.id in ledger.leases
     ledger.give_back(ALICE, [lease.id, 77], 1.0)
-    places(ledger)
+    check_places(ledger)
     assert one_lease(ledger, BOB).samples == (0, 1)
 
 
 def test_members_that_refuse_everything_do_not_make_work_impossible():
-    """Once three such members made the ledger tell the trainer that no node could do its work, which ended its
+    """Regression: three such members made the ledger report that no node could do the work, which ended the trainer's
     session."""
     ledger = ledger_at(3, groups=1, n=1)
     (busy,) = ledger.request_work(DAVE, ask(1), 1.0)
@@ -228,7 +228,7 @@ def test_members_that_refuse_everything_do_not_make_work_impossible():
 def test_work_is_impossible_when_every_node_that_generates_has_refused_it():
     ledger = ledger_at(3, groups=1, n=1)
     (lease,) = ledger.request_work(DAVE, ask(4), 1.0)
-    ledger.give_back(DAVE, (lease.id,), 1.0)  # and is not heard of again
+    ledger.give_back(DAVE, (lease.id,), 1.0)  # and sends nothing afterwards
     late, found = 2.0 + ledger.settings.asking_ttl_s, []
     for node in (ALICE, BOB, CAROL):
         (lease,) = ledger.request_work(node, ask(4), late)
@@ -236,7 +236,7 @@ def test_work_is_impossible_when_every_node_that_generates_has_refused_it():
     assert [group and group.id for group in found] == [None, None, group_id(0)]
 
 
-def test_a_lease_lost_on_the_way_is_sent_again():
+def test_a_lost_lease_is_sent_again():
     ledger = ledger_at(n=2, resend_after_s=5.0)
     lease = one_lease(ledger)
     assert ledger.request_work(ALICE, ask(4), 1.0) is Reason.NO_WORK, "it may still be on its way"
@@ -245,18 +245,18 @@ def test_a_lease_lost_on_the_way_is_sent_again():
     assert len(ledger.leases) == 1
 
 
-def test_leases_on_the_way_take_room():
-    """A node asks again before it has heard of what its last request brought: it gets no more than it can hold."""
+def test_leases_on_their_way_count_as_held():
+    """A node that asks again before its last leases have arrived gets no more than it can hold."""
     ledger = ledger_at(n=2, groups=8, resend_after_s=5.0)
     granted = []
     for now in (0.0, 0.1, 0.2):
         found = ledger.request_work(ALICE, ask(4), now)
         granted += found if isinstance(found, list) else []
-        places(ledger)
+        check_places(ledger)
     assert sum(len(lease.samples) for lease in granted) == 4
     assert ledger.capacity == 4
     more = ledger.request_work(ALICE, ask(2, holding=(granted[0].id,)), 0.3)
-    assert more is Reason.NO_WORK, "it has heard of one of two: there is room for the other"
+    assert more is Reason.NO_WORK, "it has received one of two leases, and has room for the other"
 
 
 def test_an_overtaken_request_is_ignored():
@@ -281,15 +281,15 @@ def test_accepted_rollouts_that_become_too_old_are_discarded():
     lease = one_lease(ledger)
     assert submit(ledger, lease, draw(lease, 0, 2), 1.0) is None
     assert submit(ledger, lease, draw(lease, 1, 3), 1.0) is None
-    ledger.advance(head(4))  # version 2 is out of the bound now; the group was complete
-    places(ledger)
+    ledger.advance(head(4))  # version 2 is too old now, although the group was complete
+    check_places(ledger)
     assert ledger.hand_over("s") is None
     again = one_lease(ledger, BOB, version=4)
     assert again.samples == (0,)
     assert submit(ledger, again, draw(again, 0, 4), 2.0) is None
     group = ledger.hand_over("s")
     ledger.advance(head(9))
-    assert group.complete, "what is on its way to the trainer is the trainer's"
+    assert group.complete, "a group on its way to the trainer stays complete"
     assert [fact for fact in ledger.take_facts() if isinstance(fact, Discarded)] == [
         Discarded(group_id(0), 0, "version too old")
     ]
@@ -314,7 +314,7 @@ def test_dropping_a_group_ends_its_leases():
     assert ledger.drop(group_id(0)) == [first]
     assert ledger.drop(group_id(0)) == []
     assert submit(ledger, first, draw(first, 0), 1.0) is Reason.WITHDRAWN
-    places(ledger)
+    check_places(ledger)
     assert submit(ledger, second, draw(second, 0), 1.0) is None
     assert submit(ledger, second, draw(second, 1), 1.0) is None
     assert ledger.drop_session("other") == []
@@ -323,7 +323,7 @@ def test_dropping_a_group_ends_its_leases():
     assert [fact.group for fact in ledger.take_facts() if isinstance(fact, Dropped)] == [group_id(0), group_id(1)]
 
 
-def test_a_trainer_that_comes_back_gets_the_groups_that_it_did_not_take():
+def test_a_returning_trainer_gets_the_groups_that_it_did_not_take():
     ledger = ledger_at(n=1)
     lease = one_lease(ledger)
     submit(ledger, lease, draw(lease, 0), 1.0)
@@ -331,7 +331,7 @@ def test_a_trainer_that_comes_back_gets_the_groups_that_it_did_not_take():
     ledger.reopen("s")
     assert ledger.hand_over("s") is group
     ledger.reopen("s")
-    ledger.taken(group.id, 0.0)  # it had it after all
+    ledger.taken(group.id, 0.0)  # the trainer had taken it
     assert ledger.hand_over("s") is None
 
 
@@ -362,7 +362,7 @@ def test_other_work_under_a_known_group_is_refused_with_both_named(prompt, n, sa
     assert (ledger.groups[group_id(0)].n, ledger.groups[group_id(0)].prompt) == (1, PROMPT)
 
 
-def test_room_follows_what_the_nodes_hold_and_what_the_trainer_takes():
+def test_room_depends_on_what_nodes_hold_and_the_trainer_takes():
     ledger = ledger_at(groups=0, ahead=2.0, cold_groups=3)
     assert ledger.room("s", 4) == 3
     for i in range(3):
@@ -374,14 +374,15 @@ def test_room_follows_what_the_nodes_hold_and_what_the_trainer_takes():
     for lease in leases:
         for sample in lease.samples:
             submit(ledger, lease, draw(lease, sample), 1.0)
-    assert ledger.room("s", 4) == 1, "done, but not taken"
+    assert ledger.room("s", 4) == 1, "complete, but not taken"
     ledger.taken(ledger.hand_over("s").id, 0.0)
     assert ledger.room("s", 4) == 2
-    assert ledger.room("other", 4) == 3, "another's complete groups are no burden"
+    assert ledger.room("other", 4) == 3, "complete groups of another session do not count"
 
 
 def work_off(ledger, speeds, n_groups, group_n=8, capacity=64):
-    """Nodes that each do one lease after another at their own speed; returns tokens made by each, and the seconds."""
+    """Let each node work off one lease after another at its own speed. Returns the tokens generated by each node, and
+    the seconds."""
     now, clocks, made = 0.0, dict.fromkeys(speeds, 0.0), dict.fromkeys(speeds, 0)
     for i in range(n_groups):
         ledger.offer(group_id(i), "s", PROMPT, group_n, SAMPLING)
@@ -425,7 +426,7 @@ def test_an_exaggerated_claim_gains_little():
         ledger.offer(group_id(100 + i), "s", PROMPT, 8, SAMPLING)
     ledger.request_work(ALICE, ask(0), 500.0)
     leases = ledger.request_work(BOB, ask(64, rate=1e9), 500.0)
-    assert sum(len(lease.samples) for lease in leases) == 32, "as one that is as fast as the fastest known"
+    assert sum(len(lease.samples) for lease in leases) == 32, "like a node as fast as the fastest known one"
 
 
 def test_deadlines_come_from_the_nodes_own_rate():
@@ -438,7 +439,7 @@ def test_deadlines_come_from_the_nodes_own_rate():
     assert lease.duration_s == pytest.approx(3 * 8 * 4 / 10.0)  # 8 samples of up to 4 tokens at 24 tokens / 2.4 s
 
 
-def test_facts_name_why_samples_were_requeued():
+def test_facts_say_why_samples_were_requeued():
     ledger = ledger_at(n=2)
     lease = one_lease(ledger)
     ledger.take_facts()

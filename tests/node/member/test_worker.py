@@ -1,4 +1,4 @@
-"""Workers and ledger together: lost messages, lost nodes, a lost seed, new versions; an hour of simulated time."""
+"""Workers and ledger together, with lost messages, nodes and seeds, and new versions: an hour of simulated time."""
 
 import os
 import sqlite3
@@ -19,7 +19,9 @@ def assert_whole(groups, n):
     assert len({group.id for group in groups}) == len(groups)
     for group in groups:
         assert sorted(group.done) == list(range(n))
-        assert len({done.rollout.token_ids for done in group.done.values()}) == n, "each sample has its own stream"
+        assert len({done.rollout.token_ids for done in group.done.values()}) == n, (
+            "each sample has its own random stream"
+        )
 
 
 def accepted_rows(swarm) -> list[tuple[bytes, int]]:
@@ -64,8 +66,8 @@ async def test_unequal_nodes_are_all_kept_busy(tmp_path, autojump_clock, ratio):
         nursery.cancel_scope.cancel()
 
 
-class JoiningEngine(TimedEngine):
-    """Generates each sequence at ten tokens/s, however many run; some have ten times as many tokens as others."""
+class ContinuousEngine(TimedEngine):
+    """Generates each sequence at ten tokens per second, however many run; some are ten times as long as others."""
 
     def __init__(self) -> None:
         super().__init__(1.0)
@@ -82,21 +84,21 @@ class JoiningEngine(TimedEngine):
             await trio.sleep(max(lengths) / 10)
         finally:
             self.running -= len(prompts)
-        made = [
+        completions = [
             Completion(
                 (*range(10, 8 + n), p.stream % (1 << 31) + 3, 2), (-1.0,) * n, "stop", (Span(self.version, 0, n),)
             )
             for p, n in zip(prompts, lengths, strict=True)
         ]
-        return made, max(lengths) / 10
+        return completions, max(lengths) / 10
 
 
 @pytest.mark.parametrize("whole", [False, True])
-async def test_with_continuous_batching_no_place_waits_for_the_longest_sequence(tmp_path, autojump_clock, whole):
+async def test_with_continuous_batching_no_row_waits_for_the_longest_sequence(tmp_path, autojump_clock, whole):
     async with trio.open_nursery() as nursery:
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()
-        engine = JoiningEngine()
+        engine = ContinuousEngine()
         await swarm.add_node(1, 0.0, capacity=32, batch=16, engine=engine)
         session = service.open("s", Binding(4, SAMPLING, whole=whole))
         started, before = trio.current_time(), len(swarm.wire.bodies)
@@ -109,14 +111,18 @@ async def test_with_continuous_batching_no_place_waits_for_the_longest_sequence(
             assert set(engine.calls) == {4}
         else:
             assert set(engine.calls) == {1}
-            assert took_s < 1.25 * drawn / 160, "with sixteen in a call, each would take as long as its longest"
+            assert took_s < 1.25 * drawn / 160, (
+                "with sixteen per call, each call would take as long as its longest sequence"
+            )
             asked = [decode(body) for _, body in swarm.wire.bodies[before:]]
-            assert sum(isinstance(message, WorkRequest) for message in asked) < 0.85 * 160, "not one for each sample"
+            assert sum(isinstance(message, WorkRequest) for message in asked) < 0.85 * 160, (
+                "fewer requests than samples"
+            )
         nursery.cancel_scope.cancel()
 
 
-async def test_a_single_request_goes_to_the_fastest_that_waits(tmp_path, autojump_clock):
-    """As requests of the gateway: groups of one sample, offered one after another."""
+async def test_a_single_request_goes_to_the_fastest_waiting_node(tmp_path, autojump_clock):
+    """Like requests of the gateway: groups of one sample, offered one after another."""
     async with trio.open_nursery() as nursery:
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()
@@ -169,32 +175,32 @@ async def test_a_dead_nodes_work_is_done_by_others(tmp_path, autojump_clock, kno
         nursery.cancel_scope.cancel()
 
 
-async def test_the_seed_dies_and_comes_back_while_nodes_work(tmp_path, autojump_clock):
+async def test_the_seed_restarts_while_nodes_work(tmp_path, autojump_clock):
     async with trio.open_nursery() as nursery:
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()
         await swarm.add_node(1, rate=100.0, capacity=16, batch=8)
         session = service.open("s", Binding(4, SAMPLING))
         got = await collect(service, session, 2, offers=8)
-        await trio.sleep(0.1)  # that these are taken is durable by then
+        await trio.sleep(0.1)  # until it is durable that the groups were taken
         before = len(accepted_rows(swarm))
         swarm.kill_service()
-        await trio.sleep(30.0)  # results are made meanwhile, and nobody hears them
+        await trio.sleep(30.0)  # the node finishes samples that the ledger cannot receive
         assert swarm.worker(1).status().unanswered > 0
         service = await swarm.start_service()
         session = service.open("s", Binding(4, SAMPLING))
         for i in range(8):
             if gid(i) not in {group.id for group in got}:
-                service.offer(session, gid(i), decodeless_prompt(i))
+                service.offer(session, gid(i), prompt_of(i))
         more = await collect(service, session, 6, offers=0)
         assert_whole([*got, *more], 4)
         rows = accepted_rows(swarm)
         assert len(rows) == len(set(rows)) == 32 > before
-        assert swarm.worker(1).refused == {}, "what was made while the seed was away still counted"
+        assert swarm.worker(1).refused == {}, "samples finished while the seed was away still counted"
         nursery.cancel_scope.cancel()
 
 
-def decodeless_prompt(i: int) -> bytes:
+def prompt_of(i: int) -> bytes:
     from node.ledger.messages import pack_tokens
 
     return pack_tokens((1, 2, i))
@@ -206,7 +212,7 @@ async def test_a_restarted_node_gets_its_leases_again(tmp_path, autojump_clock):
         service = await swarm.start_service()
         await swarm.add_node(1, rate=100.0, capacity=8, batch=8)
         session = service.open("s", Binding(8, SAMPLING))
-        service.offer(session, gid(0), decodeless_prompt(0))
+        service.offer(session, gid(0), prompt_of(0))
         await trio.sleep(2.0)
         swarm.kill_node(1, known=False)
         await trio.sleep(6.0)
@@ -214,7 +220,7 @@ async def test_a_restarted_node_gets_its_leases_again(tmp_path, autojump_clock):
         started = trio.current_time()
         await swarm.add_node(1, rate=100.0, capacity=8, batch=8)
         await collect(service, session, 1, offers=0)
-        assert trio.current_time() - started < 15.0, "not only when the old lease expired"
+        assert trio.current_time() - started < 15.0, "sooner than the expiry of the old lease"
         nursery.cancel_scope.cancel()
 
 
@@ -245,7 +251,7 @@ async def test_versions_are_committed_between_batches(tmp_path, autojump_clock):
         nursery.cancel_scope.cancel()
 
 
-async def test_a_node_that_does_not_follow_gets_no_work(tmp_path, autojump_clock):
+async def test_a_node_with_an_old_version_gets_no_work(tmp_path, autojump_clock):
     async with trio.open_nursery() as nursery:
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()
@@ -263,7 +269,7 @@ async def test_a_node_that_does_not_follow_gets_no_work(tmp_path, autojump_clock
         nursery.cancel_scope.cancel()
 
 
-async def test_an_engine_that_dies_in_a_batch_costs_only_time(tmp_path, autojump_clock):
+async def test_samples_of_an_engine_that_fails_are_generated_again(tmp_path, autojump_clock):
     async with trio.open_nursery() as nursery:
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()
@@ -275,7 +281,7 @@ async def test_an_engine_that_dies_in_a_batch_costs_only_time(tmp_path, autojump
 
 
 @pytest.mark.parametrize("nodes", [1, 4])
-async def test_work_that_no_engine_can_do_is_reported_and_delays_no_other(tmp_path, autojump_clock, nodes):
+async def test_work_that_no_engine_can_do_is_reported_and_delays_no_other_work(tmp_path, autojump_clock, nodes):
     async with trio.open_nursery() as nursery:
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()
@@ -283,8 +289,8 @@ async def test_work_that_no_engine_can_do_is_reported_and_delays_no_other(tmp_pa
             await swarm.add_node(i + 1, rate=1000.0, capacity=16, batch=16)
         bad, good = service.open("bad", Binding(4, SAMPLING)), service.open("good", Binding(4, SAMPLING))
         for i in range(3):
-            service.offer(good, gid(i), decodeless_prompt(i))
-            service.offer(bad, gid(100 + i), decodeless_prompt(666 if i == 1 else i))
+            service.offer(good, gid(i), prompt_of(i))
+            service.offer(bad, gid(100 + i), prompt_of(666 if i == 1 else i))
         assert_whole(await collect(service, good, 3, offers=0), 4)
         with trio.fail_after(60.0):
             while not bad.impossible:
@@ -303,7 +309,7 @@ async def test_a_node_that_leaves_gives_its_work_back(tmp_path, autojump_clock):
         service = await swarm.start_service()
         await swarm.add_node(1, rate=10.0, capacity=8, batch=4)
         session = service.open("s", Binding(4, SAMPLING))
-        service.offer(session, gid(0), decodeless_prompt(0))
+        service.offer(session, gid(0), prompt_of(0))
         await trio.sleep(1.0)
         assert service.status().samples_leased == 4
         swarm.lives[Key(b"\1" * 32).public].cancel()
@@ -319,7 +325,7 @@ async def test_withdrawn_work_is_not_done(tmp_path, autojump_clock):
         await swarm.add_node(1, rate=100.0, capacity=32, batch=4)
         session = service.open("s", Binding(4, SAMPLING))
         for i in range(8):
-            service.offer(session, gid(i), decodeless_prompt(i))
+            service.offer(session, gid(i), prompt_of(i))
         await trio.sleep(1.0)
         assert swarm.worker(1).status().jobs > 0
         service.close(session)
@@ -338,8 +344,8 @@ async def test_forged_and_invalid_messages_change_nothing(tmp_path, autojump_clo
         assert_whole(await collect(service, session, 2), 4)
         mallory = Key(b"\x09" * 32).public
         for node, body in list(swarm.wire.bodies):
-            service.hear(mallory, body)  # another's words in one's own name
-            service.hear(node, body)  # and everything once more
+            service.hear(mallory, body)  # messages of another node
+            service.hear(node, body)  # repeated messages
             for i in range(0, len(body), 7):
                 service.hear(mallory, body[:i] + bytes([body[i] ^ 0x41]) + body[i + 1 :])
         service.hear(mallory, b"")
@@ -349,13 +355,13 @@ async def test_forged_and_invalid_messages_change_nothing(tmp_path, autojump_clo
         refused = service.status().nodes[mallory.hex()].refused
         assert refused[Reason.BAD_SIGNATURE] >= 8
         for _, body in swarm.wire.bodies:
-            swarm.worker(1).hear(body)  # messages for the ledger are not for a node
+            swarm.worker(1).hear(body)  # messages for the ledger, which a node must ignore
         swarm.worker(1).hear(b"\x01\xff")
         assert_whole(await collect(service, session, 2, first=50, offers=4), 4)
         nursery.cancel_scope.cancel()
 
 
-async def test_signatures_bind_answer_and_question(tmp_path, autojump_clock):
+async def test_delivered_rollouts_have_their_nodes_signature(tmp_path, autojump_clock):
     async with trio.open_nursery() as nursery:
         swarm = Swarm(tmp_path, nursery)
         service = await swarm.start_service()

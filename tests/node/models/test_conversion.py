@@ -133,6 +133,6 @@ def test_a_loader_that_does_more_than_move_elements_is_refused(kind: Any, how: A
     converter = WeightConverter("q_proj.weight", "q_proj.weight", operations=[how()])
     register_checkpoint_conversion_mapping(kind.__name__, [converter], overwrite=True)
     specs = [TensorSpec(name, "F32", tuple(tensor.shape)) for name, tensor in sorted(model.state_dict().items())]
-    with pytest.raises(UsageError, match=says) as told:
+    with pytest.raises(UsageError, match=says) as raised:
         conversion_of(model, Layout(tuple(specs)))
-    assert "save_pretrained" in str(told.value)
+    assert "save_pretrained" in str(raised.value)

@@ -92,7 +92,7 @@ def test_many_names_together_are_limited_too() -> None:
     assert len(limit._names) <= logs.NAMES
 
 
-def test_nobody_can_fill_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_messages_of_peers_cannot_fill_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(logs.time, "monotonic", lambda: now)
     stream = io.StringIO()

@@ -1,4 +1,4 @@
-"""The memory of a container, acted out with files of /proc and /sys, and where the replica is kept."""
+"""The memory limits of a container, with files in place of /proc and /sys, and where the replica is kept."""
 
 import subprocess
 import sys
@@ -83,7 +83,7 @@ def test_a_machine_without_proc_and_sys(tmp_path: Path) -> None:
     ("place", "memory", "disk", "on_disk"),
     [
         ("auto", 20 * GB, 0, False),
-        ("auto", 17 * GB, 100 * GB, True),  # the replica would fit, and nothing beside it
+        ("auto", 17 * GB, 100 * GB, True),  # room for the replica, but for nothing else
         ("auto", None, 0, False),
         ("ram", 1 * GB, 100 * GB, False),
         ("disk", 99 * GB, 0, True),
@@ -119,8 +119,8 @@ def test_large_blocks_go_back_to_the_system() -> None:
         "held.clear()\n"
         "print(full, rss() - before)\n"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    full, after = map(int, said.split())
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    full, after = map(int, output.split())
     assert full > 60 << 20
     assert after < 8 << 20
 

@@ -49,7 +49,7 @@ def test_a_terminal_has_one_line_that_is_wiped() -> None:
     assert stream.getvalue().endswith("\r\x1b[2K")
 
 
-def test_nothing_is_wiped_that_was_not_written() -> None:
+def test_a_terminal_without_output_is_not_wiped() -> None:
     stream = Terminal()
     with Progress("Quick", stream=stream, clock=Clock()):
         pass
@@ -64,7 +64,7 @@ def test_nothing_is_wiped_that_was_not_written() -> None:
         (10, 20, "Reading: 20 of 10 blocks (100 %), 3 s"),
     ],
 )
-def test_what_it_says(total: int | None, done: int, line: str) -> None:
+def test_the_text_of_a_line(total: int | None, done: int, line: str) -> None:
     progress = Progress("Reading", total=total, unit="blocks", stream=io.StringIO(), clock=Clock())
     progress.update(done)
     assert progress.line(3.2) == line

@@ -33,7 +33,7 @@ def test_no_process_answers(home: Path) -> None:
         query.ask(home)
 
 
-async def test_one_process_a_home(home: Path) -> None:
+async def test_one_process_serves_a_home(home: Path) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(query.serve, home, SeedStatus)
         with pytest.raises(UsageError, match="Another process"):

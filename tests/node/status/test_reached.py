@@ -1,4 +1,4 @@
-"""How peers are reached, as the status and the log have it."""
+"""How peers are reached, in the status and in the log."""
 
 import io
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ def shown(status: Status) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_a_connection_says_more_than_the_roster() -> None:
+def test_a_connections_path_has_precedence_over_the_roster() -> None:
     for kind in PathKind:
         assert how_reached(transport(path_kind=lambda peer, kind=kind: kind), b"", False) == kind.value
     assert [how_reached(transport(), b"", dialable) for dialable in (True, False, None)] == [
@@ -33,14 +33,14 @@ def test_a_connection_says_more_than_the_roster() -> None:
     ]  # fmt: skip
 
 
-def test_what_a_relay_does() -> None:
+def test_a_relay_counts_reservations_circuits_and_bytes() -> None:
     status = RelayStatus()
     relay: Any = SimpleNamespace(reservations=[b"a", b"b"], circuits=3, relayed_bytes=1_200_000)
     add_relay_counts(status, relay)
     assert (status.places, status.circuits, status.relayed_bytes) == (2, 3, 1_200_000)
 
 
-def test_a_person_sees_it() -> None:
+def test_the_terminal_shows_how_peers_are_reached() -> None:
     place = "/ip4/203.0.113.9/tcp/4001"
     text = shown(SeedStatus(nodes=[MemberStatus(name="box", reached="punched")], relays={place: ""}))
     assert "punched" in text

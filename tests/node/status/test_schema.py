@@ -1,4 +1,4 @@
-"""The schema: the JSON that users read stays as it was, and releases understand each other."""
+"""The schema: the keys of the JSON that users read do not change, and different releases understand each other."""
 
 import json
 
@@ -33,12 +33,14 @@ def test_json_has_the_keys_that_it_always_had(process: str, status: Status) -> N
 
 def test_the_trainers_state_has_the_keys_that_it_always_had() -> None:
     found = paths(json.loads(json.dumps(standing(example(SeedReport)))))
-    found = [path for path in found if ".quarantine." not in path]  # no node was in quarantine in the recording
+    found = [
+        path for path in found if ".quarantine." not in path
+    ]  # no node was in quarantine when the keys were recorded
     assert ["head", "unsealed", *found] == GOLDEN["Swarm.state"]
 
 
 @pytest.mark.parametrize("status", [example(SeedStatus), example(NodeStatus), RelayStatus(places=3)])
-def test_what_was_sent_is_what_comes(status: Status) -> None:
+def test_a_status_round_trips(status: Status) -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(status), type=Status) == status
 
 

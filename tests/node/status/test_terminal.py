@@ -1,4 +1,4 @@
-"""The view: a pure function of a status, of which anything may be missing."""
+"""The terminal's view, a pure function of a status in which any field may be missing."""
 
 import io
 from typing import Any
@@ -36,7 +36,7 @@ STATUS: dict[str, Any] = {
     "steps": [{"version": [0, 3], "density": 0.0101, "bits_per_change": 7.1, "delta_bytes": 12_345,
                "trainer_copies": 1.01, "publish_to_all_s": 0.5, "pause_s": 0.00325}],
 }  # fmt: skip
-"""A seed's, as an older or newer release may send it."""
+"""A seed's status, as an older or newer release may send it."""
 
 
 def seed(fields: dict[str, Any]) -> SeedStatus:
@@ -49,7 +49,7 @@ def shown(status: Status, **more: Any) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_what_a_person_sees() -> None:
+def test_the_view_of_a_seed() -> None:
     text = shown(seed(STATUS), message="node box-b was killed", rewards={(0, 3): 0.4})
     lines = [line.rstrip() for line in text.splitlines()]
     assert (
@@ -67,7 +67,7 @@ def test_what_a_person_sees() -> None:
     assert lines[-1] == "node box-b was killed"
 
 
-def test_what_a_node_says_of_itself() -> None:
+def test_the_view_of_a_node() -> None:
     own = OwnStatus(slot=3, name="box", held=(0, 2), sent_bytes=5000, received_bytes=7000)
     status = NodeStatus(head=(0, 2), nodes=[own], message="its news")
     lines = [line.split() for line in shown(status).splitlines()]
@@ -79,7 +79,7 @@ def test_what_a_node_says_of_itself() -> None:
     assert lines[0] == ["It", "is", "away."]
 
 
-def test_nodes_of_one_name_are_told_apart() -> None:
+def test_nodes_with_the_same_name_show_their_peer_ids() -> None:
     peers = ["12D3KooWAAAAAAAAAAAAbbbbbbbb", "12D3KooWAAAAAAAAAAAAcccccccc", "12D3KooWAAAAAAAAAAAAdddddddd"]
     nodes = [
         MemberStatus(slot=slot, name=name, peer=peer)
@@ -97,7 +97,7 @@ def test_anything_may_be_missing(lacking: str) -> None:
     assert "head" in shown(seed(fields))
 
 
-def test_steps_and_nodes_that_only_just_began() -> None:
+def test_steps_and_nodes_without_any_figures() -> None:
     assert "v1" in shown(SeedStatus(steps=[Step(version=(0, 1))], nodes=[MemberStatus()]))
     assert "v2 (epoch 1)" in shown(SeedStatus(steps=[Step(version=(1, 2))]))
 
@@ -147,7 +147,7 @@ async def test_watch_shows_the_last_status(autojump_clock: trio.testing.MockCloc
     assert "picture 9" in file.getvalue()
 
 
-def test_where_the_time_goes_and_which_nodes_are_in_quarantine() -> None:
+def test_the_view_shows_time_accounting_and_quarantine() -> None:
     good = MemberStatus(slot=0, name="good", tokens_s=1234.0, useful=0.93)
     good.seconds = TimeSplit(generate=93.0, wait_work=4.0, wait_version=1.0, commit=2.0)
     bad = MemberStatus(slot=1, name="bad", tokens_s=99.0)
@@ -161,6 +161,6 @@ def test_where_the_time_goes_and_which_nodes_are_in_quarantine() -> None:
     text = shown(status)
     assert "useful 87 % of the nodes' time, 1,204 samples generated and never used" in " ".join(text.split())
     assert ["good", "93.0%", "4.0%", "1.0%", "2.0%"] in [line.split() for line in text.splitlines()]
-    for found in ("1,234", "93%", "5.04 s", "21.0 ms", "12.3 s", "0.30 s", "39.1 ms", "0.0 ms", "aside"):
+    for found in ("1,234", "93%", "5.04 s", "21.0 ms", "12.3 s", "0.30 s", "39.1 ms", "0.0 ms", "quarantine"):
         assert found in text, found
     assert "bad is in quarantine: two nodes computed? others" in text

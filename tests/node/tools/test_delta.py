@@ -62,7 +62,7 @@ def report(folders: Path) -> DeltaReport:
     return delta(folders / "old", folders / "new", out=folders / "step.delta", up_mbit=100, nodes=10)
 
 
-def test_the_numbers(folders: Path, report: DeltaReport) -> None:
+def test_the_sizes_in_the_report(folders: Path, report: DeltaReport) -> None:
     old, new = states()
     assert report.exact
     assert report.changed == sum(int((old[name] != new[name]).sum()) for name in old)
@@ -70,12 +70,12 @@ def test_the_numbers(folders: Path, report: DeltaReport) -> None:
     assert report.density == report.changed / report.elements
     assert report.full_bytes == LAYOUT.full_bytes
     assert report.bits_per_change == 8 * report.delta_bytes / report.changed
-    assert 6.8 < report.bits_per_change < 7.6  # all overhead of a very small model included
+    assert 6.8 < report.bits_per_change < 7.6  # includes all overhead of a very small model
     assert report.delta_bytes <= os.path.getsize(folders / "step.delta")
     assert min(report.encode_gb_s, report.decode_gb_s) > 0
 
 
-def test_the_seconds(report: DeltaReport) -> None:
+def test_the_times_in_the_report(report: DeltaReport) -> None:
     """100 Mbit/s are 12.5 MB/s. A star sends N copies; the swarm's uplinks share them."""
     assert report.star_full_s == pytest.approx(10 * report.full_bytes / 12.5e6)
     assert report.star_delta_s == pytest.approx(10 * report.delta_bytes / 12.5e6)
@@ -169,7 +169,7 @@ def test_the_table(report: DeltaReport) -> None:
     assert "yes: decoded" in text
     assert "to 10 nodes" in text
     assert "this is a bug" in render(replace(report, exact=False))
-    told = json.loads(json.dumps(report.to_dict()))
+    plain_report = json.loads(json.dumps(report.to_dict()))
     keys = {
         "bits_per_change",
         "ratio",
@@ -177,8 +177,8 @@ def test_the_table(report: DeltaReport) -> None:
         "decode_gb_s",
         "exact",
     }  # those of python -m scenarios.bench.codec
-    assert keys <= told.keys()
-    assert "leb128" in told["anchors"]
-    for way in told["anchors"].values():
+    assert keys <= plain_report.keys()
+    assert "leb128" in plain_report["anchors"]
+    for way in plain_report["anchors"].values():
         assert keys == way.keys()
         assert way["exact"]

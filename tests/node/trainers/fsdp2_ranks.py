@@ -1,4 +1,4 @@
-"""What the ranks of `test_fsdp2.py` run, each in a process of its own."""
+"""The code that each rank of `test_fsdp2.py` runs in its own process."""
 
 import os
 import signal
@@ -186,7 +186,8 @@ def mirrored(rank: int, world: int, home: str) -> tuple[bytes, bytes]:
 
 
 def mixture(rank: int, world: int, homes: dict[str, str], folder: str) -> dict[str, tuple[bytes, bytes | None]]:
-    """A mixture of experts, one tensor an expert in the checkpoint: sharded by experts, across them, and adapted."""
+    """A mixture of experts with one tensor per expert in the checkpoint: sharded by experts, across them, and
+    adapted."""
     import peft
     from torch.distributed.tensor import Shard
     from transformers import AutoModelForCausalLM
@@ -257,7 +258,7 @@ def a_rank_dies(rank: int, world: int, home: str) -> str:
 
 def one_rank_refuses(rank: int, world: int, home: str) -> list[str]:
     """Rank 1's weights have another dtype once: the step fails on both with a sentence, and the next one works."""
-    said = []
+    outcomes = []
     net = sharded(make_net(), mixed=False)
     with Swarm.attach(net, home=home) as swarm:
         for step in range(3):
@@ -266,16 +267,16 @@ def one_rank_refuses(rank: int, world: int, home: str) -> list[str]:
                 source["fc.weight"] = source["fc.weight"].to(torch.float16)
             try:
                 publication = swarm.publish(source, step=step).wait(timeout_s=30)
-                said.append(f"{publication.version}")
+                outcomes.append(f"{publication.version}")
             except SwarmError as error:
-                said.append(f"{type(error).__name__}: {error}")
+                outcomes.append(f"{type(error).__name__}: {error}")
             dist.barrier()
-    return said
+    return outcomes
 
 
 def each_refuses(rank: int, world: int, home: str) -> list[str]:
     """In every third step one rank's weights have another dtype. The steps between are always sealed."""
-    said = []
+    outcomes = []
     net = sharded(make_net(), mixed=False)
     with Swarm.attach(net, home=home) as swarm:
         for step in range(300):
@@ -283,11 +284,11 @@ def each_refuses(rank: int, world: int, home: str) -> list[str]:
             if step % 3 == 1 and rank == step % world:
                 source["fc.weight"] = source["fc.weight"].to(torch.float16)
             try:
-                said.append(f"{swarm.publish(source, step=step).wait(timeout_s=30).version}")
+                outcomes.append(f"{swarm.publish(source, step=step).wait(timeout_s=30).version}")
             except SwarmError as error:
-                said.append(type(error).__name__)
+                outcomes.append(type(error).__name__)
             dist.barrier()
-    return said
+    return outcomes
 
 
 def busy(rank: int, world: int, home: str) -> list[list[Any]]:
@@ -333,14 +334,14 @@ def refusals(rank: int, world: int, home: str, boot_id: str) -> list[str]:
     """The errors of attaching without a seed, and of ranks on several hosts."""
     from node.trainers.ranks import meeting
 
-    net, said = sharded(make_net(), mixed=False), []
+    net, outcomes = sharded(make_net(), mixed=False), []
     for host in (meeting._BOOT_ID, Path(boot_id) if rank else meeting._BOOT_ID):
         meeting._BOOT_ID = host
         try:
             Swarm.attach(net, home=home)
         except SwarmError as error:
-            said.append(f"{type(error).__name__}: {error}")
-    return said
+            outcomes.append(f"{type(error).__name__}: {error}")
+    return outcomes
 
 
 def several(rank: int, world: int, homes: dict[str, str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""GRPO under FSDP2 over a real swarm: what each rank of `test_end_to_end.py` runs."""
+"""The code of each rank of `test_end_to_end.py`: GRPO under FSDP2 over a real swarm."""
 
 import itertools
 import time
@@ -19,7 +19,7 @@ from node.trainers.grpo.task import SortLetters
 from node.trainers.grpo.trainer import GrpoConfig, GrpoTrainer
 
 WITHIN_S = 180.0
-"""For calls that take a second when the cores are idle."""
+"""Time limit in seconds of calls that take a second on idle cores."""
 CONFIG = GrpoConfig(lr=1e-3, prompts=4, samples=4, rows=64, lr_warmup_steps=1)
 
 

@@ -19,7 +19,7 @@ class RankFailed(AssertionError):
 
 
 def run_ranks(world: int, function: str, *args: Any, dies: Sequence[int] = (), within_s: float = WITHIN_S) -> list[Any]:
-    """What `module:function(rank, world, *args)` returned in each of `world` processes that form one gloo group.
+    """Return what `module:function(rank, world, *args)` returned in each of `world` processes that form one gloo group.
 
     `dies`: ranks that end without a result (None).
     """
@@ -31,7 +31,7 @@ def run_ranks(world: int, function: str, *args: Any, dies: Sequence[int] = (), w
 
 
 class Running:
-    """Rank processes that run. Each writes its pickled result to a file before it ends."""
+    """The running processes of the ranks. Each writes its pickled result to a file before it ends."""
 
     def __init__(self, world: int, function: str, *args: Any) -> None:
         self._folder = tempfile.TemporaryDirectory()

@@ -1,5 +1,5 @@
-"""Two ranks of FSDP2 train by GRPO over a seed and three nodes, one of which runs vLLM. Every engine has the trainer's
-bits at each step, also after the trainer is killed and resumed, and after a rollback."""
+"""Two ranks of FSDP2 train with GRPO over a seed and three nodes, one of which runs vLLM. Every engine has the
+trainer's bits at each step, also after the trainer is killed and resumed, and after a rollback."""
 
 import time
 from pathlib import Path

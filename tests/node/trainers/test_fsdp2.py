@@ -73,14 +73,14 @@ def test_two_ranks_shard_refuse_coalesce_and_go_back(tmp_path: Path):
             for root, expected in (first[name], second[name]):
                 assert root == expected == there[name].seed.receiver.root
 
-        for said in (first["each_refuses"], second["each_refuses"]):
-            assert [each for step, each in enumerate(said) if step % 3 != 1] == [str(n) for n in range(1, 201)]
-            assert set(said[1::3]) == {"UsageError", "PublishFailed"}
+        for outcomes in (first["each_refuses"], second["each_refuses"]):
+            assert [each for step, each in enumerate(outcomes) if step % 3 != 1] == [str(n) for n in range(1, 201)]
+            assert set(outcomes[1::3]) == {"UsageError", "PublishFailed"}
 
-        told, knows = first["one_rank_refuses"], second["one_rank_refuses"]
-        assert (told[0], told[2]) == (knows[0], knows[2]) == ("1", "2")
-        assert "Rank 1 of 2 could not copy" in told[1]
-        assert "fc.weight is torch.float16" in knows[1]
+        rank_0, rank_1 = first["one_rank_refuses"], second["one_rank_refuses"]
+        assert (rank_0[0], rank_0[2]) == (rank_1[0], rank_1[2]) == ("1", "2")
+        assert "Rank 1 of 2 could not copy" in rank_0[1]
+        assert "fc.weight is torch.float16" in rank_1[1]
 
         assert first["busy"] == second["busy"], "the same steps are superseded on all ranks"
         assert not first["busy"][0][1]
@@ -118,14 +118,14 @@ def test_a_mixture_of_experts_is_published_as_its_checkpoint_names_it(tmp_path: 
 def test_a_dead_rank_is_a_typed_error_and_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rank_group, "RETURN_WITHIN_S", 0.5)
     with running(tmp_path, FakeSeed(base())) as there:
-        said = run_ranks(2, "fsdp2_ranks:a_rank_dies", str(tmp_path), dies=(1,))[0]
-        assert "Rank 1 of 2" in said
+        outcomes = run_ranks(2, "fsdp2_ranks:a_rank_dies", str(tmp_path), dies=(1,))[0]
+        assert "Rank 1 of 2" in outcomes
         assert there.seed.head == (0, 1)
         assert there.seed.abandoned == len(there.seed.attempts) - 1
 
 
 @pytest.mark.slow
-def test_every_rank_says_why_it_cannot_attach(tmp_path: Path):
+def test_every_rank_gets_the_reason_why_it_cannot_attach(tmp_path: Path):
     (tmp_path / "boot_id").write_text("elsewhere\n")
     for no_seed, hosts in run_ranks(2, "fsdp2_ranks:refusals", str(tmp_path), str(tmp_path / "boot_id")):
         assert "UsageError" in no_seed

@@ -30,7 +30,7 @@ def test_json_and_snapshots(small_tiny, base, tmp_path, capsys):
     assert before.layout.hash == Checkpoint.open(base).layout.hash
 
 
-def test_a_line_a_step(small_tiny, capsys):
+def test_each_step_prints_a_line(small_tiny, capsys):
     assert program.main(["--steps", "2", "--lr", "1e-5", "--seed", "4"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
@@ -39,7 +39,7 @@ def test_a_line_a_step(small_tiny, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "error_text"),
     [
         (["--size", "huge"], "take one of"),
         (["--steps", "-1"], "negative"),
@@ -48,10 +48,10 @@ def test_a_line_a_step(small_tiny, capsys):
         (["--what"], "--what"),
     ],
 )
-def test_a_user_error_is_one_sentence(small_tiny, capsys, arguments, said):
+def test_a_user_error_is_one_sentence(small_tiny, capsys, arguments, error_text):
     assert program.main(arguments) == 2
     captured = capsys.readouterr()
-    assert said in captured.err + captured.out
+    assert error_text in captured.err + captured.out
     assert "Traceback" not in captured.err + captured.out
 
 
@@ -115,7 +115,7 @@ def test_cached_folders_appear_complete_or_not_at_all(tmp_path, monkeypatch):
     assert len(list((tmp_path / "models").iterdir())) == 2
 
 
-def test_of_two_that_make_a_folder_at_once_the_first_wins(tmp_path, monkeypatch):
+def test_of_two_processes_that_make_a_folder_the_first_wins(tmp_path, monkeypatch):
     from node.trainers.grpo.cache import cached_folder
     from node.trainers.grpo.tiny import TinyRecipe
 

@@ -45,7 +45,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short_waits")
-def test_no_call_hangs_on_a_frozen_or_a_dead_seed(tmp_path: Path) -> None:
+def test_no_call_hangs_on_a_frozen_or_dead_seed(tmp_path: Path) -> None:
     with swarm_in(tmp_path) as swarm:
         swarm.seed(kit.checkpoint(tmp_path / "base", WORDS))
         trainer = Swarm.attach(home=swarm.home("seed"), start=False)

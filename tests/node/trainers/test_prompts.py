@@ -1,4 +1,4 @@
-"""What a trainer may give as a prompt, and what the model's limits are."""
+"""What a trainer may give as a prompt, and the model's limits."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz:;"
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    """A folder with a tokenizer of one token a letter, and a chat template."""
+    """A folder with a tokenizer of one token per letter, and a chat template."""
     tokenizers = pytest.importorskip("tokenizers")
     pytest.importorskip("transformers")
     model = tokenizers.models.WordLevel({letter: i for i, letter in enumerate(LETTERS)}, unk_token=":")
@@ -89,7 +89,7 @@ def test_integers_of_any_type_are_token_ids():
         ({}, None, None),
     ],
 )
-def test_the_config_says_what_a_model_reads(config: dict, context: int | None, vocabulary: int | None):
+def test_the_config_gives_the_context_and_the_vocabulary(config: dict, context: int | None, vocabulary: int | None):
     assert limits_of({"config.json": json.dumps(config).encode()}) == (context, vocabulary)
 
 
@@ -98,7 +98,7 @@ def test_a_config_without_limits_limits_nothing():
     assert limits.why_not(pack_tokens([1 << 31] * 5000), 1 << 16) is None
 
 
-def test_the_whole_context_may_be_used_and_no_token_more():
+def test_prompt_and_answer_may_fill_the_context_but_not_exceed_it():
     limits = limits_of({"config.json": b'{"max_position_embeddings": 1024}'})
     assert limits.why_not(pack_tokens([1] * 1000), 24) is None
     assert "ask for at most 24" in (limits.why_not(pack_tokens([1] * 1000), 25) or "")

@@ -12,10 +12,10 @@ STEPS = 3
 
 
 def test_trl_trains_on_the_swarm(tmp_path: Path) -> None:
-    with drawing(tmp_path, "--model-name", "{base}") as (swarm, base, url):  # what TRL calls the model
+    with drawing(tmp_path, "--model-name", "{base}") as (swarm, base, url):  # TRL's name for the model
         report = train(swarm, "trl_run.py", swarm.home("seed"), base, url, STEPS, tmp_path / "out")
         assert report["steps"] == STEPS
-        # one when training begins, which changes nothing, and one a step, which does
+        # one at the start of training, which changes nothing, and one per step
         assert [row["version"] for row in report["publications"]] == list(range(1, STEPS + 2))
         assert report["publications"][0]["changed"] == 0
         assert all(row["changed"] > 0 for row in report["publications"][1:])

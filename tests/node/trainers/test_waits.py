@@ -57,15 +57,15 @@ def test_a_wait_logs_at_growing_intervals(monkeypatch: pytest.MonkeyPatch, caplo
     now = 100.0
     monkeypatch.setattr(patience.time, "monotonic", lambda: now)
     wait = Wait(600.0, lambda: "step 3 waits for rank 1 of 2")
-    said = []
+    lines = []
     while not wait.over:
         wait.log_if_due()
         if caplog.records:
-            said.append((round(now - 100), caplog.records[0].getMessage()))
+            lines.append((round(now - 100), caplog.records[0].getMessage()))
             caplog.clear()
         now += 1.0
-    assert [at for at, _ in said] == [5, 10, 20, 40, 80, 140, 200, 260, 320, 380, 440, 500, 560]
-    assert said[1][1] == "step 3 waits for rank 1 of 2; waiting for 10 s now, for 600 s at most."
+    assert [at for at, _ in lines] == [5, 10, 20, 40, 80, 140, 200, 260, 320, 380, 440, 500, 560]
+    assert lines[1][1] == "step 3 waits for rank 1 of 2; waiting for 10 s now, for 600 s at most."
     assert wait.slice_s() == 0.0
 
 
@@ -165,9 +165,9 @@ def test_close_raises_the_error_of_a_publish_that_is_lost(tmp_path: Path, monkey
         group = os.getpgid(swarm.running["seed"].pid)
         os.killpg(group, signal.SIGSTOP)
         late = trainer.publish(tensors(2), step=2)
-        said = str(error_of(lambda: late.wait(timeout_s=SOON_S)))
-        assert "Step 2 was not sealed within 0 s" in said
-        assert f"the seed (process {swarm.running['seed'].pid}, which is stopped (kill -CONT" in said
+        text = str(error_of(lambda: late.wait(timeout_s=SOON_S)))
+        assert "Step 2 was not sealed within 0 s" in text
+        assert f"the seed (process {swarm.running['seed'].pid}, which is stopped (kill -CONT" in text
         monkeypatch.setattr(seedwatch, "RECONNECT_S", SOON_S)
         swarm.signal("seed", signal.SIGKILL)
         error = error_of(lambda: trainer.close(timeout_s=FAR_S))

@@ -1,4 +1,4 @@
-"""What the ranks of `test_waits_ranks.py` run: one of them lags, is alone, or is killed."""
+"""The code that the ranks of `test_waits_ranks.py` run: one of them lags, is alone, or is killed."""
 
 import os
 import signal
@@ -32,30 +32,30 @@ def only_one_publishes(rank: int, world: int, home: str, publisher: int) -> list
     encoding.COPIED_WITHIN_S, progress.RECONNECT_S = 2.0, 0.2
     net = sharded(make_net(), mixed=False)
     swarm = Swarm.attach(net, home=home)
-    swarm.publish(net, step=0).wait(timeout_s=FAR_S)  # so that the encoders are loaded
-    said = []
+    swarm.publish(net, step=0).wait(timeout_s=FAR_S)  # so that the encoders are loaded before the deadlines
+    errors = []
     if rank == publisher:
         publications = []
 
         def publish() -> None:
             publications.append(swarm.publish(net, step=len(publications) + 1, timeout_s=SOON_S))
 
-        said = [error_text(publish) for _ in range(3)]
+        errors = [error_text(publish) for _ in range(3)]
         if publications:
-            said.append(error_text(lambda: publications[0].wait(timeout_s=SOON_S)))
-            said.append(error_text(lambda: publications[0].wait(timeout_s=FAR_S)))
+            errors.append(error_text(lambda: publications[0].wait(timeout_s=SOON_S)))
+            errors.append(error_text(lambda: publications[0].wait(timeout_s=FAR_S)))
     dist.barrier()
     error_text(lambda: swarm.close(timeout_s=0.1))
-    return said
+    return errors
 
 
 def only_one_attaches(rank: int, world: int, home: str) -> str:
     """Rank 0 attaches and no other does."""
     meeting.MEET_WITHIN_S = SOON_S
     net = sharded(make_net(), mixed=False)
-    said = error_text(lambda: Swarm.attach(net, home=home)) if rank == 0 else ""
+    error = error_text(lambda: Swarm.attach(net, home=home)) if rank == 0 else ""
     dist.barrier()
-    return said
+    return error
 
 
 def one_is_killed(rank: int, world: int, home: str, victim: int, stopped: str) -> list[str]:
@@ -70,7 +70,7 @@ def one_is_killed(rank: int, world: int, home: str, victim: int, stopped: str) -
     while not Path(stopped).exists():
         time.sleep(0.01)
     began = time.monotonic()
-    said = error_text(lambda: swarm.publish(net, step=2, timeout_s=FAR_S).wait(timeout_s=FAR_S))
+    error = error_text(lambda: swarm.publish(net, step=2, timeout_s=FAR_S).wait(timeout_s=FAR_S))
     assert time.monotonic() - began < FAR_S / 2
     error_text(lambda: swarm.close(timeout_s=0.1))
-    return [said]
+    return [error]

@@ -10,7 +10,7 @@ from codec.errors import UsageError
 from node.tools.delta_baselines import BASELINES
 from scenarios.bench.codec import main, report
 from scenarios.bench.codec_bounds import Bounds
-from scenarios.bench.codec_data import SHAPES, Part, checkpoints, fabricate
+from scenarios.bench.codec_data import Part, checkpoints, fabricate, shapes
 from scenarios.bench.codec_measure import measure, scaling
 
 BF16 = DTYPES["BF16"]
@@ -27,8 +27,7 @@ def test_made_up_steps_have_the_requested_density(parts: list[Part]) -> None:
 
 
 def test_true_shapes_stream_in_parts_of_whole_blocks() -> None:
-    elements = sum(rows * columns * count for _, (rows, columns), count in SHAPES["qwen3-8b"])
-    assert elements == 8_190_735_360
+    assert shapes("qwen3-8b").elements == 8_190_735_360
     first = next(iter(fabricate("qwen3-8b", 0.01)))
     assert first.name == "model.embed_tokens.weight"
     assert first.old.size == first.new.size == 8 << 20

@@ -42,7 +42,7 @@ def test_the_bound() -> None:
         ("killed", 5.4, {"sent": 1.09, "twice": 0.0201}, "duplicates"),
     ],
 )
-def test_what_counts_as_reached(
+def test_targets_that_count_as_reached(
     capsys: pytest.CaptureFixture[str], name: str, seconds: float, more: dict[str, float], missed: str
 ) -> None:
     print_table([row_of(name, ROWS[name], [outcome(seconds, **more)])])
@@ -60,10 +60,10 @@ def test_a_quarter_of_the_bandwidth() -> None:
     assert ROWS["8-quarter"].seed.up_mbit == 50.0
 
 
-def test_a_row_that_fails_says_so_and_the_others_go_on(
+def test_a_failed_row_is_reported_and_the_others_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    def run(case: object, repeats: int, said: object) -> list[Outcome]:
+    def run(case: object, repeats: int, on_outcome: object) -> list[Outcome]:
         if case is ROWS["8"]:
             raise RuntimeError("no route")
         return [outcome(4.4)] * repeats
@@ -75,31 +75,33 @@ def test_a_row_that_fails_says_so_and_the_others_go_on(
     assert rows[0]["failed"] == "RuntimeError: no route"
     assert rows[1]["reached_time"]
     print_table(rows)
-    said = capsys.readouterr().out
-    assert "failed: RuntimeError: no route" in said
-    assert "reached" in said
+    output = capsys.readouterr().out
+    assert "failed: RuntimeError: no route" in output
+    assert "reached" in output
     draw(rows, tmp_path / "wan.png")
     assert (tmp_path / "wan.png").stat().st_size > 0
 
 
-def test_who_used_the_processors(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_shows_the_cpu_time_of_each_kind_of_process(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     spent = {"seed": 1.5, "node0": 0.75, "node1": 1.25, "wire": 1.0}
     monkeypatch.setattr(wan_table, "check_privileges", lambda: None)
-    monkeypatch.setattr(wan_table, "measure", lambda case, repeats, said: [_said(said, spent)])
+    monkeypatch.setattr(wan_table, "measure", lambda case, repeats, on_outcome: [report_outcome(on_outcome, spent)])
     assert main(["--rows", "4", "--cpu"]) == 0
-    told = capsys.readouterr().err
-    assert "seed 1.50, a node 1.00 (10.0 ms for each MiB of F), emulated wire 1.00; all 4.5" in told
+    output = capsys.readouterr().err
+    assert "seed 1.50, a node 1.00 (10.0 ms for each MiB of F), emulated wire 1.00; all 4.5" in output
     assert main(["--rows", "4"]) == 0
     assert "processor seconds" not in capsys.readouterr().err
 
 
-def _said(said: Callable[[Outcome], None], spent: dict[str, float]) -> Outcome:
-    told = replace(outcome(4.5), spent_s=spent)
-    said(told)
-    return told
+def report_outcome(on_outcome: Callable[[Outcome], None], spent: dict[str, float]) -> Outcome:
+    measured = replace(outcome(4.5), spent_s=spent)
+    on_outcome(measured)
+    return measured
 
 
-def test_what_a_process_has_spent() -> None:
+def test_the_cpu_seconds_of_a_process() -> None:
     sum(range(3_000_000))
     assert ProcessUsage(os.getpid()).cpu_s > 0
     assert ProcessUsage(2**30).cpu_s == 0  # there is no such process

@@ -1,4 +1,4 @@
-"""Plots: refused before anything is measured when they could not be saved, and PNGs in the end."""
+"""Plots are PNG files; a plot that cannot be saved is refused before the measurement."""
 
 import argparse
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from scenarios.harness.plot import drawing, png
 
 
-def test_a_plot_is_a_png_of_whatever_name(tmp_path: Path) -> None:
+def test_a_plot_is_a_png_whatever_its_name(tmp_path: Path) -> None:
     path = png(str(tmp_path / "drawn"))
     with drawing(path, 2, inches=(4, 2), sharey=True) as (left, right):
         left.plot([0, 1], [1, 2])
@@ -23,7 +23,7 @@ def test_a_plot_that_cannot_be_saved_is_refused_at_once(tmp_path: Path, where: s
         png(str(tmp_path / where))
 
 
-def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_error_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("node.settings.extras.find_spec", lambda name: None)
     with pytest.raises(argparse.ArgumentTypeError, match=r"EXTRAS=scenarios|pip install"):
         png(str(tmp_path / "plot.png"))

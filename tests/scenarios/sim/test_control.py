@@ -1,4 +1,4 @@
-"""What holding a swarm together costs: the table that docs/leases.md gives, and the trainer's few connections."""
+"""The table of control costs in docs/leases.md, and the trainer's few connections."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from scenarios.sim import control
 
 
-def test_messages_stay_small_and_plans_are_made(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_messages_stay_small_and_planning_works(capsys: pytest.CaptureFixture[str]) -> None:
     assert control.main(["--members", "10", "300", "--json"]) == 0
     small, large = json.loads(capsys.readouterr().out)["rows"]
     assert large["heartbeat"] < small["heartbeat"] + 20
@@ -18,10 +18,10 @@ def test_messages_stay_small_and_plans_are_made(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.slow
-def test_the_trainer_keeps_few_connections_though_all_work(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_trainer_keeps_few_connections_while_all_nodes_work(capsys: pytest.CaptureFixture[str]) -> None:
     assert control.main(["--sessions", "80", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["at_rest"] <= row["kept"] + 10
     assert row["after_a_step"] <= row["kept"] + 10
-    assert row["a_head_dies"] <= row["kept"] + 10
+    assert row["a_root_child_dies"] <= row["kept"] + 10
     assert row["fresh_at_the_end"] == 79

@@ -1,4 +1,4 @@
-"""An authority, and peers that come to it."""
+"""An authority, and peers that connect to it."""
 
 import random
 
@@ -48,19 +48,19 @@ def an_authority(
     return core
 
 
-def comes(core: Authority, slot: int | bytes, now: float = 0.0) -> None:
+def connect_peer(core: Authority, slot: int | bytes, now: float = 0.0) -> None:
     core.apply(PeerUp(slot if isinstance(slot, bytes) else key_of(slot).public, False, "/ip4/9.9.9.9/tcp/1"), now)
 
 
-def persisted(core: Authority, effects: list[Effect], now: float) -> list[Effect]:
+def make_durable(core: Authority, effects: list[Effect], now: float) -> list[Effect]:
     return [e for wish in only(effects, Persist) for e in core.apply(Persisted(wish.token), now)]
 
 
 def join(core: Authority, slot: int, now: float = 1.0, message: Join | None = None) -> list[Effect]:
     """A peer connects and asks to join; its grant becomes durable, and the next tick admits it."""
-    comes(core, slot, now)
+    connect_peer(core, slot, now)
     effects = say(core, slot, message or join_message(TICKET), now)
-    effects += persisted(core, effects, now)
+    effects += make_durable(core, effects, now)
     effects += [e for wish in only(effects, Probe) for e in core.apply(Probed(wish.peer, wish.addrs), now)]
     return effects + core.apply(Timer("tick"), now + TUNING.tick_s + 0.01)
 
@@ -71,7 +71,7 @@ def members(core: Authority, count: int) -> Authority:
     return core
 
 
-def told(effects: list[Effect], what: str) -> list[dict]:
+def notices_of(effects: list[Effect], what: str) -> list[dict]:
     return [e.notice.log_fields() for e in only(effects, Notify) if e.notice.log_name == what]
 
 
@@ -82,7 +82,7 @@ def renewal(core: Authority, slot: int, counter: int, **more) -> bytes:
     return seal(report(slot, beaten, counter, key=key, serial=serial, **more), key)
 
 
-def back(core: Authority, slot: int, shown: bytes, now: float = 5.0) -> list[Effect]:
+def reconnect(core: Authority, slot: int, shown: bytes, now: float = 5.0) -> list[Effect]:
     core.apply(PeerDown(key_of(slot).public), now)
-    comes(core, slot, now)
+    connect_peer(core, slot, now)
     return say(core, slot, Hello(shown, 0, 0, 0, 0), now)

@@ -35,10 +35,10 @@ def plan(members: list[Member], stripes: int) -> tuple[tuple[int, ...], ...]:
 
 def as_roster(members: list[Member], stripes: int) -> Roster:
     """A plan from nothing as a roster, opened as a peer opens it, which refuses an invalid plan."""
-    return as_given(members, plan(members, stripes))
+    return roster_of(members, plan(members, stripes))
 
 
-def as_given(members: list[Member], parents: tuple[tuple[int, ...], ...]) -> Roster:
+def roster_of(members: list[Member], parents: tuple[tuple[int, ...], ...]) -> Roster:
     """These trees as a roster, opened as a peer opens it, which refuses an invalid plan."""
     return open_whole(roster(parents, members), SWARM)[0]
 
@@ -47,7 +47,7 @@ def relays(members: list[Member]) -> list[Member]:
     return [m for m in members if not m.leaf and m.up_mbit > 0]
 
 
-def given(members: list[Member], parents: tuple[tuple[int, ...], ...]) -> dict[int, int]:
+def child_counts(members: list[Member], parents: tuple[tuple[int, ...], ...]) -> dict[int, int]:
     """The number of children of each slot, over all stripes."""
     count = dict.fromkeys((m.slot for m in members), 0)
     for row in parents:

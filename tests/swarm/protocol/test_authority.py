@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from authority_kit import TICKET, an_authority, join, members, renewal, told
+from authority_kit import TICKET, an_authority, join, members, notices_of, renewal
 from protocol_kit import (
     SWARM,
     TUNING,
@@ -57,8 +57,8 @@ from swarm.protocol.membership.enrolment import Enrolment, observed_addresses, r
 def test_reports_renew_and_say_what_is_held() -> None:
     core = members(an_authority(), 1)
     effects = say(core, 0, Reports(0, (renewal(core, 0, 1),)), 5.0)
-    assert [i["version"] for i in told(effects, "held")] == [version(0)]
-    assert told(say(core, 0, Reports(0, (renewal(core, 0, 1),)), 5.1), "held") == []
+    assert [i["version"] for i in notices_of(effects, "held")] == [version(0)]
+    assert notices_of(say(core, 0, Reports(0, (renewal(core, 0, 1),)), 5.1), "held") == []
 
 
 def test_a_member_that_takes_back_what_it_held_is_noted_once_a_version() -> None:
@@ -68,8 +68,8 @@ def test_a_member_that_takes_back_what_it_held_is_noted_once_a_version() -> None
     beaten = heartbeat_hash(core.state.leases.sealed)
     heard, serial = [], core.book.leases[0].grant.serial
     for counter in range(1, 7):
-        said = msgspec.structs.replace(report(0, beaten, counter, serial=serial), version=counter % 2)
-        heard += told(say(core, 0, Reports(0, (seal(said, key_of(0)),)), 5.0 + counter), "held")
+        changed = msgspec.structs.replace(report(0, beaten, counter, serial=serial), version=counter % 2)
+        heard += notices_of(say(core, 0, Reports(0, (seal(changed, key_of(0)),)), 5.0 + counter), "held")
     assert [info["version"] for info in heard] == [version(1)]
 
 
@@ -88,7 +88,7 @@ def test_an_old_report_brought_by_another_member_ends_no_lease() -> None:
     effects = say(core, 0, Reports(0, (old,)), 5.0)
     assert [r.code for r in sends(effects, Refused, to=0)] == ["unknown"]
     assert [(c.peer, c.ban_s) for c in only(effects, Close)] == [(key_of(0).public, 0.0)]
-    assert say(core, 0, Credit(0, 5), 5.0) == []  # said before it could know: not held against it
+    assert say(core, 0, Credit(0, 5), 5.0) == []  # sent before it could know, so not punished
 
 
 def test_members_whose_leases_expired_are_closed_and_forgotten() -> None:
@@ -99,7 +99,7 @@ def test_members_whose_leases_expired_are_closed_and_forgotten() -> None:
         now = core.state.leases.heartbeat.time - 1000.0 + TUNING.heartbeat_s
         effects = core.apply(Timer("tick"), now)
         say(core, 1, Reports(0, (renewal(core, 1, int(now * 10)),)), now)
-    assert [i["peer"] for i in told(effects, "lease_expired")] == [peer]
+    assert [i["peer"] for i in notices_of(effects, "lease_expired")] == [peer]
     assert peer in [c.peer for c in only(effects, Close)]
     assert [p.record for p in only(effects, Persist)] == [b""]
     assert peer not in core._enrolled
@@ -110,7 +110,7 @@ def test_leaving_frees_the_slot_on_disk_too() -> None:
     core = members(an_authority(), 1)
     effects = say(core, 0, Bye(renewal(core, 0, 1, leaving=True)), 5.0)
     assert [(p.name, p.record) for p in only(effects, Persist)] == [("grant/0", b"")]
-    assert told(effects, "member_left") == [{"peer": key_of(0).public, "slot": 0}]
+    assert notices_of(effects, "member_left") == [{"peer": key_of(0).public, "slot": 0}]
     assert not core.book.leases
 
 
@@ -184,8 +184,10 @@ def test_a_torn_record_is_noticed(record: bytes) -> None:
 
 def test_a_rival_of_a_later_boot_makes_it_stop() -> None:
     core = members(an_authority(boot=2), 1)
-    assert told(say(core, 0, HeartbeatNews(heartbeat(900, boot=1)), 5.0), "superseded") == []
-    assert told(say(core, 0, HeartbeatNews(heartbeat(1, boot=3, time=5000.0)), 5.1), "superseded") == [{"boot": 3}]
+    assert notices_of(say(core, 0, HeartbeatNews(heartbeat(900, boot=1)), 5.0), "superseded") == []
+    assert notices_of(say(core, 0, HeartbeatNews(heartbeat(1, boot=3, time=5000.0)), 5.1), "superseded") == [
+        {"boot": 3}
+    ]
     assert core.superseded
     assert core.apply(Timer("tick"), 6.0) == []
     assert say(core, 0, join_message(TICKET), 7.0) == []
@@ -235,7 +237,7 @@ def test_an_abandoned_attempt_is_not_assigned() -> None:
     core = members(an_authority(), 1)
     core.apply(LocalChunk(header(1, 0, stripe=None)), 3.1)
     core.apply(LocalAbandon(VersionId(0, 1), 0), 3.1)
-    assert core.state.chunks.find(header(1, 0).key) is None, "nobody may pull it either"
+    assert core.state.chunks.find(header(1, 0).key) is None, "and no peer may pull it"
     effects = say(core, 0, Attach(0, 0, 0, 1 << 20, ()), 3.2)
     assert only(effects, SendHeader) == []
 
@@ -249,7 +251,7 @@ def test_attaching_to_a_stripe_that_does_not_exist() -> None:
 
 def test_work_is_handed_to_the_application() -> None:
     core = members(an_authority(), 1)
-    assert told(say(core, 0, Work(b"cargo"), 5.0), "work") == [{"peer": key_of(0).public, "body": b"cargo"}]
+    assert notices_of(say(core, 0, Work(b"cargo"), 5.0), "work") == [{"peer": key_of(0).public, "body": b"cargo"}]
 
 
 def test_a_message_of_a_peer_without_a_session_is_ignored() -> None:
@@ -277,8 +279,8 @@ def test_addresses_as_the_world_sees_them(
 def test_downlinks_of_members_with_a_replica() -> None:
     core = an_authority()
     for slot, (down_mbit, relay_only) in enumerate([(300.0, False), (20.0, True), (50.0, False)]):
-        said = msgspec.structs.replace(join_message(TICKET), down_mbit=down_mbit, relay_only=relay_only)
-        join(core, slot, 1.0 + slot, said)
+        message = msgspec.structs.replace(join_message(TICKET), down_mbit=down_mbit, relay_only=relay_only)
+        join(core, slot, 1.0 + slot, message)
     assert core.down_mbits == (300.0, 50.0)
 
 
@@ -293,7 +295,7 @@ def test_an_authority_that_restarts_elsewhere_dials_its_members_when_none_comes(
     dialed = only(again.apply(Timer("tick"), late), Dial)
     assert len(dialed) == MEMBERS_DIALED
     assert {dial.addrs for dial in dialed} == {("/sim/me",)}
-    # One of them follows another seed with our key, begun later than we: it shows us that one's heartbeat.
+    # One of them follows another seed with our key that started later, and shows us that seed's heartbeat.
     peer = dialed[0].peer
     again.apply(PeerUp(peer, True, "/ip4/9.9.9.9/tcp/1"), late + 0.1)
     hello = Hello(again.book.leases[again.book.slot_of[peer]].sealed, 0, 0, 0, 0)

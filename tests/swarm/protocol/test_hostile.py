@@ -107,9 +107,9 @@ def test_a_forged_report_of_a_member_ends_its_bearers_session() -> None:
 
 
 @given(st.lists(st.integers(0, (1 << 63) - 1), max_size=8))
-def test_any_claim_of_fetched_bytes_can_be_stored(said: list[int]) -> None:
+def test_any_claim_of_fetched_bytes_can_be_stored(totals: list[int]) -> None:
     fetched, tickets, ticket = Fetched(), Tickets(), bytes(16)
-    for giver, total in enumerate(said):
+    for giver, total in enumerate(totals):
         for more in (fetched.own(b"a", total), fetched.said(bytes([giver]), b"a", total), fetched.gave(b"a", total)):
             assert 0 <= more <= MOST_BYTES
             tickets.fetched(ticket, more)
@@ -205,7 +205,7 @@ def test_an_orphan_is_served_at_once_and_a_late_joiner_again_when_its_parent_is_
         meet(peer, slot)
     say(peer, 2, Attach(1, 0, 0, 1 << 20, ()), 1.0)
     edge = peer.state.exchange.children[1][key_of(2).public]
-    assert edge.late_joiner, "its parent in that stripe is 1, which is there"
+    assert edge.late_joiner, "slot 1, its parent in that stripe, is there"
     peer.apply(PeerDown(key_of(1).public), 2.0)
     assert not edge.late_joiner
     meet(peer, 1, 3.0)

@@ -23,7 +23,7 @@ def story(length: int) -> tuple[list[Roster], list[bytes]]:
     for serial in range(1, length + 1):
         who = members(30 + serial)
         roster = Roster(SWARM, 1, serial, ("/sim/authority",), tuple(who), plan(who[:30], 1))
-        # Late ones hang on the first: what matters here is that changes are small.
+        # Later members attach to the first, which keeps changes small.
         rows = tuple(row + (0,) * serial for row in roster.parents)
         roster = Roster(SWARM, 1, serial, ("/sim/authority",), tuple(who), rows)
         changes.append(seal_change(difference(rosters[-1] if rosters else None, roster), KEY))

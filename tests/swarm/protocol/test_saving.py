@@ -97,7 +97,7 @@ def test_a_member_without_uplink_becomes_no_failover_parent() -> None:
 # ---------------------------------------------------------------- the plan
 
 
-def says(core: Authority, slot: int, counter: int, saving: bool, now: float) -> None:
+def report_from(core: Authority, slot: int, counter: int, saving: bool, now: float) -> None:
     grant = core.book.leases[slot].grant
     plain = report(slot, heartbeat_hash(core.state.leases.sealed), counter, serial=grant.serial)
     say(core, slot, Reports(0, (seal(replace(plain, saving=saving), key_of(slot)),)), now)
@@ -109,12 +109,12 @@ def test_a_saving_member_is_a_leaf_in_every_plan(words: list[tuple[int, bool]]) 
     core, now = an_authority(), 1.0
     for slot in range(6):
         join(core, slot, now, join_message(TICKET))
-        says(core, slot, 1, False, now)
+        report_from(core, slot, 1, False, now)
         now += 0.3
     saving = [False] * 6
     for counter, (slot, word) in enumerate(words, 2):
         saving[slot] = word
-        says(core, slot, counter, word, now)
+        report_from(core, slot, counter, word, now)
         now += TUNING.tick_s + 0.01
         core.apply(Timer("tick"), now)
         roster = core.state.roster
@@ -123,7 +123,7 @@ def test_a_saving_member_is_a_leaf_in_every_plan(words: list[tuple[int, bool]]) 
         assert not any(saving[parent] for parent in inside), (saving, roster.parents)
         assert all(roster.is_fed(stripe, s) for stripe in range(roster.stripes) for s in range(6))
         if all(saving):
-            assert inside == set(), "then all hang on the trainer"
+            assert inside == set(), "then the trainer feeds all"
 
 
 def test_saving_costs_a_report_few_bytes() -> None:

@@ -46,17 +46,17 @@ def bound_s(published: Published) -> float:
     return published.payload_bytes * 8 / UP_BPS
 
 
-def told(node: Node, what: str) -> list[dict]:
+def notices_of(node: Node, what: str) -> list[dict]:
     return [n.log_fields() for n in node.notices if n.log_name == what]
 
 
 def all_get(world: World, published: Published, limit_s: float = 20.0) -> float:
     """Seconds from publishing until every living member holds it."""
-    assert world.run_until(lambda: world.all_hold(published.id), limit_s), lacking(world, published)
+    assert world.run_until(lambda: world.all_hold(published.id), limit_s), describe_lacking(world, published)
     return world.now - published.at
 
 
-def lacking(world: World, published: Published) -> str:
+def describe_lacking(world: World, published: Published) -> str:
     return "; ".join(
         f"node {n.number} holds {n.core.state.held}, {peer_of(n).catchup.phase.value}, "
         f"slot {g.slot if (g := grant_of(n)) else None}"
@@ -70,11 +70,11 @@ def an_interior_node(world: World) -> Node:
     roster = core_of(world).state.roster
     assert roster is not None
 
-    def kids(node: Node) -> int:
+    def child_count(node: Node) -> int:
         grant = grant_of(node)
         return sum(len(roster.children(k, grant.slot)) for k in range(roster.stripes)) if grant else 0
 
-    return max(world.members(), key=kids)
+    return max(world.members(), key=child_count)
 
 
 # ---------------------------------------------------------------- one copy, no duplicates
@@ -119,11 +119,11 @@ def test_versions_published_faster_than_they_travel() -> None:
     all_get(world, published)
 
 
-def test_the_authority_talks_to_a_crowd_of_joiners_once() -> None:
+def test_a_crowd_of_joiners_is_planned_for_together() -> None:
     world = World(Tuning.loopback())
     crowd = [world.join(held=world.base) for _ in range(30)]
     assert world.run_until(lambda: all(grant_of(n) is not None for n in crowd), 2)
-    plans = told(world.authority, "planned")
+    plans = notices_of(world.authority, "planned")
     assert len(plans) <= 4
     assert len({grant_of(n).slot for n in crowd}) == 30
 
@@ -151,7 +151,7 @@ def test_a_frozen_node_thaws_after_its_lease_ended_and_catches_up() -> None:
     for _ in range(3):
         all_get(world, world.publish(chunks=4))
         world.run(world.now + 4)
-    assert told(world.authority, "lease_expired") == [{"slot": first.slot, "peer": sleeper.key.public}]
+    assert notices_of(world.authority, "lease_expired") == [{"slot": first.slot, "peer": sleeper.key.public}]
     world.thaw(sleeper)
     published = world.publish(chunks=4)
     assert all_get(world, published, 10.0) < 10
@@ -167,7 +167,7 @@ def test_a_pause_within_the_lease_costs_only_time() -> None:
     world.run(world.now + 2.0)
     world.thaw(joined[1])
     all_get(world, published, 10.0)
-    assert told(world.authority, "lease_expired") == []
+    assert notices_of(world.authority, "lease_expired") == []
 
 
 def test_everyone_but_one_is_lost() -> None:
@@ -185,7 +185,7 @@ def test_a_silent_node_loses_its_lease_and_joins_again() -> None:
     for node in [world.authority, *joined[1:]]:
         world.cut(lonely, node)
     world.run(world.now + 8)
-    assert told(world.authority, "lease_expired")[0]["peer"] == lonely.key.public
+    assert notices_of(world.authority, "lease_expired")[0]["peer"] == lonely.key.public
     world.heal()
     published = world.publish(chunks=4)
     all_get(world, published, 15.0)
@@ -221,7 +221,7 @@ def test_a_joiner_with_nothing_in_the_middle_of_a_publish() -> None:
     all_get(world, published)
     assert joiner.root == world.authority.root
     assert world.authority.sent_bytes - before <= published.payload_bytes + 64 * 1024
-    assert told(joiner, "caught_up")
+    assert notices_of(joiner, "caught_up")
 
 
 def test_a_joiner_from_the_base_folder_replays_and_fetches_no_block() -> None:
@@ -231,7 +231,7 @@ def test_a_joiner_from_the_base_folder_replays_and_fetches_no_block() -> None:
         all_get(world, published)
     joiner = world.join(held=world.base)
     all_get(world, published, 10.0)
-    assert [t["blocks"] for t in told(joiner, "caught_up")] in ([], [0])
+    assert [t["blocks"] for t in notices_of(joiner, "caught_up")] in ([], [0])
     assert joiner.root == world.authority.root
 
 
@@ -243,7 +243,7 @@ def test_a_joiner_far_behind_fetches_blocks_from_peers() -> None:
     before = world.authority.sent_bytes
     joiner = world.join(held=world.base)
     all_get(world, published, 30.0)
-    assert told(joiner, "caught_up")[-1]["blocks"] == world.blocks
+    assert notices_of(joiner, "caught_up")[-1]["blocks"] == world.blocks
     assert world.authority.sent_bytes == before
 
 
@@ -276,7 +276,7 @@ def test_leaving_frees_the_slot_and_disturbs_no_other() -> None:
     joined.remove(goer)
     world.kill(goer)
     all_get(world, published)
-    assert told(world.authority, "lease_expired") == []
+    assert notices_of(world.authority, "lease_expired") == []
 
 
 def test_leaving_without_a_path_to_the_authority() -> None:
@@ -382,7 +382,7 @@ def test_cut_from_the_authority_alone() -> None:
         world.cut(node, world.authority)
     all_get(world, world.publish(chunks=20), 15.0)
     world.run(world.now + 10)
-    assert told(world.authority, "lease_expired") == []
+    assert notices_of(world.authority, "lease_expired") == []
     all_get(world, world.publish(chunks=20), 15.0)
 
 

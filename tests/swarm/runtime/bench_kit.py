@@ -1,4 +1,4 @@
-"""A runtime with a scripted core, and a peer acted out at the other end of a memory transport."""
+"""A runtime with a scripted core, and a peer that the test controls over a memory transport."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -43,7 +43,7 @@ async def here_and_now(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """Stands for the end of the process."""
 
 
 def key(number: int) -> Key:
@@ -85,7 +85,7 @@ def step(replica: Replica, seed: int, density: float = 0.01) -> list[BlockDelta]
 
 @dataclass
 class Log:
-    """An application that records what it is told."""
+    """An application that records its notices."""
 
     commits: list[tuple[VersionId, Manifest, tuple[StagedChunk, ...] | None]] = field(default_factory=list)
     events: list[tuple[str, dict[str, Any]]] = field(default_factory=list)

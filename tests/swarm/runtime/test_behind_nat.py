@@ -22,7 +22,7 @@ async def start(s: Swarm, numbers: range, hidden: set[int]) -> list[Host]:
 
 
 def members(s: Swarm) -> dict[str, bool]:
-    """By name: whether the roster says that the member can be dialed."""
+    """Map each member's name to whether the roster says that it can be dialed."""
     return {member.name: member.dialable for member in s.authority.core.state.roster.members}
 
 
@@ -46,7 +46,7 @@ async def test_a_member_that_cannot_be_dialed_is_interior_in_a_tree(tmp_path: Pa
             slot: {child for stripe in range(roster.stripes) for child in roster.children(stripe, slot)}
             for slot in (member.slot for member in roster.members if not member.dialable)
         }
-        assert any(inside.values()), "none of the hidden ones has children: the plan makes no use of their uplinks"
+        assert any(inside.values()), "the plan uses the uplinks of members that cannot be dialed"
         for slot, children in inside.items():
             for child in children:
                 parent, below = roster.member(slot), roster.member(child)
@@ -56,7 +56,7 @@ async def test_a_member_that_cannot_be_dialed_is_interior_in_a_tree(tmp_path: Pa
 
 
 async def test_a_seed_that_cannot_be_dialed_is_reached_through_a_relay(tmp_path: Path, autojump_clock: object) -> None:
-    """The relay is a member, too: it joins over the connection on which the seed holds its reservation."""
+    """The relay is also a member: it joins over the connection on which the seed holds its reservation."""
     async with swarm(tmp_path, via=("/memory/2",)) as s:
         relay = await s.start_member(1, relay=True)
         assert relay.transport.address == "/memory/2"
@@ -69,5 +69,5 @@ async def test_a_seed_that_cannot_be_dialed_is_reached_through_a_relay(tmp_path:
         seed = s.authority.transport
         for number, host in zip(range(2, 6), hosts, strict=True):
             path_kind = seed.path_kind(host.transport.key)
-            # Whoever can be dialed was dialed back, and that connection took the circuit's place.
+            # The seed dialed back each member that can be dialed, and that connection replaced the circuit.
             assert path_kind is None or (path_kind is PathKind.CIRCUIT) == (number in (3, 5)), (number, path_kind)

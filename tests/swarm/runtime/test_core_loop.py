@@ -1,4 +1,4 @@
-"""A bug in the core ends the session of the peer that found it; a timer that met one is due again."""
+"""A bug in the core ends the session of the peer that caused it; a timer that met one is due again."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def _survive(monkeypatch: pytest.MonkeyPatch) -> None:
     guard.bugs.clear()
 
 
-async def test_a_bug_in_the_core_costs_the_peer_that_found_it(
+async def test_a_bug_in_the_core_ends_the_session_of_the_peer_that_caused_it(
     tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench(tmp_path) as b:
@@ -109,7 +109,7 @@ async def test_timers_that_are_always_due_keep_no_event_from_its_turn(tmp_path: 
         assert happened
 
 
-async def test_bulk_streams_of_strangers_wake_nobody(tmp_path: Path, autojump_clock: object) -> None:
+async def test_bulk_streams_of_strangers_wake_no_task(tmp_path: Path, autojump_clock: object) -> None:
     """Regression: each stream polled fifty times a second for admission, and strangers may have a thousand of them."""
     async with bench(tmp_path) as b:
         b.core.strangers.add(PEER.public)

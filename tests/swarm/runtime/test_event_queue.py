@@ -1,4 +1,4 @@
-"""The queue before the core: a peer that costs much delays only itself."""
+"""The queue before the core: a peer whose events cost much delays only itself."""
 
 import trio
 import trio.testing

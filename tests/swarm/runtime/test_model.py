@@ -76,7 +76,7 @@ def test_a_block_with_a_false_label_is_found_by_the_root(store: Store) -> None:
     old = [(truth.read_block(b), truth.hashes[b].tobytes()) for b in range(3)]
     first = version(store, truth, 1)
     for block, (data, digest) in enumerate(old):
-        label = VersionId(0, 1) if block == 1 else VersionId(0, 0)  # block 1 is said to be newer than it is
+        label = VersionId(0, 1) if block == 1 else VersionId(0, 0)  # the label of block 1 is too new
         model.write_block(block, data, digest, label)
     store.put_hashes(first[0].root, truth.hashes)
     assert model.replay(*first) == ()  # its label is not newer, so its chunk is applied

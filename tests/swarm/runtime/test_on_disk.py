@@ -25,7 +25,7 @@ PLACES = pytest.mark.parametrize("disk", [False, True], ids=["ram", "disk"])
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """Stands for the end of the process."""
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def model_of(store: Store, disk: bool) -> Model:
     return Model(store, on_disk=lambda model_bytes: disk)
 
 
-def begun(store: Store, disk: bool = True) -> tuple[Replica, Model]:
+def started(store: Store, disk: bool = True) -> tuple[Replica, Model]:
     """The trainer's replica, and a node's model at version 0."""
     truth = new_replica()
     genesis(store, Model(store), new_replica(), AUTHORITY, files={"config.json": CONFIG})
@@ -54,7 +54,7 @@ def commit(model: Model, manifest: Manifest, sealed: bytes) -> None:
     model.apply(manifest)
 
 
-def again(store: Store, disk: bool = True) -> Model:
+def restarted(store: Store, disk: bool = True) -> Model:
     """Restore as the next process would."""
     model = model_of(store, disk)
     model.restore()
@@ -116,7 +116,7 @@ class Hashed:
 
 def closed_at_3(store: Store, disk: bool) -> Replica:
     """What a model that was closed at version 0.3 is."""
-    truth, model = begun(store, disk)
+    truth, model = started(store, disk)
     for number in (1, 2, 3):
         commit(model, *version(store, truth, number))
     model.close()
@@ -129,7 +129,7 @@ def test_after_a_clean_shutdown_a_start_hashes_nothing(
 ) -> None:
     truth = closed_at_3(store, disk)
     hashed = Hashed(monkeypatch)
-    resumed = again(store, disk)
+    resumed = restarted(store, disk)
     assert hashed.nbytes == 0
     assert resumed.version == VersionId(0, 3)
     assert root_of(resumed) == truth.root
@@ -144,9 +144,9 @@ def test_without_a_clean_shutdown_a_start_hashes_every_block(
     store: Store, monkeypatch: pytest.MonkeyPatch, disk: bool
 ) -> None:
     truth = closed_at_3(store, disk)
-    again(store, disk)  # and is killed
+    restarted(store, disk)  # and is killed
     hashed = Hashed(monkeypatch)
-    resumed = again(store, disk)
+    resumed = restarted(store, disk)
     assert hashed.nbytes == len(bits(truth))  # every block once, for any number of versions since the checkpoint
     assert resumed.audit() == 0
     assert bits_of(resumed) == bits(truth)
@@ -154,7 +154,7 @@ def test_without_a_clean_shutdown_a_start_hashes_every_block(
 
 @pytest.mark.parametrize("touched", ["time", "inode", "size", "file"])
 def test_a_checkpoint_that_was_touched_is_hashed(store: Store, monkeypatch: pytest.MonkeyPatch, touched: str) -> None:
-    _, model = begun(store)
+    _, model = started(store)
     model.close()
     path = weights_of(store)
     match touched:
@@ -168,7 +168,7 @@ def test_a_checkpoint_that_was_touched_is_hashed(store: Store, monkeypatch: pyte
         case "file":
             path.with_name("more").write_bytes(b"")
     hashed = Hashed(monkeypatch)
-    resumed = again(store)
+    resumed = restarted(store)
     assert hashed.nbytes > 0
     assert resumed.audit() == 0
 
@@ -176,11 +176,11 @@ def test_a_checkpoint_that_was_touched_is_hashed(store: Store, monkeypatch: pyte
 @PLACES
 @pytest.mark.parametrize("noticed_by", ["audit", "read", "checkpoint", "copy"])
 def test_damage_by_a_disk_is_found_before_a_block_is_given_away(store: Store, disk: bool, noticed_by: str) -> None:
-    truth, model = begun(store, disk)
+    truth, model = started(store, disk)
     commit(model, *version(store, truth, 1))
     model.close()
     lie(weights_of(store), 8)
-    resumed = again(store, disk)
+    resumed = restarted(store, disk)
     found: list[int] = []
     resumed.on_damage = found.append
     assert resumed.version == VersionId(0, 1)
@@ -206,13 +206,13 @@ def test_damage_by_a_disk_is_found_before_a_block_is_given_away(store: Store, di
 
 @PLACES
 def test_damage_is_repaired_by_fetching_one_block(store: Store, disk: bool) -> None:
-    truth, model = begun(store, disk)
+    truth, model = started(store, disk)
     made = version(store, truth, 1)
     commit(model, *made)
     model.close()
     lie(weights_of(store), 8)
     for clean in (True, False):  # found while in use, and found by a start that hashes
-        resumed = again(store, disk)
+        resumed = restarted(store, disk)
         if clean:
             while resumed.audit():
                 pass
@@ -230,7 +230,7 @@ def test_damage_is_repaired_by_fetching_one_block(store: Store, disk: bool) -> N
         resumed.close()  # leaves no note: the checkpoint is still damaged
     assert resumed.write_checkpoint() == VersionId(0, 1)
     resumed.close()
-    resumed = again(store, disk)
+    resumed = restarted(store, disk)
     assert resumed.audit() > 0
     assert resumed.version == VersionId(0, 1)
     assert bits_of(resumed) == bits(truth)
@@ -238,13 +238,13 @@ def test_damage_is_repaired_by_fetching_one_block(store: Store, disk: bool) -> N
 
 @PLACES
 async def test_a_damaged_checkpoint_is_written_again(store: Store, disk: bool) -> None:
-    truth, model = begun(store, disk)
+    truth, model = started(store, disk)
     made = version(store, truth, 1)
     commit(model, *made)
     assert model.write_checkpoint() == VersionId(0, 1)
     model.close()
     lie(weights_of(store), 8)
-    resumed = again(store, disk)
+    resumed = restarted(store, disk)
     jobs = Jobs(store, resumed, Manifests(AUTHORITY.public), RuntimeLimits(), here_and_now)
     while resumed.audit():
         pass
@@ -256,11 +256,11 @@ async def test_a_damaged_checkpoint_is_written_again(store: Store, disk: bool) -
     assert await jobs.write_due_checkpoint(force=False) == VersionId(0, 1)
     assert await jobs.write_due_checkpoint(force=True) is None
     assert isinstance(resumed.replica, Layered) is disk
-    assert bits_of(again(store, disk)) == bits(truth)
+    assert bits_of(restarted(store, disk)) == bits(truth)
 
 
 def test_a_version_on_disk_writes_nothing(store: Store) -> None:
-    truth, model = begun(store)
+    truth, model = started(store)
     before = {path: path.stat().st_mtime_ns for path in store.folder.rglob("*") if "anchors" in path.parts}
     for number in range(1, 4):
         commit(model, *version(store, truth, number))
@@ -270,7 +270,7 @@ def test_a_version_on_disk_writes_nothing(store: Store) -> None:
 
 
 def test_a_new_checkpoint_on_disk_replaces_the_older_one_and_its_chunks(store: Store) -> None:
-    truth, model = begun(store)
+    truth, model = started(store)
     for number in range(1, 4):
         commit(model, *version(store, truth, number))
     replica = model.replica
@@ -282,13 +282,13 @@ def test_a_new_checkpoint_on_disk_replaces_the_older_one_and_its_chunks(store: S
     assert bits_of(model) == bits(truth)
     commit(model, *version(store, truth, 4))
     assert bits_of(model) == bits(truth)
-    assert bits_of(again(store)) == bits(truth)
+    assert bits_of(restarted(store)) == bits(truth)
 
 
 def test_versions_that_arrive_while_a_checkpoint_is_written_are_kept(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    truth, model = begun(store)
+    truth, model = started(store)
     commit(model, *version(store, truth, 1))
     write = store.write_checkpoint
 
@@ -304,7 +304,7 @@ def test_versions_that_arrive_while_a_checkpoint_is_written_are_kept(
 
 
 def test_the_file_lent_to_an_engine_is_written_only_when_it_is_lent(store: Store) -> None:
-    truth, model = begun(store)
+    truth, model = started(store)
     for number in range(1, 4):
         commit(model, *version(store, truth, number))
         if number != 2:
@@ -322,7 +322,7 @@ def test_the_file_lent_to_an_engine_is_written_only_when_it_is_lent(store: Store
 
 
 def test_a_replica_on_disk_catches_up_in_a_file_that_is_removed_afterwards(store: Store) -> None:
-    truth, model = begun(store)
+    truth, model = started(store)
     made = version(store, truth, 1)
     model.open(truth.layout.hash)
     assert store.replica_path.exists()
@@ -339,11 +339,11 @@ def test_a_replica_on_disk_catches_up_in_a_file_that_is_removed_afterwards(store
 
 @PLACES
 def test_a_kill_is_no_clean_shutdown(store: Store, disk: bool) -> None:
-    truth, model = begun(store, disk)
+    truth, model = started(store, disk)
     for number in (1, 2, 3):
         commit(model, *version(store, truth, number))
     del model  # no close
-    resumed = again(store, disk)
+    resumed = restarted(store, disk)
     assert resumed.version == VersionId(0, 3)
     assert root_of(resumed) == truth.root
     assert bits_of(resumed) == bits(truth)
@@ -365,7 +365,7 @@ def test_a_kill_at_every_step_that_touches_the_disk(tmp_path: Path, disk: bool) 
             roots, killed = _killed_at(store, kill_at, disk)
             newest = store.newest()
         with Store(folder, AUTHORITY.public) as store:
-            resumed = again(store, disk)
+            resumed = restarted(store, disk)
             assert newest is not None
             assert resumed.version == newest.id, kill_at
             assert root_of(resumed) == roots[newest.id.version]
@@ -380,7 +380,7 @@ def test_a_kill_at_every_step_that_touches_the_disk(tmp_path: Path, disk: bool) 
 
 
 def _killed_at(store: Store, kill_at: int, disk: bool) -> tuple[list[bytes], bool]:
-    """The roots of the versions that were made, and whether it came to the kill."""
+    """Run until the process is killed. Returns the roots of the versions made, and whether it was killed."""
     steps = iter(range(kill_at))
 
     def before(step: str, path: Path) -> None:
@@ -391,7 +391,7 @@ def _killed_at(store: Store, kill_at: int, disk: bool) -> tuple[list[bytes], boo
     truth = new_replica()
     roots = [truth.root]
     try:
-        model = again(store, disk)
+        model = restarted(store, disk)
         for number in (1, 2, 3):
             made = version(store, truth, number)
             roots.append(truth.root)
@@ -407,11 +407,11 @@ def _killed_at(store: Store, kill_at: int, disk: bool) -> tuple[list[bytes], boo
 
 
 def test_a_replica_moves_between_memory_and_disk(store: Store) -> None:
-    truth, model = begun(store)
+    truth, model = started(store)
     for number, disk in enumerate((False, True, False), 1):
         commit(model, *version(store, truth, number))
         model.close()
-        model = again(store, disk)
+        model = restarted(store, disk)
         assert isinstance(model.replica, Layered) is disk
         assert bits_of(model) == bits(truth)
         assert np.array_equal(model.replica.hashes, truth.hashes)

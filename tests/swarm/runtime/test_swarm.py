@@ -161,9 +161,9 @@ async def test_a_rollback_reaches_all_members_and_one_that_was_away(tmp_path: Pa
         seed = s.authority.seed
         assert seed is not None
         publisher = Publisher(seed)
-        went = await publisher.go_back(VersionRef(version=2))
-        assert went[:3] == (1, 2, root_2)
-        assert went.payload_bytes > 0
+        gone_back = await publisher.go_back(VersionRef(version=2))
+        assert gone_back[:3] == (1, 2, root_2)
+        assert gone_back.payload_bytes > 0
         again = await publisher.go_back(VersionRef(root=root_2))
         assert again == (1, 2, root_2, 0), "it is the head already"
         back = VersionId(1, 2)
@@ -174,7 +174,7 @@ async def test_a_rollback_reaches_all_members_and_one_that_was_away(tmp_path: Pa
 
         root = await s.publish(5)
         assert seed.head == VersionId(1, 3)
-        late = await s.start_member(2)  # at version 0.3, of an epoch that is over
+        late = await s.start_member(2)  # at version 0.3 of a past epoch
         for host in (hosts[0], late):
             await until(lambda host=host: host.model is not None and host.model.version == VersionId(1, 3))
             assert host.root == root == s.authority.root

@@ -318,16 +318,16 @@ def test_evict_keeps_a_hash_list_that_is_being_written(tmp_path: Path) -> None:
         store.put_hashes(b"5" * 32, hashes)
         store.evict(VersionId(0, 4), 3)
         assert {"write", "sync", "rename"} <= set(met)
-        assert np.array_equal(store.hashes(b"5" * 32), hashes), "its seal is still to come"
+        assert np.array_equal(store.hashes(b"5" * 32), hashes), "its seal may still come"
     with Store(tmp_path, AUTHORITY.public) as store:
         store.evict(VersionId(0, 4), 3)
-        assert store.hashes(b"5" * 32) is None, "but of an earlier process nothing is to come"
+        assert store.hashes(b"5" * 32) is None, "after a restart its seal cannot come"
 
 
 def test_a_restart_ends_at_a_rollback(tmp_path: Path) -> None:
     """4 versions, a checkpoint at 2, then rollbacks to 2 and to 1 in new epochs: old roots under new versions."""
 
-    def path_kind_back(store: Store, to: Seal, epoch: int) -> Seal:
+    def publish_rollback(store: Store, to: Seal, epoch: int) -> Seal:
         newest = store.newest()
         assert newest is not None
         manifest = Manifest(
@@ -341,14 +341,14 @@ def test_a_restart_ends_at_a_rollback(tmp_path: Path) -> None:
         roots = life(store)
         two = store.records.seal(VersionId(0, 2))
         assert two is not None
-        back = path_kind_back(store, two, 1)
+        back = publish_rollback(store, two, 1)
         recovery = store.recover()
         assert [seal.id for seal in recovery.replay] == [VersionId(0, 3), VersionId(0, 4), VersionId(1, 2)]
         assert store.newest() == back
-        assert store.chain(roots[2], back.id) == (), "nothing older leads on from it"
+        assert store.chain(roots[2], back.id) == (), "no older version leads from it"
         three = store.records.seal(VersionId(0, 3))
         assert three is not None
-        path_kind_back(store, three, 2)
+        publish_rollback(store, three, 2)
         assert [seal.id for seal in store.chain(roots[2], back.id)] == [VersionId(2, 3)]
 
 

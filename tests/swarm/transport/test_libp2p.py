@@ -137,7 +137,7 @@ async def test_a_bug_in_accept_ends_serve() -> None:
             await trio.sleep_forever()
 
 
-async def test_a_bug_that_a_stream_finds_drops_its_peer_and_nobody_else(
+async def test_a_bug_that_a_stream_causes_drops_only_its_peer(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SWARM_STRICT")
@@ -218,7 +218,7 @@ async def test_two_of_ours_cannot_share_a_port() -> None:
 async def test_every_address_is_tried() -> None:
     async with two() as (a, b, addrs):
         await a.disconnect(b.key)
-        with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts and says nothing
+        with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts and sends nothing
             dead = f"/ip4/127.0.0.1/tcp/{mute.getsockname()[1]}"
             await a.connect(b.key, ["/ip4/127.0.0.1/tcp/1", "nonsense", dead, *addrs])  # a mute address gets 12 s
         assert a.peers() == [b.key]
@@ -244,7 +244,7 @@ async def test_failed_dials_back_off_no_longer_than_the_rules_say() -> None:
             nursery.cancel_scope.cancel()
 
 
-async def test_someone_else_at_the_address() -> None:
+async def test_another_peer_at_the_address_is_refused() -> None:
     async with two() as (a, _, addrs):
         with pytest.raises(Unreachable, match="answered"):
             await a.connect(Key(bytes([9]) * 32).public, addrs)

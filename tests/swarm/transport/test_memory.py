@@ -105,7 +105,7 @@ async def test_cut_heal_kill(nursery: trio.Nursery, autojump_clock: trio.testing
     assert a.peers() == [b.key]
 
 
-async def test_someone_else_at_the_address(nursery: trio.Nursery) -> None:
+async def test_another_peer_at_the_address_is_refused(nursery: trio.Nursery) -> None:
     network = MemoryNetwork()
     a, b = MemoryTransport(network, A), MemoryTransport(network, B)
     addrs = await nursery.start(b.serve, echo)

@@ -1,4 +1,5 @@
-"""What only a real clock shows, with the default limits: readers that pause, processes that stop. Takes minutes."""
+"""Behaviour that only a real clock shows, with the default limits: readers that pause, processes that stop. Takes
+minutes."""
 
 import signal
 

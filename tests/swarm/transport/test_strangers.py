@@ -52,7 +52,7 @@ async def a_node(
             nursery.cancel_scope.cancel()
 
 
-async def comes(address: str, number: int) -> trio.SocketStream:
+async def connect_from(address: str, number: int) -> trio.SocketStream:
     """Connect from 127.1.x.y."""
     sock = trio.socket.socket()
     await sock.bind((f"127.1.{number >> 8}.{number & 255}", 0))
@@ -79,7 +79,7 @@ def credentials(seed: int) -> ssl.SSLContext:
     return context
 
 
-async def shakes_hands(stream: trio.SocketStream, context: ssl.SSLContext) -> trio.SSLStream[trio.SocketStream]:
+async def shake_hands(stream: trio.SocketStream, context: ssl.SSLContext) -> trio.SSLStream[trio.SocketStream]:
     await stream.send_all(HELLO)
     heard = b""
     while len(heard) < len(HELLO):
@@ -89,7 +89,7 @@ async def shakes_hands(stream: trio.SocketStream, context: ssl.SSLContext) -> tr
     return secured
 
 
-async def is_served(near: Libp2pTransport, far: Libp2pTransport, address: str) -> float:
+async def seconds_until_served(near: Libp2pTransport, far: Libp2pTransport, address: str) -> float:
     """Seconds until `near` has an answer from `far`."""
     started_s = trio.current_time()
     while True:
@@ -126,7 +126,7 @@ async def test_silent_connections_from_many_addresses_keep_no_newcomer_out() -> 
 
         async def be_silent(number: int) -> None:
             while True:
-                async with await comes(address, number) as stream:
+                async with await connect_from(address, number) as stream:
                     await closed_after(stream)
                 await trio.sleep(0.05)
 
@@ -136,7 +136,7 @@ async def test_silent_connections_from_many_addresses_keep_no_newcomer_out() -> 
                 strangers.start_soon(be_silent, number)
             await trio.sleep(0.3)
             assert node._admission.pending == 40
-            assert await is_served(newcomer, node, address) < 3
+            assert await seconds_until_served(newcomer, node, address) < 3
             strangers.cancel_scope.cancel()
         await newcomer.disconnect(node.key)
         while [len(each) for each in tables(node)] != before:  # noqa: ASYNC110
@@ -145,13 +145,13 @@ async def test_silent_connections_from_many_addresses_keep_no_newcomer_out() -> 
 
 
 async def test_a_silent_connection_is_closed_in_time() -> None:
-    async with a_node(set(), RULES) as (_, address), await comes(address, 1) as stream:
+    async with a_node(set(), RULES) as (_, address), await connect_from(address, 1) as stream:
         assert 0.3 < await closed_after(stream) < 2
 
 
 async def test_a_stranger_that_proves_a_key_and_stays_silent_is_closed_in_time() -> None:
     async with a_node(set(), gate=GateRules(speak_s=0.5)) as (node, address):
-        stream = await shakes_hands(await comes(address, 1), credentials(1))
+        stream = await shake_hands(await connect_from(address, 1), credentials(1))
         while not node.peers():  # noqa: ASYNC110
             await trio.sleep(0.01)
         assert 0.2 < await closed_after(stream) < 3
@@ -162,7 +162,7 @@ async def test_a_stranger_that_proves_a_key_and_stays_silent_is_closed_in_time()
 async def test_a_stranger_that_stops_amid_the_handshake_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.transport.connection.upgrade.ANSWER_S", 0.5)
     async with a_node(set()) as (_, address):
-        stream = await comes(address, 1)
+        stream = await connect_from(address, 1)
         await stream.send_all(HELLO)
         assert 0.3 < await closed_after(stream) < 3
         await stream.aclose()
@@ -174,11 +174,11 @@ async def test_members_stay_while_strangers_come_and_go() -> None:
     async with a_node(set(), gate=rules, known={member.key}) as (node, address), trio.open_nursery() as nursery:
         await nursery.start(member.serve, echo)
         before = [len(each) for each in tables(node)]
-        await is_served(member, node, address)
+        await seconds_until_served(member, node, address)
         connection = node._connections(member.key)[0]
         strangers = []
         for number in range(16):
-            strangers.append(await shakes_hands(await comes(address, number // 2), credentials(number)))
+            strangers.append(await shake_hands(await connect_from(address, number // 2), credentials(number)))
         while len(node.peers()) > 5 or len(node._gate._strangers) != 4:  # noqa: ASYNC110
             await trio.sleep(0.01)
         assert node._connections(member.key) == [connection]
@@ -196,17 +196,17 @@ async def test_garbage_that_looks_like_a_token_costs_a_turn_and_no_more() -> Non
     async with a_node(set(), RULES) as (node, address), trio.open_nursery() as nursery:
         await nursery.start(newcomer.serve, echo)
         for number in range(20):
-            stream = await comes(address, number)
+            stream = await connect_from(address, number)
             await stream.send_all(b"\1" + bytes(16))
             await closed_after(stream)
             await stream.aclose()
-        assert await is_served(newcomer, node, address) < 3
+        assert await seconds_until_served(newcomer, node, address) < 3
         nursery.cancel_scope.cancel()
 
 
 async def test_too_much_handshake_is_not_read() -> None:
     async with a_node(set()) as (node, address):
-        stream = await comes(address, 1)
+        stream = await connect_from(address, 1)
         await stream.send_all(HELLO)
         hello = b"\x01" + (60_000).to_bytes(3, "big") + bytes(16_000)
         with suppress(trio.BrokenResourceError):
@@ -276,7 +276,7 @@ async def test_a_connection_that_ends_before_we_look_at_it(monkeypatch: pytest.M
             tcp.own(stream)
         assert stream.socket.fileno() < 0
         assert tcp.live == set()
-        reset = await comes(address, 1)  # the same at our own port
+        reset = await connect_from(address, 1)  # the same at our own port
         await reset.send_all(HELLO)
         reset.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         reset.socket.close()
@@ -344,7 +344,7 @@ async def test_a_chain_of_certificates_is_refused() -> None:
             file.write(first + second + key)
             file.flush()
             context.load_cert_chain(file.name)
-        stream = await shakes_hands(await comes(address, 1), context)
+        stream = await shake_hands(await connect_from(address, 1), context)
         await closed_after(stream)
         assert node.peers() == []
 
@@ -354,7 +354,7 @@ async def test_reading_a_closed_socket_says_that_it_is_closed() -> None:
     async with a_node(set()) as (node, address):
         assert node.tcp is not None
         for number in range(2):
-            sock = node.tcp.own(await comes(address, number))
+            sock = node.tcp.own(await connect_from(address, number))
             sock.abort()
             with pytest.raises(ConnectionClosedError):
                 await sock.read_into(memoryview(bytearray(9)))
@@ -364,7 +364,7 @@ _CROWD = """
 import sys
 from contextlib import suppress
 import trio
-from test_strangers import HELLO, closed_after, comes, credentials, shakes_hands
+from test_strangers import HELLO, closed_after, connect_from, credentials, shake_hands
 address, tasks = sys.argv[1], int(sys.argv[2])
 contexts = [credentials(seed) for seed in range(10)]
 came = 0
@@ -372,13 +372,13 @@ async def intrude(number):
     global came
     while True:
         with suppress(OSError, trio.BrokenResourceError):
-            stream = await comes(address, number % 1000)
+            stream = await connect_from(address, number % 1000)
             came += 1
             try:
                 if number % 3 == 1:
                     await stream.send_all(HELLO)
                 if number % 3 == 2:
-                    await shakes_hands(stream, contexts[number % 10])
+                    await shake_hands(stream, contexts[number % 10])
                 await closed_after(stream)
             finally:
                 await trio.aclose_forcefully(stream)
@@ -394,13 +394,13 @@ trio.run(main)
 """
 
 
-async def gets_in(node: Libp2pTransport, address: str, number: int) -> float:
+async def seconds_until_admitted(node: Libp2pTransport, address: str, number: int) -> float:
     """Seconds until a newcomer from an address of its own has proved its key."""
     started_s, key = trio.current_time(), Key(number.to_bytes(32, "big")).public
     while True:
-        stream = await comes(address, number)
+        stream = await connect_from(address, number)
         try:
-            await shakes_hands(stream, credentials(number))
+            await shake_hands(stream, credentials(number))
             with trio.move_on_after(1):  # our end finishes the handshake before the node does, which may still close it
                 while key not in node.peers():  # noqa: ASYNC110
                     await trio.sleep(0.01)
@@ -432,7 +432,7 @@ async def test_ten_thousand_strangers_from_a_thousand_addresses(monkeypatch: pyt
     async with a_node(set(), known={member.key}, limit_s=150) as (node, address), trio.open_nursery() as nursery:
         await nursery.start(member.serve, echo)
         before = [len(each) for each in tables(node)]
-        await is_served(member, node, address)
+        await seconds_until_served(member, node, address)
         connection = node._connections(member.key)[0]
         command = [sys.executable, "-c", _CROWD, address, "2500"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as crowd:  # noqa: ASYNC220
@@ -448,7 +448,7 @@ async def test_ten_thousand_strangers_from_a_thousand_addresses(monkeypatch: pyt
                     late_s.append(trio.current_time() - asked_s)
                     if came:
                         before_it = begun
-                        in_s.append(await gets_in(node, address, 0x8000 + len(in_s)))
+                        in_s.append(await seconds_until_admitted(node, address, 0x8000 + len(in_s)))
                         others.append(begun - before_it)
             finally:
                 crowd.kill()

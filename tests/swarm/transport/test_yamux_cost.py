@@ -43,7 +43,7 @@ class Burst:
         await trio.lowlevel.checkpoint()
 
 
-async def test_others_have_their_turn_among_many_frames() -> None:
+async def test_other_tasks_run_between_many_frames() -> None:
     """Regression: 256 KiB of empty frames in one read were handled at once, and other tasks waited for 40 to 400 ms."""
     link = Burst(window(1, flags=SYN) + EMPTY * 20_000 + data(1, b"after them", FIN))
     ours = Connection(link, client=False, limits=LIMITS)
@@ -70,7 +70,7 @@ async def test_others_have_their_turn_among_many_frames() -> None:
         (encode_head(Kind.GO_AWAY, 0, 0, 0), Cost.FRAME),
     ],
 )
-async def test_who_is_in_debt_is_not_read(frame: bytes, units: int, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_peer_in_debt_is_not_read(frame: bytes, units: int, autojump_clock: trio.testing.MockClock) -> None:
     async with acted(replace(SLOW, max_control_frames=10**6)) as peer:
         count = 12_000 // units
         await peer.stream.send_all(frame * count + data(1, b"last", SYN))
@@ -185,7 +185,7 @@ async def test_work_is_counted_over_all_connections(autojump_clock: trio.testing
         nursery.cancel_scope.cancel()
 
 
-async def test_what_nobody_has_read_counts_although_the_connection_has_ended() -> None:
+async def test_unread_data_counts_after_its_connection_has_ended() -> None:
     """Otherwise a peer could fill windows, leave, come back, and fill them again."""
     budget = PeerBudget(LIMITS)
     async with trio.open_nursery() as nursery:

@@ -91,7 +91,7 @@ async def test_data_past_the_window_ends_the_connection() -> None:
 
 
 async def test_a_whole_window_may_be_one_frame() -> None:
-    """As js-libp2p sends it."""
+    """js-libp2p sends a window in one frame."""
     async with acted() as peer:
         await peer.send(window(1, flags=SYN), data(1, bytes(LIMITS.first_window_bytes), FIN))
         (stream,) = await peer.streams()

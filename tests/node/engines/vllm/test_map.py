@@ -35,10 +35,10 @@ LAYOUT = Layout(
 
 
 class Packed(torch.nn.Module):
-    """A rank's part of a model, as vLLM lays it out.
+    """A rank's part of a model, packed and split as vLLM does it.
 
-    Gate and up are one tensor, also for all experts; `out` is split by columns; rows are padded; one weight is bf16
-    live and fp32 in the checkpoint; one is transposed by its loader.
+    Gate and up are one tensor, also for all experts; `out` is split by columns; rows are padded; one weight is bf16 in
+    the engine and fp32 in the checkpoint; one is transposed by its loader.
     """
 
     def __init__(self, rank: int, world: int) -> None:

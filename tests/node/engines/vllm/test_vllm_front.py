@@ -1,4 +1,5 @@
-"""The plugin's front before an application that accepts every request: which requests pass, which vLLMs are refused.
+"""The plugin's front, in front of an application that accepts every request: which requests pass, and which vLLMs are
+refused.
 
 One process answers all questions, because importing vLLM takes seconds.
 """

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.vllm
 
 SAMPLING = SamplingParams(max_tokens=8)
 WITHIN_S = 600.0
-"""For vLLMs to start, on however busy a machine."""
+"""Time limit in seconds for vLLMs to start on a busy machine."""
 LOST = (EngineLost, EngineFailed)
 
 
@@ -112,14 +112,14 @@ async def test_engines_survive_the_loss_of_others_during_an_update_and_return_pr
         scores, version = await node.group.score((5, 6, 7), (8, 9), SAMPLING)
         assert (len(scores), version) == (2, (0, 1))
 
-        # one engine is lost while it stages: the others commit without it
+        # One engine is lost while it stages: the others commit without it.
         stop_and_kill_soon(first, nursery)
         await node.stage()
         await node.commit()
         await wait_lost(first)
         await node.until_served([second, third])
 
-        # another is lost in a commit that has begun: its remaining processes generate nothing
+        # Another is lost during a commit: its remaining processes generate nothing.
         await node.stage()
         stop_and_kill_soon(second, nursery)
         await node.commit()
@@ -128,13 +128,13 @@ async def test_engines_survive_the_loss_of_others_during_an_update_and_return_pr
             await second.generate([Prompt((5, 6, 7))], SAMPLING)
         await node.until_served([third])
 
-        # the last, of two ranks, loses its engine core after a commit
+        # The last one, of two ranks, loses its engine core after a commit.
         await node.stage()
         await node.commit()
         os.kill(workers(third, "VLLM::EngineCore")[0], signal.SIGKILL)
         await wait_lost(third)
 
-        # each comes back by itself, proven, and follows
+        # Each returns by itself, proven, and follows.
         with trio.fail_after(WITHIN_S):
             for host in node.hosts:
                 await host.wait_ready()

@@ -14,10 +14,10 @@ pytestmark = pytest.mark.vllm
 PROMPT = tuple(range(3, 40))
 TOKENS = 24
 WITHIN = 0.1
-"""Nats a token between two engines' arithmetic: the ledger's tolerance."""
+"""Largest difference in nats per token between two engines' arithmetic: the ledger's tolerance."""
 WITHIN_ITSELF = 0.05
-"""Nats a token between vLLM's drawing, a token at a time, and its scoring, in one pass. 0.024 was seen on a CPU with
-AMX, where rounding moved one token across the border of `top_p`."""
+"""Largest difference in nats per token between vLLM's generation, token by token, and its scoring in one pass. 0.024
+was measured on a CPU with AMX, where rounding moved one token across the border of `top_p`."""
 OPTIONS = {
     "top_k": SamplingOptions(top_k=3),
     "min_p": SamplingOptions(min_p=0.2),
@@ -51,7 +51,7 @@ def draw(one: Any, options: SamplingOptions, **more: Any) -> tuple[Any, Sampling
     return completion, sampling
 
 
-def apart(claimed: Any, found: Any) -> float:
+def largest_difference(claimed: Any, found: Any) -> float:
     return float(np.abs(np.array(claimed) - np.array(found)).mean())
 
 
@@ -61,8 +61,8 @@ def apart(claimed: Any, found: Any) -> float:
 @pytest.mark.parametrize("name", OPTIONS)
 def test_scores_equal_the_reported_log_probabilities(one, other, name: str, how: dict[str, float]):
     completion, sampling = draw(one, OPTIONS[name], **how)
-    assert apart(completion.logprobs, one.score(PROMPT, completion.token_ids, sampling)) <= WITHIN_ITSELF
-    assert apart(completion.logprobs, other.score(PROMPT, completion.token_ids, sampling)) <= WITHIN / min(
+    assert largest_difference(completion.logprobs, one.score(PROMPT, completion.token_ids, sampling)) <= WITHIN_ITSELF
+    assert largest_difference(completion.logprobs, other.score(PROMPT, completion.token_ids, sampling)) <= WITHIN / min(
         1, how["temperature"] or 1
     )
 
@@ -112,7 +112,7 @@ def parts_of(engine: Any, tokens: tuple[int, ...]) -> list[str]:
 
 
 def test_a_seed_picks_the_random_numbers(one):
-    """Without other flights the seed also determines the tokens. vLLM does not claim it for shared batches."""
+    """Without other flights the seed also determines the tokens. vLLM does not promise that for shared batches."""
     seeded = SamplingOptions(seeded=True)
     first, again, other = (draw(one, seeded, temperature=2.0, seed=seed)[0].token_ids for seed in (5, 5, 6))
     assert first == again != other

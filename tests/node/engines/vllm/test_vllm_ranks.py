@@ -1,4 +1,5 @@
-"""Two ranks, tied embeddings: each rank's part is mapped, changed and proven, and tokens are a fresh engine's."""
+"""Two ranks with tied embeddings: each rank's part is mapped, changed and proven, and the tokens equal a fresh
+engine's."""
 
 from pathlib import Path
 

@@ -56,7 +56,7 @@ def test_contradictory_settings_are_refused(wrong, sentence, tmp_path: Path):
         JoinConfig(home=tmp_path, **wrong)
 
 
-def test_an_environment_without_vllm_is_refused_in_a_sentence():
+def test_an_environment_without_vllm_is_refused_with_an_error():
     with pytest.raises(UsageError, match="has no vLLM"):
         installed(Path(sys.executable))
     with pytest.raises(UsageError, match="no Python that runs"):
@@ -115,7 +115,7 @@ def test_an_url_without_a_vllm_is_refused_in_a_sentence(tmp_path: Path):
         attach_to("127.0.0.1:8000", tmp_path / "s")
 
 
-def test_a_taken_port_is_reported_before_a_vllm_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_port_in_use_is_reported_before_vllm_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("node.engines.vllm.server.PORT_FREE_WITHIN_S", 0.0)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

@@ -27,7 +27,7 @@ PROMPTS = [list(range(3 + i, 40 + i)) for i in range(3)]
 LONG = list(range(3, 303))
 """A prompt longer than two blocks of the prefix cache."""
 WITHIN_S = 300.0
-"""For generations, on a busy machine too."""
+"""Time limit in seconds of a generation on a busy machine."""
 
 
 def greedy(one) -> list:
@@ -81,7 +81,7 @@ def test_any_bit_pattern_survives(one):
 
 
 def rehashed(replica, staged):
-    """The same with the hashes that its bits lead to."""
+    """Return the same chunks with hashes of the bits that they lead to."""
     from dataclasses import replace
 
     from codec.staging import StagedChunk, block_hash
@@ -95,7 +95,7 @@ def rehashed(replica, staged):
 
 
 def in_flight(one, prompts: list[Prompt], sampling: SamplingParams, seed: int, share: float = 0.01):
-    """(completions during which a version was committed, the version before). Tries again on a slow machine."""
+    """Return (completions during which a version was committed, the version before). Tries again on a slow machine."""
     for attempt in range(8):
         older = (0, one.version)
         one.stage(step_of(one.replica, seed + 100 * attempt, share))
@@ -107,7 +107,7 @@ def in_flight(one, prompts: list[Prompt], sampling: SamplingParams, seed: int, s
         completions = flight.result(WITHIN_S)
         if not over:
             return completions, older
-    raise AssertionError("no commit ever fell into a flight")
+    raise AssertionError("no commit ever happened during a flight")
 
 
 def test_a_commit_falls_between_two_tokens(one):
@@ -136,7 +136,7 @@ def test_policy_recompute_reads_running_requests_again(one):
         one.engine.policy = "continue"
     cut = completion.spans[0].end
     assert 0 < cut < 300
-    # after the commit, tokens are those that the new weights alone give to the same text
+    # after the commit, tokens are those that the new weights alone generate for the same text
     rest = one.greedy([[*LONG[:200], *completion.token_ids[:cut]]], 8)[0]
     assert rest[0][:4] == list(completion.token_ids[cut : cut + 4])
     np.testing.assert_allclose(rest[1][:4], completion.logprobs[cut : cut + 4], atol=0.05)
@@ -157,7 +157,7 @@ def test_no_prefix_of_an_old_version_is_used(one):
     one.greedy([LONG], 4)
     hits = metric(one.url, "vllm:prefix_cache_hits_total")
     warm = one.greedy([LONG], 4)
-    assert metric(one.url, "vllm:prefix_cache_hits_total") > hits, "the cache is off, so this test shows nothing"
+    assert metric(one.url, "vllm:prefix_cache_hits_total") > hits, "the cache is off, so this test proves nothing"
     one.update(step_of(one.replica, 10, 0.3))
     hits = metric(one.url, "vllm:prefix_cache_hits_total")
     after = one.greedy([LONG], 4)
@@ -234,7 +234,7 @@ def test_users_own_requests_continue(one):
             assert (status, answer["usage"]["completion_tokens"]) == (200, 400)
             if within:
                 break
-    assert within, "no update ever fell into a request"
+    assert within, "no update ever happened during a request"
 
 
 def test_a_poisoned_engine_serves_no_request_until_it_is_reloaded(one):
@@ -295,7 +295,7 @@ def test_altered_patch_bits_stop_the_engine(one):
 
 
 def test_a_proof_finds_every_altered_block(one, monkeypatch):
-    """Live weights change unnoticed; only a proof finds it."""
+    """Live weights are changed without notice; only a proof can find that."""
     monkeypatch.setattr("node.engines.vllm.engine.AUDITED_BLOCKS", 0)
     names = [t.name for t in one.replica.layout.tensors[::7]]
     lying = step_of(one.replica, 14, names=names)

@@ -3,7 +3,21 @@
 from pathlib import Path
 
 import pytest
-from ledger_kit import ALICE, BOB, CAROL, DAVE, PROMPT, ask, draw, group_id, head, ledger_at, places, sealed, submit
+from ledger_kit import (
+    ALICE,
+    BOB,
+    CAROL,
+    DAVE,
+    PROMPT,
+    ask,
+    check_places,
+    draw,
+    group_id,
+    head,
+    ledger_at,
+    sealed,
+    submit,
+)
 from msgspec.structs import replace
 
 from node.engines.base import SamplingParams
@@ -44,8 +58,8 @@ def test_faster_than_any_engine_is_refused():
     tokens = [(*range(10, 210), 3 + i, 2) for i in range(3)]
     assert submit(ledger, jobs[0][0], draw_long(*jobs[0], tokens[0]), 0.1) is Reason.TOO_FAST
     assert submit(ledger, jobs[1][0], draw_long(*jobs[1], tokens[1]), 0.3) is None
-    assert submit(ledger, jobs[2][0], draw_long(*jobs[2], (10, 2)), 0.3) is None, "a short one proves nothing"
-    places(ledger)
+    assert submit(ledger, jobs[2][0], draw_long(*jobs[2], (10, 2)), 0.3) is None, "a short sample proves nothing"
+    check_places(ledger)
 
 
 def test_leases_from_before_a_restart_are_never_too_fast(tmp_path: Path):
@@ -65,7 +79,7 @@ def test_a_copy_is_refused_and_coincidences_are_not():
     assert submit(ledger, jobs[0][0], draw_long(*jobs[0], story), 9.0) is None
     assert submit(ledger, jobs[1][0], draw_long(*jobs[1], story), 9.0) is Reason.COPIED
     sure = draw_long(*jobs[2], story, logprob=-0.01)
-    assert submit(ledger, jobs[2][0], sure, 9.0) is None, "it was nearly certain to come out so"
+    assert submit(ledger, jobs[2][0], sure, 9.0) is None, "such likely tokens may well repeat"
     short = [draw_long(*jobs[i], (10, 2)) for i in (3, 4)]
     assert [submit(ledger, jobs[3][0], rollout, 9.0) for rollout in short] == [None, None]
     other = work(ledger, BOB)
@@ -98,9 +112,9 @@ def test_too_many_dishonest_results_lead_to_quarantine(reason):
     assert str(reason) in ledger.nodes[ALICE].reputation.penalty.why
     assert ledger.request_work(ALICE, ask(4), 1.0) is Reason.QUARANTINED
     assert submit(ledger, job[0][0], draw(*job[0]), 1.0) is Reason.QUARANTINED
-    assert len(ledger.groups[group_id(0)].free) == 64, "its work goes to others"
+    assert len(ledger.groups[group_id(0)].free) == 64, "its work goes to other nodes"
     assert ledger.renew(ALICE, job[0][0].id, job[0][0].token, 3, 1.0) is None
-    places(ledger)
+    check_places(ledger)
 
 
 @pytest.mark.parametrize("reason", sorted(set(Reason) - BLAMED))
@@ -154,7 +168,7 @@ def test_all_leases_that_expire_with_a_dead_node_count_once():
     assert not ledger.nodes[ALICE].leases
     assert ledger.nodes[ALICE].reputation.penalty is None
     now = 30.0
-    for _ in range(3):  # a node that comes back and vanishes again
+    for _ in range(3):  # a node that returns and vanishes again
         assert ledger.nodes[ALICE].reputation.penalty is None
         assert len(work(ledger, ALICE, 10, now)) == 10
         now += 20.0
@@ -230,10 +244,10 @@ def test_a_low_temperature_raises_the_tolerance(temperature, bound):
 
 def test_a_second_node_confirms():
     ledger = checked_ledger()
-    assert check_of(ledger, ALICE) is None, "nobody checks itself"
+    assert check_of(ledger, ALICE) is None, "no node checks itself"
     check = check_of(ledger, BOB)
     assert (check.author, check.version, check.start, check.end) == (ALICE, (0, 3), 0, 3)
-    assert check_of(ledger, CAROL) is None, "one at a time"
+    assert check_of(ledger, CAROL) is None, "one check at a time"
     ledger.quarantine.answer_check(BOB, check.id, (0, 3), HONEST, 2.0)
     assert ledger.nodes[ALICE].reputation.checked == 1
     assert ledger.quarantine.checks.confirmed == 1
@@ -244,14 +258,14 @@ def test_two_nodes_convict_a_liar_and_its_rollouts_are_discarded():
     ledger = checked_ledger()
     check = check_of(ledger, BOB)
     ledger.quarantine.answer_check(BOB, check.id, (0, 3), OTHER, 2.0)
-    assert ledger.nodes[ALICE].reputation.penalty is None, "one word against another's"
+    assert ledger.nodes[ALICE].reputation.penalty is None, "only one other node contradicts it"
     assert check_of(ledger, CAROL) is check
     ledger.quarantine.answer_check(CAROL, check.id, (0, 3), (-0.5, float("-inf"), -0.5), 3.0)
     penalty = ledger.nodes[ALICE].reputation.penalty
     assert penalty.until is None
     assert "two nodes" in penalty.why
-    assert ledger.groups[group_id(0)].free == {0, 1}, "what it had delivered is drawn anew"
-    places(ledger)
+    assert ledger.groups[group_id(0)].free == {0, 1}, "the samples that it delivered are generated again"
+    check_places(ledger)
 
 
 def test_a_lying_scorer_is_convicted():
@@ -267,10 +281,10 @@ def test_a_lying_scorer_is_convicted():
 
 def test_a_check_that_no_node_can_make_is_given_up():
     ledger = checked_ledger(check_ttl_s=60.0)
-    assert check_of(ledger, BOB, version=2) is None, "it holds another version"
+    assert check_of(ledger, BOB, version=2) is None, "it has another version"
     check = check_of(ledger, BOB)
     ledger.quarantine.answer_check(BOB, check.id, (0, 2), HONEST, 2.0)
-    assert check_of(ledger, CAROL) is check, "Bob had moved on; it is nobody's word"
+    assert check_of(ledger, CAROL) is check, "Bob had another version, so its answer does not count"
     ledger.quarantine.answer_check(CAROL, check.id, (0, 3), OTHER, 3.0)
     ledger.tick(61.5)
     assert (ledger.nodes[ALICE].reputation.disputed, ledger.quarantine.checks.given_up) == (1, 1)
@@ -286,7 +300,7 @@ def test_an_engine_that_cannot_score_is_asked_once():
     assert check_of(ledger, CAROL) is check
     ledger.quarantine.answer_check(DAVE, check.id, (0, 3), OTHER, 2.0)
     ledger.quarantine.answer_check(CAROL, 999, (0, 3), OTHER, 2.0)
-    assert check.found == {}, "only who was asked is heard"
+    assert check.found == {}, "only answers of scorers that were asked count"
     ledger.member_lost(CAROL, 3.0)
     assert check_of(ledger, DAVE) is check
 
@@ -295,7 +309,7 @@ def test_a_node_without_the_version_is_asked_again_at_later_versions():
     ledger = checked_ledger()
     check = check_of(ledger, BOB)
     ledger.quarantine.answer_check(BOB, check.id, (0, 4), (), 2.0)
-    assert check_of(ledger, BOB, now=2.0) is None, "not for this check: its version has passed there"
+    assert check_of(ledger, BOB, now=2.0) is None, "not for this check, whose version Bob no longer has"
     assert check_of(ledger, CAROL, now=2.0) is check
     ledger.advance(head(4))
     (lease,) = ledger.request_work(ALICE, ask(1, version=4), 3.0)
@@ -303,12 +317,12 @@ def test_a_node_without_the_version_is_asked_again_at_later_versions():
     later = check_of(ledger, BOB, now=4.0, version=4)
     assert later is not None
     ledger.quarantine.answer_check(CAROL, check.id, (0, 3), HONEST, 5.0)
-    ledger.quarantine.answer_check(CAROL, check.id, (0, 3), (), 5.0)  # of a check that is over
+    ledger.quarantine.answer_check(CAROL, check.id, (0, 3), (), 5.0)  # for a check that has ended
     assert ledger.nodes[CAROL].scores
     ledger.quarantine.answer_check(BOB, later.id, (0, 4), (), 5.0)
-    assert not ledger.nodes[BOB].scores, "at the very version: its engine cannot"
+    assert not ledger.nodes[BOB].scores, "it had the version, so its engine cannot score"
     ledger.member_lost(BOB, 6.0)
-    assert ledger.nodes[BOB].scores, "it may come back with another engine"
+    assert ledger.nodes[BOB].scores, "it may return with another engine"
 
 
 def test_the_longest_span_is_checked_and_open_checks_are_bounded():

@@ -66,7 +66,7 @@ def test_other_adapters_are_refused():
 
 
 def test_adapters_that_are_not_merged_yet_are_added():
-    """As peft's `merge_and_unload` does. A former version left the second adapter out."""
+    """The result equals peft's `merge_and_unload`. Regression: the second adapter was left out."""
     model = Model()
     layer = model.q_proj
     weight = layer.base_layer.weight.detach().clone()

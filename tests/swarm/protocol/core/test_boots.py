@@ -1,7 +1,7 @@
 """Boot numbers: one hostile heartbeat uses them up neither for members nor for the seed. Clocks are virtual."""
 
 import pytest
-from authority_kit import an_authority, join, members, told
+from authority_kit import an_authority, join, members, notices_of
 from member_kit import a_member
 from protocol_kit import AUTHORITY, SWARM, TUNING, heartbeat, key_of, meet, only, say
 from test_rosterbook import story
@@ -28,7 +28,7 @@ def believed(now: float) -> int:
 def test_boots_are_numbered_by_the_second_and_always_rise() -> None:
     assert next_boot(0, WALL) == int(WALL) - 1_577_836_800
     assert next_boot(HONEST, WALL) == HONEST + 1, "two starts in one second"
-    assert next_boot(HONEST + 5 * DAY, WALL) == HONEST + 5 * DAY + 1, "above a rival that was believed"
+    assert next_boot(HONEST + 5 * DAY, WALL) == HONEST + 5 * DAY + 1, "above a rival with a plausible boot"
     assert latest_boot(WALL) == HONEST + 30 * DAY
 
 
@@ -53,24 +53,28 @@ def test_a_member_ignores_the_highest_boot_number_and_follows_the_honest_one() -
     meet(peer, 1)
     for boot in (MAX_BOOT, HONEST + 31 * DAY):
         effects = say(peer, 1, HeartbeatNews(heartbeat(1, boot=boot, time=9e9)), 1.0)
-        assert only(effects, Close) == [], "its bearer may have a wrong clock"
+        assert only(effects, Close) == [], "the member that forwards it may have a wrong clock"
     beat = heartbeat(7, boot=HONEST, time=5000.0)
     say(peer, 1, HeartbeatNews(beat), 2.0)
     assert peer.state.leases.sealed == beat
     later = heartbeat(1, boot=HONEST + 29 * DAY, time=5001.0)
     say(peer, 1, HeartbeatNews(later), 3.0)
-    assert peer.state.leases.sealed == later, "what is plausible is believed: nothing tells the two holders of a key"
+    assert peer.state.leases.sealed == later, (
+        "a plausible boot is believed: nothing distinguishes the two holders of a key"
+    )
     again = heartbeat(1, boot=next_boot(HONEST + 29 * DAY, WALL + 60), time=5061.0)
     say(peer, 1, HeartbeatNews(again), 60.0)
-    assert peer.state.leases.sealed == again, "and the honest seed, started again, is followed again"
+    assert peer.state.leases.sealed == again, "the restarted honest seed is followed again"
 
 
 def test_a_member_notes_once_that_the_clocks_are_apart() -> None:
     peer = a_member()
     peer.state.latest_boot = believed
     meet(peer, 1)
-    said = [told(say(peer, 1, HeartbeatNews(heartbeat(n, boot=MAX_BOOT)), n), "clocks_apart") for n in range(1, 50)]
-    assert sum(map(len, said)) == 1
+    noted = [
+        notices_of(say(peer, 1, HeartbeatNews(heartbeat(n, boot=MAX_BOOT)), n), "clocks_apart") for n in range(1, 50)
+    ]
+    assert sum(map(len, noted)) == 1
 
 
 def test_a_roster_of_a_boot_that_is_not_believed_is_ignored() -> None:
@@ -92,7 +96,7 @@ def test_the_seed_does_not_stop_for_a_boot_that_is_not_believed() -> None:
     core = members(an_authority(boot=HONEST), 1)
     core.state.latest_boot = believed
     for boot in (MAX_BOOT, HONEST + 31 * DAY):
-        assert told(say(core, 0, HeartbeatNews(heartbeat(1, boot=boot, time=9e9)), 5.0), "superseded") == []
+        assert notices_of(say(core, 0, HeartbeatNews(heartbeat(1, boot=boot, time=9e9)), 5.0), "superseded") == []
     assert not core.superseded
     assert join(core, 1, 6.0) != []
     core.apply(Timer("tick"), 6.0 + TUNING.heartbeat_s)
@@ -104,7 +108,7 @@ def test_a_superseded_seed_that_restarts_takes_a_higher_boot_number_and_is_follo
     core = members(an_authority(boot=HONEST), 1)
     core.state.latest_boot = believed
     rival = HONEST + 20 * DAY
-    (seen,) = told(say(core, 0, HeartbeatNews(heartbeat(1, boot=rival, time=9e9)), 5.0), "superseded")
+    (seen,) = notices_of(say(core, 0, HeartbeatNews(heartbeat(1, boot=rival, time=9e9)), 5.0), "superseded")
     boot = next_boot(seen["boot"], WALL + 10)
     assert rival < boot <= believed(10.0)
     peer = a_member()
@@ -115,5 +119,5 @@ def test_a_superseded_seed_that_restarts_takes_a_higher_boot_number_and_is_follo
     again.state.latest_boot = believed
     say(peer, 1, HeartbeatNews(again.state.leases.sealed), 10.0)
     assert peer.state.leases.sealed == again.state.leases.sealed
-    assert told(say(again, 0, HeartbeatNews(heartbeat(2, boot=rival)), 11.0), "superseded") == []
+    assert notices_of(say(again, 0, HeartbeatNews(heartbeat(2, boot=rival)), 11.0), "superseded") == []
     assert key_of(0).public in again.book.slot_of

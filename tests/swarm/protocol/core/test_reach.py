@@ -69,7 +69,7 @@ def test_a_circuit_names_its_relay() -> None:
         (Place((WORLD,)), Place((WORLD,)), (WORLD,)),
         (Place(()), Place((WORLD, circuit(RELAY))), (WORLD,)),
         (Place((WORLD,)), NAT, ()),  # it dials us
-        (Place(()), NAT, NAT.addrs),  # nobody can: the last way
+        (Place(()), NAT, NAT.addrs),  # neither can be dialed: a relay is the last resort
         (NAT, NAT, NAT.addrs),
         (Place(()), Place(()), ()),
         (Place((), Scope.WORLD), Place((LAN,), Scope.NEAR), ()),  # of another network
@@ -96,9 +96,9 @@ def test_one_end_of_an_edge_dials_if_either_can(a: Place, b: Place) -> None:
     if joins(a, b):
         assert to_dial(a, b) or to_dial(b, a)
         assert not any(map(is_circuit, to_dial(a, b) + to_dial(b, a)))
-    for path_kind in to_dial(a, b):
-        assert path_kind in b.addrs
-        assert scope(path_kind) >= a.scope
+    for address in to_dial(a, b):
+        assert address in b.addrs
+        assert scope(address) >= a.scope
     assert set(direct(a, b)) <= set(b.addrs)
 
 
@@ -122,8 +122,8 @@ def test_an_address_is_published_only_after_its_owner_answered_there() -> None:
     assert book.probed(Probed(b"x", (WORLD,)))
     assert book[b"x"].member(3, bytes(32), leaf=False).addrs == (WORLD, circuit(RELAY))
     assert book[b"x"].member(3, bytes(32), leaf=False).dialable
-    assert not book.probed(Probed(b"x", (WORLD,)))  # no news
-    assert book.probed(Probed(b"x", ()))  # it answers no more
+    assert not book.probed(Probed(b"x", (WORLD,)))  # no change
+    assert book.probed(Probed(b"x", ()))  # does not answer any more
     assert not book.probed(Probed(b"gone", ()))
 
 
@@ -184,7 +184,7 @@ def an_authority(addrs: tuple[str, ...], grants: list[bytes] | None = None) -> A
     return core
 
 
-def comes_in(core: Authority, slot: int, seen_at: str, addrs: tuple[str, ...], now: float = 1.0) -> list[Effect]:
+def join_from(core: Authority, slot: int, seen_at: str, addrs: tuple[str, ...], now: float = 1.0) -> list[Effect]:
     """The peer connects and asks to join; its grant is durable at once."""
     peer, join = key_of(slot).public, replace(join_message(TICKET), addrs=addrs)
     effects = core.apply(PeerUp(peer, False, seen_at), now) + say(core, slot, join, now)
@@ -193,7 +193,7 @@ def comes_in(core: Authority, slot: int, seen_at: str, addrs: tuple[str, ...], n
     return effects
 
 
-def stands(core: Authority, slot: int) -> tuple[tuple[str, ...], bool]:
+def addresses_in_roster(core: Authority, slot: int) -> tuple[tuple[str, ...], bool]:
     assert core.state.roster is not None
     member = core.state.roster.member_of(key_of(slot).public)
     assert member is not None
@@ -202,26 +202,26 @@ def stands(core: Authority, slot: int) -> tuple[tuple[str, ...], bool]:
 
 def test_addresses_found_by_dialing_back_reach_the_roster_and_the_disk() -> None:
     core = an_authority((WORLD,))
-    effects = comes_in(core, 0, "/ip4/9.9.9.9/tcp/999", ("/ip4/0.0.0.0/tcp/4001",))
+    effects = join_from(core, 0, "/ip4/9.9.9.9/tcp/999", ("/ip4/0.0.0.0/tcp/4001",))
     assert only(effects, Probe) == [Probe(key_of(0).public, ("/ip4/9.9.9.9/tcp/4001",))]
     core.apply(Timer("tick"), 2.0)
-    assert stands(core, 0) == ((), False)
+    assert addresses_in_roster(core, 0) == ((), False)
     effects = core.apply(Probed(key_of(0).public, ("/ip4/9.9.9.9/tcp/4001",)), 3.0)
     (wish,) = only(effects, Persist)
     core.apply(Timer("tick"), 4.0)
-    assert stands(core, 0) == (("/ip4/9.9.9.9/tcp/4001",), True)
+    assert addresses_in_roster(core, 0) == (("/ip4/9.9.9.9/tcp/4001",), True)
     again = an_authority((WORLD,), [wish.record])
     again.apply(Timer("tick"), 1.0)
-    assert stands(again, 0) == (("/ip4/9.9.9.9/tcp/4001",), True)
+    assert addresses_in_roster(again, 0) == (("/ip4/9.9.9.9/tcp/4001",), True)
     core.apply(Probed(key_of(0).public, ()), 5.0)
     core.apply(Timer("tick"), 6.0)
-    assert stands(core, 0) == ((), False)
+    assert addresses_in_roster(core, 0) == ((), False)
 
 
 def test_an_authority_that_cannot_be_dialed_dials_its_root_children() -> None:
     hidden, open_ = an_authority((circuit(RELAY),)), an_authority((WORLD,))
     for core in (hidden, open_):
-        comes_in(core, 0, "/ip4/9.9.9.9/tcp/999", ("/ip4/9.9.9.9/tcp/4001",))
+        join_from(core, 0, "/ip4/9.9.9.9/tcp/999", ("/ip4/9.9.9.9/tcp/4001",))
         core.apply(Probed(key_of(0).public, ("/ip4/9.9.9.9/tcp/4001",)), 2.0)
         core.apply(PeerDown(key_of(0).public), 2.5)
     dials = [only(core.apply(Timer("tick"), 3.0), Dial) for core in (hidden, open_)]

@@ -50,8 +50,8 @@ def test_a_lease_book_moves_leases_along_the_table_only(steps: list[tuple[str, f
         elif 0 in book.leases:
             counter += 1
             serial = book.leases[0].grant.serial
-            said = report(0, heartbeat_hash(sealed), counter, key=PEER, serial=serial, leaving=what == "leave")
-            assert book.renew(said, AuthorityTime(now))
+            own_report = report(0, heartbeat_hash(sealed), counter, key=PEER, serial=serial, leaving=what == "leave")
+            assert book.renew(own_report, AuthorityTime(now))
         after = book.standing(0, AuthorityTime(now))
         assert after is before or after in TRANSITIONS[before].values() or what == "join"
         book.expire(AuthorityTime(now))

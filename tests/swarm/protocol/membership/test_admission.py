@@ -1,7 +1,17 @@
 """Admission at the authority: joins, returning members, and leaves."""
 
 import pytest
-from authority_kit import TICKET, an_authority, back, comes, join, members, persisted, renewal, told
+from authority_kit import (
+    TICKET,
+    an_authority,
+    connect_peer,
+    join,
+    make_durable,
+    members,
+    notices_of,
+    reconnect,
+    renewal,
+)
 from msgspec.structs import replace
 from protocol_kit import (
     AUTHORITY,
@@ -63,7 +73,7 @@ from swarm.protocol.membership.roster import open_whole
 
 def test_a_welcome_waits_for_the_disk() -> None:
     core = an_authority()
-    comes(core, 0, 1.0)
+    connect_peer(core, 0, 1.0)
     effects = say(core, 0, join_message(TICKET), 1.0)
     assert sends(effects, Message) == []
     bound, wish = only(effects, Persist)
@@ -195,12 +205,12 @@ def test_an_invalid_ticket_is_refused(ticket: bytes, code: str) -> None:
 
 def test_a_flood_of_joins_gets_one_answer_a_heartbeat() -> None:
     core = an_authority()
-    comes(core, 0, 1.0)
+    connect_peer(core, 0, 1.0)
     effects = [e for n in range(500) for e in say(core, 0, join_message(TICKET), 1.0 + n * 0.0001)]
     assert [p.name.split("/")[0] for p in only(effects, Persist)] == ["ticket", "grant"]
     effects = [e for n in range(500) for e in say(core, 1, join_message(b""), 1.0)]
     assert effects == []
-    comes(core, 1, 1.0)
+    connect_peer(core, 1, 1.0)
     effects = [e for n in range(500) for e in say(core, 1, join_message(b""), 1.0)]
     assert len(sends(effects, Refused)) == 1
 
@@ -217,19 +227,19 @@ def test_a_crowd_is_planned_for_together() -> None:
     core = an_authority()
     effects: list[Effect] = []
     for slot in range(50):
-        comes(core, slot, 1.0)
+        connect_peer(core, slot, 1.0)
         effects += say(core, slot, join_message(TICKET), 1.0)
-    effects = persisted(core, effects, 1.0) + core.apply(Timer("tick"), 1.0 + TUNING.tick_s + 0.01)
+    effects = make_durable(core, effects, 1.0) + core.apply(Timer("tick"), 1.0 + TUNING.tick_s + 0.01)
     assert len(sends(effects, Welcome)) == 50
-    assert len(told(effects, "planned")) <= 2
+    assert len(notices_of(effects, "planned")) <= 2
 
 
 def test_a_peer_that_leaves_before_its_grant_is_durable() -> None:
     core = an_authority()
-    comes(core, 0, 1.0)
+    connect_peer(core, 0, 1.0)
     effects = say(core, 0, join_message(TICKET), 1.0)
     core.apply(PeerDown(key_of(0).public), 1.1)
-    assert sends(persisted(core, effects, 1.2) + core.apply(Timer("tick"), 2.0), Welcome) == []
+    assert sends(make_durable(core, effects, 1.2) + core.apply(Timer("tick"), 2.0), Welcome) == []
 
 
 # ---------------------------------------------------------------- hello
@@ -246,7 +256,7 @@ def test_a_peer_that_leaves_before_its_grant_is_durable() -> None:
 )  # fmt: skip
 def test_messages_before_hello_are_refused(message: Message) -> None:
     core = members(an_authority(), 1)
-    comes(core, 7, 5.0)
+    connect_peer(core, 7, 5.0)
     effects = say(core, 7, message, 5.0)
     assert [(c.peer, c.ban_s > 0) for c in only(effects, Close)] == [(key_of(7).public, True)]
     assert [e for e in effects if not isinstance(e, Close)] == []
@@ -260,7 +270,7 @@ def test_messages_that_no_member_sends_to_an_authority(message: Message) -> None
 
 def test_hello_with_a_good_grant_brings_what_is_new() -> None:
     core = members(an_authority(), 1)
-    effects = back(core, 0, core.book.leases[0].sealed)
+    effects = reconnect(core, 0, core.book.leases[0].sealed)
     assert [type(m) for m in sends(effects, Message, to=0)] == [Hello, RosterStep, HeartbeatNews]
 
 
@@ -269,7 +279,7 @@ def test_hello_with_a_good_grant_brings_what_is_new() -> None:
 )
 def test_hello_with_a_grant_that_is_not_its_own(shown: bytes) -> None:
     core = members(an_authority(), 2)
-    effects = back(core, 0, shown)
+    effects = reconnect(core, 0, shown)
     assert only(effects, Close)[0].ban_s > 0
     assert not core.state.sessions.ready(key_of(0).public)
 
@@ -277,7 +287,7 @@ def test_hello_with_a_grant_that_is_not_its_own(shown: bytes) -> None:
 @pytest.mark.parametrize("shown", [b"", grant(0, key_of(0).public, serial=1)], ids=["none", "an old serial"])
 def test_hello_with_a_lease_that_is_over_is_asked_to_join_again(shown: bytes) -> None:
     core = members(an_authority(), 1)
-    effects = back(core, 0, shown)
+    effects = reconnect(core, 0, shown)
     assert [r.code for r in sends(effects, Refused, to=0)] == ["unknown"]
     assert only(effects, Close) == []
     assert not core.state.sessions.ready(key_of(0).public)
@@ -287,7 +297,7 @@ def test_a_grant_for_a_slot_that_another_peer_holds_now() -> None:
     """Even if the serial is the same."""
     core = members(an_authority(), 1)
     serial = core.book.leases[0].grant.serial
-    comes(core, 1, 5.0)
+    connect_peer(core, 1, 5.0)
     effects = say(core, 1, Hello(grant(0, key_of(1).public, serial=serial), 0, 0, 0, 0), 5.0)
     assert len(sends(effects, Refused)) == 1
     assert not core.state.sessions.ready(key_of(1).public)

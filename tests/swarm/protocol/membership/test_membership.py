@@ -1,4 +1,4 @@
-"""A member's part of membership: whom it trusts, its parents, and its reports."""
+"""A member's part of membership: which peers it trusts, its parents, and its reports."""
 
 from itertools import pairwise
 
@@ -97,7 +97,7 @@ def test_a_lease_that_the_authority_does_not_know_is_asked_for_anew() -> None:
 @pytest.mark.parametrize(
     "welcome",
     [
-        pytest.param(Welcome(grant(0, key_of(5).public), b"", heartbeat(1), b""), id="a grant for somebody else"),
+        pytest.param(Welcome(grant(0, key_of(5).public), b"", heartbeat(1), b""), id="a grant for another peer"),
         pytest.param(Welcome(grant(0, key_of(0).public, key=key_of(9)), b"", heartbeat(1), b""), id="a forged grant"),
         pytest.param(Welcome(b"", b"", b"", b""), id="nothing"),
     ],
@@ -209,8 +209,8 @@ def test_a_slot_that_is_leased_to_another_ends_the_session_of_the_old_holder() -
 def test_news_goes_to_neighbours_that_are_behind() -> None:
     peer = a_member()
     effects = meet(peer, 2)
-    said = [type(m) for m in sends(effects, Message, to=2) if not isinstance(m, Ping)]
-    assert said == [Hello, RosterStep, HeartbeatNews]
+    kinds = [type(m) for m in sends(effects, Message, to=2) if not isinstance(m, Ping)]
+    assert kinds == [Hello, RosterStep, HeartbeatNews]
 
 
 def test_a_greeting_names_boot_and_serial() -> None:
@@ -220,8 +220,8 @@ def test_a_greeting_names_boot_and_serial() -> None:
     peer.apply(PeerUp(other, False), 0.0)
     stamp = open_heartbeat(heartbeat(1), SWARM).stamp
     old_boot = Hello(grant(2, other), stamp - 1, stamp - 1, 0, 0)
-    said = [type(m) for m in sends(say(peer, 2, old_boot), Message) if not isinstance(m, Ping)]
-    assert said == [RosterStep, HeartbeatNews]
+    kinds = [type(m) for m in sends(say(peer, 2, old_boot), Message) if not isinstance(m, Ping)]
+    assert kinds == [RosterStep, HeartbeatNews]
     again = sends(say(peer, 2, Hello(grant(2, other), stamp, stamp, 0, 0)), Message)
     assert [m for m in again if not isinstance(m, Ping)] == []
 
@@ -309,7 +309,7 @@ def test_a_failover_parent_without_reason_to_send_is_not_a_silent_parent() -> No
     assert {c.peer for c in only(effects, Close)} == {key_of(2).public}
 
 
-def under_path_kind() -> Peer:
+def expecting_chunks() -> Peer:
     """A chunk of version 1 has begun to come from slot 1, our parent; slot 2 is connected too."""
     peer = a_member()
     meet(peer, 2)
@@ -325,7 +325,7 @@ def ticks(peer: Peer, begin: float, end: float) -> list[Effect]:
 
 
 def test_a_parent_that_is_stuck_is_asked_and_then_replaced_until_it_answers() -> None:
-    peer = under_path_kind()
+    peer = expecting_chunks()
     assert only(ticks(peer, 1.0, 1.0 + DOUBT_S), Close) == []
     assert parents(peer) == {0: key_of(1).public}
     effects = ticks(peer, 1.0 + DOUBT_S, 2.5 + 2 * DOUBT_S)
@@ -339,7 +339,7 @@ def test_a_parent_that_is_stuck_is_asked_and_then_replaced_until_it_answers() ->
 
 
 def test_a_source_that_does_not_answer_is_replaced_by_the_next() -> None:
-    peer = under_path_kind()
+    peer = expecting_chunks()
     meet(peer, 3)
     say(peer, 3, Pong(0), 0.2)
     now, asked = 1.0, list[tuple[float, bytes]]()
@@ -355,7 +355,7 @@ def test_a_source_that_does_not_answer_is_replaced_by_the_next() -> None:
 
 
 def test_a_parent_that_answers_or_owes_nothing_is_not_stuck() -> None:
-    peer = under_path_kind()
+    peer = expecting_chunks()
     for n in range(12):
         tick(peer, 1.0 + n * TUNING.tick_s)
         say(peer, 1, Pong(0), 1.1 + n * TUNING.tick_s)
@@ -368,7 +368,7 @@ def test_a_parent_that_answers_or_owes_nothing_is_not_stuck() -> None:
 
 
 def test_nobody_is_asked_while_the_trainer_pauses() -> None:
-    peer = under_path_kind()
+    peer = expecting_chunks()
     for index in range(4):
         peer.apply(PieceStored(key_of(1).public, 0, header(1, 0).key, index, 1000), 1.0)
     ticks(peer, 1.0, 1.0 + 2 * DOUBT_S)

@@ -1,6 +1,6 @@
 """Quotas: which reports count, what is charged, and which peers are expelled."""
 
-from authority_kit import an_authority, comes, join, persisted
+from authority_kit import an_authority, connect_peer, join, make_durable
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -40,7 +40,7 @@ def test_givers_of_another_ticket_count_as_one_however_many_they_are() -> None:
     fetched = Fetched()
     ticket = bytes(16)
     assert sum(fetched.said(key_of(n).public, ALICE, 10**12, ticket) for n in range(10)) == 0
-    assert fetched.said(BOB, ALICE, 70) == 70, "one of the peer's own ticket, beside them"
+    assert fetched.said(BOB, ALICE, 70) == 70, "a giver of the peer's own ticket, in addition to those"
 
 
 def test_a_peer_that_hides_what_it_fetched_from_several_is_charged() -> None:
@@ -48,7 +48,7 @@ def test_a_peer_that_hides_what_it_fetched_from_several_is_charged() -> None:
     assert fetched.own(ALICE, 0) == 0
     charged = sum(fetched.said(giver, ALICE, 100) for giver in (BOB, CAROL, DAVE))
     assert charged == 200
-    assert fetched.gave(ALICE, 50) == 50, "the authority believes itself"
+    assert fetched.gave(ALICE, 50) == 50, "the authority trusts its own count"
 
 
 def test_bytes_that_both_ends_report_are_charged_once() -> None:
@@ -85,7 +85,9 @@ def test_no_single_giver_can_charge_more_than_others_confirm(words: list[tuple[i
 # ---------------------------------------------------------------- at the authority
 
 
-def says(core: Authority, slot: int, counter: int, now: float, fetched: int = 0, gave: tuple = (), part: float = 0.5):
+def report_from(
+    core: Authority, slot: int, counter: int, now: float, fetched: int = 0, gave: tuple = (), part: float = 0.5
+):
     """A report of this slot's holder, as forwarded up a tree."""
     grant = core.book.leases[slot].grant
     plain = report(slot, heartbeat_hash(core.state.leases.sealed), counter, serial=grant.serial, catching_up=part)
@@ -102,15 +104,15 @@ def test_a_peer_beyond_the_quota_is_expelled_and_its_ticket_admits_no_peer() -> 
     small = join_message(ticket(1000))
     join(core, 0, 1.0, small)
     join(core, 1, 2.0, small)
-    assert only(says(core, 0, 1, 3.0, fetched=600), Close) == []
-    assert only(says(core, 1, 1, 3.1, fetched=400), Close) == [], "all of it is not beyond it"
-    comes(core, 2, 3.5)
+    assert only(report_from(core, 0, 1, 3.0, fetched=600), Close) == []
+    assert only(report_from(core, 1, 1, 3.1, fetched=400), Close) == [], "using the whole quota does not exceed it"
+    connect_peer(core, 2, 3.5)
     (refused,) = sends(say(core, 2, small, 3.5), Refused, to=2)
     assert "used up" in refused.why
-    effects = says(core, 1, 2, 4.0, fetched=401)
+    effects = report_from(core, 1, 2, 4.0, fetched=401)
     assert [refused.code for refused in sends(effects, Refused, to=1)] == ["ticket"]
     assert [close.peer for close in only(effects, Close)] == [key_of(1).public]
-    assert sorted(core.book.leases) == [0], "who fetches nothing more stays"
+    assert sorted(core.book.leases) == [0], "a peer that fetches nothing more stays"
     core.apply(Timer("tick"), 4.0 + 2 * TUNING.tick_s)
     assert core.state.roster is not None
     assert [member.slot for member in core.state.roster.members] == [0]
@@ -120,16 +122,16 @@ def test_a_liar_is_expelled_by_the_counts_of_two_givers_and_of_the_trainer() -> 
     core = an_authority()
     for slot, quota in ((0, 0), (1, 0), (2, 1000)):
         join(core, slot, 1.0 + slot, join_message(ticket(quota, name=20 + slot)))
-    says(core, 2, 1, 5.0, fetched=0)
-    says(core, 0, 1, 5.1, gave=((2, 5000),))
-    assert 2 in core.book.leases, "one giver may lie as well"
-    effects = says(core, 1, 1, 5.2, gave=((2, 1001),))
+    report_from(core, 2, 1, 5.0, fetched=0)
+    report_from(core, 0, 1, 5.1, gave=((2, 5000),))
+    assert 2 in core.book.leases, "one giver alone may lie"
+    effects = report_from(core, 1, 1, 5.2, gave=((2, 1001),))
     assert [close.peer for close in only(effects, Close)] == [key_of(2).public]
 
     join(core, 3, 6.0, join_message(ticket(1000, name=30)))
     assert only(core.apply(Gave(key_of(3).public, 900), 7.0), Close) == []
     assert len(only(core.apply(Gave(key_of(3).public, 101), 7.1), Close)) == 1
-    assert core.apply(Gave(key_of(99).public, 10**9), 7.2) == [], "somebody who has left meanwhile"
+    assert core.apply(Gave(key_of(99).public, 10**9), 7.2) == [], "a peer that has left since"
 
 
 def test_fetched_bytes_are_remembered_over_a_restart() -> None:
@@ -137,20 +139,20 @@ def test_fetched_bytes_are_remembered_over_a_restart() -> None:
     join(core, 0, 1.0, join_message(ticket(10_000)))
     disk: dict[str, bytes] = {}
     for counter, fetched in enumerate((50, 300, 4000, 4050), 1):
-        effects = says(core, 0, counter, 2.0 + counter, fetched=fetched)
+        effects = report_from(core, 0, counter, 2.0 + counter, fetched=fetched)
         disk |= {wish.name: wish.record for wish in only(effects, Persist)}
-        persisted(core, effects, 2.0 + counter)
+        make_durable(core, effects, 2.0 + counter)
     (name,) = disk
     assert name.startswith("ticket/")
     again = an_authority()
     again.book.tickets.restore([disk[name]])
     (kept,) = again.book.tickets
-    assert 4050 - 100 < kept.fetched_bytes <= 4050, "a hundredth of the quota may be forgotten"
+    assert 4050 - 100 < kept.fetched_bytes <= 4050, "up to a hundredth of the quota may be lost"
     assert kept.quota_bytes == 10_000
 
 
 def test_a_ticket_without_a_quota_is_counted_and_never_used_up() -> None:
     core = an_authority()
     join(core, 0, 1.0, join_message(ticket(0)))
-    assert only(says(core, 0, 1, 3.0, fetched=10**15), Close) == []
+    assert only(report_from(core, 0, 1, 3.0, fetched=10**15), Close) == []
     assert [t.fetched_bytes for t in core.book.tickets if t.peers] == [10**15]

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from authority_kit import TICKET, an_authority, back, comes, join, members, renewal, told
+from authority_kit import TICKET, an_authority, connect_peer, join, members, notices_of, reconnect, renewal
 from member_kit import a_member
 from msgspec.structs import replace
 from protocol_kit import AUTHORITY, SWARM, capability, heartbeat, join_message, key_of, meet, only, say, sends
@@ -63,12 +63,12 @@ def test_a_member_forwards_it_once_to_all_neighbours_and_tells_its_process() -> 
     for slot in (1, 2, 3):
         meet(peer, slot)
     effects = say(peer, 1, Succession(SEALED), 1.0)
-    assert told(effects, "succession") == [{"sealed": SEALED}]
+    assert notices_of(effects, "succession") == [{"sealed": SEALED}]
     assert [len(sends(effects, Succession, to=slot)) for slot in (1, 2, 3)] == [0, 1, 1]
     other = seal_successor(replace(DOCUMENT, successor=key_of("thief").public), AUTHORITY)
     for sealed in (SEALED, other):  # the first one counts
         effects = say(peer, 2, Succession(sealed), 2.0)
-        assert (sends(effects, Succession), told(effects, "succession")) == ([], [])
+        assert (sends(effects, Succession), notices_of(effects, "succession")) == ([], [])
     assert peer.state.succession == SEALED
 
 
@@ -77,14 +77,14 @@ def test_a_forged_one_closes_the_session_and_moves_no_member() -> None:
     meet(peer, 1)
     effects = say(peer, 1, Succession(seal_successor(replace(DOCUMENT, swarm=NEW.public), NEW)), 1.0)
     assert only(effects, Close)[0].ban_s > 0
-    assert told(effects, "succession") == []
+    assert notices_of(effects, "succession") == []
     assert peer.state.succession == b""
 
 
 def test_a_peer_without_a_grant_may_bring_it_since_only_the_signature_counts() -> None:
     peer = a_member()
     peer.apply(PeerUp(key_of(9).public, False, "/sim/9"), 1.0)
-    assert told(say(peer, 9, Succession(SEALED), 1.0), "succession") == [{"sealed": SEALED}]
+    assert notices_of(say(peer, 9, Succession(SEALED), 1.0), "succession") == [{"sealed": SEALED}]
 
 
 # ---------------------------------------------------------------- the seed's last run
@@ -103,36 +103,36 @@ def last_run(core):
 def test_members_that_return_are_told_and_no_others_are_admitted() -> None:
     before = members(an_authority(), 2)
     core = last_run(before)
-    effects = back(core, 0, before.book.leases[0].sealed)
+    effects = reconnect(core, 0, before.book.leases[0].sealed)
     assert sends(effects, Succession, to=0) == [Succession(SEALED)]
     assert [r.code for r in sends(say(core, 0, WantBlock(1, 0), 6.0), Refused)] == []
-    comes(core, 7, 6.0)
+    connect_peer(core, 7, 6.0)
     effects = say(core, 7, join_message(TICKET), 6.0)
     assert (sends(effects, Welcome), only(effects, Persist)) == ([], [])
-    assert sends(effects, Succession, to=7) == [Succession(SEALED)], "it may be one whose lease ran out"
-    comes(core, 8, 7.0)
-    assert sends(say(core, 8, join_message(b""), 7.0), Succession) == [], "a stranger without a ticket is told nothing"
+    assert sends(effects, Succession, to=7) == [Succession(SEALED)], "its lease may have expired"
+    connect_peer(core, 8, 7.0)
+    assert sends(say(core, 8, join_message(b""), 7.0), Succession) == [], "a stranger without a ticket gets no answer"
 
 
 def test_it_is_over_when_every_lease_is_released() -> None:
     before = members(an_authority(), 2)
     core = last_run(before)
     for slot in (0, 1):
-        back(core, slot, before.book.leases[slot].sealed, 5.0 + slot)
+        reconnect(core, slot, before.book.leases[slot].sealed, 5.0 + slot)
         say(core, slot, Bye(renewal(core, slot, 1, leaving=True)), 5.5 + slot)
     assert core.book.leases == {}
 
 
 def test_a_thief_with_a_later_boot_does_not_silence_it() -> None:
     core = last_run(members(an_authority(), 1))
-    comes(core, 0, 5.0)
+    connect_peer(core, 0, 5.0)
     before = core.book.leases[0].sealed
-    back(core, 0, before, 5.0)
-    assert told(say(core, 0, HeartbeatNews(heartbeat(1, boot=900)), 6.0), "superseded") == []
-    assert sends(back(core, 0, before, 7.0), Succession, to=0) == [Succession(SEALED)]
+    reconnect(core, 0, before, 5.0)
+    assert notices_of(say(core, 0, HeartbeatNews(heartbeat(1, boot=900)), 6.0), "superseded") == []
+    assert sends(reconnect(core, 0, before, 7.0), Succession, to=0) == [Succession(SEALED)]
 
 
-# ---------------------------------------------------------------- the new swarm's door
+# ---------------------------------------------------------------- admission to the new swarm
 
 
 def test_the_ticket_inside_is_for_former_members_only_over_restarts() -> None:

@@ -4,7 +4,7 @@ import dataclasses
 
 import msgspec
 import pytest
-from authority_kit import an_authority, clock, comes, join, renewal
+from authority_kit import an_authority, clock, connect_peer, join, renewal
 from authority_kit import members as with_members
 from msgspec.structs import replace
 from protocol_kit import AUTHORITY, TUNING, capability, join_message, key_of, only, say, sends
@@ -20,21 +20,21 @@ ALICE, BOB = key_of("alice").public, key_of("bob").public
 NOW = AuthorityTime(1000.0)
 
 
-def kept(effects: list[Effect], disk: dict[str, bytes]) -> list[Effect]:
+def persist_to(effects: list[Effect], disk: dict[str, bytes]) -> list[Effect]:
     disk |= {wish.name: wish.record for wish in only(effects, Persist)}
     return effects
 
 
-def again(disk: dict[str, bytes], boot: int = 2) -> Authority:
+def restarted(disk: dict[str, bytes], boot: int = 2) -> Authority:
     """The next boot, restored from the disk."""
 
-    def under(prefix: str) -> list[bytes]:
+    def records_under(prefix: str) -> list[bytes]:
         return [record for name, record in sorted(disk.items()) if name.startswith(prefix) and record]
 
-    bars = under("bar/") + under("kick/")
+    bars = records_under("bar/") + records_under("kick/")
 
     core = an_authority(boot=boot)
-    core.admission.restore(under("grant/"), under("ticket/"), bars, 0.0)
+    core.admission.restore(records_under("grant/"), records_under("ticket/"), bars, 0.0)
     core.apply(Timer("tick"), TUNING.tick_s + 0.01)
     return core
 
@@ -50,14 +50,14 @@ def answer(core: Authority, slot: int, ticket: bytes, now: float) -> str | None:
 def test_a_place_is_free_again_once_its_lease_is_over_and_a_restart_counts_the_same() -> None:
     ticket, disk = seal(capability(nodes=2), AUTHORITY), {}
     core = an_authority()
-    kept(join(core, 0, 1.0, join_message(ticket)), disk)
-    kept(join(core, 1, 2.0, join_message(ticket)), disk)
+    persist_to(join(core, 0, 1.0, join_message(ticket)), disk)
+    persist_to(join(core, 1, 2.0, join_message(ticket)), disk)
     assert "All 2 places" in str(answer(core, 2, ticket, 3.0))
-    assert "All 2 places" in str(answer(again(disk), 2, ticket, 3.0))
-    kept(say(core, 1, Bye(renewal(core, 1, 1, leaving=True)), 4.0), disk)
+    assert "All 2 places" in str(answer(restarted(disk), 2, ticket, 3.0))
+    persist_to(say(core, 1, Bye(renewal(core, 1, 1, leaving=True)), 4.0), disk)
     assert answer(core, 2, ticket, 5.0) is None
-    assert "All 2 places" in str(answer(core, 1, ticket, 6.0)), "who left has no place kept for it"
-    assert answer(again(disk), 1, ticket, 5.0) is None
+    assert "All 2 places" in str(answer(core, 1, ticket, 6.0)), "no place is kept for a peer that left"
+    assert answer(restarted(disk), 1, ticket, 5.0) is None
 
 
 @pytest.mark.parametrize("ends", ["leaves", "expires", "kicked", "barred"])
@@ -82,10 +82,10 @@ def test_the_total_of_machines_is_bounded_over_restarts_and_former_ones_may_retu
     ticket, disk = seal(replace(capability(nodes=2), nodes_ever=3), AUTHORITY), {}
     core = an_authority()
     for slot in range(3):
-        assert sends(kept(join(core, slot, 1.0 + 10 * slot, join_message(ticket)), disk), Refused) == []
-        kept(say(core, slot, Bye(renewal(core, core.book.slot_of[key_of(slot).public], 1, key=key_of(slot),
+        assert sends(persist_to(join(core, slot, 1.0 + 10 * slot, join_message(ticket)), disk), Refused) == []
+        persist_to(say(core, slot, Bye(renewal(core, core.book.slot_of[key_of(slot).public], 1, key=key_of(slot),
                                          leaving=True)), 6.0 + 10 * slot), disk)  # fmt: skip
-    for now, each in ((40.0, core), (5.0, again(disk))):
+    for now, each in ((40.0, core), (5.0, restarted(disk))):
         assert "3 different machines" in str(answer(each, 3, ticket, now))
         assert answer(each, 1, ticket, now + 1.0) is None
 
@@ -138,24 +138,24 @@ def test_a_ticket_without_a_limit_remembers_the_last_few_hundred() -> None:
 def test_a_kick_outlives_a_restart_and_ends_by_itself() -> None:
     disk: dict[str, bytes] = {}
     core = with_members(an_authority(), 2)
-    kept(core.kick(key_of(0).public, 5.0), disk)
+    persist_to(core.kick(key_of(0).public, 5.0), disk)
     ticket = seal(capability(), AUTHORITY)
-    assert answer(again(disk), 0, ticket, 100.0) == BARRED
-    core = again(disk, 3)
+    assert answer(restarted(disk), 0, ticket, 100.0) == BARRED
+    core = restarted(disk, 3)
     assert answer(core, 0, ticket, 606.0) is None
-    kept(join(core, 1, 610.0), disk)
-    kept(core.kick(key_of(1).public, 620.0), disk)
+    persist_to(join(core, 1, 610.0), disk)
+    persist_to(core.kick(key_of(1).public, 620.0), disk)
     assert [name for name, record in disk.items() if name.startswith("kick/") and record] == [
         f"kick/{key_of(1).public.hex()}"
-    ], "what is over is forgotten"
+    ], "expired kicks are forgotten"
 
 
 def test_a_kick_is_taken_back_with_undo() -> None:
     disk: dict[str, bytes] = {}
     core = with_members(an_authority(), 2)
-    kept(core.kick(key_of(0).public, 5.0), disk)
-    kept(core.bar(key_of(0).public, 6.0, undo=True), disk)
-    for each, now in ((core, 7.0), (again(disk), 7.0)):
+    persist_to(core.kick(key_of(0).public, 5.0), disk)
+    persist_to(core.bar(key_of(0).public, 6.0, undo=True), disk)
+    for each, now in ((core, 7.0), (restarted(disk), 7.0)):
         assert answer(each, 0, seal(capability(), AUTHORITY), now) is None
 
 
@@ -179,45 +179,45 @@ def test_revoking_a_ticket_expels_its_members_and_is_durable() -> None:
     ticket, other, disk = capability(nodes=5, name=1), capability(nodes=5, name=2), {}
     core = an_authority()
     for slot, of in ((0, ticket), (1, ticket), (2, other)):
-        kept(join(core, slot, 1.0 + slot, join_message(seal(of, AUTHORITY))), disk)
-    effects = kept(core.revoke(ticket.id, 5.0), disk)
+        persist_to(join(core, slot, 1.0 + slot, join_message(seal(of, AUTHORITY))), disk)
+    effects = persist_to(core.revoke(ticket.id, 5.0), disk)
     assert sorted(c.peer for c in only(effects, Close)) == sorted(key_of(s).public for s in (0, 1))
     assert {refused.why for refused in sends(effects, Refused)} == {REVOKED}
     assert list(core.book.leases) == [2]
     assert core.state.leases.heartbeat is not None
-    assert core.state.leases.heartbeat.live == b"\x04", "everybody hears of it at once"
-    core = again(disk)
+    assert core.state.leases.heartbeat.live == b"\x04", "the next heartbeat tells all members"
+    core = restarted(disk)
     assert list(core.book.leases) == [2]
     assert answer(core, 0, seal(ticket, AUTHORITY), 6.0) == REVOKED
-    kept(core.revoke(ticket.id, 7.0, undo=True), disk)
-    assert answer(again(disk, 3), 0, seal(ticket, AUTHORITY), 8.0) is None
+    persist_to(core.revoke(ticket.id, 7.0, undo=True), disk)
+    assert answer(restarted(disk, 3), 0, seal(ticket, AUTHORITY), 8.0) is None
 
 
 def test_a_barred_peer_is_refused_with_every_ticket_until_undone() -> None:
     disk: dict[str, bytes] = {}
     core = with_members(an_authority(), 2)
     peer = key_of(0).public
-    effects = kept(core.bar(peer, 5.0), disk)
+    effects = persist_to(core.bar(peer, 5.0), disk)
     assert [c.peer for c in only(effects, Close)] == [peer]
     assert list(core.book.leases) == [1]
-    core = again(disk)
+    core = restarted(disk)
     for name in (1, 2):
         assert answer(core, 0, seal(capability(name=name), AUTHORITY), 5.0 + name) == BARRED
-    assert core.bar(peer, 9.0) != [], "again: as durable as the first time"
-    kept(core.bar(peer, 10.0, undo=True), disk)
-    assert answer(again(disk, 3), 0, seal(capability(name=1), AUTHORITY), 11.0) is None
+    assert core.bar(peer, 9.0) != [], "a repeated bar is as durable as the first"
+    persist_to(core.bar(peer, 10.0, undo=True), disk)
+    assert answer(restarted(disk, 3), 0, seal(capability(name=1), AUTHORITY), 11.0) is None
 
 
 def test_a_peer_expelled_without_a_session_is_told_why_on_its_return() -> None:
     core = with_members(an_authority(), 2)
     grant = core.book.leases[0].sealed
     core.kick(key_of(0).public, 5.0)
-    comes(core, 0, 6.0)
+    connect_peer(core, 0, 6.0)
     (refused,) = sends(say(core, 0, Hello(grant, 0, 0, 0, 0), 6.0), Refused, to=0)
     assert refused.code == "unknown"
     (refused,) = sends(say(core, 0, join_message(seal(capability(), AUTHORITY)), 8.0), Refused, to=0)
     assert (refused.code, refused.why) == ("ticket", BARRED)
-    assert answer(core, 0, seal(capability(), AUTHORITY), 700.0) is None, "a kick is for ten minutes"
+    assert answer(core, 0, seal(capability(), AUTHORITY), 700.0) is None, "a kick lasts ten minutes"
 
 
 # ---------------------------------------------------------------- records

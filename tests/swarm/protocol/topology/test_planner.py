@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from planner_kit import PEERS, STRIPES, as_given, as_roster, plan, relays, swarms
-from planner_kit import given as children_of
+from planner_kit import PEERS, STRIPES, as_roster, child_counts, plan, relays, roster_of, swarms
 from protocol_kit import member
 
 from swarm.protocol.membership.roster import AUTHORITY, Member
@@ -47,7 +46,7 @@ def test_leaves_stay_leaves(members: list[Member], stripes: int) -> None:
         assert {p for p in plan_.parents[stripe] if p != AUTHORITY} <= may
 
 
-def made(count: int, *, up_mbit: float = 100.0, regions: int = 1, leaf: bool = False) -> list[Member]:
+def equal_members(count: int, *, up_mbit: float = 100.0, regions: int = 1, leaf: bool = False) -> list[Member]:
     return [
         member(
             s, up_mbit=up_mbit, region=f"r{s % regions}" if regions > 1 else "", leaf=leaf, peer=s.to_bytes(32, "big")
@@ -56,7 +55,7 @@ def made(count: int, *, up_mbit: float = 100.0, regions: int = 1, leaf: bool = F
     ]
 
 
-def mixed(count: int, regions: int = 1, seed: int = 0) -> list[Member]:
+def mixed_members(count: int, regions: int = 1, seed: int = 0) -> list[Member]:
     """Members with uplinks as on the internet: lognormal, median 200 Mbit/s."""
     rng = random.Random(seed)
     return [
@@ -82,7 +81,7 @@ def depth_of(members: list[Member], parents: tuple[tuple[int, ...], ...]) -> int
 
 def worst_load(members: list[Member], parents: tuple[tuple[int, ...], ...]) -> float:
     """The highest load of a node, as a multiple of the mean."""
-    count = children_of(members, parents)
+    count = child_counts(members, parents)
     uplink = {m.slot: m.up_mbit for m in members if not m.leaf}
     mean = len(parents) * (len(members) - 1) / sum(uplink.values())
     return max(n / uplink[slot] / mean for slot, n in count.items() if n)
@@ -99,15 +98,15 @@ def crossings(members: list[Member], parents: tuple[tuple[int, ...], ...]) -> li
 
 @pytest.mark.parametrize("regions", [1, 4])
 def test_with_enough_nodes_none_is_interior_in_two_trees(regions: int) -> None:
-    members = mixed(64 * regions, regions)
+    members = mixed_members(64 * regions, regions)
     inside = [set(row) - {AUTHORITY} for row in plan(members, 8)]
     assert sum(len(i) for i in inside) == len(set().union(*inside))
 
 
 def test_four_equal_nodes_are_root_children_of_two_stripes_each() -> None:
-    members = made(4)
+    members = equal_members(4)
     parents = plan(members, 8)
-    assert set(children_of(members, parents).values()) == {6}
+    assert set(child_counts(members, parents).values()) == {6}
     assert depth_of(members, parents) == 2
 
 
@@ -123,7 +122,7 @@ def test_no_node_gets_the_whole_rounding_error() -> None:
 def test_load_follows_uplink(count: int) -> None:
     """No node is asked for much more than its part: the most uneven share is what headroom is left."""
     for seed in range(5):
-        members = mixed(count, seed=seed)
+        members = mixed_members(count, seed=seed)
         assert worst_load(members, plan(members, 8)) < 1.2
 
 
@@ -133,13 +132,13 @@ def test_load_follows_uplinks_that_differ_by_a_factor_of_sixteen() -> None:
 
 
 def test_trees_are_flat() -> None:
-    assert depth_of(made(200), plan(made(200), 8)) <= 4
-    assert depth_of(mixed(1000, 6), plan(mixed(1000, 6), 8)) <= 7
+    assert depth_of(equal_members(200), plan(equal_members(200), 8)) <= 4
+    assert depth_of(mixed_members(1000, 6), plan(mixed_members(1000, 6), 8)) <= 7
 
 
 @pytest.mark.parametrize("count", [8, 240])
 def test_each_border_is_crossed_once_a_stripe(count: int) -> None:
-    members = made(count, regions=4)
+    members = equal_members(count, regions=4)
     parents = plan(members, 8)
     assert crossings(members, parents) == [3] * 8
     region = {m.slot: m.region for m in members}
@@ -157,7 +156,7 @@ def test_a_region_without_uplinks_is_fed_from_outside() -> None:
 
 
 def test_root_children_are_in_the_trainers_region() -> None:
-    members = made(64, regions=2)
+    members = equal_members(64, regions=2)
     parents = Planner(8, home="r1").update(members)
     heads = [m for row in parents for m, p in zip(members, row, strict=True) if p == AUTHORITY]
     assert sum(m.region == "r1" for m in heads) >= 4
@@ -166,7 +165,7 @@ def test_root_children_are_in_the_trainers_region() -> None:
 @pytest.mark.parametrize(("count", "from_home"), [(240, 1), (2400, 3)])
 def test_a_large_home_region_feeds_all_others_itself(count: int, from_home: int) -> None:
     """Then no chunk makes two long hops. A smaller home region has no uplink for that beside its own needs."""
-    members = made(count, regions=4)
+    members = equal_members(count, regions=4)
     parents = Planner(8, home="r1").update(members)
     region = {m.slot: m.region for m in members}
     for row in parents:
@@ -224,7 +223,7 @@ def test_any_sequence_of_joins_and_leaves_keeps_a_valid_plan(
                 now[m.slot] = m
         ordered = [now[s] for s in sorted(now)]
         parents = planner.update(ordered)
-        plan_ = as_given(ordered, parents)
+        plan_ = roster_of(ordered, parents)
         may = {m.slot for m in relays(ordered)}
         for k in range(stripes):
             assert {p for p in plan_.parents[k] if p != AUTHORITY} <= may
@@ -235,7 +234,7 @@ def test_any_sequence_of_joins_and_leaves_keeps_a_valid_plan(
 def test_a_member_that_joins_or_leaves_moves_few_edges(count: int, regions: int) -> None:
     """At most the edges of its own children and `EXTRA_MOVES` move; none when a leaf joins."""
     rng = random.Random(5)
-    planner, now = Planner(8), {m.slot: m for m in mixed(count, regions)}
+    planner, now = Planner(8), {m.slot: m for m in mixed_members(count, regions)}
     before = by_slot(list(now.values()), planner.update(list(now.values())))
     for turn in range(60):
         fed = dict.fromkeys(now, 0)
@@ -261,7 +260,7 @@ def test_a_member_that_joins_or_leaves_moves_few_edges(count: int, regions: int)
 
 def test_after_many_joins_and_leaves_a_plan_is_as_good_as_a_new_one() -> None:
     rng = random.Random(6)
-    planner, now = Planner(8), {m.slot: m for m in mixed(300)}
+    planner, now = Planner(8), {m.slot: m for m in mixed_members(300)}
     planner.update(list(now.values()))
     for turn in range(300):
         if turn % 2:
@@ -278,10 +277,12 @@ def test_after_many_joins_and_leaves_a_plan_is_as_good_as_a_new_one() -> None:
 
 @pytest.mark.parametrize("last", range(8))
 def test_a_small_swarm_crosses_borders_as_seldom_as_one_planned_at_once(last: int) -> None:
-    everybody = made(8, regions=4)
+    everybody = equal_members(8, regions=4)
     planner = Planner(8, "r0")
     planner.update([m for m in everybody if m.slot != last], idle=True)
-    planner.update([replace(m, leaf=m.slot == last) for m in everybody], idle=True)  # it gives once it holds the model
+    planner.update(
+        [replace(m, leaf=m.slot == last) for m in everybody], idle=True
+    )  # it becomes interior once it holds the model
     parents = planner.update(everybody, idle=True)
     fresh = Planner(8, "r0").update(everybody)
     assert sum(crossings(everybody, parents)) <= sum(crossings(everybody, fresh))
@@ -306,12 +307,12 @@ def test_a_small_swarm_that_joined_one_by_one_is_planned_as_if_at_once(seed: int
 
 
 def test_a_member_that_turns_out_slower_sheds_children() -> None:
-    members = made(20)
+    members = equal_members(20)
     planner = Planner(8)
     planner.update(members)
     slow = [member(0, up_mbit=20.0, peer=members[0].peer), *members[1:]]
     parents = planner.update(slow)
-    assert children_of(slow, parents)[0] <= 3
+    assert child_counts(slow, parents)[0] <= 3
     assert worst_load(slow, parents) < 2.0
 
 
@@ -332,6 +333,6 @@ def test_many_joins_during_a_version_move_no_earlier_member() -> None:
     before = planner.update(were, idle=True)
     after = planner.update([*were, *come], idle=False)
     assert [row[:64] for row in after] == list(before)
-    as_given([*were, *come], after)
+    roster_of([*were, *come], after)
     anew = planner.update([*were, *come], idle=True)
-    assert anew != after, "as soon as nothing is on its way"
+    assert anew != after, "once no version is on its way"

@@ -13,15 +13,15 @@ from swarm.protocol.topology.rates import Rates, Regions
 from swarm.protocol.transfer.links import Links
 
 
-def got(slot: int, mbit: float, short: int = 0, rtt_ms: int = 0) -> Link:
+def received(slot: int, mbit: float, short: int = 0, rtt_ms: int = 0) -> Link:
     return Link(slot, int(mbit * 1000), short, rtt_ms)
 
 
-def told(rates: Rates, giver: int, by: dict[int, tuple[float, int]], offered: float = 200.0) -> float:
-    """Report a version: each receiver got so many Mbit/s from `giver`, so many percent less than its part. Returns the
-    estimate."""
+def report_version(rates: Rates, giver: int, by: dict[int, tuple[float, int]], offered: float = 200.0) -> float:
+    """Report a version. `by` maps each receiver to the Mbit/s that it got from `giver`, and to how many percent that
+    was less than its part. Returns the estimate."""
     for receiver, (mbit, short) in by.items():
-        rates.hear(receiver, [got(giver, mbit, short)])
+        rates.hear(receiver, [received(giver, mbit, short)])
     rates.settle({giver: offered}, lambda slot: set())
     return rates.uplink(giver, offered, 200.0)
 
@@ -37,21 +37,23 @@ def test_an_overstated_uplink_lasts_one_version() -> None:
     """A member offers 10 Gbit/s and has 20 Mbit/s: its receivers get less than their part, which becomes the
     estimate."""
     rates = Rates()
-    assert told(rates, 1, {2: (5, 60), 3: (5, 70), 4: (5, 60), 5: (5, 50)}, offered=10_000.0) == pytest.approx(20)
+    assert report_version(
+        rates, 1, {2: (5, 60), 3: (5, 70), 4: (5, 60), 5: (5, 50)}, offered=10_000.0
+    ) == pytest.approx(20)
 
 
 def test_a_member_that_was_not_the_bottleneck_keeps_its_offer() -> None:
     rates = Rates()
-    assert told(rates, 1, {2: (20, 0), 3: (20, 0)}) == 200.0
+    assert report_version(rates, 1, {2: (20, 0), 3: (20, 0)}) == 200.0
 
 
 def test_an_estimate_falls_as_far_as_receivers_were_short_and_recovers() -> None:
     rates = Rates()
-    assert told(rates, 1, {2: (50, 50), 3: (50, 50)}) == pytest.approx(100)
-    assert told(rates, 1, {2: (5, 60), 3: (5, 60)}) == pytest.approx(40)
+    assert report_version(rates, 1, {2: (50, 50), 3: (50, 50)}) == pytest.approx(100)
+    assert report_version(rates, 1, {2: (5, 60), 3: (5, 60)}) == pytest.approx(40)
     worth = 0.0
     for _ in range(20):
-        worth = told(rates, 1, {2: (20, 0), 3: (20, 0)})
+        worth = report_version(rates, 1, {2: (20, 0), 3: (20, 0)})
     assert worth == 200.0
 
 
@@ -59,40 +61,40 @@ def test_a_member_without_children_is_tried_again_less_and_less_often() -> None:
     rates = Rates()
 
     def versions_until_tried() -> int:
-        told(rates, 1, {2: (5, 90), 3: (5, 90)})
-        return next(n for n in range(1000) if told(rates, 1, {}) == 200.0)
+        report_version(rates, 1, {2: (5, 90), 3: (5, 90)})
+        return next(n for n in range(1000) if report_version(rates, 1, {}) == 200.0)
 
-    told(rates, 1, {2: (20, 0), 3: (20, 0)})
+    report_version(rates, 1, {2: (20, 0), 3: (20, 0)})
     first, second, third = [versions_until_tried() for _ in range(3)]
     assert 10 < first < 20
     assert second == pytest.approx(2 * first, abs=2)
     assert third == pytest.approx(4 * first, abs=4)
-    assert told(rates, 1, {2: (20, 0), 3: (20, 0)}) == 200.0  # it was not to blame, after all
+    assert report_version(rates, 1, {2: (20, 0), 3: (20, 0)}) == 200.0  # it was not the cause
     assert versions_until_tried() == first
 
 
 def test_an_estimate_never_exceeds_the_offer() -> None:
     rates = Rates()
-    assert told(rates, 1, {2: (500, 0), 3: (500, 0)}) == 200.0
-    assert told(rates, 1, {2: (500, 50), 3: (500, 50)}) == 200.0
+    assert report_version(rates, 1, {2: (500, 0), 3: (500, 0)}) == 200.0
+    assert report_version(rates, 1, {2: (500, 50), 3: (500, 50)}) == 200.0
 
 
 def test_one_receiver_cannot_raise_an_estimate_alone() -> None:
     rates = Rates()
-    worth = told(rates, 1, {2: (9_000, 60), 3: (10, 60), 4: (10, 60)}, offered=10_000.0)
+    worth = report_version(rates, 1, {2: (9_000, 60), 3: (10, 60), 4: (10, 60)}, offered=10_000.0)
     assert worth == pytest.approx(40)
 
 
 def test_one_receiver_cannot_lower_an_estimate_alone() -> None:
     rates = Rates()
-    assert told(rates, 1, {2: (1, 100), 3: (25, 0), 4: (25, 0)}) == 200.0
+    assert report_version(rates, 1, {2: (1, 100), 3: (25, 0), 4: (25, 0)}) == 200.0
 
 
 def test_a_child_of_a_slow_node_is_not_found_slow() -> None:
     """Node 1 is slow; node 2, its child, could not pass on what it did not get."""
     rates = Rates()
     for receiver in (3, 4, 5):
-        rates.hear(receiver, [got(1, 5, 80), got(2, 5, 80)])
+        rates.hear(receiver, [received(1, 5, 80), received(2, 5, 80)])
     rates.settle({1: 200.0, 2: 200.0}, {1: set(), 2: {1}}.__getitem__)
     assert rates.uplink(1, 200.0, 200.0) == pytest.approx(15)
     assert rates.uplink(2, 200.0, 200.0) == 200.0
@@ -144,7 +146,7 @@ def test_a_newcomer_that_was_tried_is_reported_once() -> None:
     assert [effect.peer for effect in only(outbox.take(), Send)] == [b"anna"]
     links.came(b"anna", 1000, 5.5)
     assert links.take_answered()
-    for _ in range(2):  # it goes on bringing something, after each account
+    for _ in range(2):  # it goes on sending after each account
         links.account()
         links.came(b"anna", 1000, 6.0)
         assert not links.take_answered()
@@ -176,13 +178,13 @@ def test_a_parent_is_judged_by_versions_that_lasted(far_s: float, lasted_s: floa
 
 def test_a_members_own_report_does_not_raise_its_estimate() -> None:
     rates = Rates()
-    assert rates.hear(1, [got(1, 500)]) == []
-    assert rates.hear(2, [got(1, 500), got(3, 0)]) == [1]
+    assert rates.hear(1, [received(1, 500)]) == []
+    assert rates.hear(2, [received(1, 500), received(3, 0)]) == [1]
 
 
 def test_a_slot_with_a_new_holder_starts_without_an_estimate() -> None:
     rates = Rates()
-    told(rates, 1, {2: (5, 50)})
+    report_version(rates, 1, {2: (5, 50)})
     rates.forget(1)
     assert rates.uplink(1, 200.0, 200.0) == 200.0
 
@@ -193,8 +195,8 @@ def test_a_slot_with_a_new_holder_starts_without_an_estimate() -> None:
 def mesh(regions: Regions, rtt_ms: dict[tuple[int, int], int]) -> None:
     for _ in range(3):
         for (a, b), rtt in rtt_ms.items():
-            regions.hear(a, [got(b, 0, 0, rtt)])
-            regions.hear(b, [got(a, 0, 0, rtt)])
+            regions.hear(a, [received(b, 0, 0, rtt)])
+            regions.hear(b, [received(a, 0, 0, rtt)])
         regions.settle()
 
 

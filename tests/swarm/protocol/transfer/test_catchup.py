@@ -45,7 +45,7 @@ HEAD = version(5)
 BLOCKS = 8
 
 
-def asked(effects: list[Effect]) -> list[tuple[bytes, WantBlob | WantBlock]]:
+def requests_in(effects: list[Effect]) -> list[tuple[bytes, WantBlob | WantBlock]]:
     return [(e.peer, e.message) for e in effects if isinstance(e, Send) and isinstance(e.message, WantBlob | WantBlock)]
 
 
@@ -60,7 +60,7 @@ def a_newcomer(*slots: int) -> tuple[Peer, list[Effect]]:
 
 
 def open_model(peer: Peer, root: bytes = bytes(32), now: float = 0.0) -> list[Effect]:
-    """Bring a catch-up through layout, OPEN with a replica of this root, and CHAIN, to the list of block hashes."""
+    """Bring a catch-up through layout, OPEN (with a replica of this root) and CHAIN to the list of block hashes."""
     request = next(iter(peer.catchup._requests))
     giver = peer.catchup._requests[request].peer
     effects = peer.apply(PartsDone(giver, request, HEAD, (), ()), now)
@@ -91,7 +91,7 @@ def run_jobs(effects: list[Effect]) -> list[Job]:
 def test_a_whole_catch_up() -> None:
     peer, _ = a_newcomer(1, 2)
     assert [r.name for r in peer.catchup._requests.values()] == [LAYOUT]
-    wants = asked(to_blocks(peer))
+    wants = requests_in(to_blocks(peer))
     assert {w.block for _, w in wants} == set(range(BLOCKS))
     assert {giver for giver, _ in wants} == {key_of(1).public, key_of(2).public}
     assert peer.catchup.fraction == 0
@@ -108,7 +108,7 @@ def test_files_are_fetched_before_opening() -> None:
     peer, _ = a_newcomer(1)
     ((number, request),) = peer.catchup._requests.items()
     effects = peer.apply(PartsDone(request.peer, number, HEAD, (), (b"a" * 32, b"b" * 32)), 0.0)
-    wants = asked(effects)
+    wants = requests_in(effects)
     assert [(w.kind, w.name) for _, w in wants] == [(Blob.FILE, b"a" * 32), (Blob.FILE, b"b" * 32)]
     assert run_jobs(bring(peer, wants[:1])) == []
     assert [j.kind for j in run_jobs(bring(peer, wants[1:]))] == [JobKind.OPEN]
@@ -141,7 +141,7 @@ def test_a_node_with_no_folder_looks_for_no_chain() -> None:
     (job,) = run_jobs(peer.apply(PartsDone(peer.catchup._requests[request].peer, request, HEAD), 0.0))
     effects = peer.apply(JobDone(job, True, Opened(bytes(32), empty=True)), 0.0)
     assert sends(effects, WantManifest) == []
-    assert [(w.kind, w.name) for _, w in asked(effects)] == [(Blob.HASHES, root_of(HEAD))]
+    assert [(w.kind, w.name) for _, w in requests_in(effects)] == [(Blob.HASHES, root_of(HEAD))]
 
 
 def test_a_model_that_cannot_be_opened_is_reported() -> None:
@@ -161,32 +161,32 @@ def test_the_authority_is_asked_only_without_other_sources() -> None:
     peer, _ = a_newcomer()
     assert {r.peer for r in peer.catchup._requests.values()} == {SWARM}
     other, _ = a_newcomer(1)
-    assert {giver for giver, _ in asked(to_blocks(other))} == {key_of(1).public}
+    assert {giver for giver, _ in requests_in(to_blocks(other))} == {key_of(1).public}
 
 
 def test_the_authority_is_not_asked_while_others_may_be_reached() -> None:
     peer = new_peer(0, held=None)
     effects = admit(peer, head=manifest(5, 0))
-    assert asked(effects + peer.apply(Timer("tick"), TUNING.pull_deadline_s - 0.1)) == []
-    late = asked(peer.apply(Timer("tick"), TUNING.pull_deadline_s + 0.1))
+    assert requests_in(effects + peer.apply(Timer("tick"), TUNING.pull_deadline_s - 0.1)) == []
+    late = requests_in(peer.apply(Timer("tick"), TUNING.pull_deadline_s + 0.1))
     assert [giver for giver, _ in late] == [SWARM]
 
 
 def test_a_giver_gets_few_requests_at_once() -> None:
     peer, _ = a_newcomer(1)
-    assert len(asked(to_blocks(peer, differs=100))) == TUNING.requests_per_peer
+    assert len(requests_in(to_blocks(peer, differs=100))) == TUNING.requests_per_peer
     many, _ = a_newcomer(*range(1, 12))
-    assert len(asked(to_blocks(many, differs=100))) == TUNING.requests_in_flight
+    assert len(requests_in(to_blocks(many, differs=100))) == TUNING.requests_in_flight
 
 
 def test_a_giver_that_lacks_it_is_not_asked_again_before_the_others() -> None:
     peer, _ = a_newcomer(1, 2)
     ((number, request),) = peer.catchup._requests.items()
     first = request.peer
-    ((second, want),) = asked(say(peer, first, Lacks(number)))
+    ((second, want),) = requests_in(say(peer, first, Lacks(number)))
     assert second != first
     assert second != SWARM
-    ((third, _),) = asked(say(peer, second, Lacks(want.request)))
+    ((third, _),) = requests_in(say(peer, second, Lacks(want.request)))
     assert third == SWARM
 
 
@@ -209,7 +209,7 @@ def test_a_giver_that_does_not_answer_is_passed_over() -> None:
     ((number, request),) = peer.catchup._requests.items()
     assert request.peer == key_of(1).public
     effects = peer.apply(Timer("tick"), TUNING.request_deadline_s + 0.01)
-    assert [giver for giver, _ in asked(effects)] == [SWARM]
+    assert [giver for giver, _ in requests_in(effects)] == [SWARM]
     assert number not in peer.catchup._requests
 
 
@@ -218,35 +218,35 @@ def test_givers_that_are_slow_on_purpose_hold_half_of_the_window_at_most() -> No
     honest = {key_of(slot).public for slot in (1, 2)}
     peer, _ = a_newcomer(*range(1, 13))
     now, total = 13.0, 400
-    coming = [(giver, want, now) for giver, want in asked(to_blocks(peer, differs=total))]
+    coming = [(giver, want, now) for giver, want in requests_in(to_blocks(peer, differs=total))]
     most_slow = 0
     while coming:
         coming.sort(key=lambda each: each[2] + (0.2 if each[0] in honest else 14.9))
         giver, want, since = coming.pop(0)
         now = max(now, since + (0.2 if giver in honest else 14.9))
         effects = peer.apply(PartsDone(giver, want.request, HEAD), now)
-        coming += [(other, more, now) for other, more in asked(effects)]
+        coming += [(other, more, now) for other, more in requests_in(effects)]
         if now > 13.0 + 15:
             held = [r.peer for r in peer.catchup._requests.values() if r.peer not in honest]
             most_slow = max(most_slow, len(held))
     assert most_slow <= TUNING.requests_in_flight // 2
     assert peer.catchup.phase is Phase.REPLAY
-    assert now - 13.0 < 3 * 15, "without it: some hundred seconds"
+    assert now - 13.0 < 3 * 15, "without this bound it took some hundred seconds"
 
 
 def test_the_requests_of_a_lost_giver_go_to_others() -> None:
     peer, _ = a_newcomer(1, 2)
-    wants = asked(to_blocks(peer))
+    wants = requests_in(to_blocks(peer))
     gone = key_of(1).public
     effects = peer.apply(PeerDown(gone), 13.0)
     effects += bring(peer, [w for w in wants if w[0] != gone])
-    assert {w.block for giver, w in asked(effects)} == {w.block for giver, w in wants if giver == gone}
-    assert {giver for giver, _ in asked(effects)} == {key_of(2).public}
+    assert {w.block for giver, w in requests_in(effects)} == {w.block for giver, w in wants if giver == gone}
+    assert {giver for giver, _ in requests_in(effects)} == {key_of(2).public}
 
 
 def test_answers_of_other_peers_or_without_request_are_ignored() -> None:
     peer, _ = a_newcomer(1, 2)
-    wants = asked(to_blocks(peer))
+    wants = requests_in(to_blocks(peer))
     giver, want = wants[0]
     other = key_of(2).public if giver == key_of(1).public else key_of(1).public
     peer.apply(PartsDone(other, want.request, HEAD), 13.0)
@@ -269,15 +269,15 @@ def version_6(peer: Peer) -> None:
 
 def test_blocks_of_a_later_version_want_its_list_and_a_replay() -> None:
     peer, _ = a_newcomer(1, 2)
-    wants = asked(to_blocks(peer, differs=2))
+    wants = requests_in(to_blocks(peer, differs=2))
     giver, want = wants[0]
     effects = peer.apply(UnknownLabel(giver, want.request, version(6)), 13.0)
     assert [w.version for w in sends(effects, WantManifest, to=giver)] == [6]
     version_6(peer)
-    ((lister, list_want),) = asked(peer.apply(Timer("tick"), 13.1))
+    ((lister, list_want),) = requests_in(peer.apply(Timer("tick"), 13.1))
     assert (list_want.kind, list_want.name) == (Blob.HASHES, root_of(version(6)))
     effects = peer.apply(PartsDone(lister, list_want.request, version(6)), 13.2)
-    ((again, block_want),) = asked(effects)
+    ((again, block_want),) = requests_in(effects)
     assert block_want.block == want.block
     bring(peer, wants[1:])
     assert run_jobs(peer.apply(PartsDone(again, block_want.request, version(6)), 13.3)) == []
@@ -292,7 +292,7 @@ def test_blocks_of_a_later_version_want_its_list_and_a_replay() -> None:
 
 def test_the_manifest_of_a_label_is_asked_for_again() -> None:
     peer, _ = a_newcomer(1)
-    wants = asked(to_blocks(peer, differs=1))
+    wants = requests_in(to_blocks(peer, differs=1))
     peer.apply(UnknownLabel(wants[0][0], wants[0][1].request, version(6)), 13.0)
     effects = peer.apply(Timer("tick"), 13.0 + TUNING.pull_deadline_s + 0.1)
     assert [w.version for w in sends(effects, WantManifest)] == [6]
@@ -301,21 +301,21 @@ def test_the_manifest_of_a_label_is_asked_for_again() -> None:
 def test_a_giver_that_is_behind_is_not_asked_repeatedly() -> None:
     """Each answer would be a whole block, which is discarded."""
     peer, _ = a_newcomer(1)
-    wants = asked(to_blocks(peer, differs=1))
+    wants = requests_in(to_blocks(peer, differs=1))
     effects = peer.apply(UnknownLabel(wants[0][0], wants[0][1].request, version(4)), 13.0)
-    assert [giver for giver, _ in asked(effects)] == [SWARM]
+    assert [giver for giver, _ in requests_in(effects)] == [SWARM]
 
 
 def test_a_false_label_only_delays_its_block() -> None:
     """Labels are not signed. A false label once delayed its block, and so the catch-up, for ever."""
     peer, _ = a_newcomer(1, 2)
-    wants = asked(to_blocks(peer))
+    wants = requests_in(to_blocks(peer))
     liar = wants[0][0]
     mine = [want for giver, want in wants if giver == liar]
     for number, want in enumerate(mine):
         peer.apply(UnknownLabel(liar, want.request, version(1 << 40 | number)), 13.0)
     bring(peer, [want for want in wants if want[0] != liar])
-    again = asked(peer.apply(Timer("tick"), 13.0 + TUNING.request_deadline_s))
+    again = requests_in(peer.apply(Timer("tick"), 13.0 + TUNING.request_deadline_s))
     assert sorted(want.block for _, want in again) == sorted(want.block for want in mine)
     assert {giver for giver, _ in again} == {key_of(1).public, key_of(2).public} - {liar}
     (job,) = run_jobs(bring(peer, again, now=13.1 + TUNING.request_deadline_s))
@@ -327,20 +327,20 @@ def test_a_false_label_only_delays_its_block() -> None:
 def test_a_block_older_than_the_target_is_requested_from_another_peer() -> None:
     """Its hash may be right, but no replay starts that far back."""
     peer, _ = a_newcomer(1, 2)
-    wants = asked(to_blocks(peer))
+    wants = requests_in(to_blocks(peer))
     giver, want = wants[0]
     bring(peer, wants[1:])
-    (again,) = asked(peer.apply(PartsDone(giver, want.request, version(4)), 13.0))
+    (again,) = requests_in(peer.apply(PartsDone(giver, want.request, version(4)), 13.0))
     assert again[1].block == want.block
     assert again[0] != giver
 
 
 def test_a_block_that_does_not_match_after_the_replay_is_fetched_again() -> None:
     peer, _ = a_newcomer(1)
-    (job,) = run_jobs(bring(peer, asked(to_blocks(peer, differs=3))))
+    (job,) = run_jobs(bring(peer, requests_in(to_blocks(peer, differs=3))))
     effects = peer.apply(JobDone(job, False, (1,)), 14.0)
-    assert [w.block for _, w in asked(effects)] == [1]
-    (job,) = run_jobs(bring(peer, asked(effects)))
+    assert [w.block for _, w in requests_in(effects)] == [1]
+    (job,) = run_jobs(bring(peer, requests_in(effects)))
     assert only(peer.apply(JobDone(job, True), 15.0), VersionApplied)
 
 

@@ -1,11 +1,11 @@
-"""The phases of a catch-up: what may follow what."""
+"""The phases of a catch-up, and which phase may follow which."""
 
 import pytest
 
 from swarm.protocol.transfer.catchup_phases import TRANSITIONS, Phase, PhaseCause, next_phase
 
 
-def test_the_long_way_from_nothing_to_a_version() -> None:
+def test_all_phases_from_nothing_to_a_version() -> None:
     phase = Phase.IDLE
     for cause in (
         PhaseCause.LAYOUT_UNKNOWN,
@@ -30,7 +30,7 @@ def test_a_catch_up_may_start_again_from_every_phase(phase: Phase) -> None:
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_what_is_not_in_the_table_is_a_bug(phase: Phase) -> None:
+def test_a_transition_that_is_not_in_the_table_is_a_bug(phase: Phase) -> None:
     for cause in set(PhaseCause) - set(TRANSITIONS[phase]):
         with pytest.raises(RuntimeError):
             next_phase(phase, cause)

@@ -65,14 +65,14 @@ def test_a_part_whose_only_holder_left_may_be_sent_again() -> None:
         egress.made(key(1, seq), 600)
     assert egress.take(key(1, 0), -1, 100, ANNA)
     assert egress.take(key(1, 0), 0, 500, ANNA)
-    assert not egress.take(key(1, 0), 0, 500, BEN), "she has it, as far as we know, and half of 600 is kept back"
+    assert not egress.take(key(1, 0), 0, 500, BEN), "ANNA has it as far as is known, and half of the 600 are reserved"
     egress.gone(ANNA)
     assert egress.take(key(1, 0), -1, 100, BEN)
     assert egress.take(key(1, 0), 0, 500, BEN)
     egress.back(key(1, 0), 0, 500, BEN)  # it was not sent after all
-    assert egress.take(key(1, 0), -1, 100, CARL), "a header goes with a piece that is lost"
+    assert egress.take(key(1, 0), -1, 100, CARL), "the header is sent again with the lost piece"
     egress.here(ANNA)
-    assert not egress.take(key(1, 0), 0, 500, CARL), "she was only away"
+    assert not egress.take(key(1, 0), 0, 500, CARL), "ANNA had only disconnected"
     assert egress.status().rescued_bytes == 200
     assert egress.status().sent_bytes == 600 + 200
 
@@ -86,7 +86,7 @@ def test_rescues_stay_within_the_cap() -> None:
     again = sum(egress.take(key(1, seq), 0, 600, BEN) for seq in range(20))
     assert again * 600 == 0.1 * 20 * 600
     egress.made(key(2, 0), 600)
-    assert not egress.take(key(1, 19), 0, 600, CARL), "a small version after it allows little"
+    assert not egress.take(key(1, 19), 0, 600, CARL), "a later small version allows little"
 
 
 def test_without_a_cap_all_is_counted_and_nothing_refused() -> None:
@@ -232,7 +232,7 @@ def test_of_two_children_one_waits_with_a_single_copy() -> None:
     second = say(core, 1, Attach(0, 0, 0, 1 << 20, ()), 5.0)
     assert only(first + second, SendPiece) == []
     effects = core.apply(LocalChunk(header(1, 0, stripe=None)), 6.0)
-    assert len(only(effects, SendHeader)) == 1, "the other's children get it from the first"
+    assert len(only(effects, SendHeader)) == 1, "the other child's children get it from the first"
     assert len(only(effects, SendPiece)) == 4
     (lucky,) = {e.peer for e in only(effects, SendPiece)}
     other = next(peer for peer in core.book.slot_of if peer != lucky)
@@ -252,7 +252,7 @@ def test_parts_not_yet_sent_to_a_lost_root_child_go_to_the_next_for_free() -> No
     effects = say(core, other, Attach(0, 0, 0, 1 << 20, ()), 7.0)
     assert len(only(effects, SendPiece)) == 4
     assert core.egress.status().sent_bytes == 100 + 4100
-    assert core.egress.status().rescued_bytes == 100, "its header had left, and went with its only holder"
+    assert core.egress.status().rescued_bytes == 100, "its header was sent to the lost child, which was its only holder"
 
 
 def test_parts_that_only_a_lost_root_child_had_are_pulled_again() -> None:
@@ -274,7 +274,7 @@ def test_parts_that_only_a_lost_root_child_had_are_pulled_again() -> None:
     assert again <= set(lost) - {lost[-1]}
     assert again
     status = core.egress.status()
-    assert status.rescued_bytes >= 2 * 4100, "half of what may be sent twice is for this"
+    assert status.rescued_bytes >= 2 * 4100, "half of the second copy is reserved for rescues"
     assert status.sent_bytes <= status.budget_bytes
 
 

@@ -91,7 +91,7 @@ def test_a_have_map_of_another_attempt_or_with_excess_bits_is_ignored() -> None:
 
 
 def test_attaching_again_starts_over() -> None:
-    """The child lost its end of the edge, and tells again what it has."""
+    """The child lost its end of the edge, and reports again what it has."""
     book, exchange, _ = a_chunk()
     exchange.attached(ANNA, attach(credit=0), 0.0)
     effects = fresh(exchange)
@@ -365,7 +365,7 @@ def test_a_frame_of_another_peer_is_not_progress_of_the_stripe() -> None:
 
 
 def overloaded() -> tuple[Exchange, list[Chunk], list[Effect]]:
-    """BEN grants no credit, so nothing of four chunks of 512 KiB was sent to him."""
+    """BEN grants no credit, so none of the four chunks of 512 KiB was sent to it."""
     book, chunks = book_with([header(1, seq, pieces=4, piece_bytes=128 << 10) for seq in range(4)])
     exchange = Exchange(book, TUNING, Outbox())
     effects = fresh(exchange)

@@ -22,9 +22,9 @@ LITTLE_BYTES = 2 * PIECE_BYTES
 UP_BYTES_S = LITTLE_BYTES / TUNING.idle_s
 
 
-class House:
+class Parent:
     """A member with children, whose uplink carries `UP_BYTES_S`. Its chunks have a header of 100 bytes and four pieces
-    of `PIECE_BYTES`; two of those are little."""
+    of `PIECE_BYTES`. Two pieces are the limit below which late joiners are served."""
 
     def __init__(self, *late_joiners: bytes) -> None:
         self.up_bytes_s = UP_BYTES_S
@@ -38,7 +38,7 @@ class House:
             assert session is not None
             session.issued = 1010.0 if peer in late_joiners else 990.0
 
-    def opens(self, number: int, now: float, chunks: int = 1) -> list[Effect]:
+    def open_version(self, number: int, now: float, chunks: int = 1) -> list[Effect]:
         effects = fresh(self.exchange)
         for seq in range(chunks):
             taken = self.state.chunks.header(header(number, seq, piece_bytes=PIECE_BYTES), now)
@@ -59,12 +59,12 @@ class House:
         self.exchange.credited(peer, Credit(0, total, 0), now)
         return effects
 
-    def looks(self, now: float) -> list[Effect]:
+    def look(self, now: float) -> list[Effect]:
         effects = fresh(self.exchange)
         self.exchange.tick(now)
         return effects
 
-    def takes(self, peer: bytes, *indexes: int, now: float, number: int = 1) -> list[Effect]:
+    def socket_accepts(self, peer: bytes, *indexes: int, now: float, number: int = 1) -> list[Effect]:
         """Its socket accepted these pieces."""
         effects = fresh(self.exchange)
         for index in indexes:
@@ -72,151 +72,152 @@ class House:
         return effects
 
 
-def given(effects: list[Effect], peer: bytes) -> list[int]:
+def pieces_sent(effects: list[Effect], peer: bytes) -> list[int]:
     return [e.index for e in only(effects, SendPiece) if e.peer == peer]
 
 
-# ---------------------------------------------------------------- who is one
+# ---------------------------------------------------------------- which members are late joiners
 
 
 @pytest.mark.parametrize(("opened_at", "is_late_joiner"), [(9.0, True), (11.0, False)])
 def test_a_late_joiner_has_a_grant_younger_than_the_version(opened_at: float, is_late_joiner: bool) -> None:
     """By the authority's clock, which advances between heartbeats: BEN joined at 1010, 10 s after the last one."""
-    house = House(BEN)
-    house.opens(1, opened_at)
-    assert house.state.late_joiners.has(BEN) == is_late_joiner
-    assert not house.state.late_joiners.has(ANNA)
-    assert not house.state.late_joiners.has(key_of("nobody").public)
+    parent = Parent(BEN)
+    parent.open_version(1, opened_at)
+    assert parent.state.late_joiners.has(BEN) == is_late_joiner
+    assert not parent.state.late_joiners.has(ANNA)
+    assert not parent.state.late_joiners.has(key_of("nobody").public)
 
 
 def test_before_any_version_there_are_no_late_joiners() -> None:
-    assert not House(BEN).state.late_joiners.has(BEN)
+    assert not Parent(BEN).state.late_joiners.has(BEN)
 
 
 def test_with_the_next_version_a_late_joiner_is_an_ordinary_child() -> None:
-    house = House(BEN)
-    house.opens(1, 5.0)
-    house.attach(ANNA, credit=0)
-    assert given(house.attach(BEN), BEN) == []
-    assert given(house.opens(2, 20.0), BEN) != [], "it has its turn like anybody"
-    assert not house.state.late_joiners.has(BEN)
-    assert not house.state.late_joiners.opened(version(1), 30.0), "an older one changes nothing"
-    assert not house.state.late_joiners.has(BEN)
+    parent = Parent(BEN)
+    parent.open_version(1, 5.0)
+    parent.attach(ANNA, credit=0)
+    assert pieces_sent(parent.attach(BEN), BEN) == []
+    assert pieces_sent(parent.open_version(2, 20.0), BEN) != [], "it is served like any other child"
+    assert not parent.state.late_joiners.has(BEN)
+    assert not parent.state.late_joiners.opened(version(1), 30.0), "an older version changes nothing"
+    assert not parent.state.late_joiners.has(BEN)
 
 
-# ---------------------------------------------------------------- what it is given
+# ---------------------------------------------------------------- what a late joiner is sent
 
 
 def test_a_late_joiner_waits_while_more_than_little_waits_for_another() -> None:
-    house = House(BEN)
-    house.opens(1, 5.0)
-    house.attach(ANNA, credit=0)
-    assert given(house.attach(BEN), BEN) == []
-    house.credit(ANNA, 100 + 2 * PIECE_BYTES, 6.1)
-    assert given(house.looks(6.2), BEN) == [], "two pieces wait for her: not less than little"
-    house.credit(ANNA, 100 + 3 * PIECE_BYTES, 6.3)
-    assert given(house.looks(6.4), BEN) != []
+    parent = Parent(BEN)
+    parent.open_version(1, 5.0)
+    parent.attach(ANNA, credit=0)
+    assert pieces_sent(parent.attach(BEN), BEN) == []
+    parent.credit(ANNA, 100 + 2 * PIECE_BYTES, 6.1)
+    assert pieces_sent(parent.look(6.2), BEN) == [], "two pieces wait for ANNA, which is not below the limit"
+    parent.credit(ANNA, 100 + 3 * PIECE_BYTES, 6.3)
+    assert pieces_sent(parent.look(6.4), BEN) != []
 
 
 def test_a_late_joiner_waits_until_handed_over_parts_are_sent() -> None:
-    """Regardless of sockets: at three quarters of the rate, all but little of both headers and her pieces has left."""
-    house = House(BEN)
-    house.opens(1, 5.0)
-    house.attach(ANNA, now=6.0)
-    house.takes(ANNA, HEADER, 0, 1, 2, 3, now=6.0)
-    assert given(house.attach(BEN, now=6.0), BEN) == []
+    """Regardless of sockets: at three quarters of the rate, all of both headers and of ANNA's pieces has left except
+    less than the limit."""
+    parent = Parent(BEN)
+    parent.open_version(1, 5.0)
+    parent.attach(ANNA, now=6.0)
+    parent.socket_accepts(ANNA, HEADER, 0, 1, 2, 3, now=6.0)
+    assert pieces_sent(parent.attach(BEN, now=6.0), BEN) == []
     left_s = (2 * 100 + 4 * PIECE_BYTES - LITTLE_BYTES) / (0.75 * UP_BYTES_S)
-    assert given(house.looks(6.0 + 0.99 * left_s), BEN) == []
-    assert given(house.looks(6.0 + 1.01 * left_s), BEN) == [0]
+    assert pieces_sent(parent.look(6.0 + 0.99 * left_s), BEN) == []
+    assert pieces_sent(parent.look(6.0 + 1.01 * left_s), BEN) == [0]
 
 
 def test_pulls_of_others_count_too() -> None:
-    house = House(BEN)
-    house.opens(1, 5.0)
-    chunk = house.state.chunks.versions[version(1)].chunks[0]
-    house.exchange.gave(CLEO, chunk, [0, 1, 2, 3], 6.0)
-    assert given(house.attach(BEN, now=6.0), BEN) == []
-    assert given(house.looks(7.0), BEN) == [0, 1]
+    parent = Parent(BEN)
+    parent.open_version(1, 5.0)
+    chunk = parent.state.chunks.versions[version(1)].chunks[0]
+    parent.exchange.gave(CLEO, chunk, [0, 1, 2, 3], 6.0)
+    assert pieces_sent(parent.attach(BEN, now=6.0), BEN) == []
+    assert pieces_sent(parent.look(7.0), BEN) == [0, 1]
 
 
 @pytest.mark.parametrize(("held", "left"), [(False, 0.75), (True, 1.0)])
 def test_once_the_version_is_complete_late_joiners_get_the_whole_uplink(held: bool, left: float) -> None:
-    house = House(BEN)
-    house.opens(1, 5.0)
+    parent = Parent(BEN)
+    parent.open_version(1, 5.0)
     if held:
-        house.state.late_joiners.settled(version(1))
-    house.exchange.gave(CLEO, house.state.chunks.versions[version(1)].chunks[0], [0, 1, 2, 3], 6.0)
-    house.attach(BEN, now=6.0)
-    had = house.state.uplink.queued_bytes(6.0)
-    assert had - house.state.uplink.queued_bytes(6.001) == pytest.approx(left * UP_BYTES_S * 0.001)
+        parent.state.late_joiners.settled(version(1))
+    parent.exchange.gave(CLEO, parent.state.chunks.versions[version(1)].chunks[0], [0, 1, 2, 3], 6.0)
+    parent.attach(BEN, now=6.0)
+    queued_before = parent.state.uplink.queued_bytes(6.0)
+    assert queued_before - parent.state.uplink.queued_bytes(6.001) == pytest.approx(left * UP_BYTES_S * 0.001)
 
 
 def test_late_joiners_are_given_little_at_a_time_least_given_first() -> None:
-    house = House(BEN, CLEO)
-    house.opens(1, 5.0)
-    assert given(house.attach(BEN, now=6.0), BEN) == [0, 1], "little"
-    assert given(house.attach(CLEO, now=6.0), CLEO) == []
-    after = house.takes(BEN, HEADER, 0, now=7.0)
-    assert (given(after, CLEO), given(after, BEN)) == ([0, 1], []), "she was given less"
+    parent = Parent(BEN, CLEO)
+    parent.open_version(1, 5.0)
+    assert pieces_sent(parent.attach(BEN, now=6.0), BEN) == [0, 1], "little"
+    assert pieces_sent(parent.attach(CLEO, now=6.0), CLEO) == []
+    after = parent.socket_accepts(BEN, HEADER, 0, now=7.0)
+    assert (pieces_sent(after, CLEO), pieces_sent(after, BEN)) == ([0, 1], []), "CLEO was sent less"
 
 
 def test_a_late_joiner_that_takes_nothing_does_not_block_the_others() -> None:
-    house = House(BEN, CLEO)
-    house.opens(1, 5.0)
-    assert given(house.attach(BEN, now=6.0), BEN) == [0, 1], "which its socket never takes"
-    assert given(house.attach(CLEO, now=7.0), CLEO) == [0, 1]
+    parent = Parent(BEN, CLEO)
+    parent.open_version(1, 5.0)
+    assert pieces_sent(parent.attach(BEN, now=6.0), BEN) == [0, 1], "BEN's socket never accepts them"
+    assert pieces_sent(parent.attach(CLEO, now=7.0), CLEO) == [0, 1]
 
 
 def test_a_child_that_lags_is_not_waited_for() -> None:
-    house = House(BEN)
-    house.opens(1, 5.0)
-    house.attach(ANNA, credit=0)
-    assert given(house.attach(BEN), BEN) == []
-    assert given(house.looks(6.0 + TUNING.lag_after_s + 0.1), BEN) == [0, 1]
+    parent = Parent(BEN)
+    parent.open_version(1, 5.0)
+    parent.attach(ANNA, credit=0)
+    assert pieces_sent(parent.attach(BEN), BEN) == []
+    assert pieces_sent(parent.look(6.0 + TUNING.lag_after_s + 0.1), BEN) == [0, 1]
 
 
 def test_parts_queued_for_late_joiners_do_not_count() -> None:
-    house = House(BEN)
-    house.opens(1, 5.0)
-    house.attach(ANNA, credit=0)
-    before = house.exchange.waiting_bytes
-    house.attach(BEN, credit=0)
-    assert house.exchange.waiting_bytes == before
-    assert house.exchange._behind(0) == house.exchange.children[0][ANNA].backlog
+    parent = Parent(BEN)
+    parent.open_version(1, 5.0)
+    parent.attach(ANNA, credit=0)
+    before = parent.exchange.waiting_bytes
+    parent.attach(BEN, credit=0)
+    assert parent.exchange.waiting_bytes == before
+    assert parent.exchange._behind(0) == parent.exchange.children[0][ANNA].backlog
 
 
 def test_a_late_joiner_that_goes_leaves_nothing_behind() -> None:
-    house = House(BEN)
-    house.opens(1, 5.0)
-    house.attach(ANNA, credit=0)
-    house.attach(BEN)
-    house.exchange.detached(BEN, None)
-    assert given(house.credit(ANNA, MUCH), BEN) == []
+    parent = Parent(BEN)
+    parent.open_version(1, 5.0)
+    parent.attach(ANNA, credit=0)
+    parent.attach(BEN)
+    parent.exchange.detached(BEN, None)
+    assert pieces_sent(parent.credit(ANNA, MUCH), BEN) == []
 
 
 def test_without_late_joiners_set_there_are_none() -> None:
-    house = House(BEN)
-    house.opens(1, 5.0)
-    plain = Exchange(house.state.chunks, TUNING, Outbox())
+    parent = Parent(BEN)
+    parent.open_version(1, 5.0)
+    plain = Exchange(parent.state.chunks, TUNING, Outbox())
     effects = fresh(plain)
     plain.attached(ANNA, Attach(0, 0, 0, 0, ()), 6.0)
     plain.attached(BEN, Attach(0, 0, 0, MUCH, ()), 6.0)
-    assert given(effects, BEN) == [0, 1, 2, 3]
+    assert pieces_sent(effects, BEN) == [0, 1, 2, 3]
 
 
-# ---------------------------------------------------------------- what it asks for
+# ---------------------------------------------------------------- what a late joiner requests
 
 
 def test_a_late_joiners_wants_are_granted_once_the_version_is_here() -> None:
-    house = House(BEN)
-    house.opens(1, 5.0)
-    house.up_bytes_s = 25e6
-    offers = Offers(house.state)
+    parent = Parent(BEN)
+    parent.open_version(1, 5.0)
+    parent.up_bytes_s = 25e6
+    offers = Offers(parent.state)
     offers.heard(BEN, LateChunkWants(0, 1, 0, (0,)), 6.0)
-    assert house.state.outbox.take() == []
-    house.state.late_joiners.settled(version(1))
+    assert parent.state.outbox.take() == []
+    parent.state.late_joiners.settled(version(1))
     offers.heard(BEN, LateChunkWants(0, 1, 0, (0,)), 7.0)
-    assert len(house.state.outbox.take()) == 1
+    assert len(parent.state.outbox.take()) == 1
 
 
 def _came(peer: Peer, name: str, issued: float) -> bytes:
@@ -234,6 +235,6 @@ def test_a_late_joiners_pull_is_answered_when_nobody_else_waits() -> None:
         assert peer.state.chunks.piece(ChunkKey(0, 1, 0, 0), index, 1.0)
     peer.state.exchange.push(peer.state.chunks.versions[version(1)].chunks[0], HEADER, None, 1.0)
     want = WantChunk(0, 1, 0, 0, b"")
-    assert given(say(peer, anna, want, 2.0), anna) == [0, 1, 2, 3]
-    assert given(say(peer, ben, want, 2.0), ben) == [], "what she asked for is leaving"
-    assert given(say(peer, ben, want, 3.0), ben) == [0, 1, 2, 3]
+    assert pieces_sent(say(peer, anna, want, 2.0), anna) == [0, 1, 2, 3]
+    assert pieces_sent(say(peer, ben, want, 2.0), ben) == [], "the answer to its last request is still being sent"
+    assert pieces_sent(say(peer, ben, want, 3.0), ben) == [0, 1, 2, 3]

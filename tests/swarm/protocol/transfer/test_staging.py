@@ -1,4 +1,4 @@
-"""Staging: chunks are staged early, versions committed late, in the order of the chain."""
+"""Staging: chunks are staged early, and versions applied late, in the order of the chain."""
 
 import pytest
 from member_kit import a_forwarder, reports_in, tick
@@ -76,7 +76,7 @@ def finish(peer: Peer, effects: list[Effect], *, ok: bool = True) -> list[Effect
     return done
 
 
-def told(effects: list[Effect]) -> list[str]:
+def notice_names(effects: list[Effect]) -> list[str]:
     return [e.notice.log_name for e in only(effects, Notify)]
 
 
@@ -152,7 +152,7 @@ def test_a_forged_manifest_closes_the_session() -> None:
 def test_a_forged_manifest_by_gossip_or_from_disk_changes_nothing(data: bytes) -> None:
     peer = a_member()
     effects = peer.apply(ManifestSeen(data), 0.0)
-    assert told(effects) == ["bad_bytes"]
+    assert notice_names(effects) == ["bad_bytes"]
     assert only(effects, Close) == []
 
 
@@ -163,7 +163,7 @@ def test_two_seals_of_one_version_with_different_roots_stop_us(when: str) -> Non
     if when == "held before":
         finish(peer, say(peer, 1, ManifestNews(manifest(2, 0))))
     effects = say(peer, 2, ManifestNews(manifest(1, 0, root=b"\x07" * 32)))
-    assert told(effects) == ["equivocation"]
+    assert notice_names(effects) == ["equivocation"]
     held = peer.state.held
     later = arrive(peer, header(1, 0)) + say(peer, 1, ManifestNews(manifest(2, 0))) + peer.apply(Timer("tick"), 50.0)
     later += say(peer, 1, ManifestNews(manifest(3, 0)))
@@ -189,7 +189,7 @@ def test_results_of_jobs_on_a_dropped_attempt_are_ignored() -> None:
     for ok in (True, False):
         effects = peer.apply(JobDone(old, ok, None if ok else (0,)), 0.0)
         assert jobs(effects) == []
-        assert told(effects) == []
+        assert notice_names(effects) == []
     assert not peer.catchup.active
     assert peer.state.held == version(0)
 
@@ -205,7 +205,7 @@ def test_the_commit_of_a_dropped_attempt_is_ignored() -> None:
 def test_a_torn_block_leads_to_a_repair_of_the_version_we_held() -> None:
     peer = a_member()
     effects = finish(peer, arrive(peer, header(1, 0)), ok=False)
-    assert "damaged" in told(effects)
+    assert "damaged" in notice_names(effects)
     assert peer.catchup.active
     assert peer.state.floor == version(0)
 
@@ -226,9 +226,9 @@ def test_a_new_version_is_reported_at_once_with_its_links(relay: bool, sealed_fi
     effects += arrive(peer, header(1, 0))
     effects += [] if sealed_first else say(peer, 1, ManifestNews(manifest(1, 1)))
     finish(peer, effects)
-    said = reports_in(tick(peer, 1.0))
-    assert {report.held for report in said} == {version(1)}
-    assert {link.slot for report in said for link in report.links if link.kbit_s} == {1}
+    reports = reports_in(tick(peer, 1.0))
+    assert {report.held for report in reports} == {version(1)}
+    assert {link.slot for report in reports for link in report.links if link.kbit_s} == {1}
 
 
 def test_a_relay_is_caught_up_with_its_welcome() -> None:
@@ -258,7 +258,7 @@ def test_the_stripe_of_a_frame_counts_from_our_parent_and_from_sources() -> None
     effects = peer.apply(header(1, 0, peer=key_of(1).public), 1.0)
     assert chunk.stripe == 0
     assert [e.peer for e in only(effects, SendHeader)] == [key_of(2).public]
-    assert [(e.peer, e.index) for e in only(effects, SendPiece)] == [(key_of(2).public, 0)], "what came before, too"
+    assert [(e.peer, e.index) for e in only(effects, SendPiece)] == [(key_of(2).public, 0)], "also the earlier headers"
 
 
 def test_news_of_applied_versions_is_ignored() -> None:

@@ -72,7 +72,7 @@ def _forged(made: Chunk) -> dict[str, tuple[bytes, str]]:
     flipped = made.header[:-1] + bytes([made.header[-1] ^ 1])
     body = bytes([made.body[0] ^ 1]) + made.body[1:]
     return {
-        "a header that nobody signed": (header_frame(Chunk(flipped, made.body), key=key), "signature"),
+        "a header without a valid signature": (header_frame(Chunk(flipped, made.body), key=key), "signature"),
         "a header under another key": (header_frame(made, key=ChunkKey(0, 9, 0, 0)), "frame.key"),
         "a piece that was changed": (header_frame(made) + piece_frame(made, body=body), "piece.hash"),
         "a piece cut short": (header_frame(made) + piece_frame(made, body=made.body[:-1]), "piece.length"),
@@ -81,8 +81,8 @@ def _forged(made: Chunk) -> dict[str, tuple[bytes, str]]:
         ),
         "a piece without its header": (piece_frame(made), "header did not come first"),
         "an oversized frame": (pack_frame(Frame(FrameKind.PIECE, 0, key, 0, 0, 1, (1 << 20) + 1)), "bytes of body"),
-        "a frame of no kind": (b"\x09" + bytes(100), "frame: kind 9"),
-        "a part that nobody asked for": (part_frame(1, b"hello"), "was never asked for"),
+        "a frame of an unknown kind": (b"\x09" + bytes(100), "frame: kind 9"),
+        "a part that was not requested": (part_frame(1, b"hello"), "was never asked for"),
     }  # fmt: skip
 
 

@@ -102,7 +102,7 @@ async def test_a_peer_with_answers_to_read_is_not_read(tmp_path: Path, autojump_
         assert [event.message for event in b.core.of(Heard)] == [Work(bytes([n])) for n in range(3)]
 
 
-async def test_a_peer_that_says_much_is_read_at_a_pace(tmp_path: Path, autojump_clock: object) -> None:
+async def test_a_peer_that_sends_much_is_read_at_a_limited_rate(tmp_path: Path, autojump_clock: object) -> None:
     async with bench(tmp_path, RuntimeLimits(messages_s=10.0, messages_at_once=20.0)) as b:
         stream = await b.control()
         await stream.send_all(b"".join(frame_message(Work(bytes([n]))) for n in range(60)))

@@ -1,4 +1,4 @@
-"""Which inbound connection may begin its handshake, by a virtual clock."""
+"""Which inbound connection may begin its handshake, under a virtual clock."""
 
 import random
 from dataclasses import dataclass, field

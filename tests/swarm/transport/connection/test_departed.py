@@ -30,18 +30,18 @@ def test_whole_packets_are_counted() -> None:
 class Silent:
     family = socket.AF_INET
 
-    def __init__(self, said: bytes | None) -> None:
-        self.said = said
+    def __init__(self, counters: bytes | None) -> None:
+        self.counters = counters
 
     def getsockopt(self, *_: object) -> bytes:
-        if self.said is None:
+        if self.counters is None:
             raise OSError
-        return self.said
+        return self.counters
 
 
-@pytest.mark.parametrize("said", [None, b"", bytes(104)])
-def test_a_system_without_the_counters(said: bytes | None) -> None:
-    assert departed_bytes(Silent(said)) is None
+@pytest.mark.parametrize("counters", [None, b"", bytes(104)])
+def test_a_system_without_the_counters(counters: bytes | None) -> None:
+    assert departed_bytes(Silent(counters)) is None
 
 
 async def test_departed_bytes_stay_counted_after_a_connection_is_closed() -> None:

@@ -47,7 +47,7 @@ async def go_on(a: MigratingConnection, b: MigratingConnection, pair: Pair) -> N
 async def test_nothing_is_lost_doubled_or_reordered(script: list[bytes | None], swap: bool) -> None:
     """Bytes in both directions, with a new link wherever the script has None."""
     a, b = paths(links())
-    said = b"".join(part for part in script if part)
+    expected = b"".join(part for part in script if part)
     got: dict[str, bytes] = {}
 
     async def listen(name: str, path: MigratingConnection) -> None:
@@ -69,7 +69,7 @@ async def test_nothing_is_lost_doubled_or_reordered(script: list[bytes | None], 
             a._expected_until_s = b._expected_until_s = 0.0
             a._wake()
             b._wake()
-    assert got == {"a": said, "b": said}
+    assert got == {"a": expected, "b": expected}
 
 
 async def test_a_link_carries_no_more_than_its_limit(autojump_clock: trio.testing.MockClock) -> None:

@@ -146,7 +146,7 @@ async def test_a_peer_that_proves_no_key_is_refused(tmp_path: Path, certificate:
 
 
 @needs_tls
-async def test_what_a_connection_held_of_openssl_goes_with_it_and_waits_for_no_garbage_collector() -> None:
+async def test_openssl_objects_of_a_connection_are_freed_without_garbage_collection() -> None:
     """A seed has so many objects that full collections are rare; strangers that came and went held 150 MiB."""
     gc.collect()
     gc.disable()

@@ -194,12 +194,12 @@ async def test_circuits_come_only_from_our_own_relays() -> None:
         assert answer.status == Status.PERMISSION_DENIED
 
 
-@pytest.mark.parametrize("said", [b"\xff\xff\xff\xff", b"\x80\x40" + bytes(10), b"\x02\x08\x09", b"\x05abc", b""])
-async def test_an_invalid_message_ends_its_stream_and_nothing_else(said: bytes) -> None:
+@pytest.mark.parametrize("invalid", [b"\xff\xff\xff\xff", b"\x80\x40" + bytes(10), b"\x02\x08\x09", b"\x05abc", b""])
+async def test_an_invalid_message_ends_its_stream_and_nothing_else(invalid: bytes) -> None:
     async with world() as w:
         await w.caller.connect(w.relay.key, [w.address])
         stream = await w.caller.open_protocol_stream(w.relay.key, HOP_ID)
-        await stream.send_all(said)
+        await stream.send_all(invalid)
         await stream.send_eof()
         assert await ended(stream)
         assert w.relay.peers()

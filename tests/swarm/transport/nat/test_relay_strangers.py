@@ -173,11 +173,11 @@ async def test_two_keys_do_not_keep_joiners_out(autojump_clock: trio.testing.Moc
     await joins(keys=2, addresses=1)
 
 
-async def test_ten_keys_on_five_addresses_do_not(autojump_clock: trio.testing.MockClock) -> None:
+async def test_ten_keys_on_five_addresses_do_not_keep_joiners_out(autojump_clock: trio.testing.MockClock) -> None:
     await joins(keys=10, addresses=5)
 
 
-async def test_dozens_of_keys_on_six_addresses_do_not(autojump_clock: trio.testing.MockClock) -> None:
+async def test_dozens_of_keys_on_six_addresses_do_not_keep_joiners_out(autojump_clock: trio.testing.MockClock) -> None:
     """They hold all circuits; the oldest of them makes room."""
     await joins(keys=48, addresses=6)
 

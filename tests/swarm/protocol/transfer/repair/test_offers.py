@@ -15,7 +15,7 @@ from swarm.protocol.transfer.repair.offers import ANSWER_S, AT_ONCE, AT_ONCE_S, 
 ANNA, BEN, CLEO = (key_of(name).public for name in ("anna", "ben", "cleo"))
 
 
-def of(seq: int) -> ChunkKey:
+def key_of_chunk(seq: int) -> ChunkKey:
     return ChunkKey(0, 1, 0, seq)
 
 
@@ -28,88 +28,90 @@ CHUNK_BYTES = sum(header(1, 0).piece_bytes)
 
 
 class Giver:
-    """A member that holds these chunks completely."""
+    """A member that holds these chunks, and no others."""
 
     def __init__(self, *whole: int, up_bytes_s: float = UP_BYTES_S) -> None:
         self.up_bytes_s = up_bytes_s
         uplink = OwnUplink(bytes_s=lambda: self.up_bytes_s)
         self.state = State.new(key_of("giver"), SWARM, TUNING, random.Random(0), uplink)
         for seq in whole:
-            self.holds(seq)
+            self.add_chunk(seq)
         self.offers = Offers(self.state)
 
-    def holds(self, seq: int, pieces: int = 4) -> None:
+    def add_chunk(self, seq: int, pieces: int = 4) -> None:
         self.state.chunks.header(header(1, seq), 0.0)
         for index in range(pieces):
-            self.state.chunks.piece(of(seq), index, 0.0)
+            self.state.chunks.piece(key_of_chunk(seq), index, 0.0)
 
-    def hears(self, peer: bytes, message: LateChunkWants, now: float = 0.0) -> list[tuple[bytes, Offer]]:
+    def receive_wants(self, peer: bytes, message: LateChunkWants, now: float = 0.0) -> list[tuple[bytes, Offer]]:
         self.offers.heard(peer, message, now)
-        return self.said()
+        return self.sent_offers()
 
-    def looks(self, now: float) -> list[tuple[bytes, Offer]]:
+    def look(self, now: float) -> list[tuple[bytes, Offer]]:
         self.offers.look(now)
-        return self.said()
+        return self.sent_offers()
 
-    def said(self) -> list[tuple[bytes, Offer]]:
+    def sent_offers(self) -> list[tuple[bytes, Offer]]:
         effects = self.state.outbox.take()
         return [(e.peer, e.message) for e in effects if isinstance(e, Send) and isinstance(e.message, Offer)]
 
 
 def test_complete_chunks_are_offered_in_the_order_of_the_list() -> None:
     giver = Giver(1, 2)
-    giver.holds(0, pieces=3)
-    assert giver.hears(ANNA, wants(2, 0, 1)) == [(ANNA, Offer(*of(2)))]
+    giver.add_chunk(0, pieces=3)
+    assert giver.receive_wants(ANNA, wants(2, 0, 1)) == [(ANNA, Offer(*key_of_chunk(2)))]
 
 
 def test_the_oldest_want_comes_first() -> None:
     giver = Giver(*range(8))
-    giver.state.uploads.begin(CLEO, of(7), 1)
-    giver.state.uploads.begin(CLEO, of(6), 1)
-    assert giver.hears(ANNA, wants(5, 4)) == giver.hears(BEN, wants(2, 1)) == [], "it gives as much as it may"
-    giver.state.uploads.sent(CLEO, of(7))
-    assert giver.looks(0.0) == [(BEN, Offer(*of(2)))]
+    giver.state.uploads.begin(CLEO, key_of_chunk(7), 1)
+    giver.state.uploads.begin(CLEO, key_of_chunk(6), 1)
+    assert giver.receive_wants(ANNA, wants(5, 4)) == giver.receive_wants(BEN, wants(2, 1)) == [], (
+        "it already gives as many as it may"
+    )
+    giver.state.uploads.sent(CLEO, key_of_chunk(7))
+    assert giver.look(0.0) == [(BEN, Offer(*key_of_chunk(2)))]
 
 
 def test_few_chunks_are_given_at_a_time_and_one_to_each() -> None:
     giver = Giver(*range(8))
-    assert giver.hears(ANNA, wants(0, 1)) == [(ANNA, Offer(*of(0)))]
-    assert giver.looks(LOOK_AGAIN_S) == []
-    assert giver.hears(BEN, wants(2)) == [(BEN, Offer(*of(2)))]
+    assert giver.receive_wants(ANNA, wants(0, 1)) == [(ANNA, Offer(*key_of_chunk(0)))]
+    assert giver.look(LOOK_AGAIN_S) == []
+    assert giver.receive_wants(BEN, wants(2)) == [(BEN, Offer(*key_of_chunk(2)))]
     assert AT_ONCE == 2
-    assert giver.hears(CLEO, wants(3)) == []
-    giver.offers.taken(ANNA, of(0))
-    giver.state.uploads.begin(ANNA, of(0), 1)
-    assert giver.looks(LOOK_AGAIN_S) == [], "what is on its way counts as what is offered does"
-    giver.state.uploads.sent(ANNA, of(0))
-    assert giver.looks(2 * LOOK_AGAIN_S) == [(ANNA, Offer(*of(1)))], "what was taken is not offered again"
+    assert giver.receive_wants(CLEO, wants(3)) == []
+    giver.offers.taken(ANNA, key_of_chunk(0))
+    giver.state.uploads.begin(ANNA, key_of_chunk(0), 1)
+    assert giver.look(LOOK_AGAIN_S) == [], "chunks on their way count like offers"
+    giver.state.uploads.sent(ANNA, key_of_chunk(0))
+    assert giver.look(2 * LOOK_AGAIN_S) == [(ANNA, Offer(*key_of_chunk(1)))], "an accepted offer is not repeated"
 
 
 def test_an_offer_expires_without_want_or_answer() -> None:
     giver = Giver(0, 1)
-    giver.hears(ANNA, wants(0))
-    assert giver.hears(ANNA, wants(1)) == [(ANNA, Offer(*of(1)))]
-    assert giver.looks(ANSWER_S / 2) == []
-    assert giver.looks(ANSWER_S) == [(ANNA, Offer(*of(1)))]
+    giver.receive_wants(ANNA, wants(0))
+    assert giver.receive_wants(ANNA, wants(1)) == [(ANNA, Offer(*key_of_chunk(1)))]
+    assert giver.look(ANSWER_S / 2) == []
+    assert giver.look(ANSWER_S) == [(ANNA, Offer(*key_of_chunk(1)))]
 
 
 def test_wants_expire_are_withdrawn_and_end_with_their_session() -> None:
     giver = Giver()
-    giver.hears(ANNA, wants(0))
-    giver.hears(BEN, wants(0))
-    giver.hears(CLEO, wants(0))
-    giver.hears(BEN, LateChunkWants(0, 0, 0, ()))
+    giver.receive_wants(ANNA, wants(0))
+    giver.receive_wants(BEN, wants(0))
+    giver.receive_wants(CLEO, wants(0))
+    giver.receive_wants(BEN, LateChunkWants(0, 0, 0, ()))
     giver.offers.lost(CLEO)
-    giver.holds(0)
-    assert giver.looks(LOOK_AGAIN_S) == [(ANNA, Offer(*of(0)))]
-    assert giver.looks(LATE_WANTS_HOLD_S + ANSWER_S) == []
+    giver.add_chunk(0)
+    assert giver.look(LOOK_AGAIN_S) == [(ANNA, Offer(*key_of_chunk(0)))]
+    assert giver.look(LATE_WANTS_HOLD_S + ANSWER_S) == []
 
 
 def test_a_child_is_not_offered_chunks_that_are_pushed_to_it() -> None:
     giver = Giver(0)
     giver.state.exchange.attached(ANNA, Attach(0, 0, 0, 0, ()), 0.0)
-    assert giver.hears(ANNA, wants(0)) == []
-    assert giver.hears(BEN, wants(0)) == [(BEN, Offer(*of(0)))]
+    assert giver.receive_wants(ANNA, wants(0)) == []
+    assert giver.receive_wants(BEN, wants(0)) == [(BEN, Offer(*key_of_chunk(0)))]
 
 
 @pytest.mark.parametrize("why", ["its own children wait", "it may give nothing today"])
@@ -120,33 +122,33 @@ def test_a_member_without_spare_uplink_offers_nothing(why: str) -> None:
         for seq in range(1, 101):
             size = int(TUNING.idle_s * UP_BYTES_S / 100) + 1
             giver.state.chunks.header(header(1, seq, pieces=1, piece_bytes=size), 0.0)
-            chunk = giver.state.chunks.find(of(seq))
+            chunk = giver.state.chunks.find(key_of_chunk(seq))
             assert chunk is not None
             giver.state.exchange.push(chunk, 0, None, 0.0)
     else:
         giver.state.exchange.give(False, 0.0)
-    assert giver.hears(ANNA, wants(0)) == []
+    assert giver.receive_wants(ANNA, wants(0)) == []
 
 
 @pytest.mark.parametrize(("carries_s", "given"), [(0.8 * AT_ONCE_S, 2), (1.2 * AT_ONCE_S, 1), (5.0, 1)])
 def test_a_slow_uplink_promises_one_chunk_at_a_time(carries_s: float, given: int) -> None:
     giver = Giver(0, 1, up_bytes_s=2 * CHUNK_BYTES / carries_s)
-    assert len(giver.hears(ANNA, wants(0)) + giver.hears(BEN, wants(1))) == given
+    assert len(giver.receive_wants(ANNA, wants(0)) + giver.receive_wants(BEN, wants(1))) == given
 
 
 def test_a_slow_uplink_offers_with_less_queued() -> None:
     giver = Giver(0, 1)
     giver.state.exchange.attached(BEN, Attach(0, 0, 0, 0, ()), 0.0)
-    chunk = giver.state.chunks.find(of(1))
+    chunk = giver.state.chunks.find(key_of_chunk(1))
     assert chunk is not None
     giver.state.exchange.push(chunk, 0, None, 0.0)
     waits = giver.state.exchange.waiting_bytes
     assert waits > 0
     giver.up_bytes_s = 0.9 * waits / TUNING.idle_s
-    assert giver.hears(ANNA, wants(0)) == []
+    assert giver.receive_wants(ANNA, wants(0)) == []
     giver.up_bytes_s = 1.1 * waits / TUNING.idle_s
-    assert giver.looks(LOOK_AGAIN_S) == [(ANNA, Offer(*of(0)))]
+    assert giver.look(LOOK_AGAIN_S) == [(ANNA, Offer(*key_of_chunk(0)))]
 
 
 def test_a_member_outside_the_plan_offers_nothing() -> None:
-    assert Giver(0, up_bytes_s=0.0).hears(ANNA, wants(0)) == []
+    assert Giver(0, up_bytes_s=0.0).receive_wants(ANNA, wants(0)) == []

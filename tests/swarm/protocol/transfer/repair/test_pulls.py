@@ -29,7 +29,7 @@ def tick(
     return sends(effects, WantChunk)
 
 
-def asked(pulls: Pulls, versions: list[Version], now: float, **more) -> list[bytes]:
+def requests_to(pulls: Pulls, versions: list[Version], now: float, **more) -> list[bytes]:
     effects = fresh(pulls)
     pulls.tick(versions, {}, lambda stripe: [ANNA, BEN, LAST], now, **more)
     return [effect.peer for effect in effects]  # type: ignore[attr-defined]
@@ -78,9 +78,9 @@ def test_one_source_at_a_time_the_last_one_last() -> None:
     pulls = Pulls(TUNING, Outbox())
     order = []
     for turn in range(3):
-        order += asked(pulls, [made], LATE + turn * (TUNING.pull_deadline_s + 0.01))
+        order += requests_to(pulls, [made], LATE + turn * (TUNING.pull_deadline_s + 0.01))
     assert order == [ANNA, BEN, LAST]
-    assert asked(pulls, [made], LATE + 0.5) == []
+    assert requests_to(pulls, [made], LATE + 0.5) == []
 
 
 def test_after_all_sources_were_asked_there_is_a_pause() -> None:
@@ -88,7 +88,7 @@ def test_after_all_sources_were_asked_there_is_a_pause() -> None:
     pulls = Pulls(TUNING, Outbox())
     now, order = LATE, []
     for _ in range(100):
-        order += asked(pulls, [made], now)
+        order += requests_to(pulls, [made], now)
         for peer in (ANNA, BEN, LAST):
             lacks(pulls, peer)
         now += 0.01
@@ -100,13 +100,13 @@ def test_after_all_sources_were_asked_there_is_a_pause() -> None:
 def test_a_source_that_lacks_it_or_is_lost_is_replaced_at_the_next_tick() -> None:
     _, made = sealed_version(1)
     pulls = Pulls(TUNING, Outbox())
-    assert asked(pulls, [made], LATE) == [ANNA]
+    assert requests_to(pulls, [made], LATE) == [ANNA]
     lacks(pulls, BEN)  # not the source that was asked: ignored
-    assert asked(pulls, [made], LATE + 0.1) == []
+    assert requests_to(pulls, [made], LATE + 0.1) == []
     lacks(pulls, ANNA)
-    assert asked(pulls, [made], LATE + 0.2) == [BEN]
+    assert requests_to(pulls, [made], LATE + 0.2) == [BEN]
     pulls.lost(BEN)
-    assert asked(pulls, [made], LATE + 0.3) == [LAST]
+    assert requests_to(pulls, [made], LATE + 0.3) == [LAST]
 
 
 def test_a_chunk_that_its_siblings_have_long_passed_is_pulled_though_they_still_move() -> None:
@@ -151,11 +151,11 @@ def test_a_source_that_brings_pieces_is_given_time() -> None:
     book, (chunk,) = book_with([header(1, 0)], held=False)
     made = book.versions[version(1)]
     pulls = Pulls(TUNING, Outbox())
-    assert asked(pulls, [made], LATE) == [ANNA]
+    assert requests_to(pulls, [made], LATE) == [ANNA]
     book.piece(chunk.key, 0, LATE + 1.5)
     pulls.arrived(chunk, LATE + 1.5)
-    assert asked(pulls, [made], LATE + TUNING.pull_deadline_s + 0.5) == []
-    assert asked(pulls, [made], LATE + 1.5 + TUNING.pull_deadline_s) == [BEN]
+    assert requests_to(pulls, [made], LATE + TUNING.pull_deadline_s + 0.5) == []
+    assert requests_to(pulls, [made], LATE + 1.5 + TUNING.pull_deadline_s) == [BEN]
 
 
 def test_without_sources() -> None:

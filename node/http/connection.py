@@ -5,7 +5,7 @@ from typing import Final
 import h11
 import trio
 
-from node.gateway.http_messages import CutShort, Handler, Head, HttpLimits, Request, Response, Streaming, refusal
+from node.http.messages import CutShort, Handler, Head, HttpLimits, Request, Response, Streaming, refusal
 
 __all__ = ["Connection"]
 
@@ -65,11 +65,10 @@ class Connection:
     def _parse_head(self, event: h11.Request) -> Head:
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in event.headers}
         target = event.target.decode("ascii", "replace")
+        path, _, query = target.partition("?")
         if "transfer-encoding" in headers:
             raise refusal(411, "Content-Length, please: bodies of unknown length are not read.")
-        head = Head(
-            event.method.decode("ascii"), target.partition("?")[0], headers, int(headers.get("content-length", 0))
-        )
+        head = Head(event.method.decode("ascii"), path, query, headers, int(headers.get("content-length", 0)))
         if head.length > self._limits.body_bytes:
             raise refusal(413, f"A request may have {self._limits.body_bytes} bytes at most.")
         return head

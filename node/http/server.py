@@ -17,43 +17,24 @@ from collections.abc import Sequence
 
 import trio
 
-from node.gateway.connection import Connection
-from node.gateway.http_messages import (
+from node.http.connection import Connection
+from node.http.memory_budget import BudgetFull, MemoryBudget
+from node.http.messages import (
     DEFAULT_LIMITS,
     RETRY,
     Check,
-    CutShort,
     Handler,
     Head,
     HttpLimits,
     Refused,
     Request,
     Response,
-    Send,
-    Streaming,
-    failure,
-    json_response,
     refusal,
 )
-from node.gateway.memory_budget import BudgetFull, MemoryBudget
-from node.gateway.strangers import Place, Strangers, address_of
+from node.http.strangers import Place, Strangers, address_of
 from swarm.guard import Source, guarded
 
-__all__ = [
-    "Check",
-    "CutShort",
-    "Handler",
-    "Head",
-    "HttpLimits",
-    "HttpServer",
-    "Request",
-    "Response",
-    "Send",
-    "Streaming",
-    "failure",
-    "json_response",
-    "serve",
-]
+__all__ = ["HttpServer", "serve"]
 
 
 def _admit(head: Head) -> Response | None:

@@ -1,4 +1,4 @@
-"""The gateway's HTTP vocabulary: limits, request heads, requests, responses, and errors as OpenAI's clients read
+"""The HTTP vocabulary: limits, request heads, requests, responses, and errors as OpenAI's clients read
 them."""
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from node.gateway.memory_budget import MemoryBudget
+from node.http.memory_budget import MemoryBudget
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -69,6 +69,8 @@ class Head:
 
     method: str
     path: str
+    query: str
+    """What follows the question mark; empty: nothing."""
     headers: Mapping[str, str]
     """By lower-case name; of equal names the last one."""
     length: int
@@ -79,7 +81,7 @@ class Request:
     """A complete request. Its body counts against `bodies`, which all clients share, until `release_body`."""
 
     def __init__(self, head: Head, body: bytes | bytearray, bodies: MemoryBudget) -> None:
-        self.method, self.path, self.headers = head.method, head.path, head.headers
+        self.method, self.path, self.query, self.headers = head.method, head.path, head.query, head.headers
         self.body = body
         self._length, self._bodies = head.length, bodies
         self.until_sent = ExitStack()
