@@ -38,10 +38,10 @@ def delta(
     """
     if not 0 < up_mbit <= MAX_MBIT or not 1 <= nodes <= 1_000_000:
         raise UsageError("--up-mbit must be more than 0, and --nodes 1 or more.")
-    from node.status.progress import Progress
+    from node.status.progress import ProgressLine
     from node.tools import delta as weights
 
-    with Progress(f"Comparing {old.name} with {new.name}", unit="blocks") as progress:
+    with ProgressLine(f"Comparing {old.name} with {new.name}", unit="blocks") as progress:
         report = weights.delta(old, new, up_mbit=up_mbit, nodes=nodes, out=out, progress=progress.update)
     if as_json:
         print_json(report.to_dict())
@@ -62,10 +62,10 @@ def apply(base: Path, delta: Path, out: Path, /, *, as_json: AsJson = False) -> 
     out
         Folder to make; it must not exist.
     """
-    from node.status.progress import Progress
+    from node.status.progress import ProgressLine
     from node.tools import delta as weights
 
-    with Progress(f"Applying {delta.name}", unit="blocks") as progress:
+    with ProgressLine(f"Applying {delta.name}", unit="blocks") as progress:
         root = weights.apply(base, delta, out, progress=progress.update)
     if as_json:
         print_json({"out": str(out), "root": root.hex()})

@@ -20,7 +20,7 @@ from node.ipc.async_channel import AsyncChannel, serve_socket
 from node.ipc.channel import ChannelClosed, close_fds
 from node.ledger.model_limits import limits_of
 from node.ledger.service import VOLATILE, LedgerService
-from node.ledger.session import Session
+from node.ledger.session import WorkSession
 from node.ledger.state import Group
 from node.settings.config import GatewayConfig
 from node.settings.extras import how_to_get, lacking
@@ -254,7 +254,7 @@ class TrainerServer:
         finally:
             self._ledger.close(session)
 
-    def _offer(self, session: Session, offer: Offer) -> None:
+    def _offer(self, session: WorkSession, offer: Offer) -> None:
         if offer.skipped:
             self._ledger.skip(session, offer.skipped)
         try:
@@ -263,7 +263,7 @@ class TrainerServer:
             session.refused[offer.group] = (str(error), False)
             session.wake()
 
-    async def _tell(self, channel: AsyncChannel, session: Session, refusals: bool) -> None:
+    async def _tell(self, channel: AsyncChannel, session: WorkSession, refusals: bool) -> None:
         """Send what happens in `session`. `refusals`: the trainer understands `OfferRefused`; otherwise a refused
         prompt ends the session."""
         allowed = 0

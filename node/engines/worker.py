@@ -23,7 +23,7 @@ from codec import Layout, Replica
 from codec.errors import PeerError, SwarmError, UsageError
 from node.engines.base import EngineError, Version
 from node.engines.generation import Tasks, failure, generation_of
-from node.engines.interface import Engine, Scorer, SharedReplica, WeightPatch
+from node.engines.interface import Engine, ScoringEngine, SharedReplica, WeightPatch
 from node.engines.messages import (
     Attach,
     Cancel,
@@ -70,7 +70,7 @@ class Worker:
         ready = Ready(
             os.getpid(),
             preemptible=generation.preemptible,
-            scores=isinstance(engine, Scorer),
+            scores=isinstance(engine, ScoringEngine),
             continuous_batching=generation.continuous_batching,
             abilities=tuple(sorted(engine.abilities)),
             kind=engine.kind,

@@ -11,7 +11,7 @@ import trio
 from codec.errors import PeerError
 from node.gateway import parameters
 from node.gateway.answers import CompletionAnswer, InvalidSample, event
-from node.gateway.http_messages import CutShort, Head, Request, Response, Send, Streaming, failure, json_response
+from node.gateway.http_messages import CutShort, Request, RequestHead, Response, Send, Streaming, failure, json_response
 from node.gateway.memory_budget import BudgetFull, MemoryBudget, MemoryShare
 from node.gateway.parsed_request import BadRequest, ParsedRequest, parse_chat, parse_completion, parse_tokens
 from node.gateway.request_tracker import Impossible, NoNodes, Overloaded, RequestTracker
@@ -100,7 +100,7 @@ class App:
             return await self._answer_or_failure(request)
         return failure(500, "This is a bug in the gateway; the seed's log has more.")
 
-    def check(self, head: Head) -> Response | None:
+    def check(self, head: RequestHead) -> Response | None:
         """Judge a request before its body is read: None, or the refusal."""
         if "origin" in head.headers:
             return failure(403, "Web pages may not use this gateway.")

@@ -5,9 +5,9 @@ from typing import Final
 import h11
 import trio
 
-from node.gateway.http_messages import CutShort, Handler, Head, HttpLimits, Request, Response, Streaming, refusal
+from node.gateway.http_messages import CutShort, Handler, HttpLimits, Request, RequestHead, Response, Streaming, refusal
 
-__all__ = ["Connection"]
+__all__ = ["HttpConnection"]
 
 LINGER_S: Final = 0.5
 LINGER_BYTES: Final = 256 << 10
@@ -18,7 +18,7 @@ MAX_HEADERS: Final = 100
 """OpenAI's clients send twenty; parsing many more would take milliseconds per request."""
 
 
-class Connection:
+class HttpConnection:
     """Reads a client's requests and answers them, one after another."""
 
     def __init__(self, stream: trio.SocketStream, limits: HttpLimits) -> None:
@@ -30,10 +30,10 @@ class Connection:
         self._without_body = False
         """The last request was HEAD: its answer is a head, too."""
 
-    async def next_head(self, *, known: bool) -> Head | None:
+    async def next_head(self, *, known: bool) -> RequestHead | None:
         """The head of the next request. None: the client is done, or sent nothing in time.
 
-        `known`: the client has had an answer before. Raises `Refused`.
+        `known`: the client has had an answer before. Raises `RequestRefused`.
         """
         if self._h11.our_state is h11.MUST_CLOSE or self._h11.their_state is h11.MUST_CLOSE:
             return None
@@ -56,18 +56,18 @@ class Connection:
         raise refusal(408, "The request did not come to its end in time.")
 
     def _check_lines(self) -> None:
-        """Raises `Refused` for more than `MAX_HEADERS` headers, before they are parsed."""
+        """Raises `RequestRefused` for more than `MAX_HEADERS` headers, before they are parsed."""
         data, _ = self._h11.trailing_data
         end = data.find(b"\r\n\r\n")
         if data.count(b"\n", 0, len(data) if end < 0 else end) > MAX_HEADERS:
             raise refusal(431, f"A request may have {MAX_HEADERS} headers at most.")
 
-    def _parse_head(self, event: h11.Request) -> Head:
+    def _parse_head(self, event: h11.Request) -> RequestHead:
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in event.headers}
         target = event.target.decode("ascii", "replace")
         if "transfer-encoding" in headers:
             raise refusal(411, "Content-Length, please: bodies of unknown length are not read.")
-        head = Head(
+        head = RequestHead(
             event.method.decode("ascii"), target.partition("?")[0], headers, int(headers.get("content-length", 0))
         )
         if head.length > self._limits.body_bytes:
@@ -87,7 +87,7 @@ class Connection:
         self._h11.receive_data(bytes(await self._stream.receive_some(READ_BYTES)))
 
     async def read_body(self, length: int) -> bytearray:
-        """The body of the request whose head was read last, `length` bytes. Raises `Refused` when it is too slow."""
+        """The body of the request whose head was read last, `length` bytes. Raises `RequestRefused` when it is too slow."""
         body, received, limits = bytearray(length), 0, self._limits
         began = trio.current_time()
         with trio.move_on_after(limits.body_s) as scope:

@@ -17,17 +17,17 @@ from collections.abc import Sequence
 
 import trio
 
-from node.gateway.connection import Connection
+from node.gateway.connection import HttpConnection
 from node.gateway.http_messages import (
     DEFAULT_LIMITS,
     RETRY,
     Check,
     CutShort,
     Handler,
-    Head,
     HttpLimits,
-    Refused,
     Request,
+    RequestHead,
+    RequestRefused,
     Response,
     Send,
     Streaming,
@@ -36,17 +36,17 @@ from node.gateway.http_messages import (
     refusal,
 )
 from node.gateway.memory_budget import BudgetFull, MemoryBudget
-from node.gateway.strangers import Place, Strangers, address_of
+from node.gateway.strangers import StrangerPlace, Strangers, address_of
 from swarm.guard import Source, guarded
 
 __all__ = [
     "Check",
     "CutShort",
     "Handler",
-    "Head",
     "HttpLimits",
     "HttpServer",
     "Request",
+    "RequestHead",
     "Response",
     "Send",
     "Streaming",
@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 
-def _admit(head: Head) -> Response | None:
+def _admit(head: RequestHead) -> Response | None:
     return None
 
 
@@ -105,7 +105,7 @@ class HttpServer:
                 place = await self._strangers.enter(address)
                 if place is not None:
                     with place.scope:
-                        await self._serve_requests(Connection(stream, self._limits), place)
+                        await self._serve_requests(HttpConnection(stream, self._limits), place)
         finally:
             if place is not None:
                 self._strangers.leave(place)
@@ -113,12 +113,12 @@ class HttpServer:
                 scope.shield = True
                 await stream.aclose()
 
-    async def _serve_requests(self, connection: Connection, place: Place) -> None:
+    async def _serve_requests(self, connection: HttpConnection, place: StrangerPlace) -> None:
         known = False
         try:
             while (head := await connection.next_head(known=known)) is not None:
                 if (response := self._check(head)) is not None:
-                    raise Refused(response)
+                    raise RequestRefused(response)
                 if not known:
                     self._strangers.known(place)
                     self._known, known = self._known + 1, True
@@ -126,12 +126,12 @@ class HttpServer:
                         raise refusal(429, "Too many connections. Try again in a moment.", RETRY)
                 if not await self._answer(connection, head):
                     return
-        except Refused as refused:
+        except RequestRefused as refused:
             await connection.refuse(refused.response)
         finally:
             self._known -= known
 
-    async def _answer(self, connection: Connection, head: Head) -> bool:
+    async def _answer(self, connection: HttpConnection, head: RequestHead) -> bool:
         """Answer one request. False: the connection cannot be used for another."""
         try:
             await self._bodies.reserve(head.length)

@@ -48,7 +48,7 @@ from swarm.protocol.core.events import (
     Timer,
 )
 from swarm.protocol.core.notices import LeaseExpired, MemberHolds, MemberLeft, Superseded, WorkHeard
-from swarm.protocol.core.reach import Place, Scope
+from swarm.protocol.core.reach import Location, Scope
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.version import VersionId
 from swarm.protocol.core.wire import (
@@ -79,7 +79,7 @@ from swarm.protocol.core.wire import (
 )
 from swarm.protocol.membership.admission import Admission
 from swarm.protocol.membership.enrolment import Enrolments, record_of
-from swarm.protocol.membership.greeting import give_roster, let_go, reach_out
+from swarm.protocol.membership.greeting import close_surplus_sessions, give_roster, reach_out
 from swarm.protocol.membership.heartbeats import Heartbeats
 from swarm.protocol.membership.lease import LeaseBook, Standing
 from swarm.protocol.membership.report_limits import REPORTS_TAKEN, may_verify
@@ -151,7 +151,7 @@ class Authority:
         self.superseded = False
         """A later boot of our own key is running: this one ignores all further events."""
         manifest = open_manifest(saved.head, key.public)
-        state.settle(VersionId(manifest.epoch, manifest.version), manifest, saved.head)
+        state.set_held(VersionId(manifest.epoch, manifest.version), manifest, saved.head)
         self._on_event = self._events()
         self._on_message = self._messages()
 
@@ -163,7 +163,7 @@ class Authority:
             HeaderStored: self._stored_before,
             PieceBad: lambda e, now: self.state.close(e.peer, e.what, BAN_S),
             SendDone: self.state.sent,
-            Gave: lambda e, now: self.admission.gave(e.peer, e.size_bytes, now),
+            Gave: lambda e, now: self.admission.charge_served(e.peer, e.size_bytes, now),
             Persisted: self._persisted,
             Probed: self._probed,
             LocalAbandon: self._local_abandon,
@@ -259,7 +259,7 @@ class Authority:
 
     def _peer_up(self, event: PeerUp, now: float) -> None:
         self.state.sessions.up(event.peer, event.address, now)
-        self.egress.here(event.peer)
+        self.egress.peer_connected(event.peer)
 
     def _peer_down(self, event: PeerDown, now: float) -> None:
         self.state.sessions.down(event.peer, event.dial_failed, now)
@@ -267,7 +267,7 @@ class Authority:
         self._bootstrap_limiter.done(event.peer)
         self.state.exchange.detached(event.peer, None)
         if not event.dial_failed:
-            self.egress.gone(event.peer)
+            self.egress.peer_left(event.peer)
 
     def _heard(self, event: Heard, now: float) -> None:
         session = self.state.sessions.get(event.peer)
@@ -339,10 +339,10 @@ class Authority:
         if not self.book.renew(report, self._time(now)):
             return
         if report.leaving:
-            self.admission.freed(report.slot, report.peer)
+            self.admission.forget_holder(report.slot, report.peer)
             self.state.outbox.notify(MemberLeft(report.peer, report.slot))
             return
-        self.admission.said(report, now)
+        self.admission.charge_reported(report, now)
         enrolment = self._enrolled.get(report.peer)
         if enrolment is None:
             return  # the quota of its ticket is used up, so it has been removed
@@ -400,7 +400,7 @@ class Authority:
         chunk, news = taken
         if news:
             self.state.chunks.versions[VersionId(chunk.key.epoch, chunk.key.version)].fill(chunk)
-            self.egress.made(chunk.key, chunk.header_bytes + sum(chunk.sizes))
+            self.egress.add_chunk(chunk.key, chunk.header_bytes + sum(chunk.sizes))
             self.scheme.opened()
             self.assigner.add(chunk)
 
@@ -408,7 +408,7 @@ class Authority:
         """Answer a member that catches up and finds no other member that has the block, list or file."""
         may = not isinstance(want, WantBlock) or self._bootstrap_limiter.admits(session.peer, now)
         may = may and not self.state.succession  # the member will ask in the new swarm
-        if not may or not self.egress.take_of_model(self._cost_bytes(want)):
+        if not may or not self.egress.pay_for_model(self._cost_bytes(want)):
             self.state.outbox.send(session.peer, Lacks(want.request))
         elif isinstance(want, WantBlock):
             self.state.outbox.emit(SendBlock(session.peer, want.request, want.block))
@@ -438,7 +438,7 @@ class Authority:
         manifest = open_manifest(event.manifest, state.swarm)
         id_ = VersionId(manifest.epoch, manifest.version)
         state.chunks.manifest(manifest, event.manifest, now)
-        state.settle(id_, manifest, event.manifest)
+        state.set_held(id_, manifest, event.manifest)
         self.assigner.prune()
         self.scheme.sealed(now)
         for peer in state.children():
@@ -461,7 +461,7 @@ class Authority:
         state.exchange.tick(now)
         before = state.leases.heartbeat.fresh if state.leases.heartbeat is not None else b""
         for slot, peer in self.book.expire(self._time(now)):
-            self.admission.freed(slot, peer)
+            self.admission.forget_holder(slot, peer)
             state.outbox.notify(LeaseExpired(slot, peer))
             if state.sessions.get(peer) is not None:
                 state.close(peer, "its lease has expired")
@@ -470,8 +470,8 @@ class Authority:
         self.scheme.tick(now)
         self._plan_if_due(now)
         self._enrolled.probe_due(now)
-        let_go(state, now)
+        close_surplus_sessions(state, now)
         self._look_for_members(now)
-        reach_out(state, AUTHORITY, Place(self.scheme.addrs, Scope.HERE), now)
+        reach_out(state, AUTHORITY, Location(self.scheme.addrs, Scope.HERE), now)
         self._heartbeats.send_if_due(now)
         state.outbox.emit(SetTimer("tick", now + state.tuning.tick_s))

@@ -128,7 +128,7 @@ class Peer:
             self.catchup.has_layout(layout_hash)
         if held is not None:
             manifest = open_manifest(held, swarm)
-            self.state.settle(VersionId(manifest.epoch, manifest.version), manifest, held)
+            self.state.set_held(VersionId(manifest.epoch, manifest.version), manifest, held)
         self._on_event: dict[type[Event], Callable[[Any, float], None]] = {
             PeerUp: self._peer_up,
             PeerDown: self._peer_down,
@@ -267,7 +267,7 @@ class Peer:
 
     def _bye(self, session: Session, message: Bye, now: float) -> None:
         if session.peer == self.state.swarm:
-            self.membership.let_go(now)
+            self.membership.stay_away(now)
         if message.release:
             report = open_report(message.release, self.state.swarm)
             if report.peer != session.peer or not report.leaving:
@@ -283,7 +283,7 @@ class Peer:
         if self.state.held is None and not self.catchup.active:
             manifest = open_manifest(sealed, self.state.swarm)
             if self._relay_only:
-                self.state.settle(VersionId(manifest.epoch, manifest.version), manifest, sealed)
+                self.state.set_held(VersionId(manifest.epoch, manifest.version), manifest, sealed)
             else:
                 self.catchup.start(manifest, sealed, now)
         else:
@@ -387,7 +387,7 @@ class Peer:
         version = self.state.chunks.version(VersionId(behind.epoch, behind.version))
         assert version is not None
         if self._relay_only:
-            self.state.settle(version.id, behind, version.sealed_manifest)
+            self.state.set_held(version.id, behind, version.sealed_manifest)
         else:
             self.catchup.start(behind, version.sealed_manifest, now)
 

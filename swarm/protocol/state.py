@@ -147,11 +147,11 @@ class State:
         """Every peer that is attached to us in any stripe, once, in a fixed order."""
         return sorted({peer for edges in self.exchange.children.values() for peer in edges})
 
-    def settle(self, id_: VersionId, manifest: Manifest, sealed: bytes) -> None:
+    def set_held(self, id_: VersionId, manifest: Manifest, sealed: bytes) -> None:
         """We hold this version now. Chunks of the last `retain_versions` stay for others; older ones are dropped."""
         self.held, self.manifest, self.sealed_manifest = id_, manifest, sealed
         self.floor = max(self.floor, id_)
-        self.late_joiners.settled(id_)
+        self.late_joiners.version_held(id_)
         self.manifests[id_] = sealed
         for old in sorted(self.manifests)[: -self.tuning.retain_versions]:
             del self.manifests[old]

@@ -280,7 +280,7 @@ class Planner:
         for look_at in (16, len(usable)):
             near = nsmallest(look_at, usable, key=lambda g: (self._load(g, 1), g))
             near = [g for g in near if self._depth(stripe, g, below=slot) is not None]
-            near = [g for g in near if self._who[g].joins(spot)] or near
+            near = [g for g in near if self._who[g].can_connect(spot)] or near
             if near:
                 limit = max(UNEVEN * self._load(near[0], 1), self._mean)
                 return min(near, key=lambda g: self._rank(stripe, slot, g, limit))
@@ -363,7 +363,9 @@ class Planner:
         """Move one child from `source` to `target`: preferably of the target's region and with few children, and never
         one that the target is below."""
         region = self._who[target].region
-        children = [c for c in self._kids[stripe][source] if c != target and self._who[c].joins(self._who[target])]
+        children = [
+            c for c in self._kids[stripe][source] if c != target and self._who[c].can_connect(self._who[target])
+        ]
         children.sort(key=lambda c: (self._who[c].region != region, len(self._kids[stripe].get(c, ())), c))
         for child in children:
             if self._who[child].region != region and self._who[source].region == region:

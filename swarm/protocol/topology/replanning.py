@@ -205,8 +205,8 @@ class Scheme:
         if late or all(lease.report is not None and lease.report.held >= head for lease in self._book.leases.values()):
             self._busy_since = None
             offered = {s: self._enrolled[x.grant.peer].join.up_mbit for s, x in self._book.leases.items()}
-            self._rates.settle(offered, self._feeders)
-            self._regions.settle()
+            self._rates.update_estimates(offered, self._feeders)
+            self._regions.update()
             self._stale = True
 
     def _feeders(self, slot: int) -> set[int]:

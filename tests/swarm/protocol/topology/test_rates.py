@@ -22,7 +22,7 @@ def told(rates: Rates, giver: int, by: dict[int, tuple[float, int]], offered: fl
     estimate."""
     for receiver, (mbit, short) in by.items():
         rates.hear(receiver, [got(giver, mbit, short)])
-    rates.settle({giver: offered}, lambda slot: set())
+    rates.update_estimates({giver: offered}, lambda slot: set())
     return rates.uplink(giver, offered, 200.0)
 
 
@@ -93,7 +93,7 @@ def test_a_child_of_a_slow_node_is_not_found_slow() -> None:
     rates = Rates()
     for receiver in (3, 4, 5):
         rates.hear(receiver, [got(1, 5, 80), got(2, 5, 80)])
-    rates.settle({1: 200.0, 2: 200.0}, {1: set(), 2: {1}}.__getitem__)
+    rates.update_estimates({1: 200.0, 2: 200.0}, {1: set(), 2: {1}}.__getitem__)
     assert rates.uplink(1, 200.0, 200.0) == pytest.approx(15)
     assert rates.uplink(2, 200.0, 200.0) == 200.0
 
@@ -122,7 +122,7 @@ def test_one_small_chunk_proves_a_newcomer_but_measures_no_uplink() -> None:
     assert link.kbit_s == UNTIMED
     rates = Rates()
     assert rates.hear(2, [link]) == [1]
-    rates.settle({1: 200.0}, lambda slot: set())
+    rates.update_estimates({1: 200.0}, lambda slot: set())
     assert rates.uplink(1, 200.0, 200.0) == 200.0
 
 
@@ -195,7 +195,7 @@ def mesh(regions: Regions, rtt_ms: dict[tuple[int, int], int]) -> None:
         for (a, b), rtt in rtt_ms.items():
             regions.hear(a, [got(b, 0, 0, rtt)])
             regions.hear(b, [got(a, 0, 0, rtt)])
-        regions.settle()
+        regions.update()
 
 
 def test_two_continents_are_two_regions() -> None:

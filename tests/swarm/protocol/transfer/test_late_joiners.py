@@ -144,7 +144,7 @@ def test_once_the_version_is_complete_late_joiners_get_the_whole_uplink(held: bo
     house = House(BEN)
     house.opens(1, 5.0)
     if held:
-        house.state.late_joiners.settled(version(1))
+        house.state.late_joiners.version_held(version(1))
     house.exchange.gave(CLEO, house.state.chunks.versions[version(1)].chunks[0], [0, 1, 2, 3], 6.0)
     house.attach(BEN, now=6.0)
     had = house.state.uplink.queued_bytes(6.0)
@@ -214,7 +214,7 @@ def test_a_late_joiners_wants_are_granted_once_the_version_is_here() -> None:
     offers = Offers(house.state)
     offers.heard(BEN, LateChunkWants(0, 1, 0, (0,)), 6.0)
     assert house.state.outbox.take() == []
-    house.state.late_joiners.settled(version(1))
+    house.state.late_joiners.version_held(version(1))
     offers.heard(BEN, LateChunkWants(0, 1, 0, (0,)), 7.0)
     assert len(house.state.outbox.take()) == 1
 
