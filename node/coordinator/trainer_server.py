@@ -160,7 +160,7 @@ class TrainerServer:
             changed = self._ledger.release(node, why)
         elif node:
             changed = self._ledger.quarantine(node, why)
-        await self._ledger.settled()
+        await self._ledger.wait_durable()
         return Judged(changed, self._ledger.reputation())
 
     # ------------------------------------------------------------ publishing
@@ -218,7 +218,7 @@ class TrainerServer:
         if asked.session.startswith(VOLATILE):
             raise UsageError(f"The rollouts key {asked.session!r} begins with {VOLATILE!r}: choose another key.")
         with trio.move_on_after(HANG_UP_WITHIN_S):
-            await self._ledger.closed(asked.session)
+            await self._ledger.wait_closed(asked.session)
         session = self._ledger.open(
             asked.session,
             asked.n,

@@ -51,7 +51,7 @@ ENGINES: Final = {"transformers": "node.engines.transformers:TransformersEngine"
 
 
 class Worker:
-    """One engine, one node. `serve` runs until the node hangs up."""
+    """One engine, one node. `serve` runs until the node closes the connection."""
 
     def __init__(self, engine: Engine, channel: Channel) -> None:
         self._engine = engine

@@ -14,6 +14,7 @@ LINGER_BYTES: Final = 256 << 10
 """After a refusal the server reads and drops this much, for this long: about what a client sends before it reads the
 answer."""
 READ_BYTES: Final = 1 << 16
+"""What one read of the socket takes at most."""
 MAX_HEADERS: Final = 100
 """OpenAI's clients send twenty; parsing many more would take milliseconds per request."""
 
@@ -87,7 +88,8 @@ class HttpConnection:
         self._h11.receive_data(bytes(await self._stream.receive_some(READ_BYTES)))
 
     async def read_body(self, length: int) -> bytearray:
-        """The body of the request whose head was read last, `length` bytes. Raises `RequestRefused` when it is too slow."""
+        """The body of the request whose head was read last, `length` bytes. Raises `RequestRefused` when it is too
+        slow."""
         body, received, limits = bytearray(length), 0, self._limits
         began = trio.current_time()
         with trio.move_on_after(limits.body_s) as scope:
@@ -102,7 +104,7 @@ class HttpConnection:
         raise refusal(408, "The request did not come to its end in time.")
 
     async def call_handler(self, handler: Handler, request: Request) -> Response | None:
-        """The handler's answer; None, and the handler is cancelled, when the client hangs up first."""
+        """The handler's answer; None, and the handler is cancelled, when the client disconnects first."""
         answer: Response | None = None
 
         async def watch_client(scope: trio.CancelScope) -> None:
@@ -182,7 +184,7 @@ class HttpConnection:
         return not broken
 
     async def _receive_or_nothing(self) -> bytes:
-        """What the client sends next; empty when it hung up."""
+        """What the client sends next; empty when it has disconnected."""
         try:
             return bytes(await self._stream.receive_some(READ_BYTES))
         except trio.BrokenResourceError:

@@ -3,7 +3,7 @@
 Each connection is one task. The server judges a request by its head before it reads anything else: what `check` refuses
 is answered and closed, so that a client without the key costs one head. It reads a body only after the budget of all
 bodies has room for the announced length. While a request is being answered it listens to the client, so that the work
-of a client that hangs up is withdrawn. It is not for files, uploads, or the open internet without a proxy in front.
+of a client that disconnects is withdrawn. It is not for files, uploads, or the open internet without a proxy in front.
 
 Hypercorn's trio worker (0.18) cannot replace it: the worker sends each part of an answer in a shielded cancel scope
 without a deadline, so that neither its configuration nor the application can disconnect a client that stops reading,

@@ -429,7 +429,7 @@ class Ledger:
     def next_deadline(self) -> float | None:
         """The latest time for the next call of `tick`."""
         times = [self.quarantine.next_deadline(), self.table.next_deadline()]
-        times += [node.liveness.look_at(self.settings) for node in self.nodes.values() if node.leases]
+        times += [node.liveness.check_at(self.settings) for node in self.nodes.values() if node.leases]
         return min((time for time in times if time is not None), default=None)
 
     def _accept(self, lease: LiveLease, rollout: Rollout, sealed: bytes, now: float) -> None:

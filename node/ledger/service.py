@@ -59,7 +59,8 @@ class Turn:
 
 class LedgerService:
     """The coordinator calls `member_up`, `member_lost`, `begun`, `sealed` and `hear`; the trainer server and the
-    gateway open sessions. All calls are made on the event loop, and only `run`, `closed` and `settled` wait."""
+    gateway open sessions. All calls are made on the event loop, and only `run`, `wait_closed` and `wait_durable`
+    wait."""
 
     def __init__(
         self,
@@ -284,7 +285,7 @@ class LedgerService:
         self._wake()
         return session
 
-    async def closed(self, name: str) -> None:
+    async def wait_closed(self, name: str) -> None:
         """Wait until the session is not open."""
         while (session := self._sessions.get(name)) is not None:
             await session.ended.wait()
@@ -380,7 +381,7 @@ class LedgerService:
         self._wake()
         return released
 
-    async def settled(self) -> None:
+    async def wait_durable(self) -> None:
         """Wait until everything that happened so far is durable."""
         while self._ledger.has_facts or self._writing:
             self._wake()

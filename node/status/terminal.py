@@ -201,7 +201,7 @@ def _members(rows: Sequence[_Row], head: Version | None) -> RenderableType:
             Text(lease, _STANDING_STYLE.get(row.standing, "")),
             Text(size(row.sent_bytes), style="yellow" if row.saving else ""),
             size(row.received_bytes),
-            Text("aside", style="red") if row.quarantined is not None else _number(row.tokens_s, ",.0f"),
+            Text("quarantine", style="red") if row.quarantined is not None else _number(row.tokens_s, ",.0f"),
             _number(row.useful, ".0%"),
             row.reached or "-",
         )

@@ -94,14 +94,14 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         print(json.dumps(found))
     else:
-        print(f"{'what':<34}{'measured':>12}{'reach':>10}")
-        for name, value, reach, ok in rows:
-            print(f"{name:<34}{value:>12}{reach:>10}{'' if ok else '   missed'}")
+        print(f"{'what':<34}{'measured':>12}{'goal':>10}")
+        for name, value, goal, ok in rows:
+            print(f"{name:<34}{value:>12}{goal:>10}{'' if ok else '   missed'}")
     return 0 if found["reached"] else 1
 
 
 def _rows(found: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
-    """(what, measured, reach, is it reached)."""
+    """(what, measured, goal, whether it was reached)."""
     over, first = found["cost"]["publish_over_copy"], found["cost"]["first_chunk_at"]
     speedup = found["encoding"]["speedup"]
     most, before, least = REACH["publish_over_copy"], REACH["first_chunk_at"], REACH["encode_2_ranks"]

@@ -391,7 +391,7 @@ class VllmEngine(BackgroundEngine):
         return self._flights.counts()
 
     def close(self) -> None:
-        """Hang up. A vLLM that the user runs goes on with the version that it has."""
+        """Disconnect. A vLLM that the user runs goes on with the version that it has."""
         if self._attachment is not None:
             for link in (self._attachment.front, *self._attachment.ranks):
                 link.retire()

@@ -78,7 +78,7 @@ def begin_score(
     sampling: SamplingParams,
     done: ScoreDone,
 ) -> None:
-    """Score `token_ids` after `prompt` under `version`, which the engine holds now (see `interface.Scorer`).
+    """Score `token_ids` after `prompt` under `version`, which the engine holds now (see `interface.ScoringEngine`).
 
     `done(outcome)` is called from another thread; with an `EngineError` when a commit fell into the scoring, because
     some tokens may have been read by the older weights and some by the newer.
@@ -142,4 +142,4 @@ def _completion(output: Output) -> Completion:
     try:
         return Completion(output.token_ids, output.logprobs, "stop" if output.finish == "stop" else "length", spans)
     except ValueError as error:
-        raise EngineError(f"vLLM's answer makes no sense: {error}") from error
+        raise EngineError(f"vLLM's answer is not a completion: {error}") from error

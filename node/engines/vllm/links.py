@@ -54,7 +54,7 @@ class PluginLink:
     """One connected process of vLLM's. `hello`: its first message."""
 
     def __init__(self, channel: Channel, hello: Front | Rank | Loader, on_lost: Callable[[str], None]) -> None:
-        """`on_lost(why)` is called from the receiving thread when the process is gone or sends nonsense."""
+        """`on_lost(why)` is called from the receiving thread when the process is gone or sends an invalid message."""
         self.hello = hello
         self._channel = channel
         self._on_lost = on_lost
@@ -90,7 +90,7 @@ class PluginLink:
         return wait(self.ask(make, fds), answer_type, within_s)
 
     def _receive(self) -> None:
-        why = "it hung up"
+        why = "it closed the connection"
         try:
             while True:
                 with contextlib.suppress(ChannelTimeout):
@@ -124,7 +124,7 @@ class PluginLink:
             future.set_result(message)
 
     def retire(self) -> None:
-        """Close this end. The process may hang up from now on without being reported as lost."""
+        """Close this end. The process may close its end from now on without being reported as lost."""
         self._retired = True
         self._channel.close()
 
@@ -141,7 +141,7 @@ def wait(future: Future[Any], answer_type: type[AnswerT], within_s: float) -> An
 
 
 def _ignore_loss(why: str) -> None:
-    """For loaders: they hang up when they are done."""
+    """For loaders, which close the connection when they are done."""
 
 
 class Listener:

@@ -29,8 +29,8 @@ from swarm.protocol.core.version import VersionId
 from swarm.protocol.core.wire import Attach, Credit
 from swarm.protocol.transfer.chunks import Chunk, Chunks, mask_of
 from swarm.protocol.transfer.edges import ChildEdge, Part
+from swarm.protocol.transfer.exchange_context import ExchangeContext
 from swarm.protocol.transfer.parents import Parents
-from swarm.protocol.transfer.surroundings import Surroundings
 
 __all__ = ["Exchange"]
 
@@ -52,7 +52,7 @@ class Exchange:
         chunks: Chunks,
         tuning: Tuning,
         outbox: Outbox,
-        around: Surroundings = Surroundings(),  # noqa: B008 - frozen
+        around: ExchangeContext = ExchangeContext(),  # noqa: B008 - frozen
         *,
         gives: bool = True,
     ) -> None:

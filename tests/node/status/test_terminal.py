@@ -161,6 +161,6 @@ def test_where_the_time_goes_and_which_nodes_are_in_quarantine() -> None:
     text = shown(status)
     assert "useful 87 % of the nodes' time, 1,204 samples generated and never used" in " ".join(text.split())
     assert ["good", "93.0%", "4.0%", "1.0%", "2.0%"] in [line.split() for line in text.splitlines()]
-    for found in ("1,234", "93%", "5.04 s", "21.0 ms", "12.3 s", "0.30 s", "39.1 ms", "0.0 ms", "aside"):
+    for found in ("1,234", "93%", "5.04 s", "21.0 ms", "12.3 s", "0.30 s", "39.1 ms", "0.0 ms", "quarantine"):
         assert found in text, found
     assert "bad is in quarantine: two nodes computed? others" in text
