@@ -131,4 +131,4 @@ def _last_line(log: Path) -> str:
     """The last line of the engine's output that is not empty."""
     lines = log.read_bytes()[-LAST_LINE_BYTES:].decode(errors="replace").split("\n")
     written = [line.strip() for line in lines if line.strip()]
-    return written[-1] if written else f"it said nothing; see {log}"
+    return written[-1] if written else f"it wrote nothing; see {log}"

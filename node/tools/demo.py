@@ -109,7 +109,7 @@ class _Proc:
     def last_log_line(self) -> str:
         """The last line of its log, for an error text."""
         lines = self.log.read_text(errors="replace").strip().splitlines()
-        return lines[-1][:300] if lines else "it said nothing"
+        return lines[-1][:300] if lines else "it wrote nothing"
 
 
 class _Demo:
@@ -268,7 +268,7 @@ class _Demo:
                     raise DemoFailed(f"The trainer ended: {self.trainer.last_log_line()}{self._logs()}") from None
                 yield event
             if scope.cancelled_caught:
-                raise DemoFailed(f"The trainer said nothing for {within_s:.0f} s.{self._logs()}")
+                raise DemoFailed(f"The trainer reported nothing for {within_s:.0f} s.{self._logs()}")
 
     async def _await_event(self, name: str, within_s: float, progress: ProgressLine) -> dict[str, Any]:
         async with contextlib.aclosing(self._events_of_trainer(within_s)) as events:

@@ -4,7 +4,7 @@ It trusts nothing but its own key. Its machines:
 
 which peers are members .... membership.admission, over membership.lease.LeaseBook
 the authority's clock ...... membership.heartbeats
-the trees .................. topology.replanning.Scheme, planned anew when membership changes
+the trees .................. topology.replanning.Replanner, planned anew when membership changes
 which stripe gets a chunk .. transfer.assignment
 pieces to the root children  transfer.exchange
 """
@@ -87,7 +87,7 @@ from swarm.protocol.membership.roster import AUTHORITY
 from swarm.protocol.membership.session import BAN_S, Session, pay_for_attaching
 from swarm.protocol.startup import Boot, Budget, Saved, Site
 from swarm.protocol.state import OwnUplink, State
-from swarm.protocol.topology.replanning import Scheme
+from swarm.protocol.topology.replanning import Replanner
 from swarm.protocol.transfer.assignment import ChunkAssigner
 from swarm.protocol.transfer.bootstrap_limiter import BootstrapLimiter
 from swarm.protocol.transfer.chunks import key_of
@@ -141,13 +141,13 @@ class Authority:
         # Serials of this boot are higher than any that an earlier boot can have given, also to leases that are over.
         self.book = LeaseBook(key.public, key, tuning, next_serial=boot.number << 32)
         self._enrolled = Enrolments(state.outbox)
-        scheme = self.scheme = Scheme(state, self.book, self._enrolled, time, boot=boot.number, site=site)
-        self._heartbeats = Heartbeats(state, self.book, time, lambda: scheme.serial, boot=boot.number, now=now)
-        self.admission = Admission(state, self.book, self._enrolled, self.scheme, time, self._heartbeats)
+        replanner = self.replanner = Replanner(state, self.book, self._enrolled, time, boot=boot.number, site=site)
+        self._heartbeats = Heartbeats(state, self.book, time, lambda: replanner.serial, boot=boot.number, now=now)
+        self.admission = Admission(state, self.book, self._enrolled, self.replanner, time, self._heartbeats)
         self.admission.restore(saved.grants, saved.tickets, saved.bars, now)
         self._alone_since: float | None = now if self._enrolled else None
         """Local time of our start, until a member of an earlier boot comes back; None: one has, or there is none."""
-        self.assigner = ChunkAssigner(state.exchange, state.chunks, self.scheme.is_root_child)
+        self.assigner = ChunkAssigner(state.exchange, state.chunks, self.replanner.is_root_child)
         self.superseded = False
         """A later boot of our own key is running: this one ignores all further events."""
         manifest = open_manifest(saved.head, key.public)
@@ -196,7 +196,7 @@ class Authority:
 
     def start(self, now: float, addrs: tuple[str, ...] = ()) -> list[Effect]:
         """The first effects. `addrs`: where we listen; used if no addresses were given to the constructor."""
-        self.scheme.listening(addrs)
+        self.replanner.listening(addrs)
         self._tick(Timer("tick"), now)
         return self.state.outbox.take()
 
@@ -210,7 +210,7 @@ class Authority:
     @property
     def addrs(self) -> tuple[str, ...]:
         """Where the authority can be dialed from outside."""
-        return self.scheme.addrs
+        return self.replanner.addrs
 
     @property
     def down_mbits(self) -> tuple[float, ...]:
@@ -348,18 +348,18 @@ class Authority:
             return  # the quota of its ticket is used up, so it has been removed
         if enrolment.saving != report.saving:
             enrolment.saving = report.saving
-            self.scheme.mark_stale()
+            self.replanner.mark_stale()
         if report.catching_up >= 1:
             self._bootstrap_limiter.done(report.peer)
         if report.catching_up >= 1 and not enrolment.held_once:
             enrolment.held_once = True
-            self.scheme.mark_stale()
+            self.replanner.mark_stale()
         if self._is_news(enrolment.newest, report.held):
             enrolment.newest = report.held
             self.state.outbox.notify(MemberHolds(report.slot, report.peer, report.held))
-        self.scheme.hear(report, now)
+        self.replanner.hear(report, now)
         for slot in report.lost:
-            self.scheme.hear_of_loss(slot, now)
+            self.replanner.hear_of_loss(slot, now)
 
     def _is_news(self, before: VersionId | None, held: VersionId) -> bool:
         """Whether a member says for the first time that it holds this version. True once a version, whatever the member
@@ -373,11 +373,11 @@ class Authority:
         if self._enrolled.probed(event) and slot is not None:
             record = record_of(self.book.leases[slot].sealed, self._enrolled[event.peer])
             self.state.outbox.emit(Persist(f"reach/{slot}", f"grant/{slot}", record))
-            self.scheme.mark_stale()
+            self.replanner.mark_stale()
             self._plan_if_due(now)
 
     def _plan_if_due(self, now: float) -> None:
-        if self.scheme.plan_if_due(now):
+        if self.replanner.plan_if_due(now):
             self.state.exchange.review(now)
             self.admission.welcome_all(now)
 
@@ -401,7 +401,7 @@ class Authority:
         if news:
             self.state.chunks.versions[VersionId(chunk.key.epoch, chunk.key.version)].fill(chunk)
             self.egress.add_chunk(chunk.key, chunk.header_bytes + sum(chunk.sizes))
-            self.scheme.opened()
+            self.replanner.opened()
             self.assigner.add(chunk)
 
     def _serve_model(self, session: Session, want: WantBlob | WantBlock, now: float) -> None:
@@ -430,7 +430,7 @@ class Authority:
         if version is not None and version.attempt == event.attempt:
             state.chunks.drop(id_)
             state.exchange.forget(id_)
-        self.scheme.abandoned()
+        self.replanner.abandoned()
         state.outbox.emit(Drop(id_, event.attempt))
 
     def _local_seal(self, event: LocalSeal, now: float) -> None:
@@ -440,7 +440,7 @@ class Authority:
         state.chunks.manifest(manifest, event.manifest, now)
         state.set_held(id_, manifest, event.manifest)
         self.assigner.prune()
-        self.scheme.sealed(now)
+        self.replanner.sealed(now)
         for peer in state.children():
             state.outbox.send(peer, ManifestNews(event.manifest))
         state.outbox.emit(Announce(event.manifest))
@@ -457,7 +457,7 @@ class Authority:
 
     def _tick(self, event: Timer, now: float) -> None:
         state = self.state
-        state.sessions.expire_mute(now)
+        state.sessions.close_unproven(now)
         state.exchange.tick(now)
         before = state.leases.heartbeat.fresh if state.leases.heartbeat is not None else b""
         for slot, peer in self.book.expire(self._time(now)):
@@ -466,12 +466,12 @@ class Authority:
             if state.sessions.get(peer) is not None:
                 state.close(peer, "its lease has expired")
         if self.book.bits(self._time(now))[1] != before:
-            self.scheme.mark_stale()
-        self.scheme.tick(now)
+            self.replanner.mark_stale()
+        self.replanner.tick(now)
         self._plan_if_due(now)
         self._enrolled.probe_due(now)
         close_surplus_sessions(state, now)
         self._look_for_members(now)
-        reach_out(state, AUTHORITY, Location(self.scheme.addrs, Scope.HERE), now)
+        reach_out(state, AUTHORITY, Location(self.replanner.addrs, Scope.HERE), now)
         self._heartbeats.send_if_due(now)
         state.outbox.emit(SetTimer("tick", now + state.tuning.tick_s))

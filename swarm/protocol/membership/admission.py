@@ -17,7 +17,7 @@ from swarm.protocol.membership.roster import AUTHORITY
 from swarm.protocol.membership.session import BAN_S, Session
 from swarm.protocol.membership.tickets import BARRED, LATER, REVOKED
 from swarm.protocol.state import State
-from swarm.protocol.topology.replanning import Scheme
+from swarm.protocol.topology.replanning import Replanner
 
 __all__ = ["Admission"]
 
@@ -36,14 +36,14 @@ class Admission:
         state: State,
         book: LeaseBook,
         enrolled: Enrolments,
-        scheme: Scheme,
+        replanner: Replanner,
         time: Callable[[float], AuthorityTime],
         heartbeats: Heartbeats,
     ) -> None:
         self._state = state
         self._book = book
         self._enrolled = enrolled
-        self._scheme = scheme
+        self._replanner = replanner
         self._time = time
         self._heartbeats = heartbeats
         self._awaiting: dict[str, bytes] = {}
@@ -113,7 +113,7 @@ class Admission:
         peer = self._awaiting.pop(event.token, None)
         if peer is not None:
             self._welcoming.append(peer)
-            self._scheme.mark_stale()
+            self._replanner.mark_stale()
         return peer is not None
 
     def welcome_all(self, now: float) -> None:
@@ -174,7 +174,7 @@ class Admission:
 
     def forget_holder(self, slot: int, peer: bytes) -> None:
         """A lease has ended: forget its holder, in memory and on disk, except for its use of the ticket."""
-        self._scheme.forget(slot)
+        self._replanner.forget(slot)
         self._enrolled.pop(peer, None)
         self._fetched.forget(peer)
         self._state.outbox.emit(Persist(f"release/{slot}", f"grant/{slot}", b""))

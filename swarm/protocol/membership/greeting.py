@@ -61,7 +61,7 @@ def pass_on(state: State, roster: Roster) -> None:
 
 def give_roster(state: State, session: Session, message: WantRoster, now: float) -> None:
     """Answer with the changes that the peer lacks, or with the whole roster, that at most once per heartbeat."""
-    if not session.questions.take(1, now):
+    if not session.roster_requests.take(1, now):
         return
     steps = state.rosters.since(message.have)
     if steps is not None:

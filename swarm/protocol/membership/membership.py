@@ -84,7 +84,7 @@ class Membership:
             if self._is_over(session, now):
                 state.close(session.peer, "its lease is over")
                 return
-            state.lost_peers.find(grant.slot)
+            state.lost_peers.note_present(grant.slot)
         session.ready = True
         state.sessions.ping(session, now)
         session.roster = max(session.roster, message.roster)
@@ -136,7 +136,7 @@ class Membership:
         stripes = state.exchange.parents.lost(peer)
         state.exchange.detached(peer, None)
         if session is not None and session.slot is not None and stripes:
-            state.lost_peers.lose(session.slot, now)
+            state.lost_peers.note_lost(session.slot, now)
         for stripe in [s for s, parent in self._failover_parent.items() if parent == peer]:
             del self._failover_parent[stripe]
         if not self.leaving:
@@ -272,7 +272,7 @@ class Membership:
         """Whether the holder of `slot` is alive and not lost, and there is a session with it, or can be one."""
         state = self._state
         member, me = roster.member(slot), roster.member_of(state.key.public)
-        if member is None or state.lost_peers.has(slot) or state.sessions.failing(member.peer, now):
+        if member is None or state.lost_peers.is_lost(slot) or state.sessions.failing(member.peer, now):
             return False
         # A failover parent does not know that we want to attach, so it will not dial us.
         if state.sessions.get(member.peer) is None and (me is None or not self._can_get_session(roster, slot, me)):
@@ -362,7 +362,7 @@ class Membership:
 
     def answered(self, session: Session, now: float) -> None:
         """A peer answered a ping: it is not lost."""
-        if self._state.lost_peers.find(session.slot):
+        if self._state.lost_peers.note_present(session.slot):
             self.rewire(now)
 
     def _expects(self, now: float) -> bool:
@@ -386,14 +386,14 @@ class Membership:
             came[edge.peer] = max(came.get(edge.peer, 0.0), state.exchange.parents.progress_at.get(stripe, 0.0))
         for peer, at in sorted(came.items()):
             session = state.sessions.get(peer)
-            if session is None or session.slot is None or state.lost_peers.has(session.slot):
+            if session is None or session.slot is None or state.lost_peers.is_lost(session.slot):
                 continue
             heard_at = max(at, session.heard_at)
             if session.pinged_at <= heard_at:
                 if now - heard_at > DOUBT_S:
                     state.sessions.ping(session, now)
             elif now - session.pinged_at > max(DOUBT_S, 4 * session.rtt_s):
-                state.lost_peers.lose(session.slot, now)
+                state.lost_peers.note_lost(session.slot, now)
                 state.outbox.notify(PeerStuck(peer, session.slot))
                 stuck.append(peer)
         return stuck
@@ -412,7 +412,7 @@ class Membership:
             # A failover parent had no reason to send before we attached to it, so its silence counts from then on.
             if session is not None and now - max(session.heard_at, attached_at[peer]) > limit:
                 if session.slot is not None:
-                    state.lost_peers.lose(session.slot, now)
+                    state.lost_peers.note_lost(session.slot, now)
                 state.close(peer, "silent for three heartbeats")
 
     def stay_away(self, now: float) -> None:

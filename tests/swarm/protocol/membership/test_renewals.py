@@ -46,7 +46,7 @@ def test_a_forged_heartbeat_expels_its_sender() -> None:
     assert peer.standing(0.0) is Standing.FRESH
 
 
-def test_reports_climb_two_trees_that_rotate() -> None:
+def test_reports_go_up_two_trees_that_rotate() -> None:
     everyone = [member(s) for s in range(5)]
     peer = a_member([(1, -1, 1, 1, 1), (2, 2, -1, 2, 2), (3, 3, 3, -1, 3), (4, 4, 4, 4, -1)], members=everyone)
     for slot in range(1, 5):
@@ -61,32 +61,32 @@ def test_reports_climb_two_trees_that_rotate() -> None:
     assert set().union(*target_connections) == {1, 2, 3, 4}
 
 
-def climbed(peer: Peer, sealed: bytes, now: float = 1.0, stripe: int = 0) -> list:
+def forwarded(peer: Peer, sealed: bytes, now: float = 1.0, stripe: int = 0) -> list:
     say(peer, 2, Reports(stripe, (sealed,)), now)
     return [r for r in reports_in(tick(peer, now + 0.05)) if r.slot != 0]
 
 
-def test_a_childs_report_climbs_once() -> None:
+def test_a_childs_report_is_forwarded_once() -> None:
     peer = a_forwarder()
-    assert len(climbed(peer, a_report())) == 1
-    assert climbed(peer, a_report(), 1.1) == []
-    assert len(climbed(peer, a_report(counter=2), 1.2)) == 1
-    assert climbed(peer, a_report(counter=1), 1.3) == []
+    assert len(forwarded(peer, a_report())) == 1
+    assert forwarded(peer, a_report(), 1.1) == []
+    assert len(forwarded(peer, a_report(counter=2), 1.2)) == 1
+    assert forwarded(peer, a_report(counter=1), 1.3) == []
 
 
 def test_the_counter_restarts_with_a_new_grant() -> None:
     """Its relays remember the counter of the old grant."""
     peer = a_forwarder()
-    assert len(climbed(peer, a_report(counter=500))) == 1
-    assert len(climbed(peer, a_report(counter=1, serial=2), 1.1)) == 1
-    assert climbed(peer, a_report(counter=501), 1.2) == []
+    assert len(forwarded(peer, a_report(counter=500))) == 1
+    assert len(forwarded(peer, a_report(counter=1, serial=2), 1.1)) == 1
+    assert forwarded(peer, a_report(counter=501), 1.2) == []
 
 
 def test_a_forged_report_expels_and_a_strangers_is_dropped() -> None:
     peer = a_forwarder()
     say(peer, 2, Attach(0, 0, 0, 0, ()))
-    assert climbed(peer, a_report(key=key_of("mallory"), counter=1 << 60)) == []
-    assert len(climbed(peer, a_report(), 1.1)) == 1  # the stranger's huge counter does not block it
+    assert forwarded(peer, a_report(key=key_of("mallory"), counter=1 << 60)) == []
+    assert len(forwarded(peer, a_report(), 1.1)) == 1  # the stranger's huge counter does not block it
     forged = seal(report(1, bytes(32), 1), key_of("mallory"))
     assert only(say(peer, 2, Reports(0, (forged,)), 1.2), Close)[0].ban_s > 0
 
@@ -94,10 +94,10 @@ def test_a_forged_report_expels_and_a_strangers_is_dropped() -> None:
 @pytest.mark.parametrize(("slot", "stripe"), [(900, 0), (2, 63)])
 def test_reports_of_no_slot_or_stripe_cost_no_memory(slot: int, stripe: int) -> None:
     peer = a_forwarder()
-    before = dict(peer.membership.renewals._climbed)
+    before = dict(peer.membership.renewals._queued)
     for counter in range(1, 20):
-        assert climbed(peer, a_report(slot, counter), 1.0 + counter, stripe) == []
-    assert peer.membership.renewals._climbed == before
+        assert forwarded(peer, a_report(slot, counter), 1.0 + counter, stripe) == []
+    assert peer.membership.renewals._queued == before
 
 
 def test_many_reports_are_split_into_messages_within_the_limit() -> None:
@@ -174,10 +174,10 @@ def test_a_member_whose_session_was_surplus_returns_later_for_work() -> None:
     assert 1.0 + rest_s / 2 <= came <= 1.2 + 1.5 * rest_s
 
 
-# ---------------------------------------------------------------- farewells
+# ---------------------------------------------------------------- releases
 
 
-def test_a_neighbours_farewell_climbs() -> None:
+def test_a_neighbours_release_is_forwarded() -> None:
     peer = a_forwarder()
     effects = say(peer, 2, Bye(a_report(leaving=True)), 1.0)
     assert [c.peer for c in only(effects, Close)] == [key_of(2).public]
@@ -187,7 +187,7 @@ def test_a_neighbours_farewell_climbs() -> None:
 @pytest.mark.parametrize(
     "release", [a_report(slot=1, leaving=True), a_report(leaving=False)], ids=["anothers", "no leave"]
 )
-def test_an_invalid_farewell(release: bytes) -> None:
+def test_an_invalid_release(release: bytes) -> None:
     peer = a_forwarder()
     assert only(say(peer, 2, Bye(release), 1.0), Close)[0].ban_s > 0
 

@@ -111,8 +111,8 @@ def measured(*came: tuple[int, float]) -> Link:
         )
     )
     for size, at in came:
-        links.came(b"anna", size, at)
-    (link,) = links.account()
+        links.count_bytes(b"anna", size, at)
+    (link,) = links.take_measurements()
     return link
 
 
@@ -137,16 +137,16 @@ def test_a_newcomer_that_was_tried_is_reported_once() -> None:
         grant=object(), held=version(1), chunks=book, tuning=TUNING, outbox=outbox,
     )  # fmt: skip
     links = Links(cast(Any, state))
-    links.came(b"anna", 1000, 4.0)
+    links.count_bytes(b"anna", 1000, 4.0)
     assert not links.take_answered()
-    links.account()
+    links.take_measurements()
     links.try_newcomers(5.0)
     assert [effect.peer for effect in only(outbox.take(), Send)] == [b"anna"]
-    links.came(b"anna", 1000, 5.5)
+    links.count_bytes(b"anna", 1000, 5.5)
     assert links.take_answered()
     for _ in range(2):  # it goes on bringing something, after each account
-        links.account()
-        links.came(b"anna", 1000, 6.0)
+        links.take_measurements()
+        links.count_bytes(b"anna", 1000, 6.0)
         assert not links.take_answered()
 
 
@@ -168,8 +168,8 @@ def test_a_parent_is_judged_by_versions_that_lasted(far_s: float, lasted_s: floa
     exchange = SimpleNamespace(parents=SimpleNamespace(edges=parents))
     links = Links(cast(Any, SimpleNamespace(sessions=sessions, roster=roster, exchange=exchange)))
     for i in range(101):
-        links.came(b"ben" if i % 10 == 0 else b"anna", 64 << 10, 5.0 + lasted_s * i / 100)
-    short = {link.slot: link.short_percent for link in links.account()}
+        links.count_bytes(b"ben" if i % 10 == 0 else b"anna", 64 << 10, 5.0 + lasted_s * i / 100)
+    short = {link.slot: link.short_percent for link in links.take_measurements()}
     assert (short[2] > 50) is judged
     assert short[1] == 0
 
