@@ -98,13 +98,13 @@ def test_nodes_go_in_several_ways_and_come_at_a_rate_of_their_own(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ways: list[str] = []
-    befall = churn._befall
+    befall = churn._remove
 
     def watched(world: World, begun: Begun, how: str, node: Simulated) -> None:
         ways.append(how)
         befall(world, begun, how, node)
 
-    monkeypatch.setattr(churn, "_befall", watched)
+    monkeypatch.setattr(churn, "_remove", watched)
     went = "--nodes", "12", "--per-minute", "60", "--joins-per-minute", "30", "--how", *churn.HOW
     (row,) = rows(churn.main, capsys, *went)
     assert row["case"] == "leave+kill+freeze"
@@ -249,7 +249,7 @@ def test_a_partition_that_does_not_heal_is_an_error(
     monkeypatch.setattr(partition, "PATIENCE_S", 1)
     ((row,), said) = failed(partition.main, capsys, "--nodes", "4", "--cut-s", "30")
     assert row["healed_s"] is None
-    assert said == "partition: 2 of 4 nodes did not hold the version 1 s after the net was whole again (seed 0)."
+    assert said == "partition: 2 of 4 nodes did not hold the version 1 s after the network healed (seed 0)."
 
 
 def test_a_trainer_that_does_not_come_back_is_an_error(
