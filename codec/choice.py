@@ -8,10 +8,11 @@ from codec.chunk import CODER_PCO, CODER_RICE
 __all__ = ["arrival_mbit", "choose_coder"]
 
 _BITS_A_CHANGE: Final = {CODER_RICE: 7.2, CODER_PCO: 9.75}
-"""Bits on the wire for each changed element at 1 % density, with headers. Both fall about equally as density rises."""
+"""Bits on the wire for each changed element at 1 % density, with headers (docs/codec.md, section 11, made-up step).
+Both fall about equally as density rises."""
 _DECODE_BYTES_S: Final = {CODER_RICE: 4.5e9, CODER_PCO: 5.5e9}
-"""Bytes of weights a second on one core, from verified chunk to predicted block hash; BLAKE3 alone reaches 10e9. Both
-coders hash every block. Rice also finds the class of every old weight; pco only copies it."""
+"""Bytes of weights a second on one core of a Zen 5, from verified chunk to predicted block hash; BLAKE3 alone reaches
+10e9 there. Both coders hash every block. Rice also finds the class of every old weight; pco only copies it."""
 
 
 def arrival_mbit(seed_up_mbit: float, node_up_mbits: Sequence[float], node_down_mbits: Sequence[float] = ()) -> float:

@@ -20,7 +20,17 @@ from codec.errors import PeerError, SwarmError
 from codec.kernels.scan import scatter
 from codec.layout import BLOCK_ELEMENTS, Layout
 
-__all__ = ["Source", "StagedBlock", "StagedChunk", "Torn", "block_hash", "decode", "encode", "forward", "stage_chunk"]
+__all__ = [
+    "BlockSource",
+    "StagedBlock",
+    "StagedChunk",
+    "Torn",
+    "block_hash",
+    "decode",
+    "encode",
+    "forward",
+    "stage_chunk",
+]
 
 
 _PROBE_ELEMENTS: Final = 1 << 13
@@ -74,7 +84,7 @@ class StagedChunk:
         return iter(self.blocks)
 
 
-class Source(Protocol):
+class BlockSource(Protocol):
     """The blocks of one version of a model: a replica, in memory or layered."""
 
     @property
@@ -199,7 +209,7 @@ def forward(entry: BlockEntry, payload: bytes, bits: Bits, dtype: DType) -> None
         scatter(bits, positions, new)
 
 
-def stage_chunk(source: Source, header: ChunkHeader, body: bytes | bytearray | memoryview) -> StagedChunk:
+def stage_chunk(source: BlockSource, header: ChunkHeader, body: bytes | bytearray | memoryview) -> StagedChunk:
     """Decode every block of a verified chunk against `source`; nothing is written.
 
     A block that already has its new hash is skipped. Raises `Torn` for blocks that would not have their new hash,

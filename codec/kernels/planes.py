@@ -39,7 +39,7 @@ def _put_diffs(words, capacity, at, row, n, scratch):
         return np.int64(-1)
     for start in range(0, n, 64):
         falls, here = ZERO, min(np.int64(64), n - start)
-        for i in range(here):  # without a branch, since half of the signs are negative in no order
+        for i in range(here):  # without a branch: half of the signs are negative, and no processor can predict which
             d = np.int64(row[start + i])
             falls |= (np.uint64(d) >> LAST) << np.uint64(i)
             sizes[start + i] = abs(d) - 1

@@ -165,11 +165,11 @@ def publish(
     raw
         FOLDER is any file, and the seed was started with --raw-mb.
     """
-    from node.status.progress import Progress
+    from node.status.progress import ProgressLine
     from node.status.terminal import size
     from node.trainers.publish_files import publish_file, publish_folder
 
-    with Progress(f"Publishing {folder.name}"):
+    with ProgressLine(f"Publishing {folder.name}"):
         publish_path = publish_file if raw else publish_folder
         report = publish_path(home or default_home(), folder, step=step, everywhere=wait)
     if as_json:

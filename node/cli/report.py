@@ -18,7 +18,7 @@ AsJson = Annotated[bool, Parameter(name="--json", help="Print JSON for programs 
 TRY: Final = Group.create_ordered("Try it")
 TRAIN: Final = Group.create_ordered("On the trainer's machine")
 LEND: Final = Group.create_ordered("On each rollout machine")
-SEE: Final = Group.create_ordered("See what goes on")
+SEE: Final = Group.create_ordered("Status and settings")
 
 
 def print_json(value: Any) -> None:

@@ -31,7 +31,7 @@ def version() -> str:
 
 
 async def status(*, home: Path | None = None, watch: bool = False, prove: bool = False, as_json: AsJson = False) -> int:
-    """Show how the swarm stands, as the seed, node or relay of this machine sees it.
+    """Show the state of the swarm, as the seed, node or relay of this machine sees it.
 
     Parameters
     ----------

@@ -77,10 +77,10 @@ def delta(
         raise UsageError("delta needs two checkpoints, OLD and NEW, or --shapes NAME to reckon without any.")
     if density is not None:
         raise UsageError("--density goes with --shapes; of OLD and NEW the density is measured.")
-    from node.status.progress import Progress
+    from node.status.progress import ProgressLine
     from node.tools import delta as weights
 
-    with Progress(f"Comparing {old.name} with {new.name}", unit="blocks") as progress:
+    with ProgressLine(f"Comparing {old.name} with {new.name}", unit="blocks") as progress:
         report = weights.delta(old, new, up_mbit=up_mbit, nodes=nodes, prices=prices, out=out, progress=progress.update)
     if as_json:
         print_json(report.to_dict())
@@ -101,10 +101,10 @@ def apply(base: Path, delta: Path, out: Path, /, *, as_json: AsJson = False) -> 
     out
         Folder to make; it must not exist.
     """
-    from node.status.progress import Progress
+    from node.status.progress import ProgressLine
     from node.tools import delta as weights
 
-    with Progress(f"Applying {delta.name}", unit="blocks") as progress:
+    with ProgressLine(f"Applying {delta.name}", unit="blocks") as progress:
         root = weights.apply(base, delta, out, progress=progress.update)
     if as_json:
         print_json({"out": str(out), "root": root.hex()})

@@ -65,7 +65,7 @@ def _member(core: Authority, endpoint: Endpoint, work: LedgerStatus, slot: int, 
         quarantine=in_ledger.quarantine,
         outstanding=in_ledger.outstanding,
         uplink_mbit=listed.up_mbit if listed is not None else 0.0,
-        senders=dict(core.scheme.measured.get(slot, {})),
+        senders=dict(core.replanner.measured.get(slot, {})),
     )
     if (report := lease.report) is not None:
         status.held = report.held

@@ -21,7 +21,7 @@ from node.ipc.channel import ChannelClosed, close_fds
 from node.ledger.binding import Binding
 from node.ledger.model_limits import limits_of
 from node.ledger.service import VOLATILE, LedgerService
-from node.ledger.session import Session
+from node.ledger.session import WorkSession
 from node.ledger.state import Group
 from node.settings.config import GatewayConfig
 from node.settings.extras import how_to_get, lacking
@@ -161,7 +161,7 @@ class TrainerServer:
             changed = self._ledger.release(node, why)
         elif node:
             changed = self._ledger.quarantine(node, why)
-        await self._ledger.settled()
+        await self._ledger.wait_durable()
         return Judged(changed, self._ledger.reputation())
 
     # ------------------------------------------------------------ publishing
@@ -219,7 +219,7 @@ class TrainerServer:
         if asked.session.startswith(VOLATILE):
             raise UsageError(f"The rollouts key {asked.session!r} begins with {VOLATILE!r}: choose another key.")
         with trio.move_on_after(HANG_UP_WITHIN_S):
-            await self._ledger.closed(asked.session)
+            await self._ledger.wait_closed(asked.session)
         session = self._ledger.open(
             asked.session,
             Binding(asked.n, asked.sampling, asked.max_lag, asked.whole, asked.prompts, asked.count),
@@ -250,7 +250,7 @@ class TrainerServer:
         finally:
             self._ledger.close(session)
 
-    def _offer(self, session: Session, offer: Offer) -> None:
+    def _offer(self, session: WorkSession, offer: Offer) -> None:
         if offer.skipped:
             self._ledger.skip(session, offer.skipped)
         try:
@@ -259,7 +259,7 @@ class TrainerServer:
             session.refused[offer.group] = (str(error), False)
             session.wake()
 
-    async def _tell(self, channel: AsyncChannel, session: Session, refusals: bool) -> None:
+    async def _tell(self, channel: AsyncChannel, session: WorkSession, refusals: bool) -> None:
         """Send what happens in `session`. `refusals`: the trainer understands `OfferRefused`; otherwise a refused
         prompt ends the session."""
         allowed = 0

@@ -15,7 +15,7 @@ from typing import ClassVar, Final, NoReturn
 
 from codec.errors import UsageError
 from node.engines.base import Completion, EngineError
-from node.engines.interface import BackgroundEngine, Engine, Scorer, SteppedEngine
+from node.engines.interface import BackgroundEngine, Engine, ScoringEngine, SteppedEngine
 from node.engines.messages import Completions, Done, Failed, FromEngine, Generate, Progress, Score, Scores
 
 __all__ = [
@@ -86,7 +86,7 @@ class Generation(ABC):
 
 
 def _score_now(engine: Engine, message: Score) -> Scores:
-    if not isinstance(engine, Scorer):
+    if not isinstance(engine, ScoringEngine):
         raise ValueError("this engine cannot score tokens")
     found = engine.score(message.prompt, message.token_ids, message.sampling)
     return Scores(message.number, tuple(found), engine.version)

@@ -213,7 +213,7 @@ class EngineHost:
         except* ChannelClosed:
             pass
         except* PeerError as errors:
-            self._kill(f"what it says makes no sense: {errors.exceptions[0]}")
+            self._kill(f"it sent an invalid message: {errors.exceptions[0]}")
         finally:
             self._link = None
             self._mark_not_ready()
@@ -283,7 +283,7 @@ class EngineHost:
             link.forget_progress(message.number)
         if why := self._wrong(answer.completions, message):
             self._kill(why)
-            raise EngineLost(f"the engine's answer makes no sense: {why}")
+            raise EngineLost(f"the engine's answer is invalid: {why}")
         return answer.completions, answer.seconds
 
     def _wrong(self, completions: Sequence[Completion], asked: Generate) -> str:
@@ -309,7 +309,7 @@ class EngineHost:
         answer = await link.ask(message, Scores, self._deadlines.prove_s)
         if len(answer.logprobs) != len(token_ids):
             self._kill(f"{len(answer.logprobs)} scores for {len(token_ids)} tokens")
-            raise EngineLost("the engine's answer makes no sense")
+            raise EngineLost("the engine's answer is invalid: its scores are not one a token")
         return answer.logprobs, answer.version
 
     # ------------------------------------------------------------ versions

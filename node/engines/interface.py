@@ -37,7 +37,7 @@ __all__ = [
     "FlightDone",
     "InProcessEngine",
     "ScoreDone",
-    "Scorer",
+    "ScoringEngine",
     "SharedReplica",
     "SteppedEngine",
     "TensorChanges",
@@ -160,7 +160,7 @@ class Engine(ABC):
 
 
 @runtime_checkable
-class Scorer(Protocol):
+class ScoringEngine(Protocol):
     """An engine that can tell the log-probabilities of given tokens. Nodes check each other's rollouts by it."""
 
     def score(self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams) -> tuple[float, ...]:
@@ -233,7 +233,7 @@ class BackgroundEngine(Engine):
     def begin_score(
         self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams, done: ScoreDone
     ) -> None:
-        """Start scoring (see `Scorer`). Calls `done` once; with an error when a commit fell into the scoring."""
+        """Start scoring (see `ScoringEngine`). Calls `done` once; with an error when a commit fell into the scoring."""
 
     @abstractmethod
     def cancel(self, flight: int) -> None:
@@ -254,7 +254,7 @@ class BackgroundEngine(Engine):
             self.cancel(flight)
 
     def score(self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams) -> tuple[float, ...]:
-        """See `Scorer`. Raises `EngineError`."""
+        """See `ScoringEngine`. Raises `EngineError`."""
         future: Future[tuple[float, ...]] = Future()
         self.begin_score(prompt, token_ids, sampling, lambda outcome: _settle(future, outcome))
         return future.result()

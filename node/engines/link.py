@@ -42,7 +42,7 @@ class EngineLink:
     """One connected process. `receive_answers` runs in one task; requests may be made from any task."""
 
     def __init__(self, channel: AsyncChannel, kill: Callable[[str], None]) -> None:
-        """`kill(why)` ends the process; it is called when an answer is late or makes no sense."""
+        """`kill(why)` ends the process; it is called when an answer is late or invalid."""
         self._channel = channel
         self._kill = kill
         self._number = 0

@@ -38,7 +38,7 @@ BATCH_ROWS: Final = 128
 
 
 class TransformersEngine(InProcessEngine, SteppedEngine):
-    """See `InProcessEngine` and `SteppedEngine`. Also a `Scorer`."""
+    """See `InProcessEngine` and `SteppedEngine`. Also a `ScoringEngine`."""
 
     abilities = ABILITIES
 

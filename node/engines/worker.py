@@ -23,7 +23,7 @@ from codec import Layout, Replica
 from codec.errors import PeerError, SwarmError, UsageError
 from node.engines.base import EngineError, Version
 from node.engines.generation import Tasks, failure, generation_of
-from node.engines.interface import Engine, Scorer, SharedReplica, WeightPatch
+from node.engines.interface import Engine, ScoringEngine, SharedReplica, WeightPatch
 from node.engines.messages import (
     Attach,
     Cancel,
@@ -51,7 +51,7 @@ ENGINES: Final = {"transformers": "node.engines.transformers:TransformersEngine"
 
 
 class Worker:
-    """One engine, one node. `serve` runs until the node hangs up."""
+    """One engine, one node. `serve` runs until the node closes the connection."""
 
     def __init__(self, engine: Engine, channel: Channel) -> None:
         self._engine = engine
@@ -70,7 +70,7 @@ class Worker:
         ready = Ready(
             os.getpid(),
             preemptible=generation.preemptible,
-            scores=isinstance(engine, Scorer),
+            scores=isinstance(engine, ScoringEngine),
             continuous_batching=generation.continuous_batching,
             abilities=tuple(sorted(engine.abilities)),
             kind=engine.kind,

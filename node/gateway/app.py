@@ -15,7 +15,7 @@ from node.gateway.parsed_request import BadRequest, ParsedRequest, parse_chat, p
 from node.gateway.request_tracker import Impossible, NoNodes, Overloaded, RequestTracker
 from node.gateway.text import BadText, Text
 from node.http.memory_budget import BudgetFull, MemoryBudget, MemoryShare
-from node.http.messages import CutShort, Head, Request, Response, Send, Streaming, failure, json_response
+from node.http.messages import CutShort, Request, RequestHead, Response, Send, Streaming, failure, json_response
 from node.ledger.state import Group
 from swarm.guard import Source, guarded
 
@@ -24,7 +24,9 @@ __all__ = ["App"]
 KEEP_ALIVE_S: Final = 10.0
 """A stream that waits for its tokens sends a comment this often, so that proxies do not close it."""
 SESSION_HEADERS: Final = ("x-session-id", "x-session-affinity")
+"""Headers that may name a request's session, in lower case; the first one counts."""
 RETRY_S: Final = "1"
+"""The value of `Retry-After`, in seconds."""
 READERS: Final = 2
 """Threads that parse requests (JSON, chat templates, tokenizers), and as many that encode answers. A long text must not
 stop the swarm's event loop or occupy its threads, and answers must not wait for prompts."""
@@ -100,7 +102,7 @@ class App:
             return await self._answer_or_failure(request)
         return failure(500, "This is a bug in the gateway; the seed's log has more.")
 
-    def check(self, head: Head) -> Response | None:
+    def check(self, head: RequestHead) -> Response | None:
         """Judge a request before its body is read: None, or the refusal."""
         if "origin" in head.headers:
             return failure(403, "Web pages may not use this gateway.")
@@ -175,7 +177,7 @@ class App:
 
     async def _generate(self, request: Request, post: _Post) -> Response:
         session = next((found for name in SESSION_HEADERS if (found := request.headers.get(name))), "")
-        self._tracker.check(0)  # before a tokenizer works in vain
+        self._tracker.check(0)  # refuse before the tokenizer works
         if self.held.held >= self.held.most:
             raise BudgetFull
         parsed = await self._parse(request, post, session)
@@ -228,7 +230,7 @@ class App:
                 await send(part)
 
     async def _parse(self, request: Request, post: _Post, session: str) -> ParsedRequest | Response:
-        """Parse a request in one of the readers' threads. A client that hangs up while it waits leaves the queue."""
+        """Parse a request in one of the readers' threads. A client that disconnects while it waits leaves the queue."""
         if self._readers.statistics().tasks_waiting >= self._tracker.most:
             raise Overloaded("Too many requests wait to be read.")
 

@@ -21,6 +21,7 @@ from node.ledger.model_limits import ModelLimits
 __all__ = ["BadRequest", "ParsedRequest", "parse_chat", "parse_completion", "parse_tokens"]
 
 MAX_PROMPTS: Final = 256
+"""Prompts of one request: each has a sample at least."""
 MAX_SAMPLES: Final = 256
 """Samples of one request, over all its prompts."""
 MAX_MESSAGES: Final = 8192
@@ -28,9 +29,9 @@ MAX_MESSAGES: Final = 8192
 MAX_BAD_WORDS: Final = 128
 MAX_NAME: Final = 256
 """Characters of the name of a session or a request."""
-COLDEST: Final = 0.01
-"""vLLM samples at this temperature if a lower one, other than 0, is asked for."""
-UNSAID_MAX_TOKENS: Final = 4096
+LEAST_TEMPERATURE: Final = 0.01
+"""The lowest temperature other than 0: vLLM would sample at this one if a lower one was asked for."""
+DEFAULT_MAX_TOKENS: Final = 4096
 """The default of `max_tokens` where neither the request nor the model's config.json bounds an answer."""
 _NOT_READ: Final = "the model's chat template does not read it, so it would change nothing."
 
@@ -70,7 +71,7 @@ def parse_completion(body: Any, text: Text, session: str = "", *, exact: bool = 
     most = 16 if body.max_tokens is None else body.max_tokens
     logprobs = body.logprobs
     if logprobs is not None and logprobs != 0 and not (logprobs == 1 and body.temperature == 0):
-        why = "Only the drawn tokens' log-probabilities are known: ask for 0, which gives them."
+        why = "Only the sampled tokens' log-probabilities are known: ask for 0, which gives them."
         raise BadRequest(f"logprobs: {why}", "logprobs")
     special = body.add_special_tokens is not False
     with _about("prompt"):
@@ -109,7 +110,7 @@ def parse_tokens(body: Any, text: Text, session: str = "", *, exact: bool = True
         raise BadRequest("token_ids: at least one.", "token_ids")
     sampling = body.sampling_params
     if sampling.logprobs not in (None, 0, 1):
-        why = "Only the drawn tokens' log-probabilities are known: ask for 0 or 1."
+        why = "Only the sampled tokens' log-probabilities are known: ask for 0 or 1."
         raise BadRequest(f"sampling_params.logprobs: {why}", "sampling_params.logprobs")
     prompts = [tuple(body.token_ids)]
     try:
@@ -224,7 +225,7 @@ def _fitted(
         raise BadRequest(f"{where}: it has {longest:,} tokens; at most {MAX_TOKENS:,} can be sent.", where)
     room = min(reads - longest, MAX_TOKENS)
     if most is None:
-        most = room if limits.context is not None else UNSAID_MAX_TOKENS
+        most = room if limits.context is not None else DEFAULT_MAX_TOKENS
     if most < 1 and room >= 1:
         raise BadRequest("max_tokens: at least 1.", "max_tokens")
     if most > MAX_TOKENS:
@@ -282,8 +283,8 @@ def _out_of_range(why: str) -> BadRequest:
 
 
 def _temperature(given: float | None) -> float:
-    if given is not None and 0.0 < given < COLDEST:
-        raise BadRequest(f"temperature: 0, or at least {COLDEST}.", "temperature")
+    if given is not None and 0.0 < given < LEAST_TEMPERATURE:
+        raise BadRequest(f"temperature: 0, or at least {LEAST_TEMPERATURE}.", "temperature")
     return 1.0 if given is None else given
 
 

@@ -1,7 +1,7 @@
 """Follows each prompt of a gateway request through the ledger, as a request group, until it is complete.
 
-A complete group was accepted by the ledger's rules and is durable. A request whose client hangs up is withdrawn. After
-a crash of the seed no client waits any more, so the session is volatile: the next start drops its groups.
+A complete group was accepted by the ledger's rules and is durable. A request whose client disconnects is withdrawn.
+After a crash of the seed no client waits any more, so the session is volatile: the next start drops its groups.
 """
 
 import os

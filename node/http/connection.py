@@ -5,20 +5,21 @@ from typing import Final
 import h11
 import trio
 
-from node.http.messages import CutShort, Handler, Head, HttpLimits, Request, Response, Streaming, refusal
+from node.http.messages import CutShort, Handler, HttpLimits, Request, RequestHead, Response, Streaming, refusal
 
-__all__ = ["Connection"]
+__all__ = ["HttpConnection"]
 
 LINGER_S: Final = 0.5
 LINGER_BYTES: Final = 256 << 10
 """After a refusal the server reads and drops this much, for this long: about what a client sends before it reads the
 answer."""
 READ_BYTES: Final = 1 << 16
+"""What one read of the socket takes at most."""
 MAX_HEADERS: Final = 100
 """OpenAI's clients send twenty; parsing many more would take milliseconds per request."""
 
 
-class Connection:
+class HttpConnection:
     """Reads a client's requests and answers them, one after another."""
 
     def __init__(self, stream: trio.SocketStream, limits: HttpLimits) -> None:
@@ -30,10 +31,10 @@ class Connection:
         self._without_body = False
         """The last request was HEAD: its answer is a head, too."""
 
-    async def next_head(self, *, known: bool) -> Head | None:
+    async def next_head(self, *, known: bool) -> RequestHead | None:
         """The head of the next request. None: the client is done, or sent nothing in time.
 
-        `known`: the client has had an answer before. Raises `Refused`.
+        `known`: the client has had an answer before. Raises `RequestRefused`.
         """
         if self._h11.our_state is h11.MUST_CLOSE or self._h11.their_state is h11.MUST_CLOSE:
             return None
@@ -56,19 +57,19 @@ class Connection:
         raise refusal(408, "The request did not come to its end in time.")
 
     def _check_lines(self) -> None:
-        """Raises `Refused` for more than `MAX_HEADERS` headers, before they are parsed."""
+        """Raises `RequestRefused` for more than `MAX_HEADERS` headers, before they are parsed."""
         data, _ = self._h11.trailing_data
         end = data.find(b"\r\n\r\n")
         if data.count(b"\n", 0, len(data) if end < 0 else end) > MAX_HEADERS:
             raise refusal(431, f"A request may have {MAX_HEADERS} headers at most.")
 
-    def _parse_head(self, event: h11.Request) -> Head:
+    def _parse_head(self, event: h11.Request) -> RequestHead:
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in event.headers}
         target = event.target.decode("ascii", "replace")
         path, _, query = target.partition("?")
         if "transfer-encoding" in headers:
             raise refusal(411, "Content-Length, please: bodies of unknown length are not read.")
-        head = Head(event.method.decode("ascii"), path, query, headers, int(headers.get("content-length", 0)))
+        head = RequestHead(event.method.decode("ascii"), path, query, headers, int(headers.get("content-length", 0)))
         if head.length > self._limits.body_bytes:
             raise refusal(413, f"A request may have {self._limits.body_bytes} bytes at most.")
         return head
@@ -86,7 +87,8 @@ class Connection:
         self._h11.receive_data(bytes(await self._stream.receive_some(READ_BYTES)))
 
     async def read_body(self, length: int) -> bytearray:
-        """The body of the request whose head was read last, `length` bytes. Raises `Refused` when it is too slow."""
+        """The body of the request whose head was read last, `length` bytes. Raises `RequestRefused` when it is too
+        slow."""
         body, received, limits = bytearray(length), 0, self._limits
         began = trio.current_time()
         with trio.move_on_after(limits.body_s) as scope:
@@ -101,7 +103,7 @@ class Connection:
         raise refusal(408, "The request did not come to its end in time.")
 
     async def call_handler(self, handler: Handler, request: Request) -> Response | None:
-        """The handler's answer; None, and the handler is cancelled, when the client hangs up first."""
+        """The handler's answer; None, and the handler is cancelled, when the client disconnects first."""
         answer: Response | None = None
 
         async def watch_client(scope: trio.CancelScope) -> None:
@@ -181,7 +183,7 @@ class Connection:
         return not broken
 
     async def _receive_or_nothing(self) -> bytes:
-        """What the client sends next; empty when it hung up."""
+        """What the client sends next; empty when it has disconnected."""
         try:
             return bytes(await self._stream.receive_some(READ_BYTES))
         except trio.BrokenResourceError:

@@ -16,10 +16,10 @@ __all__ = [
     "Check",
     "CutShort",
     "Handler",
-    "Head",
     "HttpLimits",
-    "Refused",
     "Request",
+    "RequestHead",
+    "RequestRefused",
     "Response",
     "Send",
     "Streaming",
@@ -64,7 +64,7 @@ DEFAULT_LIMITS: Final = HttpLimits()
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class RequestHead:
     """A request whose body has not been read."""
 
     method: str
@@ -80,7 +80,7 @@ class Head:
 class Request:
     """A complete request. Its body counts against `bodies`, which all clients share, until `release_body`."""
 
-    def __init__(self, head: Head, body: bytes | bytearray, bodies: MemoryBudget) -> None:
+    def __init__(self, head: RequestHead, body: bytes | bytearray, bodies: MemoryBudget) -> None:
         self.method, self.path, self.query, self.headers = head.method, head.path, head.query, head.headers
         self.body = body
         self._length, self._bodies = head.length, bodies
@@ -111,7 +111,7 @@ class Response:
 
 
 Handler = Callable[[Request], Awaitable[Response]]
-Check = Callable[[Head], Response | None]
+Check = Callable[[RequestHead], Response | None]
 """Judges a request by its head alone: None, or the refusal after which its connection is closed."""
 
 
@@ -119,7 +119,7 @@ class CutShort(Exception):
     """A `Streaming` cannot continue: its connection is closed, so that the client sees that the answer has no end."""
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The client's request ends its connection, after this answer."""
 
     def __init__(self, response: Response) -> None:
@@ -127,9 +127,9 @@ class Refused(Exception):
         self.response = response
 
 
-def refusal(status: int, why: str, headers: tuple[tuple[str, str], ...] = ()) -> Refused:
-    """A `Refused` with an error in JSON."""
-    return Refused(failure(status, why, headers=headers))
+def refusal(status: int, why: str, headers: tuple[tuple[str, str], ...] = ()) -> RequestRefused:
+    """A `RequestRefused` with an error in JSON."""
+    return RequestRefused(failure(status, why, headers=headers))
 
 
 def json_response(value: object, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Response:

@@ -3,7 +3,7 @@
 Each connection is one task. The server judges a request by its head before it reads anything else: what `check` refuses
 is answered and closed, so that a client without the key costs one head. It reads a body only after the budget of all
 bodies has room for the announced length. While a request is being answered it listens to the client, so that the work
-of a client that hangs up is withdrawn. It is not for files, uploads, or the open internet without a proxy in front.
+of a client that disconnects is withdrawn. It is not for files, uploads, or the open internet without a proxy in front.
 
 Hypercorn's trio worker (0.18) cannot replace it: the worker sends each part of an answer in a shielded cancel scope
 without a deadline, so that neither its configuration nor the application can disconnect a client that stops reading,
@@ -17,27 +17,27 @@ from collections.abc import Sequence
 
 import trio
 
-from node.http.connection import Connection
+from node.http.connection import HttpConnection
 from node.http.memory_budget import BudgetFull, MemoryBudget
 from node.http.messages import (
     DEFAULT_LIMITS,
     RETRY,
     Check,
     Handler,
-    Head,
     HttpLimits,
-    Refused,
     Request,
+    RequestHead,
+    RequestRefused,
     Response,
     refusal,
 )
-from node.http.strangers import Place, Strangers, address_of
+from node.http.strangers import StrangerPlace, Strangers, address_of
 from swarm.guard import Source, guarded
 
 __all__ = ["HttpServer", "serve"]
 
 
-def _admit(head: Head) -> Response | None:
+def _admit(head: RequestHead) -> Response | None:
     return None
 
 
@@ -86,7 +86,7 @@ class HttpServer:
                 place = await self._strangers.enter(address)
                 if place is not None:
                     with place.scope:
-                        await self._serve_requests(Connection(stream, self._limits), place)
+                        await self._serve_requests(HttpConnection(stream, self._limits), place)
         finally:
             if place is not None:
                 self._strangers.leave(place)
@@ -94,12 +94,12 @@ class HttpServer:
                 scope.shield = True
                 await stream.aclose()
 
-    async def _serve_requests(self, connection: Connection, place: Place) -> None:
+    async def _serve_requests(self, connection: HttpConnection, place: StrangerPlace) -> None:
         known = False
         try:
             while (head := await connection.next_head(known=known)) is not None:
                 if (response := self._check(head)) is not None:
-                    raise Refused(response)
+                    raise RequestRefused(response)
                 if not known:
                     self._strangers.known(place)
                     self._known, known = self._known + 1, True
@@ -107,12 +107,12 @@ class HttpServer:
                         raise refusal(429, "Too many connections. Try again in a moment.", RETRY)
                 if not await self._answer(connection, head):
                     return
-        except Refused as refused:
+        except RequestRefused as refused:
             await connection.refuse(refused.response)
         finally:
             self._known -= known
 
-    async def _answer(self, connection: Connection, head: Head) -> bool:
+    async def _answer(self, connection: HttpConnection, head: RequestHead) -> bool:
         """Answer one request. False: the connection cannot be used for another."""
         try:
             await self._bodies.reserve(head.length)

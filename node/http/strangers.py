@@ -15,7 +15,7 @@ import trio
 
 from swarm.protocol.core.bucket import Bucket
 
-__all__ = ["Place", "Strangers", "address_of"]
+__all__ = ["StrangerPlace", "Strangers", "address_of"]
 
 MOST: Final = 512
 """Strangers in all. Each may hold one head of 16 KiB and a task: some 20 MiB together."""
@@ -47,7 +47,7 @@ def address_of(host: str) -> str:
 
 
 @dataclass(eq=False)
-class Place:
+class StrangerPlace:
     """The place of one stranger. `scope` is cancelled when another connection takes the place."""
 
     address: str
@@ -61,7 +61,7 @@ class Strangers:
     def __init__(self, most: int = MOST, most_of_one: int = MOST_OF_ONE) -> None:
         self._most = most
         self._most_of_one = most_of_one
-        self._places: dict[str, OrderedDict[Place, None]] = {}
+        self._places: dict[str, OrderedDict[StrangerPlace, None]] = {}
         self._count = 0
         self._waiting = 0
         self._left = trio.Event()
@@ -72,7 +72,7 @@ class Strangers:
     def __len__(self) -> int:
         return self._count
 
-    async def enter(self, address: str) -> Place | None:
+    async def enter(self, address: str) -> StrangerPlace | None:
         """A place for a new connection, perhaps after a wait. None: close the connection."""
         if not self._rate(address).take(1.0, trio.current_time()):
             self.refused += 1
@@ -90,18 +90,18 @@ class Strangers:
         if self._count >= self._most:
             crowd = max(self._places.values(), key=len)
             self._evict(next(iter(crowd)))
-        place = Place(address, trio.current_time())
+        place = StrangerPlace(address, trio.current_time())
         self._places.setdefault(address, OrderedDict())[place] = None
         self._count += 1
         return place
 
-    def known(self, place: Place) -> None:
+    def known(self, place: StrangerPlace) -> None:
         """The client sent a valid head: it is no stranger any more, and its connection does not count against its
         address."""
         if self._remove(place):
             self._rate(place.address).spend(-1.0, trio.current_time())
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: StrangerPlace) -> None:
         """The connection is closed. Safe to call for a place that was given up or taken."""
         self._remove(place)
 
@@ -113,12 +113,12 @@ class Strangers:
         finally:
             self._waiting -= 1
 
-    def _evict(self, place: Place) -> None:
+    def _evict(self, place: StrangerPlace) -> None:
         self.refused += 1
         self._remove(place)
         place.scope.cancel()
 
-    def _remove(self, place: Place) -> bool:
+    def _remove(self, place: StrangerPlace) -> bool:
         places = self._places.get(place.address)
         if places is None or place not in places:
             return False

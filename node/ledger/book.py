@@ -51,7 +51,7 @@ from node.ledger.facts import (
 from node.ledger.messages import Rollout
 from node.ledger.rules import Ledger
 from node.ledger.settings import Settings
-from node.ledger.state import AcceptedRollout, Group, Head, Lease
+from node.ledger.state import AcceptedRollout, Group, Head, LiveLease
 from swarm.store.private import make_private
 
 __all__ = ["Book"]
@@ -198,7 +198,7 @@ class Book:
         fields = (node, int(time.time()), what, why, seconds, times)
         self._db.execute("insert into conduct (node, at, what, why, seconds, times) values (?, ?, ?, ?, ?, ?)", fields)
 
-    def _write_lease(self, lease: Lease) -> None:
+    def _write_lease(self, lease: LiveLease) -> None:
         epoch, version = lease.minimum
         samples = _pack(lease.samples)
         fields = (lease.id, lease.token, lease.node, lease.group, samples, lease.duration_s, epoch, version)
@@ -307,12 +307,12 @@ class Book:
         found.free = set(range(n)) - set(found.leased) - set(found.done)
         return found
 
-    def _open_leases(self, now: float) -> list[Lease]:
+    def _open_leases(self, now: float) -> list[LiveLease]:
         query = "select * from leases where id in (select distinct lease from slots) order by id"
         leases = []
         for id_, token, node, group, samples, duration_s, epoch, version in self._db.execute(query).fetchall():
             open_now = {row[0] for row in self._db.execute("select sample from slots where lease = ?", (id_,))}
-            lease = Lease(
+            lease = LiveLease(
                 id=id_,
                 token=token,
                 node=node,

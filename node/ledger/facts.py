@@ -6,7 +6,7 @@
 from typing import NamedTuple
 
 from node.ledger.binding import Binding
-from node.ledger.state import AcceptedRollout, Group, Head, Lease
+from node.ledger.state import AcceptedRollout, Group, Head, LiveLease
 
 __all__ = [
     "Accepted",
@@ -46,7 +46,7 @@ class Dropped(NamedTuple):
 class Leased(NamedTuple):
     """A work lease was granted."""
 
-    lease: Lease
+    lease: LiveLease
 
 
 class Requeued(NamedTuple):

@@ -36,9 +36,9 @@ from node.ledger.messages import (
     unpack_floats,
 )
 from node.ledger.rules import Ledger
-from node.ledger.state import Group, Lease
+from node.ledger.state import Group, LiveLease
 from node.ledger.trust.budgets import MessageBudgets
-from node.ledger.trust.checks import Check
+from node.ledger.trust.checks import OpenCheck
 from swarm.guard import Source, guarded
 
 __all__ = ["Expel", "NodeMessages"]
@@ -192,7 +192,7 @@ class NodeMessages:
 
     # ------------------------------------------------------------ what nodes are told
 
-    def withdraw(self, leases: Iterable[Lease]) -> None:
+    def withdraw(self, leases: Iterable[LiveLease]) -> None:
         """Tell the nodes that hold `leases` that these are void."""
         by_node: dict[bytes, list[int]] = {}
         for lease in leases:
@@ -207,7 +207,7 @@ class NodeMessages:
         self._wake()
 
 
-def _lease_message(lease: Lease, group: Group, now: float) -> WorkLease:
+def _lease_message(lease: LiveLease, group: Group, now: float) -> WorkLease:
     epoch, version = lease.minimum
     return WorkLease(
         lease=lease.id,
@@ -225,7 +225,7 @@ def _lease_message(lease: Lease, group: Group, now: float) -> WorkLease:
     )
 
 
-def _check_message(check: Check) -> Ask:
+def _check_message(check: OpenCheck) -> Ask:
     epoch, version = check.version
     return Ask(
         check=check.id,

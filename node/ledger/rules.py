@@ -19,7 +19,7 @@ from node.ledger.binding import KEPT, Binding, refuse_if_different, work_pairs
 from node.ledger.facts import Advanced, Bound, Fact, Taken
 from node.ledger.messages import Reason, Rollout, WorkRequest
 from node.ledger.settings import Settings
-from node.ledger.state import AcceptedRollout, Group, Head, Lease
+from node.ledger.state import AcceptedRollout, Group, Head, LiveLease
 from node.ledger.transitions import Transitions
 from node.ledger.trust.acceptance import Acceptance
 from node.ledger.trust.quarantine import Quarantine
@@ -61,7 +61,7 @@ class Ledger:
         return self.pool.groups
 
     @property
-    def leases(self) -> dict[int, Lease]:
+    def leases(self) -> dict[int, LiveLease]:
         """The live work leases, by id."""
         return self.table.leases
 
@@ -144,17 +144,17 @@ class Ledger:
         self.pool.add(group)
         self.acceptance.adopt(group)
 
-    def adopt_lease(self, lease: Lease, now: float) -> None:
+    def adopt_lease(self, lease: LiveLease, now: float) -> None:
         """Take in a lease that the book kept. Its samples must be marked in its group already."""
         node = self.transitions.adopt_lease(lease, now)
         node.liveness.hear(now + self.settings.return_s)
 
-    def drop(self, group: bytes) -> list[Lease]:
+    def drop(self, group: bytes) -> list[LiveLease]:
         """The trainer no longer wants `group`. Returns the leases that are void now; their nodes should be told."""
         found = self.groups.get(group)
         return [] if found is None else self.transitions.drop(found)
 
-    def drop_session(self, session: str) -> list[Lease]:
+    def drop_session(self, session: str) -> list[LiveLease]:
         """The trainer of `session` is gone, and nobody will ask for its groups again."""
         groups = [group.id for group in self.groups.values() if group.session == session]
         return [lease for group in groups for lease in self.drop(group)]
@@ -288,7 +288,7 @@ class Ledger:
 
     def request_work(
         self, node: bytes, request: WorkRequest, now: float, received: float | None = None
-    ) -> list[Lease] | Reason:
+    ) -> list[LiveLease] | Reason:
         """Leases for `node`: new ones, and those that were lost on the way. Or the reason why there are none.
 
         A request may wait until there is work: `received` is when it came (None: now).
@@ -428,10 +428,10 @@ class Ledger:
     def next_deadline(self) -> float | None:
         """The latest time for the next call of `tick`."""
         times = [self.quarantine.next_deadline(), self.table.next_deadline()]
-        times += [node.liveness.look_at(self.settings) for node in self.nodes.values() if node.leases]
+        times += [node.liveness.check_at(self.settings) for node in self.nodes.values() if node.leases]
         return min((time for time in times if time is not None), default=None)
 
-    def _accept(self, lease: Lease, rollout: Rollout, sealed: bytes, now: float) -> None:
+    def _accept(self, lease: LiveLease, rollout: Rollout, sealed: bytes, now: float) -> None:
         group = self.groups[lease.group]
         done = AcceptedRollout(lease.node, lease.id, lease.token, rollout.oldest, rollout, sealed)
         self.assigner.length.observe(rollout.length)

@@ -24,7 +24,7 @@ from node.ledger.model_limits import NO_LIMITS, ModelLimits
 from node.ledger.node_messages import Expel, NodeMessages
 from node.ledger.report import report
 from node.ledger.rules import Ledger
-from node.ledger.session import Offer, Session
+from node.ledger.session import GroupOffer, WorkSession
 from node.ledger.state import Group, Head
 from node.status.schema import LedgerStatus
 
@@ -53,13 +53,14 @@ class Turn:
     """To make durable first."""
     outbox: list[tuple[bytes, WorkMessage]]
     """Then to send."""
-    ready: dict[Session, list[Group]]
+    ready: dict[WorkSession, list[Group]]
     """Complete groups by session, to hand over after that."""
 
 
 class LedgerService:
     """The coordinator calls `member_up`, `member_lost`, `begun`, `sealed` and `hear`; the trainer server and the
-    gateway open sessions. All calls are made on the event loop, and only `run`, `closed` and `settled` wait."""
+    gateway open sessions. All calls are made on the event loop, and only `run`, `wait_closed` and `wait_durable`
+    wait."""
 
     def __init__(
         self,
@@ -87,9 +88,9 @@ class LedgerService:
         )
         self.abilities = self._nodes.abilities
         self.commit_stats = self._nodes.commit_stats
-        self._offers: list[Offer] = []
+        self._offers: list[GroupOffer] = []
         """Offers that become groups after the next write."""
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, WorkSession] = {}
         sessions = {group.session for group in ledger.groups.values()}
         self._orphans = {
             name: clock() + (0.0 if name.startswith(VOLATILE) else ORPHAN_TTL_S) for name in sorted(sessions)
@@ -165,7 +166,7 @@ class LedgerService:
             self._ledger.discard_old()
             self._wake()
 
-    def _take_offer(self, offer: Offer) -> None:
+    def _take_offer(self, offer: GroupOffer) -> None:
         session, group = offer.session, offer.group
         if group not in self._ledger.groups and (known := self._book.taken_work(group)) is not None:
             prompt, n, sampling = known
@@ -187,7 +188,7 @@ class LedgerService:
         )
         session.wanted.add(group)
 
-    def tell_sessions(self, ready: dict[Session, list[Group]]) -> None:
+    def tell_sessions(self, ready: dict[WorkSession, list[Group]]) -> None:
         """Hand over the groups that are durable now, and tell each session how many groups it may offer."""
         for name, session in self._sessions.items():
             groups = self._fresh(ready.get(session, []))  # none for a session that was opened during the write
@@ -254,7 +255,7 @@ class LedgerService:
         total: int | None = None,
         paced: bool = False,
         limits: ModelLimits = NO_LIMITS,
-    ) -> Session:
+    ) -> WorkSession:
         """Open a session for request groups of this work.
 
         `keep`: its work outlives the session, and the trainer may come back for it. `total`: how many groups will be
@@ -269,7 +270,7 @@ class LedgerService:
             self._ledger.bind(name, work)
         self._orphans.pop(name, None)
         self._ledger.reopen(name)
-        session = Session(name, work, keep, total, limits)
+        session = WorkSession(name, work, keep, total, limits)
         self._sessions[name] = session
         if paced:
             self._ledger.track_consumption(name, work.max_lag, self._clock())
@@ -277,14 +278,14 @@ class LedgerService:
         self._wake()
         return session
 
-    async def closed(self, name: str) -> None:
+    async def wait_closed(self, name: str) -> None:
         """Wait until the session is not open."""
         while (session := self._sessions.get(name)) is not None:
             await session.ended.wait()
 
     def offer(
         self,
-        session: Session,
+        session: WorkSession,
         group: bytes,
         prompt: bytes,
         *,
@@ -300,16 +301,16 @@ class LedgerService:
         self._expect(session)
         self._wake()
 
-    def _expect(self, session: Session) -> None:
+    def _expect(self, session: WorkSession) -> None:
         if (samples := session.samples_to_come()) is not None:
             self._ledger.expect(session.name, samples)
 
-    def skip(self, session: Session, skipped: int) -> None:
+    def skip(self, session: WorkSession, skipped: int) -> None:
         """Of the session's `total` groups, `skipped` will not be offered."""
         session.skipped = skipped
         self._expect(session)
 
-    def withdraw(self, session: Session, group: bytes) -> None:
+    def withdraw(self, session: WorkSession, group: bytes) -> None:
         """Nobody waits for this group any more."""
         self._offers = [offer for offer in self._offers if offer.group != group]
         self._nodes.withdraw(self._ledger.drop(group))
@@ -339,7 +340,7 @@ class LedgerService:
             self._ledger.trainer_refused(found.session, self._clock())
         self._wake()
 
-    def close(self, session: Session) -> None:
+    def close(self, session: WorkSession) -> None:
         """The owner of `session` closed it."""
         del self._sessions[session.name]
         session.ended.set()
@@ -373,7 +374,7 @@ class LedgerService:
         self._wake()
         return released
 
-    async def settled(self) -> None:
+    async def wait_durable(self) -> None:
         """Wait until everything that happened so far is durable."""
         while self._ledger.has_facts or self._writing:
             self._wake()

@@ -13,11 +13,11 @@ from node.ledger.binding import Binding
 from node.ledger.model_limits import NO_LIMITS, ModelLimits
 from node.ledger.state import Group
 
-__all__ = ["Offer", "Session"]
+__all__ = ["GroupOffer", "WorkSession"]
 
 
 @dataclass(eq=False)
-class Session:
+class WorkSession:
     """An open session. `news` is set, and replaced, when a group is ready, refused or impossible, or more are wanted.
 
     The ledger fills `groups`, `impossible` and `refused`; the session's owner empties them.
@@ -55,7 +55,7 @@ class Session:
 
     def offer(
         self, group: bytes, prompt: bytes, n: int | None, sampling: SamplingParams | None, affinity: bytes
-    ) -> "Offer":
+    ) -> "GroupOffer":
         """A request for samples of `prompt`; `n` and `sampling` default to the session's.
 
         Raises `PeerError` for work that no node could do.
@@ -68,7 +68,7 @@ class Session:
             raise PeerError(f"rollouts.offer: {error}") from error
         if (why := self.limits.why_not(prompt, sampling.max_tokens)) is not None:
             raise PeerError(why)
-        return Offer(self, group, prompt, n, sampling, affinity)
+        return GroupOffer(self, group, prompt, n, sampling, affinity)
 
     def samples_to_come(self) -> int | None:
         """Samples that will still be offered; None when the trainer has not said how many."""
@@ -106,10 +106,10 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class GroupOffer:
     """A prompt that becomes a request group at the next write."""
 
-    session: Session
+    session: WorkSession
     group: bytes
     prompt: bytes
     n: int

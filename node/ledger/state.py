@@ -16,7 +16,7 @@ from node.ledger.assignment.version_timing import Average
 from node.ledger.messages import Reason, Rollout, Timesheet
 from node.ledger.trust.reputation import Reputation
 
-__all__ = ["AcceptedRollout", "Group", "Head", "Lease", "Node"]
+__all__ = ["AcceptedRollout", "Group", "Head", "LiveLease", "Node"]
 
 
 class Head(NamedTuple):
@@ -110,7 +110,7 @@ class Group:
 
 
 @dataclass(slots=True)
-class Lease:
+class LiveLease:
     """A work lease: the right of one node to generate samples of one group until `deadline`."""
 
     id: int

@@ -12,7 +12,7 @@ from node.ledger.assignment.pool import Pool
 from node.ledger.facts import Accepted, Discarded, Dropped, Fact, Leased, Offered, Requeued, Taken
 from node.ledger.messages import Reason
 from node.ledger.settings import Settings
-from node.ledger.state import AcceptedRollout, Group, Head, Lease, Node
+from node.ledger.state import AcceptedRollout, Group, Head, LiveLease, Node
 
 __all__ = ["Transitions"]
 
@@ -44,7 +44,7 @@ class Transitions:
         self.pool.add(group)
         self.facts.append(Offered(group))
 
-    def drop(self, group: Group) -> list[Lease]:
+    def drop(self, group: Group) -> list[LiveLease]:
         """Nobody wants `group` any more. Returns the leases that are void now."""
         self.pool.remove(group.id)
         leases = [self.table.leases[lease] for lease in sorted(set(group.leased.values()))]
@@ -64,10 +64,10 @@ class Transitions:
             self.node(done.node).count_used(done.rollout.length)
         self.facts.append(Taken(group.id))
 
-    def lease(self, node: Node, head: Head, group: Group, samples: tuple[int, ...], now: float) -> Lease:
+    def lease(self, node: Node, head: Head, group: Group, samples: tuple[int, ...], now: float) -> LiveLease:
         """Lease free `samples` of `group` to `node`. The caller sets the lease's duration and deadline."""
         node.begin_work(len(samples), now)
-        lease = Lease(
+        lease = LiveLease(
             id=self.table.next_id,
             token=self.table.next_id,
             node=node.key,
@@ -86,7 +86,7 @@ class Transitions:
         self.facts.append(Leased(lease))
         return lease
 
-    def adopt_lease(self, lease: Lease, now: float) -> Node:
+    def adopt_lease(self, lease: LiveLease, now: float) -> Node:
         """Take in a lease that the book kept, whose samples are marked in its group already. Returns its node."""
         self.table.add(lease)
         node = self.node(lease.node)
@@ -95,7 +95,7 @@ class Transitions:
         node.busy_since = now
         return node
 
-    def accept(self, lease: Lease, sample: int, done: AcceptedRollout, now: float) -> None:
+    def accept(self, lease: LiveLease, sample: int, done: AcceptedRollout, now: float) -> None:
         """`done` counts for `sample`, which is open in `lease`."""
         group, node = self.pool.groups[lease.group], self.nodes[lease.node]
         self._close(lease, (sample,), Reason.DUPLICATE)
@@ -108,7 +108,7 @@ class Transitions:
         node.liveness.flow(now, counted=False)
         self.facts.append(Accepted(group.id, sample, done))
 
-    def requeue(self, lease: Lease, why: Reason, now: float, samples: tuple[int, ...] | None = None) -> None:
+    def requeue(self, lease: LiveLease, why: Reason, now: float, samples: tuple[int, ...] | None = None) -> None:
         """The open samples of `lease`, or only `samples`, are free again."""
         samples = tuple(sorted(lease.open)) if samples is None else samples
         group = self.pool.groups[lease.group]
@@ -128,7 +128,7 @@ class Transitions:
         """A rollout of `node` was generated and will never be used."""
         self.node(node).count_unused(tokens, why)
 
-    def _close(self, lease: Lease, samples: tuple[int, ...], why: Reason) -> None:
+    def _close(self, lease: LiveLease, samples: tuple[int, ...], why: Reason) -> None:
         group, node = self.pool.groups[lease.group], self.nodes[lease.node]
         lease.open.difference_update(samples)
         node.outstanding -= len(samples)
@@ -137,7 +137,7 @@ class Transitions:
         if not lease.open:
             self._end(lease, why)
 
-    def _end(self, lease: Lease, why: Reason) -> None:
+    def _end(self, lease: LiveLease, why: Reason) -> None:
         self.table.end(lease, why)
         node = self.nodes[lease.node]
         node.leases.discard(lease.id)

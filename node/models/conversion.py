@@ -23,7 +23,7 @@ from node.models.dtypes import TORCH_DTYPES
 from node.models.pieces import Piece, strides_of
 from node.models.symbols import Symbol
 
-__all__ = ["Conversion", "Place", "conversion_of", "plain_class"]
+__all__ = ["Conversion", "ParameterBox", "conversion_of", "plain_class"]
 
 _SAVE_ANEW: Final = (
     "Load the folder, save it with save_pretrained(..., save_original_format=False), and start the swarm from that"
@@ -31,7 +31,7 @@ _SAVE_ANEW: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ParameterBox:
     """A box of the parameter `param`, and the checkpoint elements in it (`Piece.source` is the checkpoint tensor)."""
 
     param: str
@@ -47,7 +47,7 @@ class Conversion:
     model's class declares unused.
     """
 
-    places: dict[str, tuple[Place, ...]]
+    places: dict[str, tuple[ParameterBox, ...]]
     shapes: dict[str, tuple[int, ...]]
     dtypes: dict[str, torch.dtype]
     unused: frozenset[str]
@@ -86,10 +86,10 @@ def conversion_of(model: Any, layout: Layout, dtype: torch.dtype = torch.float32
         return _by_name(model, layout, error)
     _check_loaded(ghost, info)
     state = {name: tensor for name, tensor in ghost.state_dict().items() if isinstance(tensor, Symbol)}
-    found: dict[str, list[Place]] = {}
+    found: dict[str, list[ParameterBox]] = {}
     for name, symbol in state.items():
         for piece in symbol.pieces:
-            found.setdefault(piece.source, []).append(Place(name, piece))
+            found.setdefault(piece.source, []).append(ParameterBox(name, piece))
     unused = _unused(ghost, [spec for spec in layout.tensors if spec.elements and spec.name not in found])
     for spec in layout.tensors:
         if spec.name in found and not _once(spec, [place.piece for place in found[spec.name]]):
@@ -133,7 +133,7 @@ def _by_name(model: Any, layout: Layout, why: Exception) -> Conversion:
             f"followed ({why}): was the model changed since it was loaded? Publish an iterator of (checkpoint name, "
             "tensor)."
         ) from why
-    places = {spec.name: (Place(spec.name, _all_of(spec)),) for spec in layout.tensors if spec.elements}
+    places = {spec.name: (ParameterBox(spec.name, _all_of(spec)),) for spec in layout.tensors if spec.elements}
     dtypes = {name: tensor.dtype for name, tensor in state.items()}
     return Conversion(places, {name: tuple(tensor.shape) for name, tensor in state.items()}, dtypes, frozenset())
 

@@ -33,7 +33,7 @@ import trio
 from msgspec import UNSET
 
 from codec.errors import UsageError
-from node.http import Head, HttpLimits, Request, Response, failure, json_response, serve
+from node.http import HttpLimits, Request, RequestHead, Response, failure, json_response, serve
 from node.monitor.findings import Finding, findings, headline
 from node.monitor.health import Readiness
 from node.monitor.history import History, Point
@@ -146,7 +146,7 @@ class Monitor:
         self._asking = trio.Lock()
         self._release = installed_version("swarm-node")
 
-    def check(self, head: Head) -> Response | None:
+    def check(self, head: RequestHead) -> Response | None:
         """Judge a request by its head: None, or the refusal."""
         if head.method not in ("GET", "HEAD"):
             return failure(405, "A monitor only shows things: GET, please.")

@@ -43,6 +43,7 @@ SEED_PORT: Final = 4001
 DEFAULT_MBIT: Final = 100.0
 """Assumed for a link of unknown rate, in Mbit/s. Too low, the link idles; too high, this node's children are late."""
 MAX_MBIT: Final = 1e7
+"""10 Tbit/s: more than any machine's link."""
 MAX_ADDRESSES: Final = 4
 """As many as a ticket has room for. A machine has one or two that others can dial."""
 MAX_NODES_EVER: Final = 10_000
@@ -142,7 +143,8 @@ class PeerConfig:
     name: str = field(default_factory=_host_name)
     """Name of this machine, for people."""
     region: str = ""
-    """Machines with the same region are near one another: lagging nodes ask there first."""
+    """Machines with the same region are near one another: they exchange late chunks there first, and each version
+    enters a region once where uplinks allow."""
     up_mbit: float | None = None
     """Uplink in Mbit/s: used for planning, and below 1000 as a limit of what is sent. 0: pass nothing on. Without it
     planning assumes 100, and sending is not limited."""
@@ -166,7 +168,7 @@ class PeerConfig:
         if len(self.listen) > MAX_ADDRESSES or len(self.announce) > MAX_ADDRESSES:
             raise UsageError(f"--listen, --announce: at most {MAX_ADDRESSES} addresses")
         if any(text.endswith("/tcp/0") for text in self.announce):
-            raise UsageError("--announce: needs the port that the world dials")
+            raise UsageError("--announce: give the port that other machines dial, not 0")
         if len(self.name) > 64 or len(self.region) > 64:
             raise UsageError("--name, --region: at most 64 characters")
         _check_mbit("--up-mbit", self.planned_up_mbit)
@@ -267,7 +269,7 @@ class MemberConfig(PeerConfig):
         PeerConfig.__post_init__(self)  # super() cannot find a slotted dataclass
         duration_s(self.wait_for_seed)
         if self.up_gb_day is not None and not 0 < self.up_gb_day <= 1e9:
-            raise UsageError("--up-gb-day: more than 0; to pass nothing on, say --up-mbit 0")
+            raise UsageError("--up-gb-day: more than 0; to pass nothing on, use --up-mbit 0")
 
     @property
     def wait_for_seed_s(self) -> float:
@@ -316,15 +318,17 @@ class JoinConfig(MemberConfig):
         if self.engine_url and (self.engine != "vllm" or self.engines != 1):
             raise UsageError("--engine-url: once for each vLLM that you run; leave out --engine and --engines")
         if self.engine != "vllm" and (self.tp, self.engines, self.vllm_arg) != (1, 1, ()):
-            raise UsageError("--tp, --engines, --vllm-arg: say --engine vllm too")
+            raise UsageError("--tp, --engines, --vllm-arg: only with --engine vllm")
         if not 1 <= self.engines <= 64 or not 1 <= self.tp <= 64:
             raise UsageError("--engines, --tp: 1 to 64")
         if not 0 <= self.engine_port <= 65535 - self.engines:
             raise UsageError("--engine-port: a port, or 0")
         if self.raw_out is not None and self.engine != "none":
-            raise UsageError("--raw-out: no engine can generate from a file; say --engine none")
+            raise UsageError("--raw-out: no engine can generate from a file; add --engine none")
         if self.replica == "none" and self.engine != "none":
-            raise UsageError("--replica none: an engine needs a copy of the model; say --engine none too, or leave it")
+            raise UsageError(
+                "--replica none: an engine needs a copy of the model; add --engine none, or leave out --replica"
+            )
         if self.threads is not None and not 1 <= self.threads <= 1024:
             raise UsageError("--threads: 1 to 1024")
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,2})?", self.device):
@@ -353,13 +357,14 @@ class InviteConfig:
     announce: tuple[str, ...] = ()
     """Address at which nodes reach the seed; without it, the last announced ones; repeat for more."""
     expires: str = "24h"
-    """How long it can be used to join (nodes that have joined may stay): 30m, 24h, 7d."""
+    """How long the ticket can be used to join (nodes that have joined may stay): 30m, 24h, 7d."""
     nodes: int = 10
-    """How many machines may be members by it at a time; one that left or was lost no longer counts."""
+    """How many machines may be members with the ticket at a time; one that left or was lost no longer counts."""
     nodes_ever: int = 0
-    """How many different machines may ever join by it. 0: no limit."""
+    """How many different machines may ever join with the ticket. 0: no limit."""
     quota_gb: float = 0.0
-    """How many GB they may fetch in all while catching up; a machine that fetches more is removed. 0: no limit."""
+    """How many GB the ticket's machines may fetch in all while catching up; a machine that fetches beyond it is
+    removed. 0: no limit."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "home", self.home.expanduser().absolute())

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TextIO
 
-__all__ = ["Progress"]
+__all__ = ["ProgressLine"]
 
 QUIET_S: Final = 2.0
 """Nothing is shown for shorter work: a person waits this long without wondering."""
@@ -16,7 +16,7 @@ LONGEST_PAUSE_S: Final = 30.0
 """Longest interval between two lines where stderr is no terminal; a log of hours stays readable."""
 
 
-class Progress:
+class ProgressLine:
     """`with Progress("Reading OLD", total=291, unit="tensors") as progress: ... progress.update(17)`.
 
     Silent for `QUIET_S`. Then, on a terminal, one line that is rewritten and erased at the end; elsewhere a line after
@@ -79,7 +79,7 @@ class Progress:
         while not self._stop.wait(TICK_S):
             self.tick()
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "ProgressLine":
         self._thread.start()
         return self
 

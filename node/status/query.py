@@ -14,7 +14,7 @@ from node.status.schema import Status
 from swarm.guard import Source
 from swarm.transport.base import Unreachable
 
-__all__ = ["SOCKET_NAME", "Ask", "StateAnswer", "ask", "serve"]
+__all__ = ["SOCKET_NAME", "StateAnswer", "StatusQuery", "ask", "serve"]
 
 SOCKET_NAME: Final = "status.sock"
 ANSWER_WITHIN_S: Final = 10.0
@@ -26,7 +26,7 @@ PROOF_WITHIN_S: Final = 120.0
 """An engine reads back and hashes a gigabyte or more a second, between two batches."""
 
 
-class Ask(msgspec.Struct, frozen=True, tag="ask"):
+class StatusQuery(msgspec.Struct, frozen=True, tag="ask"):
     """Asks for the status. `prove`: first read the bits back out of the engine, and report the root of those."""
 
     prove: bool = False
@@ -65,7 +65,9 @@ async def serve(
                 await prove()
             await channel.send(StateAnswer(status()))
 
-    await serve_socket(home / SOCKET_NAME, converse, receives=Ask, source=Source.STATUS, task_status=task_status)
+    await serve_socket(
+        home / SOCKET_NAME, converse, receives=StatusQuery, source=Source.STATUS, task_status=task_status
+    )
 
 
 def ask(home: Path, *, prove: bool = False, within_s: float = ANSWER_WITHIN_S) -> Status:
@@ -75,7 +77,7 @@ def ask(home: Path, *, prove: bool = False, within_s: float = ANSWER_WITHIN_S) -
     """
     try:
         with connect(home / SOCKET_NAME, StateAnswer) as channel:
-            channel.send(Ask(prove), timeout_s=within_s)
+            channel.send(StatusQuery(prove), timeout_s=within_s)
             answer, _ = channel.recv(PROOF_WITHIN_S if prove else within_s)
             return answer.state
     except (ChannelClosed, ChannelTimeout, PeerError) as error:

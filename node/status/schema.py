@@ -201,7 +201,7 @@ class WorkerStatus(Struct, kw_only=True):
     refused: dict[str, int] = {}
     """Samples, by the reason."""
     lost_tokens: int = 0
-    """Generated in vain: cancelled, too late or refused."""
+    """Generated and never to be used: cancelled, too late or refused."""
     doing: str = ""
     """The field of `TimeSplit` that grows now."""
     seconds: TimeSplit = field(default_factory=TimeSplit)
@@ -234,7 +234,7 @@ class PieceMap(Struct, kw_only=True):
 
 
 class MemberStatus(Struct, kw_only=True):
-    """One member, as the seed sees it. The member reports `held` to `saving` with its heartbeats."""
+    """One member, as the seed sees it. The fields from `held` to `saving` are what the member reported last."""
 
     slot: int = 0
     """Its place in the roster."""
@@ -246,7 +246,7 @@ class MemberStatus(Struct, kw_only=True):
     """How the seed reaches it: "direct", "dialed us", "punched", "circuit" (through a relay); without a connection
     "can be dialed" or "cannot be dialed"; empty: not known."""
     standing: str = ""
-    """Of its lease: "fresh", "soft" (no new work), "dead" (no content)."""
+    """Of its lease: "fresh", "soft" (a leaf in every tree), "dead" (no content, no work)."""
     lease_s: float | None = None
     """Until its lease ends if nothing is heard of it."""
     held: Version | None = None
@@ -355,7 +355,7 @@ class SeedStatus(Struct, kw_only=True, tag_field="role", tag="seed"):
     addrs: list[str] = []
     """Where members reach the seed."""
     relays: dict[str, str] = {}
-    """By relay through which this machine is reached: why it is not reached so now; empty: it is."""
+    """By the address of each relay of `--via`: why this machine has no reservation there now; empty: it has one."""
     sent_bytes: int = 0
     """At the seed's sockets."""
     control_bytes: int = 0
@@ -374,7 +374,7 @@ class SeedStatus(Struct, kw_only=True, tag_field="role", tag="seed"):
 
 
 class SeedReport(Struct, kw_only=True):
-    """What a trainer gets when it asks the seed how things stand."""
+    """The seed's answer to a trainer that asks for its state."""
 
     swarm: SeedStatus = field(default_factory=SeedStatus)
     work: LedgerStatus = field(default_factory=LedgerStatus)
@@ -451,7 +451,7 @@ class _MemberProcess(Struct, kw_only=True):
     stripes: Stripes = []
     pieces: PieceMap = field(default_factory=PieceMap)
     message: str = ""
-    """A sentence about what is wrong; empty: nothing."""
+    """A sentence about what is wrong; empty: nothing is."""
     seed_reached: str = ""
     """How it reaches the seed; see `MemberStatus.reached`."""
     relays: dict[str, str] = {}

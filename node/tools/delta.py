@@ -96,7 +96,8 @@ def _quiet(done: float, total: float) -> None:
 
 
 class _Mapped:
-    """A checkpoint as a source of the blocks of `layout` (`codec.staging.Source`); the constructor hashes them all.
+    """A checkpoint as a source of the blocks of `layout` (`codec.staging.BlockSource`); the constructor hashes them
+    all.
 
     `done`, `total`: block visits before this, and in the whole command, for `progress`.
     """

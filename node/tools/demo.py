@@ -31,7 +31,7 @@ from node.settings.config import DemoConfig
 from node.settings.contact import Contact
 from node.status import query
 from node.status.keys import pressed_keys
-from node.status.progress import Progress
+from node.status.progress import ProgressLine
 from node.status.schema import EngineCommit, OwnStatus, SeedStatus, Step, to_plain
 from node.status.terminal import Picture, watch
 from swarm.transport.base import Unreachable
@@ -60,7 +60,7 @@ async def run(config: DemoConfig, *, live: bool) -> dict[str, Any]:
     try:
         async with trio.open_nursery() as nursery:
             try:
-                with Progress("Starting") as progress:
+                with ProgressLine("Starting") as progress:
                     await demo.start(nursery, progress)
                 if live:
                     nursery.start_soon(partial(watch, demo.view))
@@ -152,7 +152,7 @@ class _Demo:
             )
         return _Proc(name, home, log, process)
 
-    async def start(self, nursery: trio.Nursery, progress: Progress) -> None:
+    async def start(self, nursery: trio.Nursery, progress: ProgressLine) -> None:
         """Start trainer (which makes the base), seed and nodes. Returns when every node's engine holds version 0."""
         config = self.config
         self._events, events = trio.open_memory_channel[dict[str, Any]](64)
@@ -268,9 +268,9 @@ class _Demo:
                     raise DemoFailed(f"The trainer ended: {self.trainer.last_log_line()}{self._logs()}") from None
                 yield event
             if scope.cancelled_caught:
-                raise DemoFailed(f"The trainer said nothing for {within_s:.0f} s.{self._logs()}")
+                raise DemoFailed(f"The trainer reported nothing for {within_s:.0f} s.{self._logs()}")
 
-    async def _await_event(self, name: str, within_s: float, progress: Progress) -> dict[str, Any]:
+    async def _await_event(self, name: str, within_s: float, progress: ProgressLine) -> dict[str, Any]:
         async with contextlib.aclosing(self._events_of_trainer(within_s)) as events:
             async for event in events:
                 if event["event"] == name:

@@ -10,7 +10,7 @@ from node.trainers.connection.seedlink import SeedProcess, dial
 from node.trainers.errors import SwarmDown
 from node.trainers.ranks.copies import Copies
 from node.trainers.ranks.ownership import Ownership
-from node.trainers.ranks.peers import Peers
+from node.trainers.ranks.peers import RankPeers
 from node.trainers.tensors.sharding import is_sharded, sharded_over
 from node.trainers.tensors.weights import check_names
 
@@ -26,7 +26,7 @@ class Attachment(NamedTuple):
     copies: Copies
     ownership: Ownership
     seed: SeedProcess | None
-    peers: Peers
+    peers: RankPeers
 
 
 def default_threads(world: int) -> int:
@@ -48,7 +48,7 @@ def attach(model: Any, home: Path, base: Path | None) -> Attachment:
         if model is not None:
             check_names(link.replica.layout, model)
         ownership = Ownership.alone(link.replica.layout)
-        return Attachment(rank_info, link, Copies.create(link.replica.layout, 1), ownership, seed, Peers())
+        return Attachment(rank_info, link, Copies.create(link.replica.layout, 1), ownership, seed, RankPeers())
     except BaseException:
         if seed is not None:
             seed.stop()
@@ -75,7 +75,7 @@ def _attach_ranks(model: Any, home: Path, base: Path | None) -> Attachment:
         created = Copies.create(layout, rank_info.world) if rank_info.leads else None
         owner = meeting.lead(lambda: (os.getpid(), _shared_fd(created)))
         copies = meeting.gather_own(lambda: created or Copies.open(layout, rank_info.world, owner))
-        return Attachment(rank_info, link, copies, ownership, seed, Peers(meeting.gather(os.getpid)))
+        return Attachment(rank_info, link, copies, ownership, seed, RankPeers(meeting.gather(os.getpid)))
     except BaseException:
         if seed is not None:
             seed.stop()

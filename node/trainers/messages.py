@@ -14,8 +14,8 @@ Each connection has one purpose, which its first message names, and the trainer 
     Judge ---> Judged                                                  the operator quarantines or releases a node
     Evict ---> Evicted                                                 the operator removes a member or revokes a ticket
 
-Instead of any answer the seed may send `Refusal`, whose text is for the person who runs the trainer. When a rank hangs
-up in the middle of a version, the seed abandons that version.
+Instead of any answer the seed may send `Refusal`, whose text is for the person who runs the trainer. When a rank
+disconnects in the middle of a version, the seed abandons that version.
 """
 
 from typing import Annotated, Any, Final, Literal
@@ -281,7 +281,7 @@ class AskState(msgspec.Struct, frozen=True, tag="ask"):
 
 
 class State(msgspec.Struct, frozen=True, tag="state"):
-    """How the swarm and the ledger stand; `Swarm.state` is made of it."""
+    """The state of the swarm and the ledger; `Swarm.state` is made of it."""
 
     info: SeedReport
 

@@ -27,7 +27,7 @@ from node.settings import logs
 from node.trainers.publish_files import Stamp, publish_folder, stamp
 from swarm.transport.base import Unreachable
 
-__all__ = ["Found", "Watch", "main", "scan", "step_of"]
+__all__ = ["FoundCheckpoint", "Watch", "main", "scan", "step_of"]
 
 POLL_S: Final = 0.5
 """Interval between two scans. A scan of some hundred folders takes milliseconds. Network file systems do not notify of
@@ -41,7 +41,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundCheckpoint:
     """A folder with safetensors files. `files`: all files directly in it. `marked`: one of them is the marker file."""
 
     folder: Path
@@ -71,7 +71,7 @@ class Watch:
     _known: dict[Path, Stamp] | None = None
     """The files of each checkpoint at the last call of `late`; None before the first."""
 
-    def late(self, found: Iterable[Found]) -> list[Found]:
+    def late(self, found: Iterable[FoundCheckpoint]) -> list[FoundCheckpoint]:
         """Checkpoints that came or changed since the last call and will never be due, because their newest file is no
         newer than what was published last. Usually they were copied with their times kept. Each is returned once; the
         first call returns all of them.
@@ -85,7 +85,7 @@ class Watch:
             if item.written_ns <= self.done_ns and set(item.files) - set(known.get(item.folder, ()))
         ]
 
-    def due(self, found: Iterable[Found], now: float) -> Found | None:
+    def due(self, found: Iterable[FoundCheckpoint], now: float) -> FoundCheckpoint | None:
         """The newest checkpoint that is complete and newer than what was published; None: there is none yet.
 
         `now`: in seconds, of any monotonic clock.
@@ -105,21 +105,21 @@ class Watch:
         ]
         return max(complete, key=lambda item: (item.written_ns, item.folder), default=None)
 
-    def note_published(self, checkpoint: Found) -> None:
+    def note_published(self, checkpoint: FoundCheckpoint) -> None:
         """The checkpoint was published, so nothing older is due any more."""
         self.done_ns = max(self.done_ns, checkpoint.written_ns)
 
-    def note_refused(self, checkpoint: Found) -> None:
+    def note_refused(self, checkpoint: FoundCheckpoint) -> None:
         """The checkpoint cannot be published as it is. It is not due again until one of its files changes."""
         self._refused[checkpoint.folder] = checkpoint.files
 
 
-def scan(top: Path, marker: str) -> Iterator[Found]:
+def scan(top: Path, marker: str) -> Iterator[FoundCheckpoint]:
     """Every folder with safetensors files in it, from `top` down. A folder that vanishes meanwhile is left out."""
     return _scan(top, marker, MAX_DEPTH)
 
 
-def _scan(folder: Path, marker: str, depth: int) -> Iterator[Found]:
+def _scan(folder: Path, marker: str, depth: int) -> Iterator[FoundCheckpoint]:
     try:
         files = stamp(folder)
         inner = sorted(entry.path for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
@@ -127,7 +127,7 @@ def _scan(folder: Path, marker: str, depth: int) -> Iterator[Found]:
         return
     names = {name for name, _, _ in files}
     if any(name.endswith(".safetensors") for name in names):
-        yield Found(folder, files, bool(marker) and marker in names)
+        yield FoundCheckpoint(folder, files, bool(marker) and marker in names)
     if depth > 0:
         for path in inner:
             yield from _scan(Path(path), marker, depth - 1)
@@ -177,7 +177,7 @@ class PassedOverLog:
             _log.info("watch_folder_found", folder=str(folder))
         self._there = there
 
-    def log_late(self, found: list[Found]) -> None:
+    def log_late(self, found: list[FoundCheckpoint]) -> None:
         """Log which checkpoints will never be due. The first call logs only how many, since they are older ones."""
         if not self._looked and found:
             _log.info("older_passed_over", checkpoints=len(found), why="What was published last is newer.")
@@ -190,7 +190,7 @@ class PassedOverLog:
         self._looked = True
 
 
-def _publish(home: Path, top: Path, due: Found, watch: Watch) -> bool:
+def _publish(home: Path, top: Path, due: FoundCheckpoint, watch: Watch) -> bool:
     """Publish a checkpoint and return whether it worked. An error is logged, since the next checkpoint may be fine."""
     try:
         report = publish_folder(home, due.folder, step=step_of(due.folder, top), as_it_was=due.files)

@@ -102,7 +102,7 @@ class Bench:
         return self.begin(prompts, sampling).result(WITHIN_S)
 
     def score(self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams) -> tuple[float, ...]:
-        """Score a sample; see `node.engines.interface.Scorer`."""
+        """Score a sample; see `node.engines.interface.ScoringEngine`."""
         return self.begin_score(prompt, token_ids, sampling).result(WITHIN_S)
 
     def begin_score(

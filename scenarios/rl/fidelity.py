@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from node.engines.base import Completion, Prompt
 from node.ledger.messages import stream_of
-from node.status.progress import Progress
+from node.status.progress import ProgressLine
 from scenarios.harness.command import json_parser, run_as_program
 from scenarios.harness.swarm import Swarm, swarm_on
 
@@ -31,11 +31,11 @@ KEY: Final = "fidelity"
 SETTLE_S: Final = 60.0
 
 
-def in_process(base: Path, trainer: Any, steps: int, progress: Progress) -> list[str]:
+def in_process(base: Path, trainer: Any, steps: int, progress: ProgressLine) -> list[str]:
     """Return the state root after each step, with an engine that gets the weights directly."""
     from node.engines.transformers import TransformersEngine
     from node.trainers.grpo.online import policy_root, session_name
-    from node.trainers.grpo.trainer import Group
+    from node.trainers.grpo.trainer import SampleGroup
     from node.trainers.rollouts import group_id
 
     engine = TransformersEngine(threads=1, device="cpu")
@@ -50,14 +50,14 @@ def in_process(base: Path, trainer: Any, steps: int, progress: Progress) -> list
     roots: list[str] = []
     for step in range(1, steps + 1):
         progress.label = f"In one process: step {step} of {steps}"
-        trainer.step([Group(prompt, draw(step, i, prompt)) for i, prompt in enumerate(trainer.prompts(step))])
+        trainer.step([SampleGroup(prompt, draw(step, i, prompt)) for i, prompt in enumerate(trainer.prompts(step))])
         engine.reload(dict(trainer.policy_bits()).__getitem__, (0, step), b"")
         roots.append(policy_root(trainer).hex())
     return roots
 
 
 def through_the_swarm(
-    base: Path, trainer: Any, steps: int, nodes: int, kill: int | None, progress: Progress
+    base: Path, trainer: Any, steps: int, nodes: int, kill: int | None, progress: ProgressLine
 ) -> dict[str, Any]:
     """Return the steps as the swarm's trainer saw them, and the roots of the engines' bits at the end."""
     from node.trainers.api import Swarm as Handle
@@ -116,7 +116,7 @@ def compare(
     import torch
 
     torch.set_num_threads(1)
-    with Progress("Training") as progress:
+    with ProgressLine("Training") as progress:
         began = time.monotonic()
         expected = in_process(base, trainers[0], steps, progress)
         alone_s = time.monotonic() - began

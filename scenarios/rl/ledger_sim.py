@@ -22,7 +22,7 @@ from node.ledger.binding import Binding
 from node.ledger.book import Book
 from node.ledger.messages import pack_tokens
 from node.ledger.service import LedgerService
-from node.ledger.session import Session
+from node.ledger.session import WorkSession
 from node.ledger.settings import Settings
 from node.ledger.state import Head
 from node.member.worker import NodeWorker, Pace
@@ -257,7 +257,7 @@ class Trainer:
     ) -> None:
         self.ledger_sim, self._groups, self._train_s, self._seal_s = ledger_sim, groups, train_s, seal_s
         sampling = SamplingParams(max_tokens, stop_tokens=(STOP,))
-        self.session: Session = ledger_sim.service.open("run", Binding(n, sampling, max_lag), paced=paced)
+        self.session: WorkSession = ledger_sim.service.open("run", Binding(n, sampling, max_lag), paced=paced)
         self._unconfirmed: bytes | None = None
         """The group that it got last and has not yet reported as taken."""
         self._offered_at: dict[bytes, tuple[float, int]] = {}

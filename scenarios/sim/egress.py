@@ -29,7 +29,7 @@ from statistics import median
 from typing import Any, Final, NamedTuple
 
 from codec.errors import UsageError
-from node.status.progress import Progress
+from node.status.progress import ProgressLine
 from scenarios.emulator.real import Node
 from scenarios.harness.plot import drawing, png
 from scenarios.sim.agreement import compare
@@ -53,13 +53,13 @@ STYLES: Final = {"bound B": "k--", "star": "C5:", "object store": "C6-."}
 def simulate(crowd: Crowd, payload_bytes: int, seed: int, count: int = 2) -> tuple[list[Step], str, int]:
     """Simulate `count` steps of the crowd. Returns the steps, the digest of the event log, and the number of events."""
     case = f"N {crowd.nodes}, seed {seed}"
-    with Progress(f"{case}, gathering", unit="virtual seconds") as progress:
+    with ProgressLine(f"{case}, gathering", unit="virtual seconds") as progress:
         world = gather(crowd, seed, report=progress.update)
     steps: list[Step] = []
     while len(steps) < count:
         if steps:
             world.run(world.now + IDLE_S)
-        with Progress(f"{case}, step {len(steps) + 1}", unit="MB received") as progress:
+        with ProgressLine(f"{case}, step {len(steps) + 1}", unit="MB received") as progress:
             steps.append(step(world, payload_bytes, report=progress.update))
     return steps, world.digest, world.events
 

@@ -18,7 +18,7 @@ from codec.layout import BLOCK_ELEMENTS
 from node.trainers.connection.seedlink import ask_state
 from node.trainers.publish.encoding import Encoder
 from node.trainers.ranks.copies import Copies
-from node.trainers.ranks.ownership import Ownership, Part
+from node.trainers.ranks.ownership import Ownership, TensorPart
 from scenarios.harness.swarm import swarm_on
 
 __all__ = ["cost", "scaling"]
@@ -156,7 +156,9 @@ def scaling(tensors: int, blocks: int, tries: int) -> dict[str, Any]:
 def _encode(layout: Layout, replica: Replica, copies: Copies, world: int) -> float:
     """Return the seconds from when all ranks are ready until the last has encoded its share."""
     rows = layout.tensors[0].shape[0]
-    cut = [Part(0, rank * rows // world, (rank + 1) * rows // world - rank * rows // world) for rank in range(world)]
+    cut = [
+        TensorPart(0, rank * rows // world, (rank + 1) * rows // world - rank * rows // world) for rank in range(world)
+    ]
     shares = Ownership(layout, [{spec.name: part for spec in layout.tensors} for part in cut])
     context = multiprocessing.get_context("fork")
     start = context.Barrier(world)

@@ -4,7 +4,7 @@ It trusts nothing but its own key. Its machines:
 
 which peers are members .... membership.admission, over membership.lease.LeaseBook
 the authority's clock ...... membership.heartbeats
-the trees .................. topology.replanning.Scheme, planned anew when membership changes
+the trees .................. topology.replanning.Replanner, planned anew when membership changes
 which stripe gets a chunk .. transfer.assignment
 pieces to the root children  transfer.exchange
 """
@@ -48,7 +48,7 @@ from swarm.protocol.core.events import (
     Timer,
 )
 from swarm.protocol.core.notices import LeaseExpired, MemberHolds, MemberLeft, Superseded, WorkHeard
-from swarm.protocol.core.reach import Place, Scope
+from swarm.protocol.core.reach import Location, Scope
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.version import VersionId
 from swarm.protocol.core.wire import (
@@ -79,7 +79,7 @@ from swarm.protocol.core.wire import (
 )
 from swarm.protocol.membership.admission import Admission
 from swarm.protocol.membership.enrolment import Enrolments, record_of
-from swarm.protocol.membership.greeting import give_roster, let_go, reach_out
+from swarm.protocol.membership.greeting import close_surplus_sessions, give_roster, reach_out
 from swarm.protocol.membership.heartbeats import Heartbeats
 from swarm.protocol.membership.lease import LeaseBook, Standing
 from swarm.protocol.membership.report_limits import REPORTS_TAKEN, may_verify
@@ -87,7 +87,7 @@ from swarm.protocol.membership.roster import AUTHORITY
 from swarm.protocol.membership.session import BAN_S, Session, pay_for_attaching
 from swarm.protocol.startup import Boot, Budget, Saved, Site
 from swarm.protocol.state import OwnUplink, State
-from swarm.protocol.topology.replanning import Scheme
+from swarm.protocol.topology.replanning import Replanner
 from swarm.protocol.transfer.assignment import ChunkAssigner
 from swarm.protocol.transfer.bootstrap_limiter import BootstrapLimiter
 from swarm.protocol.transfer.chunks import key_of
@@ -137,17 +137,17 @@ class Authority:
         # Serials of this boot are higher than any that an earlier boot can have given, also to leases that are over.
         self.book = LeaseBook(key.public, key, tuning, next_serial=boot.number << 32)
         self._enrolled = Enrolments(state.outbox)
-        scheme = self.scheme = Scheme(state, self.book, self._enrolled, time, boot=boot.number, site=site)
-        self._heartbeats = Heartbeats(state, self.book, time, lambda: scheme.serial, boot=boot.number, now=now)
-        self.admission = Admission(state, self.book, self._enrolled, self.scheme, time, self._heartbeats)
+        replanner = self.replanner = Replanner(state, self.book, self._enrolled, time, boot=boot.number, site=site)
+        self._heartbeats = Heartbeats(state, self.book, time, lambda: replanner.serial, boot=boot.number, now=now)
+        self.admission = Admission(state, self.book, self._enrolled, self.replanner, time, self._heartbeats)
         self.admission.restore(saved.grants, saved.tickets, saved.bars, now)
         self._alone_since: float | None = now if self._enrolled else None
         """Local time of our start, until a member of an earlier boot comes back; None: one has, or there is none."""
-        self.assigner = ChunkAssigner(state.exchange, state.chunks, self.scheme.is_root_child)
+        self.assigner = ChunkAssigner(state.exchange, state.chunks, self.replanner.is_root_child)
         self.superseded = False
         """A later boot of our own key is running: this one ignores all further events."""
         manifest = open_manifest(saved.head, key.public)
-        state.settle(VersionId(manifest.epoch, manifest.version), manifest, saved.head)
+        state.set_held(VersionId(manifest.epoch, manifest.version), manifest, saved.head)
         self._on_event = self._events()
         self._on_message = self._messages()
 
@@ -159,7 +159,7 @@ class Authority:
             HeaderStored: self._stored_before,
             PieceBad: lambda e, now: self.state.close(e.peer, e.what, BAN_S),
             SendDone: self.state.sent,
-            Gave: lambda e, now: self.admission.gave(e.peer, e.size_bytes, now),
+            Gave: lambda e, now: self.admission.charge_served(e.peer, e.size_bytes, now),
             Persisted: self._persisted,
             Probed: self._probed,
             LocalAbandon: self._local_abandon,
@@ -192,7 +192,7 @@ class Authority:
 
     def start(self, now: float, addrs: tuple[str, ...] = ()) -> list[Effect]:
         """The first effects. `addrs`: where we listen; used if no addresses were given to the constructor."""
-        self.scheme.listening(addrs)
+        self.replanner.listening(addrs)
         self._tick(Timer("tick"), now)
         return self.state.outbox.take()
 
@@ -206,7 +206,7 @@ class Authority:
     @property
     def addrs(self) -> tuple[str, ...]:
         """Where the authority can be dialed from outside."""
-        return self.scheme.addrs
+        return self.replanner.addrs
 
     @property
     def down_mbits(self) -> tuple[float, ...]:
@@ -255,7 +255,7 @@ class Authority:
 
     def _peer_up(self, event: PeerUp, now: float) -> None:
         self.state.sessions.up(event.peer, event.address, now)
-        self.egress.here(event.peer)
+        self.egress.peer_connected(event.peer)
 
     def _peer_down(self, event: PeerDown, now: float) -> None:
         self.state.sessions.down(event.peer, event.dial_failed, now)
@@ -263,7 +263,7 @@ class Authority:
         self._bootstrap_limiter.done(event.peer)
         self.state.exchange.detached(event.peer, None)
         if not event.dial_failed:
-            self.egress.gone(event.peer)
+            self.egress.peer_left(event.peer)
 
     def _heard(self, event: Heard, now: float) -> None:
         session = self.state.sessions.get(event.peer)
@@ -335,27 +335,27 @@ class Authority:
         if not self.book.renew(report, self._time(now)):
             return
         if report.leaving:
-            self.admission.freed(report.slot, report.peer)
+            self.admission.forget_holder(report.slot, report.peer)
             self.state.outbox.notify(MemberLeft(report.peer, report.slot))
             return
-        self.admission.said(report, now)
+        self.admission.charge_reported(report, now)
         enrolment = self._enrolled.get(report.peer)
         if enrolment is None:
             return  # the quota of its ticket is used up, so it has been removed
         if enrolment.saving != report.saving:
             enrolment.saving = report.saving
-            self.scheme.mark_stale()
+            self.replanner.mark_stale()
         if report.catching_up >= 1:
             self._bootstrap_limiter.done(report.peer)
         if report.catching_up >= 1 and not enrolment.held_once:
             enrolment.held_once = True
-            self.scheme.mark_stale()
+            self.replanner.mark_stale()
         if self._is_news(enrolment.newest, report.held):
             enrolment.newest = report.held
             self.state.outbox.notify(MemberHolds(report.slot, report.peer, report.held))
-        self.scheme.hear(report, now)
+        self.replanner.hear(report, now)
         for slot in report.lost:
-            self.scheme.hear_of_loss(slot, now)
+            self.replanner.hear_of_loss(slot, now)
 
     def _is_news(self, before: VersionId | None, held: VersionId) -> bool:
         """Whether a member says for the first time that it holds this version. True once a version, whatever the member
@@ -369,11 +369,11 @@ class Authority:
         if self._enrolled.probed(event) and slot is not None:
             record = record_of(self.book.leases[slot].sealed, self._enrolled[event.peer])
             self.state.outbox.emit(Persist(f"reach/{slot}", f"grant/{slot}", record))
-            self.scheme.mark_stale()
+            self.replanner.mark_stale()
             self._plan_if_due(now)
 
     def _plan_if_due(self, now: float) -> None:
-        if self.scheme.plan_if_due(now):
+        if self.replanner.plan_if_due(now):
             self.state.exchange.review(now)
             self.admission.welcome_all(now)
 
@@ -396,15 +396,15 @@ class Authority:
         chunk, news = taken
         if news:
             self.state.chunks.versions[VersionId(chunk.key.epoch, chunk.key.version)].fill(chunk)
-            self.egress.made(chunk.key, chunk.header_bytes + sum(chunk.sizes))
-            self.scheme.opened()
+            self.egress.add_chunk(chunk.key, chunk.header_bytes + sum(chunk.sizes))
+            self.replanner.opened()
             self.assigner.add(chunk)
 
     def _serve_model(self, session: Session, want: WantBlob | WantBlock, now: float) -> None:
         """Answer a member that catches up and finds no other member that has the block, list or file."""
         may = not isinstance(want, WantBlock) or self._bootstrap_limiter.admits(session.peer, now)
         may = may and not self.state.succession  # the member will ask in the new swarm
-        if not may or not self.egress.take_of_model(self._cost_bytes(want)):
+        if not may or not self.egress.pay_for_model(self._cost_bytes(want)):
             self.state.outbox.send(session.peer, Lacks(want.request))
         elif isinstance(want, WantBlock):
             self.state.outbox.emit(SendBlock(session.peer, want.request, want.block))
@@ -426,7 +426,7 @@ class Authority:
         if version is not None and version.attempt == event.attempt:
             state.chunks.drop(id_)
             state.exchange.forget(id_)
-        self.scheme.abandoned()
+        self.replanner.abandoned()
         state.outbox.emit(Drop(id_, event.attempt))
 
     def _local_seal(self, event: LocalSeal, now: float) -> None:
@@ -434,9 +434,9 @@ class Authority:
         manifest = open_manifest(event.manifest, state.swarm)
         id_ = VersionId(manifest.epoch, manifest.version)
         state.chunks.manifest(manifest, event.manifest, now)
-        state.settle(id_, manifest, event.manifest)
+        state.set_held(id_, manifest, event.manifest)
         self.assigner.prune()
-        self.scheme.sealed(now)
+        self.replanner.sealed(now)
         for peer in state.children():
             state.outbox.send(peer, ManifestNews(event.manifest))
         state.outbox.emit(Announce(event.manifest))
@@ -453,21 +453,21 @@ class Authority:
 
     def _tick(self, event: Timer, now: float) -> None:
         state = self.state
-        state.sessions.expire_mute(now)
+        state.sessions.close_unproven(now)
         state.exchange.tick(now)
         before = state.leases.heartbeat.fresh if state.leases.heartbeat is not None else b""
         for slot, peer in self.book.expire(self._time(now)):
-            self.admission.freed(slot, peer)
+            self.admission.forget_holder(slot, peer)
             state.outbox.notify(LeaseExpired(slot, peer))
             if state.sessions.get(peer) is not None:
                 state.close(peer, "its lease has expired")
         if self.book.bits(self._time(now))[1] != before:
-            self.scheme.mark_stale()
-        self.scheme.tick(now)
+            self.replanner.mark_stale()
+        self.replanner.tick(now)
         self._plan_if_due(now)
         self._enrolled.probe_due(now)
-        let_go(state, now)
+        close_surplus_sessions(state, now)
         self._look_for_members(now)
-        reach_out(state, AUTHORITY, Place(self.scheme.addrs, Scope.HERE), now)
+        reach_out(state, AUTHORITY, Location(self.replanner.addrs, Scope.HERE), now)
         self._heartbeats.send_if_due(now)
         state.outbox.emit(SetTimer("tick", now + state.tuning.tick_s))

@@ -126,7 +126,7 @@ class Peer:
             self.catchup.has_layout(saved.layout_hash)
         if saved.held is not None:
             manifest = open_manifest(saved.held, swarm)
-            self.state.settle(VersionId(manifest.epoch, manifest.version), manifest, saved.held)
+            self.state.set_held(VersionId(manifest.epoch, manifest.version), manifest, saved.held)
         self._on_event: dict[type[Event], Callable[[Any, float], None]] = {
             PeerUp: self._peer_up,
             PeerDown: self._peer_down,
@@ -152,7 +152,7 @@ class Peer:
             RosterStep: lambda s, m, now: self.membership.roster_step(s, m.change, now),
             WantRoster: lambda s, m, now: give_roster(self.state, s, m, now),
             ManifestNews: self._manifest_news,
-            Reports: lambda s, m, now: self.membership.renewals.climb(s, m, now),
+            Reports: lambda s, m, now: self.membership.renewals.forward_reports(s, m, now),
             Attach: self._attach,
             Detach: lambda s, m, now: self.state.exchange.detached(s.peer, m.stripe),
             Credit: self._credit,
@@ -255,7 +255,7 @@ class Peer:
             raise PeerError(f"{type(message).__name__}: not for a member")
 
     def _piece(self, event: PieceStored, now: float) -> None:
-        self.links.came(event.peer, event.size_bytes, now)
+        self.links.count_bytes(event.peer, event.size_bytes, now)
         self.progress.piece(event, now)
 
     def _piece_bad(self, event: PieceBad, now: float) -> None:
@@ -265,12 +265,12 @@ class Peer:
 
     def _bye(self, session: Session, message: Bye, now: float) -> None:
         if session.peer == self.state.swarm:
-            self.membership.let_go(now)
+            self.membership.stay_away(now)
         if message.release:
             report = open_report(message.release, self.state.swarm)
             if report.peer != session.peer or not report.leaving:
                 raise PeerError("bye: not the sender's own")
-            self.membership.renewals.farewell(session, message.release, now)
+            self.membership.renewals.forward_release(session, message.release, now)
         self.state.close(session.peer, "left")
 
     # ------------------------------------------------------------ versions
@@ -281,7 +281,7 @@ class Peer:
         if self.state.held is None and not self.catchup.active:
             manifest = open_manifest(sealed, self.state.swarm)
             if self._relay_only:
-                self.state.settle(VersionId(manifest.epoch, manifest.version), manifest, sealed)
+                self.state.set_held(VersionId(manifest.epoch, manifest.version), manifest, sealed)
             else:
                 self.catchup.start(manifest, sealed, now)
         else:
@@ -316,7 +316,7 @@ class Peer:
     def _report_version(self, now: float) -> None:
         """Report at once, and not at the next heartbeat, that we hold another version."""
         self.membership.renewals.note_progress(self.caught_up)
-        self.membership.report(now, links=self.links.account())
+        self.membership.report(now, links=self.links.take_measurements())
 
     def _damaged(self, event: Damaged, now: float) -> None:
         if self.state.held is not None:
@@ -358,7 +358,7 @@ class Peer:
         if event.name == "load-shedding":
             self.repair.timer(now)
             return
-        state.sessions.expire_mute(now)
+        state.sessions.close_unproven(now)
         state.exchange.tick(now)
         self.membership.renewals.note_progress(self.caught_up)
         for peer in self.membership.tick(now, self.repair.pulled_from()):
@@ -373,7 +373,7 @@ class Peer:
 
     def _measure(self, now: float) -> None:
         if self.links.take_answered():
-            self.membership.report(now, links=self.links.account())
+            self.membership.report(now, links=self.links.take_measurements())
         self.links.try_newcomers(now)
 
     def _skip_missing_versions(self, now: float) -> None:
@@ -385,7 +385,7 @@ class Peer:
         version = self.state.chunks.version(VersionId(behind.epoch, behind.version))
         assert version is not None
         if self._relay_only:
-            self.state.settle(version.id, behind, version.sealed_manifest)
+            self.state.set_held(version.id, behind, version.sealed_manifest)
         else:
             self.catchup.start(behind, version.sealed_manifest, now)
 

@@ -15,7 +15,7 @@ class Boot:
     """One start of the authority's process, and its clock."""
 
     number: int
-    """How often this key has started; durable before the authority is built. See `boots`."""
+    """The number of this boot, durable before the authority is built. See `boots`."""
     clock: Callable[[float], float]
     """Turns local time into authority time, in seconds."""
     latest: Callable[[float], int] = lambda now: MAX_BOOT
@@ -24,12 +24,12 @@ class Boot:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What is on disk of earlier boots."""
+    """The records that earlier boots left on disk."""
 
     head: bytes
     """Sealed manifest of the newest sealed version."""
     grants: Sequence[bytes] = ()
-    """Records that `Persist` left under `grant/`, less the empty ones. Those leases stood still meanwhile."""
+    """Records that `Persist` left under `grant/`, less the empty ones. Those leases have not aged meanwhile."""
     tickets: Sequence[bytes] = ()
     """Those under `ticket/`."""
     bars: Sequence[bytes] = ()
@@ -60,11 +60,11 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where the trainer stands."""
+    """The trainer's addresses, region and uplink."""
 
     addrs: tuple[str, ...] = ()
-    """Where the world finds it; empty: where it listens."""
+    """The addresses at which members reach it, as multiaddr text; empty: those that it listens on."""
     region: str = ""
-    """In the words of its members."""
+    """Its region, named as members name theirs (`--region`)."""
     up_mbit: float = 0.0
-    """What its uplink carries, so that late joiners get what other children leave of it; 0: not known."""
+    """What its uplink carries, in Mbit/s, so that late joiners get what other children leave of it; 0: not known."""

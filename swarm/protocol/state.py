@@ -21,9 +21,9 @@ from swarm.protocol.membership.session import Sessions
 from swarm.protocol.transfer.chunks import Chunks
 from swarm.protocol.transfer.egress import Egress
 from swarm.protocol.transfer.exchange import Exchange
+from swarm.protocol.transfer.exchange_context import ExchangeContext
 from swarm.protocol.transfer.late_joiners import LateJoiners
 from swarm.protocol.transfer.repair.uploads import Uploads
-from swarm.protocol.transfer.surroundings import Surroundings
 
 __all__ = ["OwnUplink", "State"]
 
@@ -100,7 +100,7 @@ class State:
         late_joiners = LateJoiners(sessions, leases)
         uplink = Uplink(own_uplink.bytes_s or planned_bytes_s, careful=lambda: late_joiners.early)
         entitlement = Entitlement(rosters, own_lease, lost_peers)
-        around = Surroundings(sessions.rtt_s, uplink, late_joiners, entitlement.is_entitled, own_uplink.egress)
+        around = ExchangeContext(sessions.rtt_s, uplink, late_joiners, entitlement.is_entitled, own_uplink.egress)
         exchange = Exchange(chunks, tuning, outbox, around, gives=own_uplink.gives)
         uploads = Uploads(tuning, outbox, chunks, exchange)
         return cls(
@@ -147,11 +147,11 @@ class State:
         """Every peer that is attached to us in any stripe, once, in a fixed order."""
         return sorted({peer for edges in self.exchange.children.values() for peer in edges})
 
-    def settle(self, id_: VersionId, manifest: Manifest, sealed: bytes) -> None:
+    def set_held(self, id_: VersionId, manifest: Manifest, sealed: bytes) -> None:
         """We hold this version now. Chunks of the last `retain_versions` stay for others; older ones are dropped."""
         self.held, self.manifest, self.sealed_manifest = id_, manifest, sealed
         self.floor = max(self.floor, id_)
-        self.late_joiners.settled(id_)
+        self.late_joiners.version_held(id_)
         self.manifests[id_] = sealed
         for old in sorted(self.manifests)[: -self.tuning.retain_versions]:
             del self.manifests[old]

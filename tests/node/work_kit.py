@@ -14,7 +14,7 @@ from node.engines.host import Commitment, EngineFailed, EngineLost
 from node.ledger.book import Book
 from node.ledger.messages import pack_tokens
 from node.ledger.service import LedgerService
-from node.ledger.session import Session
+from node.ledger.session import WorkSession
 from node.ledger.settings import Settings
 from node.ledger.state import Group, Head
 from node.member.worker import NodeWorker, Pace
@@ -190,7 +190,9 @@ def gid(i: int) -> bytes:
     return i.to_bytes(16, "big")
 
 
-async def collect(service: LedgerService, session: Session, count: int, *, first: int = 0, offers: int | None = None):
+async def collect(
+    service: LedgerService, session: WorkSession, count: int, *, first: int = 0, offers: int | None = None
+):
     """Offer groups as the session allows, and take complete ones. Returns `count` groups."""
     got: list[Group] = []
     offered = 0

@@ -61,4 +61,4 @@ def last_error(log: str, path: Path) -> str:
         line for line in lines if re.search(r"\w(Error|Exception): ", line) and "initialization failed" not in line
     ]
     found = errors or [line for line in lines if line]
-    return f"{found[-1][-300:]} (all of it: {path})" if found else f"it said nothing; see {path}"
+    return f"{found[-1][-300:]} (all of it: {path})" if found else f"it wrote nothing; see {path}"

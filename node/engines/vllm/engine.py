@@ -30,7 +30,7 @@ from node.engines.vllm.classes import Classes
 from node.engines.vllm.compatibility import check_files, merge_maps, not_reloadable, tensors_of
 from node.engines.vllm.flights import Flights, begin_score
 from node.engines.vllm.launch import Launcher
-from node.engines.vllm.links import Link, Listener, PluginFailed, wait
+from node.engines.vllm.links import Listener, PluginFailed, PluginLink, wait
 from node.engines.vllm.plugin.swarm_vllm.messages import (
     Changed,
     Check,
@@ -76,8 +76,8 @@ _log = structlog.get_logger(__name__)
 class _Attached:
     """A vLLM with every rank's map. `modules`: those that each tensor feeds. `opaque`: why a tensor has no map."""
 
-    front: Link
-    ranks: tuple[Link, ...]
+    front: PluginLink
+    ranks: tuple[PluginLink, ...]
     shared: SharedReplica
     modules: dict[str, frozenset[str]]
     opaque: dict[str, str]
@@ -164,7 +164,9 @@ class VllmEngine(BackgroundEngine):
             seconds=round(max(found.seconds for found in maps), 3),
         )
 
-    def _map_ranks(self, front: Link, count: int, shared: SharedReplica) -> tuple[tuple[Link, ...], list[Mapped]]:
+    def _map_ranks(
+        self, front: PluginLink, count: int, shared: SharedReplica
+    ) -> tuple[tuple[PluginLink, ...], list[Mapped]]:
         """Have every rank connect and map the layout. Raises `UsageError` when their model is another one."""
         connected = front.ask(lambda n: Connect(n, str(self._listener.path)))
         ranks = tuple(self._listener.next(CONNECT_WITHIN_S) for _ in range(count))
@@ -389,7 +391,7 @@ class VllmEngine(BackgroundEngine):
         return self._flights.counts()
 
     def close(self) -> None:
-        """Hang up. A vLLM that the user runs goes on with the version that it has."""
+        """Disconnect. A vLLM that the user runs goes on with the version that it has."""
         if self._attachment is not None:
             for link in (self._attachment.front, *self._attachment.ranks):
                 link.retire()
@@ -405,7 +407,7 @@ class VllmEngine(BackgroundEngine):
             raise EngineError(f"poisoned, reload it: {self.poisoned}")
 
 
-def _give_weights(link: Link, layout: Layout, fd: int) -> None:
+def _give_weights(link: PluginLink, layout: Layout, fd: int) -> None:
     """Give a worker process its first weights. `fd`: the replica's, which stays ours."""
     try:
         link.get(lambda n: Model(n, tensors_of(layout), BLOCK_ELEMENTS), Did, FILL_WITHIN_S, [fd])

@@ -10,7 +10,7 @@ import numpy as np
 
 from node.engines.base import Completion, EngineError, Prompt, SamplingParams, Span, Version
 from node.engines.interface import FlightDone, ScoreDone
-from node.engines.vllm.links import Link, wait
+from node.engines.vllm.links import PluginLink, wait
 from node.engines.vllm.plugin.swarm_vllm.messages import (
     Forget,
     Generate,
@@ -38,7 +38,7 @@ class Flights:
         self._flights: dict[int, _Flight] = {}
 
     def begin(
-        self, front: Link, flight: int, prompts: Sequence[Prompt], sampling: SamplingParams, done: FlightDone
+        self, front: PluginLink, flight: int, prompts: Sequence[Prompt], sampling: SamplingParams, done: FlightDone
     ) -> None:
         """Start one completion for each prompt. `done(flight, outcome)` is called from another thread.
 
@@ -60,7 +60,7 @@ class Flights:
         self._flights[flight] = _Flight(future, counts)
         future.add_done_callback(finish)
 
-    def cancel(self, front: Link | None, flight: int) -> None:
+    def cancel(self, front: PluginLink | None, flight: int) -> None:
         """Drop a flight. Does nothing for an unknown one."""
         if self._flights.pop(flight, None) is not None and front is not None:
             front.ask(lambda n: Forget(n, flight))
@@ -71,14 +71,14 @@ class Flights:
 
 
 def begin_score(
-    front: Link,
+    front: PluginLink,
     version: Version,
     prompt: Sequence[int],
     token_ids: Sequence[int],
     sampling: SamplingParams,
     done: ScoreDone,
 ) -> None:
-    """Score `token_ids` after `prompt` under `version`, which the engine holds now (see `interface.Scorer`).
+    """Score `token_ids` after `prompt` under `version`, which the engine holds now (see `interface.ScoringEngine`).
 
     `done(outcome)` is called from another thread; with an `EngineError` when a commit fell into the scoring, because
     some tokens may have been read by the older weights and some by the newer.
@@ -111,7 +111,7 @@ def _scores(future: Future[Any], count: int, version: Version) -> tuple[float, .
         return error
 
 
-def _options(front: Link, sampling: SamplingParams) -> Options | None:
+def _options(front: PluginLink, sampling: SamplingParams) -> Options | None:
     """The options for the plugin. Raises `EngineError` for an older plugin, which would ignore them."""
     if sampling.options is msgspec.UNSET:
         return None
@@ -142,4 +142,4 @@ def _completion(output: Output) -> Completion:
     try:
         return Completion(output.token_ids, output.logprobs, "stop" if output.finish == "stop" else "length", spans)
     except ValueError as error:
-        raise EngineError(f"vLLM's answer makes no sense: {error}") from error
+        raise EngineError(f"vLLM's answer is not a completion: {error}") from error

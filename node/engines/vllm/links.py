@@ -29,7 +29,7 @@ from node.engines.vllm.plugin.swarm_vllm.messages import (
 from node.ipc.channel import Channel, ChannelClosed, ChannelTimeout, close_fds
 from node.ipc.sockets import bind_socket, check_path, check_same_user, remove_socket
 
-__all__ = ["Link", "Listener", "PluginFailed", "wait"]
+__all__ = ["Listener", "PluginFailed", "PluginLink", "wait"]
 
 WAKE_S: Final = 3600.0
 """Seconds that one receive waits. `Channel.recv` needs a deadline; the receiving thread simply tries again."""
@@ -50,11 +50,11 @@ class PluginFailed(EngineError):
         self.touched = touched
 
 
-class Link:
+class PluginLink:
     """One connected process of vLLM's. `hello`: its first message."""
 
     def __init__(self, channel: Channel, hello: Front | Rank | Loader, on_lost: Callable[[str], None]) -> None:
-        """`on_lost(why)` is called from the receiving thread when the process is gone or sends nonsense."""
+        """`on_lost(why)` is called from the receiving thread when the process is gone or sends an invalid message."""
         self.hello = hello
         self._channel = channel
         self._on_lost = on_lost
@@ -90,7 +90,7 @@ class Link:
         return wait(self.ask(make, fds), answer_type, within_s)
 
     def _receive(self) -> None:
-        why = "it hung up"
+        why = "it closed the connection"
         try:
             while True:
                 with contextlib.suppress(ChannelTimeout):
@@ -124,7 +124,7 @@ class Link:
             future.set_result(message)
 
     def retire(self) -> None:
-        """Close this end. The process may hang up from now on without being reported as lost."""
+        """Close this end. The process may close its end from now on without being reported as lost."""
         self._retired = True
         self._channel.close()
 
@@ -141,21 +141,21 @@ def wait(future: Future[Any], answer_type: type[AnswerT], within_s: float) -> An
 
 
 def _ignore_loss(why: str) -> None:
-    """For loaders: they hang up when they are done."""
+    """For loaders, which close the connection when they are done."""
 
 
 class Listener:
     """The Unix socket that vLLM's processes connect to."""
 
     def __init__(self, path: Path, on_lost: Callable[[str], None]) -> None:
-        """`on_lost(why)`: see `Link`. Raises `UsageError` for a path that is too long."""
+        """`on_lost(why)`: see `PluginLink`. Raises `UsageError` for a path that is too long."""
         check_path(path)
         remove_socket(path)
         self.path = path
         self._on_lost = on_lost
-        self.on_loader: Callable[[Link], None] | None = None
+        self.on_loader: Callable[[PluginLink], None] | None = None
         """Called, in a thread of its own, with each worker process that loads its model, to give it its weights."""
-        self._arrived: queue.Queue[Link] = queue.Queue()
+        self._arrived: queue.Queue[PluginLink] = queue.Queue()
         self._socket = bind_socket(path, BACKLOG)
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
@@ -177,17 +177,17 @@ class Listener:
             sock.close()
             return
         if isinstance(hello, Loader):
-            link = Link(channel, hello, _ignore_loss)
+            link = PluginLink(channel, hello, _ignore_loss)
             if (give_weights := self.on_loader) is not None:
                 give_weights(link)
             else:
                 link.retire()
         elif isinstance(hello, Front | Rank):
-            self._arrived.put(Link(channel, hello, self._on_lost))
+            self._arrived.put(PluginLink(channel, hello, self._on_lost))
         else:
             channel.close()
 
-    def next(self, within_s: float) -> Link:
+    def next(self, within_s: float) -> PluginLink:
         """The process that connects next. Raises `EngineError` when none does within `within_s`."""
         try:
             return self._arrived.get(timeout=within_s)

@@ -18,7 +18,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from codec import Layout, Replica, shared
-from node.engines.vllm.links import Link, wait
+from node.engines.vllm.links import PluginLink, wait
 from node.engines.vllm.plugin.swarm_vllm.messages import Compare, Did, Differs, Gather, Part
 
 __all__ = ["wrong_blocks"]
@@ -40,7 +40,7 @@ class _Range:
 
 
 def wrong_blocks(
-    replica: Replica, ranks: Sequence[Link], blocks: Iterable[int], expected: NDArray[np.uint8]
+    replica: Replica, ranks: Sequence[PluginLink], blocks: Iterable[int], expected: NDArray[np.uint8]
 ) -> set[int]:
     """The blocks whose live bits do not hash to `expected`, or of which two ranks hold different copies.
 
@@ -89,7 +89,7 @@ def _groups(layout: Layout, ranges: Iterable[_Range]) -> Iterator[list[tuple[_Ra
 
 
 def _wrong_in_group(
-    replica: Replica, ranks: Sequence[Link], group: list[tuple[_Range, Part]], expected: NDArray[np.uint8]
+    replica: Replica, ranks: Sequence[PluginLink], group: list[tuple[_Range, Part]], expected: NDArray[np.uint8]
 ) -> set[int]:
     layout, last = replica.layout, group[-1][1]
     nbytes = last.at + last.count * layout.tensor(last.name).type.itemsize

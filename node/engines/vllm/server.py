@@ -38,7 +38,8 @@ LOOK_EVERY_S: Final = 0.25
 STOP_WITHIN_S: Final = 3.0
 """From SIGTERM to SIGKILL."""
 HUNG_UP_WITHIN_S: Final = 20.0
-"""For a vLLM to notice that its driver hung up: the driver that is still attached may be this node's previous one."""
+"""For a vLLM to notice that its driver disconnected: the driver that is still attached may be this node's previous
+one."""
 PORT_FREE_WITHIN_S: Final = 10.0
 """For the port to become free: an engine that was killed may still be releasing its memory."""
 LOG_READ_BYTES: Final = 1 << 18

@@ -8,7 +8,7 @@ import trio
 from node.engines.base import EXACT_SEED, SamplingParams, needs
 from node.ledger.messages import Abilities
 from node.ledger.rules import Ledger
-from node.ledger.session import Session
+from node.ledger.session import WorkSession
 
 __all__ = ["EngineAbilities"]
 
@@ -65,7 +65,7 @@ class EngineAbilities:
             self.ask(key)
         return None if unknown else False
 
-    def unmet(self, sessions: Mapping[str, Session]) -> dict[str, list[str]]:
+    def unmet(self, sessions: Mapping[str, WorkSession]) -> dict[str, list[str]]:
         """By session, the options of its sampling that no generating node is known to be able to do."""
         found = {name: self._unmet(session.work.sampling) for name, session in sessions.items()}
         return {name: list(options) for name, options in found.items() if options}

@@ -10,7 +10,7 @@ from node.ledger.assignment.fair_share import duration_s, finishable, sample_s, 
 from node.ledger.assignment.leases import remember
 from node.ledger.assignment.version_timing import Average, VersionTiming
 from node.ledger.messages import Reason
-from node.ledger.state import Group, Head, Lease, Node
+from node.ledger.state import Group, Head, LiveLease, Node
 from node.ledger.transitions import Transitions
 
 __all__ = ["MOST_LEASES", "WorkAssigner"]
@@ -84,7 +84,7 @@ class WorkAssigner:
         self._affinity_nodes: OrderedDict[bytes, bytes] = OrderedDict()
         """affinity -> the node that has its prefix in its cache"""
 
-    def assign(self, node: Node, head: Head, lag: int, capacity: int, now: float) -> tuple[list[Lease], Reason]:
+    def assign(self, node: Node, head: Head, lag: int, capacity: int, now: float) -> tuple[list[LiveLease], Reason]:
         """Leases for `node`, which has room for `capacity` sequences, and the reason if there are none.
 
         `lag` is the largest lag that any work allows. A node that holds the head gets its share. A node whose version
@@ -94,7 +94,7 @@ class WorkAssigner:
         a group is lost, the accepted rest may be too old before the lost samples are generated again.
         """
         quota = _Quota(node, capacity, min(capacity, self._share(node, head, lag, now)))
-        leases: list[Lease] = []
+        leases: list[LiveLease] = []
         prompts = 0
         if quota.spent:
             return leases, quota.why

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from typing import Any
 
 from node.ledger.messages import Reason
-from node.ledger.state import Lease
+from node.ledger.state import LiveLease
 
 __all__ = ["LeaseTable", "remember"]
 
@@ -14,7 +14,7 @@ class LeaseTable:
     """`leases` holds the live leases by id; the last `remembered` ended ones keep their reason."""
 
     def __init__(self, remembered: int) -> None:
-        self.leases: dict[int, Lease] = {}
+        self.leases: dict[int, LiveLease] = {}
         self.next_id = 1
         """The id and fencing token of the next lease. It only rises, over restarts too."""
         self._deadlines: list[tuple[float, int]] = []
@@ -22,18 +22,18 @@ class LeaseTable:
         self._ended: OrderedDict[int, Reason] = OrderedDict()
         self._remembered = remembered
 
-    def add(self, lease: Lease) -> None:
+    def add(self, lease: LiveLease) -> None:
         """Take in a new lease, or one that the book kept."""
         self.leases[lease.id] = lease
         self.next_id = max(self.next_id, lease.id + 1, lease.token + 1)
         heapq.heappush(self._deadlines, (lease.deadline, lease.id))
 
-    def renew(self, lease: Lease, deadline: float) -> None:
+    def renew(self, lease: LiveLease, deadline: float) -> None:
         """Let `lease` live at least until `deadline`."""
         lease.deadline = max(lease.deadline, deadline)
         heapq.heappush(self._deadlines, (lease.deadline, lease.id))
 
-    def end(self, lease: Lease, why: Reason) -> None:
+    def end(self, lease: LiveLease, why: Reason) -> None:
         """Remove `lease`, and remember why."""
         del self.leases[lease.id]
         remember(self._ended, lease.id, why, self._remembered)
@@ -42,7 +42,7 @@ class LeaseTable:
         """Why a lease that is not live ended; `UNKNOWN_LEASE` when that is not remembered."""
         return self._ended.get(lease, Reason.UNKNOWN_LEASE)
 
-    def expired(self, now: float) -> Lease | None:
+    def expired(self, now: float) -> LiveLease | None:
         """A lease whose deadline has passed."""
         deadline = self.next_deadline()
         return self.leases[self._deadlines[0][1]] if deadline is not None and deadline <= now else None

@@ -62,7 +62,7 @@ class Liveness:
         self.flowed, self.stalled = now, False
         self.counts = self.counts or counted
 
-    def look_at(self, settings: Settings) -> float:
+    def check_at(self, settings: Settings) -> float:
         """When to call `lost` next; it returns None before."""
         at = self._overdue_at(settings)
         return at if self._doubted is None else max(at, self._doubted + settings.doubt_s)

@@ -12,7 +12,7 @@ from node.engines.base import MIN_LOGPROB, Version
 from node.ledger.assignment.leases import LeaseTable, remember
 from node.ledger.messages import Reason, Rollout, VersionSpan, work_hash
 from node.ledger.settings import Settings
-from node.ledger.state import AcceptedRollout, Group, Head, Lease
+from node.ledger.state import AcceptedRollout, Group, Head, LiveLease
 
 __all__ = ["Acceptance", "fingerprint", "judge", "too_fast"]
 
@@ -71,7 +71,7 @@ class Acceptance:
         return None if rollout.sample in lease.open else Reason.DUPLICATE
 
     def judge(
-        self, lease: Lease, group: Group, rollout: Rollout, head: Head, roots: Mapping[Version, bytes], now: float
+        self, lease: LiveLease, group: Group, rollout: Rollout, head: Head, roots: Mapping[Version, bytes], now: float
     ) -> Reason | None:
         """None when `rollout` may count for its sample; otherwise why not."""
         if reason := judge(rollout, group, head, roots):

@@ -19,14 +19,14 @@ from node.engines.base import SamplingParams, Version, scoring_needs
 from node.ledger.messages import Rollout, unpack_floats
 from node.ledger.settings import Settings
 
-__all__ = ["Check", "Checks", "Ruling", "distance", "tolerated"]
+__all__ = ["Checks", "OpenCheck", "Ruling", "distance", "tolerated"]
 
 WORST: Final = 10.0
 """Nats. The difference at one token counts at most this much: an impossible token is wrong by 10, not by infinity."""
 
 
 @dataclass(slots=True)
-class Check:
+class OpenCheck:
     """A check of tokens [start, end) of a rollout, which `author` claims to have sampled from `version`."""
 
     id: int
@@ -57,7 +57,7 @@ class Check:
 class Ruling:
     """A check is over. `liar` is the node that is proven to have lied, if any, and `why` the evidence."""
 
-    check: Check
+    check: OpenCheck
     liar: bytes | None = None
     why: str = ""
 
@@ -67,7 +67,7 @@ class Checks:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.open: dict[int, Check] = {}
+        self.open: dict[int, OpenCheck] = {}
         self.begun = 0
         self.confirmed = 0
         self.given_up = 0
@@ -83,7 +83,7 @@ class Checks:
         lengths = [span.end - start for span, start in zip(rollout.spans, starts, strict=False)]
         i = lengths.index(max(lengths))
         span = rollout.spans[i]
-        check = Check(
+        check = OpenCheck(
             id=self._next,
             author=author,
             group=group,
@@ -100,7 +100,9 @@ class Checks:
         self._next += 1
         self.begun += 1
 
-    def ask(self, node: bytes, version: Version, now: float, abilities: frozenset[str] | None = None) -> Check | None:
+    def ask(
+        self, node: bytes, version: Version, now: float, abilities: frozenset[str] | None = None
+    ) -> OpenCheck | None:
         """A check that `node`, whose engine holds `version` and has `abilities`, should make now, if any.
 
         Never of its own rollout, and never one that another node is working on.
@@ -150,7 +152,7 @@ class Checks:
             if node in check.asked and node not in check.found:
                 del check.asked[node]
 
-    def expire(self, now: float) -> list[Check]:
+    def expire(self, now: float) -> list[OpenCheck]:
         """Give up the checks that no node could make in time. Returns those that one node had disputed."""
         over = [check for check in self.open.values() if check.until <= now]
         for check in over:

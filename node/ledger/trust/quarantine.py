@@ -10,9 +10,9 @@ from collections.abc import Set
 from node.engines.base import Version
 from node.ledger.facts import Quarantined, Released
 from node.ledger.messages import Reason, Rollout
-from node.ledger.state import Group, Lease, Node
+from node.ledger.state import Group, LiveLease, Node
 from node.ledger.transitions import Transitions
-from node.ledger.trust.checks import Check, Checks
+from node.ledger.trust.checks import Checks, OpenCheck
 from node.ledger.trust.reputation import Penalty
 
 __all__ = ["Quarantine"]
@@ -59,7 +59,7 @@ class Quarantine:
         if node in self._transitions.nodes:
             self.note(node, reason, now)
 
-    def lapse(self, lease: Lease, now: float) -> None:
+    def lapse(self, lease: LiveLease, now: float) -> None:
         """`lease` expired. That counts against its node when it never reported progress."""
         if lease.id not in self._transitions.table.leases:  # the lapse before this one put its node into quarantine
             return
@@ -83,7 +83,7 @@ class Quarantine:
         if self._rng.random() < self._settings.check_share:
             self.checks.begin(node, group.id, group.prompt, group.sampling, rollout, now)
 
-    def next_check(self, node: bytes, now: float) -> Check | None:
+    def next_check(self, node: bytes, now: float) -> OpenCheck | None:
         """A check that `node` should make now, if any."""
         found = self._transitions.nodes.get(node)
         if found is None or node not in self._members or found.version is None:

@@ -20,6 +20,6 @@ Modules:
 
 from node.trainers.grpo.sizes import SIZES, make_trainer
 from node.trainers.grpo.task import Task
-from node.trainers.grpo.trainer import Group, GrpoConfig, GrpoTrainer, StepStats
+from node.trainers.grpo.trainer import GrpoConfig, GrpoTrainer, SampleGroup, StepStats
 
-__all__ = ["SIZES", "Group", "GrpoConfig", "GrpoTrainer", "StepStats", "Task", "make_trainer"]
+__all__ = ["SIZES", "GrpoConfig", "GrpoTrainer", "SampleGroup", "StepStats", "Task", "make_trainer"]

@@ -23,7 +23,7 @@ from codec import state_root
 from codec.errors import SwarmError
 from node.engines.base import Completion
 from node.trainers.api import Publication, RefusedPrompt, RolloutGroup, Swarm
-from node.trainers.grpo.trainer import Group, GrpoTrainer
+from node.trainers.grpo.trainer import GrpoTrainer, SampleGroup
 
 __all__ = ["policy_root", "session_name", "train_online"]
 
@@ -91,8 +91,8 @@ def session_name(key: str, step: int) -> str:
     return f"{key}/{step}"
 
 
-def _group(group: RolloutGroup | RefusedPrompt) -> Group:
-    return Group(
+def _group(group: RolloutGroup | RefusedPrompt) -> SampleGroup:
+    return SampleGroup(
         group.prompt,
         tuple(Completion(r.token_ids, r.logprobs, _reason(r.finish_reason), r.spans) for r in group.rollouts),
     )

@@ -24,7 +24,7 @@ from node.engines.load import load_model
 from node.trainers.grpo.loss import group_advantages, grpo_loss, token_logprobs
 from node.trainers.grpo.task import Task, Tokens
 
-__all__ = ["Group", "GrpoConfig", "GrpoTrainer", "StepStats"]
+__all__ = ["GrpoConfig", "GrpoTrainer", "SampleGroup", "StepStats"]
 
 
 class GrpoConfig(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class GrpoConfig(msgspec.Struct, frozen=True):
     """Samples in one forward and backward. Bounds memory, and does not change the result."""
 
 
-class Group(NamedTuple):
+class SampleGroup(NamedTuple):
     """All samples of one prompt."""
 
     prompt: Tokens
@@ -130,7 +130,7 @@ class GrpoTrainer:
         count = self.config.samples
         return [Prompt(prompt, stream=index * count + i) for i in range(count)]
 
-    def step(self, groups: Sequence[Group]) -> StepStats:
+    def step(self, groups: Sequence[SampleGroup]) -> StepStats:
         """One optimizer step on whole groups of any size. Their order affects only the rounding of sums.
 
         Raises `ValueError`, and changes nothing, without groups or for a token id that the policy does not have.

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from codec.errors import UsageError
 from codec.layout import Layout, TensorSpec
 
-__all__ = ["Ownership", "Part"]
+__all__ = ["Ownership", "TensorPart"]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorPart:
     """The elements of a tensor whose index along dimension `dim` is `start` to `start + length`."""
 
     dim: int
@@ -28,14 +28,14 @@ class Part:
     length: int
 
 
-Held = Mapping[str, Part | None]
+HeldParts = Mapping[str, TensorPart | None]
 """The part of each tensor that one rank holds, by checkpoint name; None: all of the tensor."""
 
 
 class Ownership:
     """Which rank writes and encodes what. Every rank computes the same from what all ranks hold and the layout."""
 
-    def __init__(self, layout: Layout, held: Sequence[Held]) -> None:
+    def __init__(self, layout: Layout, held: Sequence[HeldParts]) -> None:
         """`held`: what each rank holds, by rank. Its names may be aliases in the layout.
 
         Raises `UsageError` naming the tensor when the ranks' parts do not add up to a whole tensor.
@@ -43,7 +43,7 @@ class Ownership:
         self.world = len(held)
         self._layout = layout
         self._index = {spec.name: i for i, spec in enumerate(layout.tensors)}
-        self._writers: list[dict[int, Part]] = []
+        self._writers: list[dict[int, TensorPart]] = []
         load = [0] * self.world
         canonical = [{layout.tensor(name).name: part for name, part in parts.items()} for parts in held]
         for spec in layout.tensors:
@@ -60,7 +60,7 @@ class Ownership:
         """The ownership of a single process that holds every tensor whole."""
         return cls(layout, [{spec.name: None for spec in layout.tensors}])
 
-    def writes(self, rank: int, name: str) -> Part | None:
+    def writes(self, rank: int, name: str) -> TensorPart | None:
         """The part of a tensor that `rank` writes; None: nothing."""
         return self._writers[self._index[self._layout.tensor(name).name]].get(rank)
 
@@ -114,16 +114,16 @@ def _size(spec: TensorSpec, dim: int) -> int:
     return spec.shape[dim] if spec.shape else 1
 
 
-def _writers(spec: TensorSpec, held: Sequence[Held], load: Sequence[int]) -> dict[int, Part]:
+def _writers(spec: TensorSpec, held: Sequence[HeldParts], load: Sequence[int]) -> dict[int, TensorPart]:
     """The part of one tensor that each rank writes. Of ranks that hold the same part, the one with the least load
     writes.
 
     `load`: bytes that each rank writes of earlier tensors. Raises `UsageError` when the parts are not a whole tensor.
     """
-    holders: dict[Part, list[int]] = {}
+    holders: dict[TensorPart, list[int]] = {}
     for rank, parts_held in enumerate(held):
         if spec.name in parts_held:
-            part = parts_held[spec.name] or Part(0, 0, _size(spec, 0))
+            part = parts_held[spec.name] or TensorPart(0, 0, _size(spec, 0))
             if part.length or not spec.elements:
                 holders.setdefault(part, []).append(rank)
     parts = sorted(holders, key=lambda part: part.start)

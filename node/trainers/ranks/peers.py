@@ -5,7 +5,7 @@ import os
 import select
 from collections.abc import Sequence
 
-__all__ = ["Peers", "have", "named"]
+__all__ = ["RankPeers", "have", "named"]
 
 
 def named(ranks: Sequence[int], world: int) -> str:
@@ -20,7 +20,7 @@ def have(ranks: Sequence[int]) -> str:
     return "have" if len(ranks) > 1 else "has"
 
 
-class Peers:
+class RankPeers:
     """Watches the processes of other ranks by process file descriptors (pidfd).
 
     So neither a zombie nor a process id that the system has reused counts as alive. On a system without pidfds no rank

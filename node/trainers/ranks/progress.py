@@ -8,7 +8,7 @@ from node.trainers.connection.patience import Wait
 from node.trainers.connection.seedwatch import RECONNECT_S
 from node.trainers.errors import PublishFailed, SwarmTimeout
 from node.trainers.ranks.copies import LOOK_S, Copies, Decision
-from node.trainers.ranks.peers import Peers, have, named
+from node.trainers.ranks.peers import RankPeers, have, named
 
 __all__ = ["RankProgress"]
 
@@ -19,7 +19,7 @@ FIRST: Final = [0]
 class RankProgress:
     """How far the other ranks are with a publish, and whether one has ended. A publish is named by slot and number."""
 
-    def __init__(self, rank_info: RankInfo, copies: Copies, peers: Peers) -> None:
+    def __init__(self, rank_info: RankInfo, copies: Copies, peers: RankPeers) -> None:
         """`peers`: the processes of all ranks."""
         self.world = rank_info.world
         self.first = named(FIRST, rank_info.world)

@@ -15,11 +15,11 @@ from typing import Any, Final
 
 from codec.errors import UsageError
 from codec.layout import Layout, TensorSpec
-from node.trainers.ranks.ownership import Part
+from node.trainers.ranks.ownership import TensorPart
 from node.trainers.tensors.adapters import PEFT_PREFIX, has_adapters, merged
 from node.trainers.tensors.sharding import is_sharded, part_of
 
-__all__ = ["Held", "Naming", "all_at_hand", "named_tensors"]
+__all__ = ["HeldTensor", "Naming", "all_at_hand", "named_tensors"]
 
 _WRAPPERS: Final = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """Parts of parameter names that DistributedDataParallel, torch.compile and activation checkpointing insert."""
@@ -32,7 +32,7 @@ _KEPT: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldTensor:
     """One tensor under its checkpoint name, as this process holds it.
 
     `shape`: of the whole tensor. `part`: which part of it `local` is; None: all. `local`: a torch tensor, a numpy array
@@ -41,7 +41,7 @@ class Held:
 
     name: str
     shape: tuple[int, ...]
-    part: Part | None
+    part: TensorPart | None
     local: Any
 
 
@@ -69,7 +69,7 @@ class Naming:
         self._layout = layout
         self._order = {name: i for i, spec in enumerate(layout.tensors) for name in (spec.name, *spec.aliases)}
 
-    def held(self, source: Any) -> Iterator[Held]:
+    def held(self, source: Any) -> Iterator[HeldTensor]:
         """Every tensor of `source` (see `named_tensors`); in the layout's order if all of them exist at once.
 
         Raises `UsageError` naming a tensor for which there is no name in the checkpoint.
@@ -127,7 +127,7 @@ class _Converted:
             for param in {place.param for place in places}:
                 self._fed.setdefault(param, []).append(name)
 
-    def held(self, pairs: Iterable[tuple[str, Any]]) -> Iterator[Held]:
+    def held(self, pairs: Iterable[tuple[str, Any]]) -> Iterator[HeldTensor]:
         """Each tensor by its checkpoint name, as soon as all parameters that hold it have come. Tied ones come last."""
         waiting: dict[str, dict[str, Any]] = {}
         others: list[tuple[str, Any]] = []
@@ -183,7 +183,7 @@ class _Converted:
         return False
 
 
-def _assemble(spec: TensorSpec, places: Iterable[Any], params: Mapping[str, Any]) -> Held:
+def _assemble(spec: TensorSpec, places: Iterable[Any], params: Mapping[str, Any]) -> HeldTensor:
     """What this process holds of a tensor that lies in boxes of one or several parameters.
 
     Raises `UsageError` when this rank's rows of the parameters are not one part of the tensor.
@@ -205,15 +205,15 @@ def _assemble(spec: TensorSpec, places: Iterable[Any], params: Mapping[str, Any]
             at = piece
         boxes.append((piece, _box(local, at)))
     if complete:
-        return Held(spec.name, spec.shape, None, _assembled(spec, boxes))
+        return HeldTensor(spec.name, spec.shape, None, _assembled(spec, boxes))
     if not boxes:
-        return Held(spec.name, spec.shape, Part(0, 0, 0), None)
+        return HeldTensor(spec.name, spec.shape, TensorPart(0, 0, 0), None)
     if len(boxes) == 1 and len(parts) == 1:
         dim, piece = parts[0]
         part = _part(spec, dim, piece)
         if part is not None:
             shape = (*spec.shape[: part.dim], part.length, *spec.shape[part.dim + 1 :])
-            return Held(spec.name, spec.shape, part, _in_order(boxes[0][1], piece).reshape(shape))
+            return HeldTensor(spec.name, spec.shape, part, _in_order(boxes[0][1], piece).reshape(shape))
     raise UsageError(
         f"{spec.name} is cut among the ranks into more than one piece each, since the model holds it in another shape: "
         f"{_ITERATOR} from one rank."
@@ -244,23 +244,23 @@ def _assembled(spec: TensorSpec, boxes: list[tuple[Any, Any]]) -> Any:
     return whole
 
 
-def _part(spec: TensorSpec, dim: int, piece: Any) -> Part | None:
+def _part(spec: TensorSpec, dim: int, piece: Any) -> TensorPart | None:
     """The part of the checkpoint's tensor that a cut box is; None: it is not whole rows along one dimension."""
     step = piece.strides[dim]
     for at in range(len(spec.shape)):
         inner = prod(spec.shape[at + 1 :])
         outer = prod(spec.shape[:at])
         if inner == step and piece.elements == outer * piece.shape[dim] * inner:
-            return Part(at, piece.offset // inner, piece.shape[dim])
+            return TensorPart(at, piece.offset // inner, piece.shape[dim])
     return None
 
 
-def _one_to_one(name: str, tensor: Any) -> Held:
+def _one_to_one(name: str, tensor: Any) -> HeldTensor:
     shape = tuple(tensor.shape)
     if not is_sharded(tensor):
-        return Held(name, shape, None, tensor.to_local() if hasattr(tensor, "to_local") else tensor)
+        return HeldTensor(name, shape, None, tensor.to_local() if hasattr(tensor, "to_local") else tensor)
     part, local = part_of(name, tensor)
-    return Held(name, shape, part, local)
+    return HeldTensor(name, shape, part, local)
 
 
 @lru_cache(1 << 16)

@@ -6,7 +6,7 @@ Works on DTensors by their attributes, so it imports nothing of torch.
 from typing import Any, Final
 
 from codec.errors import UsageError
-from node.trainers.ranks.ownership import Part
+from node.trainers.ranks.ownership import TensorPart
 
 __all__ = ["is_sharded", "part_of", "sharded_over"]
 
@@ -29,7 +29,7 @@ def sharded_over(model: Any) -> list[int]:
     return sorted(meshes.pop()) if meshes else []
 
 
-def part_of(name: str, tensor: Any) -> tuple[Part | None, Any]:
+def part_of(name: str, tensor: Any) -> tuple[TensorPart | None, Any]:
     """This process's part of a DTensor, and the local tensor with its elements. The part is None for the whole tensor.
 
     One dimension of the mesh may shard one dimension of the tensor, as `torch.chunk` cuts it: the last ranks may hold
@@ -53,14 +53,14 @@ def part_of(name: str, tensor: Any) -> tuple[Part | None, Any]:
     return part, local
 
 
-_PARTS: Final[dict[str, tuple[int, Any, Any, Any, Part | None]]] = {}
+_PARTS: Final[dict[str, tuple[int, Any, Any, Any, TensorPart | None]]] = {}
 """Cache by tensor name: id of the mesh, placements, shape, the mesh (held, so that its id is not reused), and the part.
 Asking the mesh takes tens of microseconds for each tensor of each publish."""
 _PARTS_KEPT: Final = 1 << 17
 """Entries at which the cache is emptied: far more tensors than a model has."""
 
 
-def _part_of(name: str, mesh: Any, placements: Any, shape: Any) -> Part | None:
+def _part_of(name: str, mesh: Any, placements: Any, shape: Any) -> TensorPart | None:
     sharded = [(i, placement) for i, placement in enumerate(placements) if not placement.is_replicate()]
     if not sharded:
         return None
@@ -73,4 +73,4 @@ def _part_of(name: str, mesh: Any, placements: Any, shape: Any) -> Part | None:
     size, world = shape[placement.dim], mesh.size(mesh_dim)
     rows = -(-size // world)
     start = min(mesh.get_local_rank(mesh_dim) * rows, size)
-    return Part(placement.dim, start, min(rows, size - start))
+    return TensorPart(placement.dim, start, min(rows, size - start))

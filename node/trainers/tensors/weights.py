@@ -18,8 +18,8 @@ from codec.bits import Bits
 from codec.errors import UsageError
 from codec.layout import Layout, TensorSpec
 from node.trainers.ranks.copies import SLOTS, Copies
-from node.trainers.ranks.ownership import Ownership, Part
-from node.trainers.tensors.naming import Held, Naming, all_at_hand
+from node.trainers.ranks.ownership import Ownership, TensorPart
+from node.trainers.tensors.naming import HeldTensor, Naming, all_at_hand
 
 __all__ = ["Copier", "check_names"]
 
@@ -35,7 +35,7 @@ _WIDENED: Final = {("F32", "bfloat16"), ("F32", "float16")}
 """(checkpoint dtype, trainer dtype): float32 tensors loaded in half precision, whose values float32 can represent."""
 
 
-def check_names(layout: Layout, model: Any) -> dict[str, Part | None]:
+def check_names(layout: Layout, model: Any) -> dict[str, TensorPart | None]:
     """Compare a model with the base's layout. Returns the part of each tensor that this process holds (None: all of
     it), by checkpoint name.
 
@@ -43,7 +43,7 @@ def check_names(layout: Layout, model: Any) -> dict[str, Part | None]:
     untied, or of another shape or dtype, or the adapter that cannot be merged.
     """
     naming = Naming(layout)
-    held: dict[str, Part | None] = dict.fromkeys(naming.unused(model))
+    held: dict[str, TensorPart | None] = dict.fromkeys(naming.unused(model))
     seen = set(held)
     tied: dict[str, Any] = {}
     for tensor in naming.held(model):
@@ -77,7 +77,7 @@ class Copier:
         """`current_bits(name)`: the bits that the swarm has of a tensor, for tensors that the model does not use."""
         self._layout, self._copies, self._ownership, self._rank = layout, copies, ownership, rank
         self._naming, self._current_bits = Naming(layout), current_bits
-        self._views: dict[tuple[int, str], tuple[Part, Any]] = {}
+        self._views: dict[tuple[int, str], tuple[TensorPart, Any]] = {}
         for slot in range(SLOTS):  # the first touch of a page costs more than the copy: pay it here, not in a step
             for spec in layout.tensors:
                 part = ownership.writes(rank, spec.name)
@@ -139,7 +139,7 @@ class Copier:
                 _rows(self._copies.tensor(slot, spec), spec, part)[...] = whole[here] if spec.shape else whole
         return names
 
-    def _write(self, slot: int, spec: TensorSpec, tensor: Held, part: Part) -> None:
+    def _write(self, slot: int, spec: TensorSpec, tensor: HeldTensor, part: TensorPart) -> None:
         local = tensor.local
         if isinstance(local, np.ndarray):
             self._copies.tensor(slot, spec).view(spec.type.bits)[:] = local.reshape(-1)
@@ -149,7 +149,7 @@ class Copier:
         if spec.dtype == "F16" and local.dtype.itemsize > 2 and bool((rows.isinf() & local.isfinite().cpu()).any()):
             raise UsageError(f"{tensor.name} has values beyond float16's 65,504: start the swarm from a bfloat16 base.")
 
-    def _rows(self, slot: int, spec: TensorSpec, part: Part) -> Any:
+    def _rows(self, slot: int, spec: TensorSpec, part: TensorPart) -> Any:
         """The memory of a part as a torch tensor. Cached, because making it takes four views at each publish."""
         key = slot, spec.name
         known = self._views.get(key)
@@ -157,7 +157,7 @@ class Copier:
             known = self._views[key] = part, _torch_rows(self._copies.tensor(slot, spec), spec, part)
         return known[1]
 
-    def _check_tie(self, slot: int, spec: TensorSpec, tensor: Held, part: Part) -> None:
+    def _check_tie(self, slot: int, spec: TensorSpec, tensor: HeldTensor, part: TensorPart) -> None:
         """Compare a second name of a tied tensor with the bits written under the first. Raises `UsageError`."""
         there, local = self._copies.tensor(slot, spec), tensor.local
         if isinstance(local, np.ndarray):
@@ -244,7 +244,7 @@ def _spec(layout: Layout, name: str) -> TensorSpec:
         ) from error
 
 
-def _check(spec: TensorSpec, tensor: Held) -> None:
+def _check(spec: TensorSpec, tensor: HeldTensor) -> None:
     name, local = tensor.name, tensor.local
     if tensor.shape != spec.shape:
         raise UsageError(f"{name} is {tensor.shape} in the model, {spec.shape} in the base checkpoint.")
@@ -270,7 +270,7 @@ def _check_complete(layout: Layout, seen: set[str]) -> None:
         raise UsageError(f"The model lacks {missing[0]}{more}, which the base checkpoint has: publish all of it.")
 
 
-def _rows(there: Any, spec: TensorSpec, part: Part) -> Any:
+def _rows(there: Any, spec: TensorSpec, part: TensorPart) -> Any:
     """The elements of a part in memory, as an array with the tensor's number of dimensions."""
     if not spec.shape:
         return there
@@ -278,7 +278,7 @@ def _rows(there: Any, spec: TensorSpec, part: Part) -> Any:
     return whole[(slice(None),) * part.dim + (slice(part.start, part.start + part.length),)]
 
 
-def _torch_rows(there: Any, spec: TensorSpec, part: Part) -> Any:
+def _torch_rows(there: Any, spec: TensorSpec, part: TensorPart) -> Any:
     import torch
 
     whole = torch.from_numpy(there).view(getattr(torch, _TORCH_NAMES[spec.dtype])).view(spec.shape)

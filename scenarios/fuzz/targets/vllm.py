@@ -138,7 +138,7 @@ class _World(World):
 
     def _deliver_to_driver(self, message: Any) -> str:
         """Give a plugin's message to a driver's link that waits for the answer to its first request."""
-        link = links.Link.__new__(links.Link)
+        link = links.PluginLink.__new__(links.PluginLink)
         link._asked, link._on_progress = {1: Future()}, {1: lambda counts: None}
         if type(message).__name__ in ("Front", "Rank", "Loader"):
             return "a greeting"

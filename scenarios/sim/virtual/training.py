@@ -23,7 +23,7 @@ from node.ledger.facts import Accepted, Discarded, Fact
 from node.ledger.messages import SignedRollout, decode, pack_tokens
 from node.ledger.rules import Ledger
 from node.ledger.service import LedgerService
-from node.ledger.session import Session
+from node.ledger.session import WorkSession
 from node.ledger.settings import Settings
 from node.ledger.state import Group, Head
 from node.member.worker import NodeWorker, Pace
@@ -301,19 +301,19 @@ class _Training:
                 if not self.max_lag:
                     await trio.sleep(seal_s + 2 * DURABLE_S)  # synchronous: no sample of the old version is asked for
 
-    def _offer(self, session: Session, count: int) -> None:
+    def _offer(self, session: WorkSession, count: int) -> None:
         for _ in range(count):
             prompt = pack_tokens(self._chance.choices(range(3, 30_000), k=self.run.prompt_tokens))
             self.service.offer(session, self._chance.randbytes(16), prompt)
 
-    async def _offer_for_ever(self, session: Session) -> None:
+    async def _offer_for_ever(self, session: WorkSession) -> None:
         """Offer as many prompts as the session allows."""
         while True:
             news = session.news
             self._offer(session, session.allowed - session.offered)
             await news.wait()
 
-    async def _batch(self, session: Session) -> list[Group]:
+    async def _batch(self, session: WorkSession) -> list[Group]:
         """Return a step's groups; others wait for the next step. Like the trainer's iterator, it reports a group as
         taken when it asks for the next one."""
         groups: list[Group] = []

@@ -51,8 +51,10 @@ U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Time = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 """Authority time, in seconds. The bounds also keep NaN and infinity out of arithmetic."""
-Slots = Annotated[bytes, msgspec.Meta(max_length=2080)]
 MAX_SLOTS = 2048 * 8
+"""Members of a swarm at most: a bit set of them has 2,048 bytes."""
+Slots = Annotated[bytes, msgspec.Meta(max_length=2080)]
+"""A packed bit set of `MAX_SLOTS` bits. Bits that do not compress take a few bytes more than plain ones."""
 Slot = Annotated[int, msgspec.Meta(ge=0, lt=MAX_SLOTS)]
 MAX_LINKS = 32
 """Neighbours in one report: four times as many as there are stripes (8)."""
@@ -105,7 +107,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     live: Slots
     """Bit set by slot: leases not past hard expiry, whose holders may get content."""
     fresh: Slots
-    """Bit set by slot: leases not past soft expiry, whose holders may stand inside a tree."""
+    """Bit set by slot: leases not past soft expiry, whose holders may be interior in a tree."""
 
     @property
     def order(self) -> tuple[int, int]:
@@ -162,7 +164,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     tokens_s: Rate
     leaving: bool
     catching_up: Annotated[float, msgspec.Meta(ge=0, le=1)]
-    """The share of the model that it has, while it catches up; 1: all."""
+    """The share of the model that it has while it catches up, 0 to 1; 1: all."""
     lost: Annotated[tuple[int, ...], msgspec.Meta(max_length=16)] = ()
     """Slots of parents that it lost. Hearsay, which at most moves an edge."""
     links: Annotated[tuple[Link, ...], msgspec.Meta(max_length=MAX_LINKS)] = ()

@@ -94,7 +94,7 @@ class PeerDown(Event):
 
 @dataclass(frozen=True, slots=True)
 class Probed(Event):
-    """A `Probe` has ended. `addrs`: the probed addresses at which `peer` itself answered."""
+    """A `Probe` (a dial-back) has ended. `addrs`: the probed addresses at which `peer` itself answered."""
 
     peer: bytes
     addrs: tuple[str, ...]
@@ -141,7 +141,7 @@ class PieceStored(Event):
 @dataclass(frozen=True, slots=True)
 class Stray(Event):
     """`size` bytes of a stripe arrived and were thrown away, because their attempt was dropped or their version is
-    settled. `peer` is not to blame, and the core returns the credit that they used up."""
+    applied. `peer` is not to blame, and the core returns the credit that they used up."""
 
     peer: bytes
     stripe: int | None
@@ -356,8 +356,8 @@ class Dial(Effect):
 
 @dataclass(frozen=True, slots=True)
 class Probe(Effect):
-    """Dial each of these addresses, whatever connections are open, to see whether `peer` answers. Answered by
-    `Probed`."""
+    """A dial-back: dial each of these addresses, whatever connections are open, to see whether `peer` answers. Answered
+    by `Probed`."""
 
     peer: bytes
     addrs: tuple[str, ...]

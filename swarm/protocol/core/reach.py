@@ -14,13 +14,13 @@ from typing import Final, NamedTuple, Protocol
 __all__ = [
     "CIRCUIT",
     "Located",
-    "Place",
+    "Location",
     "Scope",
+    "can_connect",
     "circuit",
     "direct",
     "is_circuit",
     "is_name",
-    "joins",
     "relay_of",
     "scope",
     "to_dial",
@@ -43,7 +43,7 @@ class Scope(IntEnum):
 
 
 class Located(Protocol):
-    """A peer whose addresses and scope are known: a roster's member, or a `Place`."""
+    """A peer whose addresses and scope are known: a roster's member, or a `Location`."""
 
     @property
     def addrs(self) -> tuple[str, ...]: ...
@@ -52,7 +52,7 @@ class Located(Protocol):
     def scope(self) -> int: ...
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """The addresses and scope of a peer. The authority's own scope is `HERE`."""
 
     addrs: tuple[str, ...]
@@ -116,7 +116,7 @@ def direct(source: Located, target: Located) -> tuple[str, ...]:
     return tuple(a for a in target.addrs if not is_circuit(a) and scope(a) >= source.scope)
 
 
-def joins(a: Located, b: Located) -> bool:
+def can_connect(a: Located, b: Located) -> bool:
     """Whether the two can have an edge without a relay: one can dial the other."""
     return bool(direct(a, b) or direct(b, a))
 

@@ -31,7 +31,7 @@ class Rights(NamedTuple):
     content: bool
     """Send and get content, and work for the ledger."""
     interior: bool
-    """Stand inside a tree, where other members depend on it."""
+    """Be interior in a tree, where other members depend on it."""
 
 
 RIGHTS: Final = {

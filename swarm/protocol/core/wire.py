@@ -66,9 +66,11 @@ __all__ = [
 
 PROTOCOL: Final = 1
 MAX_MESSAGE_BYTES: Final = 4 << 20
-"""A roster of 10,000 members is 1.3 MB; no legitimate message comes near this."""
+"""Bytes of the longest message that is read. A roster of 10,000 members is 1.3 MB."""
 MAX_DOCUMENT: Final = 3 << 20
+"""Bytes of a signed document: a manifest of 98,000 chunks."""
 MAX_WORK: Final = 1 << 20
+"""Bytes of a `Work` body: a rollout of 65,536 tokens takes half of it."""
 MAX_LATE_WANTS: Final = 24
 """Chunks that one `LateChunkWants` may name."""
 
@@ -258,7 +260,7 @@ class Work(Message, frozen=True, tag=18):
 
 class Bye(Message, frozen=True, tag=19):
     """I end this session. From a member, `release` is its signed report with `leaving` set, which frees the slot at
-    once. From the authority (`release` empty): it keeps few sessions; come back when you have something to say."""
+    once. From the authority (`release` empty): it keeps few sessions; dial again when you have something to send."""
 
     release: SmallSealed
 
@@ -276,7 +278,7 @@ class WantRoster(Message, frozen=True, tag=21):
 
 
 class Ping(Message, frozen=True, tag=22):
-    """Answer at once with `Pong`: how far are you?"""
+    """Answer at once with `Pong`: measures the round trip."""
 
     nonce: U32
 

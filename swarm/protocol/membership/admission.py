@@ -17,7 +17,7 @@ from swarm.protocol.membership.roster import AUTHORITY
 from swarm.protocol.membership.session import BAN_S, Session
 from swarm.protocol.membership.tickets import BARRED, LATER, REVOKED
 from swarm.protocol.state import State
-from swarm.protocol.topology.replanning import Scheme
+from swarm.protocol.topology.replanning import Replanner
 
 __all__ = ["Admission"]
 
@@ -36,14 +36,14 @@ class Admission:
         state: State,
         book: LeaseBook,
         enrolled: Enrolments,
-        scheme: Scheme,
+        replanner: Replanner,
         time: Callable[[float], AuthorityTime],
         heartbeats: Heartbeats,
     ) -> None:
         self._state = state
         self._book = book
         self._enrolled = enrolled
-        self._scheme = scheme
+        self._replanner = replanner
         self._time = time
         self._heartbeats = heartbeats
         self._awaiting: dict[str, bytes] = {}
@@ -113,7 +113,7 @@ class Admission:
         peer = self._awaiting.pop(event.token, None)
         if peer is not None:
             self._welcoming.append(peer)
-            self._scheme.mark_stale()
+            self._replanner.mark_stale()
         return peer is not None
 
     def welcome_all(self, now: float) -> None:
@@ -172,9 +172,9 @@ class Admission:
 
     # ------------------------------------------------------------ leaving
 
-    def freed(self, slot: int, peer: bytes) -> None:
+    def forget_holder(self, slot: int, peer: bytes) -> None:
         """A lease has ended: forget its holder, in memory and on disk, except for its use of the ticket."""
-        self._scheme.forget(slot)
+        self._replanner.forget(slot)
         self._enrolled.pop(peer, None)
         self._fetched.forget(peer)
         self._state.outbox.emit(Persist(f"release/{slot}", f"grant/{slot}", b""))
@@ -194,9 +194,9 @@ class Admission:
 
     def _expel(self, slot: int, peer: bytes, why: str, now: float) -> None:
         self._book.release(slot)
-        self.freed(slot, peer)
+        self.forget_holder(slot, peer)
         self._state.outbox.send(peer, Refused("ticket", why))
-        self._state.close(peer, "put out")
+        self._state.close(peer, "removed from the swarm")
         self._state.outbox.notify(MemberLeft(peer, slot, why))
         self._heartbeats.send(now)
 
@@ -227,7 +227,7 @@ class Admission:
 
     # ------------------------------------------------------------ quotas
 
-    def said(self, report: Report, now: float) -> None:
+    def charge_reported(self, report: Report, now: float) -> None:
         """Charge the blocks that a report says its author fetched, and gave to others."""
         self._charge(report.peer, self._fetched.own(report.peer, report.fetched_bytes), now)
         giver = self._book.leases.get(report.slot)
@@ -240,7 +240,7 @@ class Admission:
                     lease.grant.peer, self._fetched.said(report.peer, lease.grant.peer, total, side), now, hearsay=True
                 )
 
-    def gave(self, peer: bytes, size: int, now: float) -> None:
+    def charge_served(self, peer: bytes, size: int, now: float) -> None:
         """The authority gave `peer` a block, hash list or file of `size` bytes."""
         if peer in self._book.slot_of:
             self._charge(peer, self._fetched.gave(peer, size), now)

@@ -43,15 +43,15 @@ class LostPeers:
         self._gone: dict[bytes, float] = {}
         """The time at which each member's session ended."""
 
-    def lose(self, slot: int, now: float) -> None:
+    def note_lost(self, slot: int, now: float) -> None:
         """The holder of `slot` is gone, or does not answer."""
         self._slots[slot] = now
 
-    def find(self, slot: int | None) -> bool:
+    def note_present(self, slot: int | None) -> bool:
         """The holder of `slot` is present (again); whether it was lost."""
         return slot is not None and self._slots.pop(slot, None) is not None
 
-    def has(self, slot: int | None) -> bool:
+    def is_lost(self, slot: int | None) -> bool:
         """Whether the holder of `slot` is lost."""
         return slot in self._slots
 
@@ -106,4 +106,4 @@ class Entitlement:
         if planned is None or planned in (slot, AUTHORITY):
             return planned == slot
         holder = roster.member(planned)
-        return holder is None or self._lost_peers.is_gone(holder.peer) or self._lost_peers.has(planned)
+        return holder is None or self._lost_peers.is_gone(holder.peer) or self._lost_peers.is_lost(planned)

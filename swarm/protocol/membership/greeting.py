@@ -7,7 +7,7 @@ from swarm.protocol.membership.roster import Roster
 from swarm.protocol.membership.session import Session
 from swarm.protocol.state import State
 
-__all__ = ["give_roster", "greet", "let_go", "pass_on", "reach_out", "share_news"]
+__all__ = ["close_surplus_sessions", "give_roster", "greet", "pass_on", "reach_out", "share_news"]
 
 STEPS_AT_ONCE = 16
 """Upper bound of the roster changes in answer to a greeting; a peer that lacks more requests them."""
@@ -61,7 +61,7 @@ def pass_on(state: State, roster: Roster) -> None:
 
 def give_roster(state: State, session: Session, message: WantRoster, now: float) -> None:
     """Answer with the changes that the peer lacks, or with the whole roster, that at most once per heartbeat."""
-    if not session.questions.take(1, now):
+    if not session.roster_requests.take(1, now):
         return
     steps = state.rosters.since(message.have)
     if steps is not None:
@@ -72,7 +72,7 @@ def give_roster(state: State, session: Session, message: WantRoster, now: float)
         state.outbox.send(session.peer, RosterNews(state.rosters.whole()))
 
 
-def let_go(state: State, now: float) -> None:
+def close_surplus_sessions(state: State, now: float) -> None:
     """Close surplus sessions: the authority keeps only those of its children, and of the members heard last."""
     surplus = sum(1 for _ in state.sessions) - state.tuning.sessions_kept
     if surplus <= 0:
@@ -85,4 +85,4 @@ def let_go(state: State, now: float) -> None:
     ]  # fmt: skip
     for session in sorted(quiet, key=lambda s: (s.heard_at, s.peer))[:surplus]:
         state.outbox.send(session.peer, Bye(b""))
-        state.close(session.peer, "let go: little to say")
+        state.close(session.peer, "surplus session with nothing to send")

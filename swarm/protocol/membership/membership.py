@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from codec.errors import PeerError
 from swarm.protocol.core.documents import Link, open_grant, open_heartbeat
 from swarm.protocol.core.notices import BudgetChanged, ClocksApart, Joined, JoinRefused, PeerStuck
-from swarm.protocol.core.reach import is_circuit, joins, to_dial
+from swarm.protocol.core.reach import can_connect, is_circuit, to_dial
 from swarm.protocol.core.wire import Bye, HeartbeatNews, Hello, Join, Neighbour, Reports, WantRoster, Welcome
 from swarm.protocol.membership.greeting import greet, pass_on, reach_out, share_news
 from swarm.protocol.membership.lease import Standing
@@ -29,7 +29,7 @@ DOUBT_S = 0.5
 It must answer within the same time, or four round trips if that is longer. A busy event loop or a full uplink delays
 an answer by less."""
 FAILOVER_PARENTS_TRIED = 64
-"""Backups tried in a large roster: if none of them is usable, it is this member that is cut off."""
+"""Failover parents tried in a large roster: if none of them is usable, it is this member that is cut off."""
 
 
 class Membership:
@@ -84,7 +84,7 @@ class Membership:
             if self._is_over(session, now):
                 state.close(session.peer, "its lease is over")
                 return
-            state.lost_peers.find(grant.slot)
+            state.lost_peers.note_present(grant.slot)
         session.ready = True
         state.sessions.ping(session, now)
         session.roster = max(session.roster, message.roster)
@@ -136,7 +136,7 @@ class Membership:
         stripes = state.exchange.parents.lost(peer)
         state.exchange.detached(peer, None)
         if session is not None and session.slot is not None and stripes:
-            state.lost_peers.lose(session.slot, now)
+            state.lost_peers.note_lost(session.slot, now)
         for stripe in [s for s, parent in self._failover_parent.items() if parent == peer]:
             del self._failover_parent[stripe]
         if not self.leaving:
@@ -148,7 +148,7 @@ class Membership:
         """Take a heartbeat; if it is new, forward it and answer with a report. True if it is new."""
         state, before = self._state, self._state.leases.heartbeat
         if not state.leases.hear(sealed, state.swarm, now, state.latest_boot(now)):
-            self._mind_boot(sealed, now)
+            self._note_ignored_boot(sealed, now)
             return False
         for child in state.children():
             state.outbox.send(child, HeartbeatNews(sealed))
@@ -161,10 +161,10 @@ class Membership:
             state.outbox.send(state.swarm, HeartbeatNews(sealed))
         if heartbeat is not None and state.grant is not None:
             self.report(now, turn=heartbeat.serial)
-            self._drop_the_dead(now)
+            self._close_expired_sessions(now)
         return True
 
-    def _mind_boot(self, sealed: bytes, now: float) -> None:
+    def _note_ignored_boot(self, sealed: bytes, now: float) -> None:
         """Tell the application, once, that a heartbeat was ignored because our clock and the authority's differ."""
         if (
             not self._distrusts
@@ -187,7 +187,7 @@ class Membership:
         if self._state.rosters.take_step(change, now, self._state.latest_boot(now)):
             self._new_roster(before, now)
         else:
-            self._mind_roster(now)
+            self._request_roster(now)
 
     def _new_roster(self, before: Roster | None, now: float) -> None:
         """Forward the change, and attach to the parents of the new roster."""
@@ -201,18 +201,20 @@ class Membership:
         self._failover_parent.clear()
         self.rewire(now)
 
-    def _mind_roster(self, now: float) -> None:
+    def _request_roster(self, now: float) -> None:
         """Request the roster that we lack. Without any roster, dial the neighbours that the welcome named."""
         state = self._state
         for neighbour in self._neighbours[:3] if state.roster is None else ():
             state.sessions.reach(neighbour.peer, neighbour.addrs, now)
-        head = any(edge.peer == state.swarm for edge in state.exchange.parents.edges.values())
-        peer = state.rosters.whom_to_ask(state.sessions, state.swarm, now, admitted_at=self._admitted_at, head=head)
+        root_child = any(edge.peer == state.swarm for edge in state.exchange.parents.edges.values())
+        peer = state.rosters.whom_to_ask(
+            state.sessions, state.swarm, now, admitted_at=self._admitted_at, root_child=root_child
+        )
         if peer is not None and (session := state.sessions.get(peer)) is not None:
             session.wanted_roster_at = now
             state.outbox.send(peer, WantRoster(state.rosters.stamp))
 
-    def _drop_the_dead(self, now: float) -> None:
+    def _close_expired_sessions(self, now: float) -> None:
         """Close the sessions of members past hard expiry, which get no content."""
         state = self._state
         for session in state.sessions:
@@ -270,21 +272,21 @@ class Membership:
         """Whether the holder of `slot` is alive and not lost, and there is a session with it, or can be one."""
         state = self._state
         member, me = roster.member(slot), roster.member_of(state.key.public)
-        if member is None or state.lost_peers.has(slot) or state.sessions.failing(member.peer, now):
+        if member is None or state.lost_peers.is_lost(slot) or state.sessions.failing(member.peer, now):
             return False
         # A failover parent does not know that we want to attach, so it will not dial us.
-        if state.sessions.get(member.peer) is None and (me is None or not self._comes(roster, slot, me)):
+        if state.sessions.get(member.peer) is None and (me is None or not self._can_get_session(roster, slot, me)):
             return False
         return state.leases.standing(slot, now).rights.content
 
     @staticmethod
-    def _comes(roster: Roster, slot: int, me: Member) -> bool:
+    def _can_get_session(roster: Roster, slot: int, me: Member) -> bool:
         """Whether we can dial the holder of `slot`, or it will dial us because the roster lists us as its child."""
         member = roster.member(slot)
         if member is None:
             return False
         planned = any(roster.parent(k, me.slot) == slot for k in range(roster.stripes))
-        return bool(to_dial(me, member)) or (planned and joins(me, member))
+        return bool(to_dial(me, member)) or (planned and can_connect(me, member))
 
     def _choose_failover_parent(self, roster: Roster, stripe: int, slot: int, now: float) -> bytes:
         """The best usable failover parent, with connected members first; the authority if there is none."""
@@ -348,19 +350,19 @@ class Membership:
                 self._ask_to_join(now)
             return []
         state.lost_peers.forget_old(now)
-        self._mind_roster(now)
+        self._request_roster(now)
         self._find_silent(now)
         stuck = self._find_stuck(now, asked or {})
         self.rewire(now)
         if self.renewals.account.engine and now >= self._rest_until:  # work comes from the authority's own session
             state.sessions.reach(state.swarm, self._authority, now)
         self.renewals.tick(now)
-        self._mind_own_lease(now)
+        self._watch_own_lease(now)
         return stuck
 
     def answered(self, session: Session, now: float) -> None:
         """A peer answered a ping: it is not lost."""
-        if self._state.lost_peers.find(session.slot):
+        if self._state.lost_peers.note_present(session.slot):
             self.rewire(now)
 
     def _expects(self, now: float) -> bool:
@@ -384,14 +386,14 @@ class Membership:
             came[edge.peer] = max(came.get(edge.peer, 0.0), state.exchange.parents.progress_at.get(stripe, 0.0))
         for peer, at in sorted(came.items()):
             session = state.sessions.get(peer)
-            if session is None or session.slot is None or state.lost_peers.has(session.slot):
+            if session is None or session.slot is None or state.lost_peers.is_lost(session.slot):
                 continue
             heard_at = max(at, session.heard_at)
             if session.pinged_at <= heard_at:
                 if now - heard_at > DOUBT_S:
                     state.sessions.ping(session, now)
             elif now - session.pinged_at > max(DOUBT_S, 4 * session.rtt_s):
-                state.lost_peers.lose(session.slot, now)
+                state.lost_peers.note_lost(session.slot, now)
                 state.outbox.notify(PeerStuck(peer, session.slot))
                 stuck.append(peer)
         return stuck
@@ -410,10 +412,10 @@ class Membership:
             # A failover parent had no reason to send before we attached to it, so its silence counts from then on.
             if session is not None and now - max(session.heard_at, attached_at[peer]) > limit:
                 if session.slot is not None:
-                    state.lost_peers.lose(session.slot, now)
+                    state.lost_peers.note_lost(session.slot, now)
                 state.close(peer, "silent for three heartbeats")
 
-    def let_go(self, now: float) -> None:
+    def stay_away(self, now: float) -> None:
         """The authority closed our session, because it keeps few: stay away until there is something to send."""
         rest_s = self._state.tuning.rest_beats * self._state.tuning.heartbeat_s
         self._rest_until = now + rest_s * self._state.rng.uniform(0.5, 1.5)
@@ -422,7 +424,7 @@ class Membership:
         """There is something to send to the authority that closed our session: do not stay away any longer."""
         self._rest_until = 0.0
 
-    def _mind_own_lease(self, now: float) -> None:
+    def _watch_own_lease(self, now: float) -> None:
         """Contact the authority directly if our lease is not fresh, or no heartbeat comes.
 
         Without a fresh lease in the newest heartbeat, our reports do not arrive. Without a heartbeat, the authority is

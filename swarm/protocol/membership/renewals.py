@@ -58,11 +58,11 @@ class Renewals:
         self._untold: dict[bytes, int] = {}
         """Peers whose total is to be reported, and how often."""
         self._counter = 0
-        self._climbing: dict[int, dict[int, bytes]] = {}
+        self._to_forward: dict[int, dict[int, bytes]] = {}
         """Sealed reports to forward, by stripe and slot."""
-        self._climbed: dict[tuple[int, int], tuple[int, int]] = {}
+        self._queued: dict[tuple[int, int], tuple[int, int]] = {}
         """By stripe and slot, the newest report that was queued to forward: (serial of the grant, counter)."""
-        self._climb_at = 0.0
+        self._forward_at = 0.0
 
     def begin(self) -> None:
         """There is a new grant: all totals restart at zero."""
@@ -81,7 +81,7 @@ class Renewals:
 
     def new_roster(self, roster: Roster) -> None:
         """Forget members that have left the roster."""
-        self._climbed = {(k, s): n for (k, s), n in self._climbed.items() if roster.member(s) is not None}
+        self._queued = {(k, s): n for (k, s), n in self._queued.items() if roster.member(s) is not None}
         for peer in [p for p in self._gave if roster.member_of(p) is None]:
             del self._gave[peer]
             self._untold.pop(peer, None)
@@ -141,10 +141,10 @@ class Renewals:
         stripes = state.roster.stripes if state.roster is not None else 1
         turn = heartbeat.serial if turn is None else turn
         for stripe in sorted({turn % stripes, (turn + 1) % stripes}):
-            self._climb(stripe, grant.slot, (grant.serial, self._counter), sealed, now)
+            self._queue_report(stripe, grant.slot, (grant.serial, self._counter), sealed, now)
         return sealed
 
-    def climb(self, session: Session, message: Reports, now: float) -> None:
+    def forward_reports(self, session: Session, message: Reports, now: float) -> None:
         """Take a child's reports, to forward them to our parent of that stripe if their authors hold their slots.
 
         A neighbour that is not our child in that stripe may send only its own report. Raises `PeerError` for a forged
@@ -163,9 +163,9 @@ class Renewals:
                 return
             report = open_report(sealed, self._state.swarm)
             if holder.slot == report.slot:
-                self._climb(message.stripe, report.slot, (report.grant, report.counter), sealed, now)
+                self._queue_report(message.stripe, report.slot, (report.grant, report.counter), sealed, now)
 
-    def farewell(self, session: Session, release: bytes, now: float) -> None:
+    def forward_release(self, session: Session, release: bytes, now: float) -> None:
         """Forward the release of a neighbour that leaves, up a stripe in which it is not our parent.
 
         It may have no session with the authority itself.
@@ -173,25 +173,25 @@ class Renewals:
         edges = self._state.exchange.parents.edges
         stripe = next((k for k in sorted(edges) if edges[k].peer != session.peer), None)
         if stripe is not None:
-            self.climb(session, Reports(stripe, (release,)), now)
+            self.forward_reports(session, Reports(stripe, (release,)), now)
 
-    def _climb(self, stripe: int, slot: int, number: tuple[int, int], sealed: bytes, now: float) -> None:
-        if self._climbed.get((stripe, slot), (-1, -1)) >= number:
+    def _queue_report(self, stripe: int, slot: int, number: tuple[int, int], sealed: bytes, now: float) -> None:
+        if self._queued.get((stripe, slot), (-1, -1)) >= number:
             return
-        if not self._climbing:
-            self._climb_at = now + self._state.tuning.report_batch_s
-        self._climbed[stripe, slot] = number
-        self._climbing.setdefault(stripe, {})[slot] = sealed
+        if not self._to_forward:
+            self._forward_at = now + self._state.tuning.report_batch_s
+        self._queued[stripe, slot] = number
+        self._to_forward.setdefault(stripe, {})[slot] = sealed
 
     def tick(self, now: float) -> None:
         """Forward the collected reports when they are due."""
-        if not self._climbing or now < self._climb_at:
+        if not self._to_forward or now < self._forward_at:
             return
         state = self._state
-        for stripe, reports in sorted(self._climbing.items()):
+        for stripe, reports in sorted(self._to_forward.items()):
             edge = state.exchange.parents.edges.get(stripe)
             parent = edge.peer if edge is not None else state.swarm
             if state.sessions.ready(parent):
                 for batch in batched(reports.values(), REPORTS_A_MESSAGE):
                     state.outbox.send(parent, Reports(stripe, batch))
-        self._climbing.clear()
+        self._to_forward.clear()

@@ -381,13 +381,13 @@ def _check(roster: Roster) -> None:
 
 
 def _reaches_all(slots: Sequence[int], parents: Sequence[int]) -> bool:
-    kids: dict[int, list[int]] = {}
+    children_of: dict[int, list[int]] = {}
     for slot, parent in zip(slots, parents, strict=True):
-        kids.setdefault(parent, []).append(slot)
+        children_of.setdefault(parent, []).append(slot)
     seen = 0
     frontier = [AUTHORITY]
     while frontier:
-        children = kids.get(frontier.pop(), [])
+        children = children_of.get(frontier.pop(), [])
         seen += len(children)
         frontier += children
     return seen == len(slots)

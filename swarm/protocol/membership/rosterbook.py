@@ -125,13 +125,13 @@ class RosterBook:
             self._heard_of = stamp
 
     def whom_to_ask(
-        self, sessions: Sessions, authority: bytes, now: float, *, admitted_at: float, head: bool
+        self, sessions: Sessions, authority: bytes, now: float, *, admitted_at: float, root_child: bool
     ) -> bytes | None:
         """The peer to ask for the roster now; None if there is no need, or no such peer.
 
         A missing change is probably in flight, so we wait half a heartbeat first, unless we have no roster at all. The
-        authority is asked at once by its root children (`head`) and in small swarms, and otherwise if no peer has the
-        roster after `pull_deadline_s`.
+        authority is asked at once by its root children (`root_child`) and in small swarms, and otherwise if no peer has
+        the roster after `pull_deadline_s`.
         """
         if self.roster is not None:
             patient = now - self._behind_since < self._tuning.heartbeat_s / 2
@@ -143,7 +143,7 @@ class RosterBook:
         knowing = [s for s in ready if s.roster > self.stamp]
         since = admitted_at if self.roster is None else self._behind_since
         small = self.roster is not None and len(self.roster.members) <= SMALL
-        patient = not (head or small) and now - since <= self._tuning.pull_deadline_s
+        patient = not (root_child or small) and now - since <= self._tuning.pull_deadline_s
         if not knowing and not patient and sessions.ready(authority):
             knowing = [session] if (session := sessions.get(authority)) is not None else []
         if not knowing:

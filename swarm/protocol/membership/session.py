@@ -21,8 +21,8 @@ HAVES_AN_ATTACH = 64
 """The rate (per second) and burst of attachments of one session. `HAVES_AN_ATTACH` listed chunks cost as much as one
 attachment. Each attachment makes us send headers again, and decode its list (0.1 ms per hundred chunks). A node that
 loses all its parents during a version of 9 GB attaches in eight stripes with 4,500 chunks each, which costs 570."""
-QUESTIONS_S = 10.0
-QUESTIONS = 40.0
+ROSTER_REQUESTS_S = 10.0
+ROSTER_REQUESTS = 40.0
 """The rate (per second) and burst of roster requests of one session. A member sends one when a change is missing, at
 most once in `pull_deadline_s`; an answer may be a quarter of a megabyte."""
 
@@ -59,8 +59,8 @@ class Session:
     """Reports that it may still have us verify; see `report_limits.may_verify`."""
     attaches: Bucket = field(default_factory=lambda: Bucket(ATTACHES_S, ATTACHES))
     """Attachments that it may still make; see `pay_for_attaching`."""
-    questions: Bucket = field(default_factory=lambda: Bucket(QUESTIONS_S, QUESTIONS))
-    """Roster requests that it may still send."""
+    roster_requests: Bucket = field(default_factory=lambda: Bucket(ROSTER_REQUESTS_S, ROSTER_REQUESTS))
+    """Requests for the roster that it may still send."""
 
 
 def pay_for_attaching(session: Session, haves: int, now: float) -> None:
@@ -160,7 +160,7 @@ class Sessions:
         """Forget the dials of all peers but these."""
         self._attempts = {p: a for p, a in self._attempts.items() if a.dialing or p in peers}
 
-    def expire_mute(self, now: float) -> None:
+    def close_unproven(self, now: float) -> None:
         """Close sessions whose peers did not prove in time that they belong to the swarm."""
         for session in self:
             if not (session.ready or session.closing) and now - session.since > self._tuning.hello_deadline_s:

@@ -22,7 +22,7 @@ from codec.unpack import unpack
 from swarm.protocol.core.bucket import Bucket
 from swarm.protocol.core.documents import AuthorityTime, Capability
 
-__all__ = ["BARRED", "LATER", "REVOKED", "Refusal", "Ticket", "Tickets"]
+__all__ = ["BARRED", "LATER", "REVOKED", "Refusal", "TicketRecord", "Tickets"]
 
 Id = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Key32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
@@ -80,7 +80,7 @@ _bar_decoder = msgspec.msgpack.Decoder(Key32 | _Kick)
 
 
 @dataclass(slots=True)
-class Ticket:
+class TicketRecord:
     """A ticket that was used or revoked."""
 
     id: bytes
@@ -123,16 +123,16 @@ class Tickets:
     """All known tickets, by the id of their capability; and the peers that are barred or kicked."""
 
     def __init__(self) -> None:
-        self._tickets: dict[bytes, Ticket] = {}
+        self._tickets: dict[bytes, TicketRecord] = {}
         self._barred: set[bytes] = set()
         self._kicked: dict[bytes, float] = {}
         """By peer: the authority time until which it is refused."""
 
-    def __iter__(self) -> Iterator[Ticket]:
+    def __iter__(self) -> Iterator[TicketRecord]:
         """The tickets in the order of their ids."""
         return iter([ticket for _, ticket in sorted(self._tickets.items())])
 
-    def get(self, id_: bytes) -> Ticket | None:
+    def get(self, id_: bytes) -> TicketRecord | None:
         return self._tickets.get(id_)
 
     def refusal(self, capability: Capability, peer: bytes, now: AuthorityTime) -> Refusal | None:
@@ -282,5 +282,5 @@ class Tickets:
         ticket.fetched_bytes = ticket.written_bytes = record.fetched_bytes
         ticket.expires, ticket.nodes, ticket.quota_bytes = record.expires, record.nodes, record.quota_bytes
 
-    def _of(self, id_: bytes) -> Ticket:
-        return self._tickets.setdefault(id_, Ticket(id_))
+    def _of(self, id_: bytes) -> TicketRecord:
+        return self._tickets.setdefault(id_, TicketRecord(id_))

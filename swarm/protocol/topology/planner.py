@@ -28,7 +28,7 @@ GROW_ANEW = 4
 """All trees are grown anew when more than one in so many members joined, left, or began or ceased to give."""
 LOOK_ANEW = 32
 """Whenever one in so many members has changed, an idle update checks whether growing anew pays."""
-ASTRAY = 1.25
+CROSSINGS_TIMES = 1.25
 """Growing anew pays when so many times as many edges cross borders as would then."""
 SMALL = 64
 """A swarm of up to so many members is small: a whole roster is a few KB, one edge too many across a border is a good
@@ -101,14 +101,14 @@ class Planner:
         grown = grow(self._who, self.stripes, self._home)
         now, least = self._crossings(self._parent), self._crossings(grown)
         if len(self._who) <= SMALL:
-            astray = (
+            pays = (
                 now > least
                 or self._worst_load(self._parent) > SMALL_UNEVEN * self._worst_load(grown)
                 or _places(self._parent) > _places(grown)
             )
         else:
-            astray = now > ASTRAY * least + self.stripes
-        if astray or GROW_ANEW * self._changes > len(self._who):
+            pays = now > CROSSINGS_TIMES * least + self.stripes
+        if pays or GROW_ANEW * self._changes > len(self._who):
             self._use(grown)
 
     def _spots(self, members: Sequence[Member]) -> dict[int, Spot]:
@@ -158,14 +158,14 @@ class Planner:
         spot = self._who[slot]
         if spot.uplink <= 0:
             return
-        inside = [k for k in range(self.stripes) if self._kids[k].get(slot)]
-        if len(inside) < 2 and self._givers_of[spot.region] >= DISJOINT_FROM * self.stripes:
-            self._only[slot] = inside[0] if inside else self._poorest_stripe(spot.region)
+        interior = [k for k in range(self.stripes) if self._kids[k].get(slot)]
+        if len(interior) < 2 and self._givers_of[spot.region] >= DISJOINT_FROM * self.stripes:
+            self._only[slot] = interior[0] if interior else self._poorest_stripe(spot.region)
         for stripe in [self._only[slot]] if slot in self._only else range(self.stripes):
             self._givers.setdefault((spot.region, stripe), set()).add(slot)
 
     def _open_all_stripes(self) -> None:
-        """In regions that have too few givers left for one stripe each, let givers be interior in every stripe."""
+        """Let givers be interior in every stripe, in regions that have too few givers left for one stripe each."""
         for slot in [s for s in self._only if 2 * self._givers_of[self._who[s].region] < DISJOINT_FROM * self.stripes]:
             del self._only[slot]
             for stripe in range(self.stripes):
@@ -191,7 +191,7 @@ class Planner:
         moved = [s for s, spot in who.items() if s in before and before[s].region != spot.region]
         for slot in [*gone, *stopped, *moved]:
             self._close_stripes(slot, before[slot].region)
-        orphans = [self._uproot(slot, leaves=slot in gone) for slot in [*gone, *stopped]]
+        orphans = [self._detach_children(slot, leaves=slot in gone) for slot in [*gone, *stopped]]
         for slot in gone:
             del self._given[slot]
         for slot in came:
@@ -201,27 +201,27 @@ class Planner:
             self._open_stripes(slot)
         self._open_all_stripes()
         for stripe in range(self.stripes):
-            adrift = [s for mine in orphans for k, s in mine if k == stripe and s in who]
-            self._attach_all(stripe, [*adrift, *came])
+            unattached = [s for mine in orphans for k, s in mine if k == stripe and s in who]
+            self._attach_all(stripe, [*unattached, *came])
         for slot in moved:
             self._attach_in_region(slot)
         self._balance(who, before, [*started, *moved])
 
-    def _uproot(self, slot: int, *, leaves: bool) -> list[tuple[int, int]]:
+    def _detach_children(self, slot: int, *, leaves: bool) -> list[tuple[int, int]]:
         """Detach its children, and with `leaves` the member itself. Returns (stripe, slot) of those to attach
         elsewhere."""
-        adrift: list[tuple[int, int]] = []
+        unattached: list[tuple[int, int]] = []
         for stripe in range(self.stripes):
             for child in sorted(self._kids[stripe].pop(slot, ())):
                 del self._parent[stripe][child]
                 self._given[slot] -= 1
-                adrift.append((stripe, child))
+                unattached.append((stripe, child))
             if leaves:
                 self._detach(stripe, slot)
             elif self._parent[stripe].get(slot) == AUTHORITY:
                 self._detach(stripe, slot)
-                adrift.append((stripe, slot))
-        return adrift
+                unattached.append((stripe, slot))
+        return unattached
 
     def _detach(self, stripe: int, slot: int) -> None:
         parent = self._parent[stripe].pop(slot, None)
@@ -236,19 +236,19 @@ class Planner:
             self._given[parent] += 1
             self._touched.add(parent)
 
-    def _attach_all(self, stripe: int, adrift: list[int]) -> None:
+    def _attach_all(self, stripe: int, slots: list[int]) -> None:
         """Attach these slots, each with its subtree. A tree without a root child gets one first."""
-        waiting = list(dict.fromkeys(adrift))
+        waiting = list(dict.fromkeys(slots))
         if waiting and not any(True for _ in self._all_givers(stripe)):
             strongest = max((s for s in self._who.values() if s.uplink > 0), key=lambda s: (s.uplink, -s.slot))
             self._givers.setdefault((strongest.region, stripe), set()).add(strongest.slot)
         if waiting and AUTHORITY not in self._parent[stripe].values():
-            head = max(waiting, key=lambda s: (self._may_give(s, stripe), self._who[s].uplink, -s))
-            if not self._may_give(head, stripe):
-                head = max(self._all_givers(stripe), key=lambda s: (self._who[s].uplink, -s))
-                self._detach(stripe, head)
-            waiting = [s for s in waiting if s != head]
-            self._attach(stripe, head, AUTHORITY)
+            root_child = max(waiting, key=lambda s: (self._may_give(s, stripe), self._who[s].uplink, -s))
+            if not self._may_give(root_child, stripe):
+                root_child = max(self._all_givers(stripe), key=lambda s: (self._who[s].uplink, -s))
+                self._detach(stripe, root_child)
+            waiting = [s for s in waiting if s != root_child]
+            self._attach(stripe, root_child, AUTHORITY)
         # Slots with most children first, so that the others can be attached below them.
         for slot in sorted(waiting, key=lambda s: (-len(self._kids[stripe].get(s, ())), s)):
             self._attach(stripe, slot, self._giver(stripe, slot))
@@ -280,7 +280,7 @@ class Planner:
         for look_at in (16, len(usable)):
             near = nsmallest(look_at, usable, key=lambda g: (self._load(g, 1), g))
             near = [g for g in near if self._depth(stripe, g, below=slot) is not None]
-            near = [g for g in near if self._who[g].joins(spot)] or near
+            near = [g for g in near if self._who[g].can_connect(spot)] or near
             if near:
                 limit = max(UNEVEN * self._load(near[0], 1), self._mean)
                 return min(near, key=lambda g: self._rank(stripe, slot, g, limit))
@@ -363,7 +363,9 @@ class Planner:
         """Move one child from `source` to `target`: preferably of the target's region and with few children, and never
         one that the target is below."""
         region = self._who[target].region
-        children = [c for c in self._kids[stripe][source] if c != target and self._who[c].joins(self._who[target])]
+        children = [
+            c for c in self._kids[stripe][source] if c != target and self._who[c].can_connect(self._who[target])
+        ]
         children.sort(key=lambda c: (self._who[c].region != region, len(self._kids[stripe].get(c, ())), c))
         for child in children:
             if self._who[child].region != region and self._who[source].region == region:

@@ -93,7 +93,7 @@ class Rates:
                 gave += [link.slot] if link.kbit_s else []
         return gave
 
-    def settle(self, offered: Mapping[int, float], feeders: Callable[[int], set[int]]) -> None:
+    def update_estimates(self, offered: Mapping[int, float], feeders: Callable[[int], set[int]]) -> None:
         """A version has arrived everywhere: make new estimates. `offered`: Mbit/s by slot. `feeders`: the parents of a
         slot in the stripes in which it has children."""
         slow = {slot for slot, giver in self._givers.items() if giver.is_short()}
@@ -146,7 +146,7 @@ class Regions:
                     self._heard = self._heard or known.get(b, 1 << 30) > link.rtt_ms
                     known[b] = min(known.get(b, link.rtt_ms), link.rtt_ms)
 
-    def settle(self) -> None:
+    def update(self) -> None:
         """Form regions anew from the round trips: members that are near each other, directly or through others, are in
         one."""
         if not self._heard:

@@ -18,18 +18,18 @@ from swarm.protocol.state import State
 from swarm.protocol.topology.planner import Planner
 from swarm.protocol.topology.rates import Rates, Regions
 
-__all__ = ["Scheme"]
+__all__ = ["Replanner"]
 
-SAME = 0.15
+UNCHANGED_SHARE = 0.15
 """An uplink whose estimate changed by less than this share keeps its old value in the roster."""
-FEW = 4
+FEW_TIMES = 4
 """While a version is on its way only members that could be interior when it was opened are so, unless the swarm has
 more than this many times as many members."""
-SETTLE_BEATS = 6
+ARRIVED_BEATS = 6
 """So many heartbeats after its seal a version counts as arrived everywhere, even if a member never reports it."""
 
 
-class Scheme:
+class Replanner:
     """The plan, and what it is made from."""
 
     def __init__(
@@ -42,7 +42,7 @@ class Scheme:
         boot: int,
         site: Site,
     ) -> None:
-        """`site`: where the trainer stands."""
+        """`site`: the trainer's region and addresses."""
         self._state = state
         self._book = book
         self._enrolled = enrolled
@@ -67,11 +67,12 @@ class Scheme:
 
     @property
     def addrs(self) -> tuple[str, ...]:
-        """Where the world finds the authority."""
+        """The addresses at which members reach the authority, as multiaddr text."""
         return self._addrs
 
     def listening(self, addrs: tuple[str, ...]) -> None:
-        """The authority listens here: what rosters say, unless it was told where the world finds it."""
+        """The authority listens at `addrs`: rosters name these, unless the addresses at which members reach it were
+        given."""
         self._addrs = self._addrs or addrs
 
     def mark_stale(self) -> None:
@@ -136,7 +137,7 @@ class Scheme:
         proven = {peer for peer in held if self._enrolled[peer].proven}
         able = proven if 2 * len(proven) > len(held) else held
         took_part = self._took_part & held
-        return took_part if self._busy_since is not None and FEW * len(took_part) >= len(peers) else able
+        return took_part if self._busy_since is not None and FEW_TIMES * len(took_part) >= len(peers) else able
 
     def _member(self, slot: int, typical: float, able: set[bytes], now: float) -> Member:
         peer = self._book.leases[slot].grant.peer
@@ -145,7 +146,7 @@ class Scheme:
         offered = 0.0 if enrolment.saving else enrolment.join.up_mbit
         uplink = round(self._rates.uplink(slot, offered, typical), 1)
         before = self._state.roster.member(slot) if self._state.roster is not None else None
-        if before is not None and before.peer == peer and abs(before.up_mbit - uplink) < SAME * uplink:
+        if before is not None and before.peer == peer and abs(before.up_mbit - uplink) < UNCHANGED_SHARE * uplink:
             uplink = before.up_mbit  # so small a change would not pay for sending it to every member
         self._regions.tell(slot, enrolment.join.region)
         member = enrolment.member(slot, peer, leaf=not (fresh and peer in able) or uplink == 0)
@@ -204,14 +205,14 @@ class Scheme:
         if since is None:
             self._stale, self._newly_proven = self._stale or self._newly_proven, False
             return
-        late = now - since > SETTLE_BEATS * self._state.tuning.heartbeat_s
+        late = now - since > ARRIVED_BEATS * self._state.tuning.heartbeat_s
         if head is None or since > now:
             return
         if late or all(lease.report is not None and lease.report.held >= head for lease in self._book.leases.values()):
             self._busy_since = None
             offered = {s: self._enrolled[x.grant.peer].join.up_mbit for s, x in self._book.leases.items()}
-            self._rates.settle(offered, self._feeders)
-            self._regions.settle()
+            self._rates.update_estimates(offered, self._feeders)
+            self._regions.update()
             self._stale = True
 
     def _feeders(self, slot: int) -> set[int]:

@@ -29,8 +29,8 @@ class Spot:
     reachable: int
     """The widest scope of its direct addresses; -1: it has none."""
 
-    def joins(self, other: "Spot") -> bool:
-        """Whether one of the two can dial the other, as `reach.joins`."""
+    def can_connect(self, other: "Spot") -> bool:
+        """Whether one of the two can dial the other, as `reach.can_connect`."""
         return other.reachable >= self.scope or self.reachable >= other.scope
 
 
@@ -187,7 +187,7 @@ class _Tree:
             while givers and self._room[givers[0]] <= 0:
                 givers.popleft()
             for giver in islice(givers, LOOK_AHEAD):
-                if self._room[giver] >= child_slots and self._who[giver].joins(spot):
+                if self._room[giver] >= child_slots and self._who[giver].can_connect(spot):
                     return giver
         return None
 
@@ -198,7 +198,7 @@ class _Tree:
         fed = [g for g in self._order if self._who[g].uplink > 0]
         return min(
             fed,
-            key=lambda g: (not self._who[g].joins(spot), -self._room.get(g, 0) / self._who[g].uplink, g),
+            key=lambda g: (not self._who[g].can_connect(spot), -self._room.get(g, 0) / self._who[g].uplink, g),
         )
 
 

@@ -13,11 +13,11 @@ version; `egress` and `allowance` bound what is sent.
 - `edges`: The state of one edge of a tree, at either end
 - `egress`: The trainer's egress budget (`--egress-copies`)
 - `exchange`: Pieces down the trees, as far as credit reaches
+- `exchange_context`: What an exchange needs of the rest of its core
 - `late_joiners`: Members that joined during the version in flight
 - `links`: A member's measurements of its neighbours
 - `parents`: A child's end of the trees, which grants the credit
 - `serving`: Answers to requests for manifests
 - `sources`: The neighbours that a member asks for data outside the trees
 - `staging`: A version from its first piece to the replica
-- `surroundings`: What an exchange needs of the rest of its core
 """

@@ -13,10 +13,15 @@ __all__ = ["Allowance", "AllowanceStatus", "Record"]
 
 SAVING_S = 10.0
 """The machine should leave all trees when it can send at full speed for only this long: a heartbeat and a plan take so
-long to move its children. At most a tenth of the day's bytes."""
+long to move its children."""
+SAVING_SHARE = 0.1
+"""Upper bound of the bytes that `SAVING_S` stands for, as a share of the day's bytes: with a small limit and a fast
+uplink, ten seconds could be most of the day's bytes."""
 STOP_S = 1.0
 """The machine sends no more data when it can send at full speed for only this long: enough for the data that is already
-queued, and for its own control messages (some MB a day). At most a fiftieth of the day's bytes."""
+queued, and for its own control messages (some MB a day)."""
+STOP_SHARE = 0.02
+"""The same bound for `STOP_S`."""
 AHEAD = 0.01
 """Share of the day's bytes by which a record is ahead, besides the bytes that may be sent until the next look."""
 
@@ -74,7 +79,7 @@ class Allowance:
             self.day, self.spent_bytes, self._written = day, 0, 0
         self.spent_bytes += sent_bytes - self._seen
         self._seen = sent_bytes
-        soon = int(self._reserve(STOP_S, 0.02))
+        soon = int(self._reserve(STOP_S, STOP_SHARE))
         if self.spent_bytes + soon <= self._written:
             return None
         self._written = self.spent_bytes + soon + max(1, int(AHEAD * self.limit_bytes))
@@ -92,12 +97,12 @@ class Allowance:
     @property
     def saving(self) -> bool:
         """Whether so little is left that the machine should leave the trees."""
-        return self.left_bytes <= self._reserve(SAVING_S, 0.1)
+        return self.left_bytes <= self._reserve(SAVING_S, SAVING_SHARE)
 
     @property
     def spent(self) -> bool:
         """Whether so little is left that the machine must send no more data."""
-        return self.left_bytes <= self._reserve(STOP_S, 0.02)
+        return self.left_bytes <= self._reserve(STOP_S, STOP_SHARE)
 
     def _reserve(self, seconds: float, share: float) -> float:
         return min(seconds * self.up_mbit * 125_000, share * self.limit_bytes)

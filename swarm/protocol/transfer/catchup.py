@@ -372,7 +372,7 @@ class Catchup:
         id_ = VersionId(manifest.epoch, manifest.version)
         self._go_on(cause)
         self._requests.clear()
-        self._state.settle(id_, manifest, sealed)
+        self._state.set_held(id_, manifest, sealed)
         self._state.outbox.emit(VersionApplied(id_, manifest))
         self._state.outbox.notify(CaughtUp(id_, len(self._labels)))
 

@@ -95,7 +95,7 @@ class Egress:
 
     # ------------------------------------------------------------ versions
 
-    def made(self, key: ChunkKey, size: int) -> None:
+    def add_chunk(self, key: ChunkKey, size: int) -> None:
         """A chunk of `size` bytes, header included, is sealed and about to be assigned."""
         if key[:3] not in self._accounts:
             self._begin(key[:3])
@@ -116,14 +116,14 @@ class Egress:
         self._copies = {key: parts for key, parts in self._copies.items() if key[:3] in self._accounts}
         self._gone &= {copy.peer for parts in self._copies.values() for part in parts.values() for copy in part}
 
-    def take(self, key: ChunkKey, index: int, size: int, peer: bytes) -> bool:
+    def pay_for_part(self, key: ChunkKey, index: int, size: int, peer: bytes) -> bool:
         """Pay for a copy of a part of a chunk for `peer`; whether the budget allows it."""
         if not self._accounts:  # no version was published since the start: charge the model's account
-            return self.take_of_model(size)
+            return self.pay_for_model(size)
         parts = self._copies.get(key)
         copies = [] if parts is None else parts.setdefault(index, [])
         first = parts is not None and not copies
-        copy = _Copy(peer, key[:3] if first else next(reversed(self._accounts)), self._died(key, index))
+        copy = _Copy(peer, key[:3] if first else next(reversed(self._accounts)), self._holders_left(key, index))
         account = self._accounts[copy.payer]
         if not first and self.copies is not None:
             kept = 0.0 if copy.rescue else KEPT_BACK * (self.copies - 1) * account.made - account.rescued
@@ -136,21 +136,21 @@ class Egress:
         account.rescued += size if copy.rescue else 0
         return True
 
-    def _died(self, key: ChunkKey, index: int) -> bool:
+    def _holders_left(self, key: ChunkKey, index: int) -> bool:
         """Whether all peers that got this part have left. For a header: whether that is so for any part."""
         parts = self._copies.get(key, {})
         asked = parts.values() if index == _HEADER else [parts.get(index, [])]
         return any(part and all(copy.peer in self._gone for copy in part) for part in asked)
 
-    def gone(self, peer: bytes) -> None:
+    def peer_left(self, peer: bytes) -> None:
         """The session with this peer has ended: parts that only it got may be lost."""
         self._gone.add(peer)
 
-    def here(self, peer: bytes) -> None:
+    def peer_connected(self, peer: bytes) -> None:
         """The peer is connected (again), and has what it got."""
         self._gone.discard(peer)
 
-    def back(self, key: ChunkKey, index: int, size: int, peer: bytes) -> None:
+    def refund_part(self, key: ChunkKey, index: int, size: int, peer: bytes) -> None:
         """Refund a copy that was paid for and not sent."""
         copies = self._copies.get(key, {}).get(index, [])
         paid = next((copy for copy in reversed(copies) if copy.peer == peer), None)
@@ -171,7 +171,7 @@ class Egress:
 
     # ------------------------------------------------------------ the model
 
-    def take_of_model(self, size: int) -> bool:
+    def pay_for_model(self, size: int) -> bool:
         """Pay for a block, hash list or file of `size` bytes for a catch-up; whether the budget allows it."""
         if self.copies is not None:
             if size > self._model_spare:

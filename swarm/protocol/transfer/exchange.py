@@ -29,8 +29,8 @@ from swarm.protocol.core.version import VersionId
 from swarm.protocol.core.wire import Attach, Credit
 from swarm.protocol.transfer.chunks import Chunk, Chunks, mask_of
 from swarm.protocol.transfer.edges import ChildEdge, Part
+from swarm.protocol.transfer.exchange_context import ExchangeContext
 from swarm.protocol.transfer.parents import Parents
-from swarm.protocol.transfer.surroundings import Surroundings
 
 __all__ = ["Exchange"]
 
@@ -52,7 +52,7 @@ class Exchange:
         chunks: Chunks,
         tuning: Tuning,
         outbox: Outbox,
-        around: Surroundings = Surroundings(),  # noqa: B008 - frozen
+        around: ExchangeContext = ExchangeContext(),  # noqa: B008 - frozen
         *,
         gives: bool = True,
     ) -> None:
@@ -193,11 +193,13 @@ class Exchange:
         """Pay for the header and these pieces, which `peer` pulls; the pieces that may be sent."""
         if self._egress_budget is None:
             return list(pieces) if self._gives else []
-        if not self._egress_budget.take(chunk.key, HEADER, chunk.header_bytes, peer):
+        if not self._egress_budget.pay_for_part(chunk.key, HEADER, chunk.header_bytes, peer):
             return []
-        paid = [index for index in pieces if self._egress_budget.take(chunk.key, index, chunk.sizes[index], peer)]
+        paid = [
+            index for index in pieces if self._egress_budget.pay_for_part(chunk.key, index, chunk.sizes[index], peer)
+        ]
         if not paid:
-            self._egress_budget.back(chunk.key, HEADER, chunk.header_bytes, peer)
+            self._egress_budget.refund_part(chunk.key, HEADER, chunk.header_bytes, peer)
         return paid
 
     def spare(self, stripe: int, peer: bytes) -> int:
@@ -279,7 +281,7 @@ class Exchange:
     def _enqueue(self, edge: ChildEdge, chunk: Chunk, index: int, now: float) -> bool:
         """Queue a part; False if the egress budget does not allow it. No piece is sent without its header."""
         size = _size(chunk, index)
-        if self._egress_budget is not None and not self._egress_budget.take(chunk.key, index, size, edge.peer):
+        if self._egress_budget is not None and not self._egress_budget.pay_for_part(chunk.key, index, size, edge.peer):
             if index == HEADER:
                 edge.unpaid.add(chunk.key)
             return False
@@ -304,7 +306,7 @@ class Exchange:
         """Refund parts that are not sent."""
         if self._egress_budget is not None:
             for chunk, index, size in waiting:
-                self._egress_budget.back(chunk.key, index, size, peer)
+                self._egress_budget.refund_part(chunk.key, index, size, peer)
 
     def _pump(
         self,

@@ -30,8 +30,8 @@ class LateJoiners:
         self._since = self._leases.authority_time(now) + self._leases.silent_s(now)
         return True
 
-    def settled(self, id_: VersionId) -> None:
-        """The replica has reached this version."""
+    def version_held(self, id_: VersionId) -> None:
+        """This peer holds the version now."""
         self._held = id_
 
     @property

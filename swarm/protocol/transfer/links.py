@@ -67,27 +67,27 @@ class Links:
         """Newcomers that were asked for a chunk, and the local time of asking."""
         self._awaited: set[bytes] = set()
         """Those of `_tried` that have not sent anything since."""
-        self._tried_one = False
+        self._newcomer_answered = False
         """A newcomer has answered, so a report is due."""
 
-    def came(self, peer: bytes | None, size: int, now: float) -> None:
+    def count_bytes(self, peer: bytes | None, size: int, now: float) -> None:
         """Count `size` verified bytes of a chunk from `peer`."""
         if peer is None:
             return
         flow = self._flows.get(peer)
         if flow is None:
             flow = self._flows[peer] = _Flow()
-            self._tried_one = self._tried_one or peer in self._awaited
+            self._newcomer_answered = self._newcomer_answered or peer in self._awaited
             self._awaited.discard(peer)
         for measured in (flow, self._all):
             measured.add(size, now)
 
     def take_answered(self) -> bool:
         """Whether a newcomer has answered since the last call: what was measured of it is worth a report."""
-        answered, self._tried_one = self._tried_one, False
+        answered, self._newcomer_answered = self._newcomer_answered, False
         return answered
 
-    def account(self) -> tuple[Link, ...]:
+    def take_measurements(self) -> tuple[Link, ...]:
         """The measurements since the last call."""
         links: list[Link] = []
         roster = self._state.roster

@@ -13,7 +13,7 @@ MOST_NEAR = 24
 
 def block_sources(state: State) -> list[bytes]:
     """Peers to ask for blocks, lists, files and manifests: members with a session, the authority last."""
-    lost = state.lost_peers.has
+    lost = state.lost_peers.is_lost
     ready = sorted(s.peer for s in state.sessions if s.ready and s.slot is not None and not lost(s.slot))
     turn = state.grant.slot % len(ready) if ready and state.grant is not None else 0
     authority = [state.swarm] if state.sessions.ready(state.swarm) else []

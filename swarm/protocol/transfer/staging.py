@@ -237,7 +237,7 @@ class Progress:
     def _hold(self, version: Version, now: float) -> None:
         state = self._state
         assert version.manifest is not None
-        state.settle(version.id, version.manifest, version.sealed_manifest)
+        state.set_held(version.id, version.manifest, version.sealed_manifest)
         self._repair.forget(state.floor)
         state.outbox.emit(VersionApplied(version.id, version.manifest))
         self.advance(now)

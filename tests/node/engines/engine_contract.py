@@ -22,7 +22,7 @@ from node.engines.generation import (
     SteppedGeneration,
     generation_of,
 )
-from node.engines.interface import BackgroundEngine, Engine, Scorer, SteppedEngine, WeightPatch
+from node.engines.interface import BackgroundEngine, Engine, ScoringEngine, SteppedEngine, WeightPatch
 from scenarios.engines.engine_models import step_of
 
 PROMPTS = [Prompt((3, 4, 5), 0), Prompt((6, 7), 1), Prompt((3, 4, 5), 2)]
@@ -100,7 +100,7 @@ class EngineContract:
 
     def test_scores_are_the_log_probabilities_of_what_was_drawn(self, subject: Subject) -> None:
         engine = subject.engine
-        if not isinstance(engine, Scorer):
+        if not isinstance(engine, ScoringEngine):
             pytest.skip("this engine does not score")
         for prompt, completion in zip(PROMPTS, engine.generate(PROMPTS, SAMPLING), strict=True):
             found = engine.score(prompt.token_ids, completion.token_ids, SAMPLING)

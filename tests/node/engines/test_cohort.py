@@ -8,7 +8,7 @@ import torch
 from test_transformers import PROMPTS, ROOT, SAMPLING, changed, checkpoint, engine_on
 
 from node.engines.base import Prompt, SamplingParams
-from node.engines.interface import Scorer
+from node.engines.interface import ScoringEngine
 
 LONG = SamplingParams(max_tokens=12, seed=5)
 
@@ -84,7 +84,7 @@ def test_tokens_drawn_with_a_stale_cache_cannot_be_recomputed(tied_folder: Path)
 )
 def test_scores_equal_the_reported_log_probabilities(tied_folder: Path, arithmetic, sampling):
     engine = engine_on(tied_folder, arithmetic)
-    assert isinstance(engine, Scorer)
+    assert isinstance(engine, ScoringEngine)
     tolerance = 1e-5 if arithmetic == "float32" else 0.1
     for prompt, completion in zip(PROMPTS, engine.generate(PROMPTS, sampling), strict=True):
         found = engine.score(prompt.token_ids, completion.token_ids, sampling)

@@ -15,7 +15,7 @@ from node.ledger.messages import (
 )
 from node.ledger.rules import Ledger
 from node.ledger.settings import Settings
-from node.ledger.state import Head, Lease
+from node.ledger.state import Head, LiveLease
 
 KEYS = [Key(bytes([i]) * 32) for i in range(1, 5)]
 ALICE, BOB, CAROL, DAVE = (key.public for key in KEYS)
@@ -58,7 +58,7 @@ def ask(
 
 
 def draw(
-    lease: Lease,
+    lease: LiveLease,
     sample: int,
     version: int = 3,
     *,
@@ -84,11 +84,11 @@ def draw(
     return Rollout(**(fields | changes))
 
 
-def sealed(lease: Lease, rollout: Rollout) -> bytes:
+def sealed(lease: LiveLease, rollout: Rollout) -> bytes:
     return seal_rollout(KEY_OF[lease.node], rollout)
 
 
-def submit(ledger: Ledger, lease: Lease, rollout: Rollout, now: float, node: bytes | None = None):
+def submit(ledger: Ledger, lease: LiveLease, rollout: Rollout, now: float, node: bytes | None = None):
     return ledger.submit(node or lease.node, rollout, sealed(lease, rollout), now)
 
 

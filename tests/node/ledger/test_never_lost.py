@@ -20,7 +20,7 @@ from ledger_kit import ALICE, BOB, PROMPT, SAMPLING, ask, check_places, draw, gr
 from node.ledger.book import Book
 from node.ledger.messages import VersionSpan
 from node.ledger.settings import Settings
-from node.ledger.state import Lease
+from node.ledger.state import LiveLease
 
 NODES = st.sampled_from([ALICE, BOB])
 CRASH = st.sampled_from(["no", "no", "no", "before the write", "after the write"])
@@ -38,7 +38,7 @@ class World(RuleBasedStateMachine):
         self.members = {ALICE, BOB}
         self.offered: dict[bytes, int] = {}
         self.taken: list[bytes] = []
-        self.known_leases: dict[int, Lease] = {}
+        self.known_leases: dict[int, LiveLease] = {}
         """Leases that reached their nodes."""
         self.accepted: dict[tuple[bytes, int], list[bytes]] = {}
         """(group, sample) -> results for which the node got the verdict "accepted"."""
@@ -89,7 +89,7 @@ class World(RuleBasedStateMachine):
     def request(self, capacity: int):
         return ask(capacity, self.head.version, rate=1.0)
 
-    def deliver(self, lease: Lease, sample: int, version: int, crash: str, *, over: int | None = None) -> None:
+    def deliver(self, lease: LiveLease, sample: int, version: int, crash: str, *, over: int | None = None) -> None:
         """Deliver a result. `over`: the version that generated the last token, after a commit in between."""
         self.drawn += 1
         spans = None

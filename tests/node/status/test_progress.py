@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from node.status.progress import Progress
+from node.status.progress import ProgressLine
 
 
 class Terminal(io.StringIO):
@@ -21,7 +21,7 @@ class Clock:
 
 def test_silent_for_two_seconds() -> None:
     clock, stream = Clock(), io.StringIO()
-    progress = Progress("Reading", stream=stream, clock=clock)
+    progress = ProgressLine("Reading", stream=stream, clock=clock)
     clock.now += 1.9
     progress.tick()
     assert stream.getvalue() == ""
@@ -29,7 +29,7 @@ def test_silent_for_two_seconds() -> None:
 
 def test_lines_grow_rarer_in_a_log() -> None:
     clock, stream = Clock(), io.StringIO()
-    progress = Progress("Reading", total=4000, unit="blocks", stream=stream, clock=clock)
+    progress = ProgressLine("Reading", total=4000, unit="blocks", stream=stream, clock=clock)
     for second in range(1, 101):
         clock.now = 100.0 + second
         progress.update(second * 40)
@@ -41,7 +41,7 @@ def test_lines_grow_rarer_in_a_log() -> None:
 
 def test_a_terminal_has_one_line_that_is_wiped() -> None:
     clock, stream = Clock(), Terminal()
-    with Progress("Reading", stream=stream, clock=clock) as progress:
+    with ProgressLine("Reading", stream=stream, clock=clock) as progress:
         clock.now += 3
         progress.tick()
         progress.tick()
@@ -51,7 +51,7 @@ def test_a_terminal_has_one_line_that_is_wiped() -> None:
 
 def test_a_terminal_without_output_is_not_wiped() -> None:
     stream = Terminal()
-    with Progress("Quick", stream=stream, clock=Clock()):
+    with ProgressLine("Quick", stream=stream, clock=Clock()):
         pass
     assert stream.getvalue() == ""
 
@@ -65,6 +65,6 @@ def test_a_terminal_without_output_is_not_wiped() -> None:
     ],
 )
 def test_the_text_of_a_line(total: int | None, done: int, line: str) -> None:
-    progress = Progress("Reading", total=total, unit="blocks", stream=io.StringIO(), clock=Clock())
+    progress = ProgressLine("Reading", total=total, unit="blocks", stream=io.StringIO(), clock=Clock())
     progress.update(done)
     assert progress.line(3.2) == line

@@ -13,7 +13,7 @@ from node.engines.base import Completion, SamplingParams, Span
 from node.engines.transformers import TransformersEngine
 from node.trainers.grpo.loop import sample, train_in_process
 from node.trainers.grpo.task import SortLetters
-from node.trainers.grpo.trainer import Group, GrpoConfig, GrpoTrainer
+from node.trainers.grpo.trainer import GrpoConfig, GrpoTrainer, SampleGroup
 
 ONE_TOKEN = Span((0, 0), 0, 1)
 CONFIG = GrpoConfig(lr=1e-4, lr_warmup_steps=1, prompts=4, samples=4)
@@ -139,7 +139,7 @@ def test_fresh_samples_are_not_clipped_and_stale_ones_are(base):
     trainer, engine = trainer_on(base), engine_on(base)
     groups = sample(trainer, engine)
     assert trainer.step(groups).clipped == 0
-    stale = [Group(g.prompt, tuple(unlikely(c) for c in g.completions)) for g in groups]
+    stale = [SampleGroup(g.prompt, tuple(unlikely(c) for c in g.completions)) for g in groups]
     assert trainer.step(stale).clipped > 0.2
 
 
@@ -161,7 +161,7 @@ def test_a_refused_step_changes_nothing(base):
     groups = sample(trainer, engine_on(base))
     old = bits_of(trainer)
     strange = msgspec.structs.replace(groups[0].completions[0], token_ids=(32,), logprobs=(-1.0,), spans=(ONE_TOKEN,))
-    for wrong in ([], [Group((1, 26), ())], [*groups, Group((1, 26), (strange,))]):
+    for wrong in ([], [SampleGroup((1, 26), ())], [*groups, SampleGroup((1, 26), (strange,))]):
         with pytest.raises(ValueError, match="step"):
             trainer.step(wrong)
     assert trainer.step_done == 0

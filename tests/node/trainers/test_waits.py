@@ -22,7 +22,7 @@ from node.trainers.connection import patience, seedwatch
 from node.trainers.connection.patience import Wait
 from node.trainers.errors import SwarmDown, SwarmTimeout
 from node.trainers.publish.publication import Holders
-from node.trainers.ranks.peers import Peers, named
+from node.trainers.ranks.peers import RankPeers, named
 from node.trainers.standing import _why_no_group
 from scenarios.harness.processes import PATIENCE_S
 from scenarios.harness.swarm import swarm_in
@@ -77,7 +77,7 @@ def test_ranks_are_named():
 
 def test_an_ended_process_is_seen_before_its_parent_has_asked():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        peers = Peers([os.getpid(), other.pid])
+        peers = RankPeers([os.getpid(), other.pid])
         assert peers.ended() == []
         other.kill()
         until(lambda: peers.ended() == [1])  # it is a zombie: its exit status was not read

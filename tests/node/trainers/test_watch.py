@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from node.trainers.watch import Found, Watch, scan, step_of
+from node.trainers.watch import FoundCheckpoint, Watch, scan, step_of
 
 
-def found(name: str, written_ns: int, *, size: int = 100, marked: bool = False) -> Found:
-    return Found(Path("/runs") / name, (("model.safetensors", size, written_ns),), marked)
+def found(name: str, written_ns: int, *, size: int = 100, marked: bool = False) -> FoundCheckpoint:
+    return FoundCheckpoint(Path("/runs") / name, (("model.safetensors", size, written_ns),), marked)
 
 
 def test_a_checkpoint_is_complete_after_the_quiet_time() -> None:
@@ -111,9 +111,9 @@ def test_checkpoints_that_are_passed_over_are_logged_in_a_sentence(
 
 def test_a_published_checkpoint_that_loses_a_file_is_not_reported() -> None:
     weights, state = ("model.safetensors", 100, 40), ("optimizer.pt", 900, 50)
-    whole = Found(Path("/runs/step_1"), (weights, state), True)
+    whole = FoundCheckpoint(Path("/runs/step_1"), (weights, state), True)
     watch = Watch(marker="M", quiet_s=0.0)
     assert watch.late([whole]) == []
     watch.note_published(whole)
     assert watch.late([whole]) == []
-    assert watch.late([Found(whole.folder, (weights,), True)]) == []
+    assert watch.late([FoundCheckpoint(whole.folder, (weights,), True)]) == []

@@ -142,12 +142,12 @@ def test_hearsay_moves_only_a_member_that_is_late_itself() -> None:
     for slot in range(3):
         say(core, slot, Reports(0, (renewal(core, slot, 1),)), 4.5)
     say(core, 1, Reports(0, (renewal(core, 1, 2, lost=(0, 77)),)), 4.6)
-    assert core.scheme.lost == {}
+    assert core.replanner.lost == {}
     for tenth in range(46, 62):
         core.apply(Timer("tick"), tenth / 10)
     say(core, 2, Reports(0, (renewal(core, 2, 2),)), 6.2)
     say(core, 1, Reports(0, (renewal(core, 1, 3, lost=(0, 77)),)), 6.2)
-    assert list(core.scheme.lost) == [0]
+    assert list(core.replanner.lost) == [0]
     core.apply(Timer("tick"), 6.4)
     assert core.state.roster is not None
     assert [m.leaf for m in core.state.roster.members] == [True, False, False]

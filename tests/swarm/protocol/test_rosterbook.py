@@ -81,8 +81,8 @@ def ready(sessions: Sessions, peer: bytes, stamp: int) -> None:
     session.ready, session.roster = True, stamp
 
 
-def ask(book: RosterBook, sessions: Sessions, now: float, *, head: bool = False) -> bytes | None:
-    return book.whom_to_ask(sessions, SWARM, now, admitted_at=0.0, head=head)
+def ask(book: RosterBook, sessions: Sessions, now: float, *, root_child: bool = False) -> bytes | None:
+    return book.whom_to_ask(sessions, SWARM, now, admitted_at=0.0, root_child=root_child)
 
 
 def test_a_gap_is_asked_for_after_a_while() -> None:
@@ -101,7 +101,7 @@ def test_the_authority_is_asked_last_unless_it_is_our_parent() -> None:
     ready(sessions, SWARM, 9)
     nothing = RosterBook(SWARM, TUNING)
     assert ask(nothing, sessions, 0.1) is None
-    assert ask(nothing, sessions, 0.1, head=True) == SWARM
+    assert ask(nothing, sessions, 0.1, root_child=True) == SWARM
     late = RosterBook(SWARM, TUNING)
     assert ask(late, sessions, TUNING.pull_deadline_s + 0.1) == SWARM
     ready(sessions, key_of(1).public, 9)

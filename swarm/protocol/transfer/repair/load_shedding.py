@@ -32,7 +32,7 @@ from swarm.protocol.transfer.parents import Parents
 __all__ = ["LATE_WANTS_HOLD_S", "PROMISES", "LoadShedding"]
 
 LATE_WANTS_HOLD_S = 1.0
-"""How long a list of wants is valid; it is repeated before that."""
+"""Seconds for which a list of wants is valid; it is repeated before that."""
 PROMISES = 2
 """Offers taken from one neighbour at a time."""
 BROKEN_S = 10.0
@@ -144,7 +144,7 @@ class LoadShedding:
         """`peer` cannot give the chunk after all."""
         promised = self._promised.get(key)
         if promised is not None and promised.source == peer:
-            self._back_to_parent(key, promised)
+            self._ask_parent_again(key, promised)
 
     def lost(self, peer: bytes) -> None:
         """The session with `peer` is gone: what it promised is overdue."""
@@ -160,7 +160,7 @@ class LoadShedding:
         for key, promised in list(self._promised.items()):
             if now >= promised.deadline:
                 self._broke[promised.source] = now + BROKEN_S
-                self._back_to_parent(key, promised)
+                self._ask_parent_again(key, promised)
         wants = sorted(key for stripe in self._owed for key in self._late(stripe, now))
         self._wants = [key for key in wants[:MAX_LATE_WANTS] if key[:3] == wants[0][:3]][::-1]
         if now - self._sent_at >= 0.6 * LATE_WANTS_HOLD_S:  # repeat the list to all that were told one
@@ -207,23 +207,23 @@ class LoadShedding:
         if self._parent(stripe) is None:
             self._parents.note_owed(stripe, 0)
             return []
-        left = {key: (chunk.full & ~chunk.have).bit_count() * chunk.sizes[0]
+        missing_bytes = {key: (chunk.full & ~chunk.have).bit_count() * chunk.sizes[0]
                 for key, (chunk, _) in chunks.items() if key not in self._promised}  # fmt: skip
-        owed = sum(left.values())
-        self._parents.note_owed(stripe, owed)
+        owed_bytes = sum(missing_bytes.values())
+        self._parents.note_owed(stripe, owed_bytes)
         late: list[ChunkKey] = []
-        for key in reversed(left):
+        for key in reversed(missing_bytes):
             chunk, at = chunks[key]
             assigned = self._assigned(key)
-            in_time = chunk.sizes[0]
+            tolerated_bytes = chunk.sizes[0]
             if not assigned:
-                in_time += chunk.sizes[0] + int(self._tuning.owed_s * self._tuning.stripe_bytes_s)
-            if (assigned or now >= at) and not chunk.have and owed - left[key] >= in_time:
+                tolerated_bytes += chunk.sizes[0] + int(self._tuning.owed_s * self._tuning.stripe_bytes_s)
+            if (assigned or now >= at) and not chunk.have and owed_bytes - missing_bytes[key] >= tolerated_bytes:
                 late.append(key)
-                owed -= left[key]
+                owed_bytes -= missing_bytes[key]
         return late
 
-    def _back_to_parent(self, key: ChunkKey, promised: _Promised) -> None:
+    def _ask_parent_again(self, key: ChunkKey, promised: _Promised) -> None:
         del self._promised[key]
         owed = self._owed.get(promised.stripe, {}).get(key)
         parent = self._parent(promised.stripe)

@@ -45,7 +45,7 @@ def test_an_url_selects_the_vllm_engine(tmp_path: Path):
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"tp": 2}, "say --engine vllm"),
+        ({"tp": 2}, "only with --engine vllm"),
         ({"engine": "none", "engine_url": ("http://x",)}, "leave out --engine"),
         ({"engine": "vllm", "engines": 0}, "1 to 64"),
         ({"engine": "vllm", "engine_port": 70000}, "--engine-port"),
@@ -98,7 +98,7 @@ def test_an_unknown_cause_is_quoted_from_the_log(tmp_path: Path):
     log = "INFO all is well\nKeyError: 'x'\nRuntimeError: Engine core initialization failed. See root cause above"
     assert cause_of(log) is None
     assert last_error(log, tmp_path) == f"KeyError: 'x' (all of it: {tmp_path})"
-    assert last_error("\n", tmp_path) == f"it said nothing; see {tmp_path}"
+    assert last_error("\n", tmp_path) == f"it wrote nothing; see {tmp_path}"
 
 
 def test_quantization_is_by_flag_or_by_config():

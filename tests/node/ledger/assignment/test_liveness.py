@@ -86,30 +86,30 @@ def test_a_node_with_bursts_of_tokens_has_three_times_its_longest_gap():
     liveness.hear(0.0)
     liveness.begin(0.0)
     liveness.flow(15.0, counted=True)
-    assert liveness.look_at(settings) == 15.0 + 45.0
+    assert liveness.check_at(settings) == 15.0 + 45.0
     for i in range(40):
         liveness.flow(16.0 + i, counted=True)
-    assert liveness.look_at(settings) > 55.0 + 30.0, (
+    assert liveness.check_at(settings) > 55.0 + 30.0, (
         "remembered for some minutes, since a later commit will cause such a gap again"
     )
     for i in range(200):
         liveness.flow(56.0 + i, counted=True)
-    assert liveness.look_at(settings) == 255.0 + 20.0, "and forgotten"
+    assert liveness.check_at(settings) == 255.0 + 20.0, "and forgotten"
 
 
 def test_a_node_that_reports_often_is_declared_silent_sooner():
     liveness, settings = Liveness(), Settings(silent_s=15.0)
     liveness.hear(0.0)
-    assert liveness.look_at(settings) == 15.0, "its habits are unknown"
+    assert liveness.check_at(settings) == 15.0, "its habits are unknown"
     for now in range(3, 63, 3):
         liveness.hear(now + 0.0)
         liveness.hear(now + 0.1)  # messages for two leases
-    assert liveness.look_at(settings) == pytest.approx(60.1 + 9.0)
+    assert liveness.check_at(settings) == pytest.approx(60.1 + 9.0)
     liveness.hear(65.0)
-    assert liveness.look_at(settings) == pytest.approx(65.0 + 3 * 4.9), "three times its own longest silence"
+    assert liveness.check_at(settings) == pytest.approx(65.0 + 3 * 4.9), "three times its own longest silence"
     for now in (73.0, 74.0):
         liveness.hear(now)
-    assert liveness.look_at(settings) == 74.0 + 15.0, "but never later than an unknown node"
+    assert liveness.check_at(settings) == 74.0 + 15.0, "but never later than an unknown node"
 
 
 def test_a_request_that_was_not_repeated_is_not_served():

@@ -9,7 +9,7 @@ from codec import Layout, TensorSpec
 from codec.errors import UsageError
 from codec.layout import BLOCK_ELEMENTS
 from node.trainers.publish.attempt import runs_of
-from node.trainers.ranks.ownership import Ownership, Part
+from node.trainers.ranks.ownership import Ownership, TensorPart
 
 COLUMNS = 1 << 16
 
@@ -21,10 +21,10 @@ def cut(size: int, world: int, rank: int) -> tuple[int, int]:
     return start, min(rows, size - start)
 
 
-def held_by(layout: Layout, world: int, whole: set[str]) -> list[dict[str, Part | None]]:
+def held_by(layout: Layout, world: int, whole: set[str]) -> list[dict[str, TensorPart | None]]:
     return [
         {
-            s.name: None if s.name in whole or not s.shape else Part(0, *cut(s.shape[0], world, rank))
+            s.name: None if s.name in whole or not s.shape else TensorPart(0, *cut(s.shape[0], world, rank))
             for s in layout.tensors
         }
         for rank in range(world)
@@ -77,7 +77,7 @@ def test_tensors_that_all_ranks_hold_are_divided_among_them():
 
 def test_shards_by_column_make_every_block_a_border_block():
     layout = Layout((TensorSpec("t", "BF16", (COLUMNS, 64)),))
-    ownership = Ownership(layout, [{"t": Part(1, 0, 32)}, {"t": Part(1, 32, 32)}])
+    ownership = Ownership(layout, [{"t": TensorPart(1, 0, 32)}, {"t": TensorPart(1, 32, 32)}])
     assert ownership.touching(0) == (0, 1)
     assert sorted(ownership.owner.tolist()) == [0, 0, 1, 1]
 
@@ -85,13 +85,13 @@ def test_shards_by_column_make_every_block_a_border_block():
 @pytest.mark.parametrize(
     "held",
     [
-        [{"t": Part(0, 0, 4)}],
-        [{"t": Part(0, 0, 4)}, {"t": Part(0, 5, 3)}],
-        [{"t": Part(0, 0, 4)}, {"t": Part(1, 4, 4)}],
+        [{"t": TensorPart(0, 0, 4)}],
+        [{"t": TensorPart(0, 0, 4)}, {"t": TensorPart(0, 5, 3)}],
+        [{"t": TensorPart(0, 0, 4)}, {"t": TensorPart(1, 4, 4)}],
         [{}, {}],
     ],
 )
-def test_parts_that_are_not_a_whole_tensor_are_refused(held: list[dict[str, Part | None]]):
+def test_parts_that_are_not_a_whole_tensor_are_refused(held: list[dict[str, TensorPart | None]]):
     layout = Layout((TensorSpec("t", "BF16", (8, 8)),))
     with pytest.raises(UsageError, match="do not hold t"):
         Ownership(layout, held)

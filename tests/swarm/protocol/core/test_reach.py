@@ -24,14 +24,24 @@ from swarm.protocol.authority import Authority
 from swarm.protocol.core.documents import AuthorityTime, seal
 from swarm.protocol.core.events import Dial, Effect, PeerDown, PeerUp, Persist, Persisted, Probe, Probed, Timer
 from swarm.protocol.core.outbox import Outbox
-from swarm.protocol.core.reach import Place, Scope, circuit, direct, is_circuit, joins, relay_of, scope, to_dial
+from swarm.protocol.core.reach import (
+    Location,
+    Scope,
+    can_connect,
+    circuit,
+    direct,
+    is_circuit,
+    relay_of,
+    scope,
+    to_dial,
+)
 from swarm.protocol.membership.enrolment import PROBE_AGAIN_S, Enrolment, Enrolments
 from swarm.protocol.startup import Boot, Saved, Site
 
 WORLD, LAN, HERE = "/ip4/8.8.8.8/tcp/1", "/ip4/192.168.1.5/tcp/1", "/ip4/127.0.0.1/tcp/1"
 TICKET = seal(capability(nodes=100), AUTHORITY)
 RELAY = "/ip4/9.9.9.9/tcp/4001"
-NAT = Place((circuit(RELAY),))
+NAT = Location((circuit(RELAY),))
 """A peer that cannot be dialed, and has a reservation at a relay."""
 
 
@@ -66,34 +76,34 @@ def test_a_circuit_names_its_relay() -> None:
 @pytest.mark.parametrize(
     ("me", "other", "dialed"),
     [
-        (Place((WORLD,)), Place((WORLD,)), (WORLD,)),
-        (Place(()), Place((WORLD, circuit(RELAY))), (WORLD,)),
-        (Place((WORLD,)), NAT, ()),  # it dials us
-        (Place(()), NAT, NAT.addrs),  # neither can be dialed: a relay is the last resort
+        (Location((WORLD,)), Location((WORLD,)), (WORLD,)),
+        (Location(()), Location((WORLD, circuit(RELAY))), (WORLD,)),
+        (Location((WORLD,)), NAT, ()),  # it dials us
+        (Location(()), NAT, NAT.addrs),  # neither can be dialed: a relay is the last resort
         (NAT, NAT, NAT.addrs),
-        (Place(()), Place(()), ()),
-        (Place((), Scope.WORLD), Place((LAN,), Scope.NEAR), ()),  # of another network
-        (Place((), Scope.NEAR), Place((LAN,), Scope.NEAR), (LAN,)),
-        (Place((), Scope.NEAR), Place((HERE,), Scope.HERE), ()),
-        (Place((), Scope.HERE), Place((HERE, LAN), Scope.HERE), (HERE, LAN)),
-        (Place((), Scope.WORLD), Place((circuit(LAN),), Scope.WORLD), ()),
+        (Location(()), Location(()), ()),
+        (Location((), Scope.WORLD), Location((LAN,), Scope.NEAR), ()),  # of another network
+        (Location((), Scope.NEAR), Location((LAN,), Scope.NEAR), (LAN,)),
+        (Location((), Scope.NEAR), Location((HERE,), Scope.HERE), ()),
+        (Location((), Scope.HERE), Location((HERE, LAN), Scope.HERE), (HERE, LAN)),
+        (Location((), Scope.WORLD), Location((circuit(LAN),), Scope.WORLD), ()),
     ],
 )
-def test_who_dials(me: Place, other: Place, dialed: tuple[str, ...]) -> None:
+def test_who_dials(me: Location, other: Location, dialed: tuple[str, ...]) -> None:
     assert to_dial(me, other) == dialed
 
 
 places = st.builds(
-    Place,
+    Location,
     st.lists(st.sampled_from([WORLD, LAN, HERE, circuit(RELAY), circuit(LAN)]), max_size=4).map(tuple),
     st.sampled_from(Scope),
 )
 
 
 @given(places, places)
-def test_one_end_of_an_edge_dials_if_either_can(a: Place, b: Place) -> None:
-    assert joins(a, b) == joins(b, a)
-    if joins(a, b):
+def test_one_end_of_an_edge_dials_if_either_can(a: Location, b: Location) -> None:
+    assert can_connect(a, b) == can_connect(b, a)
+    if can_connect(a, b):
         assert to_dial(a, b) or to_dial(b, a)
         assert not any(map(is_circuit, to_dial(a, b) + to_dial(b, a)))
     for address in to_dial(a, b):

@@ -96,10 +96,10 @@ def test_a_forged_report_expels_and_a_strangers_is_dropped() -> None:
 @pytest.mark.parametrize(("slot", "stripe"), [(900, 0), (2, 63)])
 def test_reports_of_no_slot_or_stripe_cost_no_memory(slot: int, stripe: int) -> None:
     peer = a_forwarder()
-    before = dict(peer.membership.renewals._climbed)
+    before = dict(peer.membership.renewals._queued)
     for counter in range(1, 20):
         assert forwarded(peer, a_report(slot, counter), 1.0 + counter, stripe) == []
-    assert peer.membership.renewals._climbed == before
+    assert peer.membership.renewals._queued == before
 
 
 def test_many_reports_are_split_into_messages_within_the_limit() -> None:
@@ -183,7 +183,7 @@ def test_a_member_whose_session_was_surplus_returns_later_for_work() -> None:
     assert 1.0 + rest_s / 2 <= came <= 1.2 + 1.5 * rest_s
 
 
-# ---------------------------------------------------------------- farewells
+# ---------------------------------------------------------------- releases
 
 
 def test_a_neighbours_farewell_is_forwarded() -> None:
@@ -196,7 +196,7 @@ def test_a_neighbours_farewell_is_forwarded() -> None:
 @pytest.mark.parametrize(
     "release", [a_report(slot=1, leaving=True), a_report(leaving=False)], ids=["anothers", "no leave"]
 )
-def test_an_invalid_farewell(release: bytes) -> None:
+def test_an_invalid_release(release: bytes) -> None:
     peer = a_forwarder()
     assert only(say(peer, 2, Bye(release), 1.0), Close)[0].ban_s > 0
 

@@ -14,7 +14,7 @@ from swarm.protocol.authority import Authority
 from swarm.protocol.core.documents import AuthorityTime, open_capability, seal
 from swarm.protocol.core.events import Close, Effect, Persist, Timer
 from swarm.protocol.core.wire import Bye, Hello, Refused, Welcome
-from swarm.protocol.membership.tickets import BARRED, LATER, REMEMBERED, REVOKED, TURNS_MORE, Ticket, Tickets
+from swarm.protocol.membership.tickets import BARRED, LATER, REMEMBERED, REVOKED, TURNS_MORE, TicketRecord, Tickets
 
 ALICE, BOB = key_of("alice").public, key_of("bob").public
 NOW = AuthorityTime(1000.0)
@@ -251,7 +251,7 @@ def test_a_malformed_record_is_refused(records: list[bytes], bars: list[bytes]) 
         Tickets().restore(records, bars)
 
 
-def replace_turns(ticket: Ticket) -> Ticket:
+def replace_turns(ticket: TicketRecord) -> TicketRecord:
     return dataclasses.replace(ticket, turns=None)
 
 

@@ -22,7 +22,7 @@ def report_version(rates: Rates, giver: int, by: dict[int, tuple[float, int]], o
     was less than its part. Returns the estimate."""
     for receiver, (mbit, short) in by.items():
         rates.hear(receiver, [received(giver, mbit, short)])
-    rates.settle({giver: offered}, lambda slot: set())
+    rates.update_estimates({giver: offered}, lambda slot: set())
     return rates.uplink(giver, offered, 200.0)
 
 
@@ -95,7 +95,7 @@ def test_a_child_of_a_slow_node_is_not_found_slow() -> None:
     rates = Rates()
     for receiver in (3, 4, 5):
         rates.hear(receiver, [received(1, 5, 80), received(2, 5, 80)])
-    rates.settle({1: 200.0, 2: 200.0}, {1: set(), 2: {1}}.__getitem__)
+    rates.update_estimates({1: 200.0, 2: 200.0}, {1: set(), 2: {1}}.__getitem__)
     assert rates.uplink(1, 200.0, 200.0) == pytest.approx(15)
     assert rates.uplink(2, 200.0, 200.0) == 200.0
 
@@ -113,8 +113,8 @@ def measured(*came: tuple[int, float]) -> Link:
         )
     )
     for size, at in came:
-        links.came(b"anna", size, at)
-    (link,) = links.account()
+        links.count_bytes(b"anna", size, at)
+    (link,) = links.take_measurements()
     return link
 
 
@@ -124,7 +124,7 @@ def test_one_small_chunk_proves_a_newcomer_but_measures_no_uplink() -> None:
     assert link.kbit_s == UNTIMED
     rates = Rates()
     assert rates.hear(2, [link]) == [1]
-    rates.settle({1: 200.0}, lambda slot: set())
+    rates.update_estimates({1: 200.0}, lambda slot: set())
     assert rates.uplink(1, 200.0, 200.0) == 200.0
 
 
@@ -139,16 +139,16 @@ def test_a_newcomer_that_was_tried_is_reported_once() -> None:
         grant=object(), held=version(1), chunks=book, tuning=TUNING, outbox=outbox,
     )  # fmt: skip
     links = Links(cast(Any, state))
-    links.came(b"anna", 1000, 4.0)
+    links.count_bytes(b"anna", 1000, 4.0)
     assert not links.take_answered()
-    links.account()
+    links.take_measurements()
     links.try_newcomers(5.0)
     assert [effect.peer for effect in only(outbox.take(), Send)] == [b"anna"]
-    links.came(b"anna", 1000, 5.5)
+    links.count_bytes(b"anna", 1000, 5.5)
     assert links.take_answered()
     for _ in range(2):  # it goes on sending after each account
-        links.account()
-        links.came(b"anna", 1000, 6.0)
+        links.take_measurements()
+        links.count_bytes(b"anna", 1000, 6.0)
         assert not links.take_answered()
 
 
@@ -170,8 +170,8 @@ def test_a_parent_is_judged_by_versions_that_lasted(far_s: float, lasted_s: floa
     exchange = SimpleNamespace(parents=SimpleNamespace(edges=parents))
     links = Links(cast(Any, SimpleNamespace(sessions=sessions, roster=roster, exchange=exchange)))
     for i in range(101):
-        links.came(b"ben" if i % 10 == 0 else b"anna", 64 << 10, 5.0 + lasted_s * i / 100)
-    short = {link.slot: link.short_percent for link in links.account()}
+        links.count_bytes(b"ben" if i % 10 == 0 else b"anna", 64 << 10, 5.0 + lasted_s * i / 100)
+    short = {link.slot: link.short_percent for link in links.take_measurements()}
     assert (short[2] > 50) is judged
     assert short[1] == 0
 
@@ -197,7 +197,7 @@ def mesh(regions: Regions, rtt_ms: dict[tuple[int, int], int]) -> None:
         for (a, b), rtt in rtt_ms.items():
             regions.hear(a, [received(b, 0, 0, rtt)])
             regions.hear(b, [received(a, 0, 0, rtt)])
-        regions.settle()
+        regions.update()
 
 
 def test_two_continents_are_two_regions() -> None:

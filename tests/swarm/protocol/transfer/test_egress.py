@@ -37,42 +37,42 @@ def key(version: int, seq: int) -> ChunkKey:
 
 def test_the_first_copy_is_free_and_the_second_is_charged() -> None:
     egress = Egress(2.0, MODEL)
-    egress.made(key(1, 0), 600)
-    assert egress.take(key(1, 0), -1, 100, ANNA)
-    assert egress.take(key(1, 0), 0, 500, ANNA)
-    assert egress.take(key(1, 0), -1, 100, ANNA)
-    assert not egress.take(key(1, 0), 0, 500, ANNA)  # of the 500 left, 300 are reserved for rescues
-    egress.made(key(1, 1), 600)
-    assert egress.take(key(1, 0), 0, 500, ANNA)
+    egress.add_chunk(key(1, 0), 600)
+    assert egress.pay_for_part(key(1, 0), -1, 100, ANNA)
+    assert egress.pay_for_part(key(1, 0), 0, 500, ANNA)
+    assert egress.pay_for_part(key(1, 0), -1, 100, ANNA)
+    assert not egress.pay_for_part(key(1, 0), 0, 500, ANNA)  # of the 500 left, 300 are reserved for rescues
+    egress.add_chunk(key(1, 1), 600)
+    assert egress.pay_for_part(key(1, 0), 0, 500, ANNA)
     status = egress.status()
     assert (status.sent_bytes, status.budget_bytes, status.refused) == (1200, 2400, 1)
 
 
 def test_a_part_that_was_not_sent_is_refunded() -> None:
     egress = Egress(1.0, MODEL)
-    egress.made(key(1, 0), 600)
-    assert egress.take(key(1, 0), 0, 600, ANNA)
-    assert not egress.take(key(1, 0), 0, 600, ANNA)
-    egress.back(key(1, 0), 0, 600, ANNA)
-    assert egress.take(key(1, 0), 0, 600, ANNA)
-    egress.back(key(7, 7), 0, 600, ANNA)  # too long ago to be remembered
+    egress.add_chunk(key(1, 0), 600)
+    assert egress.pay_for_part(key(1, 0), 0, 600, ANNA)
+    assert not egress.pay_for_part(key(1, 0), 0, 600, ANNA)
+    egress.refund_part(key(1, 0), 0, 600, ANNA)
+    assert egress.pay_for_part(key(1, 0), 0, 600, ANNA)
+    egress.refund_part(key(7, 7), 0, 600, ANNA)  # too long ago to be remembered
     assert egress.status().sent_bytes == 600
 
 
 def test_a_part_whose_only_holder_left_may_be_sent_again() -> None:
     egress = Egress(1.1, MODEL)
     for seq in range(10):
-        egress.made(key(1, seq), 600)
-    assert egress.take(key(1, 0), -1, 100, ANNA)
-    assert egress.take(key(1, 0), 0, 500, ANNA)
-    assert not egress.take(key(1, 0), 0, 500, BEN), "ANNA has it as far as is known, and half of the 600 are reserved"
-    egress.gone(ANNA)
-    assert egress.take(key(1, 0), -1, 100, BEN)
-    assert egress.take(key(1, 0), 0, 500, BEN)
-    egress.back(key(1, 0), 0, 500, BEN)  # it was not sent after all
-    assert egress.take(key(1, 0), -1, 100, CARL), "the header is sent again with the lost piece"
-    egress.here(ANNA)
-    assert not egress.take(key(1, 0), 0, 500, CARL), "ANNA had only disconnected"
+        egress.add_chunk(key(1, seq), 600)
+    assert egress.pay_for_part(key(1, 0), -1, 100, ANNA)
+    assert egress.pay_for_part(key(1, 0), 0, 500, ANNA)
+    assert not egress.pay_for_part(key(1, 0), 0, 500, BEN), "ANNA has it, and half of the 600 are reserved"
+    egress.peer_left(ANNA)
+    assert egress.pay_for_part(key(1, 0), -1, 100, BEN)
+    assert egress.pay_for_part(key(1, 0), 0, 500, BEN)
+    egress.refund_part(key(1, 0), 0, 500, BEN)  # it was not sent after all
+    assert egress.pay_for_part(key(1, 0), -1, 100, CARL), "the header is sent again with the lost piece"
+    egress.peer_connected(ANNA)
+    assert not egress.pay_for_part(key(1, 0), 0, 500, CARL), "ANNA had only disconnected"
     assert egress.status().rescued_bytes == 200
     assert egress.status().sent_bytes == 600 + 200
 
@@ -80,20 +80,20 @@ def test_a_part_whose_only_holder_left_may_be_sent_again() -> None:
 def test_rescues_stay_within_the_cap() -> None:
     egress = Egress(1.1, MODEL)
     for seq in range(20):
-        egress.made(key(1, seq), 600)
-        assert egress.take(key(1, seq), 0, 600, ANNA)
-    egress.gone(ANNA)
-    again = sum(egress.take(key(1, seq), 0, 600, BEN) for seq in range(20))
+        egress.add_chunk(key(1, seq), 600)
+        assert egress.pay_for_part(key(1, seq), 0, 600, ANNA)
+    egress.peer_left(ANNA)
+    again = sum(egress.pay_for_part(key(1, seq), 0, 600, BEN) for seq in range(20))
     assert again * 600 == 0.1 * 20 * 600
-    egress.made(key(2, 0), 600)
-    assert not egress.take(key(1, 19), 0, 600, CARL), "a later small version allows little"
+    egress.add_chunk(key(2, 0), 600)
+    assert not egress.pay_for_part(key(1, 19), 0, 600, CARL), "a later small version allows little"
 
 
 def test_without_a_cap_all_is_counted_and_nothing_refused() -> None:
     egress = Egress()
-    egress.made(key(1, 0), 600)
-    assert all(egress.take(key(1, 0), 0, 600, ANNA) for _ in range(50))
-    assert all(egress.take_of_model(MODEL) for _ in range(50))
+    egress.add_chunk(key(1, 0), 600)
+    assert all(egress.pay_for_part(key(1, 0), 0, 600, ANNA) for _ in range(50))
+    assert all(egress.pay_for_model(MODEL) for _ in range(50))
     status = egress.status()
     assert (status.sent_bytes, status.model_sent_bytes, status.refused) == (30_000, 50 * MODEL, 0)
 
@@ -119,7 +119,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def make(self) -> None:
-        self.egress.made(key(self.version, self.seq), sum(SIZES))
+        self.egress.add_chunk(key(self.version, self.seq), sum(SIZES))
         self.made[self.version] = self.made.get(self.version, 0) + sum(SIZES)
         self.chunks.append(key(self.version, self.seq))
         self.seq += 1
@@ -131,13 +131,13 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(peer=st.sampled_from([ANNA, BEN, CARL]), back=st.booleans())
     def end(self, peer: bytes, back: bool) -> None:
         """A peer connects or disconnects."""
-        (self.egress.here if back else self.egress.gone)(peer)
+        (self.egress.peer_connected if back else self.egress.peer_left)(peer)
 
     @rule(which=st.integers(0, 1 << 30), part=st.integers(0, 3), peer=st.sampled_from([ANNA, BEN, CARL]))
     def push(self, which: int, part: int, peer: bytes) -> None:
         chunk = self.chunks[which % len(self.chunks)] if self.chunks else key(9, 9)
         before = self.egress.status().model_sent_bytes
-        if self.egress.take(chunk, part - 1, SIZES[part], peer):
+        if self.egress.pay_for_part(chunk, part - 1, SIZES[part], peer):
             self.queued.append((chunk, part - 1, SIZES[part], peer))
             of_model = self.egress.status().model_sent_bytes - before
             self.blocks += of_model
@@ -149,12 +149,12 @@ class AnyOrder(RuleBasedStateMachine):
         if self.queued:
             chunk, index, size, peer = self.queued.pop(which % len(self.queued))
             before = sum(account.sent for account in self.egress._accounts.values())
-            self.egress.back(chunk, index, size, peer)
+            self.egress.refund_part(chunk, index, size, peer)
             self.sent -= before - sum(account.sent for account in self.egress._accounts.values())
 
     @rule(size=st.integers(1, 3000))
     def give(self, size: int) -> None:
-        if self.egress.take_of_model(size):
+        if self.egress.pay_for_model(size):
             self.blocks += size
 
     @invariant()

@@ -14,7 +14,7 @@ from swarm.protocol.core.wire import Attach, Credit, Detach, Have
 from swarm.protocol.transfer.chunks import Chunk, Chunks
 from swarm.protocol.transfer.edges import BEHIND_BYTES
 from swarm.protocol.transfer.exchange import HEADER, LAG_LEAST_S, MAX_AHEAD_BYTES, Exchange
-from swarm.protocol.transfer.surroundings import Surroundings
+from swarm.protocol.transfer.exchange_context import ExchangeContext
 
 PARENT, ANNA, BEN = (key_of(name).public for name in ("parent", "anna", "ben"))
 MUCH = 1 << 40
@@ -205,7 +205,7 @@ def test_credit_returns_as_bytes_arrive() -> None:
 def test_a_window_follows_from_the_round_trip() -> None:
     def window(rtt_s: float) -> int:
         book, _ = book_with([])
-        exchange = Exchange(book, TUNING, Outbox(), Surroundings(lambda peer: rtt_s))
+        exchange = Exchange(book, TUNING, Outbox(), ExchangeContext(lambda peer: rtt_s))
         exchange.parents.attach_to(0, PARENT, version(0), 0.0)
         return exchange.parents.edges[0].allowed
 
@@ -218,7 +218,7 @@ def test_a_window_follows_from_the_round_trip() -> None:
 @pytest.mark.parametrize(("rtt_s", "times"), [(0.02, 1), (0.25, 2), (0.0, 1)])
 def test_a_far_parent_that_owes_much_gets_more_credit(rtt_s: float, times: int) -> None:
     book, _ = book_with([])
-    exchange = Exchange(book, TUNING, Outbox(), Surroundings(lambda peer: rtt_s))
+    exchange = Exchange(book, TUNING, Outbox(), ExchangeContext(lambda peer: rtt_s))
     exchange.parents.attach_to(0, PARENT, version(0), 0.0)
     exchange.parents.attach_to(1, PARENT, version(0), 0.0)
     window = exchange.parents.edges[0].allowed
@@ -526,7 +526,7 @@ def test_a_crowd_of_late_joiners_costs_one_look_and_does_not_delay_planned_child
 ) -> None:
     """Ten members that attach to every stripe once made the trainer count all edges for each after each piece."""
     book, (chunk,) = book_with([header(1, 0)])
-    exchange = Exchange(book, TUNING, Outbox(), Surroundings(entitled=lambda stripe, peer: peer == ANNA))
+    exchange = Exchange(book, TUNING, Outbox(), ExchangeContext(entitled=lambda stripe, peer: peer == ANNA))
     crowd = [key_of(f"guest {i}").public for i in range(10)]
     looks: list[float] = []
     monkeypatch.setattr(exchange, "has_time", lambda now: looks.append(now) or True)

@@ -145,7 +145,7 @@ def test_once_the_version_is_complete_late_joiners_get_the_whole_uplink(held: bo
     parent = Parent(BEN)
     parent.open_version(1, 5.0)
     if held:
-        parent.state.late_joiners.settled(version(1))
+        parent.state.late_joiners.version_held(version(1))
     parent.exchange.gave(CLEO, parent.state.chunks.versions[version(1)].chunks[0], [0, 1, 2, 3], 6.0)
     parent.attach(BEN, now=6.0)
     queued_before = parent.state.uplink.queued_bytes(6.0)
@@ -215,7 +215,7 @@ def test_a_late_joiners_wants_are_granted_once_the_version_is_here() -> None:
     offers = Offers(parent.state)
     offers.heard(BEN, LateChunkWants(0, 1, 0, (0,)), 6.0)
     assert parent.state.outbox.take() == []
-    parent.state.late_joiners.settled(version(1))
+    parent.state.late_joiners.version_held(version(1))
     offers.heard(BEN, LateChunkWants(0, 1, 0, (0,)), 7.0)
     assert len(parent.state.outbox.take()) == 1
 

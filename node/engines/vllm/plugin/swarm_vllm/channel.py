@@ -74,7 +74,7 @@ class Channel:
             return None
         length, count = _HEAD.unpack_from(self._bytes)
         if length > _MAX_BODY_BYTES or count > _MAX_FDS:
-            raise Closed(f"a frame of {length} bytes and {count} descriptors makes no sense")
+            raise Closed(f"a frame of {length} bytes and {count} descriptors is invalid")
         if len(self._bytes) < _HEAD.size + length:
             return None
         body = bytes(self._bytes[_HEAD.size : _HEAD.size + length])
@@ -89,7 +89,7 @@ class Channel:
         except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
             for fd in fds:
                 os.close(fd)
-            raise Closed(f"a message makes no sense: {error}") from error
+            raise Closed(f"a message is invalid: {error}") from error
 
     def close(self) -> None:
         """Close the socket; a thread that waits in `recv` gets `Closed`. Safe to call twice."""

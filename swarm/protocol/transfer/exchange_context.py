@@ -7,11 +7,11 @@ from swarm.protocol.core.uplink import Uplink
 from swarm.protocol.transfer.egress import Egress
 from swarm.protocol.transfer.late_joiners import LateJoiners
 
-__all__ = ["Surroundings"]
+__all__ = ["ExchangeContext"]
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ExchangeContext:
     """Given to an `Exchange` when it is built."""
 
     rtt_s: Callable[[bytes], float] = lambda peer: 0.0
