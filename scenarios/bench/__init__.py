@@ -1,4 +1,4 @@
-"""Benchmarks of single parts in one or two processes: codec, transport, gossip, restart.
+"""Benchmarks of single parts in one or two processes: codec, transport, gossip, restart, idle.
 
 Each prints a table, or JSON with `--json`. None needs root or a network.
 
@@ -10,6 +10,7 @@ Modules:
 - `codec_data`: The input data of the codec benchmark
 - `codec_measure`: The measurement loop of the codec benchmark
 - `gossip`: Measures the share and the delay of announcements that reach every peer
+- `idle`: Measures what a seed and its relays cost while nothing is published
 - `restart`: Measures how long a node takes to start from a model on its disk
 - `sparsity`: Measures the share of weights that a step changes, and compares it with a model
 - `transport`: Measures the CPU time and throughput of the transport

@@ -71,6 +71,10 @@ class Swarm:
         assert not isinstance(status, SeedStatus)
         return status.nodes[0]
 
+    def pid(self, name: str) -> int:
+        """The id of a process that `start` started."""
+        return self._processes[name].pid
+
     def signal(self, name: str, number: int) -> None:
         """Send signal `number` to the processes of a node, its engine included."""
         if number == signal.SIGKILL:
