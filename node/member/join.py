@@ -48,6 +48,7 @@ from swarm.protocol.core.reach import circuit
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.wire import Join
 from swarm.protocol.member import Peer
+from swarm.protocol.membership.renewals import Account
 from swarm.runtime import in_thread
 from swarm.store import Store
 from swarm.transport.base import Unreachable
@@ -64,8 +65,8 @@ _PROGRESS_EVERY_S: Final = 5.0
 """Interval of the log's lines about a catch-up."""
 _LOG_EVERY_S: Final = 10.0
 """Interval of the log's lines about a seed that does not answer; it is dialed more often."""
-_REPORT_EVERY_S: Final = 0.2
-"""Interval at which the figures for heartbeats are brought up to date: shorter than any heartbeat interval."""
+_BUDGET_EVERY_S: Final = 0.2
+"""Interval at which the bytes sent are counted against `--up-gb-day`."""
 
 
 async def run(
@@ -219,6 +220,7 @@ class Member:
             ),
             tuning=Tuning.named(way.ticket.preset), model=None if opened is None else opened.model,
         )  # fmt: skip
+        self.core.membership.renewals.fill_account = self._fill_account
 
     def _core(self, opened: OpenedModel | None) -> Peer:
         config, ticket = self.config, self.ticket
@@ -240,7 +242,8 @@ class Member:
         try:
             async with self.endpoint.running(leave=True), trio.open_nursery() as nursery:
                 await nursery.start(query.serve, self.config.home, self.status, self._prove)
-                nursery.start_soon(self._update_report)
+                if self._daily is not None:
+                    nursery.start_soon(self._watch_budget, self._daily)
                 nursery.start_soon(log_reservations, self.endpoint.transport)
                 nursery.start_soon(self._give_up_without_seed)
                 nursery.start_soon(self._log_catch_up)
@@ -274,19 +277,21 @@ class Member:
                 received_mb = round(self.endpoint.transport.traffic.received / 1e6, 1)
                 _log.info("catching_up", percent=round(100 * self.core.caught_up), received_mb=received_mb)
 
-    async def _update_report(self) -> None:
-        """Keep the figures that heartbeats report up to date, and the core's budget for today."""
-        account = self.core.membership.renewals.account
+    def _fill_account(self, account: Account) -> None:
+        """Bring the figures that heartbeats report up to date."""
+        traffic = self.endpoint.transport.traffic
+        account.sent_bytes, account.received_bytes = traffic.sent, traffic.received
+        if self.engine_runtime is not None:
+            account.engine = self.engine_runtime.engine_name
+            account.engine_version = self.engine_runtime.engine_version
+            account.tokens_s = self.engine_runtime.worker.tokens_per_s
+
+    async def _watch_budget(self, daily: Daily) -> None:
+        """Keep the core's budget for today up to date."""
         while True:
-            account.sent_bytes = self.endpoint.transport.traffic.sent
-            account.received_bytes = self.endpoint.transport.traffic.received
-            if self.engine_runtime is not None:
-                account.engine = self.engine_runtime.engine_name
-                account.engine_version = self.engine_runtime.engine_version
-                account.tokens_s = self.engine_runtime.worker.tokens_per_s
-            if self._daily is not None and (budget := self._daily.look()) is not None:
+            if (budget := daily.look()) is not None:
                 await self.endpoint.runtime.post(budget)
-            await trio.sleep(_REPORT_EVERY_S)
+            await trio.sleep(_BUDGET_EVERY_S)
 
     def stop(self, why: SwarmError) -> None:
         """End for this reason; the first one counts."""
