@@ -23,11 +23,13 @@ from node.host.audit import audit, close
 from node.host.daily import Daily
 from node.host.endpoint import Endpoint, NetworkOptions, open_store
 from node.member import following
+from node.member.placing import Placing
 from node.settings import keyfile, logs
 from node.settings.config import JoinConfig, MemberConfig
-from node.settings.memory import disk_free_bytes, free_bytes, keep_on_disk
+from node.settings.memory_plan import Plan
 from node.settings.ticket import Ticket
 from node.status import query
+from node.status.memory import memory_status
 from node.status.reached import add_relay_counts, how_reached, log_reservations
 from node.status.roster import stripes_of
 from node.status.schema import NodeStatus, OwnStatus, RelayStatus
@@ -98,11 +100,13 @@ async def _run_in_swarm(way: following.Way, config: JoinConfig, key: Key, task_s
         if config.replica == "none":
             await Member(way, config, key, store).run(task_status)
             return
-        model = Model(store, base=way.base or config.model, on_disk=partial(_on_disk, config))
+        placing = Placing(config)
+        model = Model(store, base=way.base or config.model, on_disk=placing.on_disk)
         seal = await in_thread(model.restore) or model.nearly
         layout_hash = None if seal is None or model.layout is None else model.layout.hash
         opened = OpenedModel(model, None if seal is None else seal.manifest, layout_hash)
         member = Member(way, config, key, store, opened, _engine_maker(config, key, store, model))
+        member.memory_plan = lambda: placing.plan
         async with trio.open_nursery() as nursery:
             tensors = () if model.layout is None else model.layout.tensors
             nursery.start_soon(kernels.warm_up, {spec.dtype for spec in tensors})
@@ -136,15 +140,6 @@ async def _write_raw_versions(member: "Member", model: "Model", out: Path) -> No
                 raise UsageError(f"Cannot write {out}: {error.strerror}.") from error
             _log.info("wrote", file=str(out), bytes=len(content))
         await committed.wait()
-
-
-def _on_disk(config: JoinConfig, model_bytes: int) -> bool:
-    """Whether the replica is kept on disk; see `node.settings.memory`. Raises `UsageError` when it fits nowhere; the
-    text continues a sentence."""
-    memory_bytes = free_bytes()
-    on_disk = keep_on_disk(config.replica, model_bytes, memory_bytes, disk_free_bytes(config.home))
-    _log.info("replica", place="disk" if on_disk else "ram", model_bytes=model_bytes, memory_bytes=memory_bytes)
-    return on_disk
 
 
 async def _refetch(member: "Member", blocks: int) -> None:
@@ -198,6 +193,8 @@ class Member:
         self._end = trio.Event()
         self.next_commit = trio.Event()
         """Set when the replica becomes another version, and replaced then."""
+        self.memory_plan: Callable[[], Plan | None] = lambda: None
+        """What this process needs, for the status; None: not known yet."""
         self.news = ""
         """A sentence about what is wrong, for people; empty: nothing."""
         self._refused = ""
@@ -407,6 +404,7 @@ class Member:
             received_bytes=traffic.received,
             pushed_bytes=counts.pushed,
             duplicate_bytes=counts.duplicates,
+            memory=memory_status(self.memory_plan()),
         )
         if self._daily is not None:
             own.uplink_today = self._daily.status()

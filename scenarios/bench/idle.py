@@ -89,7 +89,11 @@ def measure(folder: Path, relays: int, seconds: float, settle_s: float, publish_
     finally:
         swarm.stop()
     setup = {"scenario": "idle", "relays": relays, "seconds": seconds, "publish_mb": publish_mb}
-    return setup | {"seed": asdict(costs[0]), "relay": _summary(costs[1:]), "processes": [asdict(cost) for cost in costs]}
+    return setup | {
+        "seed": asdict(costs[0]),
+        "relay": _summary(costs[1:]),
+        "processes": [asdict(cost) for cost in costs],
+    }
 
 
 def _start_relays(swarm: Swarm, names: Sequence[str]) -> None:

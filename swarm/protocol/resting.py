@@ -43,4 +43,3 @@ def _is_at_rest(state: State, membership: Membership, now: float) -> bool:
     if state.rosters.is_behind or any(not session.ready for session in state.sessions):
         return False
     return not any(edge.backlog for edges in state.exchange.children.values() for edge in edges.values())
-

@@ -35,7 +35,7 @@ class LeftOutError(RuntimeError):
     """Something used a part of a library that this process has left out: a bug of ours."""
 
 
-class _Placeholder(Exception):  # noqa: N818 - the library also names some of them in `except` clauses
+class _Placeholder(Exception):
     """What stands for a class or a function of a module that is left out."""
 
     def __init__(self, *args: object, **options: object) -> None:
