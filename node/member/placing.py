@@ -25,8 +25,7 @@ class Placing:
         self.plan: Plan | None = None
 
     def on_disk(self, model_bytes: int) -> bool:
-        """Whether the replica is kept on disk. Raises `UsageError` when it fits nowhere; the text continues a
-        sentence."""
+        """Whether the replica is kept on disk. Raises `UsageError` when it fits nowhere."""
         config, memory_bytes = self._config, free_bytes()
         in_memory, on_disk = (self._plan(model_bytes, on_disk=place) for place in (False, True))
         disk_bytes = disk_free_bytes(config.home)

@@ -48,10 +48,6 @@ _TORCH_BYTES: Final = 700 << 20
 
 _DISK_MARGIN: Final = 1.1
 """A replica on disk counts as this many times its bytes: chunks of later versions lie beside it."""
-_SMALLER: Final = (
-    "with --engine none this machine only holds the model, and swarm-node relay with the same ticket passes chunks on "
-    "without it"
-)
 
 ReplicaPlace = Literal["auto", "ram", "disk", "none"]
 
@@ -64,7 +60,7 @@ class Part(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What one process keeps in memory at its peak. `role`: the subject of the sentence, "this seed" for example."""
+    """What one process keeps in memory at its peak. `role`: the subject of a sentence, "This seed" for example."""
 
     role: str
     parts: tuple[Part, ...]
@@ -80,7 +76,7 @@ class Plan(NamedTuple):
 
 def seed(model_bytes: int, *, threads: int = 1) -> Plan:
     """A seed: its replica is always in memory, since trainers map it and each version is compared with it."""
-    return Plan("this seed", (
+    return Plan("This seed", (
         Part("replica", model_bytes),
         Part("staged changes", _staged_bytes(model_bytes)),
         Part("coding", threads * _CODING_BYTES),
@@ -91,7 +87,7 @@ def seed(model_bytes: int, *, threads: int = 1) -> Plan:
 def publisher(model_bytes: int, copies: int, *, threads: int = 1) -> Plan:
     """A trainer's process beside its own model: `copies` shared copies of the weights, so that the next version can be
     copied while the last one is encoded."""
-    return Plan("publishing", (
+    return Plan("Publishing", (
         Part("copies of the weights", copies * model_bytes),
         Part("coding", threads * _CODING_BYTES),
     ))  # fmt: skip
@@ -102,7 +98,7 @@ def node(
 ) -> Plan:
     """A node while it joins and afterwards. `on_disk`: where its replica is; a replica on disk is read through the page
     cache, which the system takes back when it needs it."""
-    return Plan("this node", (
+    return Plan("This node", (
         Part("replica", 0 if on_disk else model_bytes),
         Part("engine", engines * engine_bytes(model_bytes, engine, device)),
         Part("staged changes", _staged_bytes(model_bytes)),
@@ -114,7 +110,7 @@ def node(
 
 def relay() -> Plan:
     """A relay: no model."""
-    return Plan("this relay", (Part("pieces", _PIECES_BYTES), Part("process", _RELAY_BYTES)))
+    return Plan("This relay", (Part("pieces", _PIECES_BYTES), Part("process", _RELAY_BYTES)))
 
 
 def engine_bytes(model_bytes: int, engine: str, device: str) -> int:
@@ -125,17 +121,17 @@ def engine_bytes(model_bytes: int, engine: str, device: str) -> int:
 
 
 def shortage(plan: Plan, free_bytes: int | None, helps: str) -> str:
-    """A sentence without its capital and full stop; empty if the plan fits into what is free (None: not known).
-    `helps`: what the user can do."""
+    """A sentence about what is missing; empty if the plan fits into what is free (None: not known). `helps`: what the
+    user can do."""
     if free_bytes is None or plan.nbytes <= free_bytes:
         return ""
-    return f"{plan.role} needs {plan} of memory, and {free_bytes / 1e9:.1f} GB are free: {helps}"
+    return f"{plan.role} needs {plan} of memory, and {free_bytes / 1e9:.1f} GB are free: {helps}."
 
 
 def require(plan: Plan, free_bytes: int | None, helps: str) -> None:
     """Raise `UsageError` if the plan needs more than is free; see `shortage`."""
     if short := shortage(plan, free_bytes, helps):
-        raise UsageError(f"{short[0].upper()}{short[1:]}.")
+        raise UsageError(short)
 
 
 def keep_on_disk(
@@ -146,17 +142,20 @@ def keep_on_disk(
 
     In memory a version is written in milliseconds and reading is free. On disk (`codec.layered`) a version is not
     written at all; each block is read from the disk and brought forward by up to eight versions. Raises `UsageError`
-    when the place that was chosen, or either, has too little room; its text continues a sentence.
+    when the place that was chosen, or either, has too little room.
     """
+    smaller = "swarm-node relay with the same ticket passes chunks on without holding the model"
+    if any(part.what == "engine" and part.nbytes for part in ram.parts):
+        smaller = f"--engine none holds the model and generates nothing; {smaller}"
     if place == "disk":
-        short = shortage(disk, memory_bytes, _SMALLER)
-    elif not (short := shortage(ram, memory_bytes, f"--replica disk needs {disk.nbytes / 1e9:.1f} GB. {_SMALLER}")):
+        short = shortage(disk, memory_bytes, smaller)
+    elif not (short := shortage(ram, memory_bytes, f"--replica disk needs {disk.nbytes / 1e9:.1f} GB; {smaller}")):
         return False
     elif place == "auto":
+        short = shortage(disk, memory_bytes, smaller)
         if replica_bytes * _DISK_MARGIN > disk_bytes:
-            short = f"{short} (a replica on disk has no room: {disk_bytes / 1e9:.1f} GB of disk are left)"
-        else:
-            short = shortage(disk, memory_bytes, _SMALLER)
+            no_disk = f"on disk there are only {disk_bytes / 1e9:.1f} GB for a replica; {smaller}"
+            short = shortage(ram, memory_bytes, no_disk)
     if short:
         raise UsageError(short)
     return True

@@ -10,7 +10,7 @@ MODEL = 16 * GB
 
 
 def factor(plan: Plan) -> float:
-    """How much the plan grows with the model, as a multiple of it; two plans of large models, so constants cancel."""
+    """What the plan needs, as a multiple of the model."""
     return plan.nbytes / MODEL
 
 
@@ -53,6 +53,12 @@ def test_a_shortage_names_what_is_needed_what_there_is_and_what_helps() -> None:
         require(seed(MODEL), 8 * GB, "use a machine with more")
 
 
+def test_an_engine_that_can_be_left_out_is_named() -> None:
+    with_engine = [node(MODEL, on_disk=disk, engine="transformers") for disk in (False, True)]
+    with pytest.raises(UsageError, match=r"engine .*--replica disk needs 35\.8 GB; --engine none"):
+        keep_on_disk("ram", *with_engine, 8 * GB, MODEL, 99 * GB)
+
+
 def place(place, memory: int | None, disk: int) -> bool:
     return keep_on_disk(place, node(MODEL, on_disk=False), node(MODEL, on_disk=True), memory, MODEL, disk)
 
@@ -74,7 +80,7 @@ def test_auto_prefers_memory_and_falls_back_to_disk(chosen, memory, disk, on_dis
 @pytest.mark.parametrize(
     ("chosen", "memory", "disk", "text"),
     [
-        ("auto", 4 * GB, 5 * GB, r"needs 17\.\d GB.* 4\.0 GB are free.*5\.0 GB of disk.*"),
+        ("auto", 4 * GB, 5 * GB, r"This node needs 17\.\d GB.* 4\.0 GB are free.*on disk .* 5\.0 GB.*-node relay"),
         (
             "ram",
             4 * GB,
