@@ -95,7 +95,7 @@ class Connection:
         self._frames_written = 0
         self._writer = trio.lowlevel.ParkingLot()
         self.room = trio.lowlevel.ParkingLot()
-        self._watch = Watch(trio.current_time())
+        self._watch = Watch(self.budget, trio.current_time())
         self._ping = (0, 0.0)  # value, when sent
         self._scope = trio.CancelScope()
 

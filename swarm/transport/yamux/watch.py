@@ -3,6 +3,7 @@
 import math
 from typing import Final
 
+from swarm.transport.yamux.cost import PeerBudget
 from swarm.transport.yamux.limits import YamuxLimits
 
 __all__ = ["Watch"]
@@ -20,18 +21,18 @@ _BUSY_BYTES: Final = 65_536
 class Watch:
     """The pings and deadlines of one connection. Times are local, in seconds."""
 
-    def __init__(self, now_s: float) -> None:
+    def __init__(self, peer: PeerBudget, now_s: float) -> None:
+        self._peer = peer
         self.writing_since_s = math.inf
         """Since when the socket takes what is being written; infinite while nothing is."""
         self._began_at_s = now_s
-        self._heard_at_s = now_s
         self._heard_bytes = 0  # since the last ping
         self._pinged_at_s = -math.inf
         self._is_waiting = False
         """Whether nothing has come since the last ping."""
 
     def note_heard(self, length: int, now_s: float) -> None:
-        self._heard_at_s = now_s
+        self._peer.heard_at_s = now_s
         self._heard_bytes += length
         self._is_waiting = False
 
@@ -65,10 +66,11 @@ class Watch:
         return min(due_s, writing_since_s + limits.write_stall_s)
 
     def _ping_at_s(self, limits: YamuxLimits) -> float:
-        """The next ping: after `ping_interval_s` of silence, or for a measurement, which an idle connection repeats at
-        growing intervals."""
+        """The next ping: when nothing came from the peer on any of its connections for `ping_interval_s`, or for a
+        measurement, which an idle connection repeats at growing intervals. The measurement also finds a path that is
+        dead while others to the same peer are not, and keeps NAT mappings alive."""
         interval_s = limits.ping_interval_s
         busy = self._heard_bytes >= _BUSY_BYTES
         age_s = self._pinged_at_s - self._began_at_s
         measure_s = interval_s if busy else min(max(interval_s, age_s), _LONGEST_MEASURE_S)
-        return min(self._heard_at_s + interval_s, self._pinged_at_s + measure_s)
+        return min(self._peer.heard_at_s + interval_s, self._pinged_at_s + measure_s)
