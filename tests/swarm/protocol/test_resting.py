@@ -1,7 +1,7 @@
 """When a member ticks: often while something is in flight, seldom while it rests, and never too late for a deadline."""
 
 from member_kit import a_member, a_report, tick
-from protocol_kit import AUTHORITY, SWARM, TUNING, header, heartbeat, key_of, manifest, meet, only, say
+from protocol_kit import TUNING, header, heartbeat, key_of, manifest, meet, only, say
 
 from swarm.protocol.core.events import Effect, PeerDown, SetTimer
 from swarm.protocol.core.wire import Attach, HeartbeatNews, ManifestNews, Reports
@@ -73,4 +73,3 @@ def test_a_late_heartbeat_is_noticed_at_its_deadline() -> None:
 def test_a_member_without_a_lease_or_a_parent_does_not_rest() -> None:
     peer = a_member()
     assert next_tick(tick(peer, 0.5)) == 0.5 + TUNING.tick_s
-    assert SWARM == AUTHORITY.public
