@@ -1,4 +1,4 @@
-"""Keeps parts of py-libp2p that a process of ours never uses out of its memory: 19 of 79 MB in a relay.
+"""Keeps parts of py-libp2p that a process of ours never uses out of its memory: 16 of 79 MB in a relay.
 
 Importing any module of py-libp2p imports QUIC, WebSocket, mDNS, a DHT and their dependencies (aioquic, dnspython,
 zeroconf, HTTP clients), since its modules name their classes in annotations, `except` clauses and default arguments.
