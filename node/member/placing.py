@@ -12,8 +12,9 @@ from node.settings.memory_plan import Plan
 
 __all__ = ["Placing"]
 
-_NVIDIA: Final = Path("/proc/driver/nvidia")
-"""There when the machine has a GPU that torch can use; torch itself is imported by the engine's process only."""
+_GPUS: Final = tuple(map(Path, ("/proc/driver/nvidia", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")))
+"""One of these is there when torch can use a GPU (NVIDIA, AMD, WSL). torch itself is imported by the engine's process
+only."""
 _log = structlog.get_logger(__name__)
 
 
@@ -27,10 +28,12 @@ class Placing:
     def on_disk(self, model_bytes: int) -> bool:
         """Whether the replica is kept on disk. Raises `UsageError` when it fits nowhere."""
         config, memory_bytes = self._config, free_bytes()
-        in_memory, on_disk = (self._plan(model_bytes, on_disk=place) for place in (False, True))
+        # The first time the engine is still to come; later it runs, and its memory is not free any more.
+        engine = config.engine if self.plan is None else "none"
+        in_memory, on_disk = (self._plan(model_bytes, engine, on_disk=place) for place in (False, True))
         disk_bytes = disk_free_bytes(config.home)
         chosen = memory_plan.keep_on_disk(config.replica, in_memory, on_disk, memory_bytes, model_bytes, disk_bytes)
-        self.plan = on_disk if chosen else in_memory
+        self.plan = self._plan(model_bytes, config.engine, on_disk=chosen)
         _log.info(
             "replica",
             place="disk" if chosen else "ram",
@@ -40,9 +43,10 @@ class Placing:
         )
         return chosen
 
-    def _plan(self, model_bytes: int, *, on_disk: bool) -> Plan:
-        config = self._config
-        # The first time the engine is still to come; later it runs, and its memory is not free any more.
-        engine = config.engine if self.plan is None else "none"
-        device = "cpu" if config.device == "auto" and not _NVIDIA.exists() else config.device
-        return memory_plan.node(model_bytes, on_disk=on_disk, engine=engine, device=device, engines=config.engines)
+    def _plan(self, model_bytes: int, engine: str, *, on_disk: bool) -> Plan:
+        device = self._config.device
+        if device == "auto" and not any(path.exists() for path in _GPUS):
+            device = "cpu"
+        return memory_plan.node(
+            model_bytes, on_disk=on_disk, engine=engine, device=device, engines=self._config.engines
+        )
