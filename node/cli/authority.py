@@ -14,6 +14,7 @@ from codec.sign import Key
 from node.cli.report import TRAIN, AsJson, offer, print_json
 from node.settings import keyfile
 from node.settings.config import InviteConfig, SeedConfig, default_home
+from swarm.transport.left_out import leave_out
 
 __all__ = ["register"]
 
@@ -48,6 +49,7 @@ async def seed(*, config: Annotated[SeedConfig | None, Parameter(name="*")] = No
     The seed holds the key, admits nodes that show a ticket, and sends each version that is published to it. If nodes
     cannot dial this machine, name a relay that they can dial (--via): the tickets then lead through that relay.
     """
+    leave_out()
     from node.cli.lifetime import owner_only, until_signalled
     from node.coordinator.coordinator import run
     from node.settings.logs import configure

@@ -11,6 +11,7 @@ from codec.errors import UsageError
 from node.cli.report import LEND, offer
 from node.settings.config import JoinConfig, RelayConfig
 from node.settings.extras import how_to_get, lacking
+from swarm.transport.left_out import leave_out
 
 __all__ = ["register"]
 
@@ -49,6 +50,7 @@ async def join(ticket: str = "", /, *, config: Annotated[JoinConfig, Parameter(n
     check_engine(config.engine)
     if config.engine == "vllm" and not config.engine_url:
         check_vllm(config.vllm_python)
+    leave_out()
     from node.cli.lifetime import owner_only, until_signalled
     from node.member.join import run
     from node.settings.logs import configure
@@ -74,6 +76,7 @@ async def relay(ticket: str = "", /, *, config: Annotated[RelayConfig, Parameter
     from node.settings.ticket import Ticket
 
     parsed = Ticket.parse(ticket_text(ticket, config.ticket_file))
+    leave_out()
     from node.cli.lifetime import owner_only, until_signalled
     from node.member.relay import run
     from node.settings.logs import configure

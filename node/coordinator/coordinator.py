@@ -37,7 +37,7 @@ from node.ledger.service import LedgerService
 from node.ledger.settings import Settings
 from node.ledger.state import Head
 from node.monitor import own_status, serve_monitor
-from node.settings import keyfile, logs, memory
+from node.settings import keyfile, logs, memory, memory_plan
 from node.settings.config import SeedConfig
 from node.settings.contact import Contact
 from node.status import query
@@ -88,6 +88,8 @@ async def run(config: SeedConfig, *, task_status: trio.TaskStatus[None] = trio.T
     await hand_over(config, key.public)
     base = config.base or await in_thread(write_raw_base, config.home / "raw", config.raw_mb * 10**6)
     checkpoint = await in_thread(Checkpoint.open, base)
+    smaller = f"carry smaller files (--raw-mb {config.raw_mb})" if config.raw_mb else "use a machine with more"
+    memory_plan.require(memory_plan.seed(checkpoint.layout.nbytes), memory.free_bytes(), smaller)
     with open_store(config.home, key.public, checkpoints_kept=CHECKPOINTS_KEPT) as store:
         if store.records.get("succession"):
             raise UsageError("This key was replaced (swarm-node rotate-key): start the seed with the new one.")

@@ -6,6 +6,8 @@ from node.coordinator.admin import barred_status, ticket_status
 from node.coordinator.track import Track
 from node.host.endpoint import Endpoint
 from node.ledger.service import LedgerService
+from node.settings import memory_plan
+from node.status.memory import memory_status
 from node.status.piece_map import piece_map
 from node.status.reached import how_reached
 from node.status.roster import stripes_of
@@ -31,6 +33,7 @@ def seed_status(
         head=state.held,
         root=state.manifest.root.hex(),
         model_bytes=endpoint.jobs.model.layout.full_bytes,
+        memory=memory_status(memory_plan.seed(endpoint.jobs.model.layout.nbytes)),
         addrs=list(addrs),
         relays=endpoint.transport.reservations.state,
         sent_bytes=endpoint.transport.traffic.sent,

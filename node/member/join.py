@@ -23,12 +23,14 @@ from node.host.audit import audit, close
 from node.host.daily import Daily
 from node.host.endpoint import Endpoint, NetworkOptions, open_store
 from node.member import following
+from node.member.placing import Placing
 from node.monitor import own_status, serve_monitor
 from node.settings import keyfile, logs
 from node.settings.config import JoinConfig, MemberConfig
-from node.settings.memory import disk_free_bytes, free_bytes, keep_on_disk
+from node.settings.memory_plan import Plan
 from node.settings.ticket import Ticket
 from node.status import query
+from node.status.memory import memory_status
 from node.status.piece_map import piece_map
 from node.status.reached import add_relay_counts, how_reached, log_reservations
 from node.status.roster import stripes_of
@@ -50,6 +52,7 @@ from swarm.protocol.core.reach import circuit
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.wire import Join
 from swarm.protocol.member import Peer
+from swarm.protocol.membership.renewals import Account
 from swarm.protocol.startup import SavedReplica
 from swarm.runtime import in_thread
 from swarm.store import Store
@@ -67,8 +70,8 @@ _PROGRESS_EVERY_S: Final = 5.0
 """Interval of the log's lines about a catch-up."""
 _LOG_EVERY_S: Final = 10.0
 """Interval of the log's lines about a seed that does not answer; it is dialed more often."""
-_REPORT_EVERY_S: Final = 0.2
-"""Interval at which the figures for heartbeats are brought up to date: shorter than any heartbeat interval."""
+_BUDGET_EVERY_S: Final = 0.2
+"""Interval at which the bytes sent are counted against `--up-gb-day`."""
 
 
 async def run(
@@ -100,11 +103,13 @@ async def _run_in_swarm(way: following.Way, config: JoinConfig, key: Key, task_s
         if config.replica == "none":
             await Member(way, config, key, store).run(task_status)
             return
-        model = Model(store, base=way.base or config.model, on_disk=partial(_on_disk, config))
+        placing = Placing(config)
+        model = Model(store, base=way.base or config.model, on_disk=placing.on_disk)
         seal = await in_thread(model.restore) or model.nearly
         layout_hash = None if seal is None or model.layout is None else model.layout.hash
         opened = OpenedModel(model, None if seal is None else seal.manifest, layout_hash)
         member = Member(way, config, key, store, opened, _engine_maker(config, key, store, model))
+        member.memory_plan = lambda: placing.plan
         async with trio.open_nursery() as nursery:
             tensors = () if model.layout is None else model.layout.tensors
             nursery.start_soon(kernels.warm_up, {spec.dtype for spec in tensors})
@@ -138,15 +143,6 @@ async def _write_raw_versions(member: "Member", model: "Model", out: Path) -> No
                 raise UsageError(f"Cannot write {out}: {error.strerror}.") from error
             _log.info("wrote", file=str(out), bytes=len(content))
         await committed.wait()
-
-
-def _on_disk(config: JoinConfig, model_bytes: int) -> bool:
-    """Whether the replica is kept on disk; see `node.settings.memory`. Raises `UsageError` when it fits nowhere; the
-    text continues a sentence."""
-    memory_bytes = free_bytes()
-    on_disk = keep_on_disk(config.replica, model_bytes, memory_bytes, disk_free_bytes(config.home))
-    _log.info("replica", place="disk" if on_disk else "ram", model_bytes=model_bytes, memory_bytes=memory_bytes)
-    return on_disk
 
 
 async def _refetch(member: "Member", blocks: int) -> None:
@@ -200,6 +196,8 @@ class Member:
         self._end = trio.Event()
         self.next_commit = trio.Event()
         """Set when the replica becomes another version, and replaced then."""
+        self.memory_plan: Callable[[], Plan | None] = lambda: None
+        """What this process needs, for the status; None: not known yet."""
         self.news = ""
         """A sentence about what is wrong, for people; empty: nothing."""
         self._refused = ""
@@ -222,6 +220,7 @@ class Member:
             ),
             tuning=Tuning.named(way.ticket.preset), model=None if opened is None else opened.model,
         )  # fmt: skip
+        self.core.membership.renewals.fill_account = self._fill_account
 
     def _core(self, opened: OpenedModel | None) -> Peer:
         config, ticket = self.config, self.ticket
@@ -246,7 +245,8 @@ class Member:
                     await nursery.start(
                         serve_monitor, self.config.monitor_address, self.config.home, own_status(self.status)
                     )
-                nursery.start_soon(self._update_report)
+                if self._daily is not None:
+                    nursery.start_soon(self._watch_budget, self._daily)
                 nursery.start_soon(log_reservations, self.endpoint.transport)
                 nursery.start_soon(self._give_up_without_seed)
                 nursery.start_soon(self._log_catch_up)
@@ -280,19 +280,21 @@ class Member:
                 received_mb = round(self.endpoint.transport.traffic.received / 1e6, 1)
                 _log.info("catching_up", percent=round(100 * self.core.caught_up), received_mb=received_mb)
 
-    async def _update_report(self) -> None:
-        """Keep the figures that heartbeats report up to date, and the core's budget for today."""
-        account = self.core.membership.renewals.account
+    def _fill_account(self, account: Account) -> None:
+        """Bring the figures that heartbeats report up to date."""
+        traffic = self.endpoint.transport.traffic
+        account.sent_bytes, account.received_bytes = traffic.sent, traffic.received
+        if self.engine_runtime is not None:
+            account.engine = self.engine_runtime.engine_name
+            account.engine_version = self.engine_runtime.engine_version
+            account.tokens_s = self.engine_runtime.worker.tokens_per_s
+
+    async def _watch_budget(self, daily: Daily) -> None:
+        """Keep the core's budget for today up to date."""
         while True:
-            account.sent_bytes = self.endpoint.transport.traffic.sent
-            account.received_bytes = self.endpoint.transport.traffic.received
-            if self.engine_runtime is not None:
-                account.engine = self.engine_runtime.engine_name
-                account.engine_version = self.engine_runtime.engine_version
-                account.tokens_s = self.engine_runtime.worker.tokens_per_s
-            if self._daily is not None and (budget := self._daily.look()) is not None:
+            if (budget := daily.look()) is not None:
                 await self.endpoint.runtime.post(budget)
-            await trio.sleep(_REPORT_EVERY_S)
+            await trio.sleep(_BUDGET_EVERY_S)
 
     def stop(self, why: SwarmError) -> None:
         """End for this reason; the first one counts."""
@@ -409,6 +411,7 @@ class Member:
             received_bytes=traffic.received,
             pushed_bytes=counts.pushed,
             duplicate_bytes=counts.duplicates,
+            memory=memory_status(self.memory_plan()),
         )
         if self._daily is not None:
             own.uplink_today = self._daily.status()

@@ -11,9 +11,10 @@ from node.host.announce import announced, resolved
 from node.host.endpoint import open_store
 from node.member import following
 from node.member.join import Member
-from node.settings import keyfile, logs
+from node.settings import keyfile, logs, memory_plan
 from node.settings.config import RelayConfig
 from node.settings.contact import dialable
+from node.settings.memory import free_bytes
 from node.settings.ticket import Ticket
 from swarm.runtime import in_thread
 
@@ -31,11 +32,14 @@ async def run(
     """
     logs.configure()
     config = await in_thread(resolved, announced(config))
+    plan = memory_plan.relay()
+    memory_plan.require(plan, free_bytes(), "use a machine or container with more, or end something else on this one")
     key = keyfile.load_or_make(config.home / keyfile.NODE_KEY)
     while True:
         way = await in_thread(following.follow, config.home, ticket)
         with open_store(config.home, way.ticket.authority) as store:
             member = Member(way, config, key, store)
+            member.memory_plan = lambda: plan
             async with trio.open_nursery() as nursery:
                 await nursery.start(member.run)
                 place = next(iter(config.announce or dialable(member.endpoint.addrs)))

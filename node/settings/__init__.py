@@ -11,7 +11,8 @@ Modules:
 - `given`: Secrets that a user hands to a command
 - `keyfile`: The file that holds a private key
 - `logs`: Logging: lines, levels and rate limits
-- `memory`: Whether the replica is kept in memory or on disk
+- `memory`: What memory this machine has left, and how malloc gives it back
+- `memory_plan`: How much memory of the machine each process needs, and where a node's replica is kept
 - `sources`: Where a flag's value comes from when it is not on the command line
 - `ticket`: Tickets: everything that a machine needs to join, in one string
 """

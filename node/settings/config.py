@@ -14,7 +14,7 @@ from typing import Final, Literal
 from platformdirs import user_data_path
 
 from codec.errors import UsageError
-from node.settings.memory import ReplicaPlace
+from node.settings.memory_plan import ReplicaPlace
 
 __all__ = [
     "DemoConfig",

@@ -1,4 +1,4 @@
-"""Whether the replica is kept in memory or on disk, by what this machine (or container) really has.
+"""What memory this machine (or container) really has left, and how malloc gives it back.
 
 A container sees the whole machine's memory in /proc; the memory that it may use is in its control group.
 """
@@ -7,18 +7,10 @@ import ctypes
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
-from codec.errors import UsageError
+__all__ = ["disk_free_bytes", "free_bytes", "give_back_promptly", "used_bytes"]
 
-__all__ = ["ReplicaPlace", "disk_free_bytes", "free_bytes", "give_back_promptly", "keep_on_disk"]
-
-ReplicaPlace = Literal["auto", "ram", "disk", "none"]
-
-_SPARE_BYTES: Final = 1 << 30
-"""For all but the replica: the process, scratch for coding (140 MB a thread), staged chunks (3 % of the model)."""
-_MARGIN: Final = 1.1
-"""A replica counts as this many times its bytes."""
 _MMAP_THRESHOLD: Final = -3
 _TRIM_THRESHOLD: Final = -1
 _ARENA_MAX: Final = -8
@@ -49,24 +41,10 @@ def disk_free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def keep_on_disk(place: ReplicaPlace, model_bytes: int, memory_bytes: int | None, disk_bytes: int) -> bool:
-    """Whether to keep the replica on disk. `place`: the user's choice; "auto" prefers memory when there is enough.
-
-    In memory a version is written in milliseconds and reading is free. On disk (`codec.layered`) a version is not
-    written at all; each block is read from the disk and brought forward by up to eight versions. Raises `UsageError`
-    when neither has room.
-    """
-    if place != "auto":
-        return place == "disk"
-    if memory_bytes is None or model_bytes * _MARGIN + _SPARE_BYTES <= memory_bytes:
-        return False
-    if model_bytes * _MARGIN <= disk_bytes:
-        return True
-    raise UsageError(
-        f"the model takes {model_bytes / 1e9:.1f} GB, and there are only {memory_bytes / 1e9:.1f} GB of memory and "
-        f"{disk_bytes / 1e9:.1f} GB of disk left. To pass chunks on without holding it, run swarm-node relay with the "
-        "same ticket"
-    )
+def used_bytes(root: Path = Path("/")) -> int:
+    """Bytes of memory that this process uses and the system cannot take back: private and shared, without files."""
+    fields = dict(line.split(":", 1) for line in _lines(root / "proc/self/status") if ":" in line)
+    return sum(1024 * int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem") if name in fields)
 
 
 def give_back_promptly(libc: str | None = None) -> bool:

@@ -341,6 +341,19 @@ class TicketStatus(Struct, kw_only=True):
     revoked: bool = False
 
 
+class MemoryStatus(Struct, kw_only=True):
+    """Memory of the machine, in bytes."""
+
+    needs_bytes: int = 0
+    """What this process and its engine need at their peak, as reckoned (`docs/operations.md`); 0: not known yet."""
+    parts: dict[str, int] = {}
+    """What `needs_bytes` consists of."""
+    used_bytes: int = 0
+    """What this process uses now, without its engine's process."""
+    free_bytes: int | None = None
+    """What the machine or container has left; None: not known."""
+
+
 class SeedStatus(Struct, kw_only=True, tag_field="role", tag="seed"):
     """A seed and its swarm. Byte counts are since the seed started."""
 
@@ -360,6 +373,7 @@ class SeedStatus(Struct, kw_only=True, tag_field="role", tag="seed"):
     """At the seed's sockets."""
     control_bytes: int = 0
     """Of those, everything but payload."""
+    memory: MemoryStatus = field(default_factory=MemoryStatus)
     egress: EgressStatus = field(default_factory=EgressStatus)
     nodes: list[MemberStatus] = []
     """All members with a lease, by slot."""
@@ -418,6 +432,7 @@ class OwnStatus(Struct, kw_only=True):
     """Payload that it passed on down the stripes."""
     duplicate_bytes: int = 0
     """Payload that it received and had already."""
+    memory: MemoryStatus = field(default_factory=MemoryStatus)
     uplink_today: AllowanceStatus | UnsetType = UNSET
     """What it may send a day (`--up-gb-day`); UNSET: no limit."""
     engine: Version | UnsetType | None = UNSET

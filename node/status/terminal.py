@@ -309,6 +309,10 @@ def _lines(picture: Picture) -> list[Text]:
         lines.append(
             Text(f"relay: {status.places} places, {status.circuits} circuits, {size(status.relayed_bytes)} relayed")
         )
+    memory = status.memory if isinstance(status, SeedStatus) else status.nodes[0].memory if status.nodes else None
+    if memory is not None and memory.needs_bytes:
+        free = "" if memory.free_bytes is None else f", {size(memory.free_bytes)} free"
+        lines.append(Text(f"memory: {size(memory.used_bytes)} used, {size(memory.needs_bytes)} needed at most{free}"))
     message = picture.message or ("" if isinstance(status, SeedStatus) else status.message)
     if message:
         lines.append(Text(message, style="italic"))

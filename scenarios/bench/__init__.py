@@ -1,4 +1,4 @@
-"""Benchmarks of single parts in one or two processes: codec, transport, gossip, restart, monitor.
+"""Benchmarks of single parts in one or two processes: codec, transport, gossip, restart, idle, monitor.
 
 Each prints a table, or JSON with `--json`. None needs root or a network.
 
@@ -12,6 +12,7 @@ Modules:
 - `gossip`: Measures the share and the delay of announcements that reach every peer
 - `monitor`: Measures what a scrape of metrics and a look at the page cost
 - `reckoned`: Compares what `swarm-node delta --shapes` reckons with a step that is really coded
+- `idle`: Measures what a seed and its relays cost while nothing is published
 - `restart`: Measures how long a node takes to start from a model on its disk
 - `sparsity`: Measures the share of weights that a step changes, and compares it with a model
 - `transport`: Measures the CPU time and throughput of the transport

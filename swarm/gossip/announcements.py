@@ -37,6 +37,9 @@ _HEARTBEAT_S: Final = 1
 """The mesh parameters D, D_low and D_high, and the heartbeat, of the GossipSub specification."""
 _GREET_S: Final = 2.0
 """Interval at which streams are opened to peers without one: they may have begun to gossip after they connected."""
+_LOOK_S: Final = 10.0
+"""How often peers without a stream are looked for while there are none and no connection is made: a stream may have
+ended."""
 _GREETING_S: Final = 5.0
 """Time limit for opening such a stream."""
 _QUEUE_S: Final = 1.0
@@ -181,10 +184,18 @@ class Gossip:
     async def _greet(self, pubsub: "Pubsub") -> None:
         """Open a stream to every peer that has none, now and then; all at once, so that a slow peer delays no other."""
         while True:
-            async with trio.open_nursery() as nursery:
-                for peer in self._transport.peers():
-                    nursery.start_soon(self._greet_one, pubsub, peer)
-            await trio.sleep(_GREET_S)
+            connected = self._transport.connected
+            if without := [peer for peer in self._transport.peers() if not self._has_stream(pubsub, peer)]:
+                async with trio.open_nursery() as nursery:
+                    for peer in without:
+                        nursery.start_soon(self._greet_one, pubsub, peer)
+                await trio.sleep(_GREET_S)
+            else:
+                with trio.move_on_after(_LOOK_S):
+                    await connected.wait()
+
+    def _has_stream(self, pubsub: "Pubsub", peer: PeerKey) -> bool:
+        return self._transport.id_of(peer) in pubsub.peers
 
     async def _greet_one(self, pubsub: "Pubsub", peer: PeerKey) -> None:
         with guarded(Source.GOSSIP, peer):

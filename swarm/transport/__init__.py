@@ -14,6 +14,7 @@ Modules:
 - `host`: py-libp2p's host with our sockets, security, muxer and negotiation in it
 - `identity`: A peer's identity
 - `lanes`: The two lanes
+- `left_out`: Keeps parts of py-libp2p that a process of ours never uses out of its memory
 - `libp2p`: The network
 - `memory`: Transports that meet in one process
 - `parallel`: How many parallel connections a path to a peer needs

@@ -114,6 +114,9 @@ class Libp2pTransport(Transport):
         admission = self._rules.admission
         admission = replace(admission, pending=min(admission.pending, descriptors() // 4))
         self._admission = Admission(admission, self._gate.is_member_host)
+        self._stranger_came = trio.Event()
+        self.connected = trio.Event()
+        """Set, and replaced, when a connection has been made."""
         self._arriving: dict[MigratingConnection, Arrival] = {}  # over circuits, before the peer's key is proved
         self._bulk = BulkConnections(
             self._edges,
@@ -199,7 +202,11 @@ class Libp2pTransport(Transport):
             self._close_soon([connection], "the peer has too many")
             return
         self._close_soon(self._gate.add_connection(connection, trio.current_time()), "it makes room for a stranger's")
+        if self._gate.has_strangers:
+            self._stranger_came.set()
         self._edges.setdefault(connection.peer, Edge()).add_connection(connection)
+        self.connected.set()
+        self.connected = trio.Event()
         self._dialer.forgive(connection.peer)
 
     def on_ended(self, connection: MuxedConnection) -> None:
@@ -277,6 +284,8 @@ class Libp2pTransport(Transport):
             await trio.sleep(_SWEEP_S)
             connections = [each for edge in self._edges.values() for each in edge.connections]
             self._close_soon(self._gate.review(connections, trio.current_time()), "its peer is a stranger")
+            if self._gate.has_strangers:
+                self._stranger_came.set()
             for edge in list(self._edges.values()):
                 for connection in edge.idle(trio.current_time(), _IDLE_S):
                     await connection.close()
@@ -285,6 +294,9 @@ class Libp2pTransport(Transport):
 
     async def _watch_strangers(self) -> None:
         while True:
+            while not self._gate.has_strangers:
+                self._stranger_came = trio.Event()
+                await self._stranger_came.wait()
             await trio.sleep(_STRANGERS_S)
             self._close_soon(self._gate.overdue(trio.current_time()), "it showed nothing valid in time")
 

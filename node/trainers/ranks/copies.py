@@ -22,6 +22,8 @@ from codec import Layout, shared
 from codec.bits import Bits
 from codec.errors import UsageError
 from codec.layout import TensorSpec
+from node.settings import memory_plan
+from node.settings.memory import free_bytes
 from node.trainers.errors import PublishFailed
 from node.trainers.ranks.peers import named
 
@@ -72,6 +74,8 @@ class Copies:
     @classmethod
     def create(cls, layout: Layout, world: int) -> "Copies":
         """Reserve the memory; called by rank 0. Raises `UsageError` when there is not enough."""
+        plan = memory_plan.publisher(layout.nbytes, SLOTS)
+        memory_plan.require(plan, free_bytes(), "free some memory, or train on a machine with more")
         return cls(layout, world, *shared.reserve("swarm-copies", _total_bytes(layout, world)))
 
     @classmethod

@@ -5,6 +5,7 @@ dies or falls silent is replaced at once by a failover parent, which follows fro
 from our next report, and plans again later.
 """
 
+import math
 from collections.abc import Mapping
 from itertools import chain, islice
 
@@ -20,6 +21,7 @@ from swarm.protocol.membership.lease import Standing
 from swarm.protocol.membership.renewals import Renewals
 from swarm.protocol.membership.roster import AUTHORITY, Member, Roster, open_change
 from swarm.protocol.membership.session import Session
+from swarm.protocol.membership.silence import is_late, silent_parents
 from swarm.protocol.state import State
 
 __all__ = ["Membership", "reach_out"]
@@ -268,6 +270,24 @@ class Membership:
             failover = planned != AUTHORITY and parent != state.peer_of(planned)
             state.exchange.parents.attach_to(stripe, parent, state.floor, now, failover=failover)
 
+    def is_settled(self, now: float) -> bool:
+        """Whether `rewire` has nothing to do: in each stripe the planned parent is usable, and we are attached to
+        it."""
+        state = self._state
+        roster, grant = state.roster, state.grant
+        if self.leaving or roster is None or grant is None or roster.index_of(grant.slot) is None:
+            return False
+        for stripe in range(roster.stripes):
+            planned = roster.parent(stripe, grant.slot)
+            edge = state.exchange.parents.edges.get(stripe)
+            if planned is None or edge is None or edge.peer != state.peer_of(planned):
+                return False
+            if not state.sessions.ready(edge.peer):
+                return False
+            if planned != AUTHORITY and not self._usable(roster, planned, now):
+                return False
+        return True
+
     def _usable(self, roster: Roster, slot: int, now: float) -> bool:
         """Whether the holder of `slot` is alive and not lost, and there is a session with it, or can be one."""
         state = self._state
@@ -322,6 +342,11 @@ class Membership:
         """Send a report, with the parents that we lost lately; returns it sealed."""
         recent = self._state.lost_peers.recent(now)
         return self.renewals.report(now, turn=turn, leaving=leaving, lost=recent[:16], links=links)
+
+    @property
+    def reports_due_at(self) -> float:
+        """When reports are to be forwarded; infinite if none are, or if we have no lease any more."""
+        return math.inf if self.leaving or self._state.grant is None else self.renewals.forward_at
 
     def budget(self, saving: bool, spent: bool, now: float) -> None:
         """The daily upload limit is nearly used up (`saving`) or used up (`spent`), or not any more.
@@ -399,21 +424,13 @@ class Membership:
         return stuck
 
     def _find_silent(self, now: float) -> None:
-        """Close sessions with parents that were silent for three heartbeats: the transport may not report it."""
+        """Close sessions with parents that are silent: the transport may not report it."""
         state = self._state
-        limit = 3 * state.tuning.heartbeat_s
-        if now - state.leases.heard_at > limit:
-            return  # the authority itself is silent, so no parent has anything to send
-        attached_at: dict[bytes, float] = {}
-        for edge in state.exchange.parents.edges.values():
-            attached_at[edge.peer] = min(edge.since, attached_at.get(edge.peer, edge.since))
-        for peer in sorted(attached_at):
+        for peer in silent_parents(state, now):
             session = state.sessions.get(peer)
-            # A failover parent had no reason to send before we attached to it, so its silence counts from then on.
-            if session is not None and now - max(session.heard_at, attached_at[peer]) > limit:
-                if session.slot is not None:
-                    state.lost_peers.note_lost(session.slot, now)
-                state.close(peer, "silent for three heartbeats")
+            if session is not None and session.slot is not None:
+                state.lost_peers.note_lost(session.slot, now)
+            state.close(peer, "silent for three heartbeats")
 
     def stay_away(self, now: float) -> None:
         """The authority closed our session, because it keeps few: stay away until there is something to send."""
@@ -436,7 +453,7 @@ class Membership:
         grant = state.grant
         if grant is None or state.leases.heartbeat is None:
             return
-        late = now - state.leases.heard_at > 2 * state.tuning.heartbeat_s
+        late = is_late(state, now)
         if not late and state.leases.standing(grant.slot, now) is Standing.FRESH:
             self._turn_at = None
         elif self._is_turn(now, late=late):

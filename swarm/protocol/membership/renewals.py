@@ -4,7 +4,8 @@ Each report goes up two trees, which rotate with each heartbeat. Every node on t
 `report_batch_s` and forwards them together. Reports are signed, and a report over an old heartbeat renews nothing.
 """
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -47,7 +48,9 @@ class Renewals:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self.account = Account()
+        self._account = Account()
+        self.fill_account: Callable[[Account], None] = lambda account: None
+        """Brings the account up to date; the application sets it. It is called whenever the account is read."""
         self._catching_up = 0.0
         """The share of the model that we have, 0 to 1."""
         self._saving = False
@@ -63,6 +66,11 @@ class Renewals:
         self._queued: dict[tuple[int, int], tuple[int, int]] = {}
         """By stripe and slot, the newest report that was queued to forward: (serial of the grant, counter)."""
         self._forward_at = 0.0
+
+    @property
+    def account(self) -> Account:
+        self.fill_account(self._account)
+        return self._account
 
     def begin(self) -> None:
         """There is a new grant: all totals restart at zero."""
@@ -182,6 +190,11 @@ class Renewals:
             self._forward_at = now + self._state.tuning.report_batch_s
         self._queued[stripe, slot] = number
         self._to_forward.setdefault(stripe, {})[slot] = sealed
+
+    @property
+    def forward_at(self) -> float:
+        """When the collected reports are to be forwarded; infinite if there are none."""
+        return self._forward_at if self._to_forward else math.inf
 
     def tick(self, now: float) -> None:
         """Forward the collected reports when they are due."""

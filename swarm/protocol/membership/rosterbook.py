@@ -124,6 +124,11 @@ class RosterBook:
                 self._behind_since = now
             self._heard_of = stamp
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether we have no roster, or a peer named a newer one."""
+        return self.roster is None or self._heard_of > self.stamp
+
     def whom_to_ask(
         self, sessions: Sessions, authority: bytes, now: float, *, admitted_at: float, root_child: bool
     ) -> bytes | None:
@@ -133,10 +138,10 @@ class RosterBook:
         authority is asked at once by its root children (`root_child`) and in small swarms, and otherwise if no peer has
         the roster after `pull_deadline_s`.
         """
-        if self.roster is not None:
-            patient = now - self._behind_since < self._tuning.heartbeat_s / 2
-            if self._heard_of <= self.stamp or patient:
-                return None
+        if not self.is_behind:
+            return None
+        if self.roster is not None and now - self._behind_since < self._tuning.heartbeat_s / 2:
+            return None
         if now < self._next_ask:
             return None
         ready = [s for s in sessions if s.ready and not s.closing and s.peer != authority]

@@ -138,8 +138,14 @@ class Gate:
         """Whether a member was seen at `host` (as `admission.origin` gives it)."""
         return host in self._member_hosts
 
+    @property
+    def has_strangers(self) -> bool:
+        """Whether there is a stranger's connection, so that `overdue` has to be called."""
+        return bool(self._strangers)
+
     def overdue(self, now_s: float) -> list[MuxedConnection]:
-        """The strangers' connections whose time is over; the caller closes them. Call it every second or so."""
+        """The strangers' connections whose time is over; the caller closes them. Call it every second or so while
+        there are strangers."""
         return [each for each in list(self._strangers) if self.is_stranger(each) and not self._may_stay(each, now_s)]
 
     def review(self, connections: Iterable[MuxedConnection], now_s: float) -> list[MuxedConnection]:

@@ -36,14 +36,13 @@ from swarm.transport.yamux.frames import (
 from swarm.transport.yamux.limits import YamuxLimits
 from swarm.transport.yamux.link import ByteLink, Closer
 from swarm.transport.yamux.stream import YamuxStream
+from swarm.transport.yamux.watch import Watch
 from swarm.transport.yamux.window import ReceiveWindow
 
 __all__ = ["Connection"]
 
 _WRITE_BYTES: Final = 262_144
 """Payload of one write, about: enough to make the system call cheap, little enough that a ping is not delayed long."""
-_WATCH_S: Final = 5.0
-"""How often a stalled write is looked for."""
 _PAUSE_S: Final = 1.0
 """The longest time that we do not read a peer in debt. One turn's work (`Cost.TURN`) is paid off sooner, also at a
 stranger's rate. So the peer's pings are answered, and its silence is noticed."""
@@ -96,8 +95,7 @@ class Connection:
         self._frames_written = 0
         self._writer = trio.lowlevel.ParkingLot()
         self.room = trio.lowlevel.ParkingLot()
-        self._writing_since_s = math.inf
-        self._heard = 0
+        self._watch = Watch(self.budget, trio.current_time())
         self._ping = (0, 0.0)  # value, when sent
         self._scope = trio.CancelScope()
 
@@ -240,7 +238,7 @@ class Connection:
                 raise trio.BrokenResourceError("the peer closed the connection")
             earned = len(data) // Cost.BYTES_A_UNIT - Cost.RECEIVE
             while data:
-                self._heard += 1
+                self._watch.note_heard(len(data), trio.current_time())
                 for event in parser.feed(data):
                     if isinstance(event, Head):
                         self._on_head(event)
@@ -369,9 +367,9 @@ class Connection:
             if not parts:
                 await self._writer.park()
                 continue
-            self._writing_since_s = trio.current_time()
+            self._watch.writing_since_s = trio.current_time()
             await self._link.send(parts)
-            self._writing_since_s = math.inf
+            self._watch.writing_since_s = math.inf
             self._queued_bytes -= length
             self._frames_written += frames
             self.room.unpark_all()
@@ -379,23 +377,18 @@ class Connection:
     # Watching.
 
     async def _watch_loop(self) -> None:
+        """Send pings, and end the connection when its peer is gone. A deadline on each write would cost more."""
+        watch = self._watch
         while True:
-            heard = self._heard
-            self._ping = (self._ping[0] + 1 & 0xFFFFFFFF, trio.current_time())
-            self._queue_control(Kind.PING, SYN, 0, self._ping[0])
-            await self._watch_writer(self.limits.silence_s)
-            if self._heard == heard:
-                raise trio.BrokenResourceError(f"nothing heard from the peer for {self.limits.silence_s:g} s")
-            await self._watch_writer(self.limits.ping_interval_s - self.limits.silence_s)
+            now_s = trio.current_time()
+            if why := watch.overdue(self.limits, now_s):
+                raise trio.BrokenResourceError(why)
+            if watch.is_ping_due(self.limits, now_s):
+                self._ping = (self._ping[0] + 1 & 0xFFFFFFFF, now_s)
+                self._queue_control(Kind.PING, SYN, 0, self._ping[0])
+                watch.note_ping(now_s)
             self._sweep()
-
-    async def _watch_writer(self, seconds: float) -> None:
-        """Sleep, and end the connection if a write stalls meanwhile. A deadline on each write would cost more."""
-        until_s = trio.current_time() + seconds
-        while (left_s := until_s - trio.current_time()) > 0:
-            await trio.sleep(min(left_s, _WATCH_S))
-            if trio.current_time() - self._writing_since_s >= self.limits.write_stall_s:
-                raise trio.BrokenResourceError(f"the peer has taken nothing for {self.limits.write_stall_s:g} s")
+            await trio.sleep_until(watch.next_look_at_s(self.limits, now_s))
 
     def _sweep(self) -> None:
         """Reset the streams that we closed `YamuxLimits.linger_s` ago and the peer has not."""

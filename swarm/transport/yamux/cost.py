@@ -4,6 +4,7 @@ The unit of work is one empty frame: 1.5 to 3.5 us of CPU time in Python on a co
 measured in this unit and rounded down, so that a correct peer is never charged more than it costs us.
 """
 
+import math
 from typing import Final
 
 from codec.errors import PeerError
@@ -51,6 +52,8 @@ class PeerBudget:
         """Streams that the peer opened and that are not forgotten yet; counted by `Connection`."""
         self.connections = 0
         """Connections that run; counted by `Connection`."""
+        self.heard_at_s = -math.inf
+        """When bytes last came, on any of the connections; set by `watch.Watch`."""
         self._work = Bucket(limits.units_per_s, limits.units_at_once)
         self._reads = Bucket(limits.library_reads_per_s, limits.library_reads_at_once)
         self._held_bytes = 0

@@ -73,7 +73,8 @@ class YamuxLimits:
     """For a peer: such reads at once."""
 
     ping_interval_s: float = 10.0
-    """Time between two pings; at least `silence_s`. Pings also keep NAT mappings alive."""
+    """A ping is sent when nothing was heard from the peer for this long, and at this interval while the connection is
+    in use; at least `silence_s`."""
 
     silence_s: float = 10.0
     """Time after a ping in which something must be heard, or the peer counts as gone. A stopped peer is noticed within

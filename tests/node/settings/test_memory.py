@@ -1,13 +1,10 @@
-"""The memory limits of a container, with files in place of /proc and /sys, and where the replica is kept."""
+"""The memory of a container, acted out with files of /proc and /sys."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from codec.errors import UsageError
-from node.settings.memory import disk_free_bytes, free_bytes, give_back_promptly, keep_on_disk
+from node.settings.memory import disk_free_bytes, free_bytes, give_back_promptly, used_bytes
 
 GB = 10**9
 
@@ -79,23 +76,10 @@ def test_a_machine_without_proc_and_sys(tmp_path: Path) -> None:
     assert free_bytes() is not None  # this machine has both
 
 
-@pytest.mark.parametrize(
-    ("place", "memory", "disk", "on_disk"),
-    [
-        ("auto", 20 * GB, 0, False),
-        ("auto", 17 * GB, 100 * GB, True),  # room for the replica, but for nothing else
-        ("auto", None, 0, False),
-        ("ram", 1 * GB, 100 * GB, False),
-        ("disk", 99 * GB, 0, True),
-    ],
-)
-def test_auto_prefers_memory_and_falls_back_to_disk(place, memory, disk, on_disk) -> None:
-    assert keep_on_disk(place, 16 * GB, memory, disk) is on_disk
-
-
-def test_no_room_at_all_is_reported_with_a_way_out() -> None:
-    with pytest.raises(UsageError, match=r"16.0 GB.* 4.0 GB of memory .* 5.0 GB of disk.*swarm-node relay"):
-        keep_on_disk("auto", 16 * GB, 4 * GB, 5 * GB)
+def test_what_this_process_uses_is_its_memory_without_files(tmp_path: Path) -> None:
+    write(tmp_path, proc__self__status="VmRSS:\t 900 kB\nRssAnon:\t 500 kB\nRssFile:\t 300 kB\nRssShmem:\t 100 kB\n")
+    assert used_bytes(tmp_path) == 600 * 1024
+    assert used_bytes() > 0
 
 
 def test_free_disk_space_of_a_folder_that_does_not_exist_yet(tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""Where a node keeps its replica, decided by what it and its engine will need, before any of it is reserved."""
+
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from node.settings import memory_plan
+from node.settings.config import JoinConfig
+from node.settings.memory import disk_free_bytes, free_bytes
+from node.settings.memory_plan import Plan
+
+__all__ = ["Placing"]
+
+_GPUS: Final = tuple(map(Path, ("/proc/driver/nvidia", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")))
+"""One of these is there when torch can use a GPU (NVIDIA, AMD, WSL). torch itself is imported by the engine's process
+only."""
+_log = structlog.get_logger(__name__)
+
+
+class Placing:
+    """Decides for one node. `plan`: what it needs; None before the model's size is known."""
+
+    def __init__(self, config: JoinConfig) -> None:
+        self._config = config
+        self.plan: Plan | None = None
+
+    def on_disk(self, model_bytes: int) -> bool:
+        """Whether the replica is kept on disk. Raises `UsageError` when it fits nowhere."""
+        config, memory_bytes = self._config, free_bytes()
+        # The first time the engine is still to come; later it runs, and its memory is not free any more.
+        engine = config.engine if self.plan is None else "none"
+        in_memory, on_disk = (self._plan(model_bytes, engine, on_disk=place) for place in (False, True))
+        disk_bytes = disk_free_bytes(config.home)
+        chosen = memory_plan.keep_on_disk(config.replica, in_memory, on_disk, memory_bytes, model_bytes, disk_bytes)
+        self.plan = self._plan(model_bytes, config.engine, on_disk=chosen)
+        _log.info(
+            "replica",
+            place="disk" if chosen else "ram",
+            model_bytes=model_bytes,
+            memory_bytes=memory_bytes,
+            needs_bytes=self.plan.nbytes,
+        )
+        return chosen
+
+    def _plan(self, model_bytes: int, engine: str, *, on_disk: bool) -> Plan:
+        device = self._config.device
+        if device == "auto" and not any(path.exists() for path in _GPUS):
+            device = "cpu"
+        return memory_plan.node(
+            model_bytes, on_disk=on_disk, engine=engine, device=device, engines=self._config.engines
+        )

@@ -1,0 +1,65 @@
+"""Where a node keeps its replica, by what is free and whether its engine is still to come."""
+
+from pathlib import Path
+
+import pytest
+
+from codec.errors import UsageError
+from node.member import placing
+from node.member.placing import Placing
+from node.settings.config import JoinConfig
+
+GB = 10**9
+MODEL = 4 * GB
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """What the machine has left, in bytes; tests change it."""
+    left = {"memory": 64 * GB, "disk": 64 * GB}
+    monkeypatch.setattr(placing, "free_bytes", lambda: left["memory"])
+    monkeypatch.setattr(placing, "disk_free_bytes", lambda folder: left["disk"])
+    monkeypatch.setattr(placing, "_GPUS", ())
+    return left
+
+
+def a_node(home: Path, **settings) -> Placing:
+    return Placing(JoinConfig(home=home, **settings))
+
+
+def test_the_engine_counts_before_it_has_started(free: dict[str, int], tmp_path: Path) -> None:
+    node = a_node(tmp_path)
+    free["memory"] = 12 * GB  # the replica and nothing of the engine's 9 GB beside it
+    assert node.on_disk(MODEL) is True
+    assert node.plan is not None
+    assert node.plan.nbytes > 8 * GB
+
+
+def test_an_engine_that_runs_is_not_counted_again(free: dict[str, int], tmp_path: Path) -> None:
+    node = a_node(tmp_path)
+    assert node.on_disk(MODEL) is False
+    needs = node.plan
+    free["memory"] = 6 * GB  # the engine has taken its part
+    assert node.on_disk(MODEL) is False
+    assert node.plan == needs
+
+
+def test_an_engine_on_a_gpu_needs_little_of_the_machine(free: dict[str, int], tmp_path: Path) -> None:
+    free["memory"] = 7 * GB
+    assert a_node(tmp_path, device="cuda").on_disk(MODEL) is False
+    assert a_node(tmp_path, engine="none").on_disk(MODEL) is False
+
+
+def test_a_gpu_that_the_machine_has_is_used(
+    free: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placing, "_GPUS", (tmp_path,))
+    free["memory"] = 7 * GB
+    assert a_node(tmp_path).on_disk(MODEL) is False
+
+
+def test_too_little_for_the_place_that_was_asked_for(free: dict[str, int], tmp_path: Path) -> None:
+    free["memory"] = 3 * GB
+    with pytest.raises(UsageError, match=r"^This node needs 4\.\d GB .* 3\.0 GB are free: --replica disk needs 0"):
+        a_node(tmp_path, engine="none", replica="ram").on_disk(MODEL)
+    assert a_node(tmp_path, engine="none").on_disk(MODEL) is True

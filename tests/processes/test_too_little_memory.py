@@ -1,0 +1,62 @@
+"""In a real control group with too little memory, each process says so in one sentence and is not killed."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kit import LOOPBACK, Swarm, check, checkpoint, swarm_in, weights
+
+LIMIT_BYTES = 1 << 30
+GROUPS = (("", "memory.max"), ("memory", "memory.limit_in_bytes"))
+"""Folder under /sys/fs/cgroup and the file of the limit: version 2, version 1."""
+ENTER = ("sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"')
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group of `LIMIT_BYTES`."""
+    for controller, limit in GROUPS:
+        folder = Path("/sys/fs/cgroup", controller, f"swarm-test-{os.getpid()}")
+        try:
+            folder.mkdir()
+        except OSError:
+            continue
+        try:
+            if (folder / limit).exists():
+                (folder / limit).write_text(str(LIMIT_BYTES))
+                yield folder
+                return
+        finally:
+            folder.rmdir()
+    pytest.skip("this machine lets us make no control group for memory")
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[Swarm]:
+    with swarm_in(tmp_path / "swarm") as swarm:
+        yield swarm
+
+
+def test_a_seed_says_what_it_needs(swarm: Swarm, group: Path) -> None:
+    ended = swarm.command("seed", "seed", "--raw-mb", "3000", *LOOPBACK, prefix=(*ENTER, str(group)))
+    check(ended, 2, r"This seed needs 3\.\d GB \(3\.0 replica .* of memory, and [01]\.\d GB are free: .*--raw-mb")
+    assert not any(swarm.home("seed").glob("swarm-*/anchors/*"))
+
+
+def test_a_relay_says_what_it_needs(swarm: Swarm, group: Path, tmp_path: Path) -> None:
+    swarm.seed(checkpoint(tmp_path / "base", weights(tensors=2, elements=1000)))
+    ticket = swarm.ticket()
+    limit = next(path for _, name in GROUPS if (path := group / name).exists())
+    limit.write_text(str(150 << 20))
+    ended = swarm.command("relay", "relay", ticket, *LOOPBACK, prefix=(*ENTER, str(group)))
+    check(ended, 2, r"This relay needs 0\.2 GB .* of memory, and 0\.[01] GB are free")
+
+
+def test_a_node_says_what_helps_while_nothing_is_reserved(swarm: Swarm, group: Path, tmp_path: Path) -> None:
+    swarm.start("seed", "seed", "--raw-mb", "2000", *LOOPBACK, "--preset", "loopback")
+    swarm.until("seed", lambda state: state["role"] == "seed")
+    assert swarm.state("seed")["memory"]["needs_bytes"] > 2e9
+    words = ("join", swarm.ticket(), "--engine", "none", "--replica", "ram", *LOOPBACK)
+    ended = swarm.command("node", *words, prefix=(*ENTER, str(group)))
+    check(ended, 2, r"This node needs 2\.\d GB \(2\.0 replica .* and [01]\.\d GB are free: --replica disk needs")
