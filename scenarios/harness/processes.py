@@ -51,6 +51,9 @@ class Swarm:
             )
         return home
 
+    def pid(self, name: str) -> int:
+        return self._processes[name].pid
+
     def nodes(self, names: Sequence[str], base: Path, *words: str, **options: str) -> None:
         """Start nodes that generate rollouts, and wait until the seed reports an engine at each of them.
 

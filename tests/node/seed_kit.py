@@ -40,6 +40,7 @@ from node.ledger.state import Head
 from node.status.schema import MemberStatus, SeedStatus
 from node.trainers.connection.seedlink import SOCKET_NAME
 from node.trainers.messages import Evict, Evicted
+from swarm.runtime.replica.own import OwnChunk
 from swarm.store import Seal
 
 LAYOUT = Layout(
@@ -123,7 +124,7 @@ class FakeSeed:
         self.seals.append(Seal.of(manifest, b""))
         self.kept[manifest.root] = [self.replica.block(b).copy() for b in range(self.replica.layout.n_blocks)]
 
-    async def add_chunk(self, chunk: Chunk) -> None:
+    async def add_chunk(self, chunk: Chunk, known: OwnChunk | None = None) -> None:
         await self.slow.wait()
         header = open_header(chunk.header, self.key.public)
         attempt = self.attempts[-1]

@@ -221,7 +221,7 @@ def test_a_seed_that_stays_down_is_a_typed_error_and_never_a_hang(tmp_path: Path
 def test_a_full_disk_at_the_seed_is_a_typed_error_and_training_goes_on(tmp_path: Path, monkeypatch):
     with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
 
-        async def full(chunk: object) -> None:
+        async def full(chunk: object, known: object) -> None:
             raise DiskFull("The disk is full.")
 
         with monkeypatch.context() as patched:

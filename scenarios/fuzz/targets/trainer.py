@@ -29,6 +29,7 @@ from scenarios.fuzz.local import ScriptedChannel, frame, local_kinds
 from scenarios.fuzz.scene import AUTHORITY
 from scenarios.fuzz.tables import sizes_of
 from scenarios.fuzz.target import Target, World
+from swarm.runtime.replica.own import OwnChunk
 
 __all__ = ["TrainerTarget"]
 
@@ -59,7 +60,7 @@ class _Seed:
         raise UsageError("Not enough of it is kept.")
         yield []
 
-    async def add_chunk(self, chunk: Chunk) -> None:
+    async def add_chunk(self, chunk: Chunk, known: OwnChunk | None = None) -> None:
         await trio.lowlevel.checkpoint()
 
     async def seal(self, manifest: Manifest) -> bytes:
