@@ -165,6 +165,13 @@ def publish(
     raw
         FOLDER is any file, and the seed was started with --raw-mb.
     """
+    import gc
+
+    from node.settings.memory import give_back_promptly
+
+    gc.disable()  # searching all that is imported here for garbage would take a fifth of a short process's time
+    give_back_promptly()
+
     from node.status.progress import Progress
     from node.status.terminal import size
     from node.trainers.publish_files import publish_file, publish_folder

@@ -91,6 +91,7 @@ async def run(config: SeedConfig, *, task_status: trio.TaskStatus[None] = trio.T
         store.checkpoints.keep = 2  # a way back over eight versions or more, also just after a new checkpoint
         model = Model(store, base=base)
         head = await in_thread(open_newest_version, store, model, checkpoint, key)
+        del checkpoint  # its files are mapped, and the pages that were read count as this process's memory
         boot = next_boot(int(store.records.get("boot") or 0), time.time())
         store.records.put([("boot", str(boot).encode())])
         book = Book(config.home / "ledger.sqlite")

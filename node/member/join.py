@@ -25,7 +25,7 @@ from node.host.endpoint import Endpoint, NetworkOptions, open_store
 from node.member import following
 from node.settings import keyfile, logs
 from node.settings.config import JoinConfig, MemberConfig
-from node.settings.memory import disk_free_bytes, free_bytes, keep_on_disk
+from node.settings.memory import disk_free_bytes, free_bytes, give_back_promptly, keep_on_disk
 from node.settings.ticket import Ticket
 from node.status import query
 from node.status.reached import add_relay_counts, how_reached, log_reservations
@@ -78,6 +78,7 @@ async def run(
     from codec import Checkpoint
 
     logs.configure()
+    give_back_promptly()
     config = await in_thread(resolved, announced(config))
     if config.model is not None:
         await in_thread(Checkpoint.open, config.model)  # a wrong folder is reported before it uses the ticket

@@ -11,7 +11,7 @@ from node.host.announce import announced, resolved
 from node.host.endpoint import open_store
 from node.member import following
 from node.member.join import Member
-from node.settings import keyfile, logs
+from node.settings import keyfile, logs, memory
 from node.settings.config import RelayConfig
 from node.settings.contact import dialable
 from node.settings.ticket import Ticket
@@ -30,6 +30,7 @@ async def run(
     When the swarm gets a new key the relay goes on in the new swarm.
     """
     logs.configure()
+    memory.give_back_promptly()
     config = await in_thread(resolved, announced(config))
     key = keyfile.load_or_make(config.home / keyfile.NODE_KEY)
     while True:

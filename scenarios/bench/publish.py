@@ -89,6 +89,9 @@ def _version(swarm: Swarm, nbytes: int, *words: str, receiver: str | None = None
     for role in roles:
         _settle(swarm.pid(role))
     before = {role: _cpu_s(swarm.pid(role)) for role in roles}
+    faults = {role: _faults(swarm.pid(role)) for role in roles}
+    for role in roles:
+        Path(f"/proc/{swarm.pid(role)}/clear_refs").write_text("5")  # the peak begins again
     ended = _publish(swarm, words)
     for role in roles:
         _settle(swarm.pid(role))
@@ -104,6 +107,7 @@ def _version(swarm: Swarm, nbytes: int, *words: str, receiver: str | None = None
         "cpu_s_gb": cpu,
         "peak_models": peaks | {"publisher": ended.peak / nbytes},
         "anonymous_bytes": anonymous,
+        "faults_gb": {role: (_faults(swarm.pid(role)) - faults[role]) / gb for role in roles},
     }
 
 
@@ -143,6 +147,11 @@ def _cpu_s(pid: int) -> float:
     """User and system seconds of a process so far, all threads and ended children together."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / _TICKS_S
+
+
+def _faults(pid: int) -> int:
+    """Page faults of a process so far that needed no disk."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
 
 
 def _status_bytes(pid: int, name: str) -> int:
@@ -194,7 +203,8 @@ def _table(found: dict[str, Any]) -> Iterator[str]:
         yield (
             f"  version {row['version']}: opens after {row['opened_s']:.2f} s, sealed after {row['seconds']:.2f} s, "
             f"{row['delta_bytes'] / 1e6:.1f} MB; CPU s a GB: {shown}{ratio}; "
-            f"seed's anonymous memory {row['anonymous_bytes']['seed'] / 1e6:.0f} MB"
+            f"seed's anonymous memory {row['anonymous_bytes']['seed'] / 1e6:.0f} MB; "
+            f"page faults a GB: {', '.join(f'{role} {count:,.0f}' for role, count in row['faults_gb'].items())}"
         )
 
 

@@ -87,6 +87,8 @@ class FakeSeed:
         self.next_coder = CODER_RICE
         self.coders: set[int] = set()
         """Of every block that came."""
+        self.known_chunks = 0
+        """Chunks that came with a list of what they change."""
         self.staged: list[Any] = []
         self.chunks: list[bytes] = []
         self.manifests: list[Manifest] = []
@@ -133,7 +135,14 @@ class FakeSeed:
             piece = header.piece_range(i)
             verify_piece(header, i, chunk.body[piece.start : piece.stop])
         self.coders |= {block.coder for block in header.blocks}
-        self.staged.append(self.receiver.stage(header, chunk.body))
+        staged = self.receiver.stage(header, chunk.body)
+        self.staged.append(staged)
+        if known is not None:
+            self.known_chunks += 1
+            decoded = {block.block: block for block in staged}
+            for block in known.blocks:
+                np.testing.assert_array_equal(block.positions, decoded[block.block].positions)
+                np.testing.assert_array_equal(block.bits, decoded[block.block].bits)
         self.chunks.append(chunk.id)
 
     async def seal(self, manifest: Manifest) -> bytes:

@@ -693,7 +693,7 @@ def test_chunks_leave_while_later_tensors_are_still_being_compared(tmp_path: Pat
     after = {spec.name: seed.replica.bits(spec.name).copy() for spec in layout.tensors}
     for bits in after.values():
         bits[::20] ^= np.uint16(1)
-    whole, had = Replica.encode_block, []
+    whole, had = Replica.encode_changes, []
 
     def held_up(self: Replica, block: int, new: Any, coder: int = CODER_RICE) -> Any:
         deadline = time.monotonic() + 20.0
@@ -702,7 +702,7 @@ def test_chunks_leave_while_later_tensors_are_still_being_compared(tmp_path: Pat
         had.append((block, len(seed.chunks)))
         return whole(self, block, new, coder)
 
-    monkeypatch.setattr(Replica, "encode_block", held_up)
+    monkeypatch.setattr(Replica, "encode_changes", held_up)
     with running(tmp_path, seed), Swarm.attach(home=tmp_path, threads=1) as swarm:
         publication = swarm.publish(after.items(), step=1).wait(timeout_s=60)
     assert dict(had)[layout.n_blocks - 1] > 0

@@ -29,6 +29,39 @@ def test_the_seed_has_the_folders_bits(home: Path, folder: Path) -> None:
         report = publish_folder(home, folder, step=1)
         assert (report["version"], report["root"]) == (1, random_replica(seed=1).root.hex())
         assert seed.seed.receiver.root == random_replica(seed=1).root
+        assert seed.seed.known_chunks > 0
+
+
+def test_changes_are_listed_for_the_seed_while_they_are_few(home: Path, folder: Path, tmp_path: Path) -> None:
+    after = random_replica(seed=1)
+    for block, every in enumerate((50, 3, 2, 1000)[: after.layout.n_blocks]):
+        after._writable(block)[::every] ^= 1
+    after.rehash()
+    write_checkpoint(tmp_path / "step_2", LAYOUT, after.bits, {})
+    with running(home, FakeSeed(random_replica(seed=1))) as seed:
+        publish_folder(home, tmp_path / "step_2")
+        assert seed.seed.receiver.root == after.root
+        publish_folder(home, folder)
+        assert seed.seed.receiver.root == random_replica(seed=1).root
+
+
+def test_a_second_name_of_tied_tensors_must_have_the_same_bits(home: Path, tmp_path: Path) -> None:
+    new = random_replica(seed=1)
+    tensors = sorted((*LAYOUT.tensors[:2], TensorSpec("c.weight", "BF16", (64, 32)), LAYOUT.tensors[3]), key=_name)
+    apart = Layout((*tensors, TensorSpec("tied.weight", "BF16", (64, 32))))
+    for name, differs in (("same", 0), ("other", 1)):
+        bits = {spec.name: new.bits("c.weight" if spec.name == "tied.weight" else spec.name) for spec in apart.tensors}
+        bits["tied.weight"] = bits["tied.weight"] ^ np.uint16(differs)
+        write_checkpoint(tmp_path / name, apart, bits.__getitem__, {})
+    with running(home, FakeSeed(random_replica())) as seed:
+        with pytest.raises(UsageError, match="are tied in the base"):
+            publish_folder(home, tmp_path / "other")
+        publish_folder(home, tmp_path / "same")
+        assert seed.seed.receiver.root == new.root
+
+
+def _name(spec: TensorSpec) -> str:
+    return spec.name
 
 
 def test_a_checkpoint_that_changes_while_it_is_read_is_not_published(home: Path, folder: Path) -> None:
