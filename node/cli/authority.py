@@ -179,6 +179,7 @@ def publish(
     with Progress(f"Publishing {folder.name}"):
         publish_path = publish_file if raw else publish_folder
         report = publish_path(home or default_home(), folder, step=step, everywhere=wait)
+    gc.freeze()  # nor is it searched at the end
     if as_json:
         print_json(report)
         return
