@@ -95,6 +95,7 @@ async def _nobody(peer: bytes, body: bytes) -> None:
 _AFTER: Final = {
     "PublishBegin": ("Attach",),
     "PublishBlocks": ("Attach", "PublishBegin"),
+    "PublishShared": ("Attach", "PublishBegin"),
     "PublishEnd": ("Attach", "PublishBegin"),
     "GoBack": ("Attach",),
     "Offer": ("OpenRollouts",),
@@ -121,7 +122,7 @@ class _World(World):
         """Make `value` a message that the seed accepts."""
         match cls.__name__:
             case "Attach":
-                return value | {"protocol": 2, "rank": 0, "world": 1}
+                return value | {"protocol": 2, "rank": 0, "world": 1, "ring_bytes": 0}  # no descriptor comes with it
             case "PublishBegin":
                 return value | {"again": None}
             case "PublishEnd":

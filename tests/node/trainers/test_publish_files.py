@@ -9,6 +9,7 @@ from seed_kit import LAYOUT, FakeSeed, random_replica, running
 
 from codec import Layout, TensorSpec, write_checkpoint
 from codec.errors import UsageError
+from node.trainers.messages import PublishOpened
 from node.trainers.publish_files import publish_folder, stamp
 
 
@@ -57,6 +58,34 @@ def test_a_second_name_of_tied_tensors_must_have_the_same_bits(home: Path, tmp_p
         with pytest.raises(UsageError, match="are tied in the base"):
             publish_folder(home, tmp_path / "other")
         publish_folder(home, tmp_path / "same")
+        assert seed.seed.receiver.root == new.root
+
+
+def test_a_seed_that_reads_no_ring_gets_the_blocks_by_its_socket(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A seed of an older release."""
+    new = random_replica()
+    new._writable(0)[::50] ^= 1
+    new.rehash()
+    write_checkpoint(tmp_path / "step_1", LAYOUT, new.bits, {})
+    monkeypatch.setattr("node.coordinator.rank_group.PublishOpened", lambda *fields, ring: PublishOpened(*fields))
+    with running(home, FakeSeed(random_replica())) as seed:
+        publish_folder(home, tmp_path / "step_1")
+        assert seed.seed.receiver.root == new.root
+        assert seed.seed.known_chunks == 0
+
+
+def test_a_ring_that_is_full_is_waited_for(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.trainers.connection.link.RING_BYTES", 1 << 20)
+    wide = Layout(tuple(TensorSpec(f"t{i:02}", "BF16", (1 << 18,)) for i in range(24)))
+    new = random_replica(wide, seed=1)
+    for block in range(0, wide.n_blocks, 2):  # half of them raw: two fill the ring
+        new._writable(block)[:] = np.random.default_rng(block).integers(0, 1 << 16, 1 << 18)
+    new.rehash()
+    write_checkpoint(tmp_path / "step_1", wide, new.bits, {})
+    with running(home, FakeSeed(random_replica(wide))) as seed:
+        publish_folder(home, tmp_path / "step_1")
         assert seed.seed.receiver.root == new.root
 
 
