@@ -169,13 +169,15 @@ def publish(
 
     from node.settings.memory import give_back_promptly
 
-    gc.disable()  # searching all that is imported here for garbage would take a fifth of a short process's time
     give_back_promptly()
+    gc.disable()  # what is imported here is no garbage, and searching it would take a fifth of a short process's time
 
     from node.status.progress import Progress
     from node.status.terminal import size
     from node.trainers.publish_files import publish_file, publish_folder
 
+    gc.freeze()
+    gc.enable()
     with Progress(f"Publishing {folder.name}"):
         publish_path = publish_file if raw else publish_folder
         report = publish_path(home or default_home(), folder, step=step, everywhere=wait)
