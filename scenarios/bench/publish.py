@@ -115,10 +115,11 @@ def _publish(swarm: Swarm, words: tuple[str, ...]) -> _Ended:
     log = swarm.home.with_name("seed.log")
     looked = log.stat().st_size
     command = [sys.executable, "-m", "node.cli", "publish", *words, "--json", "--home", str(swarm.home)]
-    began, opened_s = time.monotonic(), None
+    began, opened_s, peak = time.monotonic(), None, 0
     with tempfile.TemporaryFile() as out:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out)
         while True:
+            peak = max(peak, _status_bytes(process.pid, "VmHWM"))  # `ru_maxrss` would include this process's, from fork
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)
             if opened_s is None and b'"publishing"' in log.read_bytes()[looked:]:
                 opened_s = time.monotonic() - began
@@ -131,7 +132,7 @@ def _publish(swarm: Swarm, words: tuple[str, ...]) -> _Ended:
         assert opened_s is not None
         out.seek(0)
         report = json.load(out)
-    return _Ended(usage.ru_utime + usage.ru_stime, opened_s, seconds, usage.ru_maxrss * 1024, report)
+    return _Ended(usage.ru_utime + usage.ru_stime, opened_s, seconds, peak, report)
 
 
 def _settle(pid: int) -> None:
@@ -155,8 +156,9 @@ def _faults(pid: int) -> int:
 
 
 def _status_bytes(pid: int, name: str) -> int:
+    """A field of a process's status; 0 once the process has ended."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), 0)
 
 
 def _write(folder: Path, layout: Layout, words: Bits) -> Path:
