@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from codec.chunk import CODER_PCO, CODER_RICE
+from codec.layout import Layout
 
-__all__ = ["arrival_mbit", "choose_coder"]
+__all__ = ["arrival_mbit", "choose_coder", "usual_changes", "usual_payload_bytes"]
 
 _BITS_A_CHANGE: Final = {CODER_RICE: 7.2, CODER_PCO: 9.75}
 """Bits on the wire for each changed element at 1 % density, with headers (docs/codec.md, section 11, made-up step).
@@ -13,6 +14,20 @@ Both fall about equally as density rises."""
 _DECODE_BYTES_S: Final = {CODER_RICE: 4.5e9, CODER_PCO: 5.5e9}
 """Bytes of weights a second on one core of a Zen 5, from verified chunk to predicted block hash; BLAKE3 alone reaches
 10e9 there. Both coders hash every block. Rice also finds the class of every old weight; pco only copies it."""
+
+
+_USUAL_DENSITY: Final = 0.01
+"""Assumed share of elements that the first RL step changes; later steps are known by the step before."""
+
+
+def usual_changes(layout: Layout) -> int:
+    """How many elements a first version is assumed to change."""
+    return round(sum(spec.elements for spec in layout.tensors) * _USUAL_DENSITY)
+
+
+def usual_payload_bytes(layout: Layout) -> int:
+    """The bytes that a first version is assumed to have."""
+    return round(usual_changes(layout) * _BITS_A_CHANGE[CODER_RICE] / 8)
 
 
 def arrival_mbit(seed_up_mbit: float, node_up_mbits: Sequence[float], node_down_mbits: Sequence[float] = ()) -> float:

@@ -7,7 +7,7 @@ hashes of its pieces are verified. `docs/codec.md` specifies the bytes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
@@ -72,12 +72,13 @@ class ChunkKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockDelta:
-    """One block's coded change. `new_hash`: BLAKE3 of the block's bytes afterwards."""
+    """One block's coded change. `new_hash`: BLAKE3 of the block's bytes afterwards. `payload`: bytes, or a view that
+    nobody writes to."""
 
     block: int
     coder: int
     new_hash: bytes
-    payload: bytes
+    payload: bytes | memoryview
 
 
 class BlockEntry(NamedTuple):
@@ -132,10 +133,12 @@ class ChunkHeader:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A chunk as it is sent. `header`: sealed (signature first)."""
+    """A chunk as it is sent. `header`: sealed (signature first). `opened`: the decoded header, if this process has
+    signed the chunk."""
 
     header: bytes
     body: bytes
+    opened: ChunkHeader | None = field(default=None, compare=False, repr=False)
 
     @property
     def id(self) -> bytes:
@@ -181,8 +184,8 @@ def seal_chunk(
     for start in range(0, len(body), piece_bytes):
         out.raw(blake3(body[start : start + piece_bytes]).digest())
     header = bytes(out.data)
-    _read_header(header)  # never sign a header that receivers would refuse
-    return Chunk(signing_key.seal(_DOMAIN, header), body)
+    opened = _read_header(header)  # never sign a header that receivers would refuse
+    return Chunk(signing_key.seal(_DOMAIN, header), body, opened)
 
 
 def open_header(sealed: bytes, authority: bytes) -> ChunkHeader:

@@ -58,18 +58,18 @@ class Packer:
     """
 
     def __init__(self, target_bytes: int) -> None:
-        """`target_bytes`: see `chunk_target`."""
+        """`target_bytes`: see `chunk_target`. It may be changed between two calls."""
         assert 0 < target_bytes <= MAX_CHUNK_BYTES
-        self._target = target_bytes
+        self.target_bytes = target_bytes
         self._waiting: list[BlockDelta] = []
         self._bytes = 0
 
     def add(self, delta: BlockDelta) -> list[list[BlockDelta]]:
         """The chunks (0 or 1 lists of deltas for `seal_chunk`) that `delta` completes."""
         size = len(delta.payload)
-        if size >= self._target:
+        if size >= self.target_bytes:
             return [[delta]]
-        full = self.flush() if self._bytes + size > self._target or len(self._waiting) == MAX_BLOCKS else []
+        full = self.flush() if self._bytes + size > self.target_bytes or len(self._waiting) == MAX_BLOCKS else []
         self._waiting.append(delta)
         self._bytes += size
         return full

@@ -17,16 +17,21 @@ from codec.layout import BLOCK_ELEMENTS
 from codec.rice import changed_positions, decode_plainly, encode_plainly
 from codec.scratch import Positions, Scratch, check, choose_top, exponent_of, read_payload, take_payload
 
-__all__ = ["decode_block", "encode_block", "warm_up"]
+__all__ = ["decode_block", "encode_block", "encode_changes", "warm_up"]
 
 
 def encode_block(old: Bits, new: Bits, dtype: DType) -> bytes | None:
     """The coded changes from `old` to `new` (flat arrays of `dtype.bits`, at most a block); None if there are none."""
+    coded = encode_changes(old, new, dtype)
+    return None if coded is None else coded[0]
+
+
+def encode_changes(old: Bits, new: Bits, dtype: DType) -> tuple[bytes, Positions] | None:
+    """As `encode_block`, with the positions of the changes (uint32, ascending)."""
     check(old, dtype)
     check(new, dtype)
     if dtype.itemsize == 8:
-        plain = encode_plainly(old, new)
-        return None if plain is None else plain[0]
+        return encode_plainly(old, new)
     positions = changed_positions(old, new, dtype)
     if positions.size == 0:
         return None
@@ -41,7 +46,8 @@ def encode_block(old: Bits, new: Bits, dtype: DType) -> bytes | None:
         words[0] = top
         at = write_positions(words, capacity, 8, positions, scratch.numbers)
         assert at > 0
-        return take_payload(words, write_values(words, capacity, at, scratch.diffs, fill, scratch.numbers))
+        payload = take_payload(words, write_values(words, capacity, at, scratch.diffs, fill, scratch.numbers))
+        return payload, positions
 
 
 def decode_block(payload: bytes | memoryview, old: Bits, dtype: DType) -> tuple[Positions, Bits]:

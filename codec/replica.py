@@ -25,7 +25,16 @@ from codec.kernels.scan import scatter
 from codec.layered import Layered
 from codec.layout import Layout
 from codec.manifest import state_root
-from codec.staging import StagedBlock, StagedChunk, Torn, block_hash, encode, stage_chunk
+from codec.staging import (
+    EncodedBlock,
+    StagedBlock,
+    StagedChunk,
+    Torn,
+    block_hash,
+    encode,
+    encode_changes,
+    stage_chunk,
+)
 
 __all__ = ["Replica"]
 
@@ -52,6 +61,7 @@ class Replica:
         self.fd = fd
         self.path = path
         self._readers_fd: int | None = None
+        self._memory = memory
         self._bytes = np.frombuffer(memory, np.uint8)
         tail = _sequence_offset(layout)
         self._sequence = self._bytes[tail : tail + 4 * layout.n_blocks].view(np.uint32)
@@ -151,6 +161,19 @@ class Replica:
         spec = self.layout.block(block)
         return self._view(spec.offset, spec.nbytes, spec.dtype.bits)
 
+    @contextmanager
+    def visiting(self, block: int) -> Iterator[None]:
+        """Map a block's pages in one go, and unmap them at the end: for a process that reads each block once, and
+        should not be charged with the memory of all of them."""
+        spec = self.layout.block(block)
+        start = spec.offset // _PAGE * _PAGE
+        size = -(-(spec.offset + spec.nbytes) // _PAGE) * _PAGE - start
+        shared.populate(self._memory, start, size)
+        try:
+            yield
+        finally:
+            shared.unmap(self._memory, start, size)
+
     def _view(self, offset: int, nbytes: int, dtype: np.dtype[Any]) -> Bits:
         view = self._bytes[offset : offset + nbytes].view(dtype)
         view.flags.writeable = False
@@ -201,8 +224,11 @@ class Replica:
 
     def encode_block(self, block: int, new: Bits, coder: int = CODER_RICE) -> BlockDelta | None:
         """The delta from a block to `new` (flat, `dtype.bits`); None if equal. Raw if `coder` is no shorter."""
-        spec = self.layout.block(block)
-        return encode(block, self.block(block), new, spec.dtype, coder)
+        return encode(block, self.block(block), new, self.layout.block(block).dtype, coder)
+
+    def encode_changes(self, block: int, new: Bits, coder: int = CODER_RICE) -> EncodedBlock | None:
+        """As `encode_block`, with the positions of the changes."""
+        return encode_changes(block, self.block(block), new, self.layout.block(block).dtype, coder)
 
     def stage(self, header: ChunkHeader, body: bytes | bytearray | memoryview) -> StagedChunk:
         """Decode a verified chunk; see `codec.staging.stage_chunk`. Raises `Torn`, `PeerError`."""
@@ -238,7 +264,10 @@ class Replica:
             raise Torn(torn)
         for block in pending:
             with self._writing(block.block, block.new_hash) as words:
-                scatter(words, block.positions, block.bits)
+                if block.positions.size == words.size:  # ascending, so it names every element
+                    words[:] = block.bits
+                else:
+                    scatter(words, block.positions, block.bits)
 
     def take_from(self, source: Layered, run: Run = map, *, believed: bool = False) -> tuple[int, ...]:
         """Copy from `source` every block whose hash differs.

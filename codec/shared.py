@@ -4,6 +4,7 @@
 memory, which only one process can use.
 """
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -13,8 +14,19 @@ from typing import Final
 
 from codec.errors import UsageError
 
-__all__ = ["map_file", "map_readonly", "no_sharing", "reserve", "seal_for_readers", "seal_forever"]
+__all__ = [
+    "map_file",
+    "map_readonly",
+    "no_sharing",
+    "populate",
+    "reserve",
+    "seal_for_readers",
+    "seal_forever",
+    "unmap",
+]
 
+_MADV_POPULATE_READ: Final = 22
+"""From linux/mman.h; the `mmap` module lacks it."""
 _F_SEAL_FUTURE_WRITE: Final = 0x10
 """From linux/fcntl.h; the `fcntl` module has it from Python 3.13 on. Existing maps can still write, new ones cannot."""
 
@@ -77,6 +89,20 @@ def seal_forever(fd: int) -> None:
 def map_readonly(fd: int) -> mmap.mmap:
     """A read-only map of the whole file."""
     return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+
+
+def populate(memory: mmap.mmap, start: int, size: int) -> None:
+    """Map these pages of shared memory for reading, in one system call instead of a fault for every few. `start`,
+    `size`: whole pages. No effect before Linux 5.14."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            memory.madvise(_MADV_POPULATE_READ, start, size)
+
+
+def unmap(memory: mmap.mmap, start: int, size: int) -> None:
+    """Take these pages of shared memory out of this process; they are kept, and mapped again when they are read."""
+    if sys.platform == "linux":
+        memory.madvise(mmap.MADV_DONTNEED, start, size)
 
 
 def no_sharing() -> UsageError:

@@ -22,16 +22,18 @@ from codec.layout import BLOCK_ELEMENTS, Layout
 
 __all__ = [
     "BlockSource",
+    "EncodedBlock",
     "StagedBlock",
     "StagedChunk",
     "Torn",
+    "all_positions",
     "block_hash",
     "decode",
     "encode",
+    "encode_changes",
     "forward",
     "stage_chunk",
 ]
-
 
 _PROBE_ELEMENTS: Final = 1 << 13
 """Elements per probe in `encode`: enough for the coder's statistics, and under a hundredth of a block."""
@@ -84,6 +86,16 @@ class StagedChunk:
         return iter(self.blocks)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedBlock:
+    """A block's delta, and what it changes. `changed`: elements. `positions`: theirs, uint32, ascending; None for a raw
+    block that was not compared element by element."""
+
+    delta: BlockDelta
+    changed: int
+    positions: NDArray[np.uint32] | None
+
+
 class BlockSource(Protocol):
     """The blocks of one version of a model: a replica, in memory or layered."""
 
@@ -107,14 +119,24 @@ def block_hash(bits: Bits) -> bytes:
 
 def encode(block: int, old: Bits, new: Bits, dtype: DType, coder: int = CODER_RICE) -> BlockDelta | None:
     """The delta of a block from `old` to `new` with `coder`, or raw if that is no longer; None if nothing changed."""
-    code = (pco if coder == CODER_PCO else rice).encode_block
-    raw = coder == CODER_RAW or all(_is_incompressible(code, old[part], new[part], dtype) for part in _probes(new.size))
-    payload = new.tobytes() if raw else code(old, new, dtype)
-    if payload is None or (coder == CODER_RAW and np.array_equal(old, new)):
+    encoded = encode_changes(block, old, new, dtype, coder)
+    return None if encoded is None else encoded.delta
+
+
+def encode_changes(block: int, old: Bits, new: Bits, dtype: DType, coder: int = CODER_RICE) -> EncodedBlock | None:
+    """As `encode`, with the positions of the changes."""
+    code = (pco if coder == CODER_PCO else rice).encode_changes
+    if coder == CODER_RAW or all(_is_incompressible(code, old[part], new[part], dtype) for part in _probes(new.size)):
+        changed = int(np.count_nonzero(old != new))
+        raw = BlockDelta(block, CODER_RAW, block_hash(new), new.tobytes())
+        return EncodedBlock(raw, changed, None) if changed else None
+    coded = code(old, new, dtype)
+    if coded is None:
         return None
-    if raw or len(payload) >= new.nbytes:
+    payload, positions = coded
+    if len(payload) >= new.nbytes:
         coder, payload = CODER_RAW, new.tobytes()
-    return BlockDelta(block, coder, block_hash(new), payload)
+    return EncodedBlock(BlockDelta(block, coder, block_hash(new), payload), positions.size, positions)
 
 
 def _probes(size: int) -> Iterator[slice]:
@@ -122,7 +144,9 @@ def _probes(size: int) -> Iterator[slice]:
     return (slice(at, at + _PROBE_ELEMENTS) for at in (0, size // 2, max(0, size - _PROBE_ELEMENTS)))
 
 
-def _is_incompressible(code: Callable[[Bits, Bits, DType], bytes | None], old: Bits, new: Bits, dtype: DType) -> bool:
+def _is_incompressible(
+    code: Callable[[Bits, Bits, DType], tuple[bytes, NDArray[np.uint32]] | None], old: Bits, new: Bits, dtype: DType
+) -> bool:
     """Whether coding this range is no shorter than its raw bits.
 
     If that holds for all probes of a block (a first version, a file), coding the whole block would cost much time for
@@ -130,8 +154,8 @@ def _is_incompressible(code: Callable[[Bits, Bits, DType], bytes | None], old: B
     """
     if 2 * np.count_nonzero(old != new) < new.size or not new.size:
         return False
-    payload = code(old, new, dtype)
-    return payload is not None and len(payload) >= new.nbytes
+    coded = code(old, new, dtype)
+    return coded is not None and len(coded[0]) >= new.nbytes
 
 
 class _ScratchBlock:
@@ -176,7 +200,7 @@ def decode(entry: BlockEntry, payload: memoryview, old: Bits, dtype: DType) -> t
 
 
 @cache
-def _all_positions() -> NDArray[np.uint32]:
+def all_positions() -> NDArray[np.uint32]:
     """The positions of all elements of a block, read-only."""
     positions = np.arange(BLOCK_ELEMENTS, dtype=np.uint32)
     positions.flags.writeable = False
@@ -190,7 +214,7 @@ def _changes(old: Bits, new: Bits, dtype: DType) -> tuple[NDArray[np.uint32], Bi
     element would take longer than copying the bits.
     """
     if 2 * np.count_nonzero(old != new) > new.size:
-        return _all_positions()[: new.size], new.copy()
+        return all_positions()[: new.size], new.copy()
     positions = rice.changed_positions(old, new, dtype)
     return positions, new[positions]
 

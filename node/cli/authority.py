@@ -167,13 +167,23 @@ def publish(
     raw
         FOLDER is any file, and the seed was started with --raw-mb.
     """
+    import gc
+
+    from node.settings.memory import give_back_promptly
+
+    give_back_promptly()
+    gc.disable()  # what is imported here is no garbage, and searching it would take a fifth of a short process's time
+
     from node.status.progress import ProgressLine
     from node.status.terminal import size
     from node.trainers.publish_files import publish_file, publish_folder
 
+    gc.freeze()
+    gc.enable()
     with ProgressLine(f"Publishing {folder.name}"):
         publish_path = publish_file if raw else publish_folder
         report = publish_path(home or default_home(), folder, step=step, everywhere=wait)
+    gc.freeze()  # nor is it searched at the end
     if as_json:
         print_json(report)
         return

@@ -17,7 +17,7 @@ import structlog
 import trio
 
 from codec import BlockDelta, Checkpoint, Chunk, Manifest, Replica, StagedChunk
-from codec.choice import arrival_mbit, choose_coder
+from codec.choice import arrival_mbit, choose_coder, usual_changes, usual_payload_bytes
 from codec.chunk import CODER_PCO, CODER_RICE
 from codec.errors import SwarmError, UsageError
 from codec.sign import Key
@@ -63,6 +63,7 @@ from swarm.protocol.transfer.egress import Egress
 from swarm.runtime import in_thread
 from swarm.runtime.publishing import Attempt, SeedPublisher
 from swarm.runtime.replica.model import Model
+from swarm.runtime.replica.own import OwnChunk
 from swarm.runtime.sessions.blob_service import cost_of, model_bytes
 from swarm.store import Seal, Store
 from swarm.transport.identity import peer_id
@@ -70,9 +71,6 @@ from swarm.transport.identity import peer_id
 __all__ = ["Coordinator", "run"]
 
 _log = structlog.get_logger(__name__)
-_USUAL_DENSITY: Final = 0.01
-"""Assumed share of elements that the first RL step changes; later steps are known by the step before."""
-
 _WATCH_AGAIN_S: Final = 5.0
 """Pause before the watching process is started again. It ends only when a checkpoint was truncated while it was read,
 or by a bug of ours; without a pause the restarts would be a busy loop."""
@@ -95,6 +93,7 @@ async def run(config: SeedConfig, *, task_status: trio.TaskStatus[None] = trio.T
             raise UsageError("This key was replaced (swarm-node rotate-key): start the seed with the new one.")
         model = Model(store, base=base)
         head = await in_thread(open_newest_version, store, model, checkpoint, key)
+        del checkpoint  # its files are mapped, and the pages that were read count as this process's memory
         boot = next_boot(int(store.records.get("boot") or 0), time.time())
         store.records.put([("boot", str(boot).encode())])
         book = Book(config.home / "ledger.sqlite")
@@ -225,8 +224,7 @@ class Coordinator:
         if config.coder != "auto":
             return {"rice": CODER_RICE, "pco": CODER_PCO}[config.coder]
         layout = self._publisher.replica.layout
-        elements = sum(spec.elements for spec in layout.tensors)
-        changed = last.changed if last is not None and last.changed else round(elements * _USUAL_DENSITY)
+        changed = last.changed if last is not None and last.changed else usual_changes(layout)
         return choose_coder(layout.full_bytes, changed, self._link_mbit, config.node_cores)
 
     @property
@@ -241,7 +239,9 @@ class Coordinator:
 
     async def open_attempt(self, back_to: Seal | None = None) -> Attempt:
         self.track.begin_publish()
-        attempt = (await self._publisher.open_attempt(back_to))._replace(link_mbit=self._link_mbit)
+        usual_bytes = usual_payload_bytes(self.replica.layout)
+        attempt = await self._publisher.open_attempt(back_to)
+        attempt = attempt._replace(link_mbit=self._link_mbit, expected_bytes=usual_bytes)
         self.ledger.begun((attempt.epoch, attempt.version))
         _log.info("publishing", version=str(VersionId(attempt.epoch, attempt.version)), attempt=attempt.attempt)
         return attempt
@@ -249,8 +249,8 @@ class Coordinator:
     def rewind(self, to: Seal) -> AsyncGenerator[list[tuple[BlockDelta, int]], None]:
         return self._publisher.rewind(to)
 
-    async def add_chunk(self, chunk: Chunk) -> None:
-        await self._publisher.add_chunk(chunk)
+    async def add_chunk(self, chunk: Chunk, known: OwnChunk | None = None) -> None:
+        await self._publisher.add_chunk(chunk, known)
         self.track.chunk_left()
 
     async def seal(self, manifest: Manifest) -> bytes:

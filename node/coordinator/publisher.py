@@ -6,7 +6,7 @@ that it leaves open is abandoned, and the next attempt has its own number.
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import trio
@@ -20,17 +20,24 @@ from codec import (
     Manifest,
     Packer,
     Replica,
+    StagedBlock,
     chunk_target,
     piece_target,
     seal_chunk,
     state_root,
 )
+from codec.chunk import CODER_RAW
 from codec.errors import PeerError, SwarmError, UsageError
 from node.trainers.messages import VersionRef
 from swarm.runtime.publishing import Attempt
+from swarm.runtime.replica.own import OwnChunk
 from swarm.store import Seal
 
 __all__ = ["Attempt", "Busy", "Publisher", "Returned", "Sealed", "VersionSink"]
+
+
+_GROWS: Final = 2
+"""A version that has more payload than was expected is taken to have this many times what it has so far."""
 
 
 class Busy(SwarmError):
@@ -90,8 +97,11 @@ class VersionSink(Protocol):
         """
         ...
 
-    async def add_chunk(self, chunk: Chunk) -> None:
-        """Store and assign a chunk of the open attempt. Waits while the store is behind; never for a slow peer."""
+    async def add_chunk(self, chunk: Chunk, known: OwnChunk | None = None) -> None:
+        """Store and assign a chunk of the open attempt. Waits while the store is behind; never for a slow peer.
+
+        `known`: what the chunk changes, so that it need not be decoded.
+        """
         ...
 
     async def seal(self, manifest: Manifest) -> bytes:
@@ -121,18 +131,21 @@ class Publisher:
         open."""
         return self._current().hashes
 
-    async def begin(self, again: VersionRef | None = None) -> Attempt:
+    async def begin(self, again: VersionRef | None = None, expected_bytes: int = 0) -> Attempt:
         """Open the next version. `again`: an older version instead, whose exact bits the trainer will send.
+        `expected_bytes`: of its payload, if the trainer knows.
 
         Raises `Busy` when a version is open, `UsageError` when there is no such older one.
         """
         target = None if again is None else await self.seed.find(again.root, again.version)
-        return await self._begin(target)
+        return await self._begin(target, expected_bytes)
 
-    async def _begin(self, target: Seal | None) -> Attempt:
+    async def _begin(self, target: Seal | None, expected_bytes: int = 0) -> Attempt:
         if self._open is not None:
             raise Busy("Another trainer is publishing to this seed. Publish from one process at a time.")
         attempt = await self.seed.open_attempt(target)
+        expected_bytes = attempt.last_payload_bytes or expected_bytes or attempt.expected_bytes
+        attempt = attempt._replace(expected_bytes=expected_bytes)
         self._open = _Version(attempt, self.seed, target)
         return attempt
 
@@ -158,9 +171,13 @@ class Publisher:
             raise
         return Returned(attempt.epoch, attempt.version, sealed.root, sealed.payload_bytes)
 
-    async def add(self, deltas: Sequence[BlockDelta]) -> None:
-        """Add changed blocks, in any order, each once. Raises `PeerError` for an impossible or repeated block."""
+    async def add(self, deltas: Sequence[BlockDelta], known: Sequence[StagedBlock] = ()) -> None:
+        """Add changed blocks, in any order, each once. Raises `PeerError` for an impossible or repeated block.
+
+        `known`: what some of these deltas change, in any order.
+        """
         version = self._current()
+        version.known |= {block.block: block for block in known}
         for delta in deltas:
             version.note(delta)
             for full in version.packer.add(delta):
@@ -201,8 +218,9 @@ class _Version:
         self.attempt = attempt
         self.target = target
         self.seed = seed
-        self.packer = Packer(chunk_target(attempt.last_payload_bytes))
-        self.piece_bytes = piece_target(attempt.last_payload_bytes, attempt.nodes, attempt.link_mbit)
+        self.packer = Packer(chunk_target(attempt.expected_bytes))
+        self.known: dict[int, StagedBlock] = {}
+        """What the blocks change that are not in a chunk yet, where the trainer has said it."""
         self.hashes = seed.replica.hashes.copy()
         self.seen = np.zeros(seed.replica.layout.n_blocks, np.bool_)
         self.chunk_ids: list[bytes] = []
@@ -221,17 +239,26 @@ class _Version:
 
     async def send(self, deltas: list[BlockDelta]) -> None:
         attempt = self.attempt
+        expected = max(attempt.expected_bytes, _GROWS * self.payload_bytes)
+        self.packer.target_bytes = chunk_target(expected)
         chunk = seal_chunk(
             ChunkKey(attempt.epoch, attempt.version, attempt.attempt, len(self.chunk_ids)),
             attempt.parent_root,
             self.seed.replica.layout.hash,
             deltas,
             self.seed.key,
-            self.piece_bytes,
+            piece_target(expected, attempt.nodes, attempt.link_mbit),
         )
         self.chunk_ids.append(chunk.id)
         self.payload_bytes += chunk.nbytes
-        await self.seed.add_chunk(chunk)
+        await self.seed.add_chunk(chunk, self._take_known(deltas))
+
+    def _take_known(self, deltas: list[BlockDelta]) -> OwnChunk | None:
+        """What these blocks change; None unless the trainer has said it of each, or sent its new bits (raw)."""
+        found = [self.known.pop(delta.block, None) for delta in deltas]
+        if any(block is None and delta.coder != CODER_RAW for block, delta in zip(found, deltas, strict=True)):
+            return None
+        return OwnChunk(tuple(block for block in found if block is not None))
 
     def manifest(self, changed: int) -> Manifest:
         attempt = self.attempt

@@ -17,8 +17,10 @@ import trio
 from codec import chunk_target, state_root
 from codec.errors import PeerError, SwarmError, UsageError
 from node.coordinator.publisher import Publisher
+from node.coordinator.shared_blocks import read_shared, record_end
 from node.ipc.async_channel import AsyncChannel
 from node.ipc.channel import ChannelClosed
+from node.ipc.ring import RingReader
 from node.trainers.messages import (
     Attach,
     Delta,
@@ -28,6 +30,7 @@ from node.trainers.messages import (
     PublishOpened,
     PublishSealed,
     Refusal,
+    SharedDelta,
     WentBack,
 )
 from node.trainers.ranks.peers import have, named
@@ -74,13 +77,13 @@ class RankGroup:
     async def begin(self, message: PublishBegin) -> None:
         """Wait for all ranks, open the version, and tell them. Raises `UsageError`, `Busy`."""
         await self._gather()
-        attempt = await self._publisher.begin(message.again)
+        attempt = await self._publisher.begin(message.again, message.expected_bytes)
         self.open, self._ended = True, {}
         self._check_all_here()
         await self._tell(
             PublishOpened(
                 message.number, attempt.epoch, attempt.version, attempt.attempt, attempt.parent_root,
-                chunk_target(attempt.last_payload_bytes) // BATCHES_A_CHUNK, self._publisher.seed.coder(),
+                chunk_target(attempt.expected_bytes) // BATCHES_A_CHUNK, self._publisher.seed.coder(), ring=True,
             )
         )  # fmt: skip
 
@@ -88,6 +91,14 @@ class RankGroup:
         """Add blocks of one rank; ranks take turns. Waits while the store is behind."""
         async with self._sending:
             await self._publisher.add([delta.unwrap() for delta in deltas])
+
+    async def add_shared(self, deltas: Sequence[SharedDelta], ring: RingReader) -> None:
+        """As `add`, with blocks in the rank's ring. Raises `PeerError`."""
+        read = [read_shared(delta, ring, self._publisher.seed.replica) for delta in deltas]
+        if deltas:
+            ring.give_back(record_end(deltas[-1], self._publisher.seed.replica.layout))
+        async with self._sending:
+            await self._publisher.add([delta for delta, _ in read], [block for _, block in read if block is not None])
 
     async def end(self, rank: int, message: PublishEnd) -> None:
         """This rank has sent all of its blocks; the last rank to do so seals the version. Raises `PeerError`."""

@@ -18,6 +18,7 @@ from node.coordinator.publisher import Publisher, VersionSink
 from node.coordinator.rank_group import RankGroups
 from node.ipc.async_channel import AsyncChannel, serve_socket
 from node.ipc.channel import ChannelClosed, close_fds
+from node.ipc.ring import RingReader
 from node.ledger.binding import Binding
 from node.ledger.model_limits import limits_of
 from node.ledger.service import VOLATILE, LedgerService
@@ -47,6 +48,7 @@ from node.trainers.messages import (
     PublishBegin,
     PublishBlocks,
     PublishEnd,
+    PublishShared,
     Refusal,
     Room,
     Sample,
@@ -103,12 +105,12 @@ class TrainerServer:
     async def _converse(self, channel: AsyncChannel) -> None:
         with trio.fail_after(SAY_WITHIN_S):
             message, fds = await channel.recv()
-        if not isinstance(message, OpenGateway):
+        if not isinstance(message, OpenGateway | Attach):
             close_fds(fds)
         try:
             match message:
                 case Attach():
-                    await self._publishing(channel, message)
+                    await self._publishing(channel, message, _ring_of(message, fds))
                 case OpenRollouts():
                     await self._rollouts(channel, message)
                 case AskState():
@@ -166,7 +168,7 @@ class TrainerServer:
 
     # ------------------------------------------------------------ publishing
 
-    async def _publishing(self, channel: AsyncChannel, attach: Attach) -> None:
+    async def _publishing(self, channel: AsyncChannel, attach: Attach, ring: RingReader | None) -> None:
         if attach.protocol != PROTOCOL:
             raise UsageError(
                 f"The trainer speaks protocol {attach.protocol}, this seed {PROTOCOL}: "
@@ -184,6 +186,8 @@ class TrainerServer:
                         await rank_group.begin(message)
                     case PublishBlocks(deltas) if rank_group.open and rank_group.has(attach.rank, channel):
                         await rank_group.add(deltas)
+                    case PublishShared(deltas) if ring and rank_group.open and rank_group.has(attach.rank, channel):
+                        await rank_group.add_shared(deltas, ring)
                     case PublishEnd() if rank_group.open and rank_group.has(attach.rank, channel):
                         await rank_group.end(attach.rank, message)
                     case GoBack() if attach.rank == 0 and not rank_group.open:
@@ -295,6 +299,18 @@ class TrainerServer:
                     node=done.node,
                 )
             )
+
+
+def _ring_of(attach: Attach, fds: Sequence[int]) -> RingReader | None:
+    """The ring that came with the message; None without one. Closes the descriptors. Raises `PeerError`."""
+    try:
+        if not attach.ring_bytes:
+            return None
+        if len(fds) != 1:
+            raise PeerError(f"attach.ring: {len(fds)} descriptors")
+        return RingReader(fds[0], attach.ring_bytes)
+    finally:
+        close_fds(fds)
 
 
 @contextlib.contextmanager

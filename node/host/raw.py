@@ -9,7 +9,6 @@ Everything else is as for a policy: signed chunks, trees, catch-up, and a root t
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,10 +19,11 @@ from codec.errors import UsageError
 from codec.layout import Layout
 from codec.replica import Replica
 
-__all__ = ["check_raw", "raw_content", "raw_tensors", "write_raw", "write_raw_base"]
+__all__ = ["LENGTH", "check_raw", "raw_content", "raw_parts", "write_raw", "write_raw_base"]
 
 PART: Final = "file.bytes.{:04}"
 LENGTH: Final = "file.length"
+"""Name of the tensor with the length of the file."""
 LEAST_PART_BYTES: Final = 64 << 10
 PARTS: Final = 256
 """Tensors of a file, as a rule. An entirely new file is sent as whole blocks, and chunks are made of blocks. In
@@ -67,10 +67,10 @@ def write_raw_base(folder: Path, capacity_bytes: int) -> Path:
 
 def check_raw(layout: Layout) -> int:
     """How many bytes a file may have in the swarm of this layout. Raises `UsageError` when it carries a policy."""
-    return sum(_parts(layout).values())
+    return sum(raw_parts(layout).values())
 
 
-def _parts(layout: Layout) -> dict[str, int]:
+def raw_parts(layout: Layout) -> dict[str, int]:
     """The bytes of each part, by name, in the order of the file. Raises `UsageError`."""
     specs = {spec.name: spec for spec in layout.tensors}
     names = [PART.format(number) for number in range(len(specs) - 1)]
@@ -83,28 +83,9 @@ def _parts(layout: Layout) -> dict[str, int]:
     return {name: specs[name].elements for name in names}
 
 
-def raw_tensors(file: Path, layout: Layout) -> Iterator[tuple[str, Bits]]:
-    """`file` as tensors of a raw swarm: (name, bits). Raises `UsageError` when it is too large or cannot be read."""
-    capacity = check_raw(layout)
-    try:
-        size = file.stat().st_size
-        if size > capacity:
-            raise UsageError(f"{file} has {size:,} bytes; this swarm takes files of at most {capacity:,} (--raw-mb).")
-        content = np.zeros(capacity, np.uint8)
-        with file.open("rb") as stream:
-            read = stream.readinto(content[:size].data)
-    except OSError as error:
-        raise UsageError(f"Cannot read {file}: {error.strerror}.") from error
-    yield LENGTH, np.array(read, np.uint64)
-    at = 0
-    for name, size in _parts(layout).items():
-        yield name, content[at : at + size]
-        at += size
-
-
 def raw_content(replica: Replica) -> Bits:
     """A copy of the file that `replica` holds, uint8. Raises `UsageError` when it holds a policy."""
-    parts = _parts(replica.layout)
+    parts = raw_parts(replica.layout)
     content = np.empty(min(int(replica.bits(LENGTH)[0]), sum(parts.values())), np.uint8)
     at = 0
     for name, size in parts.items():

@@ -27,6 +27,7 @@ from node.member.placing import Placing
 from node.monitor import own_status, serve_monitor
 from node.settings import keyfile, logs
 from node.settings.config import JoinConfig, MemberConfig
+from node.settings.memory import give_back_promptly
 from node.settings.memory_plan import Plan
 from node.settings.ticket import Ticket
 from node.status import query
@@ -84,6 +85,7 @@ async def run(
     from codec import Checkpoint
 
     logs.configure()
+    give_back_promptly()
     config = await in_thread(resolved, announced(config))
     if config.model is not None:
         await in_thread(Checkpoint.open, config.model)  # a wrong folder is reported before it uses the ticket

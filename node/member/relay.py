@@ -11,10 +11,9 @@ from node.host.announce import announced, resolved
 from node.host.endpoint import open_store
 from node.member import following
 from node.member.join import Member
-from node.settings import keyfile, logs, memory_plan
+from node.settings import keyfile, logs, memory, memory_plan
 from node.settings.config import RelayConfig
 from node.settings.contact import dialable
-from node.settings.memory import free_bytes
 from node.settings.ticket import Ticket
 from swarm.runtime import in_thread
 
@@ -31,9 +30,12 @@ async def run(
     When the swarm gets a new key the relay goes on in the new swarm.
     """
     logs.configure()
+    memory.give_back_promptly()
     config = await in_thread(resolved, announced(config))
     plan = memory_plan.relay()
-    memory_plan.require(plan, free_bytes(), "use a machine or container with more, or end something else on this one")
+    memory_plan.require(
+        plan, memory.free_bytes(), "use a machine or container with more, or end something else on this one"
+    )
     key = keyfile.load_or_make(config.home / keyfile.NODE_KEY)
     while True:
         way = await in_thread(following.follow, config.home, ticket)

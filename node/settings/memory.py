@@ -15,9 +15,12 @@ _MMAP_THRESHOLD: Final = -3
 _TRIM_THRESHOLD: Final = -1
 _ARENA_MAX: Final = -8
 """Three parameters of mallopt(3), with their numbers in glibc's malloc.h."""
-_MAPPED_FROM: Final = 1 << 20
-"""Bytes. Smaller blocks come from the heap, as before; a larger one (a request body, a chunk) goes back to the system
-when it is freed."""
+_MAPPED_FROM: Final = 4 << 20
+"""Bytes. Smaller blocks (a piece, a chunk, a block of a bf16 model) come from the heap, whose pages are used
+again; a larger one, such as a request body, goes back to the system when it is freed."""
+_KEPT_FREE: Final = 16 << 20
+"""Bytes that a heap may keep at its end. With less, each chunk's pages go back to the system and fault in again for the
+next chunk."""
 _HEAPS: Final = 2
 """Heaps shared by all threads. glibc would give each thread its own, and no thread can use what another has freed: ten
 members that flooded a seed made it keep 20 MiB more."""
@@ -55,14 +58,15 @@ def give_back_promptly(libc: str | None = None) -> bool:
     glibc gives large blocks a mapping of their own, but raises the threshold to up to 32 MiB once such a block was
     freed. From then on large blocks come from the heap, which shrinks only at its end: after a hundred request bodies
     at once their memory stayed in the process for ever. Setting the threshold turns this off. A mapped block costs a
-    page fault for every 4 KiB, some 0.2 ms for 1 MiB. All threads share `_HEAPS` heaps.
+    page fault for every 4 KiB, some 0.2 ms for 1 MiB: so what a version is made of is below the threshold, and each
+    heap keeps `_KEPT_FREE` for the next chunks. All threads share `_HEAPS` heaps.
     """
     try:
         mallopt = ctypes.CDLL(libc).mallopt
     except (OSError, AttributeError):
         return False
     mallopt.argtypes, mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
-    wanted = ((_MMAP_THRESHOLD, _MAPPED_FROM), (_TRIM_THRESHOLD, _MAPPED_FROM), (_ARENA_MAX, _HEAPS))
+    wanted = ((_MMAP_THRESHOLD, _MAPPED_FROM), (_TRIM_THRESHOLD, _KEPT_FREE), (_ARENA_MAX, _HEAPS))
     return all(mallopt(name, value) for name, value in wanted)
 
 

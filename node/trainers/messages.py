@@ -4,7 +4,7 @@ Each connection has one purpose, which its first message names, and the trainer 
 
     Attach ---> Attached (replica, block hashes as descriptors)        a publisher's rank; then, for each version:
         PublishBegin (rank 0) ---> PublishOpened (to each rank)
-        PublishBlocks... PublishEnd (each rank) ---> PublishSealed (to each rank)
+        PublishShared... or PublishBlocks..., PublishEnd (each rank) ---> PublishSealed (to each rank)
     or, in the place of a version:
         GoBack (rank 0) ---> WentBack (to each rank)
     OpenRollouts ---> Room                                             one batch of prompts; then, in any order:
@@ -51,9 +51,11 @@ __all__ = [
     "PublishEnd",
     "PublishOpened",
     "PublishSealed",
+    "PublishShared",
     "Refusal",
     "Room",
     "Sample",
+    "SharedDelta",
     "Stale",
     "State",
     "Taken",
@@ -79,13 +81,15 @@ class Attach(msgspec.Struct, frozen=True, tag="attach"):
     """A rank asks to publish.
 
     `protocol`: the trainer's `PROTOCOL`; the seed refuses another. `session`: the same on all ranks of one trainer.
-    `world`: the number of its ranks.
+    `world`: the number of its ranks. `ring_bytes`: the message comes with the descriptor of a ring of this size
+    (`node.ipc.ring`) for this rank's blocks; 0: without.
     """
 
     protocol: int
     session: SessionId
     rank: Rank = 0
     world: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)] = 1
+    ring_bytes: U63 = 0
 
 
 class Attached(msgspec.Struct, frozen=True, tag="attached"):
@@ -110,18 +114,21 @@ class PublishBegin(msgspec.Struct, frozen=True, tag="begin"):
     ranks.
 
     `again`: not a new version: the bits are those of this older one, and the swarm goes back to it, in a new epoch.
+    `expected_bytes`: about what the version's payload will have, if the trainer knows; 0: it does not.
     """
 
     step: U63
     number: U63
     again: VersionRef | None = None
+    expected_bytes: U63 = 0
 
 
 class PublishOpened(msgspec.Struct, frozen=True, tag="opened"):
     """The version has a name, which is durable. `parent`: the root of the replica, which the blocks are compared with.
 
     `batch_bytes`: payload after which a rank sends its blocks, so that chunks leave as they fill. `coder`: of
-    `codec.chunk`, to code the blocks with.
+    `codec.chunk`, to code the blocks with. `ring`: the seed reads the ring of each rank that gave it one, so these
+    ranks send `PublishShared` and not `PublishBlocks`.
     """
 
     number: U63
@@ -131,6 +138,7 @@ class PublishOpened(msgspec.Struct, frozen=True, tag="opened"):
     parent: Hash
     batch_bytes: U63
     coder: Annotated[int, msgspec.Meta(ge=0, le=1)]
+    ring: bool = False
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
@@ -150,6 +158,28 @@ class PublishBlocks(msgspec.Struct, frozen=True, tag="blocks"):
     """Some of the changed blocks of the open version."""
 
     deltas: tuple[Delta, ...]
+
+
+class SharedDelta(msgspec.Struct, frozen=True, array_like=True):
+    """A changed block in the rank's ring: a record at place `at`.
+
+    The record has the positions of `listed` changed elements (u32 each, ascending), their new bits, then `payload`
+    bytes of payload. `listed` is 0 where the seed needs no list (a raw block's payload is its new bits), or would gain
+    nothing by it.
+    """
+
+    block: U63
+    coder: Annotated[int, msgspec.Meta(ge=0, le=2)]
+    new_hash: Hash
+    at: U63
+    payload: Annotated[int, msgspec.Meta(ge=1, le=MAX_BODY_BYTES)]
+    listed: U32 = 0
+
+
+class PublishShared(msgspec.Struct, frozen=True, tag="shared"):
+    """As `PublishBlocks`, with the blocks in the rank's ring, in ascending order of their places."""
+
+    deltas: tuple[SharedDelta, ...]
 
 
 class PublishEnd(msgspec.Struct, frozen=True, tag="end"):
@@ -354,6 +384,7 @@ FromTrainer = (
     Attach
     | PublishBegin
     | PublishBlocks
+    | PublishShared
     | PublishEnd
     | GoBack
     | OpenRollouts

@@ -1,34 +1,30 @@
 """Publishes checkpoint folders and raw files, for `swarm-node publish FOLDER` and `swarm-node publish --raw FILE`."""
 
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from codec.bits import Bits
 from codec.checkpoint import Checkpoint
-from codec.errors import UsageError
+from codec.errors import SwarmError, UsageError
 from codec.layout import Layout
-from node.host.raw import raw_tensors
-from node.trainers.api import Swarm, SwarmDown
+from node.trainers.attach import attach, default_threads
 from node.trainers.connection.seedlink import ask_state
+from node.trainers.errors import SwarmDown
+from node.trainers.publish.line import PublishLine
+from node.trainers.standing import holders
+from node.trainers.tensors.file_blocks import CheckpointBlocks, RawBlocks, Stamp, stamp
 from node.trainers.tensors.rounding import bring, can_bring
 from swarm.transport.base import Unreachable
 
 __all__ = ["Stamp", "folder_tensors", "publish_file", "publish_folder", "stamp"]
 
-Stamp = tuple[tuple[str, int, int], ...]
-"""The files of a folder, by name: (name, bytes, time of the last change in ns) of each."""
-
-
-def stamp(folder: Path) -> Stamp:
-    """The files directly in `folder`; of a file, the file itself. Raises `OSError`."""
-    if folder.is_file():
-        info = folder.stat()
-        return ((folder.name, info.st_size, info.st_mtime_ns),)
-    with os.scandir(folder) as entries:
-        files = [(entry.name, entry.stat()) for entry in entries if entry.is_file()]
-    return tuple(sorted((name, info.st_size, info.st_mtime_ns) for name, info in files))
+PUBLISHED_WITHIN_S: Final = 600.0
+"""For the seed to take the version, and for nodes to hold it: as `Swarm.publish` and `Publication.wait`."""
+CLOSED_WITHIN_S: Final = 60.0
+"""For a version that is still on its way when an error ended the wait: as `Swarm.close`."""
 
 
 def publish_folder(
@@ -37,13 +33,18 @@ def publish_folder(
     """Publish the checkpoint in `folder` through the seed of `home`, and return plain values about the version.
 
     Needs no torch. Float32 tensors of a half-precision base are rounded and half-precision tensors of a float32 base
-    widened, as in `Swarm.publish`. `everywhere`: also wait until every live node holds the version. `as_it_was`: the
-    files when the checkpoint was found complete; by default as they are now. Raises `Unreachable` without a seed,
-    `UsageError` when the checkpoint is of another model or is written to while it is read (nothing was sent then), and
-    what `Swarm.publish` and `Publication.wait` raise.
+    widened, as in `Swarm.publish`. The files are compared with the seed's replica block by block as they are read, and
+    nothing is copied. `everywhere`: also wait until every live node holds the version. `as_it_was`: the files when the
+    checkpoint was found complete; by default as they are now. Raises `Unreachable` without a seed, `UsageError` when
+    the checkpoint is of another model or is written to while it is read (the version is not sealed then), and what
+    `Swarm.publish` and `Publication.wait` raise.
     """
-    with _attached(home) as swarm:
-        return _publish(swarm, folder_tensors(folder, swarm.layout, as_it_was), step, everywhere)
+
+    def blocks(base: Layout) -> CheckpointBlocks:
+        before, checkpoint = _open(folder, base, as_it_was)
+        return CheckpointBlocks(checkpoint, base, before)
+
+    return _publish(home, blocks, step, everywhere)
 
 
 def folder_tensors(folder: Path, base: Layout, as_it_was: Stamp | None = None) -> Iterator[tuple[str, Bits]]:
@@ -52,12 +53,7 @@ def folder_tensors(folder: Path, base: Layout, as_it_was: Stamp | None = None) -
     Raises `UsageError` at once when the checkpoint is of another model than `base`, and after the last tensor, before
     anything was sent, when a file was written to meanwhile.
     """
-    try:
-        before = stamp(folder) if as_it_was is None else as_it_was
-    except OSError:
-        before = ()  # opening the checkpoint raises the error
-    checkpoint = Checkpoint.open(folder)
-    _check_same_model(checkpoint, base)
+    before, checkpoint = _open(folder, base, as_it_was)
     return _tensors(checkpoint, base, before)
 
 
@@ -66,20 +62,41 @@ def publish_file(home: Path, file: Path, *, step: int = 0, everywhere: bool = Fa
 
     For the format see `node.host.raw`; for the values returned and the errors, `publish_folder`.
     """
-    with _attached(home) as swarm:
-        return _publish(swarm, raw_tensors(file, swarm.layout), step, everywhere)
+    return _publish(home, lambda layout: RawBlocks(file, layout), step, everywhere)
 
 
-def _attached(home: Path) -> Swarm:
+def _open(folder: Path, base: Layout, as_it_was: Stamp | None) -> tuple[Stamp, Checkpoint]:
+    """The files as they are to be read, and the checkpoint. Raises `UsageError`."""
+    try:
+        before = stamp(folder) if as_it_was is None else as_it_was
+    except OSError:
+        before = ()  # opening the checkpoint raises the error
+    checkpoint = Checkpoint.open(folder)
+    _check_same_model(checkpoint, base)
+    return before, checkpoint
+
+
+def _publish(
+    home: Path, source: Callable[[Layout], CheckpointBlocks | RawBlocks], step: int, everywhere: bool
+) -> dict[str, Any]:
+    """`source(layout)`: the new bits, in the layout of the seed's replica."""
     try:
         ask_state(home)
     except SwarmDown as error:
         raise Unreachable(str(error)) from error
-    return Swarm.attach(home=home, start=False)
-
-
-def _publish(swarm: Swarm, tensors: Iterator[tuple[str, Bits]], step: int, everywhere: bool) -> dict[str, Any]:
-    publication = swarm.publish(tensors, step=step).wait(quorum=1.0 if everywhere else 0.0)
+    line = PublishLine(attach(None, home, None), default_threads(1), partial(holders, home), in_place=True)
+    blocks: CheckpointBlocks | RawBlocks | None = None
+    try:
+        blocks = source(line.layout)
+        blocks.check_unchanged()
+        nbytes = blocks.nbytes if isinstance(blocks, RawBlocks) else 0
+        publication = line.publish_blocks(blocks, step, PUBLISHED_WITHIN_S, expected_bytes=nbytes)
+        publication.wait(1.0 if everywhere else 0.0, PUBLISHED_WITHIN_S)
+    finally:
+        with suppress(SwarmError):  # the publication has raised it
+            line.close(CLOSED_WITHIN_S)
+        if blocks is not None:
+            blocks.close()
     assert publication.root is not None
     return {
         "epoch": publication.epoch,
@@ -88,7 +105,7 @@ def _publish(swarm: Swarm, tensors: Iterator[tuple[str, Bits]], step: int, every
         "changed": publication.changed,
         "density": publication.density,
         "delta_bytes": publication.bytes,
-        "full_bytes": swarm.layout.full_bytes,
+        "full_bytes": line.layout.full_bytes,
         "seconds": publication.seconds,
     }
 

@@ -23,7 +23,7 @@ from typing import Final
 import structlog
 
 from codec.errors import SwarmError, UsageError
-from node.settings import logs
+from node.settings import logs, memory
 from node.trainers.publish_files import Stamp, publish_folder, stamp
 from swarm.transport.base import Unreachable
 
@@ -148,6 +148,7 @@ def main() -> None:
     arguments.add_argument("--quiet-s", type=float, default=5.0)
     options = arguments.parse_args()
     logs.configure()
+    memory.give_back_promptly()
     record = options.home / RECORD
     watch = Watch(options.marker, options.quiet_s, _remembered(record))
     passed_over = PassedOverLog()

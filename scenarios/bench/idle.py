@@ -110,9 +110,9 @@ def _publish(swarm: Swarm, path: Path, size: int) -> None:
 
 def _costs(swarm: Swarm, names: Sequence[str], seconds: float) -> list[Cost]:
     began_s = time.monotonic()
-    before = [Usage.of(swarm.running[name].pid) for name in names]
+    before = [Usage.of(swarm.pid(name)) for name in names]
     time.sleep(seconds)
-    after = [Usage.of(swarm.running[name].pid) for name in names]
+    after = [Usage.of(swarm.pid(name)) for name in names]
     passed_s = time.monotonic() - began_s
     return [
         Cost(

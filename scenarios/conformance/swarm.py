@@ -77,7 +77,7 @@ class LocalSwarm:
         slot, number = self.version % SLOTS, self.version + 1
         self._copier.fill(slot, number, model)
         found = list(self._encoder.deltas(self.seed, slot, number, CODER_RICE))
-        staged = self._deliver([delta for delta, _ in found], number)
+        staged = self._deliver([block.encoded.delta for block in found], number)
         root = self.node.predicted_root(staged)
         fd, _ = write_patch(staged, self.layout)
         try:
@@ -91,7 +91,7 @@ class LocalSwarm:
                 follow(fd, number)
         finally:
             os.close(fd)
-        return sum(changed for _, changed in found)
+        return sum(block.encoded.changed for block in found)
 
     def wrong(self, engine: TransformersEngine) -> list[str]:
         """Return the tensors whose live bits in the engine do not have the node's hashes."""

@@ -74,6 +74,10 @@ class Processes:
             self.running[name] = self.popen(name, command, stdout=log, stderr=log, **options)
         return self.running[name]
 
+    def pid(self, name: str) -> int:
+        """The id of a running process."""
+        return self.running[name].pid
+
     # ------------------------------------------------------------ end
 
     def signal(self, name: str, number: int = signal.SIGTERM, within_s: float = END_WITHIN_S) -> int:

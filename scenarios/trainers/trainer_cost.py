@@ -99,7 +99,7 @@ class _FirstChunk:
         self._diffed = 0
         self._seen = 1.0
         self._over = threading.Event()
-        self._plain = Replica.encode_block
+        self._plain = Replica.encode_changes
         counter = self
 
         def counted(replica: Replica, *arguments: Any) -> Any:
@@ -107,7 +107,7 @@ class _FirstChunk:
             counter._diffed += 1
             return found
 
-        Replica.encode_block = counted  # type: ignore[method-assign]
+        Replica.encode_changes = counted  # type: ignore[method-assign]
         self._thread = threading.Thread(target=self._look)
         self._thread.start()
 
@@ -124,7 +124,7 @@ class _FirstChunk:
     def stop(self) -> float:
         self._over.set()
         self._thread.join()
-        Replica.encode_block = self._plain  # type: ignore[method-assign]
+        Replica.encode_changes = self._plain  # type: ignore[method-assign]
         return self._seen
 
 

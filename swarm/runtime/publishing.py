@@ -2,7 +2,8 @@
 
     open_attempt   the attempt's number is on disk before its first chunk is signed, so no two attempts share a number;
                    the way back to an older version is an attempt at that version in the next epoch
-    add_chunk      assigned to members at once; meanwhile stored, and decoded into scratch memory
+    add_chunk      assigned to members at once; meanwhile stored, and decoded into scratch memory, unless the publisher
+                   has said what it changes (`swarm.runtime.replica.own`)
     seal           waits until all chunks are stored; compares roots; syncs the chunks, then records the seal; then
                    announces it to the swarm; then writes the bits
 
@@ -22,6 +23,7 @@ from swarm.runtime.replica.intake import ChunkIntake
 from swarm.runtime.replica.jobs import Jobs
 from swarm.runtime.replica.manifests import Manifests
 from swarm.runtime.replica.model import Model
+from swarm.runtime.replica.own import OwnChunk
 from swarm.runtime.replica.rewind import Rewind
 from swarm.runtime.runtime import Runtime
 from swarm.runtime.sessions.inbound import header_stored
@@ -39,7 +41,8 @@ class Attempt(NamedTuple):
     """One attempt at publishing one version.
 
     `last_payload_bytes`: payload of the version before (0: there was none). `nodes`: how many are connected.
-    `link_mbit`: the rate at which the version can reach all of them at best (infinite: unknown).
+    `link_mbit`: the rate at which the version can reach all of them at best (infinite: unknown). `expected_bytes`: what
+    its payload will have, about (0: unknown); chunks and pieces get their sizes by it.
     """
 
     epoch: int
@@ -49,6 +52,7 @@ class Attempt(NamedTuple):
     last_payload_bytes: int
     nodes: int
     link_mbit: float = math.inf
+    expected_bytes: int = 0
 
 
 def genesis(
@@ -125,16 +129,21 @@ class SeedPublisher:
         self._open = attempt
         return attempt
 
-    async def add_chunk(self, chunk: Chunk) -> None:
+    async def add_chunk(self, chunk: Chunk, known: OwnChunk | None = None) -> None:
         """Assign a chunk of the open attempt to members, and have it stored. Waits while the disk or the decoder is far
-        behind, never for a peer. Raises the error of an earlier chunk (`DiskFull`)."""
+        behind, never for a peer. Raises the error of an earlier chunk (`DiskFull`).
+
+        `known`: what the chunk changes; None: unknown, so it is decoded.
+        """
         attempt = self._current()
-        header = open_header(chunk.header, self.key.public)
+        header = chunk.opened or open_header(chunk.header, self.key.public)
         assert header.key[:3] == attempt[:3], "a chunk of another attempt"
         stored, _ = self._store.chunks.put_header(header, chunk.header)
         for index in range(header.n_pieces):
             piece = header.piece_range(index)
             self._store.chunks.put_piece(header.key, index, chunk.body[piece.start : piece.stop])
+        if known is not None:
+            self._jobs.model.stage_own(stored, known)
         await self._runtime.post(LocalChunk(header_stored(stored, None, None)))
         await self._intake.add_chunk(stored)
 

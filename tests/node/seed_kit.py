@@ -40,6 +40,7 @@ from node.ledger.state import Head
 from node.status.schema import MemberStatus, SeedStatus
 from node.trainers.connection.seedlink import SOCKET_NAME
 from node.trainers.messages import Evict, Evicted
+from swarm.runtime.replica.own import OwnChunk
 from swarm.store import Seal
 
 LAYOUT = Layout(
@@ -86,6 +87,8 @@ class FakeSeed:
         self.next_coder = CODER_RICE
         self.coders: set[int] = set()
         """The coders of all blocks received so far."""
+        self.known_chunks = 0
+        """Chunks that came with a list of what they change."""
         self.staged: list[Any] = []
         self.chunks: list[bytes] = []
         self.manifests: list[Manifest] = []
@@ -123,7 +126,7 @@ class FakeSeed:
         self.seals.append(Seal.of(manifest, b""))
         self.kept[manifest.root] = [self.replica.block(b).copy() for b in range(self.replica.layout.n_blocks)]
 
-    async def add_chunk(self, chunk: Chunk) -> None:
+    async def add_chunk(self, chunk: Chunk, known: OwnChunk | None = None) -> None:
         await self.slow.wait()
         header = open_header(chunk.header, self.key.public)
         attempt = self.attempts[-1]
@@ -132,7 +135,14 @@ class FakeSeed:
             piece = header.piece_range(i)
             verify_piece(header, i, chunk.body[piece.start : piece.stop])
         self.coders |= {block.coder for block in header.blocks}
-        self.staged.append(self.receiver.stage(header, chunk.body))
+        staged = self.receiver.stage(header, chunk.body)
+        self.staged.append(staged)
+        if known is not None:
+            self.known_chunks += 1
+            decoded = {block.block: block for block in staged}
+            for block in known.blocks:
+                np.testing.assert_array_equal(block.positions, decoded[block.block].positions)
+                np.testing.assert_array_equal(block.bits, decoded[block.block].bits)
         self.chunks.append(chunk.id)
 
     async def seal(self, manifest: Manifest) -> bytes:

@@ -221,7 +221,7 @@ def test_a_seed_that_stays_down_is_a_typed_error_and_never_a_hang(tmp_path: Path
 def test_a_full_disk_at_the_seed_is_a_typed_error_and_training_goes_on(tmp_path: Path, monkeypatch):
     with running(tmp_path) as there, Swarm.attach(home=tmp_path) as swarm:
 
-        async def full(chunk: object) -> None:
+        async def full(chunk: object, known: object) -> None:
             raise DiskFull("The disk is full.")
 
         with monkeypatch.context() as patched:
@@ -693,7 +693,7 @@ def test_chunks_leave_while_later_tensors_are_still_being_compared(tmp_path: Pat
     after = {spec.name: seed.replica.bits(spec.name).copy() for spec in layout.tensors}
     for bits in after.values():
         bits[::20] ^= np.uint16(1)
-    encode_block, encoded = Replica.encode_block, []
+    encode_block, encoded = Replica.encode_changes, []
 
     def held_up(self: Replica, block: int, new: Any, coder: int = CODER_RICE) -> Any:
         deadline = time.monotonic() + 20.0
@@ -702,7 +702,7 @@ def test_chunks_leave_while_later_tensors_are_still_being_compared(tmp_path: Pat
         encoded.append((block, len(seed.chunks)))
         return encode_block(self, block, new, coder)
 
-    monkeypatch.setattr(Replica, "encode_block", held_up)
+    monkeypatch.setattr(Replica, "encode_changes", held_up)
     with running(tmp_path, seed), Swarm.attach(home=tmp_path, threads=1) as swarm:
         publication = swarm.publish(after.items(), step=1).wait(timeout_s=60)
     assert dict(encoded)[layout.n_blocks - 1] > 0

@@ -2,17 +2,24 @@
 
 import contextlib
 from pathlib import Path
+from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from codec import Layout, Replica
+from codec.chunk import MAX_BODY_BYTES
 from codec.shared import map_readonly
 from node.ipc.channel import Channel, close_fds
+from node.ipc.ring import RingWriter
 from node.trainers.connection.seedlink import dial, expect, speaking
 from node.trainers.messages import PROTOCOL, Attach, Attached
 
 __all__ = ["Link", "RankInfo"]
+
+RING_BYTES: Final = 2 * MAX_BODY_BYTES
+"""Two of the largest raw blocks, so that there is always room for one once the seed has read the others."""
 
 
 class RankInfo:
@@ -33,7 +40,7 @@ class Link:
 
     `replica`: mapped read-only; pages that this process does not read cost it nothing. `hashes`: uint8 (n_blocks, 32),
     the block hashes of version `version` of epoch `epoch`, whose root is `root`: the head when this rank attached,
-    and later the version that it published last.
+    and later the version that it published last. `ring`: for this rank's blocks; None on systems without memfds.
     """
 
     def __init__(self, rank_info: RankInfo) -> None:
@@ -42,7 +49,14 @@ class Link:
             self.channel: Channel = dial(rank_info.home)
             with contextlib.ExitStack() as undo:
                 undo.callback(self.channel.close)
-                self.channel.send(Attach(PROTOCOL, rank_info.session, rank_info.rank, rank_info.world))
+                ring = RingWriter(RING_BYTES)
+                undo.callback(ring.close)
+                self.ring: RingWriter | None = None if ring.fd is None else ring
+                attach = Attach(PROTOCOL, rank_info.session, rank_info.rank, rank_info.world)
+                if ring.fd is None:
+                    self.channel.send(attach)
+                else:
+                    self.channel.send(msgspec.structs.replace(attach, ring_bytes=ring.size), [ring.fd])
                 attached, (replica_fd, hashes_fd) = expect(self.channel, Attached)
                 undo.callback(close_fds, [replica_fd])
                 try:
@@ -54,6 +68,12 @@ class Link:
                 self.replica = Replica.attach(replica_fd, layout, self.hashes)  # takes ownership of the descriptor
                 undo.pop_all()
         self.epoch, self.version, self.root = attached.epoch, attached.version, attached.root
+
+    def close(self) -> None:
+        """Disconnect, and release the ring. Safe to call twice."""
+        self.channel.close()
+        if self.ring is not None:
+            self.ring.close()
 
     def note_sealed(self, epoch: int, version: int, root: bytes, hashes: NDArray[np.uint8]) -> None:
         """The seed has sealed this version, so the replica now holds it. `hashes`: as the attribute, and copied."""

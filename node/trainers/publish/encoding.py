@@ -4,27 +4,47 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
+from contextlib import nullcontext
+from typing import Final, NamedTuple, Protocol
 
-import numpy as np
-
-from codec import BlockDelta, Layout, Replica
-from codec.bits import DTYPES
+from codec import Layout, Replica
+from codec.bits import DTYPES, Bits
 from codec.rice import warm_up
+from codec.staging import EncodedBlock
 from node.trainers.errors import SwarmTimeout
 from node.trainers.ranks.copies import LOOK_S, Copies
 from node.trainers.ranks.ownership import Ownership
 from node.trainers.ranks.peers import have, named
 
-__all__ = ["COPIED_WITHIN_S", "Encoder", "not_published"]
+__all__ = ["COPIED_WITHIN_S", "BlockSource", "Encoder", "FoundBlock", "not_published"]
 
 COPIED_WITHIN_S: Final = 300.0
 """How long to wait for another rank's copy. It copies as fast as this one; a rank that takes this long is stuck."""
 LOOK_EVERY_S: Final = 0.1
 """How often a rank that waits for another's bits checks whether the version is still wanted."""
 
-CountedDelta = tuple[BlockDelta, int]
-"""A block's delta, and how many of its elements changed."""
+LISTED_SHARE: Final = 0.25
+"""Share of a block's elements up to which its changes are listed for the seed: a longer list costs more memory than it
+saves time."""
+
+
+class BlockSource(Protocol):
+    """The new bits of a version that are read where they are, not copied first."""
+
+    def block(self, block: int) -> Bits:
+        """A block's elements, flat, in the base's dtype. They are valid until the same thread asks again."""
+        ...
+
+    def check_unchanged(self) -> None:
+        """Called after the last block. Raises `UsageError` when the bits may have changed while they were read."""
+        ...
+
+
+class FoundBlock(NamedTuple):
+    """A block that differs from the replica. `bits`: the new bits at the changed positions; None: not listed."""
+
+    encoded: EncodedBlock
+    bits: Bits | None
 
 
 class Encoder:
@@ -52,23 +72,30 @@ class Encoder:
         coder: int,
         still_wanted: Callable[[Sequence[int]], None] = lambda ranks: None,
         what: str = "this version",
-    ) -> Iterator[CountedDelta]:
-        """(delta, elements changed) of each of this rank's blocks that differs from the replica, in order.
+        source: BlockSource | None = None,
+    ) -> Iterator[FoundBlock]:
+        """Each of this rank's blocks that differs from the replica, in order.
 
         `slot`, `publish`: which copy, and the number of the publish that is in it. `coder`: of `codec.chunk`. `what`:
-        the version in words, for errors. Waits for a block until every rank that writes some of it has done so. While
-        it waits, it calls `still_wanted(ranks)` with the ranks that have not, which raises when waiting is useless.
+        the version in words, for errors. `source`: has the new bits, instead of the copy. Waits for a block until every
+        rank that writes some of it has done so. While it waits, it calls `still_wanted(ranks)` with the ranks that have
+        not, which raises when waiting is useless.
 
         Raises `SwarmTimeout` after `COPIED_WITHIN_S`, `PublishFailed` when a rank cannot copy its weights.
         """
         deadline = time.monotonic() + COPIED_WITHIN_S
 
-        def encode(block: int) -> CountedDelta | None:
-            new = self._copies.block(slot, block)
-            delta = replica.encode_block(block, new, coder)
-            return None if delta is None else (delta, int(np.count_nonzero(replica.block(block) != new)))
+        def encode(block: int) -> FoundBlock | None:
+            new = self._copies.block(slot, block) if source is None else source.block(block)
+            with replica.visiting(block) if source is not None else nullcontext():
+                encoded = replica.encode_changes(block, new, coder)
+            if encoded is None:
+                return None
+            positions = encoded.positions
+            is_listed = positions is not None and positions.size <= LISTED_SHARE * new.size
+            return FoundBlock(encoded, new[positions] if is_listed else None)
 
-        running: deque[Future[CountedDelta | None]] = deque()
+        running: deque[Future[FoundBlock | None]] = deque()
         left = iter(self.blocks.tolist())
         try:
             while True:

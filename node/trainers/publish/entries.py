@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from codec.errors import SwarmError
 from node.trainers.messages import VersionRef
+from node.trainers.publish.encoding import BlockSource
 from node.trainers.publish.publication import Publication
 
 __all__ = ["Entry", "Rollback"]
@@ -15,7 +16,8 @@ class Entry:
     """A publish in the line. `number`: counted from 1, the same on all ranks. `slot`: the copy that holds its bits.
 
     `again`: not a new version, but the bits of this sealed one. `copied_at`: `time.perf_counter` of the end of the
-    copy. `begun`: the sender is about to tell the seed, so a newer publish can no longer replace it.
+    copy. `begun`: the sender is about to tell the seed, so a newer publish can no longer replace it. `source`: has the
+    bits, and the copy has none. `expected_bytes`: of the payload, if the caller knows.
     """
 
     number: int
@@ -24,6 +26,8 @@ class Entry:
     again: VersionRef | None = None
     copied_at: float = 0.0
     begun: bool = False
+    source: BlockSource | None = None
+    expected_bytes: int = 0
     written: threading.Event = field(default_factory=threading.Event)
     """Some of its copy can be read, its copy failed, or it is superseded."""
     copy_failed: bool = False

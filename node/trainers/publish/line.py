@@ -19,7 +19,7 @@ from node.trainers.connection.patience import Wait, log, logged_wait
 from node.trainers.connection.seedwatch import SeedWatch
 from node.trainers.errors import PublishFailed, SwarmBusy, SwarmDown, SwarmTimeout
 from node.trainers.messages import VersionRef
-from node.trainers.publish.encoding import Encoder
+from node.trainers.publish.encoding import BlockSource, Encoder
 from node.trainers.publish.entries import Entry, Rollback
 from node.trainers.publish.publication import Holders, Publication
 from node.trainers.publish.sender import VersionSender
@@ -42,9 +42,16 @@ class PublishLine:
     background.
     """
 
-    def __init__(self, attachment: Attachment, threads: int, holders: Callable[[Publication, float], Holders]) -> None:
+    def __init__(
+        self,
+        attachment: Attachment,
+        threads: int,
+        holders: Callable[[Publication, float], Holders],
+        *,
+        in_place: bool = False,
+    ) -> None:
         """`threads`: encoder threads of this rank. `holders(publication, within_s)`: which nodes hold a publication;
-        raises when the seed does not answer in time."""
+        raises when the seed does not answer in time. `in_place`: for `publish_blocks` only, so that no copy is made."""
         rank_info, copies, ownership = attachment.rank_info, attachment.copies, attachment.ownership
         self.layout = attachment.link.replica.layout
         self._rank_info, self._copies, self._holders = rank_info, copies, holders
@@ -55,6 +62,8 @@ class PublishLine:
         self._copier = Copier(
             self.layout, copies, ownership, rank_info.rank, lambda name: self._sender.link.replica.bits(name)
         )
+        if not in_place:
+            self._copier.touch_pages()
         self._number = 0
         """Of the newest publish or rollback."""
         self._lock = threading.Condition()
@@ -102,6 +111,26 @@ class PublishLine:
             raise
         entry.copied_at = time.perf_counter()
         publication.seconds |= {"wait": waited - started, "copy": entry.copied_at - waited}
+        return publication
+
+    def publish_blocks(
+        self, source: BlockSource, step: int, timeout_s: float, *, expected_bytes: int = 0
+    ) -> Publication:
+        """Queue what `source` has, which must not change until the publication has ended. For a trainer of one rank.
+
+        `expected_bytes`: about what the version's payload will have; 0: unknown.
+        """
+        self._check_open()
+        self._number += 1
+        publication = Publication(step, _holders=self._holders, _waits_for=self.waits_for)
+        slot = self._take_slot(self._number, step, "wait", timeout_s)
+        entry = Entry(self._number, publication, slot, source=source, expected_bytes=expected_bytes)
+        entry.copied_at = time.perf_counter()
+        rank = self._rank_info.rank
+        self._copies.note_written(slot, rank, entry.number, slice(None))
+        self._copies.note_copied(slot, rank, entry.number)
+        entry.written.set()
+        self._append(entry)
         return publication
 
     def go_back(self, wanted: VersionRef, timeout_s: float) -> None:

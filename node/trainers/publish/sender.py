@@ -20,10 +20,8 @@ from node.trainers.connection.seedlink import expect, speaking
 from node.trainers.connection.seedwatch import SeedWatch
 from node.trainers.errors import PublishFailed, SwarmDown, SwarmTimeout
 from node.trainers.messages import (
-    Delta,
     GoBack,
     PublishBegin,
-    PublishBlocks,
     PublishEnd,
     PublishOpened,
     PublishSealed,
@@ -31,6 +29,7 @@ from node.trainers.messages import (
 )
 from node.trainers.publish import encoding
 from node.trainers.publish.attempt import Attempt
+from node.trainers.publish.batches import BlockBatches
 from node.trainers.publish.encoding import Encoder, not_published
 from node.trainers.publish.entries import Entry, Rollback
 from node.trainers.ranks.copies import LOOK_S
@@ -43,8 +42,6 @@ SEALED_WITHIN_S: Final = 600.0
 """How long a seal may take. It waits for the seed's disk and its replica, never for a node."""
 OPENED_WITHIN_S: Final = 180.0
 """How long a version may take to begin: the seed waits for the last rank to attach, rank 0 for a restarted seed."""
-TAKEN_WITHIN_S: Final = 300.0
-"""The seed reads blocks as fast as its store writes them. A seed that reads none for this long is stuck."""
 TRIES: Final = 4
 """How often a version is begun: more often than the seed is restarted, or another trainer publishes, meanwhile."""
 FOLLOW_S: Final = 0.2
@@ -145,6 +142,7 @@ class VersionSender:
         self._watch.note_back()
         if link.replica.layout.hash != self._layout.hash:
             raise PublishFailed("The seed was restarted with another model. Attach again.")
+        self.link.close()
         self.link = link
         self._unread.clear()
 
@@ -193,7 +191,8 @@ class VersionSender:
                 entry.written.wait(FOLLOW_S)  # checking more often would take the GIL from the thread that copies
             if not self._claim(entry):
                 return None
-            self.link.channel.send(PublishBegin(entry.publication.step, entry.number, entry.again))
+            begin = PublishBegin(entry.publication.step, entry.number, entry.again, entry.expected_bytes)
+            self.link.channel.send(begin)
         return self._await_begin(PublishOpened, entry)
 
     def _await_begin(self, kind: Any, entry: Entry | Rollback) -> Any:
@@ -244,7 +243,7 @@ class VersionSender:
 
     def _stream(self, entry: Entry, opened: PublishOpened, attempt: Attempt) -> None:
         """Diff, encode and send this rank's blocks, and then the end of its part."""
-        link, batch, size, slot, number = self.link, [], 0, entry.slot, entry.number
+        link, slot, number = self.link, entry.slot, entry.number
         wait = Wait(encoding.COPIED_WITHIN_S, lambda: f"{entry.what} waits for {self.waits_for()}")
 
         def still_wanted(late: Sequence[int]) -> None:
@@ -254,16 +253,15 @@ class VersionSender:
             wait.log_if_due()
 
         self._cause = lambda: self._ranks.describe_wait(slot, number, entry.what, self._seed_named())
-        deltas = self._encoder.deltas(link.replica, slot, number, opened.coder, still_wanted, entry.what)
-        for delta, changed in deltas:
-            attempt.add_delta(delta, changed)
-            batch.append(Delta(delta.block, delta.coder, delta.new_hash, delta.payload))
-            size += len(delta.payload)
-            if size >= opened.batch_bytes:
-                link.channel.send(PublishBlocks(tuple(batch)), timeout_s=TAKEN_WITHIN_S)
-                batch, size = [], 0
-        if batch:
-            link.channel.send(PublishBlocks(tuple(batch)), timeout_s=TAKEN_WITHIN_S)
+        batches = BlockBatches(link, opened, still_wanted)
+        for found in self._encoder.deltas(
+            link.replica, slot, number, opened.coder, still_wanted, entry.what, entry.source
+        ):
+            attempt.add_delta(found.encoded.delta, found.encoded.changed)
+            batches.add(found)
+        if entry.source is not None:
+            entry.source.check_unchanged()
+        batches.flush()
         link.channel.send(PublishEnd(attempt.changed, attempt.runs, attempt.root))
         attempt.ended = True
         self._copies.note_sent(slot, self._rank_info.rank, number)

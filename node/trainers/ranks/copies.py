@@ -106,7 +106,7 @@ class Copies:
 
     # ------------------------------------------------------------ how far the copying is
 
-    def note_written(self, slot: int, rank: int, publish: int, tensors: int | NDArray[np.int64]) -> None:
+    def note_written(self, slot: int, rank: int, publish: int, tensors: int | slice | NDArray[np.int64]) -> None:
         """`rank` has written its part of these tensors. `tensors`: their indices in the layout."""
         self._written[slot, rank, tensors] = publish
 

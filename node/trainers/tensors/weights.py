@@ -21,7 +21,7 @@ from node.trainers.ranks.copies import SLOTS, Copies
 from node.trainers.ranks.ownership import Ownership, TensorPart
 from node.trainers.tensors.naming import HeldTensor, Naming, all_at_hand
 
-__all__ = ["Copier", "check_names"]
+__all__ = ["Copier", "check_names", "untied"]
 
 _TORCH_NAMES: Final = {
     "BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64", "F8_E4M3": "float8_e4m3fn",
@@ -52,7 +52,7 @@ def check_names(layout: Layout, model: Any) -> dict[str, TensorPart | None]:
         held[tensor.name] = tensor.part
         seen.add(spec.name)
         if spec.aliases and not _same_bits(spec, tied.setdefault(spec.name, tensor.local), tensor.local):
-            raise _untied(spec, tensor.name)
+            raise untied(spec, tensor.name)
     _check_complete(layout, seen)
     return held
 
@@ -78,11 +78,15 @@ class Copier:
         self._layout, self._copies, self._ownership, self._rank = layout, copies, ownership, rank
         self._naming, self._current_bits = Naming(layout), current_bits
         self._views: dict[tuple[int, str], tuple[TensorPart, Any]] = {}
-        for slot in range(SLOTS):  # the first touch of a page costs more than the copy: pay it here, not in a step
-            for spec in layout.tensors:
-                part = ownership.writes(rank, spec.name)
+
+    def touch_pages(self) -> None:
+        """Write zeros to this rank's part of both copies: the first touch of a page costs more than the copy, and is
+        paid here, not in a step."""
+        for slot in range(SLOTS):
+            for spec in self._layout.tensors:
+                part = self._ownership.writes(self._rank, spec.name)
                 if part is not None:
-                    _rows(copies.tensor(slot, spec), spec, part)[...] = 0
+                    _rows(self._copies.tensor(slot, spec), spec, part)[...] = 0
 
     def fill(self, slot: int, publish: int, source: Any, on_written: Callable[[], None] = lambda: None) -> None:
         """Copy this rank's part of every tensor of `source` (see `named_tensors`) into a copy. Afterwards the source
@@ -165,7 +169,7 @@ class Copier:
         else:
             same = _same_bits(spec, self._rows(slot, spec, part), local)
         if not same:
-            raise _untied(spec, tensor.name)
+            raise untied(spec, tensor.name)
 
 
 class _Batch:
@@ -219,7 +223,8 @@ def _same_bits(spec: TensorSpec, one: Any, other: Any) -> bool:
     return torch.equal(*(_as_bytes(tensor.detach().to("cpu", kind)) for tensor in (one, other)))
 
 
-def _untied(spec: TensorSpec, name: str) -> UsageError:
+def untied(spec: TensorSpec, name: str) -> UsageError:
+    """The error for a tensor `name` that is one with `spec` in the base and differs from it in the model."""
     names = " and ".join(sorted({spec.name, *spec.aliases})) if name == spec.name else f"{name} and {spec.name}"
     return UsageError(
         f"{names} are tied in the base checkpoint and differ in the model: start the swarm from a checkpoint in which "

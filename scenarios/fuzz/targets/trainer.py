@@ -29,6 +29,7 @@ from scenarios.fuzz.inputs.local import ScriptedChannel, frame, local_kinds
 from scenarios.fuzz.inputs.scene import AUTHORITY
 from scenarios.fuzz.tables import sizes_of
 from scenarios.fuzz.target import Target, World
+from swarm.runtime.replica.own import OwnChunk
 
 __all__ = ["TrainerTarget"]
 
@@ -59,7 +60,7 @@ class _Seed:
         raise UsageError("Not enough of it is kept.")
         yield []
 
-    async def add_chunk(self, chunk: Chunk) -> None:
+    async def add_chunk(self, chunk: Chunk, known: OwnChunk | None = None) -> None:
         await trio.lowlevel.checkpoint()
 
     async def seal(self, manifest: Manifest) -> bytes:
@@ -94,6 +95,7 @@ async def _nobody(peer: bytes, body: bytes) -> None:
 _AFTER: Final = {
     "PublishBegin": ("Attach",),
     "PublishBlocks": ("Attach", "PublishBegin"),
+    "PublishShared": ("Attach", "PublishBegin"),
     "PublishEnd": ("Attach", "PublishBegin"),
     "GoBack": ("Attach",),
     "Offer": ("OpenRollouts",),
@@ -120,7 +122,7 @@ class _World(World):
         """Make `value` a message that the seed accepts."""
         match cls.__name__:
             case "Attach":
-                return value | {"protocol": 2, "rank": 0, "world": 1}
+                return value | {"protocol": 2, "rank": 0, "world": 1, "ring_bytes": 0}  # no descriptor comes with it
             case "PublishBegin":
                 return value | {"again": None}
             case "PublishEnd":

@@ -61,8 +61,8 @@ class Jobs:
         async with self._writer:
             await self._run_sync(self.model.prepare, manifest, sealed)
             await announce()
-            version = VersionId(manifest.epoch, manifest.version)
-            self._changes[version] = await self._run_sync(self.model.apply, manifest)
+            await self._run_sync(self.model.apply, manifest)
+            self._changes[VersionId(manifest.epoch, manifest.version)] = ()  # a seed has no engine to patch
 
     async def confirm_version(self, version: VersionId, manifest: Manifest) -> tuple[StagedChunk, ...] | None:
         """Make `version`, which the core has declared applied, durable if it is not yet.

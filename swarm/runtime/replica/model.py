@@ -32,6 +32,7 @@ from codec.errors import PeerError, SwarmError
 from codec.staging import block_hash
 from swarm.protocol.core.events import VersionId
 from swarm.runtime.replica.files import Loan, ReplicaFiles
+from swarm.runtime.replica.own import BELIEVED, OWN, PROVEN, OwnChunk, write_known
 from swarm.runtime.replica.replay import replay_chunks
 from swarm.runtime.replica.restore import restore
 from swarm.runtime.replica.scratch import Scratch
@@ -76,8 +77,8 @@ class Model:
     ) -> None:
         self._store = store
         self._on_disk = on_disk
-        self._unproven: NDArray[np.bool_] = np.zeros(0, np.bool_)
-        """By block: whether it was taken unhashed, as a clean shutdown left it, and not hashed since."""
+        self._unproven: NDArray[np.uint8] = np.zeros(0, np.uint8)
+        """By block: `PROVEN`, or why its bits have yet to be hashed: `OWN` or `BELIEVED`."""
         self._files = ReplicaFiles(store)
         self.on_damage: Callable[[int], None] = lambda blocks: None
         """Called in a worker thread with the number of blocks found damaged: the bits are no version any more."""
@@ -114,7 +115,7 @@ class Model:
         if found is None:
             return None
         self.replica = found.replica
-        self._unproven = np.full(found.replica.layout.n_blocks, found.believed)
+        self._unproven = np.full(found.replica.layout.n_blocks, BELIEVED if found.believed else PROVEN, np.uint8)
         if found.wrong:
             self.nearly, self.lost = found.seal, len(found.wrong)
             return None
@@ -134,22 +135,26 @@ class Model:
 
     def _prove(self, replica: Replica | Layered, block: int) -> bool:
         """Hash an unproven block. Returns whether it has the hash that it must have."""
+        digest = _NO_HASH
         try:
             data, digest = replica.read(block)  # `Layered.read` hashes what it builds
             right = isinstance(replica, Layered) or blake3(data).digest() == digest
         except Torn:
             right = False
-        if right:
-            self._unproven[block] = False
-        else:
+        if not right:
             self._recheck((block,))
-        return right
+            return False
+        with self._gate.unchanged():
+            if replica.hashes[block].tobytes() == digest:  # otherwise a version has changed it meanwhile
+                self._unproven[block] = PROVEN
+        return True
 
     def close(self) -> None:
         """Nothing is written any more. If everything is proven, note it on disk: the next start need not hash it."""
         with self._gate.unchanged():
             checkpoint = self._store.recover().checkpoint
-            if self.version is not None and checkpoint is not None and not self.spoiled and not self._unproven.any():
+            proven = not self.spoiled and BELIEVED not in self._unproven
+            if proven and self.version is not None and checkpoint is not None:
                 self._store.clean.leave(checkpoint)
         self._files.remove_file()
 
@@ -195,7 +200,7 @@ class Model:
                     self._started = True
             self._forget_version()
             if len(self._unproven) != layout.n_blocks:
-                self._unproven = np.zeros(layout.n_blocks, np.bool_)
+                self._unproven = np.zeros(layout.n_blocks, np.uint8)
             assert self.replica is not None
             return self.replica.root
 
@@ -207,17 +212,18 @@ class Model:
     def adopt(self, replica: Replica, version: VersionId) -> None:
         """Take `replica`, whose bits all are of `version`: the trainer's own, or a restored one."""
         self.replica, self.version, self.nearly = replica, version, None
-        self._unproven = np.zeros(replica.layout.n_blocks, np.bool_)
+        self._unproven = np.zeros(replica.layout.n_blocks, np.uint8)
 
     # ------------------------------------------------------------ step by step
 
     def stage(self, chunk: StoredChunk) -> None:
-        """Decode a complete chunk into scratch memory; above `stage_bytes` it stays encoded until the seal.
+        """Decode a complete chunk into scratch memory, if it is not there; above `stage_bytes` it stays encoded until
+        the seal.
 
         Raises `Torn` for blocks with unexpected bits, whose actual hashes are in `replica.hashes` then, so that a
         comparison with a hash list finds them; `PeerError` for a chunk of another model.
         """
-        if self._scratch.full:
+        if self._scratch.full or self._scratch.get(chunk.key) is not None:
             return
         try:
             staged = self._decode(chunk)
@@ -225,6 +231,11 @@ class Model:
             self._recheck(error.blocks)
             raise
         self._scratch.put(chunk.key, staged)
+
+    def stage_own(self, chunk: StoredChunk, known: OwnChunk) -> None:
+        """Note what a chunk of this seed's own publisher changes; as `stage`, without decoding."""
+        if not self._scratch.full:
+            self._scratch.put(chunk.key, known)
 
     def prepare(self, manifest: Manifest, sealed: bytes) -> None:
         """Check that the staged chunks lead to the manifest's root, then make the seal durable. The bits do not change.
@@ -237,26 +248,28 @@ class Model:
             raise Mismatch("the replica is not the version that this one follows")
         hashes = replica.hashes.copy()
         for chunk in chunks:
-            for block in self._staged_or_decoded(chunk):
+            known = self._staged_or_decoded(chunk)
+            for block in chunk.header.blocks if isinstance(known, OwnChunk) else known:
                 hashes[block.block] = np.frombuffer(block.new_hash, np.uint8)
         if state_root(replica.layout.hash, hashes) != manifest.root:
             raise Mismatch("the chunks do not lead to the root that the manifest names")
         self._store.seal(Seal.of(manifest, sealed), hashes)
 
     def apply(self, manifest: Manifest) -> tuple[StagedChunk, ...] | None:
-        """Write the bits of a prepared version. Returns what was written, if all of it was in scratch memory."""
+        """Write the bits of a prepared version. Returns what was written, if all of it was in scratch, decoded."""
         replica, id_ = self._whole(), VersionId(manifest.epoch, manifest.version)
         chunks = self._listed(manifest)
         held = [self._scratch.get(chunk.key) for chunk in chunks]
-        staged = tuple(chunk for chunk in held if chunk is not None)
+        staged = tuple(chunk for chunk in held if isinstance(chunk, StagedChunk))
         changes = staged if len(staged) == len(chunks) else None
         with self._gate.writing():
             if changes is not None:
                 replica.scatter(changes)
-            else:
-                for chunk in chunks:
-                    replica.scatter([self._staged_or_decoded(chunk)])
-            self._unproven[[entry.block for chunk in chunks for entry in chunk.header.blocks]] = False
+            for chunk in chunks:
+                known = None if changes is not None else self._staged_or_decoded(chunk)
+                proven = known is None or write_known(replica, chunk, known, self._store.chunks)
+                blocks = [entry.block for entry in chunk.header.blocks]
+                self._unproven[blocks] = PROVEN if proven else np.maximum(self._unproven[blocks], OWN)
             self.version = id_
         self._scratch.drop_up_to(id_)
         return changes
@@ -379,7 +392,7 @@ class Model:
             return self._write_layered_checkpoint(self.replica)
         with contextlib.suppress(_VersionWaits), self._gate.unchanged():
             replica, version = self.replica, self.version
-            if replica is None or version is None:
+            if replica is None or version is None or self._unproven.any():
                 return None
             self._files.write_checkpoint(replica, version, self._bits_unless_version_waits)
             self.spoiled = False
@@ -454,7 +467,7 @@ class Model:
                 if actual != replica.hashes[block].tobytes():
                     replica.hashes[block] = np.frombuffer(actual, np.uint8)
                     self.version, wrong = None, wrong + 1
-                self._unproven[block] = False
+                self._unproven[block] = PROVEN
         if wrong:
             self.spoiled = True
             self.on_damage(wrong)
@@ -467,7 +480,7 @@ class Model:
             raise Mismatch("the chunks are not those that the manifest lists")
         return chunks
 
-    def _staged_or_decoded(self, chunk: StoredChunk) -> StagedChunk:
+    def _staged_or_decoded(self, chunk: StoredChunk) -> StagedChunk | OwnChunk:
         return self._scratch.get(chunk.key) or self._decode(chunk)
 
     def _forget_version(self) -> None:

@@ -1,9 +1,10 @@
-"""Decoded chunks that wait for their version's seal. Several worker threads put them there at a time."""
+"""What the chunks of a version change, until its seal. Several worker threads put it there at a time."""
 
 import threading
 
 from codec import ChunkKey, StagedChunk
 from swarm.protocol.core.events import VersionId
+from swarm.runtime.replica.own import OwnChunk
 
 __all__ = ["Scratch"]
 
@@ -14,7 +15,7 @@ class Scratch:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._staged: dict[VersionId, dict[int, StagedChunk]] = {}
+        self._staged: dict[VersionId, dict[int, StagedChunk | OwnChunk]] = {}
         self.nbytes = 0
 
     @property
@@ -22,14 +23,14 @@ class Scratch:
         """Whether there is no room for another chunk."""
         return self.nbytes >= self._max_bytes
 
-    def put(self, key: ChunkKey, staged: StagedChunk) -> None:
-        """Keep a decoded chunk."""
+    def put(self, key: ChunkKey, staged: StagedChunk | OwnChunk) -> None:
+        """Keep what a chunk changes."""
         with self._lock:
             self._staged.setdefault(VersionId(key.epoch, key.version), {})[key.seq] = staged
             self.nbytes += staged.nbytes
 
-    def get(self, key: ChunkKey) -> StagedChunk | None:
-        """The decoded chunk, if it is here."""
+    def get(self, key: ChunkKey) -> StagedChunk | OwnChunk | None:
+        """What the chunk changes, if it is here."""
         return self._staged.get(VersionId(key.epoch, key.version), {}).get(key.seq)
 
     def drop(self, version: VersionId) -> None:

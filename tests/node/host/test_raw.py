@@ -1,5 +1,6 @@
 """A file as a model: written, read back, and refused when it does not fit."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ from seed_kit import LAYOUT
 
 from codec import Checkpoint, Layout, Replica
 from codec.errors import UsageError
-from node.host.raw import check_raw, raw_content, raw_tensors, write_raw, write_raw_base
+from node.host.raw import check_raw, raw_content, write_raw, write_raw_base
+from node.trainers.tensors.file_blocks import RawBlocks
 
 
 @pytest.fixture
@@ -30,10 +32,11 @@ def test_a_file_round_trips(tmp_path: Path, layout: Layout, size: int) -> None:
     file.write_bytes(bytes(range(256)) * (size // 256) + bytes(size % 256))
     out.write_bytes(b"an older one, longer" * 10**6)
     replica = Replica.create(layout)
-    for name, bits in raw_tensors(file, layout):
-        for i, block in enumerate(layout.blocks_of(name)):
-            spec = layout.block(block)
-            replica._writable(block)[:] = bits.reshape(-1)[i << 20 : (i << 20) + spec.count]
+    blocks = RawBlocks(file, layout)
+    for block in reversed(range(layout.n_blocks)):
+        replica._writable(block)[:] = blocks.block(block)
+    blocks.check_unchanged()
+    blocks.close()
     write_raw(raw_content(replica), out)
     assert out.read_bytes() == file.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out", "raw"]
@@ -54,8 +57,20 @@ def test_a_small_file_has_many_blocks_and_a_large_one_a_bounded_layout(
 def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, layout: Layout) -> None:
     (tmp_path / "large").write_bytes(bytes(3_000_001))
     with pytest.raises(UsageError, match="3,000,001"):
-        list(raw_tensors(tmp_path / "large", layout))
+        RawBlocks(tmp_path / "large", layout)
     with pytest.raises(UsageError, match="Cannot read"):
-        list(raw_tensors(tmp_path / "not there", layout))
+        RawBlocks(tmp_path / "not there", layout)
     with pytest.raises(UsageError, match="carries a policy"):
-        list(raw_tensors(tmp_path / "large", LAYOUT))
+        RawBlocks(tmp_path / "large", LAYOUT)
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, layout: Layout) -> None:
+    file = tmp_path / "in"
+    file.write_bytes(bytes(3_000_000))
+    blocks = RawBlocks(file, layout)
+    os.utime(file, ns=(1, 1))
+    with pytest.raises(UsageError, match="written to while it was read"):
+        blocks.check_unchanged()
+    os.truncate(file, 2_000_000)
+    with pytest.raises(UsageError, match="written to while it was read"):
+        [blocks.block(block) for block in range(layout.n_blocks)]

@@ -9,6 +9,7 @@ from seed_kit import LAYOUT, FakeSeed, random_replica, running
 
 from codec import Layout, TensorSpec, write_checkpoint
 from codec.errors import UsageError
+from node.trainers.messages import PublishOpened
 from node.trainers.publish_files import publish_folder, stamp
 
 
@@ -29,6 +30,67 @@ def test_the_seed_has_the_folders_bits(home: Path, folder: Path) -> None:
         report = publish_folder(home, folder, step=1)
         assert (report["version"], report["root"]) == (1, random_replica(seed=1).root.hex())
         assert seed.seed.receiver.root == random_replica(seed=1).root
+        assert seed.seed.known_chunks > 0
+
+
+def test_changes_are_listed_for_the_seed_while_they_are_few(home: Path, folder: Path, tmp_path: Path) -> None:
+    after = random_replica(seed=1)
+    for block, every in enumerate((50, 3, 2, 1000)[: after.layout.n_blocks]):
+        after._writable(block)[::every] ^= 1
+    after.rehash()
+    write_checkpoint(tmp_path / "step_2", LAYOUT, after.bits, {})
+    with running(home, FakeSeed(random_replica(seed=1))) as seed:
+        publish_folder(home, tmp_path / "step_2")
+        assert seed.seed.receiver.root == after.root
+        publish_folder(home, folder)
+        assert seed.seed.receiver.root == random_replica(seed=1).root
+
+
+def test_a_second_name_of_tied_tensors_must_have_the_same_bits(home: Path, tmp_path: Path) -> None:
+    new = random_replica(seed=1)
+    tensors = sorted((*LAYOUT.tensors[:2], TensorSpec("c.weight", "BF16", (64, 32)), LAYOUT.tensors[3]), key=_name)
+    apart = Layout((*tensors, TensorSpec("tied.weight", "BF16", (64, 32))))
+    for name, differs in (("same", 0), ("other", 1)):
+        bits = {spec.name: new.bits("c.weight" if spec.name == "tied.weight" else spec.name) for spec in apart.tensors}
+        bits["tied.weight"] = bits["tied.weight"] ^ np.uint16(differs)
+        write_checkpoint(tmp_path / name, apart, bits.__getitem__, {})
+    with running(home, FakeSeed(random_replica())) as seed:
+        with pytest.raises(UsageError, match="are tied in the base"):
+            publish_folder(home, tmp_path / "other")
+        publish_folder(home, tmp_path / "same")
+        assert seed.seed.receiver.root == new.root
+
+
+def test_a_seed_that_reads_no_ring_gets_the_blocks_by_its_socket(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A seed of an older release."""
+    new = random_replica()
+    new._writable(0)[::50] ^= 1
+    new.rehash()
+    write_checkpoint(tmp_path / "step_1", LAYOUT, new.bits, {})
+    monkeypatch.setattr("node.coordinator.rank_group.PublishOpened", lambda *fields, ring: PublishOpened(*fields))
+    with running(home, FakeSeed(random_replica())) as seed:
+        publish_folder(home, tmp_path / "step_1")
+        assert seed.seed.receiver.root == new.root
+        assert seed.seed.known_chunks == 0
+
+
+def test_a_ring_that_is_full_is_waited_for(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.trainers.connection.link.RING_BYTES", 1 << 20)
+    wide = Layout(tuple(TensorSpec(f"t{i:02}", "BF16", (1 << 18,)) for i in range(24)))
+    new = random_replica(wide, seed=1)
+    for block in range(0, wide.n_blocks, 2):  # half of them raw: two fill the ring
+        new._writable(block)[:] = np.random.default_rng(block).integers(0, 1 << 16, 1 << 18)
+    new.rehash()
+    write_checkpoint(tmp_path / "step_1", wide, new.bits, {})
+    with running(home, FakeSeed(random_replica(wide))) as seed:
+        publish_folder(home, tmp_path / "step_1")
+        assert seed.seed.receiver.root == new.root
+
+
+def _name(spec: TensorSpec) -> str:
+    return spec.name
 
 
 def test_a_checkpoint_that_changes_while_it_is_read_is_not_published(home: Path, folder: Path) -> None:

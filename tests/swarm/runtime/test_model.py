@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 from runtime_kit import AUTHORITY, new_replica, step
 
-from codec import ChunkKey, Manifest, Replica, Torn, open_header, seal_chunk, state_root
+from codec import BlockDelta, ChunkKey, Manifest, Replica, StagedBlock, Torn, open_header, seal_chunk, state_root
+from codec.chunk import CODER_RAW
+from codec.staging import block_hash
 from swarm.protocol.core.events import VersionId
 from swarm.runtime.replica.model import Mismatch, Model
+from swarm.runtime.replica.own import BELIEVED, PROVEN, OwnChunk
 from swarm.store import Store, TwoSeals
 
 
@@ -227,3 +230,92 @@ def test_a_checkpoint_gives_way_to_a_version_that_has_waited_long(
     assert (model.version, store.checkpoints.list()) == (VersionId(0, 1), [])
     monkeypatch.undo()
     assert model.write_checkpoint() == VersionId(0, 1)
+
+
+def own_version(
+    store: Store, model: Model, truth: Replica, number: int, *, raw: bool = False, wrong: bool = False
+) -> tuple[Manifest, bytes]:
+    """A step as the seed's own publisher hands it over: stored chunks, and the list of what each changes.
+
+    `raw`: block 0 is sent whole. `wrong`: the list of block 0 has a wrong bit.
+    """
+    before = [truth.block(block).copy() for block in range(truth.layout.n_blocks)]
+    manifest, sealed = version(store, truth, number) if not raw else raw_version(store, truth, number)
+    for chunk in store.chunks.of(VersionId(0, number)):
+        blocks = []
+        for entry in chunk.header.blocks:
+            if entry.coder == CODER_RAW:
+                continue
+            new = truth.block(entry.block)
+            positions = np.flatnonzero(before[entry.block] != new).astype(np.uint32)
+            bits = new[positions]
+            if wrong and entry.block == 0:
+                bits[0] ^= 1
+            old_hash = block_hash(before[entry.block])
+            blocks.append(StagedBlock(entry.block, positions, bits, old_hash, entry.new_hash))
+        model.stage_own(chunk, OwnChunk(tuple(blocks)))
+    return manifest, sealed
+
+
+def raw_version(store: Store, truth: Replica, number: int) -> tuple[Manifest, bytes]:
+    """A version in which every element of block 0 changes."""
+    new = truth.block(0) + np.ones((), truth.block(0).dtype)
+    delta = BlockDelta(0, CODER_RAW, block_hash(new), new.tobytes())
+    chunk = seal_chunk(ChunkKey(0, number, 0, 0), truth.root, truth.layout.hash, [delta], AUTHORITY)
+    header = open_header(chunk.header, AUTHORITY.public)
+    store.chunks.put_header(header, chunk.header)
+    for index in range(header.n_pieces):
+        piece = header.piece_range(index)
+        store.chunks.put_piece(header.key, index, chunk.body[piece.start : piece.stop])
+    parent = truth.root
+    truth.write_block(0, new.tobytes(), delta.new_hash)
+    manifest = Manifest(
+        AUTHORITY.public, 0, number, 0, parent, truth.root, truth.layout.hash, (chunk.id,), chunk.nbytes, 1
+    )
+    return manifest, manifest.seal(AUTHORITY)
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_what_the_seed_encoded_is_written_undecoded_and_hashed_before_it_is_given(store: Store, raw: bool) -> None:
+    truth, model = new_replica(), Model(store)
+    model.adopt(new_replica(), VersionId(0, 0))
+    manifest, sealed = own_version(store, model, truth, 1, raw=raw)
+    for chunk in store.chunks.of(VersionId(0, 1)):
+        model.stage(chunk)  # finds it there
+    model.prepare(manifest, sealed)
+    assert model.apply(manifest) is None
+    assert model.replica is not None
+    assert model.replica.root == truth.root == manifest.root
+    assert model._unproven.any()
+    assert model.read_block(0) == (VersionId(0, 1), truth.read_block(0))
+    assert model._unproven[0] == PROVEN
+    assert model.write_checkpoint() == VersionId(0, 1)
+    assert not model._unproven.any()
+    assert model.replica.rehash() == []
+    assert model._scratch.nbytes == 0
+
+
+def test_a_wrong_bit_in_the_seeds_own_list_is_never_given_and_never_saved(store: Store) -> None:
+    truth, model = new_replica(), Model(store)
+    model.adopt(new_replica(), VersionId(0, 0))
+    damaged: list[int] = []
+    model.on_damage = damaged.append
+    model.prepare(*(made := own_version(store, model, truth, 1, wrong=True)))
+    model.apply(made[0])
+    assert model.read_block(1) == (VersionId(0, 1), truth.read_block(1))
+    assert model.write_checkpoint() is None
+    assert damaged == [1]
+    assert model.version is None
+    assert model.read_block(0) is None
+
+
+def test_an_own_change_does_not_prove_what_a_clean_start_believed(store: Store) -> None:
+    truth, model = new_replica(), Model(store)
+    model.adopt(new_replica(), VersionId(0, 0))
+    model._unproven[:] = BELIEVED
+    model.prepare(*(made := own_version(store, model, truth, 1)))
+    model.apply(made[0])
+    assert (model._unproven == BELIEVED).all()
+    while model.audit():
+        pass
+    assert not model._unproven.any()

@@ -1,0 +1,61 @@
+"""What the seed's own publisher says of a chunk that it encoded, so that the seed need not decode it.
+
+The trainer's process compares the new bits with the seed's replica, and from this one pass come the coded form, the
+hash of the new block and the list of changes. The seed signs the coded form and, when the version is sealed, writes the
+list into its replica. It hashes nothing then: those blocks count as unproven (`Model`), so each is hashed before it is
+given to a peer or written into a checkpoint. That is the one proof that the replica has the bits whose hashes were
+signed.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from codec import Layered, Replica, StagedBlock, StagedChunk
+from codec.chunk import CODER_RAW
+from codec.staging import all_positions
+from swarm.store import ChunkStore, StoredChunk
+
+__all__ = ["BELIEVED", "OWN", "PROVEN", "OwnChunk", "write_known"]
+
+PROVEN: Final = 0
+"""The block's bits were hashed since they were written, or before they were."""
+OWN: Final = 1
+"""This seed's own publisher has changed the block since it was hashed."""
+BELIEVED: Final = 2
+"""The block was taken from disk unhashed, as a clean shutdown left it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnChunk:
+    """What a chunk of this seed changes. `blocks`: without the raw ones, whose payload is their new bits."""
+
+    blocks: tuple[StagedBlock, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory, about."""
+        return StagedChunk(self.blocks).nbytes
+
+
+def write_known(
+    replica: Replica | Layered, chunk: StoredChunk, known: StagedChunk | OwnChunk, store: ChunkStore
+) -> bool:
+    """Write what a chunk changes into the replica. Returns whether its blocks are proven. Raises `Torn` for blocks that
+    are not the version before."""
+    if isinstance(known, StagedChunk):
+        replica.scatter([known])
+        return True
+    replica.scatter([StagedChunk(known.blocks)])
+    for entry in chunk.header.blocks:
+        if entry.coder != CODER_RAW:
+            continue
+        found = store.payload(chunk.key, entry.block)
+        if found is None:
+            raise RuntimeError(f"block {entry.block} of a chunk that was sealed is not in the store")
+        bits = np.frombuffer(found[1], replica.layout.block(entry.block).dtype.bits)
+        old_hash = replica.hashes[entry.block].tobytes()
+        positions = all_positions()[: bits.size]
+        replica.scatter([StagedChunk((StagedBlock(entry.block, positions, bits, old_hash, entry.new_hash),))])
+    return False
