@@ -62,6 +62,9 @@ class Swarm:
             self.start(name, *join, **options)
         self.until(lambda status: set(names) <= {node.name for node in status.nodes if node.engine})
 
+    def pid(self, name: str) -> int:
+        return self._processes[name].pid
+
     def status(self) -> SeedStatus:
         return ask_state(self.home).swarm
 
