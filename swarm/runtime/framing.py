@@ -16,6 +16,9 @@ __all__ = ["ByteReader", "Patience", "frame_message", "read_frame", "read_messag
 
 _LENGTH: Final = Struct("<I")
 _RECEIVE_BYTES: Final = 256 << 10
+_DIRECT_BYTES: Final = range(4 << 10, (256 << 10) + 1)
+"""What is received into a buffer of its own, without copies: pieces. Less is not worth it, and a peer that announces
+more gets no buffer before its bytes have come."""
 
 
 class Patience:
@@ -47,8 +50,10 @@ class Patience:
 class ByteReader:
     """The receiving end of a stream with a buffer. For one task at a time."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, ahead_bytes: int = _RECEIVE_BYTES) -> None:
+        """`ahead_bytes`: the most that is read beyond what is asked for."""
         self._stream = stream
+        self._ahead_bytes = ahead_bytes
         self._chunks: deque[bytes] = deque()
         self._at = 0
         """Bytes of the first chunk that were taken already."""
@@ -60,6 +65,8 @@ class ByteReader:
 
     def take(self, size: int) -> bytes:
         """The next `size` bytes, which are in the buffer."""
+        if not size:
+            return b""
         parts: list[bytes] = []
         left = size
         while left:
@@ -76,8 +83,14 @@ class ByteReader:
         self._size -= size
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def exactly(self, size: int) -> bytes:
-        """The next `size` bytes. Raises `PeerError` when the stream ends before them."""
+    async def exactly(self, size: int) -> bytes | memoryview:
+        """The next `size` bytes. Raises `PeerError` when the stream ends before them. A view is of a buffer that is the
+        caller's alone."""
+        if size > self._size and size in _DIRECT_BYTES:
+            data = await self._stream.receive_exactly(size, self.take(self._size))
+            if len(data) < size:
+                raise PeerError("stream: it ended inside a frame")
+            return data
         while self._size < size:
             if not await self._fill(size - self._size):
                 raise PeerError("stream: it ended inside a frame")
@@ -94,7 +107,7 @@ class ByteReader:
 
     async def _fill(self, least: int = 1) -> bool:
         """Receive at least `least` bytes in one call, if the stream can wait for them. False at the end."""
-        data = await self._stream.receive_at_least(least, max(least, _RECEIVE_BYTES))
+        data = await self._stream.receive_at_least(least, max(least, self._ahead_bytes))
         if data:
             self._chunks.append(data)
             self._size += len(data)
@@ -121,7 +134,7 @@ async def read_frame(
     (size,) = _LENGTH.unpack(await reader.exactly(_LENGTH.size))
     if not 0 < size <= max_bytes():
         raise PeerError(f"message: {size} bytes, at most {max_bytes()}")
-    data = await reader.exactly(size)
+    data = bytes(await reader.exactly(size))
     patience.end()
     return data
 

@@ -36,7 +36,7 @@ class StoredChunk:
     sealed_header: bytes
     sizes: tuple[int, ...]
     have: int = 0
-    memory: dict[int, bytes] = field(default_factory=dict)
+    memory: dict[int, bytes | memoryview] = field(default_factory=dict)
     """Pieces not yet in the pack."""
     body: int | None = None
     """Offset of the body in the pack; None before the first `spill`."""
@@ -85,8 +85,9 @@ class ChunkStore:
             self._dropped.pop(_attempt(header.key), None)
             return chunk, True
 
-    def put_piece(self, key: ChunkKey, index: int, data: bytes) -> bool:
-        """Store a piece that `verify_piece` accepted; whether it is new. It stays in memory until `spill`."""
+    def put_piece(self, key: ChunkKey, index: int, data: bytes | memoryview) -> bool:
+        """Store a piece that `verify_piece` accepted; whether it is new. It stays in memory until `spill`, and is not
+        copied: what is behind a view must not change any more."""
         with self._lock:
             chunk = self._chunks.get(key)
             if chunk is None or chunk.have >> index & 1:
@@ -160,7 +161,7 @@ class ChunkStore:
         with self._lock:
             return sorted(self._chunks.values(), key=lambda chunk: chunk.key)
 
-    def piece(self, key: ChunkKey, index: int) -> bytes | None:
+    def piece(self, key: ChunkKey, index: int) -> bytes | memoryview | None:
         """The bytes of a piece; None if it is not stored."""
         with self._lock:
             chunk = self._chunks.get(key)
@@ -285,9 +286,9 @@ def _sizes(header: ChunkHeader) -> tuple[int, ...]:
     return tuple(len(header.piece_range(i)) for i in range(header.n_pieces))
 
 
-def _runs(pieces: dict[int, bytes]) -> Iterator[tuple[int, list[bytes]]]:
+def _runs(pieces: dict[int, bytes | memoryview]) -> Iterator[tuple[int, list[bytes | memoryview]]]:
     """Runs of consecutive pieces: (index of the first, the bytes of each)."""
-    run: list[bytes] = []
+    run: list[bytes | memoryview] = []
     first = previous = -2
     for index in sorted(pieces):
         if index != previous + 1 and run:

@@ -90,7 +90,7 @@ class Connection:
         self._target_head = Head(Kind.DATA, 0, 0, 0)
         # Frames to be written.
         self._control: deque[bytes] = deque()
-        self._data: deque[tuple[bytes, memoryview]] = deque()
+        self._data: deque[tuple[bytes, int, tuple[memoryview, ...]]] = deque()  # header, bytes of payload, its parts
         self._queued_bytes = 0
         self._frames_queued = 0
         self._frames_written = 0
@@ -181,13 +181,15 @@ class Connection:
         """Whether the queue to the socket may take another data frame; if not, wait on `room`."""
         return self._queued_bytes < self.limits.send_queue_bytes
 
-    def queue_data(self, stream_id: int, payload: memoryview, flags: int = 0) -> None:
-        """Queue a data frame; drop it if the connection is closed."""
-        if not self.closed:
-            self._data.append((encode_head(Kind.DATA, flags, stream_id, len(payload)), payload))
-            self._queued_bytes += len(payload)
+    def queue_data(self, stream_id: int, length: int, payload: tuple[memoryview, ...], flags: int = 0) -> None:
+        """Queue a data frame of `length` bytes, which are in the parts of `payload`; drop it if the connection is
+        closed."""
+        if not self.reason:
+            self._data.append((encode_head(Kind.DATA, flags, stream_id, length), length, payload))
+            self._queued_bytes += length
             self._frames_queued += 1
-            self._writer.unpark_all()
+            if self._writer:
+                self._writer.unpark_all()
 
     def note_read(self, stream: YamuxStream, length: int) -> None:
         """The stream's reader took `length` bytes: give credit back to the peer."""
@@ -202,7 +204,7 @@ class Connection:
         """Queue the stream's FIN, once."""
         if not stream.fin_queued:
             stream.fin_queued = True
-            self.queue_data(stream.stream_id, memoryview(b""), FIN)
+            self.queue_data(stream.stream_id, 0, (), FIN)
             if stream.is_done:
                 self._forget_stream(stream)
 
@@ -227,7 +229,7 @@ class Connection:
         """Queue the stream's RST and forget the stream."""
         if not stream.broken:
             # As a data frame, so that it comes after queued data: a FIN in there still ends the stream in order.
-            self.queue_data(stream.stream_id, memoryview(b""), RST)
+            self.queue_data(stream.stream_id, 0, (), RST)
         self._forget_stream(stream)
 
     # Reading.
@@ -311,7 +313,7 @@ class Connection:
         if not head.length and stream:
             self._on_flags(stream, head.flags)
 
-    def _on_payload(self, piece: bytes) -> None:
+    def _on_payload(self, piece: memoryview) -> None:
         stream = self._target
         if stream is None or stream.broken:
             return
@@ -360,12 +362,11 @@ class Connection:
             frames, length = len(parts), 0
             self._control.clear()
             while self._data and length < _WRITE_BYTES:
-                head, payload = self._data.popleft()
+                head, size, payload = self._data.popleft()
                 frames += 1
-                length += len(payload)
+                length += size
                 parts.append(head)
-                if payload:
-                    parts.append(payload)
+                parts += payload
             if not parts:
                 await self._writer.park()
                 continue
