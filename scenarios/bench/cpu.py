@@ -5,13 +5,13 @@
 Everything runs on this machine's loopback. The file goes from a seed to a relay that receives it and forwards it once,
 and from there to a relay that only receives. The first version is reported apart from later ones, since a seed that has
 published nothing yet does not know how large versions are. CPU time is user and system time of the whole process, until
-the file is verified and on disk, divided by the file's size.
+the file is verified and on disk, less what the process uses in the same time when idle, divided by the file's size.
 
 `C` is the same job without an interpreter: one thread, OpenSSL, TLS 1.3 in, BLAKE3 of each piece, the same disk, TLS
 out. `c_relay.c` is compiled when the benchmark starts, which needs a C compiler and OpenSSL's headers (apt-get install
-build-essential libssl-dev). Its BLAKE3 is that of libLLVM 15 or later (apt-get install libllvm15). Without it, it hashes
-with OpenSSL's BLAKE2b, and the report replaces that time by what BLAKE3 takes in Python for pieces of the same size.
-libtorrent, which does not encrypt, is measured if it can be installed.
+build-essential libssl-dev). Its BLAKE3 is that of libLLVM 15 or later (apt-get install libllvm15). Without that it
+hashes with OpenSSL's BLAKE2b, and the report replaces the time of it by what BLAKE3 takes in Python for pieces of the
+same size. libtorrent, which does not encrypt, is measured if it can be installed.
 """
 
 import argparse
@@ -49,6 +49,10 @@ PIECE_BYTES: Final = 256 << 10
 PATIENCE_S: Final = 120.0
 SETTLE_S: Final = 1.0
 """After the last relay has a version: its last chunks are on disk within this."""
+IDLE_S: Final = 5.0
+"""How long the processes are watched before anything is published."""
+LINK: Final = ("--up-mbit", "1000")
+"""What each process is told of its uplink: enough for the largest pieces, and a rate at which nothing is paced."""
 
 
 # ------------------------------------------------------------ ours
@@ -57,32 +61,37 @@ SETTLE_S: Final = 1.0
 def measure_swarm(folder: Path, file_bytes: int, versions: int) -> list[dict[str, Any]]:
     """Publish `versions` random files to a relay that forwards everything to another one.
 
-    Returns a row for each process: `first` and `later`, CPU seconds a GB, and `sent`, copies of the file that it sent.
+    Returns a row for each process: `first` and `later`, CPU seconds a GB; `sent`, copies of the file that it sent;
+    `idle_ms_s`, CPU milliseconds that it uses in each second when nothing is published.
     """
     swarm = Swarm(folder)
     with contextlib.closing(_Stopper(swarm)):
-        words = ("--raw-mb", str(file_bytes // 1_000_000 + 1), "--listen", "127.0.0.1:0")
+        words = ("--raw-mb", str(file_bytes // 1_000_000 + 1), "--listen", "127.0.0.1:0", *LINK)
         swarm.start("seed", "seed", *words, SWARM_LOG="info")
         swarm.until(lambda status: bool(status.swarm))
-        for name, more in ((FORWARDS, ()), (RECEIVES, ("--up-mbit", "0"))):
+        for name, more in ((FORWARDS, LINK), (RECEIVES, ("--up-mbit", "0", "--down-mbit", LINK[1]))):
             swarm.start(name, "relay", swarm.ticket(1), "--listen", "127.0.0.1:0", "--name", name, *more)
             swarm.until(lambda status, name=name: any(node.name == name for node in status.nodes))
         swarm.until(_one_feeds_the_other)
         time.sleep(SETTLE_S)
         names = {"seed": swarm.pid("seed"), FORWARDS: swarm.pid(FORWARDS), RECEIVES: swarm.pid(RECEIVES)}
+        before = {name: spent_s(pid) for name, pid in names.items()}
+        time.sleep(IDLE_S)
+        idle = {name: (spent_s(pid) - before[name]) / IDLE_S for name, pid in names.items()}
         found: dict[str, list[float]] = {name: [] for name in [*names, "publisher"]}
         sent_bytes = dict.fromkeys(names, 0)
         for number in range(1, versions + 1):
             file = folder / "file"
             file.write_bytes(secrets.token_bytes(file_bytes))
-            before = {name: spent_s(pid) for name, pid in names.items()}
+            before, began_s = {name: spent_s(pid) for name, pid in names.items()}, time.monotonic()
             earlier = {name: _sent_bytes(folder, name) for name in names}
             found["publisher"].append(_publish(swarm.home, file))
             for name in (FORWARDS, RECEIVES):
                 _until(lambda name=name, number=number: _holds(folder, name, number))
             time.sleep(SETTLE_S)
             for name, pid in names.items():
-                found[name].append(spent_s(pid) - before[name])
+                passed_s = time.monotonic() - began_s
+                found[name].append(spent_s(pid) - before[name] - idle[name] * passed_s)
                 sent_bytes[name] = _sent_bytes(folder, name) - earlier[name]
         gb = file_bytes / 1e9
         return [
@@ -91,6 +100,7 @@ def measure_swarm(folder: Path, file_bytes: int, versions: int) -> list[dict[str
                 "first": spent[0] / gb,
                 "later": statistics.median(spent[1:] or spent) / gb,
                 "sent": sent_bytes.get(name, 0) / file_bytes,
+                "idle_ms_s": 1000 * idle.get(name, 0.0),
             }
             for name, spent in found.items()
         ]
@@ -168,18 +178,19 @@ def measure_c(folder: Path, file_bytes: int, repeats: int) -> list[dict[str, Any
     hashes: dict[str, list[float]] = {FORWARDS: [], RECEIVES: []}
     for _ in range(repeats):
         words = (str(certificate), str(folder / "store"), str(file_bytes), library or "blake2b")
-        with _c_process(program, "take", *words) as last:
-            with _c_process(program, "take", words[0], f"{words[1]}2", *words[2:], _line(last)) as relay:
-                with _c_process(program, "push", _line(relay), str(certificate), str(file)) as pusher:
-                    ends = {"pusher": pusher, FORWARDS: relay, RECEIVES: last}
-                    for name, process in ends.items():
-                        report = json.loads(_line(process))
-                        spent_s_gb = report["cpu_s"] / (file_bytes / 1e9)
-                        hash_s_gb = report["hash_s"] / (file_bytes / 1e9)
-                        if name in hashes:
-                            hashes[name].append(correction_s_gb or hash_s_gb)
-                            spent_s_gb += correction_s_gb - hash_s_gb if correction_s_gb else 0.0
-                        rows[name].append(spent_s_gb)
+        with (
+            _c_process(program, "take", *words) as last,
+            _c_process(program, "take", words[0], f"{words[1]}2", *words[2:], _line(last)) as relay,
+            _c_process(program, "push", _line(relay), str(certificate), str(file)) as pusher,
+        ):
+            for name, process in {"pusher": pusher, FORWARDS: relay, RECEIVES: last}.items():
+                report = json.loads(_line(process))
+                spent_s_gb = report["cpu_s"] / (file_bytes / 1e9)
+                hash_s_gb = report["hash_s"] / (file_bytes / 1e9)
+                if name in hashes:
+                    hashes[name].append(correction_s_gb or hash_s_gb)
+                    spent_s_gb += correction_s_gb - hash_s_gb if correction_s_gb else 0.0
+                rows[name].append(spent_s_gb)
     return [
         {"process": f"C {name}", "later": statistics.median(spent), "hash": statistics.median(hashes.get(name, [0.0])),
          "hash_by": library or "BLAKE2b, corrected to BLAKE3 in Python"}
@@ -300,14 +311,11 @@ def report(file_bytes: int, versions: int, *, with_libtorrent: bool) -> dict[str
 
 
 def _print(found: dict[str, Any]) -> None:
-    print(f"{'CPU s a GB of file':32}{'first':>8}{'later':>8}{'x C':>8}{'first x C':>11}{'sent':>7}{'hash':>7}")
+    columns = ("first", "later", "x_c", "x_c_first", "sent", "hash", "idle_ms_s")
+    print(f"{'CPU s a GB of the file':32}" + "".join(f"{name:>11}" for name in columns))
     for row in found["rows"]:
-        cells = [row.get(name) for name in ("first", "later", "x_c", "x_c_first", "sent", "hash")]
-        widths = (8, 8, 8, 11, 7, 7)
-        shown = "".join(
-            f"{'' if cell is None else f'{cell:.2f}':>{width}}" for cell, width in zip(cells, widths, strict=True)
-        )
-        print(f"{row['process']:32}{shown}")
+        cells = [row.get(name) for name in columns]
+        print(f"{row['process']:32}" + "".join(f"{'' if cell is None else f'{cell:.2f}':>11}" for cell in cells))
     for line in found["left_out"]:
         print(f"left out: {line}")
 

@@ -267,8 +267,8 @@ def _fetch(torrent_file: str, folder: str, own_address: str, peers: Sequence[str
 
     session = libtorrent.session(
         {
-            "listen_interfaces": f"{own_address}:{PORT}", "enable_dht": False, "enable_lsd": False, "enable_upnp": False,
-            "enable_natpmp": False, "enable_outgoing_utp": False, "enable_incoming_utp": False,
+            "listen_interfaces": f"{own_address}:{PORT}", "enable_dht": False, "enable_lsd": False,
+            "enable_upnp": False, "enable_natpmp": False, "enable_outgoing_utp": False, "enable_incoming_utp": False,
             "unchoke_slots_limit": SLOTS, "allow_multiple_connections_per_ip": True,
         }
     )  # fmt: skip

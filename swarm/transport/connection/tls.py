@@ -257,9 +257,10 @@ class TlsSession(ISecureConn):
         """Decrypt what one read of the socket brings; empty at the end. The view is valid until the next call."""
         view, length = self._view, 0
         while True:
+            read = self._open().read
             try:
                 while length < _READ_BYTES:
-                    taken = self._open().read(_RECORD_BYTES, view[length:])  # type: ignore[arg-type]
+                    taken = read(_RECORD_BYTES, view[length:])  # type: ignore[arg-type]
                     if not taken:
                         return view[:length]
                     length += int(taken)

@@ -40,8 +40,9 @@ from swarm.transport.yamux.window import ReceiveWindow
 
 __all__ = ["Connection"]
 
-_WRITE_BYTES: Final = 262_144
-"""Payload of one write, about: enough to make the system call cheap, little enough that a ping is not delayed long."""
+_WRITE_BYTES: Final = 266_240
+"""Payload of one write at most, unless one frame has more: a piece of 256 KiB with its frame head. Enough to make the
+system call cheap, little enough that a ping is not delayed long."""
 _WATCH_S: Final = 5.0
 """How often a stalled write is looked for."""
 _PAUSE_S: Final = 1.0
@@ -354,14 +355,15 @@ class Connection:
             return
         self._control.append(encode_head(kind, flags, stream_id, length))
         self._frames_queued += 1
-        self._writer.unpark_all()
+        if self._writer:
+            self._writer.unpark_all()
 
     async def _write_loop(self) -> None:
         while True:
             parts: list[bytes | memoryview] = list(self._control)
             frames, length = len(parts), 0
             self._control.clear()
-            while self._data and length < _WRITE_BYTES:
+            while self._data and (not length or length + self._data[0][1] <= _WRITE_BYTES):
                 head, size, payload = self._data.popleft()
                 frames += 1
                 length += size
@@ -375,7 +377,8 @@ class Connection:
             self._writing_since_s = math.inf
             self._queued_bytes -= length
             self._frames_written += frames
-            self.room.unpark_all()
+            if self.room:
+                self.room.unpark_all()
 
     # Watching.
 

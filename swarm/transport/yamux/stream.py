@@ -298,7 +298,10 @@ class YamuxStream(Stream):
         else:
             pieces.append(bytes(piece))
         self._unread_bytes += len(piece)
-        return (self._unread_bytes >= self._least and bool(self._readers.unpark_all())) or woken
+        if self._unread_bytes >= self._least and self._readers:
+            self._readers.unpark_all()
+            return True
+        return woken
 
     def receive_fin(self) -> None:
         self.fin_received = True
@@ -307,7 +310,8 @@ class YamuxStream(Stream):
     def add_credit(self, increment: int) -> None:
         """The peer allows `increment` more bytes. Raises `PeerError` if that overflows its window."""
         self.send_window.add_credit(increment)
-        self._writers.unpark_all()
+        if self._writers:
+            self._writers.unpark_all()
 
     def break_(self, why: str, *, keep_unread: bool = False) -> None:
         """End both directions. Unread data stays readable if the peer's FIN came after it, or with `keep_unread`."""
