@@ -49,8 +49,10 @@ PIECE_BYTES: Final = 256 << 10
 PATIENCE_S: Final = 120.0
 SETTLE_S: Final = 1.0
 """After the last relay has a version: its last chunks are on disk within this."""
-IDLE_S: Final = 5.0
-"""How long the processes are watched before anything is published."""
+IDLE_S: Final = 3.0
+IDLE_LOOKS: Final = 4
+"""How long, and how often, the processes are watched before anything is published; the least that each used counts, as
+it may still be busy with its start."""
 LINK: Final = ("--up-mbit", "1000")
 """What each process is told of its uplink: enough for the largest pieces, and a rate at which nothing is paced."""
 
@@ -75,9 +77,7 @@ def measure_swarm(folder: Path, file_bytes: int, versions: int) -> list[dict[str
         swarm.until(_one_feeds_the_other)
         time.sleep(SETTLE_S)
         names = {"seed": swarm.pid("seed"), FORWARDS: swarm.pid(FORWARDS), RECEIVES: swarm.pid(RECEIVES)}
-        before = {name: spent_s(pid) for name, pid in names.items()}
-        time.sleep(IDLE_S)
-        idle = {name: (spent_s(pid) - before[name]) / IDLE_S for name, pid in names.items()}
+        idle = _idle(names)
         found: dict[str, list[float]] = {name: [] for name in [*names, "publisher"]}
         sent_bytes = dict.fromkeys(names, 0)
         for number in range(1, versions + 1):
@@ -104,6 +104,17 @@ def measure_swarm(folder: Path, file_bytes: int, versions: int) -> list[dict[str
             }
             for name, spent in found.items()
         ]
+
+
+def _idle(pids: dict[str, int]) -> dict[str, float]:
+    """The CPU seconds that each process uses a second when nothing is published."""
+    looks: dict[str, list[float]] = {name: [] for name in pids}
+    for _ in range(IDLE_LOOKS):
+        before = {name: spent_s(pid) for name, pid in pids.items()}
+        time.sleep(IDLE_S)
+        for name, pid in pids.items():
+            looks[name].append((spent_s(pid) - before[name]) / IDLE_S)
+    return {name: min(found) for name, found in looks.items()}
 
 
 class _Stopper:

@@ -186,8 +186,10 @@ class CoreLoop:
         """Apply an event that was not queued."""
         began_s = time.perf_counter()
         self._current = posted
-        self._apply(posted, handlers)
-        self._current = None
+        try:
+            self._apply(posted, handlers)
+        finally:
+            self._current = None
         taken_s = time.perf_counter() - began_s
         self._direct_s += taken_s
         self._queue.charge_new(posted.owner, taken_s)

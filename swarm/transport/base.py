@@ -65,7 +65,8 @@ class Stream(trio.abc.HalfCloseableStream):
 
     async def receive_exactly(self, size: int, first: bytes = b"") -> bytes | memoryview:
         """`first`, which was received before, and what follows it: `size` bytes in one buffer, which is the caller's
-        alone. Fewer at the end of the stream. If nothing has to be awaited, other tasks may get no turn."""
+        alone. Fewer at the end of the stream. If nothing has to be awaited, other tasks may get no turn. When it is
+        cancelled, what it has received is lost, and the stream is of no further use."""
         parts, length = [first], len(first)
         while length < size:
             data = await self.receive_at_least(size - length, size - length)

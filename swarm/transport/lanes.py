@@ -53,7 +53,8 @@ class LaneStream(Stream):
         return cls(stream, protocol)
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        return await self.receive_at_least(1, max_bytes)
+        await self._check_answer()
+        return await self._stream.receive_some(max_bytes)
 
     async def receive_at_least(self, least: int, max_bytes: int | None = None) -> bytes:
         await self._check_answer()

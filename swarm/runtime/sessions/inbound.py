@@ -113,7 +113,7 @@ class Inbound:
     async def _read_frame(self, reader: ByteReader, patience: Patience) -> tuple[Frame, bytes | memoryview]:
         """The next frame, whose first byte has arrived. Raises `PeerError`."""
         patience.begin()
-        frame = unpack_frame_head(await reader.exactly(FRAME_HEAD))
+        frame = unpack_frame_head(bytes(await reader.exactly(FRAME_HEAD)))
         body = await reader.exactly(frame.length)
         patience.end()
         return frame, body

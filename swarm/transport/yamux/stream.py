@@ -218,11 +218,6 @@ class YamuxStream(Stream):
                 raise trio.ClosedResourceError("this stream is closed")
             if self._sunk_bytes < size and not self.fin_received:
                 raise trio.BrokenResourceError(self.broken)
-        except trio.Cancelled:
-            if self._sunk_bytes > filled:  # the next reader takes what has come; its credit is given back already
-                self._unread.appendleft(bytes(buffer[filled : self._sunk_bytes]))
-                self._unread_bytes += self._sunk_bytes - filled
-            raise
         finally:
             self._receiving, self._sink = False, None
         self._since_turn += _READ_COST_BYTES
