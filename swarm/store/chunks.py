@@ -1,8 +1,9 @@
 """The chunk store: pieces in memory while they arrive, then in one pack file per version attempt.
 
 Children and the decoder need a piece right after it is verified, so it stays in memory at first. A worker thread then
-writes the chunks that have become complete (`spill`). The caller bounds the memory: it calls `spill_all` when
-`memory_bytes` exceeds its limit.
+writes the chunks that have become complete (`spill`), and with `keep` their pieces stay in memory for children that are
+behind: they would have to be read from the disk again. The caller bounds the memory: it calls `release_written` now and
+then, and `spill_all` when `memory_bytes` exceeds its limit.
 """
 
 import threading
@@ -37,7 +38,7 @@ class StoredChunk:
     sizes: tuple[int, ...]
     have: int = 0
     memory: dict[int, bytes | memoryview] = field(default_factory=dict)
-    """Pieces not yet in the pack."""
+    """Pieces not yet in the pack, or kept beside it."""
     body: int | None = None
     """Offset of the body in the pack; None before the first `spill`."""
 
@@ -70,7 +71,11 @@ class ChunkStore:
         self._chunks: dict[ChunkKey, StoredChunk] = {}
         self._packs: dict[tuple[VersionId, int], Pack] = {}
         self._dropped: OrderedDict[tuple[VersionId, int], None] = OrderedDict()
+        self._written: OrderedDict[ChunkKey, int] = OrderedDict()
+        """Chunks in the pack whose pieces are in memory, too: their bytes; the longest written first."""
         self.memory_bytes = 0
+        self.written_bytes = 0
+        """Of `memory_bytes`, those that are in the pack, too."""
 
     # ------------------------------------------------------------ writing
 
@@ -97,19 +102,20 @@ class ChunkStore:
             self.memory_bytes += len(data)
             return True
 
-    def spill(self, *keys: ChunkKey, wanted: bool = False) -> None:
+    def spill(self, *keys: ChunkKey, wanted: bool = False, keep: bool = False) -> None:
         """Write the pieces of these chunks from memory to their packs, not yet durably. Raises `DiskFull`.
 
-        `wanted`: the chunks are about to be read, so write them through the system's page cache.
+        `wanted`: the chunks are about to be read, so write them through the system's page cache. `keep`: have the
+        pieces of complete chunks in memory as well, until `release_written`.
         """
         for key in keys:
             with self._spilling:
-                self._spill(key, wanted)
+                self._spill(key, wanted, keep)
 
-    def _spill(self, key: ChunkKey, wanted: bool) -> None:
+    def _spill(self, key: ChunkKey, wanted: bool, keep: bool) -> None:
         with self._lock:
             chunk = self._chunks.get(key)
-            if chunk is None or not chunk.memory:
+            if chunk is None or not chunk.memory or key in self._written:
                 return
             pack = self._pack(key)
             pieces = dict(chunk.memory)
@@ -122,13 +128,28 @@ class ChunkStore:
             for first, run in _runs(pieces):
                 pack.write(run, offsets[first])
         with self._lock:
-            if self._chunks.get(key) is chunk:  # otherwise `drop` has already subtracted its bytes
-                for index, data in pieces.items():
-                    if chunk.memory.pop(index, None) is not None:
-                        self.memory_bytes -= len(data)
+            if self._chunks.get(key) is not chunk:  # `drop` has already subtracted its bytes
+                return
+            if keep and len(pieces) == len(chunk.sizes):
+                self._written[key] = chunk.body_bytes
+                self.written_bytes += chunk.body_bytes
+                return
+            for index, data in pieces.items():
+                if chunk.memory.pop(index, None) is not None:
+                    self.memory_bytes -= len(data)
+
+    def release_written(self, most_bytes: int) -> None:
+        """Forget the memory of written chunks, the longest written first, until they hold `most_bytes` at most."""
+        with self._lock:
+            while self.written_bytes > most_bytes:
+                key, size = self._written.popitem(last=False)
+                self._chunks[key].memory.clear()
+                self.written_bytes -= size
+                self.memory_bytes -= size
 
     def spill_all(self) -> None:
-        """Write all pieces in memory to the packs. Raises `DiskFull`."""
+        """Write all pieces in memory to the packs, and keep none. Raises `DiskFull`."""
+        self.release_written(0)
         with self._lock:
             keys = [key for key, chunk in self._chunks.items() if chunk.memory]
         self.spill(*keys)
@@ -221,6 +242,7 @@ class ChunkStore:
             gone = [found for found in attempts if found[0] == version and attempt in (None, found[1])]
             for key in [key for key in self._chunks if _attempt(key) in gone]:
                 self.memory_bytes -= sum(map(len, self._chunks.pop(key).memory.values()))
+                self.written_bytes -= self._written.pop(key, 0)
             packs = [self._packs.pop(dropped) for dropped in gone if dropped in self._packs]
             if attempt is not None and (version, attempt) not in gone:
                 gone.append((version, attempt))
