@@ -16,9 +16,9 @@ __all__ = ["ByteReader", "Patience", "frame_message", "read_frame", "read_messag
 
 _LENGTH: Final = Struct("<I")
 _RECEIVE_BYTES: Final = 256 << 10
-_DIRECT_BYTES: Final = range(4 << 10, (256 << 10) + 1)
-"""What is received into a buffer of its own, without copies: pieces. Less is not worth it, and a peer that announces
-more gets no buffer before its bytes have come."""
+_DIRECT_BYTES: Final = range(64 << 10, (256 << 10) + 1)
+"""What is received into a buffer of its own: large pieces. Of shorter ones several are read at once, and a peer that
+announces more gets no buffer before its bytes have come."""
 
 
 class Patience:
@@ -50,10 +50,8 @@ class Patience:
 class ByteReader:
     """The receiving end of a stream with a buffer. For one task at a time."""
 
-    def __init__(self, stream: Stream, ahead_bytes: int = _RECEIVE_BYTES) -> None:
-        """`ahead_bytes`: the most that is read beyond what is asked for."""
+    def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._ahead_bytes = ahead_bytes
         self._chunks: deque[bytes] = deque()
         self._at = 0
         """Bytes of the first chunk that were taken already."""
@@ -107,7 +105,7 @@ class ByteReader:
 
     async def _fill(self, least: int = 1) -> bool:
         """Receive at least `least` bytes in one call, if the stream can wait for them. False at the end."""
-        data = await self._stream.receive_at_least(least, max(least, self._ahead_bytes))
+        data = await self._stream.receive_at_least(least, max(least, _RECEIVE_BYTES))
         if data:
             self._chunks.append(data)
             self._size += len(data)

@@ -96,7 +96,7 @@ class Inbound:
         patience = Patience(self._limits.frame_deadline_s)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(patience.watch)
-            await self._take_frames(ByteReader(stream, FRAME_HEAD), patience, peer, requests_of)
+            await self._take_frames(ByteReader(stream), patience, peer, requests_of)
             nursery.cancel_scope.cancel()
 
     async def _take_frames(self, reader: ByteReader, patience: Patience, peer: bytes, requests_of: RequestsOf) -> None:
