@@ -14,8 +14,8 @@ PLUGIN = "node/engines/vllm/plugin/"
 """A distribution of its own, inside vLLM's process: its thread ends alone
 (`tests/node/engines/vllm/test_vllm_front.py`)."""
 READS = {
-    *("receive_some", "receive_at_least", "recv", "recvmsg", "recv_into", "readv", "begins_with", "read_exactly"),
-    *("accept_stream", "select"),
+    *("receive_some", "receive_at_least", "receive_exactly", "recv", "recvmsg", "recv_into", "readv", "begins_with"),
+    *("read_exactly", "accept_stream", "select"),
 }
 """Names of the methods that receive bytes of other processes."""
 UNPACKS = {"msgspec.msgpack.decode", "msgspec.json.decode"}
@@ -65,9 +65,13 @@ GUARDED_BY: dict[str, Source | str] = {
     "node/trainers/connection/seedlink.py::expect": OWN,
     "node/trainers/watch.py::main": OWN,
     "swarm/runtime/framing.py::ByteReader._fill": CALLER,
+    "swarm/runtime/framing.py::ByteReader.exactly": CALLER,
     "swarm/transport/base.py::Stream.receive_at_least": CALLER,
+    "swarm/transport/base.py::Stream.receive_exactly": CALLER,
     "swarm/transport/nat/circuit.py::read_exactly": CALLER,
+    "swarm/transport/lanes.py::LaneStream._check_answer": CALLER,
     "swarm/transport/lanes.py::LaneStream.receive_at_least": CALLER,
+    "swarm/transport/lanes.py::LaneStream.receive_exactly": CALLER,
     "swarm/transport/lanes.py::LaneStream.receive_some": CALLER,
     "swarm/transport/lanes.py::StreamChannel.read": CALLER,
     "swarm/transport/nat/relayed_links.py::RelayedLinks._replace_circuits": Source.CIRCUIT,
@@ -88,6 +92,7 @@ GUARDED_BY: dict[str, Source | str] = {
     "swarm/transport/connection/tcp.py::TcpTransport._read_token": Source.HANDSHAKE,
     "swarm/transport/connection/tcp.py::TcpTransport._serve_connection": Source.HANDSHAKE,
     "swarm/transport/yamux/link.py::StreamLink.receive": CALLER,
+    "swarm/transport/yamux/stream.py::YamuxStream.receive_exactly": CALLER,
     "swarm/transport/yamux/stream.py::YamuxStream.receive_some": CALLER,
 }
 

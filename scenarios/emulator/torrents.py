@@ -4,7 +4,7 @@ One origin has the file and N nodes fetch it, without a DHT or multicast. aria2 
 on the origin and through peer exchange; libtorrent gets a list of all peers. Both are installed if missing.
 
     python -m scenarios.emulator.torrents tracker  (started by `fetch_all`, as is `libtorrent`)
-    python -m scenarios.emulator.torrents libtorrent TORRENT FOLDER PEER_ADDRESS ...
+    python -m scenarios.emulator.torrents libtorrent TORRENT FOLDER OWN_ADDRESS PEER_ADDRESS ...
 """
 
 import hashlib
@@ -28,7 +28,16 @@ from scenarios.emulator.real import QUEUE_MS, Node, bound_s
 from scenarios.harness.processes import next_line
 from scenarios.harness.usage import machine_cpu_s
 
-__all__ = ["SUBJECTS", "Fetched", "encode", "fetch_all", "install", "main", "torrent"]
+__all__ = [
+    "SUBJECTS",
+    "Fetched",
+    "encode",
+    "fetch_all",
+    "install",
+    "main",
+    "session_process",
+    "torrent",
+]
 
 LIBTORRENT: Final = "2.1.1"
 PIECE_BYTES: Final = 256 << 10
@@ -166,12 +175,10 @@ def _aria2(hosts: Sequence[Host], folder: Path) -> tuple[float, list[float]]:
 
 def _libtorrent(hosts: Sequence[Host], folder: Path) -> tuple[float, list[float]]:
     """Start a session on every host, then let all begin at once. Returns what `_aria2` returns."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), str(PACKAGES)])}
     processes = [
-        host.popen(
-            [sys.executable, "-m", "scenarios.emulator.torrents", "libtorrent", str(folder / "file.torrent"),
-             str(folder / host.name), *(other.address for other in hosts if other is not host)],
-            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        session_process(
+            folder / "file.torrent", folder / host.name, "0.0.0.0",
+            [other.address for other in hosts if other is not host], host.popen,
         )
         for host in hosts
     ]  # fmt: skip
@@ -182,6 +189,27 @@ def _libtorrent(hosts: Sequence[Host], folder: Path) -> tuple[float, list[float]
         assert process.stdin is not None
         print("go", file=process.stdin, flush=True)
     return began, [float(next_line(process, "had", PATIENCE_S)) for process in processes[1:]]
+
+
+def session_process(
+    torrent_file: Path,
+    folder: Path,
+    own_address: str,
+    peers: Sequence[str],
+    popen: "Callable[..., subprocess.Popen[str]]" = subprocess.Popen,
+) -> "subprocess.Popen[str]":
+    """Start a libtorrent session with a file, or one that fetches it from `peers` once it has read a line.
+
+    It prints "ready", then "had" and the time when it has the whole file.
+    """
+    words = ("libtorrent", str(torrent_file), str(folder), own_address, *peers)
+    return popen(
+        [sys.executable, "-m", "scenarios.emulator.torrents", *words],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), str(PACKAGES)])},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 # ------------------------------------------------------------ the processes on the hosts
@@ -214,13 +242,13 @@ def _track() -> None:
         server.serve_forever()
 
 
-def _fetch(torrent_file: str, folder: str, peers: Sequence[str]) -> None:
+def _fetch(torrent_file: str, folder: str, own_address: str, peers: Sequence[str]) -> None:
     import libtorrent  # type: ignore[import-not-found]
 
     session = libtorrent.session(
         {
-            "listen_interfaces": f"0.0.0.0:{PORT}", "enable_dht": False, "enable_lsd": False, "enable_upnp": False,
-            "enable_natpmp": False, "enable_outgoing_utp": False, "enable_incoming_utp": False,
+            "listen_interfaces": f"{own_address}:{PORT}", "enable_dht": False, "enable_lsd": False,
+            "enable_upnp": False, "enable_natpmp": False, "enable_outgoing_utp": False, "enable_incoming_utp": False,
             "unchoke_slots_limit": SLOTS, "allow_multiple_connections_per_ip": True,
         }
     )  # fmt: skip
@@ -251,7 +279,7 @@ def main() -> None:
     if kind == "tracker":
         _track()
     else:
-        _fetch(rest[0], rest[1], rest[2:])
+        _fetch(rest[0], rest[1], rest[2], rest[3:])
 
 
 if __name__ == "__main__":

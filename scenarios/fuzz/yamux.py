@@ -102,8 +102,8 @@ async def _meet(data: bytes) -> None:
                 assert connection.unread_bytes <= _HELD_BYTES + limits.first_window_bytes
                 # Reset streams count too: the application may accept and read them later.
                 counted = set(connection._streams.values())
-                holding = {stream for stream in {*counted, *connection._accepted} if stream._chunks}
-                assert sum(len(piece) for stream in holding for piece in stream._chunks) <= len(data)
+                holding = {stream for stream in {*counted, *connection._accepted} if stream._unread}
+                assert sum(len(piece) for stream in holding for piece in stream._unread) <= len(data)
                 assert connection.closed or holding <= counted
                 assert connection.stream_count <= _STREAMS + 1
                 await far.aclose()

@@ -54,7 +54,8 @@ class EventQueue:
     def __init__(self, max_events: int, max_bytes: int) -> None:
         """`max_events`, `max_bytes`: how much of one owner may wait."""
         self._max_events, self._max_bytes = max_events, max_bytes
-        self._owners: dict[bytes, _OwnerQueue] = {OURS: _OwnerQueue(0.0)}
+        self._ours = _OwnerQueue(0.0)
+        self._owners: dict[bytes, _OwnerQueue] = {OURS: self._ours}
         self._turns: list[tuple[float, int, bytes]] = []
         """A heap of (cost, order of arrival, owner) of the owners that have something waiting."""
         self._arrivals = 0
@@ -65,6 +66,11 @@ class EventQueue:
 
     def __len__(self) -> int:
         return sum(len(queue.events) for queue in self._owners.values())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no event waits."""
+        return not self._turns and not self._ours.events
 
     async def put(self, event: Event, owner: bytes, size: int = 0, done: trio.Event | None = None) -> None:
         """Queue an event; waits while `owner` has too much waiting. After `close`, `done` is set at once."""
@@ -103,16 +109,15 @@ class EventQueue:
 
     async def wait(self) -> None:
         """Return when an event is queued."""
-        while not self._owners[OURS].events and not self._turns:
+        while self.is_empty:
             self._filled = trio.Event()
             await self._filled.wait()
 
     def take_next(self) -> QueuedEvent | None:
         """The next event; None when nothing is queued. The caller passes its cost to `charge_event` before the next
         call."""
-        ours = self._owners[OURS]
-        if ours.events:
-            return self._pop(ours)
+        if self._ours.events:
+            return self._pop(self._ours)
         if not self._turns:
             return None
         self._level, _, owner = heapq.heappop(self._turns)
@@ -140,6 +145,14 @@ class EventQueue:
         queue = self._owners.get(owner)
         if queue is not None and owner != OURS:
             queue.cost = max(queue.cost, self._level) + seconds
+
+    def charge_new(self, owner: bytes, seconds: float) -> None:
+        """Charge `owner` for an event that never waited, and serve the others from there on."""
+        queue = self._owners.get(owner)
+        if queue is None:
+            queue = self._owners[owner] = _OwnerQueue(self._level)
+        self._level = max(queue.cost, self._level)
+        queue.cost = self._level + seconds
 
     def prune(self) -> None:
         """Forget owners without events that have used no more time than the owner that was served last."""

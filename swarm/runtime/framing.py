@@ -16,6 +16,9 @@ __all__ = ["ByteReader", "Patience", "frame_message", "read_frame", "read_messag
 
 _LENGTH: Final = Struct("<I")
 _RECEIVE_BYTES: Final = 256 << 10
+_DIRECT_BYTES: Final = range(64 << 10, (256 << 10) + 1)
+"""What is received into a buffer of its own: large pieces. Of shorter ones several are read at once, and a peer that
+announces more gets no buffer before its bytes have come."""
 
 
 class Patience:
@@ -60,6 +63,8 @@ class ByteReader:
 
     def take(self, size: int) -> bytes:
         """The next `size` bytes, which are in the buffer."""
+        if not size:
+            return b""
         parts: list[bytes] = []
         left = size
         while left:
@@ -76,8 +81,14 @@ class ByteReader:
         self._size -= size
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def exactly(self, size: int) -> bytes:
-        """The next `size` bytes. Raises `PeerError` when the stream ends before them."""
+    async def exactly(self, size: int) -> bytes | memoryview:
+        """The next `size` bytes. Raises `PeerError` when the stream ends before them. A view is of a buffer that is the
+        caller's alone."""
+        if size > self._size and size in _DIRECT_BYTES:
+            data = await self._stream.receive_exactly(size, self.take(self._size))
+            if len(data) < size:
+                raise PeerError("stream: it ended inside a frame")
+            return data
         while self._size < size:
             if not await self._fill(size - self._size):
                 raise PeerError("stream: it ended inside a frame")
@@ -121,7 +132,7 @@ async def read_frame(
     (size,) = _LENGTH.unpack(await reader.exactly(_LENGTH.size))
     if not 0 < size <= max_bytes():
         raise PeerError(f"message: {size} bytes, at most {max_bytes()}")
-    data = await reader.exactly(size)
+    data = bytes(await reader.exactly(size))
     patience.end()
     return data
 

@@ -3,7 +3,9 @@
 Both gather what waits and write it in one go, because a worker thread and a transaction cost more than a small write.
 """
 
+import math
 from collections import deque
+from functools import partial
 from typing import Final
 
 import trio
@@ -19,6 +21,10 @@ __all__ = ["ChunkWriter", "RecordWriter"]
 
 _GATHER_S: Final = 0.2
 """A complete chunk waits this long for others, so that they are written together."""
+_KEEP_BYTES: Final = 32 << 20
+_KEEP_S: Final = 2.0
+"""Written chunks stay in memory up to this size, until none has been written for so long. A child that is behind gets
+them from there; reading them from the disk would hold up the event loop."""
 
 
 class RecordWriter:
@@ -81,8 +87,13 @@ class ChunkWriter:
     async def write_chunks(self) -> None:
         """Write queued chunks until cancelled. Children that wait for one are served from memory meanwhile."""
         while True:
-            await self._wake.wait()
+            with trio.move_on_after(_KEEP_S if self._chunks.written_bytes else math.inf) as quiet:
+                await self._wake.wait()
+            if quiet.cancelled_caught:
+                self._chunks.release_written(0)
+                continue
             await trio.sleep(_GATHER_S)
             self._wake = trio.Event()
             keys, self._unwritten = self._unwritten, []
-            await self._run_sync(self._chunks.spill, *keys)
+            await self._run_sync(partial(self._chunks.spill, *keys, keep=True))
+            self._chunks.release_written(_KEEP_BYTES)

@@ -1,8 +1,9 @@
 """The chunk store: pieces in memory while they arrive, then in one pack file per version attempt.
 
 Children and the decoder need a piece right after it is verified, so it stays in memory at first. A worker thread then
-writes the chunks that have become complete (`spill`). The caller bounds the memory: it calls `spill_all` when
-`memory_bytes` exceeds its limit.
+writes the chunks that have become complete (`spill`), and with `keep` their pieces stay in memory for children that are
+behind: they would have to be read from the disk again. The caller bounds the memory: it calls `release_written` now and
+then, and `spill_all` when `memory_bytes` exceeds its limit.
 """
 
 import threading
@@ -36,8 +37,8 @@ class StoredChunk:
     sealed_header: bytes
     sizes: tuple[int, ...]
     have: int = 0
-    memory: dict[int, bytes] = field(default_factory=dict)
-    """Pieces not yet in the pack."""
+    memory: dict[int, bytes | memoryview] = field(default_factory=dict)
+    """Pieces not yet in the pack, or kept beside it."""
     body: int | None = None
     """Offset of the body in the pack; None before the first `spill`."""
 
@@ -70,7 +71,11 @@ class ChunkStore:
         self._chunks: dict[ChunkKey, StoredChunk] = {}
         self._packs: dict[tuple[VersionId, int], Pack] = {}
         self._dropped: OrderedDict[tuple[VersionId, int], None] = OrderedDict()
+        self._written: OrderedDict[ChunkKey, int] = OrderedDict()
+        """Chunks in the pack whose pieces are in memory, too: their bytes; the longest written first."""
         self.memory_bytes = 0
+        self.written_bytes = 0
+        """Of `memory_bytes`, those that are in the pack, too."""
 
     # ------------------------------------------------------------ writing
 
@@ -85,8 +90,9 @@ class ChunkStore:
             self._dropped.pop(_attempt(header.key), None)
             return chunk, True
 
-    def put_piece(self, key: ChunkKey, index: int, data: bytes) -> bool:
-        """Store a piece that `verify_piece` accepted; whether it is new. It stays in memory until `spill`."""
+    def put_piece(self, key: ChunkKey, index: int, data: bytes | memoryview) -> bool:
+        """Store a piece that `verify_piece` accepted; whether it is new. It stays in memory until `spill`, and is not
+        copied: what is behind a view must not change any more."""
         with self._lock:
             chunk = self._chunks.get(key)
             if chunk is None or chunk.have >> index & 1:
@@ -96,19 +102,20 @@ class ChunkStore:
             self.memory_bytes += len(data)
             return True
 
-    def spill(self, *keys: ChunkKey, wanted: bool = False) -> None:
+    def spill(self, *keys: ChunkKey, wanted: bool = False, keep: bool = False) -> None:
         """Write the pieces of these chunks from memory to their packs, not yet durably. Raises `DiskFull`.
 
-        `wanted`: the chunks are about to be read, so write them through the system's page cache.
+        `wanted`: the chunks are about to be read, so write them through the system's page cache. `keep`: have the
+        pieces of complete chunks in memory as well, until `release_written`.
         """
         for key in keys:
             with self._spilling:
-                self._spill(key, wanted)
+                self._spill(key, wanted, keep)
 
-    def _spill(self, key: ChunkKey, wanted: bool) -> None:
+    def _spill(self, key: ChunkKey, wanted: bool, keep: bool) -> None:
         with self._lock:
             chunk = self._chunks.get(key)
-            if chunk is None or not chunk.memory:
+            if chunk is None or not chunk.memory or key in self._written:
                 return
             pack = self._pack(key)
             pieces = dict(chunk.memory)
@@ -121,13 +128,28 @@ class ChunkStore:
             for first, run in _runs(pieces):
                 pack.write(run, offsets[first])
         with self._lock:
-            if self._chunks.get(key) is chunk:  # otherwise `drop` has already subtracted its bytes
-                for index, data in pieces.items():
-                    if chunk.memory.pop(index, None) is not None:
-                        self.memory_bytes -= len(data)
+            if self._chunks.get(key) is not chunk:  # `drop` has already subtracted its bytes
+                return
+            if keep and len(pieces) == len(chunk.sizes):
+                self._written[key] = chunk.body_bytes
+                self.written_bytes += chunk.body_bytes
+                return
+            for index, data in pieces.items():
+                if chunk.memory.pop(index, None) is not None:
+                    self.memory_bytes -= len(data)
+
+    def release_written(self, most_bytes: int) -> None:
+        """Forget the memory of written chunks, the longest written first, until they hold `most_bytes` at most."""
+        with self._lock:
+            while self.written_bytes > most_bytes:
+                key, size = self._written.popitem(last=False)
+                self._chunks[key].memory.clear()
+                self.written_bytes -= size
+                self.memory_bytes -= size
 
     def spill_all(self) -> None:
-        """Write all pieces in memory to the packs. Raises `DiskFull`."""
+        """Write all pieces in memory to the packs, and keep none. Raises `DiskFull`."""
+        self.release_written(0)
         with self._lock:
             keys = [key for key, chunk in self._chunks.items() if chunk.memory]
         self.spill(*keys)
@@ -160,7 +182,7 @@ class ChunkStore:
         with self._lock:
             return sorted(self._chunks.values(), key=lambda chunk: chunk.key)
 
-    def piece(self, key: ChunkKey, index: int) -> bytes | None:
+    def piece(self, key: ChunkKey, index: int) -> bytes | memoryview | None:
         """The bytes of a piece; None if it is not stored."""
         with self._lock:
             chunk = self._chunks.get(key)
@@ -220,6 +242,7 @@ class ChunkStore:
             gone = [found for found in attempts if found[0] == version and attempt in (None, found[1])]
             for key in [key for key in self._chunks if _attempt(key) in gone]:
                 self.memory_bytes -= sum(map(len, self._chunks.pop(key).memory.values()))
+                self.written_bytes -= self._written.pop(key, 0)
             packs = [self._packs.pop(dropped) for dropped in gone if dropped in self._packs]
             if attempt is not None and (version, attempt) not in gone:
                 gone.append((version, attempt))
@@ -285,9 +308,9 @@ def _sizes(header: ChunkHeader) -> tuple[int, ...]:
     return tuple(len(header.piece_range(i)) for i in range(header.n_pieces))
 
 
-def _runs(pieces: dict[int, bytes]) -> Iterator[tuple[int, list[bytes]]]:
+def _runs(pieces: dict[int, bytes | memoryview]) -> Iterator[tuple[int, list[bytes | memoryview]]]:
     """Runs of consecutive pieces: (index of the first, the bytes of each)."""
-    run: list[bytes] = []
+    run: list[bytes | memoryview] = []
     first = previous = -2
     for index in sorted(pieces):
         if index != previous + 1 and run:

@@ -104,7 +104,7 @@ class Disk:
             self.before("write", path)
             _write_all(descriptor, memoryview(data), offset)
 
-    def write_parts_at(self, descriptor: int, parts: Sequence[bytes], offset: int, path: Path) -> None:
+    def write_parts_at(self, descriptor: int, parts: Sequence[bytes | memoryview], offset: int, path: Path) -> None:
         """Write all of `parts` from `offset` on, without joining them first. Not durable before `sync`."""
         for first in range(0, len(parts), _PARTS_AT_ONCE):
             some = parts[first : first + _PARTS_AT_ONCE]
@@ -123,7 +123,7 @@ class Disk:
         except (OSError, AttributeError):
             return None
 
-    def write_pages(self, descriptor: int, parts: Sequence[bytes], offset: int, path: Path) -> int:
+    def write_pages(self, descriptor: int, parts: Sequence[bytes | memoryview], offset: int, path: Path) -> int:
         """Write `parts` in order, then zeros up to the next page boundary; returns the bytes written.
 
         `offset` must be a multiple of `PAGE_BYTES`. Not durable before `sync`. With a descriptor of `open_unbuffered`

@@ -54,7 +54,7 @@ class Pack:
             self._disk.write_at(self._file, _HEAD.pack(_MAGIC, len(header), size) + header, at, self.path)
             return body
 
-    def put(self, header: bytes, parts: Sequence[bytes]) -> int:
+    def put(self, header: bytes, parts: Sequence[bytes | memoryview]) -> int:
         """Append a chunk whose body is `parts`, in order; returns the offset of the body."""
         size = sum(map(len, parts))
         with self._lock:
@@ -63,7 +63,7 @@ class Pack:
                 self._put((_HEAD.pack(_MAGIC, len(header), size), header, *parts), at)
             return body
 
-    def _put(self, parts: Sequence[bytes], at: int) -> None:
+    def _put(self, parts: Sequence[bytes | memoryview], at: int) -> None:
         if self._unbuffered is not None:
             try:
                 self._disk.write_pages(self._unbuffered, parts, at, self.path)
@@ -82,7 +82,7 @@ class Pack:
         self._end = _page_up(body + size)
         return at, body
 
-    def write(self, parts: Sequence[bytes], offset: int) -> None:
+    def write(self, parts: Sequence[bytes | memoryview], offset: int) -> None:
         """Write `parts` in order, from `offset` in the file on."""
         with self._lock:
             if not self.closed:

@@ -55,16 +55,31 @@ class Traffic:
 
 
 class Stream(trio.abc.HalfCloseableStream):
-    """A transport's stream: trio's, with two methods that save wake-ups of tasks, which cost more than bytes do. A
-    transport that can do neither keeps these defaults."""
+    """A transport's stream: trio's, with three methods that save wake-ups of tasks and copies, which cost more than the
+    bytes do. A transport that can do none of it keeps these defaults."""
 
     async def receive_at_least(self, least: int, max_bytes: int | None = None) -> bytes:
         """As `receive_some`, but may sleep until `least` bytes have come, or as many as the stream buffers, or its end.
         It may also return fewer bytes at once, as this default does."""
         return bytes(await self.receive_some(max_bytes))
 
-    def send_now(self, data: bytes | bytearray | memoryview) -> bool:
-        """Queue `data` if that needs no waiting, and return True. False: nothing was sent."""
+    async def receive_exactly(self, size: int, first: bytes = b"") -> bytes | memoryview:
+        """`first`, which was received before, and what follows it: `size` bytes in one buffer, which is the caller's
+        alone. Fewer at the end of the stream. If nothing has to be awaited, other tasks may get no turn. When it is
+        cancelled, what it has received is lost, and the stream is of no further use."""
+        parts, length = [first], len(first)
+        while length < size:
+            data = await self.receive_at_least(size - length, size - length)
+            if not data:
+                break
+            parts.append(data)
+            length += len(data)
+        return b"".join(parts)
+
+    def send_now(self, *parts: bytes | bytearray | memoryview) -> bool:
+        """Queue `parts`, one after the other, if that needs no waiting, and return True. False: nothing was sent.
+
+        A read-only view is not copied: what is behind it must not change any more."""
         return False
 
 

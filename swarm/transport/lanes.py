@@ -53,22 +53,30 @@ class LaneStream(Stream):
         return cls(stream, protocol)
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        return await self.receive_at_least(1, max_bytes)
+        await self._check_answer()
+        return await self._stream.receive_some(max_bytes)
 
     async def receive_at_least(self, least: int, max_bytes: int | None = None) -> bytes:
+        await self._check_answer()
+        return await self._stream.receive_at_least(least, max_bytes)
+
+    async def receive_exactly(self, size: int, first: bytes = b"") -> bytes | memoryview:
+        await self._check_answer()
+        return await self._stream.receive_exactly(size, first)
+
+    async def _check_answer(self) -> None:
         while self._expected:
             got = await self._stream.receive_some(len(self._expected))
             if not got or not self._expected.startswith(got):
                 self._stream.reset(f"the peer does not speak {self._protocol}")
                 raise trio.BrokenResourceError(f"the peer does not speak {self._protocol}")
             self._expected = self._expected[len(got) :]
-        return await self._stream.receive_at_least(least, max_bytes)
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         await self._stream.send_all(data)
 
-    def send_now(self, data: bytes | bytearray | memoryview) -> bool:
-        return self._stream.send_now(data)
+    def send_now(self, *parts: bytes | bytearray | memoryview) -> bool:
+        return self._stream.send_now(*parts)
 
     async def wait_send_all_might_not_block(self) -> None:
         await self._stream.wait_send_all_might_not_block()

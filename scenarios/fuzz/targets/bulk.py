@@ -45,6 +45,9 @@ class _Stream:
         received, self._data = self._data[:most], self._data[most:]
         return received
 
+    async def receive_exactly(self, size: int, first: bytes) -> memoryview:
+        return memoryview(bytearray(first + await self.receive_at_least(0, size - len(first))))
+
 
 class _NoPatience:
     """Replaces the deadline of the reader, which needs a running clock."""

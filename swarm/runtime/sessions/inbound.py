@@ -47,7 +47,7 @@ class PartReceiver:
         """`blobs`: None for a relay, which requests nothing."""
         self._blobs, self._post, self._failure, self._counts = blobs, post, failure, counts
 
-    async def take_part(self, peer: bytes, requests: Requests, frame: Frame, body: bytes) -> None:
+    async def take_part(self, peer: bytes, requests: Requests, frame: Frame, body: bytes | memoryview) -> None:
         """Raises `PeerError` when the part was not requested, or completes an answer that does not verify."""
         answer = requests.add_part(frame, body)
         if answer is not None and self._blobs is not None:
@@ -104,16 +104,16 @@ class Inbound:
             frame, body = await self._read_frame(reader, patience)
             stripe = None if frame.stripe == NO_STRIPE else frame.stripe
             if frame.kind == FrameKind.HEADER:
-                await self._take_header(peer, stripe, frame, body)
+                await self._take_header(peer, stripe, frame, bytes(body))
             elif frame.kind == FrameKind.PIECE:
                 await self._take_piece(peer, stripe, frame, body)
             elif (requests := requests_of(peer)) is not None:
                 await self._parts.take_part(peer, requests, frame, body)
 
-    async def _read_frame(self, reader: ByteReader, patience: Patience) -> tuple[Frame, bytes]:
+    async def _read_frame(self, reader: ByteReader, patience: Patience) -> tuple[Frame, bytes | memoryview]:
         """The next frame, whose first byte has arrived. Raises `PeerError`."""
         patience.begin()
-        frame = unpack_frame_head(await reader.exactly(FRAME_HEAD))
+        frame = unpack_frame_head(bytes(await reader.exactly(FRAME_HEAD)))
         body = await reader.exactly(frame.length)
         patience.end()
         return frame, body
@@ -137,7 +137,7 @@ class Inbound:
             self._counts.duplicates += len(body)
         await self._post(header_stored(known, peer, stripe))
 
-    async def _take_piece(self, peer: bytes, stripe: int | None, frame: Frame, body: bytes) -> None:
+    async def _take_piece(self, peer: bytes, stripe: int | None, frame: Frame, body: bytes | memoryview) -> None:
         chunk = None if self._authority is None else self._chunks.chunk(frame.key)
         if chunk is None:
             if self._authority is None or (not self._chunks.was_dropped(frame.key) and not self._is_out_of_date(frame)):
@@ -151,7 +151,9 @@ class Inbound:
             self._counts.duplicates += len(body)
         else:
             verify_piece(chunk.header, frame.number, body)
-            if self._chunks.put_piece(frame.key, frame.number, body):
+            # Nobody else holds the buffer, so it is stored, and forwarded from there, without a copy.
+            piece = body if isinstance(body, bytes) else body.toreadonly()
+            if self._chunks.put_piece(frame.key, frame.number, piece):
                 self._counts.received += len(body)
                 if chunk.whole:
                     self._writer.queue_chunk(chunk)

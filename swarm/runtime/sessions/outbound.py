@@ -160,7 +160,7 @@ class Outbound:
             if not self.urgent and self._must_wait():
                 await trio.sleep(_YIELD_S)
                 continue
-            frames: list[bytes] = []
+            frames: list[bytes | memoryview] = []
             done: list[SendDone | Gave] = []
             size, deferrable = 0, not self._pushes
             limits = self._limits
@@ -180,13 +180,13 @@ class Outbound:
             if frames:
                 self._writing = True
                 patience.begin()
-                await stream.send(b"".join(frames), deferrable=deferrable)
+                await stream.send(frames, deferrable=deferrable)
                 patience.end()
                 self._writing = False
             for event in done:
                 await post(event)
 
-    def _gather_chunk(self, effect: SendHeader | SendPiece, frames: list[bytes]) -> int:
+    def _gather_chunk(self, effect: SendHeader | SendPiece, frames: list[bytes | memoryview]) -> int:
         """Append the frame of a header or piece, unless its chunk was dropped meanwhile. Returns its payload bytes."""
         if isinstance(effect, SendPiece):
             kind, index = FrameKind.PIECE, effect.index
@@ -206,7 +206,9 @@ class Outbound:
             self._counts.pushed += len(body)
         return len(body)
 
-    async def _gather_part(self, frames: list[bytes], max_bytes: int, send_message: Callable[[Message], object]) -> int:
+    async def _gather_part(
+        self, frames: list[bytes | memoryview], max_bytes: int, send_message: Callable[[Message], object]
+    ) -> int:
         """Append the next part of the first blob in the queue, of at most `max_bytes`. Returns its payload bytes.
 
         Only that blob is open, so a peer that requests many costs the memory of one.

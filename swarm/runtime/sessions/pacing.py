@@ -16,7 +16,7 @@ bytes.
 import math
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import trio
@@ -143,13 +143,20 @@ class Paced(trio.abc.SendStream):
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send as planned traffic."""
-        await self.send(data)
+        await self.send([data])
 
-    async def send(self, data: bytes | bytearray | memoryview, *, deferrable: bool = False) -> None:
-        """Send `data` part by part. `deferrable`: see `Pacer.admit`."""
+    async def send(self, frames: Sequence[bytes | bytearray | memoryview], *, deferrable: bool = False) -> None:
+        """Send `frames`, one after the other, in parts of `part_bytes`. `deferrable`: see `Pacer.admit`."""
         part_bytes = self._pacer.part_bytes
-        for at in range(0, len(data), part_bytes):
-            part = data if len(data) <= part_bytes else bytes(data[at : at + part_bytes])
+        size = sum(map(len, frames))
+        if size <= part_bytes:
+            await self._pacer.admit(size, deferrable=deferrable)
+            if not self._stream.send_now(*frames):
+                await self._stream.send_all(b"".join(frames))
+            return
+        data = memoryview(b"".join(frames))
+        for at in range(0, size, part_bytes):
+            part = data[at : at + part_bytes]
             await self._pacer.admit(len(part), deferrable=deferrable)
             if not self._stream.send_now(part):
                 await self._stream.send_all(part)

@@ -66,7 +66,7 @@ class Requests:
         """The number of the oldest open request."""
         return next(iter(self._open))
 
-    def add_part(self, frame: Frame, body: bytes) -> PeerAnswer | None:
+    def add_part(self, frame: Frame, body: bytes | memoryview) -> PeerAnswer | None:
         """Add a PART frame. Returns the answer when this part completes it. Raises `PeerError`."""
         request = self._open.get(frame.number)
         if request is None:

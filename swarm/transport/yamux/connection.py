@@ -41,8 +41,9 @@ from swarm.transport.yamux.window import ReceiveWindow
 
 __all__ = ["Connection"]
 
-_WRITE_BYTES: Final = 262_144
-"""Payload of one write, about: enough to make the system call cheap, little enough that a ping is not delayed long."""
+_WRITE_BYTES: Final = 266_240
+"""Payload of one write at most, unless one frame has more: a piece of 256 KiB with its frame head. Enough to make the
+system call cheap, little enough that a ping is not delayed long."""
 _PAUSE_S: Final = 1.0
 """The longest time that we do not read a peer in debt. One turn's work (`Cost.TURN`) is paid off sooner, also at a
 stranger's rate. So the peer's pings are answered, and its silence is noticed."""
@@ -89,7 +90,7 @@ class Connection:
         self._target_head = Head(Kind.DATA, 0, 0, 0)
         # Frames to be written.
         self._control: deque[bytes] = deque()
-        self._data: deque[tuple[bytes, memoryview]] = deque()
+        self._data: deque[tuple[bytes, int, tuple[memoryview, ...]]] = deque()  # header, bytes of payload, its parts
         self._queued_bytes = 0
         self._frames_queued = 0
         self._frames_written = 0
@@ -179,13 +180,15 @@ class Connection:
         """Whether the queue to the socket may take another data frame; if not, wait on `room`."""
         return self._queued_bytes < self.limits.send_queue_bytes
 
-    def queue_data(self, stream_id: int, payload: memoryview, flags: int = 0) -> None:
-        """Queue a data frame; drop it if the connection is closed."""
-        if not self.closed:
-            self._data.append((encode_head(Kind.DATA, flags, stream_id, len(payload)), payload))
-            self._queued_bytes += len(payload)
+    def queue_data(self, stream_id: int, length: int, payload: tuple[memoryview, ...], flags: int = 0) -> None:
+        """Queue a data frame of `length` bytes, which are in the parts of `payload`; drop it if the connection is
+        closed."""
+        if not self.reason:
+            self._data.append((encode_head(Kind.DATA, flags, stream_id, length), length, payload))
+            self._queued_bytes += length
             self._frames_queued += 1
-            self._writer.unpark_all()
+            if self._writer:
+                self._writer.unpark_all()
 
     def note_read(self, stream: YamuxStream, length: int) -> None:
         """The stream's reader took `length` bytes: give credit back to the peer."""
@@ -200,7 +203,7 @@ class Connection:
         """Queue the stream's FIN, once."""
         if not stream.fin_queued:
             stream.fin_queued = True
-            self.queue_data(stream.stream_id, memoryview(b""), FIN)
+            self.queue_data(stream.stream_id, 0, (), FIN)
             if stream.is_done:
                 self._forget_stream(stream)
 
@@ -225,7 +228,7 @@ class Connection:
         """Queue the stream's RST and forget the stream."""
         if not stream.broken:
             # As a data frame, so that it comes after queued data: a FIN in there still ends the stream in order.
-            self.queue_data(stream.stream_id, memoryview(b""), RST)
+            self.queue_data(stream.stream_id, 0, (), RST)
         self._forget_stream(stream)
 
     # Reading.
@@ -309,7 +312,7 @@ class Connection:
         if not head.length and stream:
             self._on_flags(stream, head.flags)
 
-    def _on_payload(self, piece: bytes) -> None:
+    def _on_payload(self, piece: memoryview) -> None:
         stream = self._target
         if stream is None or stream.broken:
             return
@@ -350,20 +353,20 @@ class Connection:
             return
         self._control.append(encode_head(kind, flags, stream_id, length))
         self._frames_queued += 1
-        self._writer.unpark_all()
+        if self._writer:
+            self._writer.unpark_all()
 
     async def _write_loop(self) -> None:
         while True:
             parts: list[bytes | memoryview] = list(self._control)
             frames, length = len(parts), 0
             self._control.clear()
-            while self._data and length < _WRITE_BYTES:
-                head, payload = self._data.popleft()
+            while self._data and (not length or length + self._data[0][1] <= _WRITE_BYTES):
+                head, size, payload = self._data.popleft()
                 frames += 1
-                length += len(payload)
+                length += size
                 parts.append(head)
-                if payload:
-                    parts.append(payload)
+                parts += payload
             if not parts:
                 await self._writer.park()
                 continue
@@ -372,7 +375,8 @@ class Connection:
             self._watch.writing_since_s = math.inf
             self._queued_bytes -= length
             self._frames_written += frames
-            self.room.unpark_all()
+            if self.room:
+                self.room.unpark_all()
 
     # Watching.
 

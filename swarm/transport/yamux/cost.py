@@ -14,7 +14,7 @@ from swarm.transport.yamux.window import WindowBudget
 
 __all__ = ["Cost", "PeerBudget", "PeerBudgets"]
 
-_MAX_WAITING_BYTES: Final = 1 << 20
+_MAX_WAITING_BYTES: Final = 2 << 20
 """Bytes of a peer's frames, over all of its connections, that may wait until its debt is paid: four reads of a socket.
 It can exceed this only by flooding several connections."""
 _KEEP_S: Final = 10.0

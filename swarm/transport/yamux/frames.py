@@ -80,8 +80,9 @@ class FrameParser:
         """Payload bytes of the last data frame that have not arrived yet."""
         return self._payload_left
 
-    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Head | bytes]:
-        """Yield the headers in `data`, and after each data header its payload, in pieces as they arrive (copies).
+    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Head | memoryview]:
+        """Yield the headers in `data`, and after each data header its payload, in pieces as they arrive: views of
+        `data`, to be copied if `data` may change.
 
         Consume the iterator before the next call. Raises `PeerError` at the first frame that breaks a rule.
         """
@@ -94,7 +95,7 @@ class FrameParser:
                 self.rest = left if isinstance(view.obj, bytes) else bytes(left)
                 return
             if self._payload_left:
-                piece = bytes(view[position : position + self._payload_left])
+                piece = view[position : position + self._payload_left]
                 position += len(piece)
                 self._payload_left -= len(piece)
                 yield piece

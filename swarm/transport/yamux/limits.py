@@ -20,9 +20,9 @@ class YamuxLimits:
     """Longest data frame that we accept, if its stream's window has room. js-libp2p sends a whole window as one frame;
     that costs us nothing, since we pass payload on as it arrives."""
 
-    send_frame_bytes: int = 128 * _KIB
-    """Longest data frame that we send. Longer frames need fewer headers; with shorter ones streams alternate more
-    often."""
+    send_frame_bytes: int = 260 * _KIB
+    """Longest data frame that we send: a piece of 256 KiB with its frame head. Longer frames need fewer headers; with
+    shorter ones streams alternate more often."""
 
     send_queue_bytes: int = 1 * _MIB
     """Frames that wait for the socket, all streams together; writers wait beyond it. A longer queue only adds delay."""

@@ -15,7 +15,9 @@ from swarm.transport.yamux.window import ReceiveWindow, SendWindow
 __all__ = ["StreamOwner", "YamuxStream"]
 
 _MAX_READ_BYTES: Final = 262_144
-"""The most that a read without a limit returns."""
+"""The most that a read without a limit returns, and that is read without a turn for other tasks."""
+_READ_COST_BYTES: Final = 8_192
+"""A read counts as this many bytes beside its own: 32 short ones may follow one another without a turn for others."""
 _JOIN_BYTES: Final = 2_048
 """Pieces below this are joined as they arrive. Single bytes, kept as objects, would take thirty times the memory of
 their window."""
@@ -31,7 +33,7 @@ class StreamOwner(Protocol):
     @property
     def has_room(self) -> bool: ...
 
-    def queue_data(self, stream_id: int, payload: memoryview, flags: int = 0) -> None: ...
+    def queue_data(self, stream_id: int, length: int, payload: tuple[memoryview, ...], flags: int = 0) -> None: ...
 
     def note_read(self, stream: "YamuxStream", length: int) -> None: ...
 
@@ -61,6 +63,9 @@ class YamuxStream(Stream):
         self._first_read = 0  # bytes of the first piece that were read already
         self._unread_bytes = 0
         self._least = 1  # bytes that the reader waits for
+        self._sink: memoryview | None = None  # where data goes at once, as the reader waits for just that much
+        self._sunk_bytes = 0  # of the sink
+        self._since_turn = 0  # bytes read since other tasks had a turn
         self._readers = trio.lowlevel.ParkingLot()
         self._writers = trio.lowlevel.ParkingLot()
         self._sending = False
@@ -88,14 +93,16 @@ class YamuxStream(Stream):
             if not self._parked:  # other tasks get their turn once in each call
                 await trio.lowlevel.cancel_shielded_checkpoint()
 
-    def send_now(self, data: bytes | bytearray | memoryview) -> bool:
+    def send_now(self, *parts: bytes | bytearray | memoryview) -> bool:
         connection = self._connection
         if self._sending or self.closed or self.fin_queued or self.broken or not connection.has_room:
             return False
-        if len(data) > min(self.send_window.credit, connection.limits.send_frame_bytes):
+        length = sum(map(len, parts))
+        if length > self.send_window.credit or length > connection.limits.send_frame_bytes:
             return False
-        if data:
-            self._queue(_frozen(data))
+        if length:
+            self.send_window.credit -= length
+            connection.queue_data(self.stream_id, length, tuple(map(_frozen, parts)))
         return True
 
     async def wait_send_all_might_not_block(self) -> None:
@@ -115,7 +122,7 @@ class YamuxStream(Stream):
 
     def _queue(self, frame: memoryview) -> None:
         self.send_window.credit -= len(frame)
-        self._connection.queue_data(self.stream_id, frame)
+        self._connection.queue_data(self.stream_id, len(frame), (frame,))
 
     async def _wait_sendable(self) -> int:
         """Wait for credit and for room in the connection's queue. Returns how long a frame may be sent."""
@@ -156,6 +163,7 @@ class YamuxStream(Stream):
     # Receiving.
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        self._since_turn = _MAX_READ_BYTES
         return await self.receive_at_least(1, max_bytes)
 
     async def receive_at_least(self, least: int, max_bytes: int | None = None) -> bytes:
@@ -166,13 +174,12 @@ class YamuxStream(Stream):
         self._receiving = True
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
-            parked = False
             # The peer always has credit for half a window; credit for the other half may not be given back yet.
             self._least = max(1, min(least, self.receive_window.size // 2))
             while self._unread_bytes < self._least and not self.closed and not self.fin_received and not self.broken:
-                await self._readers.park()
-                parked = True
-            if not parked:
+                await self._park_reader()
+            if self._since_turn >= _MAX_READ_BYTES:
+                self._since_turn = 0
                 await trio.lowlevel.cancel_shielded_checkpoint()
             if self.closed:
                 raise trio.ClosedResourceError("this stream is closed")
@@ -184,8 +191,41 @@ class YamuxStream(Stream):
         finally:
             self._receiving = False
             self._least = 1
+        self._since_turn += len(data) + _READ_COST_BYTES
         self._connection.note_read(self, len(data))
         return data
+
+    async def receive_exactly(self, size: int, first: bytes = b"") -> memoryview:
+        """As the interface says. What arrives meanwhile is copied once, to its place, and its credit given back."""
+        buffer = memoryview(bytearray(size))
+        buffer[: len(first)] = first
+        filled = len(first)
+        while filled < size and self._unread:
+            data = await self.receive_at_least(1, size - filled)
+            buffer[filled : filled + len(data)] = data
+            filled += len(data)
+        if filled == size:
+            return buffer
+        if self._receiving:
+            raise trio.BusyResourceError("another task is receiving on this stream")
+        self._receiving = True
+        self._sink, self._sunk_bytes = buffer, filled
+        try:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            while self._sunk_bytes < size and not self.closed and not self.fin_received and not self.broken:
+                await self._park_reader()
+            if self._sunk_bytes < size and self.closed:
+                raise trio.ClosedResourceError("this stream is closed")
+            if self._sunk_bytes < size and not self.fin_received:
+                raise trio.BrokenResourceError(self.broken)
+        finally:
+            self._receiving, self._sink = False, None
+        self._since_turn += _READ_COST_BYTES
+        return buffer[: self._sunk_bytes]
+
+    async def _park_reader(self) -> None:
+        await self._readers.park()
+        self._since_turn = 0
 
     def _take_unread(self, max_bytes: int) -> bytes:
         """Remove up to `max_bytes` of the unread data, joined: another wake-up of the reader costs more than the
@@ -228,15 +268,35 @@ class YamuxStream(Stream):
         before the last read, unread data would not count against any window."""
         return not self._unread and (bool(self.broken) or (self.fin_received and self.fin_queued))
 
-    def deliver(self, piece: bytes) -> bool:
-        """Add received data. Returns whether it wakes a reader."""
+    def deliver(self, piece: memoryview) -> bool:
+        """Add received data, which is copied. Returns whether it wakes a reader."""
+        woken = False
+        if self._sink is not None:
+            end = self._sunk_bytes + len(piece)
+            if end < len(self._sink):
+                self._sink[self._sunk_bytes : end] = piece
+                self._sunk_bytes = end
+                self._connection.note_read(self, len(piece))
+                return False
+            taken = len(self._sink) - self._sunk_bytes
+            self._sink[self._sunk_bytes :] = piece[:taken]
+            self._sunk_bytes += taken
+            self._sink = None
+            self._connection.note_read(self, taken)
+            woken = bool(self._readers.unpark_all())
+            piece = piece[taken:]
+            if not piece:
+                return woken
         pieces = self._unread
         if len(piece) < _JOIN_BYTES and pieces and len(pieces[-1]) < _JOIN_BYTES:
             pieces[-1] += piece
         else:
-            pieces.append(piece)
+            pieces.append(bytes(piece))
         self._unread_bytes += len(piece)
-        return self._unread_bytes >= self._least and bool(self._readers.unpark_all())
+        if self._unread_bytes >= self._least and self._readers:
+            self._readers.unpark_all()
+            return True
+        return woken
 
     def receive_fin(self) -> None:
         self.fin_received = True
@@ -245,7 +305,8 @@ class YamuxStream(Stream):
     def add_credit(self, increment: int) -> None:
         """The peer allows `increment` more bytes. Raises `PeerError` if that overflows its window."""
         self.send_window.add_credit(increment)
-        self._writers.unpark_all()
+        if self._writers:
+            self._writers.unpark_all()
 
     def break_(self, why: str, *, keep_unread: bool = False) -> None:
         """End both directions. Unread data stays readable if the peer's FIN came after it, or with `keep_unread`."""
@@ -270,4 +331,6 @@ class YamuxStream(Stream):
 
 def _frozen(data: bytes | bytearray | memoryview) -> memoryview:
     """A view of data that cannot change. Frames wait in a queue after `send_all` returns, so mutable data is copied."""
+    if isinstance(data, memoryview) and data.readonly:
+        return data
     return memoryview(data if isinstance(data, bytes) else bytes(data))

@@ -127,3 +127,44 @@ async def test_bulk_streams_of_strangers_wake_no_task(tmp_path: Path, autojump_c
             await b.bulk()
         await trio.sleep(10)
         assert asked <= 10
+
+
+async def test_an_event_that_nothing_precedes_is_applied_at_once(tmp_path: Path, autojump_clock: object) -> None:
+    """Without a turn of the core's task; behind a queued event it waits for its turn."""
+    async with bench(tmp_path) as b:
+        await b.control()
+        await b.settle()
+        loop, first, second, third = b.runtime._loop, *(Heard(PEER.public, Detach(number)) for number in (1, 2, 3))
+        await loop.post(first)
+        assert b.core.of(Heard)[-1:] == [first]
+        loop._queue.put_nowait(second, PEER.public)
+        await loop.post(third)
+        assert b.core.of(Heard)[-1:] == [first]
+        await b.settle()
+        assert b.core.of(Heard)[-3:] == [first, second, third]
+
+
+async def test_events_that_are_applied_at_once_leave_others_their_turn(tmp_path: Path, autojump_clock: object) -> None:
+    async with bench(tmp_path) as b:
+        await b.control()
+        await b.settle()
+        others = 0
+
+        async def other() -> None:
+            nonlocal others
+            while True:
+                others += 1
+                await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(other)
+            await trio.lowlevel.checkpoint()
+            b.runtime._loop._direct_s = 1.0  # as after many events
+            before = others
+            for number in range(200):  # more than may be queued
+                await b.runtime._loop.post(Heard(PEER.public, Detach(number)))
+            assert others > before
+            nursery.cancel_scope.cancel()
+        await b.settle()
+        assert [event.message.stripe for event in b.core.of(Heard)[-200:]] == list(range(200))
+        assert b.runtime._loop._direct_s < 1.0

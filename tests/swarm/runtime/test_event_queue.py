@@ -122,3 +122,13 @@ def test_prune_forgets_idle_owners() -> None:
         take(queue, 0.0)
     queue.prune()
     assert len(queue._owners) == 1
+
+
+def test_events_that_never_waited_count_too() -> None:
+    queue = EventQueue(1000, 1 << 20)
+    queue.charge_new(FLOODER, 0.050)
+    queue.charge_new(HONEST, 0.001)
+    queue.put_nowait(event(FLOODER), FLOODER)
+    queue.put_nowait(event(HONEST), HONEST)
+    assert [take(queue), take(queue)] == [HONEST, FLOODER]
+    assert queue.is_empty

@@ -255,6 +255,46 @@ def test_a_chunk_is_written_once_by_concurrent_spills(tmp_path: Path, wanted: bo
         assert [store.chunks.body(chunk.key) for chunk in store.chunks.all()] == [chunk.body for chunk in chunks]
 
 
+def put_whole(store: Store, chunk: Chunk) -> ChunkKey:
+    header = open_header(chunk.header, AUTHORITY.public)
+    store.chunks.put_header(header, chunk.header)
+    for index in range(header.n_pieces):
+        piece = header.piece_range(index)
+        store.chunks.put_piece(header.key, index, memoryview(chunk.body)[piece.start : piece.stop])
+    return header.key
+
+
+def test_written_chunks_may_stay_in_memory(tmp_path: Path) -> None:
+    """They are written once, read from memory, and the longest written are released first."""
+    writes: list[str] = []
+    _, _, chunks = make_version(new_replica(), 1)
+    with Store(tmp_path, AUTHORITY.public, Disk(lambda step, path: writes.append(step))) as store:
+        keys = [put_whole(store, chunk) for chunk in chunks]
+        sizes = [len(chunk.body) for chunk in chunks]
+        store.chunks.spill(*keys, keep=True)
+        assert store.chunks.memory_bytes == store.chunks.written_bytes == sum(sizes)
+        n_writes = writes.count("write")
+        store.chunks.spill(*keys)
+        store.chunks.sync(VersionId(0, 1), 0)
+        assert writes.count("write") == n_writes
+        store.chunks.release_written(sum(sizes) - 1)
+        assert store.chunks.memory_bytes == store.chunks.written_bytes == sum(sizes[1:])
+        assert not store.chunks.chunk(keys[0]).memory
+        assert [store.chunks.body(key) for key in keys] == [chunk.body for chunk in chunks]
+        store.chunks.spill_all()
+        assert store.chunks.memory_bytes == store.chunks.written_bytes == 0
+        assert [store.chunks.body(key) for key in keys] == [chunk.body for chunk in chunks]
+
+
+def test_a_kept_chunk_that_is_dropped_is_subtracted(tmp_path: Path) -> None:
+    _, _, chunks = make_version(new_replica(), 1)
+    with Store(tmp_path, AUTHORITY.public) as store:
+        store.chunks.spill(*(put_whole(store, chunk) for chunk in chunks), keep=True)
+        store.chunks.drop(VersionId(0, 1))
+        assert store.chunks.memory_bytes == store.chunks.written_bytes == 0
+        store.chunks.release_written(0)
+
+
 def test_a_chunk_dropped_while_it_is_written_is_subtracted_once(tmp_path: Path) -> None:
     _, _, chunks = make_version(new_replica(), 1)
     header = open_header(chunks[0].header, AUTHORITY.public)

@@ -350,3 +350,102 @@ async def test_data_that_would_wait_is_not_sent_at_all() -> None:
         assert set(await reader.receive_some()) == {0}
         writer.reset()
         assert not writer.send_now(b"broken")
+
+
+async def test_a_reader_that_knows_the_size_gets_it_in_one_buffer() -> None:
+    """Part of it is there already, the rest comes in several frames, and what follows stays for the next reader."""
+    async with session() as (near, far):
+        writer, reader = await stream_pair(near, far)
+        content = bytes(range(256)) * 256
+        await writer.send_all(content[:1000])
+        await trio.testing.wait_all_tasks_blocked()
+        got: list[bytes] = []
+
+        async def read() -> None:
+            got.append(bytes(await reader.receive_exactly(len(content) + 3, b"the")))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            for at in range(1000, len(content) - 7000, 7000):
+                await writer.send_all(content[at : at + 7000])
+                await trio.testing.wait_all_tasks_blocked()
+                assert not got, "it sleeps until all of it has come"
+            await writer.send_all(content[at + 7000 :] + b"next")
+        assert got == [b"the" + content]
+        assert await reader.receive_some() == b"next"
+
+
+async def test_more_than_a_window_is_received_into_one_buffer() -> None:
+    """Credit is given back while the buffer fills: the writer could not send the rest otherwise."""
+    async with session(replace(YamuxLimits(), window_budget_bytes=0)) as (near, far):
+        writer, reader = await stream_pair(near, far)
+        content = bytes(range(256)) * 8192
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(writer.send_all, content)
+            with trio.fail_after(10):
+                assert await reader.receive_exactly(len(content)) == content
+
+
+async def test_a_stream_that_ends_early_gives_a_short_buffer() -> None:
+    async with session() as (near, far):
+        writer, reader = await stream_pair(near, far)
+        await writer.send_all(b"all there is")
+        await writer.send_eof()
+        assert await reader.receive_exactly(100) == b"all there is"
+        assert await reader.receive_exactly(100) == b""
+
+
+@pytest.mark.parametrize("how", ["reset", "connection", "closed"])
+async def test_a_reader_that_knows_the_size_learns_that_the_stream_broke(how: str) -> None:
+    async with session() as (near, far):
+        writer, reader = await stream_pair(near, far)
+        await writer.send_all(b"not enough")
+        expected = trio.ClosedResourceError if how == "closed" else trio.BrokenResourceError
+
+        async def read() -> None:
+            with pytest.raises(expected):
+                await reader.receive_exactly(1000)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(trio.BusyResourceError):
+                await reader.receive_exactly(1000)
+            if how == "reset":
+                writer.reset()
+            elif how == "connection":
+                await near.aclose()
+            else:
+                await reader.aclose()
+
+
+async def test_a_reader_of_many_short_parts_lets_others_run() -> None:
+    async with session() as (near, far):
+        writer, reader = await stream_pair(near, far)
+        await writer.send_all(bytes(100))
+        await trio.testing.wait_all_tasks_blocked()
+        reads: list[int] = []
+        turns: list[int] = []
+
+        async def read() -> None:
+            for _ in range(100):
+                reads.append(len(await reader.receive_at_least(1, 1)))
+
+        async def count() -> None:
+            while len(reads) < 100:
+                turns.append(len(reads))
+                await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            nursery.start_soon(count)
+        assert 3 <= len(turns) < 50
+
+
+async def test_parts_are_sent_as_one() -> None:
+    async with session() as (near, far):
+        writer, reader = await stream_pair(near, far)
+        last = bytearray(b"last")
+        assert writer.send_now(b"first ", memoryview(b"middle "), last)
+        last[:] = b"what"
+        assert await reader.receive_some() == b"first middle last"

@@ -206,11 +206,11 @@ async def test_unread_data_counts_after_its_connection_has_ended() -> None:
 async def test_frames_in_hand_are_bounded_over_all_connections(autojump_clock: trio.testing.MockClock) -> None:
     budget = PeerBudget(replace(SLOW, units_per_s=1.0))
     async with trio.open_nursery() as nursery:
-        peers = [await act(nursery, budget) for _ in range(6)]
+        peers = [await act(nursery, budget) for _ in range(12)]
         for peer in peers:
             nursery.start_soon(peer.stream.send_all, EMPTY * 20_000)  # 240 KB each
         await trio.sleep(2)
-        assert [bool(peer.ours.reason) for peer in peers].count(False) == 4
+        assert [bool(peer.ours.reason) for peer in peers].count(False) == 8
         assert "too many connections" in next(peer.ours.reason for peer in peers if peer.ours.reason)
         nursery.cancel_scope.cancel()
 
