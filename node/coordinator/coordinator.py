@@ -91,7 +91,7 @@ async def run(config: SeedConfig, *, task_status: trio.TaskStatus[None] = trio.T
         if store.records.get("succession"):
             raise UsageError("This key was replaced (swarm-node rotate-key): start the seed with the new one.")
         store.checkpoints.keep = 2  # a way back over eight versions or more, also just after a new checkpoint
-        model = Model(store, base=base)
+        model = Model(store, base=base, refer=not config.copy_base)
         head = await in_thread(open_newest_version, store, model, checkpoint, key)
         boot = next_boot(int(store.records.get("boot") or 0), time.time())
         store.records.put([("boot", str(boot).encode())])

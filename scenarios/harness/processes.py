@@ -79,6 +79,20 @@ class Swarm:
         else:
             os.killpg(self._processes[name].pid, number)
 
+    def pid(self, name: str) -> int:
+        return self._processes[name].pid
+
+    def end(self, name: str, number: int) -> None:
+        """Send signal `number` to a process, and wait until it has ended."""
+        process = self._processes.pop(name)
+        process.send_signal(number)
+        process.wait()
+
+    def publish(self, folder: Path) -> None:
+        """Publish a checkpoint, and wait until every node holds it."""
+        words = ["publish", str(folder), "--wait", "--json", "--home", str(self.home)]
+        subprocess.run([sys.executable, "-m", "node.cli", *words], stdout=subprocess.DEVNULL, check=True)
+
     def ticket(self, nodes: int) -> str:
         words = ["invite", "--nodes", str(nodes), "--json", "--home", str(self.home)]
         ended = subprocess.run([sys.executable, "-m", "node.cli", *words], capture_output=True, check=True)

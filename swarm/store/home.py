@@ -5,9 +5,9 @@
     chunks/E.V.A         the chunks of attempt A at version E.V
     hashes/ROOT          the block hashes of which ROOT is the root, 32 bytes each
     files/HASH           layouts, configs, tokenizers, named by their BLAKE3
-    anchors/E.V/         checkpoints of the replica
-    partial              blocks that an unfinished catch-up has fetched
-    partial.list         the numbers of these blocks
+    anchors/E.V/         checkpoints of the replica, or what refers to one in a folder of the user
+    partial.files/       a checkpoint that an unfinished catch-up writes
+    partial.blocks       the numbers of the blocks in it (`swarm.store.partial`)
     replica              the replica as a file, on hosts with little memory: during a catch-up, and for an engine to
                          load from; at other times such a host uses a checkpoint and the chunks since (`codec.layered`)
     clean.json           the record of a clean exit
@@ -36,6 +36,7 @@ from swarm.store.checkpoints import SavedCheckpoint, SavedCheckpoints
 from swarm.store.chunks import ChunkStore
 from swarm.store.clean import Clean
 from swarm.store.disk import Disk
+from swarm.store.partial import NAMES as PARTIAL_NAMES
 from swarm.store.partial import Partial
 from swarm.store.records import Records, Seal
 
@@ -266,7 +267,7 @@ def drop_bits(folder: Path) -> None:
     """Remove all but the records from a home that no process uses, once the model is kept elsewhere."""
     disk = Disk()
     with records_of(folder):
-        for name in (*_FOLDERS, "partial", "partial.list", "replica"):
+        for name in (*_FOLDERS, *PARTIAL_NAMES, "replica"):
             if (folder / name).exists():
                 disk.remove(folder / name)
 

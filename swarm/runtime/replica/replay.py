@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator
 
-from codec import Replica, StagedBlock, StagedChunk
+from codec import Layered, Replica, StagedBlock, StagedChunk
 from codec.staging import decode
 from swarm.store import ChunkStore, StoredChunk
 
@@ -10,7 +10,7 @@ __all__ = ["replay_chunks"]
 
 
 def replay_chunks(
-    replica: Replica, chunks: Iterable[StoredChunk], store: ChunkStore, newer: Collection[int]
+    replica: Replica | Layered, chunks: Iterable[StoredChunk], store: ChunkStore, newer: Collection[int]
 ) -> Iterator[int]:
     """Bring every block of these chunks to their version, except those that are at it, or beyond it (`newer`).
 
@@ -29,4 +29,5 @@ def replay_chunks(
             if decoded is None:
                 yield block
             else:
-                replica.scatter([StagedChunk((StagedBlock(block, *decoded, old_hash, entry.new_hash),))])
+                staged = StagedBlock(block, *decoded, old_hash, entry.new_hash)
+                replica.scatter([StagedChunk((staged,), chunk.key)])

@@ -213,7 +213,7 @@ def test_a_checkpoint_gives_way_to_a_version_that_has_waited_long(
     writer = threading.Thread(target=model.apply, args=(manifest,))
     monkeypatch.setattr("swarm.runtime.replica.model.CHECKPOINT_S", 0.05)
 
-    def slow_disk(folder: Path, *, layout, bits, files) -> None:
+    def slow_disk(folder: Path, *, layout, bits, files, write_file) -> None:
         folder.mkdir()
         bits(layout.tensors[0].name)
         writer.start()

@@ -375,11 +375,11 @@ def test_files_have_the_hashes_of_their_names(tmp_path: Path) -> None:
 def test_fetched_blocks_outlive_a_kill(tmp_path: Path) -> None:
     model_layout, replica = layout(), new_replica()
     with Store(tmp_path, AUTHORITY.public) as store:
-        store.partial.add(model_layout, 1, replica.read_block(1))
+        store.partial.add(model_layout, 1, *replica.read(1))
     with Store(tmp_path, AUTHORITY.public) as store:
-        assert list(store.partial.load(model_layout)) == [(1, replica.read_block(1))]
-        store.partial.add(model_layout, 0, replica.read_block(0))
-        assert [block for block, _ in store.partial.load(model_layout)] == [0, 1]
+        assert list(store.partial.load(model_layout)) == [(1, *replica.read(1))]
+        store.partial.add(model_layout, 0, *replica.read(0))
+        assert [block for block, *_ in store.partial.load(model_layout)] == [0, 1]
         store.partial.clear()
         assert list(store.partial.load(model_layout)) == []
 
