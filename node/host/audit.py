@@ -65,7 +65,7 @@ async def _watch_base(model: "Model") -> None:
             _log.warning(
                 "base_changed",
                 folder=str(folder),
-                hint="files in it were changed or removed, so this machine keeps a copy of the model in its home now",
+                hint="files in it were changed or removed: this machine now keeps its own copy of the model",
             )
 
 

@@ -136,6 +136,12 @@ class SavedCheckpoints:
         found = [_read(path) for path in self._folder.iterdir() if not path.name.endswith(TEMPORARY)]
         return sorted((one for one in found if one is not None), key=lambda one: one.version, reverse=True)
 
+    @property
+    def changed_folder(self) -> Path | None:
+        """The user's folder, if the newest checkpoint refers to one that was changed or removed since."""
+        newest = next(iter(self.list()), None)
+        return newest.folder if newest is not None and newest.reference and not newest.trusted else None
+
     def remove(self, checkpoint: SavedCheckpoint) -> None:
         """Remove a checkpoint; of one that refers to the user's folder, only the marker."""
         self._disk.remove(checkpoint.marker.parent)

@@ -31,6 +31,7 @@ _SCRATCH_BYTES: Final = 2 << 20
 _PARTS_AT_ONCE: Final = 512
 """Parts in one `pwritev` call: half of IOV_MAX on Linux."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FAILED: Final = frozenset({errno.EIO, errno.ENXIO, errno.ENODEV, errno.EREMOTEIO, errno.ESTALE})
 _REFUSED: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
@@ -180,7 +181,7 @@ class Disk:
 
     @contextmanager
     def errors(self, path: Path) -> Iterator[None]:
-        """Turn errors of a full or read-only disk into a `UsageError` that says what to do."""
+        """Turn errors of a full, read-only or failing disk into a `UsageError` that says what to do."""
         try:
             yield
         except OSError as error:
@@ -188,6 +189,11 @@ class Disk:
                 raise DiskFull(
                     f"The disk that holds {path.parent} is full. Free some space, or point SWARM_HOME at a "
                     "larger disk, then start again: nothing is damaged."
+                ) from error
+            if error.errno in _FAILED:
+                raise UsageError(
+                    f"The disk that holds {path.parent} has failed ({error.strerror}). What was written before is "
+                    "proven at the next start; if it fails again, point SWARM_HOME at another disk."
                 ) from error
             if error.errno in _REFUSED:
                 raise UsageError(

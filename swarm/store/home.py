@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from blake3 import blake3
@@ -44,6 +45,10 @@ __all__ = ["Recovery", "Store", "drop_bits", "kept_checkpoint", "records_of"]
 
 _FOLDERS = ("chunks", "hashes", "files", "anchors")
 Hashes = NDArray[np.uint8]
+SEALS_KEPT: Final = 1024
+"""Seals of the newest versions that stay on disk: as many as the runtime keeps in memory (`Manifests`)."""
+_SEALS_AT_ONCE: Final = 64
+"""Old seals are dropped when there are so many, so that not every version writes to the database once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +166,12 @@ class Store:
         """Drop the chunks and hash lists of old versions; returns the versions dropped.
 
         Dropped are the chunks of versions up to `newest`, sealed or not. The last `keep` sealed versions, and those
-        after the newest checkpoint, are kept. Seals are never dropped.
+        after the newest checkpoint, are kept. Old seals are dropped too (`_evict_seals`).
         """
         seals = self.records.sealed()
         checkpoints = self.checkpoints.list()
+        if checkpoints:
+            self._evict_seals(seals, checkpoints[-1].version)
         needed = set(seals[-keep:]) | {id_ for id_ in seals if checkpoints and id_ > checkpoints[0].version}
         held = {VersionId(chunk.key.epoch, chunk.key.version) for chunk in self.chunks.all()}
         gone = sorted(id_ for id_ in held if id_ <= newest and id_ not in needed)
@@ -172,6 +179,14 @@ class Store:
             self.chunks.drop(id_)
         self._evict_hashes(needed)
         return gone
+
+    def _evict_seals(self, seals: list[VersionId], checkpoint: VersionId) -> None:
+        """Drop old seals of versions before the oldest checkpoint, to which nothing leads any more. `seals`: of all
+        versions, oldest first. The first one stays: it says what the base checkpoint is."""
+        if len(seals) >= SEALS_KEPT + _SEALS_AT_ONCE:
+            gone = [id_ for id_ in seals[1:-SEALS_KEPT] if id_ < checkpoint]
+            if gone:
+                self.records.drop_seals(gone)
 
     # ------------------------------------------------------------ hash lists
 

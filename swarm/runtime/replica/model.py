@@ -89,7 +89,7 @@ class Model:
         """Whether the checkpoint on disk is damaged, so that a new one is due."""
         self._base = BaseFolder(base, refer=refer)
         self.changed_base: Path | None = None
-        """The user's folder that the store refers to, if the last start found it changed or gone."""
+        """The folder that the store refers to, if the last start found it changed or gone."""
         self._checkpointing = threading.Lock()
         self._gate = WriteGate()
         self._scratch = Scratch(stage_bytes)
@@ -119,8 +119,7 @@ class Model:
         `audit` hashes the others.
         """
         self._files.remove_file()
-        saved = self._store.checkpoints.list()
-        self.changed_base = next((one.folder for one in saved if one.reference and not one.trusted), None)
+        self.changed_base = self._store.checkpoints.changed_folder
         found = restore(self._store, self._on_disk)
         if found is None:
             return None
@@ -175,8 +174,7 @@ class Model:
         """Create the replica of this layout, which the store holds, from the user's folder and from the blocks of an
         earlier catch-up; empty without them. Returns its root. Raises `UsageError` when the folder has another model.
         """
-        data = self._store.file(layout_hash)
-        if data is None:
+        if (data := self._store.file(layout_hash)) is None:
             raise Mismatch("the layout is not in the store")
         layout = Layout.from_bytes(data)
         with self._gate.writing():
@@ -199,7 +197,7 @@ class Model:
         return self.base is None and not self._started
 
     def load_base(self, checkpoint: Checkpoint, layout: Layout) -> Replica:
-        """A replica with the checkpoint's bits, not adopted; the next checkpoint of these bits refers to that folder."""
+        """A replica with the checkpoint's bits, not adopted. The next checkpoint with these bits refers to it."""
         return self._base.load_replica(checkpoint, layout)
 
     def adopt(self, replica: Replica, version: VersionId) -> None:
@@ -392,10 +390,12 @@ class Model:
 
     def replace_changed_base(self) -> Path | None:
         """If a restart would need the user's folder, and that has changed: write a checkpoint; the folder."""
-        newest = next(iter(self._store.checkpoints.list()), None)
-        if newest is None or newest.reference is None or newest.trusted or self.write_checkpoint() is None:
+        folder, replica = self._store.checkpoints.changed_folder, self.replica
+        if self.version is None or folder is None:
             return None
-        return newest.folder
+        if isinstance(replica, Layered):  # find all that is lost at once, so that one catch-up fetches it
+            self._recheck([block for block in range(replica.layout.n_blocks) if replica.wrong(block)])
+        return folder if self.write_checkpoint() is not None or self.version is None else None
 
     def _write_checkpoint(self) -> VersionId | None:
         try:
