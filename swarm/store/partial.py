@@ -51,7 +51,7 @@ class _Files:
                 self._places[name], paths[name] = (writer, offset), (path, offset)
         self.blocks = BlockFiles(paths)
 
-    def write(self, spec: BlockSpec, data: bytes) -> None:
+    def write(self, spec: BlockSpec, data: bytes | memoryview) -> None:
         writer, offset = self._places[spec.name]
         writer.write_at([data], offset + spec.start * spec.dtype.itemsize)
 
@@ -69,7 +69,7 @@ class Partial:
         self._lock = threading.RLock()
         self._open: _Files | None = None
 
-    def add(self, layout: Layout, block: int, data: bytes, digest: bytes) -> None:
+    def add(self, layout: Layout, block: int, data: bytes | memoryview, digest: bytes) -> None:
         """Write a block, not durably. Blocks of another layout are removed. Raises `DiskFull`."""
         files = self._opened(layout)
         spec = layout.block(block)

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from codec import Checkpoint, Layered, Layout, Replica, write_checkpoint
 from codec.bits import Bits
 from codec.checkpoint import check_files
@@ -94,7 +96,7 @@ class ReplicaFiles:
                     replica.move_block(block, write, files)
             elif not unfinished.has(block, digest):
                 give_way()
-                unfinished.add(layout, block, replica.read_block(block), digest)
+                unfinished.add(layout, block, replica.block(block).view(np.uint8).data, digest)
         small = self._small_files(layout)
         check_files(layout, small)
         for name, data in small.items():

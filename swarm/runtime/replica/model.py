@@ -273,19 +273,17 @@ class Model:
         Raises `PeerError` when it does not have `expected_hash`.
         """
         replica = self._whole()
-        if isinstance(replica, Replica):
-            with self._gate.writing():
-                self.version = None
-                replica.write_block(block, data, expected_hash)
-                self._labels[block] = label
-        else:
-            check_block(replica.layout, block, data, expected_hash)
-        self._store.partial.add(replica.layout, block, data, expected_hash)
         if isinstance(replica, Layered):
-            with self._gate.writing():
-                self.version = None
+            check_block(replica.layout, block, data, expected_hash)
+        with self._gate.writing():
+            self.version = None  # before the disk is written: a checkpoint that is being finished is of a version
+            if isinstance(replica, Replica):
+                replica.write_block(block, data, expected_hash)
+        self._store.partial.add(replica.layout, block, data, expected_hash)
+        with self._gate.writing():
+            if isinstance(replica, Layered):
                 self._put(replica, block, data, expected_hash)
-                self._labels[block] = label
+            self._labels[block] = label
 
     def _put(self, replica: Replica | Layered, block: int, data: bytes, digest: bytes) -> None:
         """Take a block that is in the unfinished checkpoint."""
