@@ -16,7 +16,7 @@ In reading order:
 - `staging`: Decoding a chunk into scratch memory, before anything is written
 - `replica`, `layered`, `shared`: The bits of one version in shared memory, or on disk with deltas on top
 - `patch`: A version's changes for an engine in another process
-- `checkpoint`: Hugging Face checkpoint folders
+- `checkpoint`, `block_files`: Hugging Face checkpoint folders, and blocks read out of their files
 """
 
 from importlib import import_module

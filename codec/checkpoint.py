@@ -12,9 +12,10 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from blake3 import blake3
@@ -23,12 +24,15 @@ from codec.bits import DTYPES, Bits
 from codec.errors import PeerError, UsageError
 from codec.layout import FileSpec, Layout, TensorSpec
 
-__all__ = ["Checkpoint", "is_model_file", "write_checkpoint"]
+__all__ = ["Checkpoint", "PlannedFile", "WriteFile", "check_files", "is_model_file", "plan_files", "write_checkpoint"]
 
 _MAX_HEADER_BYTES: Final = 100_000_000
 """The safetensors library has the same limit."""
 Parts = Callable[[str], Bits | Iterator[Bits]]
 """Maps a tensor's name to its elements, flat, or to consecutive parts of them."""
+WriteFile = Callable[[Path, Iterable[bytes | memoryview]], None]
+"""Creates a file with these parts and makes it durable; it must not exist yet."""
+_PAGE_BYTES: Final = 4096
 _SINGLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 _SHARD_BYTES: Final = 5 * 10**9
@@ -131,6 +135,11 @@ class Checkpoint:
         """(spec, file, offset of the first byte in the file) of a tensor. Raises `KeyError`."""
         stored = self._stored[name]
         return stored.spec, stored.file, stored.offset
+
+    @property
+    def weight_files(self) -> tuple[Path, ...]:
+        """The files that hold the tensors."""
+        return tuple(dict.fromkeys(stored.file for stored in self._stored.values()))
 
     def _read_files(self) -> Iterable[tuple[str, bytes]]:
         if not self.path.is_dir():
@@ -260,25 +269,27 @@ def write_checkpoint(
     bits: Parts,
     files: Mapping[str, bytes],
     shard_bytes: int = _SHARD_BYTES,
+    write_file: WriteFile | None = None,
 ) -> None:
     """Write a folder that Hugging Face libraries load: shards, index and small files. It is complete or absent.
 
-    `bits(name)`: the tensor, flat, or its consecutive parts. `files`: contents by name. Raises `PeerError` if a file
+    `bits(name)`: the tensor, flat, or its consecutive parts. `files`: contents by name. `write_file`: creates a file
+    and makes it durable; default through the page cache. Raises `PeerError` if a file
     does not have the hash that the layout lists, `UsageError` if the folder exists or cannot be written (disk full);
     then nothing is left behind.
     """
     folder = Path(folder)
     if folder.exists():
         raise UsageError(f"{folder} exists already. Remove it, or choose another folder.")
-    for spec in layout.files:
-        if spec.name in files and blake3(files[spec.name]).digest() != spec.hash:
-            raise PeerError(f"file {spec.name}: its hash differs from the layout's")
+    check_files(layout, files)
+    write = write_file or _write_file
     partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     try:
         partial.mkdir(parents=True)
-        _write_weights(partial, layout, bits, shard_bytes)
+        for planned in plan_files(layout, shard_bytes):
+            write(partial / planned.name, _parts(planned, bits))
         for name, data in files.items():
-            _write_file(partial / name, [data])
+            write(partial / name, [data])
         _sync_folder(partial)
         partial.rename(folder)
         _sync_folder(folder.parent)
@@ -288,7 +299,33 @@ def write_checkpoint(
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write_weights(folder: Path, layout: Layout, bits: Parts, shard_bytes: int) -> None:
+class PlannedFile(NamedTuple):
+    """A file of a checkpoint to write: `head`, then the data of `tensors`, in this order without gaps."""
+
+    name: str
+    head: bytes
+    tensors: tuple[TensorSpec, ...]
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """By tensor: the offset of its first byte in the file."""
+        ends = accumulate((tensor.nbytes for tensor in self.tensors), initial=len(self.head))
+        return dict(zip((tensor.name for tensor in self.tensors), ends, strict=False))
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.head) + sum(tensor.nbytes for tensor in self.tensors)
+
+
+def check_files(layout: Layout, files: Mapping[str, bytes]) -> None:
+    """Raise `PeerError` if one of `files` does not have the hash that the layout lists."""
+    for spec in layout.files:
+        if spec.name in files and blake3(files[spec.name]).digest() != spec.hash:
+            raise PeerError(f"file {spec.name}: its hash differs from the layout's")
+
+
+def plan_files(layout: Layout, shard_bytes: int = _SHARD_BYTES) -> list[PlannedFile]:
+    """The shards of a checkpoint, and their index if there are several. The plan depends on the arguments only."""
     shards: list[list[TensorSpec]] = [[]]
     room = shard_bytes
     for tensor in layout.tensors:
@@ -302,17 +339,18 @@ def _write_weights(folder: Path, layout: Layout, bits: Parts, shard_bytes: int) 
         if len(shards) == 1
         else [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
     )
-    for name, shard in zip(names, shards, strict=True):
-        _write_file(folder / name, _shard(shard, bits))
+    planned = [_shard(name, shard) for name, shard in zip(names, shards, strict=True)]
     if len(shards) > 1:
         weight_map = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
         index = {"metadata": {"total_size": layout.full_bytes}, "weight_map": weight_map}
-        _write_file(folder / _INDEX, [json.dumps(index, indent=2).encode()])
+        planned.append(PlannedFile(_INDEX, json.dumps(index, indent=2).encode(), ()))
+    return planned
 
 
-def _shard(tensors: list[TensorSpec], bits: Parts) -> Iterable[bytes | memoryview]:
-    """The parts of a safetensors file: the header, then each tensor. Wider dtypes come first, so all are aligned."""
-    tensors = sorted(tensors, key=lambda tensor: (-tensor.type.itemsize, tensor.name))
+def _shard(name: str, tensors: list[TensorSpec]) -> PlannedFile:
+    """A safetensors file. Tensors of whole pages come first, so that their blocks can be written around the page cache;
+    then wider dtypes before narrower ones. So all are aligned."""
+    tensors = sorted(tensors, key=lambda tensor: (tensor.nbytes % _PAGE_BYTES != 0, -tensor.type.itemsize, tensor.name))
     table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for tensor in tensors:
@@ -323,9 +361,14 @@ def _shard(tensors: list[TensorSpec], bits: Parts) -> Iterable[bytes | memoryvie
         }
         at += tensor.nbytes
     header = json.dumps(table, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    yield len(header).to_bytes(8, "little") + header
-    for tensor in tensors:
+    header += b" " * (-(8 + len(header)) % _PAGE_BYTES)
+    return PlannedFile(name, len(header).to_bytes(8, "little") + header, tuple(tensors))
+
+
+def _parts(planned: PlannedFile, bits: Parts) -> Iterable[bytes | memoryview]:
+    """The content of a planned file."""
+    yield planned.head
+    for tensor in planned.tensors:
         found, elements = bits(tensor.name), 0
         for part in (found,) if isinstance(found, np.ndarray) else found:
             data = np.ascontiguousarray(part)

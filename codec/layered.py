@@ -4,20 +4,21 @@ Applying a version writes nothing: the chunk store holds its chunks already, so 
 block grows. A reader of a block reads it from the checkpoint and decodes those chunks onto it. Writing in place would
 rewrite the whole file for each version, because changing 1 % of the elements changes every page.
 
+While a node catches up, each block is read from the file in which its bits are: the user's folder, an older checkpoint,
+or the unfinished checkpoint in which fetched blocks are written.
+
 A disk can return wrong data, so a block counts as read only when its bits have its hash.
 """
 
 import copy
-import os
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codec.bits import Bits
+from codec.block_files import BlockFiles
 from codec.checkpoint import Checkpoint
 from codec.chunk import BlockEntry, ChunkHeader, ChunkKey
 from codec.errors import PeerError
@@ -31,36 +32,33 @@ Payload = Callable[[ChunkKey, int], tuple[BlockEntry, bytes] | None]
 """Maps (chunk, block) to the block's entry and payload in the chunk store; None if the chunk is not stored any more."""
 
 
-class _Base:
-    """The files of a checkpoint, read block by block. A bad sector raises `OSError`; on a mapped file it would kill the
-    process with SIGBUS."""
-
-    def __init__(self, layout: Layout, checkpoint: Checkpoint) -> None:
-        files: dict[Path, int] = {}
-        self._places: dict[str, tuple[int, int]] = {}
-        for tensor in layout.tensors:
-            spec, path, offset = checkpoint.place(tensor.name)
-            if (spec.dtype, spec.shape) != (tensor.dtype, tensor.shape):
-                raise PeerError(f"checkpoint: {tensor.name!r} has another dtype or shape")
-            if path not in files:
-                files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                weakref.finalize(self, os.close, files[path])
-            self._places[tensor.name] = files[path], offset
+class _Base(Protocol):
+    """Where the bits of a block are before the chunks of its chain."""
 
     def read(self, spec: BlockSpec, into: Bits) -> None:
-        """Read a block into `into`. Raises `OSError` if the disk does not return all of it."""
-        fd, offset = self._places[spec.name]
-        view = into.view(np.uint8).data
-        at = offset + spec.start * into.itemsize
-        while view:
-            count = os.preadv(fd, [view], at)
-            if count == 0:
-                raise OSError(f"{spec.name}: the file is cut off")
-            view, at = view[count:], at + count
+        """Read a block into `into`. Raises `OSError`."""
+        ...
+
+
+class _Nowhere:
+    """The base of a block without a version."""
+
+    def read(self, spec: BlockSpec, into: Bits) -> None:
+        raise OSError(f"{spec.name}: not written yet")
+
+
+class _Memory:
+    """The base of one block while its place in a file is being written."""
+
+    def __init__(self, bits: Bits) -> None:
+        self._bits = bits
+
+    def read(self, spec: BlockSpec, into: Bits) -> None:
+        into[:] = self._bits
 
 
 class _BlockState(NamedTuple):
-    """A block at one version: its checkpoint, the chunks to decode onto that in order, and the block's hash."""
+    """A block at one version: its base, the chunks to decode onto that in order, and the block's hash."""
 
     base: _Base
     chain: tuple[ChunkKey, ...]
@@ -76,17 +74,25 @@ class Layered:
     Any number of threads may read; only one may write at a time.
     """
 
-    def __init__(self, layout: Layout, checkpoint: Checkpoint, hashes: NDArray[np.uint8], payload: Payload) -> None:
-        """`hashes`: of the blocks of `checkpoint`. `payload(chunk, block)`: reads the chunk store.
+    def __init__(self, layout: Layout, payload: Payload) -> None:
+        """A replica without bits. `payload(chunk, block)`: reads the chunk store."""
+        self.layout = layout
+        self.hashes = np.zeros((layout.n_blocks, 32), np.uint8)
+        self._payload = payload
+        self._blocks = [_BlockState(_Nowhere(), (), bytes(32))] * layout.n_blocks
+
+    @classmethod
+    def on(cls, layout: Layout, checkpoint: Checkpoint, hashes: NDArray[np.uint8], payload: Payload) -> "Layered":
+        """The bits of `checkpoint`, whose block hashes are `hashes`.
 
         Raises `PeerError` or `KeyError` if the checkpoint does not have this layout, `OSError` if it cannot be opened.
         """
         assert hashes.shape == (layout.n_blocks, 32)
-        self.layout = layout
-        self.hashes = hashes
-        self._payload = payload
-        base = _Base(layout, checkpoint)
-        self._blocks = [_BlockState(base, (), digest.tobytes()) for digest in hashes]
+        layered = cls(layout, payload)
+        files = BlockFiles.whole(layout, checkpoint)
+        for block, digest in enumerate(hashes):
+            layered.place_block(block, files, digest.tobytes())
+        return layered
 
     @property
     def root(self) -> bytes:
@@ -185,6 +191,27 @@ class Layered:
         self._blocks[block] = _BlockState(base, (*chain, key), new_hash)  # one assignment, so that no reader sees a mix
         self.hashes[block] = np.frombuffer(new_hash, np.uint8)
 
+    def place_block(self, block: int, files: BlockFiles, digest: bytes) -> None:
+        """From now on a block is what `files` has of it, whose hash is `digest`."""
+        self._blocks[block] = _BlockState(files, (), digest)
+        self.hashes[block] = np.frombuffer(digest, np.uint8)
+
+    def rests_on(self, block: int, files: BlockFiles) -> bool:
+        """Whether a block is what `files` has of it, without further chunks."""
+        at = self._blocks[block]
+        return at.base is files and not at.chain
+
+    def move_block(self, block: int, write: Callable[[bytes], object], files: BlockFiles) -> None:
+        """Have `write` write a block's bytes to its place in `files`, and read it there afterwards.
+
+        The place may be the one that the block is read from now: readers get it from memory meanwhile. No version may
+        be applied meanwhile. Raises `Torn`, and what `write` raises.
+        """
+        bits, at = self._materialize(block, None, hashed=True)
+        self._blocks[block] = _BlockState(_Memory(bits), (), at.digest)
+        write(bits.tobytes())
+        self._blocks[block] = _BlockState(files, (), at.digest)
+
     # ------------------------------------------------------------ a new checkpoint
 
     def frozen(self) -> "Layered":
@@ -198,6 +225,6 @@ class Layered:
 
         The chunks up to `frozen` are not needed any more.
         """
-        base = _Base(self.layout, checkpoint)
+        base = BlockFiles.whole(self.layout, checkpoint)
         for block, (now, then) in enumerate(zip(self._blocks, frozen._blocks, strict=True)):
             self._blocks[block] = _BlockState(base, now.chain[len(then.chain) :], now.digest)

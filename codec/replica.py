@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from codec import shared
 from codec.bits import Bits
+from codec.block_files import BlockFiles
 from codec.checkpoint import Checkpoint
 from codec.chunk import CODER_RICE, BlockDelta, ChunkHeader
 from codec.errors import PeerError, UsageError
@@ -31,6 +32,7 @@ from codec.staging import (
     StagedChunk,
     Torn,
     block_hash,
+    check_block,
     encode,
     encode_changes,
     stage_chunk,
@@ -98,27 +100,23 @@ class Replica:
         it has none of the tensors.
         """
         layout = self.layout
-        available = {name: tensor for tensor in checkpoint.layout.tensors for name in (tensor.name, *tensor.aliases)}
-        usable = {
-            tensor.name
-            for tensor in layout.tensors
-            if tensor.name in available
-            and (available[tensor.name].dtype, available[tensor.name].shape) == (tensor.dtype, tensor.shape)
-        }
-        if layout.tensors and not usable:
-            raise UsageError(
-                f"{checkpoint.path} is another model: it has no tensor of this one. Give the folder of the base model."
-            )
+        try:
+            files = BlockFiles.matching(layout, checkpoint)
+            if layout.tensors and not files.names:
+                raise UsageError(
+                    f"{checkpoint.path} is another model: it has no tensor of this one. Give the folder of the base "
+                    "model."
+                )
 
-        def load(block: int) -> None:
-            spec = layout.block(block)
-            new = checkpoint.bits(spec.name)[spec.start : spec.start + spec.count]
-            self._writable(block)[:] = new
-            self.hashes[block] = np.frombuffer(block_hash(self._writable(block)), np.uint8)
+            def load(block: int) -> None:
+                words = self._writable(block)
+                files.read(layout.block(block), words)
+                self.hashes[block] = np.frombuffer(block_hash(words), np.uint8)
 
-        blocks = (block for name in sorted(usable) for block in layout.blocks_of(name))
-        for _ in run(load, blocks):
-            pass
+            for _ in run(load, (block for name in sorted(files.names) for block in layout.blocks_of(name))):
+                pass
+        except OSError as error:
+            raise UsageError(f"Cannot read {checkpoint.path}: {error.strerror or error}.") from error
 
     @classmethod
     def attach(cls, fd: int, layout: Layout, hashes: NDArray[np.uint8]) -> "Replica":
@@ -213,12 +211,7 @@ class Replica:
 
     def write_block(self, block: int, data: bytes, expected_hash: bytes) -> None:
         """Write a whole block. Raises `PeerError` unless `data` has the right length and `expected_hash`."""
-        spec = self.layout.block(block)
-        if len(data) != spec.nbytes:
-            raise PeerError(f"block.length: {len(data)} bytes, not {spec.nbytes}")
-        new = np.frombuffer(data, spec.dtype.bits)
-        if block_hash(new) != expected_hash:
-            raise PeerError(f"block.hash: block {block} does not have the expected hash")
+        new = check_block(self.layout, block, data, expected_hash)
         with self._writing(block, expected_hash) as words:
             words[:] = new
 

@@ -28,12 +28,14 @@ __all__ = [
     "Torn",
     "all_positions",
     "block_hash",
+    "check_block",
     "decode",
     "encode",
     "encode_changes",
     "forward",
     "stage_chunk",
 ]
+
 
 _PROBE_ELEMENTS: Final = 1 << 13
 """Elements per probe in `encode`: enough for the coder's statistics, and under a hundredth of a block."""
@@ -115,6 +117,17 @@ class BlockSource(Protocol):
 def block_hash(bits: Bits) -> bytes:
     """BLAKE3 (32 bytes) of a block's bytes, little endian: it identifies the version that the block holds."""
     return blake3(bits.view(np.uint8).data).digest()
+
+
+def check_block(layout: Layout, block: int, data: bytes, expected_hash: bytes) -> Bits:
+    """The elements of a whole block. Raises `PeerError` unless `data` has the right length and `expected_hash`."""
+    spec = layout.block(block)
+    if len(data) != spec.nbytes:
+        raise PeerError(f"block.length: {len(data)} bytes, not {spec.nbytes}")
+    bits = np.frombuffer(data, spec.dtype.bits)
+    if block_hash(bits) != expected_hash:
+        raise PeerError(f"block.hash: block {block} does not have the expected hash")
+    return bits
 
 
 def encode(block: int, old: Bits, new: Bits, dtype: DType, coder: int = CODER_RICE) -> BlockDelta | None:

@@ -91,7 +91,7 @@ async def run(config: SeedConfig, *, task_status: trio.TaskStatus[None] = trio.T
     with open_store(config.home, key.public, checkpoints_kept=CHECKPOINTS_KEPT) as store:
         if store.records.get("succession"):
             raise UsageError("This key was replaced (swarm-node rotate-key): start the seed with the new one.")
-        model = Model(store, base=base)
+        model = Model(store, base=base, refer=not config.copy_base)
         head = await in_thread(open_newest_version, store, model, checkpoint, key)
         del checkpoint  # its files are mapped, and the pages that were read count as this process's memory
         boot = next_boot(int(store.records.get("boot") or 0), time.time())

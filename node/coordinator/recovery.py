@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from codec import Checkpoint, Replica, open_manifest
+from codec import Checkpoint, open_manifest
 from codec.errors import UsageError
 from codec.sign import Key
 from swarm.runtime.publishing import genesis
@@ -28,8 +28,7 @@ def open_newest_version(store: Store, model: Model, checkpoint: Checkpoint, key:
             "backup; or start a new swarm, with another home (--home) and another key."
         )
     if newest is None:
-        replica = Replica.from_checkpoint(checkpoint, layout)
-        return genesis(store, model, replica, key, files=checkpoint.files).manifest
+        return genesis(store, model, model.load_base(checkpoint, layout), key, files=checkpoint.files).manifest
     if open_manifest(newest.manifest, key.public).layout_hash != layout.hash:
         raise UsageError(
             f"{store.folder} holds the swarm of another model than {checkpoint.path}. "
@@ -37,11 +36,17 @@ def open_newest_version(store: Store, model: Model, checkpoint: Checkpoint, key:
         )
     seal = model.restore()
     if seal is None or seal.id < newest.id:
-        seal = model.restore_from(Replica.from_checkpoint(checkpoint, layout))
+        seal = model.restore_from(model.load_base(checkpoint, layout))
         if seal is None or seal.id < newest.id:
+            what = f"What {store.folder} holds of version {newest.id}, the newest, is damaged."
+            if model.changed_base is not None:
+                what = (
+                    f"{model.changed_base}, the checkpoint that the swarm was started with, was changed or removed "
+                    f"while the seed did not run, and version {newest.id}, the newest, is built on it."
+                )
             raise UsageError(
-                f"What {store.folder} holds of version {newest.id}, the newest, is damaged. Give the checkpoint that "
-                "was published as that version as --base, or restore the folder from a backup."
+                f"{what} Give the checkpoint that was published as that version, or the unchanged base, as --base; or "
+                "restore the folder from a backup."
             )
         model.write_checkpoint()
     _repair_files(store, model, checkpoint)

@@ -106,8 +106,15 @@ async def _run_in_swarm(way: following.Way, config: JoinConfig, key: Key, task_s
             await Member(way, config, key, store).run(task_status)
             return
         placing = Placing(config)
-        model = Model(store, base=way.base or config.model, on_disk=placing.on_disk)
+        refer = way.base is None and not config.copy_model  # the predecessor's checkpoint is removed in the end
+        model = Model(store, base=way.base or config.model, refer=refer, on_disk=placing.on_disk)
         seal = await in_thread(model.restore) or model.nearly
+        if model.changed_base is not None:
+            _log.warning(
+                "base_changed",
+                folder=str(model.changed_base),
+                hint="files in it were changed or removed since the last run; what is missing is fetched from members",
+            )
         layout_hash = None if seal is None or model.layout is None else model.layout.hash
         opened = OpenedModel(model, None if seal is None else seal.manifest, layout_hash)
         member = Member(way, config, key, store, opened, _engine_maker(config, key, store, model))

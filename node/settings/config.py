@@ -198,6 +198,9 @@ class SeedConfig(PeerConfig):
 
     base: Path | None = None
     """Checkpoint folder of version 0: config, tokenizer and safetensors weights."""
+    copy_base: bool = False
+    """Copy the base checkpoint to the home at the first start. Without it the home only refers to that folder while the
+    swarm needs it, so its files should stay as they are for the first eight versions."""
     raw_mb: int = 0
     """Carry files instead of a policy (publish --raw): the largest one, in MB."""
     key: Path | None = None
@@ -284,6 +287,9 @@ class JoinConfig(MemberConfig):
     """The engine that generates; none: hold the policy and pass it on."""
     model: Path | None = None
     """Folder of the base checkpoint, if this machine has it; what is missing or differs is fetched from peers."""
+    copy_model: bool = False
+    """Copy the base checkpoint to the home. Without it the home only refers to that folder; if its files change, what
+    is missing is fetched from peers."""
     replica: ReplicaPlace = "auto"
     """Where this machine keeps its copy of the model: ram, disk (no more is written, but more is decoded), none
     (pass chunks on, as a relay does; an engine needs a copy), or auto: ram if the container has enough, else disk."""

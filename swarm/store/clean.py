@@ -54,7 +54,9 @@ class Left:
 
 def _fingerprint(checkpoint: SavedCheckpoint) -> dict[str, object]:
     files: dict[str, list[int]] = {}
-    for path in sorted(checkpoint.folder.iterdir()):
+    for path in sorted(checkpoint.marker.parent.iterdir()):
         status = os.stat(path)
         files[path.name] = [status.st_size, status.st_mtime_ns, status.st_ino]
+    if checkpoint.reference is not None:  # trusted, so these are the files as they are
+        files |= {name: list(numbers) for name, numbers in checkpoint.reference.files.items()}
     return {"root": checkpoint.root.hex(), "files": files}

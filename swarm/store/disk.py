@@ -10,7 +10,7 @@ import mmap
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,7 @@ from typing import Final
 from codec.errors import UsageError
 from swarm.store.private import FILE_MODE
 
-__all__ = ["PAGE_BYTES", "TEMPORARY", "Disk", "DiskFull"]
+__all__ = ["PAGE_BYTES", "TEMPORARY", "Disk", "DiskFull", "PageWriter"]
 
 TEMPORARY: Final = ".tmp"
 """Suffix of unfinished files and folders, which are removed on opening."""
@@ -27,10 +27,11 @@ PAGE_BYTES: Final = 4096
 """The unit of `write_pages`: unbuffered writes must be aligned to the block size, which divides it on usual disks."""
 
 _SCRATCH_BYTES: Final = 2 << 20
-"""Bytes written at once by `write_pages`: a chunk of the largest usual size (1 MiB) with its header fits."""
+"""Bytes written at once around the page cache: a chunk of the largest usual size (1 MiB) with its header fits."""
 _PARTS_AT_ONCE: Final = 512
 """Parts in one `pwritev` call: half of IOV_MAX on Linux."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_FAILED: Final = frozenset({errno.EIO, errno.ENXIO, errno.ENODEV, errno.EREMOTEIO, errno.ESTALE})
 _REFUSED: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
@@ -151,6 +152,19 @@ class Disk:
                 written += _write_all(descriptor, scratch[:whole], offset + written)
             return written
 
+    def write_file(self, path: Path, parts: Iterable[bytes | memoryview]) -> None:
+        """Create a file with `parts`, around the page cache where that is possible, and sync it. Raises `DiskFull`."""
+        with self.errors(path):
+            self.before("write", path)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+            writer = PageWriter(self, path, descriptor)
+            try:
+                nbytes = writer.write_stream(parts)
+                os.ftruncate(descriptor, nbytes)
+                self.sync(descriptor, path)
+            finally:
+                writer.close()
+
     def remove(self, path: Path) -> None:
         """Remove a file, or a folder with its contents, if it exists."""
         self.before("remove", path)
@@ -167,7 +181,7 @@ class Disk:
 
     @contextmanager
     def errors(self, path: Path) -> Iterator[None]:
-        """Turn errors of a full or read-only disk into a `UsageError` that says what to do."""
+        """Turn errors of a full, read-only or failing disk into a `UsageError` that says what to do."""
         try:
             yield
         except OSError as error:
@@ -176,11 +190,85 @@ class Disk:
                     f"The disk that holds {path.parent} is full. Free some space, or point SWARM_HOME at a "
                     "larger disk, then start again: nothing is damaged."
                 ) from error
+            if error.errno in _FAILED:
+                raise UsageError(
+                    f"The disk that holds {path.parent} has failed ({error.strerror}). What was written before is "
+                    "proven at the next start; if it fails again, point SWARM_HOME at another disk."
+                ) from error
             if error.errno in _REFUSED:
                 raise UsageError(
                     f"Cannot write {path}: {error.strerror}. Point SWARM_HOME at a folder you own."
                 ) from error
             raise
+
+
+class PageWriter:
+    """Writes to an open file: whole pages around the page cache if the file system can do that, all else through it.
+
+    Any number of threads may write. It owns the descriptor.
+    """
+
+    def __init__(self, disk: Disk, path: Path, descriptor: int) -> None:
+        self._disk, self._path, self._buffered = disk, path, descriptor
+        self._unbuffered = disk.open_unbuffered(path)
+        self._refused = False
+        """Whether the file system opens files with O_DIRECT but cannot write them."""
+
+    def write_at(self, parts: Sequence[bytes | memoryview], offset: int) -> None:
+        """Write all of `parts` in order, from `offset` on. Not durable before `sync`. Raises `DiskFull`."""
+        if offset % PAGE_BYTES or sum(map(len, parts)) % PAGE_BYTES:
+            self._disk.write_parts_at(self._buffered, parts, offset, self._path)
+        else:
+            self.write_pages(parts, offset)
+
+    def write_pages(self, parts: Sequence[bytes | memoryview], offset: int) -> None:
+        """Write `parts` in order, then zeros up to the next page boundary. `offset`: of a page."""
+        self._around_cache(lambda descriptor: self._disk.write_pages(descriptor, parts, offset, self._path))
+
+    def write_stream(self, parts: Iterable[bytes | memoryview]) -> int:
+        """Write `parts` from the start of the file on, then zeros up to the next page boundary; returns the bytes of
+        `parts`."""
+        buffer = memoryview(mmap.mmap(-1, _SCRATCH_BYTES))
+        filled = written = 0
+
+        def write(size: int) -> None:
+            self._around_cache(lambda descriptor: self._disk.write_at(descriptor, buffer[:size], written, self._path))
+
+        for part in parts:
+            view = memoryview(part)
+            while view:
+                some = view[: len(buffer) - filled]
+                buffer[filled : filled + len(some)] = some
+                view, filled = view[len(some) :], filled + len(some)
+                if filled == len(buffer):
+                    write(filled)
+                    written, filled = written + filled, 0
+        if filled:
+            whole = -(-filled // PAGE_BYTES) * PAGE_BYTES
+            buffer[filled:whole] = bytes(whole - filled)
+            write(whole)
+        return written + filled
+
+    def _around_cache(self, write: Callable[[int], object]) -> None:
+        """Call `write` with the descriptor to write whole pages to."""
+        if self._unbuffered is not None and not self._refused:
+            try:
+                write(self._unbuffered)
+                return
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+            self._refused = True
+        write(self._buffered)
+
+    def sync(self) -> None:
+        """Make everything written durable. Raises `DiskFull`."""
+        self._disk.sync(self._buffered, self._path)
+
+    def close(self) -> None:
+        os.close(self._buffered)
+        if self._unbuffered is not None:
+            os.close(self._unbuffered)
 
 
 def _private(path: str, flags: int) -> int:

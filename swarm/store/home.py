@@ -5,9 +5,9 @@
     chunks/E.V.A         the chunks of attempt A at version E.V
     hashes/ROOT          the block hashes of which ROOT is the root, 32 bytes each
     files/HASH           layouts, configs, tokenizers, named by their BLAKE3
-    anchors/E.V/         checkpoints of the replica
-    partial              blocks that an unfinished catch-up has fetched
-    partial.list         the numbers of these blocks
+    anchors/E.V/         checkpoints of the replica, or what refers to one in a folder of the user
+    partial.files/       a checkpoint that an unfinished catch-up writes
+    partial.blocks       the numbers of the blocks in it (`swarm.store.partial`)
     replica              the replica as a file, on hosts with little memory: during a catch-up, and for an engine to
                          load from; at other times such a host uses a checkpoint and the chunks since (`codec.layered`)
     clean.json           the record of a clean exit
@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from blake3 import blake3
@@ -36,6 +37,7 @@ from swarm.store.checkpoints import SavedCheckpoint, SavedCheckpoints
 from swarm.store.chunks import ChunkStore
 from swarm.store.clean import Clean
 from swarm.store.disk import Disk
+from swarm.store.partial import NAMES as PARTIAL_NAMES
 from swarm.store.partial import Partial
 from swarm.store.records import Records, Seal
 
@@ -43,6 +45,10 @@ __all__ = ["Recovery", "Store", "drop_bits", "kept_checkpoint", "records_of"]
 
 _FOLDERS = ("chunks", "hashes", "files", "anchors")
 Hashes = NDArray[np.uint8]
+SEALS_KEPT: Final = 1024
+"""Seals of the newest versions that stay on disk: as many as the runtime keeps in memory (`Manifests`)."""
+_SEALS_AT_ONCE: Final = 64
+"""Old seals are dropped when there are so many, so that not every version writes to the database once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +166,12 @@ class Store:
         """Drop the chunks and hash lists of old versions; returns the versions dropped.
 
         Dropped are the chunks of versions up to `newest`, sealed or not. The last `keep` sealed versions, and those
-        after the newest checkpoint, are kept. Seals are never dropped.
+        after the newest checkpoint, are kept. Old seals are dropped too (`_evict_seals`).
         """
         seals = self.records.sealed()
         checkpoints = self.checkpoints.list()
+        if checkpoints:
+            self._evict_seals(seals, checkpoints[-1].version)
         needed = set(seals[-keep:]) | {id_ for id_ in seals if checkpoints and id_ > checkpoints[0].version}
         held = {VersionId(chunk.key.epoch, chunk.key.version) for chunk in self.chunks.all()}
         gone = sorted(id_ for id_ in held if id_ <= newest and id_ not in needed)
@@ -171,6 +179,14 @@ class Store:
             self.chunks.drop(id_)
         self._evict_hashes(needed)
         return gone
+
+    def _evict_seals(self, seals: list[VersionId], checkpoint: VersionId) -> None:
+        """Drop old seals of versions before the oldest checkpoint, to which nothing leads any more. `seals`: of all
+        versions, oldest first. The first one stays: it says what the base checkpoint is."""
+        if len(seals) >= SEALS_KEPT + _SEALS_AT_ONCE:
+            gone = [id_ for id_ in seals[1:-SEALS_KEPT] if id_ < checkpoint]
+            if gone:
+                self.records.drop_seals(gone)
 
     # ------------------------------------------------------------ hash lists
 
@@ -266,7 +282,7 @@ def drop_bits(folder: Path) -> None:
     """Remove all but the records from a home that no process uses, once the model is kept elsewhere."""
     disk = Disk()
     with records_of(folder):
-        for name in (*_FOLDERS, "partial", "partial.list", "replica"):
+        for name in (*_FOLDERS, *PARTIAL_NAMES, "replica"):
             if (folder / name).exists():
                 disk.remove(folder / name)
 

@@ -6,7 +6,6 @@ is self-describing: after a crash it is scanned, and headers are verified with t
 headers; what does not verify is ignored. So the file needs no sync before the version is sealed, and one then.
 """
 
-import errno
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
 
-from swarm.store.disk import PAGE_BYTES, Disk
+from swarm.store.disk import PAGE_BYTES, Disk, PageWriter
 
 __all__ = ["Extent", "Pack"]
 
@@ -43,7 +42,7 @@ class Pack:
         with disk.errors(path):
             disk.before("write", path)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._unbuffered = disk.open_unbuffered(path)
+        self._writer = PageWriter(disk, path, self._file)
         self._end = _page_up(os.fstat(self._file).st_size)
         self.closed = False
 
@@ -60,20 +59,8 @@ class Pack:
         with self._lock:
             at, body = self._extend(header, size)
             if not self.closed:
-                self._put((_HEAD.pack(_MAGIC, len(header), size), header, *parts), at)
+                self._writer.write_pages((_HEAD.pack(_MAGIC, len(header), size), header, *parts), at)
             return body
-
-    def _put(self, parts: Sequence[bytes | memoryview], at: int) -> None:
-        if self._unbuffered is not None:
-            try:
-                self._disk.write_pages(self._unbuffered, parts, at, self.path)
-                return
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
-            os.close(self._unbuffered)  # the file system opens files with O_DIRECT but cannot write them
-            self._unbuffered = None
-        self._disk.write_pages(self._file, parts, at, self.path)
 
     def _extend(self, header: bytes, size: int) -> tuple[int, int]:
         """Allocate an extent; returns its offset, and that of its body."""
@@ -124,9 +111,7 @@ class Pack:
         with self._lock:
             if not self.closed:
                 self.closed = True
-                os.close(self._file)
-                if self._unbuffered is not None:
-                    os.close(self._unbuffered)
+                self._writer.close()
 
 
 def _page_up(offset: int) -> int:

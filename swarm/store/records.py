@@ -125,6 +125,11 @@ class Records:
                 values = (*seal.id, seal.attempt, seal.root, seal.parent_root, seal.payload_bytes, seal.manifest)
                 db.execute("insert into seals values (?, ?, ?, ?, ?, ?, ?)", values)
 
+    def drop_seals(self, versions: Iterable[VersionId]) -> None:
+        """Forget the seals of these versions."""
+        with self._writing() as db:
+            db.executemany("delete from seals where epoch = ? and version = ?", [tuple(id_) for id_ in versions])
+
     def seal(self, version: VersionId) -> Seal | None:
         found = self._seals("where epoch = ? and version = ?", tuple(version))
         return found[0] if found else None

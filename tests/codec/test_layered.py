@@ -53,7 +53,7 @@ def swarm() -> Swarm:
 def layered_of(swarm: Swarm, folder: Path) -> Layered:
     """A layered replica on a checkpoint of the trainer's current bits."""
     write_checkpoint(folder, LAYOUT, swarm.truth.bits, {})
-    return Layered(LAYOUT, Checkpoint.open(folder), swarm.truth.hashes.copy(), swarm.payload)
+    return Layered.on(LAYOUT, Checkpoint.open(folder), swarm.truth.hashes.copy(), swarm.payload)
 
 
 def apply(replica: Layered | Replica, chunks: list[Chunk]) -> None:
@@ -156,9 +156,9 @@ def test_a_checkpoint_of_another_model_is_refused(swarm: Swarm, tmp_path: Path) 
     write_checkpoint(tmp_path / "m", LAYOUT, OLD.__getitem__, {})
     checkpoint, hashes = Checkpoint.open(tmp_path / "m"), np.zeros((1, 32), np.uint8)
     with pytest.raises(PeerError, match=r"a\.bias"):
-        Layered(Layout((TensorSpec("a.bias", "F32", (36,)),)), checkpoint, hashes, swarm.payload)
+        Layered.on(Layout((TensorSpec("a.bias", "F32", (36,)),)), checkpoint, hashes, swarm.payload)
     with pytest.raises(KeyError):
-        Layered(Layout((TensorSpec("z", "F32", (37,)),)), checkpoint, hashes, swarm.payload)
+        Layered.on(Layout((TensorSpec("z", "F32", (37,)),)), checkpoint, hashes, swarm.payload)
 
 
 def test_a_reader_never_gets_a_mix(swarm: Swarm, tmp_path: Path) -> None:

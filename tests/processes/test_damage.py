@@ -98,7 +98,7 @@ def swarm(tmp_path: Path):
     for number, words in enumerate(STEPS[1:], 1):
         checkpoint(tmp_path / f"step_{number}", words)
     with swarm_in(tmp_path) as swarm:
-        swarm.seed(base)
+        swarm.seed(base, "--copy-base")
         swarm.node("box", swarm.ticket())
         swarm.until("box", holds(root_of(FIRST)))
         for number in (1, 2):
@@ -173,3 +173,40 @@ def test_damage_after_a_clean_end_is_found(swarm: Swarm) -> None:
     assert "have changed on disk" in swarm.log("seed").strip().splitlines()[-1]
     swarm.seed(swarm.folder / "base")
     assert swarm.state("seed")["root"] == root_of(STEPS[2])
+
+
+def test_a_base_folder_that_changes_is_copied_in_time_or_asked_for(tmp_path: Path) -> None:
+    base, kept = checkpoint(tmp_path / "base", FIRST), checkpoint(tmp_path / "kept", FIRST)
+    other, words = checkpoint(tmp_path / "other", STEPS[5]), ("--listen", "127.0.0.1:0")
+    with swarm_in(tmp_path) as swarm:
+        swarm.seed(base)
+        swarm.node("box", swarm.ticket(), "--model", str(kept))
+        swarm.until("box", holds(root_of(FIRST)))
+        swarm.until_there("box", "swarm-*/anchors/*/anchor.json")
+        for name in ("seed", "box"):
+            assert not any(swarm.home(name).glob("swarm-*/anchors/*/*.safetensors"))
+        swarm.publish(checkpoint(tmp_path / "step_1", STEPS[1]), "--wait")
+
+        # Removed while they run: the seed and the node write what they have in memory.
+        shutil.rmtree(base)
+        shutil.rmtree(kept)
+        for name in ("seed", "box"):
+            swarm.until_logged(name, "base_changed")
+            swarm.until_there(name, "swarm-*/anchors/0.1/model.safetensors")
+        shutil.copytree(other, base)
+        assert swarm.signal("seed", signal.SIGKILL) == -9
+        swarm.seed(base)  # a folder with the model's tensors is needed, but not its bits
+        assert swarm.state("seed")["root"] == root_of(STEPS[1])
+
+    with swarm_in(tmp_path / "second") as swarm:
+        # Changed while the seed does not run: it says what it needs, and goes on when it is there.
+        shutil.rmtree(base)
+        checkpoint(base, FIRST)
+        swarm.seed(base)
+        swarm.publish(tmp_path / "step_1")
+        swarm.signal("seed")
+        shutil.rmtree(base)
+        shutil.copytree(other, base)
+        check(swarm.command("seed", "seed", "--base", str(base), *words), 2, "was changed or removed", "--base")
+        swarm.seed(tmp_path / "step_1")
+        assert swarm.state("seed")["root"] == root_of(STEPS[1])

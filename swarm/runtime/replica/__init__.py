@@ -5,7 +5,8 @@ Every change of the model's bits goes through `model`, under `write_gate`; worke
 
 Modules:
 
-- `files`: A replica on disk: checkpoints, and the file to catch up in or to load from
+- `base_folder`: The bits of the user's own folder, and whether they need to be copied
+- `files`: A replica's checkpoints, and the file that an engine loads from
 - `intake`: A trainer's own chunks on their way to the disk and into scratch memory
 - `jobs`: The core's jobs, carried out in worker threads
 - `manifests`: The verified manifests of recent versions

@@ -1,18 +1,22 @@
-"""A replica on disk: its checkpoints, and the file to catch up in or to load from when the replica is not in memory."""
+"""A replica's checkpoints on disk, and the file for an engine to load from when the replica is not in memory."""
 
 import contextlib
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from codec import Checkpoint, Layered, Layout, Replica, write_checkpoint
 from codec.bits import Bits
+from codec.checkpoint import check_files
 from codec.errors import PeerError, UsageError
 from swarm.protocol.core.events import VersionId
-from swarm.runtime.replica.restore import open_layered
-from swarm.store import SavedCheckpoint, Store
+from swarm.runtime.replica.base_folder import Proven
+from swarm.store import Store
 
 __all__ = ["Loan", "ReplicaFiles"]
 
@@ -35,21 +39,30 @@ class ReplicaFiles:
         self._file: Replica | None = None
         self.lent = False
 
-    def create_file(self, layout: Layout) -> Replica:
-        """The replica file, empty. Raises `UsageError` when the disk is full."""
-        self._file = Replica.create(layout, self._store.replica_path)
-        return self._file
-
     def update_file(self, layered: Layered) -> tuple[Replica, tuple[int, ...]]:
         """The replica file with the bits of `layered`, and the blocks that could not be copied. Raises `UsageError`."""
-        file = self._file or self.create_file(layered.layout)
+        if self._file is None:
+            self._file = Replica.create(layered.layout, self._store.replica_path)
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            return file, file.take_from(layered, pool.map)
+            return self._file, self._file.take_from(layered, pool.map)
 
     def remove_file(self) -> None:
         """Remove the replica file."""
         self._file = None
         self._store.disk.remove(self._store.replica_path)
+
+    def refer(self, replica: Replica | Layered, version: VersionId, proven: Proven) -> bool:
+        """Make the user's folder the checkpoint of `version`, without copying it; whether its bits still are those.
+
+        A folder inside the store is never referred to: what is in the store is removed when it is not needed.
+        """
+        inside = proven.reference.folder.resolve().is_relative_to(self._store.folder.resolve())
+        if inside or replica.root != proven.root or not proven.reference.unchanged:
+            return False
+        self._store.put_file(replica.layout.to_bytes())
+        self._store.checkpoints.refer(proven.reference, version, proven.root, replica.layout.hash)
+        self._store.partial.clear()
+        return True
 
     def write_checkpoint(
         self, replica: Replica | Layered, version: VersionId, bits: Callable[[str], Bits | Iterator[Bits]]
@@ -58,23 +71,46 @@ class ReplicaFiles:
         `bits` raises."""
         layout = replica.layout
         self._store.put_file(layout.to_bytes())
-        files = {spec.name: data for spec in layout.files if (data := self._store.file(spec.hash)) is not None}
-        fill = partial(write_checkpoint, layout=layout, bits=bits, files=files)
+        fill = partial(
+            write_checkpoint, layout=layout, bits=bits, files=self._small_files(layout),
+            write_file=self._store.disk.write_file,
+        )  # fmt: skip
         self._store.write_checkpoint(version, replica.root, layout.hash, fill)
         self._store.partial.clear()
 
-    def replace_file(self, version: VersionId) -> Layered | None:
-        """The checkpoint of `version` as the replica that takes the place of the file. The file is removed, unless it
-        is lent. None when the checkpoint cannot be read."""
-        layered = open_layered(self._store, self._checkpoint(version))
-        if layered is not None and not self.lent:
-            self.remove_file()
-        return layered
+    def finish_partial(self, replica: Replica | Layered, version: VersionId, give_way: Callable[[], None]) -> None:
+        """Make the unfinished checkpoint the one of `version`: write the blocks that it lacks, and rename it.
+
+        `give_way` is called between blocks, and may raise; what is written stays. No version may be applied meanwhile.
+        A replica on disk rests on the checkpoint afterwards. Raises `DiskFull`, `Torn`.
+        """
+        layout, unfinished = replica.layout, self._store.partial
+        self._store.put_file(layout.to_bytes())
+        files = unfinished.blocks(layout)
+        for block in range(layout.n_blocks):
+            digest = replica.hashes[block].tobytes()
+            if isinstance(replica, Layered):
+                if not replica.rests_on(block, files):
+                    give_way()
+                    write = partial(unfinished.add, layout, block, digest=digest)
+                    replica.move_block(block, write, files)
+            elif not unfinished.has(block, digest):
+                give_way()
+                unfinished.add(layout, block, replica.block(block).view(np.uint8).data, digest)
+        small = self._small_files(layout)
+        check_files(layout, small)
+        for name, data in small.items():
+            self._store.disk.write_whole(unfinished.files / name, data)
+        self._store.checkpoints.adopt(unfinished.files, version, replica.root, layout.hash)
+        unfinished.clear()
+
+    def _small_files(self, layout: Layout) -> dict[str, bytes]:
+        return {spec.name: data for spec in layout.files if (data := self._store.file(spec.hash)) is not None}
 
     def rebase(self, replica: Layered, frozen: Layered, version: VersionId) -> None:
         """`frozen` was written as the checkpoint of `version`: put `replica` on top of it, if it can be read."""
         with contextlib.suppress(UsageError, PeerError, OSError):
-            replica.rebase(Checkpoint.open(self._checkpoint(version).folder), frozen)
+            replica.rebase(Checkpoint.open(self._folder(version)), frozen)
 
-    def _checkpoint(self, version: VersionId) -> SavedCheckpoint:
-        return next(saved for saved in self._store.checkpoints.list() if saved.version == version)
+    def _folder(self, version: VersionId) -> Path:
+        return next(saved.folder for saved in self._store.checkpoints.list() if saved.version == version)

@@ -9,7 +9,8 @@ from codec.errors import PeerError
 from swarm.protocol.core.events import Job, JobDone, JobKind, Opened, VersionId
 from swarm.runtime.limits import RuntimeLimits
 from swarm.runtime.replica.manifests import Manifests
-from swarm.runtime.replica.model import Mismatch, Model
+from swarm.runtime.replica.model import Model
+from swarm.runtime.replica.replay import Mismatch
 from swarm.runtime.threads import RunSync, in_thread
 from swarm.store import Store
 

@@ -5,10 +5,8 @@ check sequence numbers instead, so that they never return a mix of two versions.
 are; it is None while catching up.
 """
 
-import contextlib
-import os
+import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -16,30 +14,20 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from codec import (
-    Checkpoint,
-    Layered,
-    Layout,
-    Manifest,
-    Replica,
-    StagedChunk,
-    Torn,
-    chunk_id,
-    state_root,
-)
+from codec import Checkpoint, Layered, Layout, Manifest, Replica, StagedChunk, Torn, state_root
 from codec.bits import Bits
-from codec.errors import PeerError, SwarmError
-from codec.staging import block_hash
+from codec.staging import block_hash, check_block
 from swarm.protocol.core.events import VersionId
+from swarm.runtime.replica.base_folder import BaseFolder
 from swarm.runtime.replica.files import Loan, ReplicaFiles
 from swarm.runtime.replica.own import BELIEVED, OWN, PROVEN, OwnChunk, write_known
-from swarm.runtime.replica.replay import replay_chunks
-from swarm.runtime.replica.restore import restore
+from swarm.runtime.replica.replay import Mismatch, listed_chunks, replay_chunks
+from swarm.runtime.replica.restore import replay_from, restore
 from swarm.runtime.replica.scratch import Scratch
 from swarm.runtime.replica.write_gate import WriteGate
 from swarm.store import Seal, Store, StoredChunk
 
-__all__ = ["Mismatch", "Model"]
+__all__ = ["Model"]
 
 Hashes = NDArray[np.uint8]
 T = TypeVar("T")
@@ -51,10 +39,6 @@ CHECKPOINT_S: Final = 30.0
 """A version waits at most this long for a checkpoint of the one before: 30 GB on an ordinary disk."""
 
 
-class Mismatch(SwarmError):
-    """A version's chunks do not lead to the root that its manifest names. The text names the step that failed."""
-
-
 class _VersionWaits(Exception):
     """A version has waited for `CHECKPOINT_S`: the checkpoint is abandoned."""
 
@@ -62,9 +46,10 @@ class _VersionWaits(Exception):
 class Model:
     """This member's replica, once there is one.
 
-    `base`: the user's own model folder, from which blocks are read instead of fetched. `on_disk`: called with the
-    model's bytes, whether to keep the replica in the store's folder instead of in memory; may raise `UsageError`. On
-    disk the replica is a checkpoint and the chunks since (`Layered`); while it catches up, a file.
+    `base`: the user's own model folder, from which blocks are read instead of fetched. `refer`: it may serve as a
+    checkpoint, without being copied to the store. `on_disk`: called with the model's bytes, whether to keep the replica
+    in the store's folder instead of in memory; may raise `UsageError`. On disk the replica is a checkpoint and the
+    chunks since (`Layered`); while it catches up, blocks of several files.
     """
 
     def __init__(
@@ -72,6 +57,7 @@ class Model:
         store: Store,
         *,
         base: Path | None = None,
+        refer: bool = True,
         stage_bytes: int = 2 << 30,
         on_disk: Callable[[int], bool] = lambda model_bytes: False,
     ) -> None:
@@ -87,7 +73,10 @@ class Model:
         self.lost = 0
         self.spoiled = False
         """Whether the checkpoint on disk is damaged, so that a new one is due."""
-        self.base = base
+        self._base = BaseFolder(base, refer=refer)
+        self.changed_base: Path | None = None
+        """The folder that the store refers to, if the last start found it changed or gone."""
+        self._checkpointing = threading.Lock()
         self._gate = WriteGate()
         self._scratch = Scratch(stage_bytes)
         self._labels: dict[int, VersionId] = {}
@@ -97,6 +86,11 @@ class Model:
         self.replica: Replica | Layered | None = None
         self.version: VersionId | None = None
         """The version of all bits, proven by its root; None while they are of none."""
+
+    @property
+    def base(self) -> Path | None:
+        """The user's model folder."""
+        return self._base.path
 
     @property
     def layout(self) -> Layout | None:
@@ -111,7 +105,8 @@ class Model:
         `audit` hashes the others.
         """
         self._files.remove_file()
-        found = restore(self._store, self._file_for)
+        self.changed_base = self._store.checkpoints.changed_folder
+        found = restore(self._store, self._on_disk)
         if found is None:
             return None
         self.replica = found.replica
@@ -160,43 +155,25 @@ class Model:
 
     def restore_from(self, replica: Replica) -> Seal | None:
         """As `restore`, with these bits in place of a checkpoint. None when the store has no seal of them."""
-        seals = self._store.records.seals()
-        seal = next((seal for seal in reversed(seals) if seal.root == replica.root), None)
-        return None if seal is None else self._advance(replica, seal, self._store.chain(seal.root, seal.id))
-
-    def _advance(self, replica: Replica, seal: Seal, chain: tuple[Seal, ...]) -> Seal | None:
-        """Bring a replica at `seal` along `chain` as far as its chunks prove, then adopt it."""
-        last = seal
-        for seal in chain:
-            try:
-                for chunk in self._store.chunks.of(seal.id, seal.attempt):
-                    replica.scatter([self._decode(chunk, replica)])
-            except (Torn, PeerError, Mismatch):
-                break
-            if replica.root != seal.root:
-                break
-            last = seal
-        if replica.root != last.root:
-            return None
-        self.adopt(replica, last.id)
-        return last
+        seal = replay_from(self._store, replica)
+        if seal is not None:
+            self.adopt(replica, seal.id)
+        return seal
 
     def open(self, layout_hash: bytes) -> bytes:
         """Create the replica of this layout, which the store holds, from the user's folder and from the blocks of an
         earlier catch-up; empty without them. Returns its root. Raises `UsageError` when the folder has another model.
         """
-        data = self._store.file(layout_hash)
-        if data is None:
+        if (data := self._store.file(layout_hash)) is None:
             raise Mismatch("the layout is not in the store")
         layout = Layout.from_bytes(data)
         with self._gate.writing():
-            if isinstance(self.replica, Layered) and self.replica.layout.hash == layout_hash:
-                self.replica = self._files.update_file(self.replica)[0]
-            elif self.replica is None or self.replica.layout.hash != layout_hash:
+            if self.replica is None or self.replica.layout.hash != layout_hash:
                 self.replica = None
-                self.replica = self._from_base(layout)
-                for block, data in self._store.partial.load(layout):
-                    self.replica.write_block(block, data, blake3(data).digest())
+                on_disk = self._on_disk(layout.nbytes)  # raises when neither memory nor disk has room
+                self.replica = self._base.load(layout, self._store.chunks.payload, on_disk=on_disk)
+                for block, data, digest in self._store.partial.load(layout):
+                    self._put(self.replica, block, data, digest)
                     self._started = True
             self._forget_version()
             if len(self._unproven) != layout.n_blocks:
@@ -208,6 +185,10 @@ class Model:
     def empty(self) -> bool:
         """Whether the replica has no bits yet, from a folder or an earlier catch-up."""
         return self.base is None and not self._started
+
+    def load_base(self, checkpoint: Checkpoint, layout: Layout) -> Replica:
+        """A replica with the checkpoint's bits, not adopted. The next checkpoint with these bits refers to it."""
+        return self._base.load_replica(checkpoint, layout)
 
     def adopt(self, replica: Replica, version: VersionId) -> None:
         """Take `replica`, whose bits all are of `version`: the trainer's own, or a restored one."""
@@ -243,7 +224,7 @@ class Model:
         Raises `Mismatch`, `Torn`, `DiskFull`, `TwoSeals`.
         """
         replica = self._whole()
-        chunks = self._listed(manifest)
+        chunks = listed_chunks(self._store.chunks, manifest)
         if replica.root != manifest.parent_root:
             raise Mismatch("the replica is not the version that this one follows")
         hashes = replica.hashes.copy()
@@ -258,7 +239,7 @@ class Model:
     def apply(self, manifest: Manifest) -> tuple[StagedChunk, ...] | None:
         """Write the bits of a prepared version. Returns what was written, if all of it was in scratch, decoded."""
         replica, id_ = self._whole(), VersionId(manifest.epoch, manifest.version)
-        chunks = self._listed(manifest)
+        chunks = listed_chunks(self._store.chunks, manifest)
         held = [self._scratch.get(chunk.key) for chunk in chunks]
         staged = tuple(chunk for chunk in held if isinstance(chunk, StagedChunk))
         changes = staged if len(staged) == len(chunks) else None
@@ -289,19 +270,32 @@ class Model:
 
         Raises `PeerError` when it does not have `expected_hash`.
         """
-        replica = self._writable()
+        replica = self._whole()
+        if isinstance(replica, Layered):
+            check_block(replica.layout, block, data, expected_hash)
         with self._gate.writing():
-            self.version = None
-            replica.write_block(block, data, expected_hash)
+            self.version = None  # before the disk is written: a checkpoint that is being finished is of a version
+            if isinstance(replica, Replica):
+                replica.write_block(block, data, expected_hash)
+        self._store.partial.add(replica.layout, block, data, expected_hash)
+        with self._gate.writing():
+            if isinstance(replica, Layered):
+                self._put(replica, block, data, expected_hash)
             self._labels[block] = label
-        self._store.partial.add(replica.layout, block, data)
+
+    def _put(self, replica: Replica | Layered, block: int, data: bytes, digest: bytes) -> None:
+        """Take a block that is in the unfinished checkpoint."""
+        if isinstance(replica, Replica):
+            replica.write_block(block, data, digest)
+        else:
+            replica.place_block(block, self._store.partial.blocks(replica.layout), digest)
 
     def replay(self, manifest: Manifest, sealed: bytes) -> tuple[int, ...]:
         """Apply this version's chunks to the blocks whose label is older. Returns the blocks that do not match.
 
         When no label is newer, the root is compared too, and the version is confirmed.
         """
-        replica, id_ = self._writable(), VersionId(manifest.epoch, manifest.version)
+        replica, id_ = self._whole(), VersionId(manifest.epoch, manifest.version)
         store = self._store.chunks
         bad: tuple[int, ...] = ()
         if replica.root != manifest.root:
@@ -380,26 +374,55 @@ class Model:
         return None
 
     def write_checkpoint(self) -> VersionId | None:
-        """Write a checkpoint of the present version to disk, and return the version. Raises `DiskFull`.
+        """Have a checkpoint of the present version on disk, and return the version. Raises `DiskFull`.
 
-        While a replica in memory is written, no newer version can be applied; a replica on disk does not block, and
-        rests on the new checkpoint afterwards. None, and the caller tries again later, when there is no version, it is
-        damaged, or a newer version had to wait for `CHECKPOINT_S`.
+        None, and the caller tries again later, when there is no version, it is damaged, or a newer version had to wait
+        for `CHECKPOINT_S`.
         """
         while self.audit():
             pass
-        if isinstance(self.replica, Layered):
-            return self._write_layered_checkpoint(self.replica)
-        with contextlib.suppress(_VersionWaits), self._gate.unchanged():
-            replica, version = self.replica, self.version
-            if replica is None or version is None or self._unproven.any():
-                return None
+        with self._checkpointing:
+            return self._write_checkpoint()
+
+    def replace_changed_base(self) -> Path | None:
+        """If a restart would need the user's folder, and that has changed: write a checkpoint; the folder."""
+        folder, replica = self._store.checkpoints.changed_folder, self.replica
+        if self.version is None or folder is None:
+            return None
+        if isinstance(replica, Layered):  # find all that is lost at once, so that one catch-up fetches it
+            self._recheck([block for block in range(replica.layout.n_blocks) if replica.wrong(block)])
+        return folder if self.write_checkpoint() is not None or self.version is None else None
+
+    def _write_checkpoint(self) -> VersionId | None:
+        try:
+            with self._gate.unchanged():
+                replica, version = self.replica, self.version
+                if replica is None or version is None or (isinstance(replica, Replica) and self._unproven.any()):
+                    return None
+                if self._write_blocking(replica, version):
+                    return version
+        except _VersionWaits:
+            return None
+        except Torn as error:
+            self._recheck(error.blocks)
+            return None
+        return self._write_layered_checkpoint(replica) if isinstance(replica, Layered) else None
+
+    def _write_blocking(self, replica: Replica | Layered, version: VersionId) -> bool:
+        """Refer to the user's folder if it has these bits, else finish what a catch-up began, else write a replica in
+        memory; no version is applied meanwhile. False, and nothing is done, for a replica on disk: that need not wait.
+        """
+        proven = self._base.proven
+        if proven is not None and not self.spoiled and self._files.refer(replica, version, proven):
+            return True
+        if self._store.partial.holds(replica.layout):
+            self._files.finish_partial(replica, version, self._give_way)
+        elif isinstance(replica, Replica):
             self._files.write_checkpoint(replica, version, self._bits_unless_version_waits)
-            self.spoiled = False
-            if isinstance(replica, Replica) and replica.path is not None:
-                self.replica = self._files.replace_file(version) or replica
-            return version
-        return None
+        else:
+            return False
+        self.spoiled = False
+        return True
 
     def _write_layered_checkpoint(self, replica: Layered) -> VersionId | None:
         with self._gate.unchanged():
@@ -420,39 +443,23 @@ class Model:
 
     def _bits_unless_version_waits(self, name: str) -> Bits:
         """A tensor's bits, for a reader of all tensors that holds the write gate. Raises `_VersionWaits`."""
+        self._give_way()
+        return self._whole().bits(name)
+
+    def _give_way(self) -> None:
         if self._gate.writer_waits_s > CHECKPOINT_S:
             raise _VersionWaits
-        return self._whole().bits(name)
 
     def _whole(self) -> Replica | Layered:
         if self.replica is None:
             raise RuntimeError("there is no replica yet")
         return self.replica
 
-    def _writable(self) -> Replica:
-        """The replica as `open` made it for catching up: in memory, or a file."""
-        replica = self._whole()
-        if not isinstance(replica, Replica):
-            raise RuntimeError("the replica was not opened")
-        return replica
-
-    def _decode(self, chunk: StoredChunk, replica: Replica | None = None) -> StagedChunk:
+    def _decode(self, chunk: StoredChunk) -> StagedChunk:
         body = self._store.chunks.body(chunk.key)
         if body is None:
             raise Mismatch(f"chunk {tuple(chunk.key)} is not in the store")
-        return (replica or self._whole()).stage(chunk.header, body)
-
-    def _from_base(self, layout: Layout) -> Replica:
-        path = self._file_for(layout)
-        replica = Replica.create(layout) if path is None else self._files.create_file(layout)
-        if self.base is not None:
-            with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-                replica.load(Checkpoint.open(self.base), pool.map)
-        return replica
-
-    def _file_for(self, layout: Layout) -> Path | None:
-        """The file to keep the replica in; None: memory. Raises `UsageError` when neither has room for it."""
-        return self._store.replica_path if self._on_disk(layout.nbytes) else None
+        return self._whole().stage(chunk.header, body)
 
     def _recheck(self, blocks: Iterable[int]) -> None:
         """Hash blocks that may be damaged, by a disk or by memory. A damaged block gets its actual hash, so that a
@@ -471,14 +478,6 @@ class Model:
         if wrong:
             self.spoiled = True
             self.on_damage(wrong)
-
-    def _listed(self, manifest: Manifest) -> list[StoredChunk]:
-        """The chunks that the manifest lists, in order. Raises `Mismatch` when the store has others."""
-        id_ = VersionId(manifest.epoch, manifest.version)
-        chunks = self._store.chunks.of(id_, manifest.attempt)[: len(manifest.chunk_ids)]
-        if tuple(chunk_id(chunk.sealed_header) for chunk in chunks) != manifest.chunk_ids:
-            raise Mismatch("the chunks are not those that the manifest lists")
-        return chunks
 
     def _staged_or_decoded(self, chunk: StoredChunk) -> StagedChunk | OwnChunk:
         return self._scratch.get(chunk.key) or self._decode(chunk)

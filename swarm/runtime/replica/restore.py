@@ -8,23 +8,22 @@ So each block is built once, with all its chunks, and hashed once; after a clean
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codec import Checkpoint, Layered, Layout, Replica, state_root
+from codec import Checkpoint, Layered, Layout, Replica, Torn, state_root
 from codec.errors import PeerError, UsageError
 from codec.staging import block_hash
 from swarm.store import Recovery, SavedCheckpoint, Seal, Store
 
-__all__ = ["Found", "Place", "open_layered", "restore"]
+__all__ = ["Found", "OnDisk", "open_layered", "replay_from", "restore"]
 
 Hashes = NDArray[np.uint8]
 """(n_blocks, 32)"""
-Place = Callable[[Layout], Path | None]
-"""The file to keep a replica of this layout in; None: memory. May raise `UsageError`."""
+OnDisk = Callable[[int], bool]
+"""Whether to keep a replica of so many bytes on disk instead of in memory. May raise `UsageError`."""
 
 
 class Found(NamedTuple):
@@ -36,7 +35,7 @@ class Found(NamedTuple):
     believed: bool
 
 
-def restore(store: Store, place: Place) -> Found | None:
+def restore(store: Store, on_disk: OnDisk) -> Found | None:
     """The newest version that the store proves; None when it proves none.
 
     A checkpoint with wrong bits is removed and the next one tried. The last one is returned even so, with its wrong
@@ -44,7 +43,7 @@ def restore(store: Store, place: Place) -> Found | None:
     """
     clean_end = store.clean.take()
     while (checkpoint := (recovery := store.recover()).checkpoint) is not None:
-        found = _found(store, recovery, place, believed=clean_end.vouches_for(checkpoint))
+        found = _found(store, recovery, on_disk, believed=clean_end.vouches_for(checkpoint))
         if found is not None and not found.wrong:
             return found
         store.checkpoints.remove(checkpoint)
@@ -53,7 +52,7 @@ def restore(store: Store, place: Place) -> Found | None:
     return None
 
 
-def _found(store: Store, recovery: Recovery, place: Place, *, believed: bool) -> Found | None:
+def _found(store: Store, recovery: Recovery, on_disk: OnDisk, *, believed: bool) -> Found | None:
     assert recovery.checkpoint is not None
     seal = store.records.seal(recovery.checkpoint.version)
     layered = None if seal is None else open_layered(store, recovery.checkpoint)
@@ -66,15 +65,33 @@ def _found(store: Store, recovery: Recovery, place: Place, *, believed: bool) ->
             layered = before
             break
         seal = following
-    path = place(layered.layout)
+    keep = on_disk(layered.layout.nbytes)
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        if path is None:
+        if not keep:
             replica = Replica.create(layered.layout)
             return Found(replica, seal, replica.take_from(layered, pool.map, believed=believed), believed)
         blocks = range(0 if believed else layered.layout.n_blocks)
         wrong = [block for block, bad in zip(blocks, pool.map(layered.wrong, blocks), strict=True) if bad]
     layered.hashes[wrong] = 0
     return Found(layered, seal, tuple(wrong), believed)
+
+
+def replay_from(store: Store, replica: Replica) -> Seal | None:
+    """Bring a replica, whose bits are those of a sealed version, as far forward as the store's chunks prove; the
+    version reached. None when no seal has its root, or its bits are of no version afterwards."""
+    last = next((seal for seal in reversed(store.records.seals()) if seal.root == replica.root), None)
+    for seal in () if last is None else store.chain(last.root, last.id):
+        try:
+            for chunk in store.chunks.of(seal.id, seal.attempt):
+                body = store.chunks.body(chunk.key)
+                if body is not None:
+                    replica.scatter([replica.stage(chunk.header, body)])
+        except (Torn, PeerError):
+            break
+        if replica.root != seal.root:
+            break
+        last = seal
+    return last if last is not None and replica.root == last.root else None
 
 
 def open_layered(store: Store, checkpoint: SavedCheckpoint) -> Layered | None:
@@ -90,7 +107,7 @@ def open_layered(store: Store, checkpoint: SavedCheckpoint) -> Layered | None:
         hashes = store.hashes(checkpoint.root)
         if hashes is None or len(hashes) != layout.n_blocks or state_root(layout.hash, hashes) != checkpoint.root:
             hashes = _hashed(layout, opened)
-        layered = Layered(layout, opened, hashes.copy(), store.chunks.payload)
+        layered = Layered.on(layout, opened, hashes.copy(), store.chunks.payload)
     except (UsageError, PeerError, KeyError, OSError):
         return None
     return layered if layered.root == checkpoint.root else None

@@ -11,8 +11,9 @@ from codec import BlockDelta, ChunkKey, Manifest, Replica, StagedBlock, Torn, op
 from codec.chunk import CODER_RAW
 from codec.staging import block_hash
 from swarm.protocol.core.events import VersionId
-from swarm.runtime.replica.model import Mismatch, Model
+from swarm.runtime.replica.model import Model
 from swarm.runtime.replica.own import BELIEVED, PROVEN, OwnChunk
+from swarm.runtime.replica.replay import Mismatch
 from swarm.store import Store, TwoSeals
 
 
@@ -216,7 +217,7 @@ def test_a_checkpoint_gives_way_to_a_version_that_has_waited_long(
     writer = threading.Thread(target=model.apply, args=(manifest,))
     monkeypatch.setattr("swarm.runtime.replica.model.CHECKPOINT_S", 0.05)
 
-    def slow_disk(folder: Path, *, layout, bits, files) -> None:
+    def slow_disk(folder: Path, *, layout, bits, files, write_file) -> None:
         folder.mkdir()
         bits(layout.tensors[0].name)
         writer.start()

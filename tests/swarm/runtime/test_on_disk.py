@@ -321,17 +321,17 @@ def test_the_file_lent_to_an_engine_is_written_only_when_it_is_lent(store: Store
     assert not store.replica_path.exists()
 
 
-def test_a_replica_on_disk_catches_up_in_a_file_that_is_removed_afterwards(store: Store) -> None:
+def test_a_replica_on_disk_catches_up_in_the_files_of_its_next_checkpoint(store: Store) -> None:
     truth, model = started(store)
     made = version(store, truth, 1)
     model.open(truth.layout.hash)
-    assert store.replica_path.exists()
     for block in model.differing(truth.hashes):
         model.write_block(block, truth.read_block(block), truth.hashes[block].tobytes(), VersionId(0, 1))
+    inode = (store.partial.files / "model.safetensors").stat().st_ino
     assert model.replay(*made) == ()
-    assert isinstance(model.replica, Replica)
     assert model.write_checkpoint() == VersionId(0, 1)
-    assert isinstance(model.replica, Layered)
+    assert weights_of(store).stat().st_ino == inode
+    assert not store.partial.files.exists()
     assert not store.replica_path.exists()
     commit(model, *version(store, truth, 2))
     assert bits_of(model) == bits(truth)

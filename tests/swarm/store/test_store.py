@@ -414,11 +414,11 @@ def test_files_have_the_hashes_of_their_names(tmp_path: Path) -> None:
 def test_fetched_blocks_outlive_a_kill(tmp_path: Path) -> None:
     model_layout, replica = layout(), new_replica()
     with Store(tmp_path, AUTHORITY.public) as store:
-        store.partial.add(model_layout, 1, replica.read_block(1))
+        store.partial.add(model_layout, 1, *replica.read(1))
     with Store(tmp_path, AUTHORITY.public) as store:
-        assert list(store.partial.load(model_layout)) == [(1, replica.read_block(1))]
-        store.partial.add(model_layout, 0, replica.read_block(0))
-        assert [block for block, _ in store.partial.load(model_layout)] == [0, 1]
+        assert list(store.partial.load(model_layout)) == [(1, *replica.read(1))]
+        store.partial.add(model_layout, 0, *replica.read(0))
+        assert [block for block, *_ in store.partial.load(model_layout)] == [0, 1]
         store.partial.clear()
         assert list(store.partial.load(model_layout)) == []
 
@@ -435,3 +435,27 @@ def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "swarm.sqlite").write_bytes(b"not a database at all" * 100)
     with pytest.raises(UsageError, match="cannot be read"):
         Store(tmp_path, AUTHORITY.public)
+
+
+def test_old_seals_are_dropped_but_not_the_first_and_not_those_of_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.store.home.SEALS_KEPT", 4)
+    monkeypatch.setattr("swarm.store.home._SEALS_AT_ONCE", 3)
+    with Store(tmp_path, AUTHORITY.public) as store:
+        model = Model(store)
+        genesis(store, model, new_replica(), AUTHORITY, files={"config.json": CONFIG})
+        roots = [store.records.seals()[0].root]
+        for number in range(1, 12):
+            roots.append(advance(store, model, number))
+            store.evict(VersionId(0, number), 3)
+        assert len(store.records.seals()) == 12, "they lead from the only checkpoint to the newest version"
+        model.write_checkpoint()
+        store.evict(VersionId(0, 11), 3)
+        assert [seal.id.version for seal in store.records.seals()] == [0, 8, 9, 10, 11]
+    with Store(tmp_path, AUTHORITY.public) as store:
+        model = Model(store)
+        restored = model.restore()
+        assert restored is not None
+        assert restored.root == roots[11]
+        advance(store, model, 12)
