@@ -13,4 +13,5 @@ Modules:
 - `roster`: The roster's trees, as the status shows them
 - `schema`: What a swarm process says about itself
 - `terminal`: The swarm as a person watches it in a terminal
+- `work_schema`: What a process says of its work
 """

@@ -78,7 +78,6 @@ from swarm.protocol.membership.lease import Standing
 from swarm.protocol.membership.membership import Membership
 from swarm.protocol.membership.session import BAN_S, Session, pay_for_attaching
 from swarm.protocol.membership.succession import SuccessionRelay
-from swarm.protocol.resting import next_tick_at
 from swarm.protocol.startup import SavedReplica
 from swarm.protocol.state import OwnUplink, State
 from swarm.protocol.transfer.catchup import Catchup, Phase
@@ -120,8 +119,6 @@ class Peer:
         self.membership = Membership(state, join, authority)
         self.catchup = Catchup(state)
         self._relay_only = join.relay_only
-        self._tick_at = 0.0
-        """Local time of the next tick."""
         self.progress = Progress(state, self.repair, relay_only=join.relay_only, on_damage=self.catchup.repair)
         self.links = Links(state)
         self.succession_relay = SuccessionRelay(state)
@@ -191,8 +188,6 @@ class Peer:
             self.progress.advance(now)
         if self.state.held != before:
             self._report_version(now)
-        if type(event) is not Timer:
-            self._tick_earlier(event, now)
         return self.state.outbox.take()
 
     # ------------------------------------------------------------ sessions
@@ -374,24 +369,7 @@ class Peer:
             self.progress.fill_gaps(now, block_sources(state))
             self._skip_missing_versions(now)
             self.catchup.tick(now)
-        self._set_tick(self._next_tick_at(now))
-
-    def _next_tick_at(self, now: float) -> float:
-        if self.catchup.active or self.repair.pulled_from():
-            return now + self.state.tuning.tick_s
-        return next_tick_at(self.state, self.membership, now)
-
-    def _set_tick(self, at: float) -> None:
-        self._tick_at = at
-        self.state.outbox.emit(SetTimer("tick", at))
-
-    def _tick_earlier(self, event: Event, now: float) -> None:
-        """Have the next tick earlier if this event made something due earlier: it gathered reports, or ended a rest."""
-        due, soon = self.membership.reports_due_at, now + self.state.tuning.tick_s
-        if self._tick_at > soon:
-            due = min(due, soon if isinstance(event, PeerUp | PeerDown) else self._next_tick_at(now))
-        if due < self._tick_at:
-            self._set_tick(due)
+        state.outbox.emit(SetTimer("tick", now + state.tuning.tick_s))
 
     def _measure(self, now: float) -> None:
         if self.links.take_answered():

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit import LOOPBACK, Swarm, check, checkpoint, swarm_in, weights
+from kit import check, checkpoint, weights
+
+from scenarios.harness.swarm import LOOPBACK, Swarm, swarm_in
 
 LIMIT_BYTES = 1 << 30
 GROUPS = (("", "memory.max"), ("memory", "memory.limit_in_bytes"))

@@ -55,11 +55,6 @@ class LostPeers:
         """Whether the holder of `slot` is lost."""
         return slot in self._slots
 
-    @property
-    def any_lost(self) -> bool:
-        """Whether the holder of any slot is lost."""
-        return bool(self._slots)
-
     def recent(self, now: float) -> tuple[int, ...]:
         """Slots whose holders were lost less than `soft_ttl_s` ago, in order."""
         return tuple(sorted(s for s, at in self._slots.items() if now - at < self._tuning.soft_ttl_s))

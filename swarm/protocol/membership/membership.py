@@ -5,7 +5,6 @@ dies or falls silent is replaced at once by a failover parent, which follows fro
 from our next report, and plans again later.
 """
 
-import math
 from collections.abc import Mapping
 from itertools import chain, islice
 
@@ -270,24 +269,6 @@ class Membership:
             failover = planned != AUTHORITY and parent != state.peer_of(planned)
             state.exchange.parents.attach_to(stripe, parent, state.floor, now, failover=failover)
 
-    def is_settled(self, now: float) -> bool:
-        """Whether `rewire` has nothing to do: in each stripe the planned parent is usable, and we are attached to
-        it."""
-        state = self._state
-        roster, grant = state.roster, state.grant
-        if self.leaving or roster is None or grant is None or roster.index_of(grant.slot) is None:
-            return False
-        for stripe in range(roster.stripes):
-            planned = roster.parent(stripe, grant.slot)
-            edge = state.exchange.parents.edges.get(stripe)
-            if planned is None or edge is None or edge.peer != state.peer_of(planned):
-                return False
-            if not state.sessions.ready(edge.peer):
-                return False
-            if planned != AUTHORITY and not self._usable(roster, planned, now):
-                return False
-        return True
-
     def _usable(self, roster: Roster, slot: int, now: float) -> bool:
         """Whether the holder of `slot` is alive and not lost, and there is a session with it, or can be one."""
         state = self._state
@@ -342,11 +323,6 @@ class Membership:
         """Send a report, with the parents that we lost lately; returns it sealed."""
         recent = self._state.lost_peers.recent(now)
         return self.renewals.report(now, turn=turn, leaving=leaving, lost=recent[:16], links=links)
-
-    @property
-    def reports_due_at(self) -> float:
-        """When reports are to be forwarded; infinite if none are, or if we have no lease any more."""
-        return math.inf if self.leaving or self._state.grant is None else self.renewals.forward_at
 
     def budget(self, saving: bool, spent: bool, now: float) -> None:
         """The daily upload limit is nearly used up (`saving`) or used up (`spent`), or not any more.

@@ -4,7 +4,6 @@ Each report goes up two trees, which rotate with each heartbeat. Every node on t
 `report_batch_s` and forwards them together. Reports are signed, and a report over an old heartbeat renews nothing.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -190,11 +189,6 @@ class Renewals:
             self._forward_at = now + self._state.tuning.report_batch_s
         self._queued[stripe, slot] = number
         self._to_forward.setdefault(stripe, {})[slot] = sealed
-
-    @property
-    def forward_at(self) -> float:
-        """When the collected reports are to be forwarded; infinite if there are none."""
-        return self._forward_at if self._to_forward else math.inf
 
     def tick(self, now: float) -> None:
         """Forward the collected reports when they are due."""

@@ -1,6 +1,5 @@
 """Sessions with peers, and dials with their back-off."""
 
-import math
 import random
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
@@ -156,11 +155,6 @@ class Sessions:
         if self.ready(peer):
             return False
         return attempt is not None and attempt.failures > 0 and now < attempt.next_at
-
-    def next_dial_at(self, now: float) -> float:
-        """When the first pause after a failed dial ends; infinite if there is none."""
-        pauses = (a.next_at for peer, a in self._attempts.items() if not a.dialing and peer not in self._open)
-        return min((at for at in pauses if at > now), default=math.inf)
 
     def keep(self, peers: Container[bytes]) -> None:
         """Forget the dials of all peers but these."""

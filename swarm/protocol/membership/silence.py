@@ -1,11 +1,10 @@
 """When a member counts its parents, or the authority, as silent."""
 
-import math
 from typing import Final
 
 from swarm.protocol.state import State
 
-__all__ = ["is_late", "silent_at", "silent_parents"]
+__all__ = ["is_late", "silent_parents"]
 
 _LATE_BEATS: Final = 2
 """A heartbeat is late when the last one came so many heartbeats ago."""
@@ -25,13 +24,6 @@ def silent_parents(state: State, now: float) -> list[bytes]:
     if now - state.leases.heard_at > limit_s:
         return []
     return sorted(peer for peer, heard_at in _heard_at(state).items() if now - heard_at > limit_s)
-
-
-def silent_at(state: State) -> float:
-    """The first local time at which a heartbeat is late or a parent is silent, if nothing is heard until then."""
-    beat_s = state.tuning.heartbeat_s
-    parents = min(_heard_at(state).values(), default=math.inf)
-    return min(state.leases.heard_at + _LATE_BEATS * beat_s, parents + _SILENT_BEATS * beat_s)
 
 
 def _heard_at(state: State) -> dict[bytes, float]:

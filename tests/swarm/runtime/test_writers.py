@@ -3,13 +3,12 @@
 from pathlib import Path
 
 import trio
-from runtime_kit import AUTHORITY, new_replica
+from runtime_kit import AUTHORITY, here_and_now, new_replica
 from runtime_kit import step as change
 
 from codec import ChunkKey, open_header, seal_chunk
 from swarm.runtime import writers
 from swarm.runtime.failure import Failure
-from swarm.runtime.threads import here_and_now
 from swarm.runtime.writers import ChunkWriter
 from swarm.store import Store
 
