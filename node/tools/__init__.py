@@ -10,7 +10,6 @@ Modules:
 - `delta_file`: A version's delta as one file
 - `demo`: A whole swarm on one machine, each part in its own process
 - `distribution`: Seconds and dollars of bringing a version to N nodes
-- `host_memory`: How much host memory each role needs
 - `made_up`: Made-up training steps
 - `prices`: Price lists of providers and object stores
 - `reckon`: `swarm-node delta --shapes NAME`

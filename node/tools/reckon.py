@@ -21,8 +21,8 @@ from codec.pack import Packer, chunk_target, piece_target
 from codec.rice import warm_up
 from codec.sign import Key
 from codec.staging import encode
+from node.settings import memory_plan
 from node.tools.distribution import Dollars, EgressPrices, Seconds, dollars_of, seconds_of
-from node.tools.host_memory import HostMemory, host_memory
 from node.tools.made_up import amplitude_of, made_up_norm, made_up_step
 from node.tools.shapes import Kind, Shapes
 from node.tools.table import bytes_text, distribution_rows, table
@@ -35,6 +35,8 @@ _SAMPLE_BLOCKS: Final = 4
 """Whole blocks sampled of each kind of tensor: rows are of different size, and a block of wide rows has only a few."""
 _SEALED: Final = 64
 """Chunks that are sealed to learn the mean length of a header."""
+_TRAINER_COPIES: Final = 2
+"""Copies of the weights in a trainer's shared memory: `publish` fills one while the other is encoded."""
 _KEY: Final = Key(bytes(32))
 _NO_HASH: Final = bytes(32)
 _BF16: Final = DTYPES["BF16"]
@@ -59,7 +61,8 @@ class Reckoned:
     up_mbit: float
     nodes: int
     seconds: Seconds
-    memory: HostMemory
+    memory: dict[str, int]
+    """Bytes at the peak, by role, as `node.settings.memory_plan` reckons them."""
     dollars: Dollars | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -195,9 +198,21 @@ def reckon(
         up_mbit=up_mbit,
         nodes=nodes,
         seconds=seconds_of(full, cost, nodes, up_mbit),
-        memory=host_memory(layout, changed),
+        memory=_memory(layout.nbytes),
         dollars=None if prices is None else dollars_of(full, cost, nodes, prices),
     )
+
+
+def _memory(model_bytes: int) -> dict[str, int]:
+    """Host memory by role, without an engine: what the processes themselves reckon before they reserve it."""
+    plans = {
+        "trainer": memory_plan.publisher(model_bytes, _TRAINER_COPIES),
+        "seed": memory_plan.seed(model_bytes),
+        "node": memory_plan.node(model_bytes, on_disk=False),
+        "node_on_disk": memory_plan.node(model_bytes, on_disk=True),
+        "relay": memory_plan.relay(),
+    }
+    return {role: plan.nbytes for role, plan in plans.items()}
 
 
 _ROLES: Final = {
@@ -211,10 +226,10 @@ _ROLES: Final = {
 
 def render(report: Reckoned) -> str:
     """The report as a table for people."""
-    memory = ((f"  {bytes_text(getattr(report.memory, role))}", words) for role, words in _ROLES.items())
+    memory = ((f"  {bytes_text(report.memory[role])}", words) for role, words in _ROLES.items())
     rows = (
         ("reckoned", f"{report.shapes}: {report.tensors:,} tensors, no step was measured"),
-        ("changed", f"{report.changed:,} of {report.elements:,} elements ({100 * report.density:.3g} %), as told"),
+        ("changed", f"{report.changed:,} of {report.elements:,} elements ({100 * report.density:.3g} %), as given"),
         (
             "delta",
             f"{bytes_text(report.delta_bytes)} in {report.chunks:,} chunks, {report.bits_per_change:.2f} bits a change",
