@@ -105,8 +105,8 @@ def price_list(path: Path = PRICES) -> PriceList:
 
 
 def egress_prices(provider: str | None, node_usd_gb: float | None, trainer_usd_gb: float | None) -> EgressPrices | None:
-    """The prices that the user named; None if there are none. A number replaces the provider's; without its own, the trainer pays
-    what a node pays. Raises `UsageError` when the nodes' price is missing, or a price is negative."""
+    """The prices that the user named; None if there are none. A number replaces the provider's; without its own price,
+    the trainer pays what a node pays. Raises `UsageError` when the nodes' price is missing, or a price is negative."""
     if not all(0 <= price < math.inf for price in (node_usd_gb, trainer_usd_gb) if price is not None):
         raise UsageError("Prices are dollars a GB, 0 or more.")
     if provider is None and node_usd_gb is None:

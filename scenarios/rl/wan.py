@@ -33,7 +33,7 @@ from codec.errors import UsageError
 from scenarios.harness.command import json_parser, run_as_program
 from scenarios.harness.plot import drawing, png
 from scenarios.sim.virtual.compute import PUBLISHED, Compute, Run
-from scenarios.sim.virtual.links import PACKET_OVERHEAD
+from scenarios.sim.virtual.flow import PACKET_OVERHEAD
 from scenarios.sim.virtual.training import Outcome, Wan, train
 
 __all__ = ["SYNC_STEPS", "common", "main", "run_of", "say", "wan_of"]

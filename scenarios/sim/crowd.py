@@ -8,7 +8,7 @@ from codec import chunk_target, piece_target
 from codec.choice import arrival_mbit
 from scenarios.sim.simulator import World
 from scenarios.sim.virtual import Cpu, Link, Node, Paths, Published
-from scenarios.sim.virtual.links import PACKET_OVERHEAD
+from scenarios.sim.virtual.flow import PACKET_OVERHEAD
 from swarm.protocol.core.events import VersionId
 from swarm.protocol.core.tuning import Tuning
 

@@ -17,7 +17,7 @@ from typing import Any
 from scenarios.sim.crowd import Begun, Step, begin, finish, gather, step
 from scenarios.sim.rows import crowd_of, parser, row_of, show
 from scenarios.sim.simulator import World
-from scenarios.sim.virtual.links import PACKET_OVERHEAD
+from scenarios.sim.virtual.flow import PACKET_OVERHEAD
 
 __all__ = ["Hop", "Trace", "main", "trace"]
 

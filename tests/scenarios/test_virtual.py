@@ -13,7 +13,8 @@ from scenarios.sim.crowd import Crowd, bound_s, gather, step
 from scenarios.sim.simulator import World
 from scenarios.sim.virtual import Costs, Cpu, Link, Paths
 from scenarios.sim.virtual.clock import Clock
-from scenarios.sim.virtual.links import PACKET_OVERHEAD, Flow, Frame, Uplinks, wire_bytes
+from scenarios.sim.virtual.flow import PACKET_OVERHEAD, Flow, Frame, wire_bytes
+from scenarios.sim.virtual.links import Uplinks
 from swarm.protocol.core.tuning import Tuning
 
 BODY = 64 << 10

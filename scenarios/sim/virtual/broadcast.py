@@ -12,7 +12,7 @@ from codec import chunk_target, piece_target
 from scenarios.sim.crowd import HEADER_BYTES
 from scenarios.sim.simulator import World
 from scenarios.sim.virtual import Node, root_of
-from scenarios.sim.virtual.links import Flow, Frame, wire_bytes
+from scenarios.sim.virtual.flow import Flow, Frame, wire_bytes
 from swarm.protocol.core.events import VersionId
 
 __all__ = ["Broadcast", "Star", "Swarm"]

@@ -17,143 +17,26 @@ Packets are lost at random, or because a queue is full. A lost frame arrives one
 """
 
 import random
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scenarios.sim.virtual.clock import Clock
+from scenarios.sim.virtual.flow import MOST_WINDOW_BYTES, MSS, Flow, Frame, Paths
+from scenarios.sim.virtual.node import Node
 from swarm.protocol.core.events import Event
-from swarm.transport.parallel import target_connections
 
-if TYPE_CHECKING:
-    from scenarios.sim.virtual.node import Node
+__all__ = ["Uplinks"]
 
-__all__ = ["PACKET_OVERHEAD", "Flow", "Frame", "Link", "Paths", "wire_bytes"]
-
-MSS = 1448
-PACKET_OVERHEAD = 1514 / 1448
-"""Ethernet, IP and TCP headers with time stamps, at MTU 1500."""
-FRAME_HEAD_BYTES = 49
-TLS_RECORD_BYTES = 16 << 10
-TLS_OVERHEAD_BYTES = 22 + 12
-"""Bytes that a TLS 1.3 record adds, and the yamux frame in it."""
-FIRST_WINDOW_BYTES = 10 * MSS
-"""RFC 6928."""
 UNSENT_BYTES = 256 << 10
 """TCP_NOTSENT_LOWAT, as `swarm.transport.tuning` sets it: the kernel takes no more than this beyond its window."""
-MOST_WINDOW_BYTES = 3 << 20
-"""Largest window of one connection: half of the usual tcp_rmem, as in `swarm.transport.parallel`."""
 LEAST_RTO_S = 0.2
-
-
-def wire_bytes(body_bytes: int) -> int:
-    """Return the bytes on the socket of a frame with this much body: with its head, TLS records and yamux frames."""
-    records = -(-(body_bytes + FRAME_HEAD_BYTES) // TLS_RECORD_BYTES)
-    return body_bytes + FRAME_HEAD_BYTES + records * TLS_OVERHEAD_BYTES
-
-
-@dataclass(slots=True)
-class Link:
-    """A node's connection to the internet."""
-
-    up_mbit: float = 200.0
-    latency_s: float = 0.01
-    """Its part of the delay. The one-way delay between two nodes is the sum of their parts and of that between their
-    regions."""
-    down_mbit: float = 1e6
-    region: int = 0
-    loss: float = 0.0
-    """Probability that a sent packet is lost."""
-    queue_s: float = 0.1
-    """Size of the uplink's queue, in seconds at its rate. A packet that finds it full is lost."""
-
-
-class Paths(NamedTuple):
-    """Delays between regions, and the kernels' congestion control."""
-
-    one_way_s: tuple[tuple[float, ...], ...] = ((0.0,),)
-    """One-way delay from each region to each other."""
-    congestion: str = ""
-    """`reno`, `bbr`, or empty: only the uplink limits a flow."""
-
-
-class Frame(NamedTuple):
-    """One header, piece or part of an answer that is being sent."""
-
-    wire: int
-    """Bytes on the socket."""
-    body: int
-    done: Event | None
-    """Event for the sender's core when its socket has accepted the frame."""
-    arrive: Callable[..., object]
-    args: tuple[Any, ...]
-
-
-class Flow:
-    """The bulk data from one node to another."""
-
-    __slots__ = (
-        "acks",
-        "best",
-        "blocked",
-        "connections",
-        "cwnd",
-        "delivered",
-        "fast",
-        "first",
-        "inflight",
-        "lost_at",
-        "node",
-        "one_way",
-        "pulls",
-        "pushes",
-        "queueing",
-        "round_at",
-        "sent_at",
-        "session",
-        "socket",
-        "ssthresh",
-        "stalled",
-        "steady",
-        "to",
-        "unsent",
-        "waking",
-    )  # fmt: skip
-
-    def __init__(self, node: "Node", to: "Node", session: int, one_way: float, paths: Paths) -> None:
-        self.node, self.to, self.session, self.one_way = node, to, session, one_way
-        self.connections = target_connections(2 * one_way, MOST_WINDOW_BYTES, node.link.up_mbit, by_bandwidth=False)
-        self.first = self.connections * FIRST_WINDOW_BYTES
-        self.fast = self.connections
-        """Connections that have lost nothing yet."""
-        self.cwnd = float(self.first) if paths.congestion else float("inf")
-        self.ssthresh = float(self.connections * MOST_WINDOW_BYTES)
-        self.inflight = 0
-        self.best = 0.0
-        """Bytes per second in the best round trip."""
-        self.delivered = 0
-        self.round_at = 0.0
-        self.stalled = 0
-        self.steady = False
-        self.pushes: deque[Frame] = deque()
-        self.pulls: deque[Frame] = deque()
-        self.socket: deque[Frame] = deque()
-        self.unsent = 0
-        self.acks: deque[tuple[float, int]] = deque()
-        """(arrival time, bytes) of each acknowledgement on its way."""
-        self.blocked = False
-        self.queueing = False
-        self.waking = False
-        self.lost_at = float("-inf")
-        self.sent_at = float("-inf")
+"""Shortest retransmission timeout in seconds, as in Linux (TCP_RTO_MIN)."""
 
 
 class Uplinks:
     """Carries frames from node to node. `landed(flow, frame)` is called when one has arrived."""
 
     def __init__(
-        self, clock: Clock, paths: Paths, fate: random.Random, landed: Callable[[Flow, Frame], object]
+        self, clock: Clock, paths: Paths, fate: random.Random, landed: Callable[[Flow[Node], Frame], object]
     ) -> None:
         self._clock = clock
         self._fate = fate
@@ -162,13 +45,13 @@ class Uplinks:
         self._reno = paths.congestion == "reno"
         self.on_event: Callable[[Node, Event], object] = lambda node, event: None
 
-    def send(self, flow: Flow, frame: Frame, *, pull: bool) -> None:
+    def send(self, flow: Flow[Node], frame: Frame, *, pull: bool) -> None:
         """Queue a frame for the peer."""
         (flow.pulls if pull else flow.pushes).append(frame)
         if not flow.blocked:
             self.pump(flow)
 
-    def pump(self, flow: Flow) -> None:
+    def pump(self, flow: Flow[Node]) -> None:
         """Move frames as far as possible: from the runtime's queue into the socket, then into the uplink's queue."""
         node, now = flow.node, self._clock.now
         if flow.acks and flow.acks[0][0] <= now:
@@ -204,7 +87,7 @@ class Uplinks:
             if len(node.uplink) == 1:
                 self._clock.at(self._start(node, frame), self._depart, node)
 
-    def _accept(self, flow: Flow) -> None:
+    def _accept(self, flow: Flow[Node]) -> None:
         """The socket accepts the frames that it has room for, and the core gets their `done` events."""
         if flow.node.frozen:
             return
@@ -215,17 +98,17 @@ class Uplinks:
             if frame.done is not None:
                 self._clock.soon(self.on_event, flow.node, frame.done)
 
-    def _wake(self, flow: Flow, when: float) -> None:
+    def _wake(self, flow: Flow[Node], when: float) -> None:
         if not flow.waking:
             flow.waking = True
             self._clock.at(when, self._woken, flow)
 
-    def _woken(self, flow: Flow) -> None:
+    def _woken(self, flow: Flow[Node]) -> None:
         flow.waking = False
         if flow.node.sessions.get(flow.to.key.public) == flow.session:
             self.pump(flow)
 
-    def _take_acks(self, flow: Flow, now: float) -> None:
+    def _take_acks(self, flow: Flow[Node], now: float) -> None:
         """Acknowledged bytes leave the window, and the window grows if it was the limit."""
         acks = flow.acks
         limited = flow.blocked or 2 * flow.inflight > flow.cwnd
@@ -239,7 +122,7 @@ class Uplinks:
                 fast = flow.connections if flow.cwnd < flow.ssthresh else flow.fast
                 flow.cwnd += size * fast / flow.connections + (flow.connections - fast) * MSS * size / flow.cwnd
 
-    def _take_acks_bbr(self, flow: Flow, now: float, limited: bool) -> None:
+    def _take_acks_bbr(self, flow: Flow[Node], now: float, limited: bool) -> None:
         acks = flow.acks
         while acks and acks[0][0] <= now:
             _, size = acks.popleft()
@@ -258,7 +141,7 @@ class Uplinks:
         if flow.steady and self._windows:
             flow.cwnd = max(float(flow.first), 2 * flow.best * max(2 * flow.one_way, 0.01))
 
-    def _lose(self, flow: Flow, now: float, pause_s: float) -> None:
+    def _lose(self, flow: Flow[Node], now: float, pause_s: float) -> None:
         """Shrink one connection's window, unless one shrank within `pause_s`: each shrinks at most once a round
         trip."""
         if now - flow.lost_at < pause_s:
@@ -270,7 +153,7 @@ class Uplinks:
         flow.cwnd = max(float(flow.first), flow.cwnd * (1 - 0.3 / flow.connections))
         flow.ssthresh = flow.cwnd
 
-    def _after_idle(self, flow: Flow) -> None:
+    def _after_idle(self, flow: Flow[Node]) -> None:
         """Adjust the window at the first frame after an idle time."""
         if self._reno:
             flow.ssthresh = max(flow.ssthresh, 0.75 * flow.cwnd)
@@ -278,12 +161,12 @@ class Uplinks:
         else:
             flow.delivered, flow.round_at = 0, self._clock.now
 
-    def _start(self, node: "Node", frame: Frame) -> float:
+    def _start(self, node: Node, frame: Frame) -> float:
         """Return when this frame will have left if it starts now, CPU time included."""
         ready = node.cpu.charge(self._clock.now, node.cpu.costs.sending_s(frame.wire))
         return max(ready, self._clock.now + frame.wire * node.up_s_byte)
 
-    def _depart(self, node: "Node") -> None:
+    def _depart(self, node: Node) -> None:
         """The first frame in the uplink's queue has left."""
         flow, frame = node.uplink.popleft()
         node.queued_bytes -= frame.wire
@@ -308,7 +191,7 @@ class Uplinks:
         if flow.socket and not flow.blocked:
             self.pump(flow)
 
-    def _arrive(self, flow: Flow, frame: Frame) -> None:
+    def _arrive(self, flow: Flow[Node], frame: Frame) -> None:
         """A frame has arrived, unless the receiver's downlink or processor is still busy with earlier ones."""
         to, now = flow.to, self._clock.now
         down, work = frame.wire * to.down_s_byte, to.cpu.costs.receiving_s(frame.wire)
@@ -320,7 +203,7 @@ class Uplinks:
         else:
             self._landed(flow, frame)
 
-    def taken(self, flow: Flow, frame: Frame) -> None:
+    def taken(self, flow: Flow[Node], frame: Frame) -> None:
         """The receiver has taken the frame: its acknowledgement is on its way back."""
         when = self._clock.now + flow.one_way
         flow.acks.append((when, frame.wire))

@@ -11,7 +11,8 @@ from typing import Any
 
 from codec import ChunkKey
 from scenarios.sim.virtual.clock import Clock
-from scenarios.sim.virtual.links import Flow, Frame, Paths, Uplinks, wire_bytes
+from scenarios.sim.virtual.flow import Flow, Frame, Paths, wire_bytes
+from scenarios.sim.virtual.links import Uplinks
 from scenarios.sim.virtual.node import Faults, Node, Published, facts, root_of
 from swarm.protocol.core.events import (  # fmt: skip
     Announce,

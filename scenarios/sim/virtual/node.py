@@ -10,7 +10,7 @@ from blake3 import blake3
 from codec import ChunkKey
 from codec.sign import Key
 from scenarios.sim.virtual.cpu import Cpu
-from scenarios.sim.virtual.links import PACKET_OVERHEAD, Flow, Frame, Link
+from scenarios.sim.virtual.flow import PACKET_OVERHEAD, Flow, Frame, Link
 from swarm.protocol.authority import Authority
 from swarm.protocol.core.events import HeaderStored, VersionId
 from swarm.protocol.core.notices import Notice

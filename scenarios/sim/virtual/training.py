@@ -32,7 +32,7 @@ from scenarios.sim.virtual.broadcast import Broadcast, Star, Swarm
 from scenarios.sim.virtual.compute import Run
 from scenarios.sim.virtual.cpu import Costs
 from scenarios.sim.virtual.engine import STOP, ModelledEngine, empty_patch
-from scenarios.sim.virtual.links import Link, Paths
+from scenarios.sim.virtual.flow import Link, Paths
 from scenarios.sim.virtual.node import Node, root_of
 from scenarios.sim.virtual.trio_time import VirtualTime, one_order, pass_time
 from swarm.protocol.core.events import VersionId
