@@ -266,12 +266,16 @@ def test_one_trainer_publishes_at_a_time(tmp_path: Path):
 
 
 def test_the_publish_of_a_killed_trainer_is_abandoned(tmp_path: Path):
-    """A real process, killed with SIGKILL while the seed delays its chunk."""
+    """A real process, killed with SIGKILL while it encodes its last block, so that it cannot have sent all."""
     with running(tmp_path) as there:
-        there.pause()
         code = (
-            "import sys, numpy as np; from node import Swarm\n"
-            "swarm = Swarm.attach(home=sys.argv[1])\n"
+            "import sys, time, numpy as np; from codec import Replica; from node import Swarm\n"
+            "encode = Replica.encode_changes\n"
+            "def wait_at_the_last(self, block, *rest):\n"
+            "    time.sleep(60 * (block == self.layout.n_blocks - 1))\n"
+            "    return encode(self, block, *rest)\n"
+            "Replica.encode_changes = wait_at_the_last\n"
+            "swarm = Swarm.attach(home=sys.argv[1], threads=1)\n"
             "pairs = [(t.name, np.ones(t.shape, t.type.bits)) for t in swarm.layout.tensors]\n"
             "swarm.publish(pairs, step=1).wait(timeout_s=60)\n"
         )
@@ -283,7 +287,6 @@ def test_the_publish_of_a_killed_trainer_is_abandoned(tmp_path: Path):
             assert process.poll() is None
         process.kill()
         process.wait()
-        there.resume()
         while not there.seed.abandoned:
             time.sleep(0.02)
         with Swarm.attach(home=tmp_path) as swarm:
