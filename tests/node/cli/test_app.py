@@ -420,7 +420,7 @@ def test_delta_reckons_from_shapes(home: Path, capsys: pytest.CaptureFixture[str
     assert report["memory_bytes"]["node"] > 3_441_149_952
     assert run(["delta", "--shapes", "qwen3-1.7b", "--density", "0.02", "--provider", "vast"]) == 0
     out, _ = texts(capsys)
-    assert "(2 %), as told" in out
+    assert "(2 %), as given" in out
     assert "host memory" in out
 
 
