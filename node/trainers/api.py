@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 STATE_WITHIN_S: Final = 5.0
-"""How long `Swarm.state` waits for the seed: a training loop that logs it must not hang on a seed that is stuck."""
+"""How long `Swarm.state` waits for the seed: a training loop that logs it must not wait for a seed that is stuck."""
 
 
 class Swarm:

@@ -49,7 +49,7 @@ def test_seed_invite_join_relay_publish_status(tmp_path: Path) -> None:
         # A second process on one home is told so; the first goes on.
         refused(2, "nother process", swarm.command("box", "join", ticket, "--engine", "none"))
 
-        # Whoever leaves frees its slot at once; a seed that is gone is exit code 3 for whoever asks it.
+        # A member that leaves frees its slot at once; a command that asks a seed that is gone ends with exit code 3.
         assert swarm.signal("relay", signal.SIGINT) == 130
         swarm.until("seed", all_hold([0, 1], 2))
         assert swarm.signal("seed") == 143
