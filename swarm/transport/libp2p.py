@@ -29,8 +29,8 @@ from swarm.protocol.core.reach import is_circuit
 from swarm.transport.base import Accept, Lane, PathKind, PeerKey, Traffic, Transport, Unreachable, attend
 from swarm.transport.bulk_connections import BulkConnections
 from swarm.transport.connection.addresses import checked_announcements, multiaddr_text
-from swarm.transport.connection.admission import Admission, Arrival
 from swarm.transport.connection.gate import Gate
+from swarm.transport.connection.handshakes import Arrival, HandshakeTurns
 from swarm.transport.connection.migrating_connection import MigratingConnection
 from swarm.transport.connection.multistream import answer
 from swarm.transport.connection.muxer import Authenticated, MuxedConnection, MuxedStream
@@ -111,9 +111,9 @@ class Libp2pTransport(Transport):
             self.relay = Relay(self._rules.relay, policy.may_reserve, self.open_protocol_stream, self.remote_address)
         relays_for = self.relay.relays_for if self.relay is not None else lambda peer: False
         self._gate = Gate(policy.admits, self._rules.limits, self._rules.gate, relays_for, policy.knows)
-        admission = self._rules.admission
-        admission = replace(admission, pending=min(admission.pending, descriptors() // 4))
-        self._admission = Admission(admission, self._gate.is_member_host)
+        rules = self._rules.handshakes
+        rules = replace(rules, pending=min(rules.pending, descriptors() // 4))
+        self._handshakes = HandshakeTurns(rules, self._gate.is_member_host)
         self._stranger_came = trio.Event()
         self.connected = trio.Event()
         """Set, and replaced, when a connection has been made."""
@@ -145,7 +145,7 @@ class Libp2pTransport(Transport):
         self, accept: Accept, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED
     ) -> None:
         listeners = await bind(self._listen)
-        tcp = self.tcp = TcpTransport(self.traffic, listeners, self._admission, self.puncher.accept_token)
+        tcp = self.tcp = TcpTransport(self.traffic, listeners, self._handshakes, self.puncher.accept_token)
         try:
             async with trio.open_nursery() as nursery:
                 self._accept, self._nursery = accept, nursery
