@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from codec import Manifest
 from codec.errors import UsageError
@@ -19,6 +20,9 @@ from swarm.store.private import make_private
 
 __all__ = ["Records", "Seal", "TwoSeals"]
 
+FORMAT: Final = 1
+"""`pragma user_version` of the file: the format of the whole home. Files of releases before it was written have 0, and
+the same format."""
 _SCHEMA = """
 create table if not exists records (name text primary key, value blob not null) without rowid;
 create table if not exists seals (
@@ -54,7 +58,7 @@ class Records:
     """One database file. Safe to use from several threads; each call is one transaction."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
-        """Raises `UsageError` if the file is not such a database, or cannot be written."""
+        """Raises `UsageError` if the file is not such a database, is of a later format, or cannot be written."""
         self._path = path
         self._disk = disk
         self._lock = threading.Lock()
@@ -64,7 +68,16 @@ class Records:
         try:
             self._db.execute("pragma journal_mode=wal")
             self._db.execute("pragma synchronous=full")
+            (found,) = self._db.execute("pragma user_version").fetchone()
+            if found > FORMAT:
+                self._db.close()
+                raise UsageError(
+                    f"{path.parent} was written by a later version of swarm-node (format {found}; this one knows "
+                    f"{FORMAT}). Install that version again, or use another folder (--home)."
+                )
             self._db.executescript(_SCHEMA)
+            if found < FORMAT:
+                self._db.execute(f"pragma user_version = {FORMAT}")
         except sqlite3.DatabaseError as error:
             self._db.close()
             raise UsageError(

@@ -32,7 +32,7 @@ from swarm.transport.connection.addresses import checked_announcements, multiadd
 from swarm.transport.connection.gate import Gate
 from swarm.transport.connection.handshakes import Arrival, HandshakeTurns
 from swarm.transport.connection.migrating_connection import MigratingConnection
-from swarm.transport.connection.multistream import answer
+from swarm.transport.connection.multistream import NoneSpoken, answer
 from swarm.transport.connection.muxer import Authenticated, MuxedConnection, MuxedStream
 from swarm.transport.connection.ports import bind, descriptors
 from swarm.transport.connection.tcp import TcpTransport
@@ -111,9 +111,9 @@ class Libp2pTransport(Transport):
             self.relay = Relay(self._rules.relay, policy.may_reserve, self.open_protocol_stream, self.remote_address)
         relays_for = self.relay.relays_for if self.relay is not None else lambda peer: False
         self._gate = Gate(policy.admits, self._rules.limits, self._rules.gate, relays_for, policy.knows)
-        rules = self._rules.handshakes
-        rules = replace(rules, pending=min(rules.pending, descriptors() // 4))
-        self._handshakes = HandshakeTurns(rules, self._gate.is_member_host)
+        pending = min(self._rules.handshakes.pending, descriptors() // 4)
+        turn_rules = replace(self._rules.handshakes, pending=pending)
+        self._handshakes = HandshakeTurns(turn_rules, self._gate.is_member_host)
         self._stranger_came = trio.Event()
         self.connected = trio.Event()
         """Set, and replaced, when a connection has been made."""
@@ -411,7 +411,11 @@ class Libp2pTransport(Transport):
             await self._serve_stream(host, net_stream, muxed, muxed.muxed_conn)
         if outcome.error is not None:
             _log.info("a stream ended peer=%s reason=%r", peer_id(muxed.muxed_conn.peer), outcome.why)
-            muxed.stream.reset()
+            if isinstance(outcome.error, NoneSpoken):  # a reset could overtake the answer, which says why
+                with trio.move_on_after(NEGOTIATION_S):
+                    await muxed.stream.aclose()
+            else:
+                muxed.stream.reset()
 
     async def _serve_stream(
         self, host: Host, net_stream: INetStream, muxed: MuxedStream, connection: MuxedConnection
