@@ -32,6 +32,10 @@ create table if not exists seals (
 """
 
 
+_LAST: Final = "\U0010ffff"
+"""Sorts after every other character."""
+
+
 class TwoSeals(UsageError):
     """The trainer's key has sealed one version twice with different contents."""
 
@@ -107,9 +111,13 @@ class Records:
                     ) from error
                 raise
 
-    def put(self, records: Iterable[tuple[str, bytes]]) -> None:
-        """Write all of these records or none; a later record of the same name wins. Durable on return."""
+    def put(self, records: Iterable[tuple[str, bytes]], *, drop: Iterable[str] = ()) -> None:
+        """Write all of these records, and forget those named `drop`, or do none of it. Durable on return.
+
+        A later record of the same name wins.
+        """
         with self._writing() as db:
+            db.executemany("delete from records where name = ?", [(name,) for name in drop])
             db.executemany("insert or replace into records values (?, ?)", list(records))
 
     def get(self, name: str) -> bytes | None:
@@ -120,8 +128,10 @@ class Records:
     def all(self, prefix: str = "") -> dict[str, bytes]:
         """Every record whose name starts with `prefix`."""
         with self._lock:
-            rows = self._db.execute("select name, value from records order by name").fetchall()
-        return {name: value for name, value in rows if name.startswith(prefix)}
+            rows = self._db.execute(
+                "select name, value from records where name >= ? and name < ? order by name", (prefix, prefix + _LAST)
+            ).fetchall()
+        return dict(rows)
 
     def add_seal(self, seal: Seal) -> None:
         """Write a seal, durable on return. Raises `TwoSeals` if the version is sealed with another root."""
