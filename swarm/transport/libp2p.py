@@ -424,7 +424,10 @@ class Libp2pTransport(Transport):
             handlers = host.handlers
             protocol = await answer(StreamChannel(muxed.stream), [*LANE_OF, *self._serves, *handlers])
         if not self._gate.may_open(connection, protocol):
-            raise PeerError(f"{protocol} needs a grant")
+            # Normal: an honest peer that connects asks before its grant is here, and asks again later.
+            _log.info("%s needs a grant peer=%s", protocol, peer_id(connection.peer))
+            muxed.stream.reset()
+            return
         if protocol in LANE_OF:
             self._accept_stream(muxed, LANE_OF[protocol])
         elif protocol in self._serves:
