@@ -9,6 +9,8 @@ Modules:
 - `contact`: Where the seed of a SWARM_HOME can be reached
 - `extras`: The command that installs an extra's packages into this environment
 - `given`: Secrets that a user hands to a command
+- `gpus`: Whether this machine has a GPU, by the files of its kernel
+- `groups`: The control groups that limit this process
 - `keyfile`: The file that holds a private key
 - `logs`: Logging: lines, levels and rate limits
 - `memory`: What memory this machine has left, and how malloc gives it back
