@@ -4,7 +4,17 @@ from msgspec import Struct
 
 from node.settings.memory_plan import ReplicaPlace
 
-__all__ = ["Dial", "Facts", "GpuFacts", "MachineFacts", "NeighbourFacts", "TicketFacts", "VisitFacts", "VllmFacts"]
+__all__ = [
+    "Dial",
+    "Facts",
+    "GpuFacts",
+    "MachineFacts",
+    "NeighbourFacts",
+    "Rate",
+    "TicketFacts",
+    "VisitFacts",
+    "VllmFacts",
+]
 
 
 class TicketFacts(Struct, frozen=True, kw_only=True):
@@ -25,12 +35,24 @@ class Dial(Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
+class Rate(Struct, frozen=True):
+    """What came of a few blocks: bytes and seconds from the first request; `error`: why nothing came."""
+
+    nbytes: int = 0
+    seconds: float = 0.0
+    error: str = ""
+
+    @property
+    def mbit_s(self) -> float:
+        return self.nbytes * 8 / 1e6 / self.seconds if self.seconds else 0.0
+
+
 class NeighbourFacts(Struct, frozen=True, kw_only=True):
-    """The member that was asked for blocks."""
+    """The member that was asked for blocks. `error`: why it was not reached."""
 
     name: str
     rtt_ms: float | None = None
-    mbit_s: float | None = None
+    rate: Rate = Rate()
     error: str = ""
 
 
@@ -53,9 +75,7 @@ class VisitFacts(Struct, frozen=True, kw_only=True):
     seed_time: float | None = None
     seed_boot: int = 0
     rtt_ms: float | None = None
-    mbit_s: float | None = None
-    measured_bytes: int = 0
-    rate_error: str = ""
+    rate: Rate = Rate()
     model_bytes: int | None = None
     members: int | None = None
     neighbour: NeighbourFacts | None = None

@@ -23,7 +23,7 @@ def as_text(lines: dict[str, Line], columns: int) -> str:
             out += _wrapped(_INDENT, f"costs: {line.costs}", columns)
         if line.mend:
             out += _wrapped(_INDENT, f"mend:  {line.mend}", columns)
-    return "\n".join([*out, "", _outcome(lines)])
+    return "\n".join([*out, "", *textwrap.wrap(_outcome(lines), max(40, columns))])
 
 
 def as_json(lines: dict[str, Line]) -> dict[str, Any]:

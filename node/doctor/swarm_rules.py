@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from node.doctor.facts import Facts, NeighbourFacts, VisitFacts
+from node.doctor.facts import Facts, NeighbourFacts, Rate, VisitFacts
 from node.doctor.lines import Line, costs, ok, skipped, stops
 from swarm.protocol.core.boots import latest_boot
 from swarm.protocol.core.reach import Scope, scope
@@ -11,6 +11,8 @@ __all__ = ["address", "clock", "neighbour", "seed", "seed_rate", "ticket", "udp"
 
 SLOW_MBIT: Final = 20.0
 """Below it, a 1 % step of an 8B model (70 MB) takes more than half a minute."""
+TELLING_S: Final = 1.5
+"""Seconds after which a connection has found its rate, on a round trip of `FAR_MS` nearly."""
 FAR_MS: Final = 400.0
 """Round trip above which a machine is at the far end of a bad line."""
 CLOCK_S: Final = 60.0
@@ -154,12 +156,9 @@ def seed_rate(facts: Facts) -> Line:
     visit = facts.visit
     if visit is None or not visit.welcomed:
         return skipped(facts.running or "the seed was not reached")
-    if visit.mbit_s is None:
-        return skipped(f"not measured: {visit.rate_error or 'the seed sent no block'}")
-    text = f"{visit.mbit_s:.0f} Mbit/s, by {visit.measured_bytes / 1e6:.1f} MB"
-    if visit.mbit_s < SLOW_MBIT:
-        return costs(text, *_slow(facts))
-    return ok(text)
+    if not visit.rate.nbytes:
+        return skipped(f"not measured: {visit.rate.error or 'the seed sent no block'}")
+    return _judged(_said(visit.rate), visit.rate, facts)
 
 
 def neighbour(facts: Facts) -> Line:
@@ -176,10 +175,10 @@ def neighbour(facts: Facts) -> Line:
             "versions come from other members, or later",
             "allow outgoing TCP connections to any port",
         )
-    if found.mbit_s is None:
-        return ok(f"{found.name} answers after {found.rtt_ms:.0f} ms; rate not measured: {found.error}")
-    text = f"{found.name} answers after {found.rtt_ms:.0f} ms, with {found.mbit_s:.0f} Mbit/s"
-    return costs(text, *_slow(facts)) if found.mbit_s < SLOW_MBIT else ok(text)
+    text = f"{found.name} answers after {found.rtt_ms:.0f} ms"
+    if not found.rate.nbytes:
+        return ok(f"{text}; rate not measured: {found.rate.error or found.error or 'no version yet'}")
+    return _judged(f"{text}, {_said(found.rate)}", found.rate, facts)
 
 
 def udp(facts: Facts) -> Line:
@@ -187,12 +186,19 @@ def udp(facts: Facts) -> Line:
     return ok("not needed: everything runs over TCP")
 
 
-def _slow(facts: Facts) -> tuple[str, str]:
+def _said(rate: Rate) -> str:
+    return f"{rate.mbit_s:.0f} Mbit/s or more, by {rate.nbytes / 1e6:.1f} MB"
+
+
+def _judged(text: str, rate: Rate, facts: Facts) -> Line:
+    """A connection starts slowly, so few bytes over a long way say little: below `TELLING_S` no rate is slow."""
+    if rate.mbit_s >= SLOW_MBIT or rate.seconds < TELLING_S:
+        return ok(text)
     model = facts.model_bytes
     price = "versions and the model arrive late"
     if model is not None:
-        price += f"; the model alone takes {_ago(model * 8 / (SLOW_MBIT * 1e6))} or more"
-    return price, "use a machine with a better link; --model FOLDER saves fetching the model"
+        price += f"; the model alone takes {_ago(model * 8 / 1e6 / rate.mbit_s)}"
+    return costs(text, price, "use a machine with a better link; --model FOLDER saves fetching the model")
 
 
 def _unreachable(visit: VisitFacts) -> str:

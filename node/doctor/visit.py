@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from codec import Layout, open_manifest
 from codec.errors import PeerError, UsageError
 from codec.sign import Key
-from node.doctor.facts import Dial, NeighbourFacts, VisitFacts
+from node.doctor.facts import Dial, NeighbourFacts, Rate, VisitFacts
 from node.doctor.session import Blocks, VisitSession
 from node.settings.config import JoinConfig
 from node.settings.contact import dialable
@@ -140,7 +140,8 @@ class _Visitor:
             try:
                 with guarded(Source.STREAM, authority) as outcome:
                     await self._look_around(seed, welcome)
-                self._note(rate_error=self.facts.rate_error or outcome.why)
+                if outcome.error is not None and not self.facts.rate.nbytes:
+                    self._note(rate=Rate(error=outcome.why))
             finally:
                 with trio.move_on_after(LEAVE_S) as scope:
                     scope.shield = True
@@ -182,8 +183,7 @@ class _Visitor:
         layout = await self._layout(seed, welcome)
         if layout is not None:
             self._note(model_bytes=layout.full_bytes)
-            rate, nbytes, why = await self._rate(seed, layout)
-            self._note(mbit_s=rate, measured_bytes=nbytes, rate_error=why)
+            self._note(rate=await self._rate(seed, layout))
         roster = await self._roster(seed, welcome)
         others = [] if roster is None else [other for other in roster.members if other.peer != self._key.public]
         self._note(members=len(others))
@@ -195,29 +195,29 @@ class _Visitor:
     async def _layout(self, seed: VisitSession, welcome: Welcome) -> Layout | None:
         """The list of the model's tensors; None before the first version."""
         if not welcome.manifest:
-            self._note(rate_error="no version is sealed yet")
+            self._note(rate=Rate(error="no version is sealed yet"))
             return None
         manifest = open_manifest(welcome.manifest, self._ticket.authority)
         want = WantBlob(1, Blob.LAYOUT, manifest.layout_hash, 0)
         fetched = await self._blocks.fetch(seed, [want], [MAX_LAYOUT], RATE_S, exact=False)
         if fetched.lacked or not fetched.answers:
-            self._note(rate_error="the seed did not send the list of tensors")
+            self._note(rate=Rate(error="the seed did not send the list of tensors"))
             return None
         layout = Layout.from_bytes(fetched.answers[0])
         if layout.hash != manifest.layout_hash:
             raise PeerError("blob.hash: not the layout asked for")
         return layout
 
-    async def _rate(self, session: VisitSession, layout: Layout) -> tuple[float | None, int, str]:
-        """Mbit/s of a few random blocks, the bytes that came, and why there is no rate."""
+    async def _rate(self, session: VisitSession, layout: Layout) -> Rate:
+        """Fetch a few random blocks, and throw them away."""
         chosen = random.sample(range(layout.n_blocks), min(MAX_BLOCKS, layout.n_blocks))
         wants = [WantBlock(2 + number, block) for number, block in enumerate(chosen)]
         sizes = [layout.block(block).nbytes for block in chosen]
         fetched = await self._blocks.fetch(session, wants, sizes, RATE_S, exact=True)
         if not fetched.nbytes:
             why = "it gives blocks to others at the moment" if fetched.lacked else "nothing came in time"
-            return None, 0, why
-        return fetched.nbytes * 8 / 1e6 / fetched.seconds, fetched.nbytes, ""
+            return Rate(error=why)
+        return Rate(fetched.nbytes, fetched.seconds)
 
     async def _roster(self, seed: VisitSession, welcome: Welcome) -> Roster | None:
         whole = welcome.roster
@@ -241,9 +241,8 @@ class _Visitor:
                 found = replace(found, rtt_ms=await session.round_trip_ms(PINGS, STEP_S))
                 self._note(seen_by_neighbour=await self._seen_by(other.peer))
                 if layout is not None:
-                    rate, _, why = await self._rate(session, layout)
-                    found = replace(found, mbit_s=rate, error=why)
-        self._note(neighbour=replace(found, error=found.error or outcome.why))
+                    found = replace(found, rate=await self._rate(session, layout))
+        self._note(neighbour=replace(found, error=outcome.why))
 
     async def _seen_by(self, peer: PeerKey) -> str | None:
         with guarded(Source.STREAM, peer), trio.move_on_after(STEP_S):
