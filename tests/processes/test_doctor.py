@@ -209,10 +209,11 @@ def test_a_port_that_is_taken(swarm: Swarm, ticket: str) -> None:
 
 @AS_ROOT
 def test_a_full_disk(swarm: Swarm, ticket: str) -> None:
-    """The home is a tmpfs of 64 KiB, which is less than the probe writes."""
+    """The home is a tmpfs of 64 KiB that another file fills."""
     home = swarm.home("full")
     home.mkdir()
-    script = f'mount -t tmpfs -o size=64k,mode=700 none {home} && exec "$@"'
+    fill = f"cat /dev/zero > {home}/ballast 2>/dev/null"
+    script = f'mount -t tmpfs -o size=64k,mode=700 none {home} && {{ {fill}; exec "$@"; }}'
     prefix = ("unshare", "--mount", "sh", "-c", script, "sh")
     lines, _ = doctor(swarm, "full", ticket, *PLAIN, prefix=prefix)
     names(lines, "disk", "stops", "No space left", "--home")
