@@ -69,6 +69,7 @@ GUARDED_BY: dict[str, Source | str] = {
     "swarm/transport/base.py::Stream.receive_at_least": CALLER,
     "swarm/transport/base.py::Stream.receive_exactly": CALLER,
     "swarm/transport/nat/circuit.py::read_exactly": CALLER,
+    "swarm/transport/observed.py::observed_by": CALLER,
     "swarm/transport/lanes.py::LaneStream._check_answer": CALLER,
     "swarm/transport/lanes.py::LaneStream.receive_at_least": CALLER,
     "swarm/transport/lanes.py::LaneStream.receive_exactly": CALLER,

@@ -29,7 +29,7 @@ def check_engine(engine: str) -> None:
 
 def check_vllm(python: Path | None) -> None:
     """Raise `UsageError` unless that environment (None: this one) has a vLLM that can follow a swarm."""
-    from node.engines.vllm.server import installed
+    from node.engines.vllm.installed import installed
 
     installed(python or Path(sys.executable))
 

@@ -11,6 +11,8 @@ Modules:
 - `events`: The events of the log: what each says, and what to do about it
 - `extras`: The command that installs an extra's packages into this environment
 - `given`: Secrets that a user hands to a command
+- `gpus`: Whether this machine has a GPU, by the files of its kernel
+- `groups`: The control groups that limit this process
 - `keyfile`: The file that holds a private key
 - `log_file`: A log file of limited size
 - `logs`: Logging: lines, levels and rate limits
