@@ -27,6 +27,7 @@ from node.engines.messages import (
     Generate,
     Proof,
     Prove,
+    Read,
     Ready,
     Reload,
     Score,
@@ -68,6 +69,7 @@ _log = EventLog(__name__)
 @dataclass(frozen=True, slots=True)
 class ReplicaRef:
     """The node's replica, from which an engine is filled. `fd` stays the replica's; `folder` has config and tokenizer.
+    `window_fd`: memory into which the engine's blocks will be read back (`node.engines.window`); None: they will not.
 
     The replica may move on at any time. The bits that are read then do not match `root`, and the reload finds out."""
 
@@ -76,6 +78,7 @@ class ReplicaRef:
     folder: Path
     version: Version
     root: bytes
+    window_fd: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +235,12 @@ class EngineHost:
         try:
             for _ in range(RELOADS):
                 ref = await self._source()
-                message = Attach(link.next_number(), ref.layout.to_bytes(), str(ref.folder), ref.version, ref.root)
-                proof = await link.ask(message, Proof, self._deadlines.attach_s, [ref.fd])
+                fds = [ref.fd] if ref.window_fd is None else [ref.fd, ref.window_fd]
+                message = Attach(
+                    link.next_number(), ref.layout.to_bytes(), str(ref.folder), ref.version, ref.root,
+                    read_back=ref.window_fd is not None,
+                )  # fmt: skip
+                proof = await link.ask(message, Proof, self._deadlines.attach_s, fds)
                 if proof.root == ref.root:
                     self._mark_ready(ref)
                     return
@@ -371,6 +378,11 @@ class EngineHost:
                 return
         self._kill("its live parameters are not the replica's bits")
         raise EngineLost("the engine cannot be reloaded; it is being started again")
+
+    async def read_blocks(self, blocks: Sequence[int]) -> None:
+        """Have the engine write the live bits of these blocks into the window of its `ReplicaRef`."""
+        link = self._ready_link()
+        await link.ask(Read(link.next_number(), tuple(blocks)), Done, self._deadlines.prove_s)
 
     async def prove(self) -> bytes:
         """The root of the live parameters, read back out of the engine."""

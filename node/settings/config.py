@@ -299,8 +299,9 @@ class JoinConfig(MemberConfig):
     """Copy the base checkpoint to the home. Without it the home only refers to that folder; if its files change, what
     is missing is fetched from peers."""
     replica: ReplicaPlace = "auto"
-    """Where this machine keeps its copy of the model: ram, disk (no more is written, but more is decoded), none
-    (pass chunks on, as a relay does; an engine needs a copy), or auto: ram if the container has enough, else disk."""
+    """Where this machine keeps its copy of the model: ram, disk (no more is written, but more is decoded), engine (as
+    disk, but read back out of the engine's memory; on CPUs), none (pass chunks on, as a relay does; an engine needs a
+    copy), or auto: ram if the container has enough, else disk."""
     device: str = "auto"
     """Where the engine runs: auto, cpu, cuda or cuda:1."""
     threads: int | None = None
@@ -343,6 +344,8 @@ class JoinConfig(MemberConfig):
             raise UsageError(
                 "--replica none: an engine needs a copy of the model; add --engine none, or leave out --replica"
             )
+        if self.replica == "engine" and self.engine == "none":
+            raise UsageError("--replica engine: there is no engine; leave out --engine none, or use --replica disk")
         if self.threads is not None and not 1 <= self.threads <= 1024:
             raise UsageError("--threads: 1 to 1024")
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,2})?", self.device):

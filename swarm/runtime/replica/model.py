@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from codec import Checkpoint, Layered, Layout, Manifest, Replica, StagedChunk, Torn, state_root
 from codec.bits import Bits
+from codec.live import LiveBlocks
 from codec.staging import block_hash, check_block
 from swarm.protocol.core.events import VersionId
 from swarm.runtime.replica.base_folder import BaseFolder
@@ -81,6 +82,8 @@ class Model:
         self._scratch = Scratch(stage_bytes)
         self._labels: dict[int, VersionId] = {}
         """By block: its version, for blocks that were fetched while catching up."""
+        self._live: LiveBlocks | None = None
+        """The engine's memory, from which blocks are read first; None: it is not."""
         self._started = False
         """Whether `open` found blocks of an earlier catch-up."""
         self.replica: Replica | Layered | None = None
@@ -172,6 +175,7 @@ class Model:
                 self.replica = None
                 on_disk = self._on_disk(layout.nbytes)  # raises when neither memory nor disk has room
                 self.replica = self._base.load(layout, self._store.chunks.payload, on_disk=on_disk)
+                self.read_live(self._live)
                 for block, data, digest in self._store.partial.load(layout):
                     self._put(self.replica, block, data, digest)
                     self._started = True
@@ -354,6 +358,17 @@ class Model:
         with self._gate.unchanged():
             return use(self._whole()) if self.version is not None else None
 
+    def read_live(self, live: LiveBlocks | None) -> None:
+        """Read the blocks of a replica on disk from the engine's memory first."""
+        self._live = live
+        if isinstance(self.replica, Layered):
+            self.replica.live = live
+
+    def end_loan(self) -> None:
+        """No engine reads what `lend` gave any more: free its disk space until the next loan."""
+        with self._gate.unchanged():
+            self._files.empty_file()
+
     def lend(self) -> Loan | None:
         """The bits for an engine to map; None while they are of no version.
 
@@ -368,7 +383,6 @@ class Model:
             if isinstance(replica, Layered):
                 replica, wrong = self._files.update_file(replica)
             if not wrong:
-                self._files.lent = True
                 return Loan(replica.layout, replica.seal_for_readers(), version, replica.root)
         self._recheck(wrong)
         return None
