@@ -173,7 +173,7 @@ def publish(
     gc.disable()  # what is imported here is no garbage, and searching it would take a fifth of a short process's time
 
     from node.status.progress import ProgressLine
-    from node.status.terminal import size
+    from node.status.units import size
     from node.trainers.publish_files import publish_file, publish_folder
 
     gc.freeze()

@@ -15,8 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from node.status.schema import MemberStatus, OwnStatus, RelayStatus, SeedStatus, Status, Step, TimeSplit, Version
+from node.status.units import size
 
-__all__ = ["Picture", "size", "tree", "view", "watch"]
+__all__ = ["Picture", "tree", "view", "watch"]
 
 STEPS_SHOWN: Final = 8
 NODES_SHOWN: Final = 40
@@ -57,17 +58,6 @@ class _Row(NamedTuple):
     useful: float | None
     reached: str
     seconds: TimeSplit | None
-
-
-def size(count: float | None) -> str:
-    """Bytes as people read them, in powers of ten: 999 B, 1.2 kB, 3.4 MB."""
-    if count is None:
-        return "-"
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 999.5:
-            return f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 99.95 else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 def _version(version: Version | None) -> str:

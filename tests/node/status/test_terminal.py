@@ -20,6 +20,7 @@ from node.status.schema import (
     TimeSplit,
 )
 from node.status.terminal import Picture
+from node.status.units import size
 
 STATUS: dict[str, Any] = {
     "swarm": "12D3KooWJcZXQedKnSa2yNGns3yFjca4ZPbCkD8YekCCsAQQBqGr",
@@ -133,7 +134,7 @@ def test_trees(parents: dict, text: str) -> None:
      (3.2e9, "3.2 GB"), (5e15, "5000.0 TB"), (None, "-")],
 )  # fmt: skip
 def test_sizes(count: float | None, text: str) -> None:
-    assert terminal.size(count) == text
+    assert size(count) == text
 
 
 async def test_watch_shows_the_last_status(autojump_clock: trio.testing.MockClock) -> None:
