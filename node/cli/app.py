@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from cyclopts import App, CycloptsError, Parameter
 
 from codec.errors import SwarmError, UsageError
-from node.cli import authority, doctor, member, removal, watch, weights, work
+from node.cli import authority, config, doctor, member, removal, watch, weights, work
 from node.cli.hidden import hide
 from node.cli.report import SEE
 from node.settings.sources import sources
@@ -59,7 +59,7 @@ app = App(
   swarm-node doctor TICKET          will this machine be useful? what is wrong with it?
   swarm-node join TICKET            on each rollout machine
 
-Settings also come from SWARM_* variables and swarm.toml: swarm-node config show
+Settings also come from SWARM_* variables and swarm.toml: swarm-node config init, config show
 Exit codes: 0 done, 1 failed, 2 usage, 3 cannot reach. --debug shows tracebacks.""",
     version=watch.version,
     default_parameter=Parameter(negative=()),
@@ -69,7 +69,7 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 cannot reach. --debug shows tracebacks.
     suppress_keyboard_interrupt=False,
     error_formatter=lambda error: f"swarm-node: {error}",
 )
-for commands in (weights, authority, removal, work, member, doctor, watch):
+for commands in (weights, authority, removal, work, member, doctor, watch, config):
     commands.register(app)
 for flag in ("--help", "--version"):
     app[flag].group = SEE

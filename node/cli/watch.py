@@ -1,4 +1,4 @@
-"""Commands that show something: status, demo, config show, version."""
+"""Commands that show something: status, demo, version."""
 
 import sys
 import time
@@ -12,7 +12,6 @@ from cyclopts import App, Parameter
 from codec.errors import UsageError
 from node.cli.report import SEE, TRY, AsJson, offer, print_json
 from node.settings.config import DemoConfig, default_home
-from node.settings.sources import CONFIGURABLE, explain, toml_path
 
 if TYPE_CHECKING:
     from node.status.schema import Status
@@ -173,22 +172,6 @@ async def demo(*, config: Annotated[DemoConfig, Parameter(name="*")] = DemoConfi
     return 0 if report["roots_equal"] and report["engines_equal"] else 1
 
 
-def _config_show(app: App, command: str | None, as_json: bool) -> None:
-    if command is not None and command not in CONFIGURABLE:
-        raise UsageError(f"{command} has no settings. These commands have: {', '.join(CONFIGURABLE)}.")
-    shown = {name: explain(app, name) for name in ([command] if command else CONFIGURABLE)}
-    if as_json:
-        print_json({"file": str(toml_path() or ""), "commands": shown})
-        return
-    print(f"swarm.toml: {toml_path() or 'none'}")
-    for name, settings in shown.items():
-        print(f"\n[{name}]")
-        for key, entry in settings.items():
-            value = entry["value"]
-            text = "-" if value in (None, "", []) else ", ".join(value) if isinstance(value, list) else str(value)
-            print(f"{key:<12} {text:<40} {entry['source']}".rstrip())
-
-
 def register(app: App) -> None:
     offer(
         app,
@@ -208,22 +191,6 @@ def register(app: App) -> None:
         "swarm-node page --at 0.0.0.0:4080                       (other machines need the token in the URL)",
     )
     offer(app, demo, TRY, "swarm-node demo", "swarm-node demo --nodes 8 --steps 20 --json")
-    config = App(name="config", help="Show what is configured, and where.", help_epilogue="", group=SEE)
-
-    def show(command: str | None = None, /, *, as_json: AsJson = False) -> None:
-        """Show every setting of a command, or of all commands, and where its value comes from.
-
-        A flag takes precedence over SWARM_* variables, these over swarm.toml, and that over the default.
-
-        Parameters
-        ----------
-        command
-            seed, join, relay, invite, gateway or demo.
-        """
-        _config_show(app, command, as_json)
-
-    offer(config, show, None, "swarm-node config show join", "swarm-node config show --json")
-    app.command(config)
 
     def show_version(*, as_json: AsJson = False) -> None:
         """Print the installed release."""

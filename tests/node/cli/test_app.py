@@ -48,7 +48,7 @@ COMMANDS = (
         "status",
         "demo",
     ),
-    *("config show", "version"),
+    *("config show", "config init", "config schema", "version"),
 )
 TICKET = str(Ticket(Key(bytes(32)).public, ("/ip4/203.0.113.7/tcp/4001",), b"sealed", "wan"))
 
