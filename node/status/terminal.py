@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from node.settings.events import size_text, time_text
 from node.status.schema import MemberStatus, OwnStatus, RelayStatus, SeedStatus, Status, Step, TimeSplit, Version
 
 __all__ = ["Picture", "size", "tree", "view", "watch"]
@@ -60,14 +61,8 @@ class _Row(NamedTuple):
 
 
 def size(count: float | None) -> str:
-    """Bytes as people read them, in powers of ten: 999 B, 1.2 kB, 3.4 MB."""
-    if count is None:
-        return "-"
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 999.5:
-            return f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 99.95 else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
+    """Bytes as people read them; - if they are not known."""
+    return "-" if count is None else size_text(count)
 
 
 def _version(version: Version | None) -> str:
@@ -146,10 +141,8 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _time(seconds: float | None) -> str:
-    """Seconds as people read them: 3.2 ms, 0.45 s, 12.3 s."""
-    if seconds is None:
-        return "-"
-    return f"{1e3 * seconds:.1f} ms" if seconds < 0.1 else f"{seconds:.{2 if seconds < 10 else 1}f} s"
+    """Seconds as people read them; - if they are not known."""
+    return "-" if seconds is None else time_text(seconds)
 
 
 def _table(columns: Sequence[str], left: str = "") -> Table:
@@ -269,10 +262,11 @@ def _stripes(status: Status) -> RenderableType | None:
 def _steps(steps: Sequence[Step], rewards: Mapping[Version, float]) -> RenderableType | None:
     if not steps:
         return None
-    table = _table(("version", "density", "bits/change", "delta", "copies sent", "to all", "pause", "reward"))
+    table = _table(("version", "step", "density", "bits/change", "delta", "copies sent", "to all", "pause", "reward"))
     for step in steps[-STEPS_SHOWN:]:
         table.add_row(
             _version(step.version),
+            str(step.trainer_step) if step.trainer_step else "-",
             "-" if step.density is None else f"{100 * step.density:.2f} %",
             _number(step.bits_per_change, ".2f"),
             size(step.delta_bytes),

@@ -61,7 +61,7 @@ def test_the_view_of_a_seed() -> None:
     assert lines[5].split() == ["2", "astchars", "40", "%", "-", "-", "0", "B", "0", "B", "0", "-", "-"]
     assert ["0", "2", "T(0(1(2)))"] in [line.split() for line in lines]
     assert ["1", "T(1(0", "2))"] in [line.split() for line in lines]
-    assert ["v3", "1.01", "%", "7.10", "12.3", "kB", "1.010", "0.50", "s", "3.2", "ms", "0.400"] in [
+    assert ["v3", "-", "1.01", "%", "7.10", "12.3", "kB", "1.010", "0.50", "s", "3.2", "ms", "0.400"] in [
         line.split() for line in lines
     ]
     assert lines[-1] == "node box-b was killed"
