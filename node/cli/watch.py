@@ -1,4 +1,4 @@
-"""Commands that show something: status, demo, version."""
+"""Commands that show something: status, top, demo, version."""
 
 import sys
 import time
@@ -102,6 +102,36 @@ async def page(*, home: Path | None = None, at: str = f"127.0.0.1:{PAGE_PORT}", 
     await until_signalled(serve)
 
 
+async def top(*, home: Path | None = None) -> None:
+    """Show the swarm in this terminal as the page does: trees, versions, work, and what is wrong. q ends it.
+
+    It shows the process of SWARM_HOME, and goes on while that process is restarted.
+
+    Parameters
+    ----------
+    home
+        SWARM_HOME of the process to show.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError(
+            "swarm-node top needs a terminal. For a file or a pipe: swarm-node status, with or without --json."
+        )
+    from node.cli.lifetime import until_signalled
+    from node.monitor import Monitor, status_of
+    from node.monitor.top.live import show
+    from swarm.transport.base import Unreachable
+
+    monitor = Monitor(status_of(home or default_home()))
+
+    async def run() -> None:
+        first = await monitor.look()
+        if first.away:  # later this is shown; at the start it is likely a wrong home
+            raise Unreachable(first.away)
+        await show(monitor, first)
+
+    await until_signalled(run)
+
+
 class LastAnswer:
     """Asks a swarm process, which may be restarted meanwhile: while it does not answer, its last status and a sentence
     that says so."""
@@ -182,6 +212,7 @@ def register(app: App) -> None:
         "swarm-node status --prove",
         "swarm-node status --json",
     )
+    offer(app, top, SEE, "swarm-node top", "swarm-node top --home ~/seed-home")
     offer(
         app,
         page,

@@ -23,4 +23,5 @@ Modules:
 - `sources`: Where a flag's value comes from when it is not on the command line
 - `ticket`: Tickets: everything that a machine needs to join, in one string
 - `toml_file`: swarm.toml: where it is looked for, and on which line a mistake stands
+- `units`: Numbers as people read them
 """

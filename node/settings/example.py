@@ -37,6 +37,8 @@ _EXAMPLES: Final[dict[str, Any]] = {
     "engine_url": ["http://127.0.0.1:8000"],
     "home": "/data/swarm",
     "key": "/secrets/authority.key",
+    "log_file": "/var/log/swarm-node.json",
+    "log_level": "debug",
     "metrics": "127.0.0.1:9464",
     "model": "/models/Qwen3-8B",
     "name": "box-7",

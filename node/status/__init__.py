@@ -13,6 +13,5 @@ Modules:
 - `roster`: The roster's trees, as the status shows them
 - `schema`: What a swarm process says about itself
 - `terminal`: The swarm as a person watches it in a terminal
-- `units`: Numbers as people read them
 - `work_schema`: What a process says of its work
 """
