@@ -34,8 +34,6 @@ __all__ = ["FileEncoder", "FilePublisher"]
 
 ABANDON_WITHIN_S: Final = 10.0
 """To drop the open version."""
-BATCHES_A_CHUNK: Final = 4
-"""Blocks go to the publisher in batches of a fraction of a chunk, so that a chunk leaves as soon as it is full."""
 
 Blocks = CheckpointBlocks | RawBlocks
 
@@ -149,7 +147,7 @@ class FileEncoder:
             if delta.coder != CODER_RAW and positions is not None and positions.size <= LISTED_SHARE * new.size:
                 old_hash = replica.hashes[block].tobytes()
                 known.append(StagedBlock(block, positions, new[positions], old_hash, delta.new_hash))
-            if size * BATCHES_A_CHUNK >= chunk_bytes:
+            if size >= chunk_bytes:  # each batch takes a turn of the seed's loop
                 trio.from_thread.run(self._add, deltas, known, changed)
                 deltas, known, changed, size = [], [], 0, 0
         if deltas:
@@ -170,7 +168,7 @@ async def _stop_at_hang_up(channel: AsyncChannel, encoder: FileEncoder) -> None:
 def _is_as_told(path: Path, asked: PublishFiles) -> bool:
     try:
         return path.is_absolute() and stamp(path) == asked.files
-    except OSError:
+    except (OSError, ValueError):  # no such file; not even a path
         return False
 
 
