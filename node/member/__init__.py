@@ -6,6 +6,7 @@ engine; `engine_updater` stages and commits each version.
 Modules:
 
 - `engine_client`: What the rollout worker uses of an engine
+- `engine_memory`: The engine's memory as the node's replica
 - `engine_runtime`: The engine, its processes and its worker on one node
 - `engine_updater`: Brings each version into the engine
 - `following`: A member's move from one swarm to its successor

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shutil
 import signal
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -168,6 +169,21 @@ def test_a_kill_in_the_middle_of_a_version_leaves_a_node_that_proves_itself(
             swarm.start("node", *words)
             swarm.until("node", generates(number), STARTED_WITHIN_S)
             assert prove(swarm, "node") == root_of(folders[number])
+
+
+def test_a_base_folder_that_is_gone_is_written_again_from_the_engine(tmp_path: Path, folders: list[Path]) -> None:
+    base = shutil.copytree(folders[0], tmp_path / "base")
+    with swarm_in(tmp_path / "swarm") as swarm:
+        swarm.seed(folders[0])
+        swarm.start("node", "join", swarm.ticket(), *ENGINE, "--model", str(base))
+        swarm.until("node", generates(0), STARTED_WITHIN_S)
+        swarm.publish(folders[1], "--wait")
+        received = swarm.until("node", generates(1))["nodes"][0]["received_bytes"]
+        shutil.rmtree(base)
+        swarm.until_there("node", "swarm-*/anchors/0.1/model.safetensors")
+        assert "replica_damaged" not in swarm.log("node")
+        model_bytes = Checkpoint.open(folders[0]).layout.nbytes
+        assert swarm.state("node")["nodes"][0]["received_bytes"] - received < model_bytes / 10
 
 
 def test_a_bit_that_flips_in_the_engines_memory_is_found_and_repaired(tmp_path: Path, folders: list[Path]) -> None:

@@ -38,8 +38,19 @@ class ReplicaFiles:
         self._store = store
         self._file: Replica | None = None
 
-    def update_file(self, layered: Layered) -> tuple[Replica, tuple[int, ...]]:
-        """The replica file with the bits of `layered`, and the blocks that could not be copied. Raises `UsageError`."""
+    def lend(self, replica: Replica | Layered, version: VersionId) -> tuple[Loan | None, tuple[int, ...]]:
+        """The bits for another process to map; or None, and the blocks that are damaged. Raises `UsageError`.
+
+        A replica on disk is copied to the replica file. No version may be applied meanwhile.
+        """
+        wrong: tuple[int, ...] = ()
+        if isinstance(replica, Layered):
+            replica, wrong = self._update_file(replica)
+        if wrong:
+            return None, wrong
+        return Loan(replica.layout, replica.seal_for_readers(), version, replica.root), ()
+
+    def _update_file(self, layered: Layered) -> tuple[Replica, tuple[int, ...]]:
         if self._file is None:
             self._file = Replica.create(layered.layout, self._store.replica_path)
         self._file.refill_file()

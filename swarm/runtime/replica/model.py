@@ -375,13 +375,9 @@ class Model:
             replica, version = self.replica, self.version
             if replica is None or version is None:
                 return None
-            wrong: tuple[int, ...] = ()
-            if isinstance(replica, Layered):
-                replica, wrong = self._files.update_file(replica)
-            if not wrong:
-                return Loan(replica.layout, replica.seal_for_readers(), version, replica.root)
+            loan, wrong = self._files.lend(replica, version)
         self._recheck(wrong)
-        return None
+        return loan
 
     def write_checkpoint(self) -> VersionId | None:
         """Have a checkpoint of the present version on disk, and return the version. Raises `DiskFull`.
@@ -399,6 +395,8 @@ class Model:
         folder, replica = self._store.checkpoints.changed_folder, self.replica
         if self.version is None or folder is None:
             return None
+        if self._live is not None and self.write_checkpoint() is not None:
+            return folder  # the engine has the bits that the folder has lost
         if isinstance(replica, Layered):  # find all that is lost at once, so that one catch-up fetches it
             self._recheck([block for block in range(replica.layout.n_blocks) if replica.wrong(block)])
         return folder if self.write_checkpoint() is not None or self.version is None else None
