@@ -1,7 +1,7 @@
 """`swarm-node`: parses the command line, calls the command, and turns an error into a sentence and an exit code.
 
     0  done       1  failed       2  usage: the user can correct it     3  cannot reach a peer or process
-    130 SIGINT    143 SIGTERM
+    130 SIGINT    143 SIGTERM (0 for a node with --finish-within that has finished its work)
 
 Each command imports what it needs when it runs, so that `--help` answers at once and needs neither torch nor libp2p.
 """

@@ -321,6 +321,9 @@ class JoinConfig(MemberConfig):
     running: Running = "continue"
     """What happens to vLLM's running requests when a version arrives: they continue with the keys and values that they
     have (continue), compute them again from the first token (recompute), or finish first (drain)."""
+    finish_within: str = ""
+    """On SIGTERM, first finish the work that this machine holds, for at most this long (100s), then leave with exit
+    code 0. Without it the machine gives its work back and leaves at once, with exit code 143."""
     raw_out: Path | None = None
     """In a swarm that carries files: where to write each one that arrives. Needs --engine none."""
 
@@ -328,6 +331,8 @@ class JoinConfig(MemberConfig):
         MemberConfig.__post_init__(self)
         object.__setattr__(self, "engine_url", tuple(self.engine_url))
         object.__setattr__(self, "vllm_arg", tuple(self.vllm_arg))
+        if self.finish_within:
+            duration_s(self.finish_within)
         if self.engine_url and self.engine == "transformers":  # the URL implies the engine
             object.__setattr__(self, "engine", "vllm")
         if self.engine_url and (self.engine != "vllm" or self.engines != 1):
@@ -350,6 +355,11 @@ class JoinConfig(MemberConfig):
             raise UsageError("--threads: 1 to 1024")
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,2})?", self.device):
             raise UsageError("--device: auto, cpu, mps, cuda or cuda:N")
+
+    @property
+    def finish_within_s(self) -> float | None:
+        """None: SIGTERM ends the node at once."""
+        return duration_s(self.finish_within) if self.finish_within else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -164,6 +164,8 @@ EVENTS: Final[Mapping[str, Event]] = {
     ),
     "replica_damaged": Event("{blocks} blocks of the replica have changed on the disk: {hint}.", "look at the disk"),
     "replica_proven": Event("Every block of the replica on the disk is right.", routine=True),
+    "finishing": Event("Finishing the work that is here, for at most {within_s:time}; once more to stop at once."),
+    "finished": Event("Finished (work was given back to the swarm: {given_back})."),
     "stopping": Event("Stopping; once more to stop at once."),
     "ended": Event("{why}", "do what it says; it is the last line of a process that failed"),
     "message": Event(

@@ -35,6 +35,7 @@ _EXAMPLES: Final[dict[str, Any]] = {
     "down_mbit": 500,
     "egress_copies": 1.1,
     "engine_url": ["http://127.0.0.1:8000"],
+    "finish_within": "100s",
     "home": "/data/swarm",
     "key": "/secrets/authority.key",
     "log_file": "/var/log/swarm-node.json",
