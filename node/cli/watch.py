@@ -1,5 +1,6 @@
 """Commands that show something: status, top, demo, version."""
 
+import shlex
 import sys
 import time
 from functools import partial
@@ -182,6 +183,18 @@ async def demo(*, config: Annotated[DemoConfig, Parameter(name="*")] = DemoConfi
     One node is killed during step 3, and another joins during step 4. At the end the bits of each node and of each
     engine are compared with the trainer's; the exit code is 1 if any differ.
     """
+    then = ""
+    if config.keep is not None:
+        from node.tools.starter import write_starter
+
+        write_starter(config.keep)
+        then = f"Next: {shlex.join(['sh', str(config.keep / 'two_boxes.sh')])}"
+        if config.only_files:
+            if as_json:
+                print_json({"folder": str(config.keep)})
+            else:
+                print(f"Made {config.keep}. {then}")
+            return 0
     if config.engine == "vllm":
         from node.cli.member import check_vllm
 
@@ -199,6 +212,8 @@ async def demo(*, config: Annotated[DemoConfig, Parameter(name="*")] = DemoConfi
         from node.tools.demo import render
 
         print(render(report))
+        if config.keep is not None:
+            print(f"Kept in {config.keep}. {then}")
     return 0 if report["roots_equal"] and report["engines_equal"] else 1
 
 
@@ -221,7 +236,14 @@ def register(app: App) -> None:
         "swarm-node page --at 9000 --home ~/seed-home",
         "swarm-node page --at 0.0.0.0:4080                       (other machines need the token in the URL)",
     )
-    offer(app, demo, TRY, "swarm-node demo", "swarm-node demo --nodes 8 --steps 20 --json")
+    offer(
+        app,
+        demo,
+        TRY,
+        "swarm-node demo",
+        "swarm-node demo --nodes 8 --steps 20 --json",
+        "swarm-node demo --keep talk --only-files        (a model, steps and a script: docs/quickstart.md)",
+    )
 
     def show_version(*, as_json: AsJson = False) -> None:
         """Print the installed release."""

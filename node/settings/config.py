@@ -51,6 +51,8 @@ MAX_NODES_EVER: Final = 10_000
 """The seed keeps 32 bytes for each, and writes all of a ticket's again when another machine joins."""
 MAX_RELAYS: Final = 3
 """Each costs a connection, and an address in the ticket."""
+KEPT: Final = "swarm-demo"
+"""Folder of `demo --keep` without a value, which earlier releases accepted."""
 _EXAMPLE: Final = "203.0.113.7:4001"
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -481,8 +483,12 @@ class DemoConfig:
     """Policy to train."""
     seed: int = 0
     """Seed of all random numbers in training and sampling."""
-    keep: bool = False
-    """Keep the folders of all processes (keys, replicas, logs) and print where they are."""
+    keep: Path | None = None
+    """Keep everything in this new folder: the folders and logs of all processes (run), and something to begin with: a
+    tiny model that says which version it is (model), checkpoints of it (steps), and a script that plays two machines
+    with them (two_boxes.sh)."""
+    only_files: bool = False
+    """With --keep: make the model, the checkpoints and the script, and run nothing. Needs no torch."""
     engine: DemoEngine = "transformers"
     """The nodes' engine."""
     vllm_python: Path | None = None
@@ -495,3 +501,8 @@ class DemoConfig:
             raise UsageError("--steps: 1 to 10000")
         if not 0 <= self.seed < 1 << 32:
             raise UsageError("--seed: 0 to 2^32 - 1")
+        if self.keep is not None:
+            folder = Path(KEPT) if str(self.keep).lower() in ("1", "true", "yes") else self.keep
+            object.__setattr__(self, "keep", folder.expanduser().absolute())
+        elif self.only_files:
+            raise UsageError("--only-files goes with --keep FOLDER, which says where.")
