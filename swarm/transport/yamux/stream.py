@@ -22,6 +22,10 @@ _JOIN_BYTES: Final = 2_048
 """Pieces below this are joined as they arrive. Single bytes, kept as objects, would take thirty times the memory of
 their window."""
 
+_AT_ONCE_BYTES: Final = 65_536
+"""What is sent in the sender's own turn, which saves waking the connection's writer. Shorter frames wait for the
+writer, which joins them: a system call and a record of TLS for each would cost more."""
+
 
 class StreamOwner(Protocol):
     """What a stream needs of its connection. `Connection` documents the methods."""
@@ -33,7 +37,9 @@ class StreamOwner(Protocol):
     @property
     def has_room(self) -> bool: ...
 
-    def queue_data(self, stream_id: int, length: int, payload: tuple[memoryview, ...], flags: int = 0) -> None: ...
+    def queue_data(
+        self, stream_id: int, length: int, payload: tuple[memoryview, ...], flags: int = 0, *, at_once: bool = False
+    ) -> None: ...
 
     def note_read(self, stream: "YamuxStream", length: int) -> None: ...
 
@@ -102,7 +108,7 @@ class YamuxStream(Stream):
             return False
         if length:
             self.send_window.credit -= length
-            connection.queue_data(self.stream_id, length, tuple(map(_frozen, parts)))
+            connection.queue_data(self.stream_id, length, tuple(map(_frozen, parts)), at_once=length >= _AT_ONCE_BYTES)
         return True
 
     async def wait_send_all_might_not_block(self) -> None:
