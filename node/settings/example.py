@@ -37,6 +37,7 @@ _EXAMPLES: Final[dict[str, Any]] = {
     "engine_url": ["http://127.0.0.1:8000"],
     "finish_within": "100s",
     "home": "/data/swarm",
+    "keep": "talk",
     "key": "/secrets/authority.key",
     "log_file": "/var/log/swarm-node.json",
     "log_level": "debug",
