@@ -1,4 +1,4 @@
-"""trio's test streams as `Stream`s of a transport without `send_now`."""
+"""trio's test streams as `Stream`s of a transport, without `send_now` or with one that the test controls."""
 
 import trio
 import trio.testing
@@ -26,6 +26,24 @@ class Plain(Stream):
 
     async def aclose(self) -> None:
         await self._stream.aclose()
+
+
+class Taking(Plain):
+    """A stream that takes what is sent at once while `is_open`, and remembers it."""
+
+    def __init__(self, stream: trio.StapledStream) -> None:
+        super().__init__(stream)
+        self.is_open = True
+        self.taken: list[bytes] = []
+
+    def send_now(self, *parts: bytes | bytearray | memoryview) -> bool:
+        if self.is_open:
+            self.taken.append(b"".join(parts))
+        return self.is_open
+
+
+def taking() -> Taking:
+    return Taking(trio.testing.memory_stream_pair()[0])
 
 
 def memory_pair() -> tuple[Plain, Plain]:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 import trio
-from bench_kit import PEER, bench
+from bench_kit import OTHER, PEER, bench
 
+from codec import ChunkKey
 from swarm import guard
 from swarm.protocol.core.events import Effect, Event, Heard, PieceBad, SendDone, Timer
 from swarm.protocol.core.wire import Detach
@@ -168,3 +169,56 @@ async def test_events_that_are_applied_at_once_leave_others_their_turn(tmp_path:
         await b.settle()
         assert [event.message.stripe for event in b.core.of(Heard)[-200:]] == list(range(200))
         assert b.runtime._loop._direct_s < 1.0
+
+
+async def test_an_event_that_an_effect_caused_follows_at_once(tmp_path: Path, autojump_clock: object) -> None:
+    """It goes before what is queued, after all effects of its cause, and may itself be followed. At other times, and at
+    the end of a long turn, nothing follows: the caller posts it."""
+    async with bench(tmp_path) as b:
+        await b.control()
+        await b.settle()
+        loop, apply = b.runtime._loop, b.core.apply
+        results: list[bool] = []
+        done = [SendDone(PEER.public, None, ChunkKey(0, 1, 0, 0), index) for index in range(3)]
+        follows = {Heard(PEER.public, Detach(1)): done[0], done[0]: done[1]}
+
+        def caused(event: Event, now: float) -> list[Effect]:
+            effects = apply(event, now)
+            return [*effects, Timer("follow")] if event in follows else effects  # type: ignore[list-item]
+
+        b.core.apply = caused  # type: ignore[method-assign]
+        b.runtime._begin[Timer] = lambda effect: results.append(loop.follow(follows[b.core.events[-1]]))  # type: ignore[index]
+        assert not loop.follow(done[2])
+        loop._queue.put_nowait(Heard(PEER.public, Detach(1)), PEER.public)
+        loop._queue.put_nowait(Heard(PEER.public, Detach(2)), PEER.public)
+        await b.settle()
+        assert b.core.events[-4:] == [Heard(PEER.public, Detach(1)), done[0], done[1], Heard(PEER.public, Detach(2))]
+        await loop.post(Heard(PEER.public, Detach(1)))
+        assert b.core.events[-3:] == [Heard(PEER.public, Detach(1)), done[0], done[1]], "in the poster's own turn"
+        assert results == [True] * 4
+        loop._turn_began_s = 0.0  # long ago
+        assert not loop.follow(done[2])
+
+
+async def test_a_bug_in_what_follows_ends_the_session_of_its_own_peer(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench(tmp_path) as b:
+        await b.control()
+        await b.settle()
+        loop, apply = b.runtime._loop, b.core.apply
+        cause = Heard(OTHER.public, Detach(1))
+
+        def failing(event: Event, now: float) -> list[Effect]:
+            if event == cause:
+                loop.follow(SendDone(PEER.public, None, ChunkKey(0, 1, 0, 0), 0))
+            if isinstance(event, SendDone):
+                raise OverflowError("ours")
+            return apply(event, now)
+
+        monkeypatch.setattr(b.core, "apply", failing)
+        await loop.post(cause)
+        assert [event.peer for event in b.core.of(PieceBad)] == [PEER.public]
+        await b.settle()
+        assert b.runtime.peers.get(PEER.public) is None
+        assert loop._turn_began_s is None

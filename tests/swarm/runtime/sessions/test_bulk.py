@@ -1,13 +1,16 @@
 """Several bulk streams towards one peer: which stream carries what, and when streams are opened and closed."""
 
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import pytest
 import trio
-from stream_kit import Plain, lockstep_pair
+import trio.testing
+from stream_kit import Plain, Taking, lockstep_pair, taking
 
 from codec import ChunkKey
 from swarm.protocol.core.events import Event, SendBlob, SendDone, SendHeader, SendPiece
@@ -18,6 +21,7 @@ from swarm.runtime.framing import ByteReader
 from swarm.runtime.limits import RuntimeLimits
 from swarm.runtime.sessions.bulk import BulkStreams
 from swarm.runtime.sessions.outbound import Blob, Outbound
+from swarm.runtime.sessions.pacing import Paced, Pacer
 from swarm.transport.base import Unreachable
 
 PEER = b"p" * 32
@@ -233,3 +237,87 @@ async def test_an_error_is_raised_when_the_first_stream_cannot_be_opened(autojum
             b.refusing = True
             b.bulk.put(chunk(0)[0])
             await trio.sleep_forever()
+
+
+LARGE = RuntimeLimits(bulk_idle_s=100)
+
+
+class LargePieces(Chunks):
+    """Pieces of 64 KiB."""
+
+    def piece(self, key: ChunkKey, index: int) -> bytes:
+        return bytes([key.seq, index]) * (32 << 10)
+
+
+@asynccontextmanager
+async def one_queue(*, follows: bool, idle_s: float = math.inf) -> AsyncIterator[tuple[Outbound, Taking, list[Event]]]:
+    """A queue whose task writes to a stream that takes all at once, and the events that were posted or followed."""
+    events: list[Event] = []
+
+    def follow(event: Event) -> bool:
+        if follows:
+            events.append(event)
+        return follows
+
+    async def post(event: Event) -> None:
+        events.append(event)
+
+    async def find(effect: object) -> Blob:
+        return Blob(ChunkKey(0, 0, 0, 0), 3, lambda offset, size: b"xyz"[offset : offset + size])
+
+    queue = Outbound(cast("Any", LargePieces()), find, Counts(), LARGE, lambda: False, follow)
+    stream = taking()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(queue.write_to, Paced(stream, Pacer()), print, post, PEER, idle_s=idle_s))
+        await trio.testing.wait_all_tasks_blocked()
+        yield queue, stream, events
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("follows", [True, False])
+async def test_a_large_piece_is_sent_in_the_turn_of_its_effect(autojump_clock: object, follows: bool) -> None:
+    async with one_queue(follows=follows) as (queue, stream, events):
+        key = ChunkKey(0, 1, 0, 3)
+        for index in range(2):
+            queue.put(SendPiece(PEER, 0, key, index))
+        assert [unpack_frame_head(taken[:FRAME_HEAD]).number for taken in stream.taken] == [0, 1]
+        assert stream.taken[1][FRAME_HEAD:] == LargePieces().piece(key, 1)
+        assert not len(queue)
+        await trio.testing.wait_all_tasks_blocked()
+        assert events == [SendDone(PEER, 0, key, 0), SendDone(PEER, 0, key, 1)]
+        assert queue._counts.pushed == 2 * len(LargePieces().piece(key, 0))
+
+
+async def test_a_piece_is_not_sent_before_what_is_queued(autojump_clock: object) -> None:
+    """Headers, pulls and late joiners' pieces are queued, and the piece behind them; so is one that the stream does not
+    take. Each is counted once."""
+    async with one_queue(follows=True) as (queue, stream, events):
+        key = ChunkKey(0, 1, 0, 3)
+        for effect in (
+            SendHeader(PEER, 0, key),
+            SendPiece(PEER, 0, key, 1),
+            SendPiece(PEER, 0, key, 2, pull=True),
+            SendPiece(PEER, 0, key, 3, late_joiner=True),
+        ):
+            queue.put(effect)
+            assert stream.taken == []
+        await trio.testing.wait_all_tasks_blocked()
+        assert events == [SendDone(PEER, 0, key, index, pull=index == 2) for index in (-1, 1, 2, 3)]
+        stream.is_open = False
+        queue.put(SendPiece(PEER, 0, key, 4))
+        assert len(queue) == 1
+        await trio.testing.wait_all_tasks_blocked()
+        assert events[-1] == SendDone(PEER, 0, key, 4)
+        size = len(LargePieces().piece(key, 0))
+        assert (queue._counts.pushed, queue._counts.pulled) == (3 * size + len(b"header 3"), size)
+
+
+async def test_a_stream_that_sends_at_once_is_not_idle(autojump_clock: object) -> None:
+    async with one_queue(follows=True, idle_s=100) as (queue, stream, _):
+        for index in range(5):
+            await trio.sleep(60)
+            queue.put(SendPiece(PEER, 0, ChunkKey(0, 1, 0, 3), index))
+            assert len(stream.taken) == index + 1
+        await trio.sleep(101)
+        queue.put(SendPiece(PEER, 0, ChunkKey(0, 1, 0, 3), 5))
+        assert len(stream.taken) == 5, "the task has ended: nothing was sent for 100 s"

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 import trio.testing
-from stream_kit import memory_pair
+from stream_kit import memory_pair, taking
 
 from swarm.runtime.sessions.pacing import BURST_S, MISSED_S, Paced, Pacer
 
@@ -194,3 +194,36 @@ async def test_planned_traffic_overtakes_deferrable_traffic_that_waits(autojump_
             nursery.start_soon(send, name, rest)
             await trio.lowlevel.checkpoint()
     assert left == ["a", "b", "c", "f", "g", "d", "e"]
+
+
+async def test_what_is_sent_at_once_is_paced_with_the_rest(autojump_clock: object) -> None:
+    pacer, stream = Pacer(MBIT), taking()
+    paced, part = Paced(stream, pacer), bytes(pacer.part_bytes)
+    assert not paced.send_now([part, b"longer than a part"])
+    stream.is_open = False
+    assert not paced.send_now([part]), "the stream does not take it"
+    stream.is_open = True
+    assert paced.send_now([part[:9], part[9:]])
+    assert paced.send_now([part])
+    assert not paced.send_now([part]), "it would leave ahead of its time"
+    assert stream.taken == [part, part]
+    began = trio.current_time()
+    await pacer.admit(1)
+    assert trio.current_time() - began == pytest.approx(2 * len(part) / BYTES_S - AT_ONCE_S, abs=0.001)
+
+
+async def test_nothing_is_sent_at_once_before_planned_traffic_that_waits(autojump_clock: object) -> None:
+    pacer, stream = Pacer(MBIT), taking()
+    await pacer.admit(pacer.part_bytes)
+    await pacer.admit(pacer.part_bytes)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pacer.admit, 1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not Paced(stream, pacer).send_now([b"x"])
+    assert stream.taken == []
+
+
+async def test_an_uplink_of_unknown_rate_sends_at_once() -> None:
+    stream = taking()
+    assert Paced(stream, Pacer()).send_now([bytes(1 << 20)])
+    assert [len(taken) for taken in stream.taken] == [1 << 20]
