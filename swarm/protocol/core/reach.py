@@ -9,6 +9,7 @@ The end that dials need not be the end that sends. An edge needs one end that th
 
 import ipaddress
 from enum import IntEnum
+from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
 __all__ = [
@@ -27,6 +28,8 @@ __all__ = [
 ]
 
 CIRCUIT: Final = "/p2p-circuit"
+_SCOPES_KEPT: Final = 1 << 14
+"""Addresses whose scope is remembered: a member asks for those of its neighbours several times a second."""
 
 
 class Scope(IntEnum):
@@ -79,6 +82,7 @@ def relay_of(address: str) -> tuple[str, str]:
     return relay, id_
 
 
+@lru_cache(_SCOPES_KEPT)
 def scope(address: str | None) -> Scope:
     """From where `address` can be dialed; of a circuit: from where its relay can be. Names and unknown addresses are
     `WORLD`.

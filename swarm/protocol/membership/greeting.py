@@ -48,7 +48,9 @@ def reach_out(state: State, slot: int, place: Located, now: float) -> None:
         return
     for child in sorted({child for stripe in range(roster.stripes) for child in roster.children(stripe, slot)}):
         member = roster.member(child)
-        if member is not None and not direct(member, place):
+        if member is None or state.sessions.get(member.peer) is not None:
+            continue
+        if not direct(member, place):
             state.sessions.reach(member.peer, direct(place, member), now)
 
 

@@ -265,7 +265,10 @@ class Membership:
         if parent is None:
             return
         edge = state.exchange.parents.edges.get(stripe)
-        if self._reach(roster, parent, now) and state.sessions.ready(parent) and (edge is None or edge.peer != parent):
+        attached = edge is not None and edge.peer == parent
+        if attached and state.sessions.get(parent) is not None:
+            return  # the usual case, several times a second: there is nobody to dial
+        if self._reach(roster, parent, now) and state.sessions.ready(parent) and not attached:
             failover = planned != AUTHORITY and parent != state.peer_of(planned)
             state.exchange.parents.attach_to(stripe, parent, state.floor, now, failover=failover)
 
