@@ -2,12 +2,16 @@
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from kit import check, checkpoint, weights
+from memory_kit import generates, prove, reads, root_of, step
 
-from scenarios.harness.swarm import LOOPBACK, Swarm, swarm_in
+from codec import Checkpoint
+from node.settings import memory_plan
+from scenarios.harness.swarm import LOOPBACK, STARTED_WITHIN_S, Swarm, swarm_in
 
 LIMIT_BYTES = 1 << 30
 GROUPS = (("", "memory.max"), ("memory", "memory.limit_in_bytes"))
@@ -62,3 +66,35 @@ def test_a_node_says_what_helps_while_nothing_is_reserved(swarm: Swarm, group: P
     words = ("join", swarm.ticket(), "--engine", "none", "--replica", "ram", *LOOPBACK)
     ended = swarm.command("node", *words, prefix=(*ENTER, str(group)))
     check(ended, 2, r"This node needs 2\.\d GB \(2\.0 replica .* and [01]\.\d GB are free: --replica disk needs")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("torch") is None, reason="the engine needs torch")
+def test_a_box_without_room_beside_its_engine_runs_with_the_engines_memory(
+    swarm: Swarm, group: Path, tmp_path: Path
+) -> None:
+    from scenarios.engines.engine_models import make_qwen3
+
+    base = make_qwen3(tmp_path / "base", hidden=1024, wide=3072, layers=11, vocabulary=512)
+    folders = [base, step(base, tmp_path / "step_1", 1)]
+    folders.append(step(folders[1], tmp_path / "step_2", 2))
+    model_bytes = Checkpoint.open(base).layout.nbytes
+    needs = memory_plan.node(model_bytes, on_disk=True, from_engine=True, engine="transformers").nbytes
+    limit = next(path for _, name in GROUPS if (path := group / name).exists())
+    limit.write_text(str(needs + round(0.7 * model_bytes)))  # what the process has used before it reckons comes on top
+    swarm.seed(base)
+    ticket = swarm.ticket()
+    words = ("join", ticket, "--model", str(base), "--device", "cpu", "--threads", "1", *LOOPBACK)
+    ended = swarm.command("node", *words, "--replica", "ram", prefix=(*ENTER, str(group)))
+    check(ended, 2, r"This node needs \d\.\d GB \(.* replica \+ .* engine .* GB are free: --replica disk needs")
+
+    swarm.start("node", *words, "--replica", "engine", prefix=(*ENTER, str(group)))
+    swarm.until("node", generates(0), STARTED_WITHIN_S)
+    for number in (1, 2):
+        swarm.publish(folders[number], "--wait")
+        state = swarm.until("node", generates(number))
+        assert prove(swarm) == root_of(folders[number])
+    assert reads(state)["right"] >= 2 * Checkpoint.open(base).layout.n_blocks
+    without_engine = memory_plan.node(model_bytes, on_disk=True, from_engine=True).nbytes
+    assert state["nodes"][0]["memory"]["used_bytes"] < without_engine, "no copy of the model beside the engine"
+    assert state["nodes"][0]["engine_restarts"] == 0
