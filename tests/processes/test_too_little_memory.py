@@ -71,7 +71,7 @@ def test_a_node_says_what_helps_while_nothing_is_reserved(swarm: Swarm, group: P
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("torch") is None, reason="the engine needs torch")
 def test_a_box_without_room_beside_its_engine_runs_with_the_engines_memory(
-    swarm: Swarm, group: Path, tmp_path: Path
+    group: Path, swarm: Swarm, tmp_path: Path
 ) -> None:
     from scenarios.engines.engine_models import make_qwen3
 
