@@ -26,7 +26,7 @@ from codec.checkpoint import Checkpoint
 from codec.chunk import BlockEntry, ChunkHeader, ChunkKey
 from codec.errors import PeerError
 from codec.layout import BlockSpec, Layout
-from codec.live import LiveBlocks, LiveFirst
+from codec.live import LiveBlocks, LiveFirst, SnapshotBlocks
 from codec.manifest import state_root
 from codec.staging import BlockSource, StagedBlock, StagedChunk, Torn, block_hash, forward, stage_chunk
 
@@ -255,6 +255,7 @@ class Layered:
         """A snapshot, which later versions do not change. Keep the chunks in the store while it is in use."""
         twin = copy.copy(self)
         twin.hashes, twin._blocks = self.hashes.copy(), list(self._blocks)
+        twin.live = None if self.live is None else SnapshotBlocks(self.live)
         return twin
 
     def rebase(self, checkpoint: Checkpoint, frozen: "Layered") -> None:

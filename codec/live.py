@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from codec.bits import Bits
 from codec.layout import Layout
 
-__all__ = ["LiveBlocks", "LiveFirst"]
+__all__ = ["LiveBlocks", "LiveFirst", "SnapshotBlocks"]
 
 
 class LiveBlocks(Protocol):
@@ -30,6 +30,19 @@ class LiveBlocks(Protocol):
     def count(self, *, right: bool) -> None:
         """Count a block that was read. `right`: it was brought to the bits that it must have."""
         ...
+
+
+class SnapshotBlocks:
+    """`LiveBlocks` for a snapshot: that the engine has gone on to a later version is not counted as a difference."""
+
+    def __init__(self, live: LiveBlocks) -> None:
+        self.read = live.read
+        self._count = live.count
+
+    def count(self, *, right: bool) -> None:
+        """See `LiveBlocks`."""
+        if right:
+            self._count(right=True)
 
 
 class LiveFirst:

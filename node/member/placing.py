@@ -2,6 +2,7 @@
 
 import structlog
 
+from codec.errors import UsageError
 from node.settings import memory_plan
 from node.settings.config import JoinConfig
 from node.settings.gpus import gpu_files
@@ -21,8 +22,13 @@ class Placing:
         self.plan: Plan | None = None
 
     def on_disk(self, model_bytes: int) -> bool:
-        """Whether the replica is kept on disk. Raises `UsageError` when it fits nowhere."""
+        """Whether the replica is kept on disk. Raises `UsageError` when it fits nowhere, or not where it should be."""
         config, memory_bytes = self._config, free_bytes()
+        if config.replica == "engine" and config.engine == "transformers" and self._device != "cpu":
+            raise UsageError(
+                "--replica engine: reading weights back from a GPU has not been proven. Use --device cpu, or --replica "
+                "ram or disk."
+            )
         # The first time the engine is still to come; later it runs, and its memory is not free any more.
         engine = config.engine if self.plan is None else "none"
         in_memory, on_disk = (self._plan(model_bytes, engine, on_disk=place) for place in (False, True))
@@ -38,15 +44,17 @@ class Placing:
         )
         return chosen
 
-    def _plan(self, model_bytes: int, engine: str, *, on_disk: bool) -> Plan:
+    @property
+    def _device(self) -> str:
         device = self._config.device
-        if device == "auto" and not gpu_files():
-            device = "cpu"
+        return "cpu" if device == "auto" and not gpu_files() else device
+
+    def _plan(self, model_bytes: int, engine: str, *, on_disk: bool) -> Plan:
         return memory_plan.node(
             model_bytes,
             on_disk=on_disk,
             from_engine=self._config.replica == "engine",
             engine=engine,
-            device=device,
+            device=self._device,
             engines=self._config.engines,
         )

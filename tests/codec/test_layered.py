@@ -286,3 +286,4 @@ def test_a_snapshot_stays_at_its_version_while_the_engine_goes_on(swarm: Swarm, 
     for block in range(LAYOUT.n_blocks):
         assert frozen.read_block(block) == then.read_block(block)
         assert layered.read_block(block) == swarm.truth.read_block(block)
+    assert engine.other == 0, "an engine that has gone on is not damaged"

@@ -69,6 +69,16 @@ def test_an_engine_whose_memory_is_the_replica_needs_none_beside_it(free: dict[s
     assert parts["engine"] > 2 * MODEL
 
 
+def test_weights_on_a_gpu_are_no_replica(free: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"^--replica engine: .* GPU .*--device cpu"):
+        a_node(tmp_path, replica="engine", device="cuda:1").on_disk(MODEL)
+    monkeypatch.setattr(placing, "_GPUS", (tmp_path,))
+    with pytest.raises(UsageError, match=r"^--replica engine: .* GPU .*--device cpu"):
+        a_node(tmp_path, replica="engine").on_disk(MODEL)
+    assert a_node(tmp_path, replica="engine", device="cpu").on_disk(MODEL) is True
+    assert a_node(tmp_path, replica="engine", engine="vllm").on_disk(MODEL) is True, "vLLM says itself where it runs"
+
+
 def test_too_little_for_the_place_that_was_asked_for(free: dict[str, int], tmp_path: Path) -> None:
     free["memory"] = 3 * GB
     with pytest.raises(UsageError, match=r"^This node needs 4\.\d GB .* 3\.0 GB are free: --replica disk needs 0"):
