@@ -277,6 +277,11 @@ def test_a_container_with_half_a_core(swarm: Swarm) -> None:
     names(lines, "container", "costs", "0.5 of", "--cpus")
 
 
+def test_a_folder_without_a_checkpoint(swarm: Swarm, tmp_path: Path) -> None:
+    lines, _ = doctor(swarm, "folder", *PLAIN, "--model", str(tmp_path))
+    names(lines, "model", "stops", str(tmp_path), "leave out --model")
+
+
 def test_few_open_files(swarm: Swarm) -> None:
     lines, _ = doctor(swarm, "files", *PLAIN, prefix=("sh", "-c", 'ulimit -n 200 && exec "$@"', "sh"))
     names(lines, "limits", "stops", "200 open files", "ulimit -n 4096")
