@@ -184,6 +184,13 @@ def test_the_text_names_what_to_mend_first_and_fits_its_columns() -> None:
     assert slow.endswith("It would be more so without: rate from the seed.")
 
 
+def test_what_other_machines_say_does_not_control_the_terminal() -> None:
+    refused = replace(HEALTHY, visit=replace(HEALTHY.visit or VisitFacts(), refused="no\x1b[2J\nok  ticket  fine"))
+    text = as_text(examine(refused), 200)
+    assert "no?[2J?ok  ticket  fine" in text
+    assert "\x1b" not in text
+
+
 def test_json_has_every_check_and_the_outcome() -> None:
     report = as_json(examine(HEALTHY))
     assert report["useful"] is True
