@@ -65,5 +65,5 @@ def register(app: App) -> None:
         "swarm-node doctor swarm1...",
         "swarm-node doctor - --engine vllm --vllm-python ~/vllm/bin/python --tp 2",
         "swarm-node doctor swarm1... --listen 4001 --announce 203.0.113.7:31001",
-        "swarm-node doctor --model ~/Qwen3-8B --json             (does this model fit here?)",
+        "swarm-node doctor --model ~/Qwen3-8B --json              (does it fit here?)",
     )

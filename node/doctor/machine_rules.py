@@ -8,7 +8,7 @@ from node.doctor.lines import Line, costs, ok, skipped, stops
 from node.engines.vllm.installed import OLDEST, PLUGIN, is_too_old
 from node.settings import memory_plan
 
-__all__ = ["container", "disk", "engine", "gpu", "limits", "memory"]
+__all__ = ["container", "disk", "engine", "gpu", "limits", "memory", "model"]
 
 LEAST_DISK: Final = 1 << 30
 """Bytes that a home needs besides the model: chunks of eight versions, records and logs of the engine."""
@@ -27,6 +27,26 @@ _CHECKPOINTS: Final = 2.1
 _ENGINE_SHARE: Final = 1.1
 """GPU memory that a model needs at least, in multiples of its bytes: weights, and a little for keys and values."""
 _SMALLER: Final = "swarm-node relay TICKET passes versions on without a model"
+
+
+def model(facts: Facts) -> Line:
+    """Whether the folder of --model can be used, and what else has to be fetched."""
+    machine = facts.machine
+    swarm = None if facts.visit is None else facts.visit.model_bytes
+    if machine.model_error:
+        return stops(
+            machine.model_error, "the node does not start", "name the base checkpoint's folder, or leave out --model"
+        )
+    if machine.model_bytes is None:
+        if swarm is None:
+            return skipped("its size is not known", "give a ticket, or --model FOLDER")
+        return ok(f"{_gb(swarm)}, fetched from other members")
+    if swarm is not None and swarm != machine.model_bytes:
+        return costs(
+            f"--model has {_gb(machine.model_bytes)}, and the swarm's model {_gb(swarm)}",
+            "all that differs is fetched from other members", "name the folder of the swarm's base checkpoint",
+        )  # fmt: skip
+    return ok(f"{_gb(machine.model_bytes)}, from the folder of --model")
 
 
 def disk(facts: Facts) -> Line:

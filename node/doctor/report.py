@@ -38,7 +38,9 @@ def as_json(lines: dict[str, Line]) -> dict[str, Any]:
 
 
 def _wrapped(head: str, text: str, columns: int) -> list[str]:
+    """Names and reasons come from other machines, and must not control a terminal."""
     width = max(40, columns)
+    text = "".join(char if char.isprintable() else "?" for char in text)
     wrapped = textwrap.wrap(
         text, width, initial_indent=head, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False
     )

@@ -17,6 +17,7 @@ RULES: Final[dict[str, Callable[[Facts], Line]]] = {
     "rate from the seed": swarm_rules.seed_rate,
     "neighbour": swarm_rules.neighbour,
     "UDP": swarm_rules.udp,
+    "model": machine_rules.model,
     "disk": machine_rules.disk,
     "memory": machine_rules.memory,
     "limits": machine_rules.limits,

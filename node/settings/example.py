@@ -56,7 +56,11 @@ _EXAMPLES: Final[dict[str, Any]] = {
     "watch": "/runs",
     "watch_marker": "STABLE",
 }
-"""For settings without a default, or whose default is empty or this machine's."""
+"""For settings without a default, or whose default is empty or this machine's: a value that says more than its type."""
+_PLACEHOLDERS: Final[dict[str, Any]] = {
+    "text": "text", "path": "/path", "number": 1.0, "integer": 1, "flag": True, "texts": ["text"],
+}  # fmt: skip
+"""For a setting that has neither a default nor an entry in `_EXAMPLES`."""
 _TYPES: Final = {"text": "string", "path": "string", "number": "number", "integer": "integer", "flag": "boolean"}
 
 
@@ -85,7 +89,7 @@ def _help(setting: Setting) -> str:
 def _value(setting: Setting) -> Any:
     """The default, or an example where there is none."""
     if setting.own or setting.default in (None, "", []):
-        return _EXAMPLES[setting.key]
+        return _EXAMPLES.get(setting.key, _PLACEHOLDERS[setting.kind])
     return setting.default
 
 

@@ -47,7 +47,15 @@ def toml_path() -> Path | None:
         if not path.is_file():
             raise UsageError(f"SWARM_CONFIG names {named}, and there is no such file.")
         return path
-    return next((path for path in candidates() if path.is_file()), None)
+    return next((path for path in candidates() if _is_there(path)), None)
+
+
+def _is_there(path: Path) -> bool:
+    """A folder that this user may not look into has no file for it: HOME may be another user's, as in a container."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 class Entry(NamedTuple):

@@ -13,6 +13,7 @@ from multiaddr import Multiaddr
 from codec.errors import PeerError
 from swarm.protocol.core.reach import is_circuit
 from swarm.transport.base import PeerKey
+from swarm.transport.connection.addresses import host_and_port, multiaddr_text
 from swarm.transport.libp2p import Libp2pTransport
 
 __all__ = ["observed_by"]
@@ -34,6 +35,8 @@ async def observed_by(transport: Libp2pTransport, peer: PeerKey) -> str | None:
             answer += more
             if len(answer) > _MAX_BYTES:
                 raise PeerError(f"identify: more than {_MAX_BYTES} bytes")
+    if not answer:
+        raise PeerError("identify: no answer")
     return _observed(answer)
 
 
@@ -41,7 +44,12 @@ def _observed(answer: bytes) -> str | None:
     try:
         _, prefix = decode_varint_with_size(answer)
         seen = Identify.FromString(answer[prefix:]).observed_addr
-        text = str(Multiaddr(seen)) if seen else ""
+        address = Multiaddr(seen) if seen else None
+        text, place = str(address), None if address is None else host_and_port(address)
     except Exception as error:  # protobuf's and multiaddr's errors have no common class
         raise PeerError(f"identify: not an answer ({type(error).__name__})") from error
-    return None if not text or is_circuit(text) else text
+    if address is None or is_circuit(text):
+        return None
+    if place is None or not text.startswith(("/ip4/", "/ip6/")):
+        raise PeerError("identify: no IP address and TCP port")
+    return multiaddr_text(place)

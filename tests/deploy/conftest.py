@@ -1,6 +1,7 @@
-"""Makes `recipe_kit` importable: under `--import-mode=importlib` the folder of a test is not on the path."""
+"""Makes `recipe_kit` and `kit` importable: under `--import-mode=importlib` no test folder is on the path."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "processes"))

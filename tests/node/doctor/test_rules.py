@@ -79,6 +79,7 @@ FAULTS = [
     ("rate from the seed", {"rate": SLOW}, "costs", "6 Mbit/s"),
     ("neighbour", {"neighbour": NeighbourFacts(name="box-7", error="no route")}, "costs", "box-7 cannot be reached"),
     ("neighbour", {"neighbour": NeighbourFacts(name="box-7", rtt_ms=9.0, rate=SLOW)}, "costs", "6 Mbit/s"),
+    ("model", {"model_error": "/x is not a checkpoint."}, "stops", "not a checkpoint"),
     ("disk", {"home_error": "Read-only file system"}, "stops", "Read-only"),
     ("disk", {"disk_free_bytes": 20 * GB}, "stops", "34.7 GB needed"),
     ("disk", {"disk_free_bytes": 34 * GB}, "costs", "34.7 GB needed"),
@@ -148,11 +149,19 @@ def test_few_bytes_that_came_fast_are_no_slow_link() -> None:
 def test_without_a_ticket_only_the_machine_is_judged() -> None:
     facts = replace(HEALTHY, ticket=None, visit=None)
     lines = examine(facts)
-    swarm = ("ticket", "seed", "clock", "address", "rate from the seed", "neighbour", "memory")
+    swarm = ("ticket", "seed", "clock", "address", "rate from the seed", "neighbour", "model", "memory")
     assert [name for name, line in lines.items() if line.verdict == "skipped"] == list(swarm)
     assert "free; what the model needs is not known" in lines["memory"].found
     known = examine(replace(facts, machine=replace(facts.machine, model_bytes=16 * GB)))
     assert known["memory"].verdict == "ok"
+
+
+def test_another_model_in_the_folder_is_named() -> None:
+    machine = replace(HEALTHY.machine, model_bytes=3 * GB)
+    judged = RULES["model"](replace(HEALTHY, machine=machine))
+    assert (judged.verdict, "3.0 GB, and the swarm's model 16.0 GB" in judged.found) == ("costs", True)
+    same = replace(HEALTHY.machine, model_bytes=16 * GB)
+    assert RULES["model"](replace(HEALTHY, machine=same)).verdict == "ok"
 
 
 def test_an_expired_ticket_does_not_stop_a_member() -> None:
@@ -173,6 +182,13 @@ def test_the_text_names_what_to_mend_first_and_fits_its_columns() -> None:
     assert as_text(examine(HEALTHY), 80).endswith("This machine is useful.")
     slow = as_text(examine(replace(HEALTHY, visit=replace(HEALTHY.visit or VisitFacts(), rate=SLOW))), 80)
     assert slow.endswith("It would be more so without: rate from the seed.")
+
+
+def test_what_other_machines_say_does_not_control_the_terminal() -> None:
+    refused = replace(HEALTHY, visit=replace(HEALTHY.visit or VisitFacts(), refused="no\x1b[2J\nok  ticket  fine"))
+    text = as_text(examine(refused), 200)
+    assert "no?[2J?ok  ticket  fine" in text
+    assert "\x1b" not in text
 
 
 def test_json_has_every_check_and_the_outcome() -> None:

@@ -42,6 +42,14 @@ def test_the_first_file_that_is_found_counts(folder: Path, monkeypatch: pytest.M
     assert [path.name for path in candidates()] == ["swarm.toml"] * 3
 
 
+def test_a_folder_that_may_not_be_looked_into_has_no_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    assert toml_path() is None
+
+
 @pytest.mark.parametrize(
     ("content", "error"),
     [
