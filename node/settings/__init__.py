@@ -5,6 +5,7 @@ of memory or disk are here too, because every process needs them first.
 
 Modules:
 
+- `addresses`: Addresses and durations as people write them
 - `config`: The settings of every command, as frozen values
 - `contact`: Where the seed of a SWARM_HOME can be reached
 - `definitions`: Every setting of every command as data
