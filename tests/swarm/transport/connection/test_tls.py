@@ -4,6 +4,7 @@ import _ctypes
 import _ssl
 import ctypes
 import gc
+import socket
 import ssl
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from cryptography.x509.oid import NameOID
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p_kit import echo, transport, two
 
+from swarm.transport.base import Lane
 from swarm.transport.connection import tls
 from swarm.transport.host import security
 
@@ -162,3 +164,42 @@ async def test_openssl_objects_of_a_connection_are_freed_without_garbage_collect
     finally:
         gc.enable()
     assert held <= 4, "two ends of one connection, and of one that is ending"
+
+
+@needs_tls
+async def test_large_frames_cross_at_once_whatever_the_socket_takes() -> None:
+    """Over real sockets with small buffers: what the socket does not take leaves before what comes after it."""
+    async with two() as (a, b, _):
+        stream = await a.open_stream(b.key, Lane.BULK)
+        assert a.tcp is not None
+        for sock in a.tcp.live:
+            sock._stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
+        pieces = [bytes([number]) * (65_536 + 7 * number) for number in range(40)]
+        at_once = 0
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+
+                async def send() -> None:
+                    nonlocal at_once
+                    for piece in pieces:
+                        if stream.send_now(piece[:100], piece[100:]):
+                            at_once += 1
+                        else:
+                            await stream.send_all(piece)
+
+                nursery.start_soon(send)
+                for piece in pieces:
+                    assert await stream.receive_exactly(len(piece)) == piece
+        assert at_once >= 2
+
+
+@needs_tls
+async def test_a_peer_that_leaves_while_frames_are_sent_at_once_breaks_the_stream_only() -> None:
+    async with two() as (a, b, _):
+        stream = await a.open_stream(b.key, Lane.BULK)
+        with trio.fail_after(10):
+            await b.disconnect(a.key)
+            while stream.send_now(bytes(65_536)):  # noqa: ASYNC110
+                await trio.sleep(0.001)
+            with pytest.raises(trio.BrokenResourceError):
+                await stream.send_all(bytes(1 << 20))
