@@ -103,6 +103,8 @@ def run(arguments: Sequence[str]) -> int:
         text, code = explain(error)
         if text:
             print(f"swarm-node: {text}", file=sys.stderr)
+            if (logs := sys.modules.get("node.settings.logs")) is not None:  # not imported: nothing was logged
+                logs.note_end(text)
         return code
 
 

@@ -52,10 +52,8 @@ async def seed(*, config: Annotated[SeedConfig | None, Parameter(name="*")] = No
     leave_out()
     from node.cli.lifetime import owner_only, until_signalled
     from node.coordinator.coordinator import run
-    from node.settings.logs import configure
 
     owner_only()
-    configure()
     await until_signalled(partial(run, config or SeedConfig()))
 
 

@@ -3,11 +3,12 @@
 import gc
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 import trio
+
+from node.settings.logs import note_stopping
 
 __all__ = ["Interrupted", "owner_only", "until_signalled"]
 
@@ -48,7 +49,7 @@ async def until_signalled(work: Callable[[], Awaitable[T]]) -> T:
                 if received:
                     os._exit(128 + number)
                 received.append(number)
-                print("Stopping; once more to stop at once.", file=sys.stderr, flush=True)
+                note_stopping()
                 work_scope.cancel()
 
     async with trio.open_nursery() as nursery:

@@ -53,10 +53,8 @@ async def join(ticket: str = "", /, *, config: Annotated[JoinConfig, Parameter(n
     leave_out()
     from node.cli.lifetime import owner_only, until_signalled
     from node.member.join import run
-    from node.settings.logs import configure
 
     owner_only()
-    configure()
     await until_signalled(partial(run, parsed, config))
 
 
@@ -79,10 +77,8 @@ async def relay(ticket: str = "", /, *, config: Annotated[RelayConfig, Parameter
     leave_out()
     from node.cli.lifetime import owner_only, until_signalled
     from node.member.relay import run
-    from node.settings.logs import configure
 
     owner_only()
-    configure()
     await until_signalled(partial(run, parsed, config))
 
 

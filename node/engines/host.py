@@ -5,7 +5,6 @@ commit, in a new process after a crash or a timeout. It serves nothing until its
 """
 
 import contextlib
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from node.engines.messages import (
 from node.engines.process import EngineProcess, EngineSpec, worker_command
 from node.ipc.async_channel import AsyncChannel, serve_socket
 from node.ipc.channel import ChannelClosed, close_fds
+from node.settings.event_log import EventLog
 from swarm.guard import Source
 
 __all__ = [
@@ -63,7 +63,7 @@ VERSIONS: Final = 64
 RELOADS: Final = 5
 """How often a reload is tried while the replica moves on."""
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +167,15 @@ class EngineHost:
     def restarts(self) -> int:
         """How often a process that had served ended and was started again."""
         return self._process.restarts
+
+    @property
+    def waits_for(self) -> str:
+        """What has to happen until the engine is ready, for people; empty: it is ready."""
+        if self.ready:
+            return ""
+        if self._link is None:
+            return "its process to start and import its libraries"
+        return "its weights to be loaded and proven"
 
     async def wait_ready(self) -> None:
         """Wait until the engine is ready. A restart may take minutes."""
@@ -334,7 +343,7 @@ class EngineHost:
             message = Commit(link.next_number(), version, root)
             done = await link.ask(message, Done, self._deadlines.commit_s)
         except EngineFailed as error:
-            _log.warning("commit of %s failed (%s); reloading the engine from the replica", version, error)
+            _log.warning("commit_failed", version="{}.{}".format(*version), why=str(error))
             await self.reload()
             return None
         self._become(version, root)

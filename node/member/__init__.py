@@ -12,6 +12,7 @@ Modules:
 - `following`: A member's move from one swarm to its successor
 - `join`: A member's process
 - `lease_inventory`: The work leases that a node holds, and where each stands
+- `milestones`: What a node tells the person who started it
 - `relay`: A relay's process
 - `scorer`: Scores other nodes' samples on this node's engine
 - `time_accounting`: How a node's time divides

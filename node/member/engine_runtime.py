@@ -4,6 +4,7 @@ replica committed --> patch (memfd) --> worker: staged while the engine generate
 replica changed otherwise (catch-up, repair) --> the engine is reloaded from it
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,7 +19,9 @@ from codec.sign import Key
 from node.engines.group import EngineGroup
 from node.engines.host import EngineDeadlines, EngineHost, EngineLost, EngineSpec, ReplicaRef, worker_command
 from node.engines.vllm.specs import specs_of
+from node.host.last_line import last_line
 from node.member.engine_memory import EngineMemory
+from node.member.milestones import Look
 from node.member.worker import NodeWorker
 from node.settings.config import JoinConfig
 from node.status.schema import EngineCommit, OwnStatus
@@ -33,6 +36,8 @@ _log = structlog.get_logger(__name__)
 _SOCKET: Final = "engine.sock"
 _LOG: Final = "engine.log"
 _FILES: Final = "model-files"
+_SAYS_CHARS: Final = 160
+"""Of the engine's last words in a line of the node's log."""
 _VLLM_COMMIT_S: Final = 300.0
 """Deadline of a commit in vLLM; engine processes of our own have that of `EngineDeadlines`."""
 _LEND_AGAIN_S: Final = 0.1
@@ -168,6 +173,19 @@ class EngineRuntime:
     @property
     def engine_version(self) -> VersionId:
         return VersionId(*self.host.version)
+
+    def look_at(self, look: Look) -> Look:
+        """Fill in what `look` says of the engine and its work."""
+        waits_for, says = self.host.waits_for, ""
+        if waits_for:
+            with contextlib.suppress(OSError):
+                says = last_line(self._config.home / _LOG)[:_SAYS_CHARS]
+        worker = self.worker
+        return look._replace(
+            waits_for=waits_for, log_says=says, engine=self.host.version if self.host.ready else None,
+            doing=f"generating with {{}} ({self._config.engine})",
+            tokens_s=worker.tokens_per_s, accepted=worker.accepted, refused=sum(worker.refused.values()),
+        )  # fmt: skip
 
     async def prove(self) -> None:
         """Read the bits back out of the engines; the status then has their root, and whether it is right."""

@@ -7,9 +7,12 @@ Modules:
 
 - `config`: The settings of every command, as frozen values
 - `contact`: Where the seed of a SWARM_HOME can be reached
+- `event_log`: Events of modules that also run where nobody has set up the log
+- `events`: The events of the log: what each says, and what to do about it
 - `extras`: The command that installs an extra's packages into this environment
 - `given`: Secrets that a user hands to a command
 - `keyfile`: The file that holds a private key
+- `log_file`: A log file of limited size
 - `logs`: Logging: lines, levels and rate limits
 - `memory`: What memory this machine has left, and how malloc gives it back
 - `memory_plan`: How much memory of the machine each process needs, and where a node's replica is kept

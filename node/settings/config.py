@@ -37,6 +37,7 @@ EngineName = Literal["none", "transformers", "vllm"]
 DemoEngine = Literal["transformers", "vllm"]
 Running = Literal["continue", "recompute", "drain"]
 ModelName = Literal["tiny", "small", "smollm2"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 SEED_PORT: Final = 4001
 """libp2p's usual port."""
@@ -154,6 +155,11 @@ class PeerConfig:
     metrics: str = ""
     """Serve a page, metrics (OpenMetrics) and health (/healthz, /readyz) at HOST:PORT, or at a port of this machine's
     loopback address. On another address, all but the health needs the token that the log shows."""
+    log_level: LogLevel | None = None
+    """Log lines from this level on; without it SWARM_LOG, or else info. On a terminal, debug also shows what comes
+    with every version."""
+    log_file: Path | None = None
+    """Write the log to this file too, as JSON lines. A file of 20 MB is renamed to FILE.1, and four older ones stay."""
 
     def __post_init__(self) -> None:
         # The class is frozen; canonical values replace the given ones once, here.
@@ -175,6 +181,8 @@ class PeerConfig:
         _check_mbit("--down-mbit", self.planned_down_mbit)
         if self.metrics:
             host_and_port(self.metrics)
+        if self.log_file is not None:
+            object.__setattr__(self, "log_file", self.log_file.expanduser().absolute())
 
     @property
     def monitor_address(self) -> tuple[str, int] | None:

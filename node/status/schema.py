@@ -153,6 +153,8 @@ class Step(Struct, kw_only=True):
     """The same, until the last member held it."""
     age_s: float = 0.0
     """Since the begin of the publish."""
+    trainer_step: int | None = None
+    """The step that the trainer named (`publish --step`); None: none, since the seed went back to an older version."""
     held: int = 0
     """Members that hold it."""
     waiting: int = 0

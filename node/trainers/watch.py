@@ -146,8 +146,9 @@ def main() -> None:
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--marker", default="")
     arguments.add_argument("--quiet-s", type=float, default=5.0)
+    arguments.add_argument("--log-file", type=Path)
     options = arguments.parse_args()
-    logs.configure()
+    logs.configure(file=options.log_file)
     memory.give_back_promptly()
     record = options.home / RECORD
     watch = Watch(options.marker, options.quiet_s, _remembered(record))

@@ -24,8 +24,8 @@ from multiaddr import Multiaddr
 from swarm.guard import Source, guarded
 from swarm.transport.base import Traffic
 from swarm.transport.connection.addresses import host_and_port
-from swarm.transport.connection.admission import Admission, Arrival
 from swarm.transport.connection.departed import departed_bytes
+from swarm.transport.connection.handshakes import Arrival, HandshakeTurns
 from swarm.transport.connection.ports import connect_from
 from swarm.transport.connection.reception import Reception
 from swarm.transport.tuning import PAUSE_S, awaken, tune
@@ -159,7 +159,7 @@ class TcpTransport(ITransport):
         self,
         traffic: Traffic,
         listeners: dict[str, socket.socket],
-        admission: Admission,
+        handshakes: HandshakeTurns,
         accept_token: Callable[[bytes, CountedSocket], Awaitable[bool]],
     ) -> None:
         """`listeners`: as `bind` returns them. `accept_token`: takes over an inbound connection that begins with
@@ -167,7 +167,7 @@ class TcpTransport(ITransport):
         self._traffic = traffic
         self._listeners = listeners
         self._accept_token = accept_token
-        self.reception = Reception(admission, TOKEN_MARK, self._serve_connection, trio.current_time)
+        self.reception = Reception(handshakes, TOKEN_MARK, self._serve_connection, trio.current_time)
         """Holds inbound connections until their handshake may begin; the caller runs it (`Reception.run`)."""
         self.live: set[CountedSocket] = set()
         """Every open connection."""
