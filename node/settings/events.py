@@ -135,6 +135,9 @@ EVENTS: Final[Mapping[str, Event]] = {
     "engine_ended": Event(
         "The engine ended with code {code}; it is started again in {pause_s:time}.", "see `SWARM_HOME/engine.log`"
     ),
+    "engine_damaged": Event(
+        "The engine's weights are not the version's bits: it is filled again. {hint}.", "look at this machine's memory"
+    ),
     "commit_failed": Event("The engine could not take version {version}: {why}. It is filled again from the replica."),
     "not_staged": Event("Version {version} was not staged: {why}."),
     "no_work": Event(
