@@ -15,6 +15,7 @@ In reading order:
 - `manifest`: The root over all blocks, and the seal of a version
 - `staging`: Decoding a chunk into scratch memory, before anything is written
 - `replica`, `layered`, `shared`: The bits of one version in shared memory, or on disk with deltas on top
+- `live`: Blocks read back out of the memory of an engine
 - `patch`: A version's changes for an engine in another process
 - `checkpoint`, `block_files`: Hugging Face checkpoint folders, and blocks read out of their files
 """

@@ -7,11 +7,14 @@ rewrite the whole file for each version, because changing 1 % of the elements ch
 While a node catches up, each block is read from the file in which its bits are: the user's folder, an older checkpoint,
 or the unfinished checkpoint in which fetched blocks are written.
 
+With `live` the engine's memory is the replica's memory: blocks are read back out of the engine and proven by their
+hash, and the disk is read only where the engine does not have them (`codec.live`).
+
 A disk can return wrong data, so a block counts as read only when its bits have its hash.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -23,8 +26,9 @@ from codec.checkpoint import Checkpoint
 from codec.chunk import BlockEntry, ChunkHeader, ChunkKey
 from codec.errors import PeerError
 from codec.layout import BlockSpec, Layout
+from codec.live import LiveBlocks, LiveFirst
 from codec.manifest import state_root
-from codec.staging import StagedBlock, StagedChunk, Torn, block_hash, forward, stage_chunk
+from codec.staging import BlockSource, StagedBlock, StagedChunk, Torn, block_hash, forward, stage_chunk
 
 __all__ = ["Layered"]
 
@@ -78,6 +82,8 @@ class Layered:
         """A replica without bits. `payload(chunk, block)`: reads the chunk store."""
         self.layout = layout
         self.hashes = np.zeros((layout.n_blocks, 32), np.uint8)
+        self.live: LiveBlocks | None = None
+        """The engine's memory, from which blocks are read first."""
         self._payload = payload
         self._blocks = [_BlockState(_Nowhere(), (), bytes(32))] * layout.n_blocks
 
@@ -102,22 +108,53 @@ class Layered:
     # ------------------------------------------------------------ reading
 
     def block(self, block: int, into: Bits | None = None) -> Bits:
-        """A block's elements, flat, in `into` or a new array. Its hash is not checked. Raises `IndexError`, `Torn`."""
+        """A block's elements from disk, flat, in `into` or a new array. Its hash is not checked. Raises `IndexError`,
+        `Torn`."""
         return self._materialize(block, into, hashed=False)[0]
 
     def read(self, block: int) -> tuple[bytes, bytes]:
-        """(bytes, hash) of a block at one version; the bytes have the hash. Raises `IndexError`, `Torn`."""
+        """(bytes, hash) of a block at one version, from disk; the bytes have the hash. Raises `IndexError`, `Torn`."""
         bits, at = self._materialize(block, None, hashed=True)
         return bits.tobytes(), at.digest
 
     def read_block(self, block: int) -> bytes:
         """A block's bytes, checked against its hash. Raises `IndexError`, `Torn`."""
-        return self.read(block)[0]
+        return self._source([block], self._proven).block(block).tobytes()
 
     def parts(self, name: str) -> Iterator[Bits]:
         """A tensor block by block, each checked against its hash. Raises `KeyError`, `Torn`."""
-        for block in self.layout.blocks_of(name):
-            yield self._materialize(block, None, hashed=True)[0]
+        blocks = self.layout.blocks_of(name)
+        source = self._source(blocks, self._proven)
+        return (source.block(block) for block in blocks)
+
+    def _proven(self, block: int) -> Bits:
+        """A block from disk, checked against its hash."""
+        return self._materialize(block, None, hashed=True)[0]
+
+    def _source(self, blocks: Iterable[int], from_disk: Callable[[int], Bits]) -> BlockSource:
+        """Where to read `blocks` in this order: live, where that is right, else by `from_disk`."""
+        return LiveFirst(self.live, self.layout, self.hashes, blocks, self._bring_forward, from_disk)
+
+    def _bring_forward(self, block: int, bits: Bits) -> bool:
+        """Bring live bits, of whichever version, to the block's present one, in place; whether they have its hash."""
+        at, spec = self._blocks[block], self.layout.block(block)
+        digest = block_hash(bits)
+        if digest == at.digest:
+            return True
+        later: list[tuple[BlockEntry, bytes]] = []
+        for key in reversed(at.chain):
+            found = self._payload(key, block)
+            if found is None:
+                return False
+            if found[0].new_hash == digest:
+                break
+            later.append(found)
+        try:
+            for entry, payload in reversed(later):
+                forward(entry, payload, bits, spec.dtype)
+        except PeerError:
+            return False
+        return bool(later) and block_hash(bits) == at.digest
 
     def bits(self, name: str) -> Bits:
         """A whole tensor, flat, in a new array. Raises `KeyError`, `Torn`."""
@@ -156,7 +193,7 @@ class Layered:
 
     def stage(self, header: ChunkHeader, body: bytes | bytearray | memoryview) -> StagedChunk:
         """Decode a verified chunk; see `codec.staging.stage_chunk`. Raises `Torn`, `PeerError`."""
-        return stage_chunk(self, header, body)
+        return stage_chunk(self._source([entry.block for entry in header.blocks], self.block), header, body)
 
     def scatter(self, stageds: Sequence[StagedChunk]) -> None:
         """Make the staged chunks part of this version: their blocks are decoded from the chunk store from now on.

@@ -288,6 +288,22 @@ class Replica:
             pass
         return tuple(sorted(wrong))
 
+    def empty_file(self) -> None:
+        """Give the disk space of a replica in a file back: all bits are zeros and no block has a version, also for the
+        processes that have mapped it. `refill_file` must be called before anything is written."""
+        assert self.path is not None
+        assert self.fd is not None
+        if shared.punch(self.fd, self._bytes.nbytes):
+            self.hashes[:] = 0
+
+    def refill_file(self) -> None:
+        """Allocate the file's disk space again. Raises `UsageError` when there is too little."""
+        assert self.fd is not None
+        try:
+            os.posix_fallocate(self.fd, 0, self._bytes.nbytes)
+        except OSError as error:
+            raise shared.no_room(self._bytes.nbytes, self.path, error) from error
+
     def rehash(self, run: Run = map) -> list[int]:
         """Hash every block again and correct `hashes`. Returns the ids of the blocks whose hash was wrong."""
         wrong: list[int] = []

@@ -5,6 +5,7 @@ memory, which only one process can use.
 """
 
 import contextlib
+import ctypes
 import fcntl
 import mmap
 import os
@@ -17,8 +18,10 @@ from codec.errors import UsageError
 __all__ = [
     "map_file",
     "map_readonly",
+    "no_room",
     "no_sharing",
     "populate",
+    "punch",
     "reserve",
     "seal_for_readers",
     "seal_forever",
@@ -29,6 +32,10 @@ _MADV_POPULATE_READ: Final = 22
 """From linux/mman.h; the `mmap` module lacks it."""
 _F_SEAL_FUTURE_WRITE: Final = 0x10
 """From linux/fcntl.h; the `fcntl` module has it from Python 3.13 on. Existing maps can still write, new ones cannot."""
+
+_FALLOC_FL_KEEP_SIZE: Final = 1
+_FALLOC_FL_PUNCH_HOLE: Final = 2
+"""From linux/falloc.h."""
 
 
 def reserve(name: str, nbytes: int) -> tuple[int | None, mmap.mmap]:
@@ -66,7 +73,12 @@ def map_file(path: Path, nbytes: int) -> tuple[int, mmap.mmap]:
     except OSError as error:
         if fd is not None:
             os.close(fd)
-        raise UsageError(f"Cannot keep {nbytes / 1e9:.1f} GB at {path}: {error.strerror}.") from error
+        raise no_room(nbytes, path, error) from error
+
+
+def no_room(nbytes: int, path: Path | None, error: OSError) -> UsageError:
+    """The error to raise when a file cannot be kept."""
+    return UsageError(f"Cannot keep {nbytes / 1e9:.1f} GB at {path}: {error.strerror}.")
 
 
 def _add_seals(fd: int, seals: int) -> None:
@@ -103,6 +115,17 @@ def unmap(memory: mmap.mmap, start: int, size: int) -> None:
     """Take these pages of shared memory out of this process; they are kept, and mapped again when they are read."""
     if sys.platform == "linux":
         memory.madvise(mmap.MADV_DONTNEED, start, size)
+
+
+def punch(fd: int, nbytes: int) -> bool:
+    """Give the disk blocks of a file back, and keep its size: processes that have mapped it read zeros. False where the
+    system cannot."""
+    try:
+        fallocate = ctypes.CDLL(None, use_errno=True).fallocate64
+    except (OSError, AttributeError):
+        return False
+    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    return fallocate(fd, _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE, 0, nbytes) == 0
 
 
 def no_sharing() -> UsageError:

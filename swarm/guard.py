@@ -139,17 +139,18 @@ def guarded(source: Source, who: bytes | str = b"") -> Iterator[Outcome]:
 def _count(source: Source, who: bytes | str, error: BaseException) -> None:
     if isinstance(error, UsageError):
         raise error
-    name = who.hex()[:8] if isinstance(who, bytes) else who[:64]
+    # A process with a log writes the peer's name from `extra`; the key is too long for a sentence.
+    by, extra = ("", {"peer": who}) if isinstance(who, bytes) else (f" from {who[:64]!r}", None)
     if isinstance(error, _EXPECTED):
         dropped[source] += 1
         if isinstance(error, PeerError) and (left_out := _seldom.due(f"{source} dropped")) is not None:
-            _log.warning("%s from %r dropped: %s%s", source, name, str(error)[:200], _more(left_out))
+            _log.warning("%s%s dropped: %s%s", source, by, str(error)[:200], _more(left_out), extra=extra)
         return
     bugs[source] += 1
     if strict():
         raise error
     if (left_out := _seldom.due(f"{source} bug")) is not None:
-        _log.error("bug in swarm-node, caused by a %s from %r%s", source, name, _more(left_out), exc_info=error)
+        _log.error("bug in swarm-node, caused by a %s%s%s", source, by, _more(left_out), exc_info=error, extra=extra)
 
 
 def _forget_frames(error: BaseException) -> None:

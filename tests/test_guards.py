@@ -63,6 +63,8 @@ GUARDED_BY: dict[str, Source | str] = {
     "node/trainers/held_gateway.py::_read": THREAD,
     "node/trainers/rollouts.py::_Batch._receive": OWN,
     "node/trainers/connection/seedlink.py::expect": OWN,
+    "node/trainers/publish_files.py::_ask": OWN,
+    "node/coordinator/file_publisher.py::_stop_at_hang_up": Source.TRAINER,
     "node/trainers/watch.py::main": OWN,
     "swarm/runtime/framing.py::ByteReader._fill": CALLER,
     "swarm/runtime/framing.py::ByteReader.exactly": CALLER,

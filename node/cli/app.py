@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from cyclopts import App, CycloptsError, Parameter
@@ -19,6 +20,7 @@ from codec.errors import SwarmError, UsageError
 from node.cli import authority, config, doctor, member, removal, watch, weights, work
 from node.cli.hidden import hide
 from node.cli.report import SEE
+from node.settings.config import KEPT
 from node.settings.sources import sources
 
 if TYPE_CHECKING:
@@ -88,6 +90,11 @@ def run(arguments: Sequence[str]) -> int:
     debug = "--debug" in words or bool(os.environ.get("SWARM_DEBUG"))
     # The parser takes a lone dash for an option.
     words = ["--ticket-file=-" if word == "-" else word for word in words if word != "--debug"]
+    if words[:1] == ["demo"]:  # --keep had no value in earlier releases
+        words = [
+            f"--keep={KEPT}" if word == "--keep" and following.startswith("-") else word
+            for word, following in pairwise([*words, "-"])
+        ]
     try:
         result = app(words, exit_on_error=False)
         sys.stdout.flush()
@@ -104,6 +111,8 @@ def run(arguments: Sequence[str]) -> int:
         text, code = explain(error)
         if text:
             print(f"swarm-node: {text}", file=sys.stderr)
+            if (logs := sys.modules.get("node.settings.logs")) is not None:  # not imported: nothing was logged
+                logs.note_end(text)
         return code
 
 

@@ -3,11 +3,12 @@
 import gc
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, TypeVar
 
 import trio
+
+from node.settings.logs import note_stopping
 
 __all__ = ["Interrupted", "OnTerm", "owner_only", "until_signalled"]
 
@@ -57,11 +58,10 @@ async def until_signalled(work: Callable[[], Awaitable[T]], on_term: OnTerm | No
                     os._exit(128 + number)
                 received.append(number)
                 if on_term is not None and number == signal.SIGTERM:
-                    print("Finishing; once more to stop at once.", file=sys.stderr, flush=True)
                     work_scope.deadline = trio.current_time() + on_term.within_s
                     on_term.ask()
                     continue
-                print("Stopping; once more to stop at once.", file=sys.stderr, flush=True)
+                note_stopping()
                 work_scope.cancel()
 
     async with trio.open_nursery() as nursery:

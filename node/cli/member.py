@@ -54,10 +54,8 @@ async def join(ticket: str = "", /, *, config: Annotated[JoinConfig, Parameter(n
     from node.cli.lifetime import OnTerm, owner_only, until_signalled
     from node.member.finishing import Finishing
     from node.member.join import LEAVES_WITHIN_S, run
-    from node.settings.logs import configure
 
     owner_only()
-    configure()
     if config.finish_within_s is None:
         await until_signalled(partial(run, parsed, config))
         return
@@ -85,10 +83,8 @@ async def relay(ticket: str = "", /, *, config: Annotated[RelayConfig, Parameter
     leave_out()
     from node.cli.lifetime import owner_only, until_signalled
     from node.member.relay import run
-    from node.settings.logs import configure
 
     owner_only()
-    configure()
     await until_signalled(partial(run, parsed, config))
 
 

@@ -1,12 +1,16 @@
 """Commands on checkpoints, without a swarm: delta, apply."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cyclopts import App
 
 from codec.errors import UsageError
 from node.cli.report import TRY, AsJson, offer, print_json
 from node.settings.config import MAX_MBIT
+
+if TYPE_CHECKING:
+    from node.tools.distribution import EgressPrices
 
 __all__ = ["register"]
 
@@ -63,16 +67,7 @@ def delta(
     if shapes is not None:
         if old is not None or out is not None:
             raise UsageError("--shapes reckons without checkpoints: leave out OLD, NEW and --out.")
-        from node.tools import reckon
-        from node.tools.shapes import shapes_of
-
-        wanted = reckon.DENSITY if density is None else density
-        reckoned = reckon.reckon(shapes_of(shapes), density=wanted, up_mbit=up_mbit, nodes=nodes, prices=prices)
-        if as_json:
-            print_json(reckoned.to_dict())
-        else:
-            print(reckon.render(reckoned))
-        return 0
+        return _reckon(shapes, density, up_mbit, nodes, prices, as_json)
     if old is None or new is None:
         raise UsageError("delta needs two checkpoints, OLD and NEW, or --shapes NAME to reckon without any.")
     if density is not None:
@@ -87,6 +82,21 @@ def delta(
     else:
         print(weights.render(report))
     return 0 if report.exact else 1
+
+
+def _reckon(
+    shapes: str, density: float | None, up_mbit: float, nodes: int, prices: "EgressPrices | None", as_json: bool
+) -> int:
+    from node.tools import reckon
+    from node.tools.shapes import shapes_of
+
+    wanted = reckon.DENSITY if density is None else density
+    reckoned = reckon.reckon(shapes_of(shapes), density=wanted, up_mbit=up_mbit, nodes=nodes, prices=prices)
+    if as_json:
+        print_json(reckoned.to_dict())
+    else:
+        print(reckon.render(reckoned))
+    return 0
 
 
 def apply(base: Path, delta: Path, out: Path, /, *, as_json: AsJson = False) -> None:

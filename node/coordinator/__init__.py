@@ -7,12 +7,14 @@ Modules:
 
 - `admin`: Removes members, revokes tickets and undoes both, in a running seed
 - `coordinator`: The seed process
+- `file_publisher`: Publishes checkpoint folders and raw files in the seed's own process
 - `handover`: The last run of a swarm whose key was replaced
 - `offline`: Removes members and revokes tickets while the seed does not run
 - `publisher`: From block deltas to a sealed version
 - `rank_group`: The ranks of one trainer, which publish a version together
 - `recovery`: The seed's replica at a start
 - `rotation`: Replaces a swarm's key while its seed does not run
+- `seed_log`: What the seed's log says of its members and versions
 - `seed_status`: The seed's status
 - `track`: What the seed remembers of each version for people
 - `trainer_server`: Answers trainers over a Unix socket

@@ -4,6 +4,7 @@ the user's trainer --trainer.sock--> trainer server --> publisher --> chunks, se
                                      trainer server <--> ledger service <-- Work messages <---- runtime <-- nodes
 """
 
+import os
 import random
 import secrets
 import subprocess
@@ -24,6 +25,7 @@ from codec.sign import Key
 from node.coordinator.admin import AdminService
 from node.coordinator.handover import hand_over
 from node.coordinator.recovery import CHECKPOINTS_KEPT, open_newest_version
+from node.coordinator.seed_log import SeedLog, next_command
 from node.coordinator.seed_status import seed_status
 from node.coordinator.track import SentBytes, Track
 from node.coordinator.trainer_server import TrainerServer
@@ -78,7 +80,7 @@ or by a bug of ours; without a pause the restarts would be a busy loop."""
 
 async def run(config: SeedConfig, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
     """Run a seed until cancelled. `started()` once it serves. Raises `UsageError` for what the user can correct."""
-    logs.configure()
+    logs.configure(config.log_level, file=config.log_file)
     memory.give_back_promptly()
     config = announced(config)
     config.home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -126,9 +128,13 @@ async def _watch_folder(config: SeedConfig) -> None:
     assert config.watch is not None
     command = [sys.executable, "-m", "node.trainers.watch", str(config.home), str(config.watch)]
     command += ["--marker", config.watch_marker, "--quiet-s", str(config.watch_quiet_s)]
+    command += ["--log-file", str(config.log_file)] if config.log_file is not None else []
+    environment = os.environ | ({"SWARM_LOG": config.log_level} if config.log_level is not None else {})
     while True:
         async with trio.open_nursery() as nursery:
-            process = await nursery.start(partial(trio.run_process, command, stdin=subprocess.PIPE, check=False))
+            process = await nursery.start(
+                partial(trio.run_process, command, stdin=subprocess.PIPE, check=False, env=environment)
+            )
             code = await process.wait()
         _log.warning("watch_ended", code=code, again_s=_WATCH_AGAIN_S)
         await trio.sleep(_WATCH_AGAIN_S)
@@ -145,10 +151,13 @@ class Coordinator:
     ) -> None:
         self._config, self._key, self._store, self._model = config, key, store, model
         self._superseded = trio.Event()
+        self._kernels_loaded = trio.Event()
         """Another seed with this key has started since."""
         now = trio.current_time()
         self.core = _authority(config, key, store, model, head, boot, now)
         self.track = Track(self._sent_bytes, trio.current_time)
+        self._seed_log = SeedLog(self.core)
+        logs.name_peers(self._seed_log.name_of)
         self.ledger = self._restored_ledger(book, now)
         # The runtime calls `committed` and `notify`, so what they use is built before it.
         self.endpoint = Endpoint.build(
@@ -182,24 +191,31 @@ class Coordinator:
         async with self.endpoint.running(leave=False), trio.open_nursery() as nursery:
             addrs = reached_at(config, self.endpoint.addrs)
             Contact(self._key.public, addrs, config.preset).write(config.home)
-            trainer_server = TrainerServer(self, self.ledger, self._files)
+            trainer_server = TrainerServer(self, self.ledger, self._files, self._kernels_loaded.is_set)
             await nursery.start(self.ledger.run)
             await nursery.start(query.serve, config.home, self.status)
             await nursery.start(trainer_server.run, config.home / SOCKET_NAME)
             if config.monitor_address is not None:
                 await nursery.start(serve_monitor, config.monitor_address, config.home, own_status(self.status))
-            _log.info("serving", peer_id=peer_id(self._key.public), addrs=", ".join(addrs), version=str(self.head))
+            _log.info(
+                "serving", peer_id=peer_id(self._key.public), addrs=", ".join(addrs), version=str(self.head),
+                next=next_command(config.home),
+            )  # fmt: skip
             task_status.started()
             nursery.start_soon(log_reservations, self.endpoint.transport)
             if config.watch is not None:
                 nursery.start_soon(_watch_folder, config)
-            nursery.start_soon(kernels.warm_up, {spec.dtype for spec in self.replica.layout.tensors})
+            nursery.start_soon(self._load_kernels)
             nursery.start_soon(audit, self._model, _report_damage)
             await self._superseded.wait()
             raise SwarmError(
                 "Another seed with this swarm's key has started since, and the nodes follow that one, so this one has "
                 "stopped. Run one seed per key."
             )
+
+    async def _load_kernels(self) -> None:
+        if await kernels.warm_up({spec.dtype for spec in self.replica.layout.tensors}):
+            self._kernels_loaded.set()
 
     # ------------------------------------------------------------ for the trainer server and its publisher
 
@@ -237,13 +253,16 @@ class Coordinator:
     async def find(self, root: bytes | None, version: int | None) -> Seal:
         return await self._publisher.find(root, version)
 
-    async def open_attempt(self, back_to: Seal | None = None) -> Attempt:
-        self.track.begin_publish()
+    async def open_attempt(self, back_to: Seal | None = None, trainer_step: int | None = None) -> Attempt:
+        self.track.begin_publish(trainer_step)
         usual_bytes = usual_payload_bytes(self.replica.layout)
         attempt = await self._publisher.open_attempt(back_to)
         attempt = attempt._replace(link_mbit=self._link_mbit, expected_bytes=usual_bytes)
         self.ledger.begun((attempt.epoch, attempt.version))
-        _log.info("publishing", version=str(VersionId(attempt.epoch, attempt.version)), attempt=attempt.attempt)
+        _log.info(
+            "publishing", version=str(VersionId(attempt.epoch, attempt.version)), attempt=attempt.attempt,
+            step=trainer_step or None,
+        )  # fmt: skip
         return attempt
 
     def rewind(self, to: Seal) -> AsyncGenerator[list[tuple[BlockDelta, int]], None]:
@@ -257,7 +276,9 @@ class Coordinator:
         members = [lease.grant.peer for lease in self.core.book.leases.values()]
         elements = sum(spec.elements for spec in self.replica.layout.tensors)
         self.track.sealed(manifest, elements, members)
-        return await self._publisher.seal(manifest)
+        sealed = await self._publisher.seal(manifest)
+        self._seed_log.sealed(manifest, elements, self.track.trainer_step)
+        return sealed
 
     async def abandon(self) -> None:
         await self._publisher.abandon()
@@ -277,7 +298,7 @@ class Coordinator:
                 self.ledger.hear(peer, body)
                 return
             case MemberHolds(_, peer, version):
-                self.track.held(peer, version)
+                self._seed_log.arrived(self.track.held(peer, version))
             case MemberJoined(peer):
                 self.ledger.member_up(peer)
             case MemberLeft(peer) | LeaseExpired(_, peer):
@@ -288,7 +309,7 @@ class Coordinator:
                 self._superseded.set()
             case _:
                 pass
-        _log.info(notice.log_name, **notice.log_fields())
+        self._seed_log.notice(notice)
 
     async def _send_work(self, peer: bytes, body: bytes) -> None:
         self.endpoint.send_work(peer, body)

@@ -87,7 +87,7 @@ class VersionSink(Protocol):
         """A sealed version, by its root or its number. Raises `UsageError` when there is none such."""
         ...
 
-    async def open_attempt(self, back_to: Seal | None = None) -> Attempt:
+    async def open_attempt(self, back_to: Seal | None = None, trainer_step: int | None = None) -> Attempt:
         """Durably begin the next version or its next attempt; `back_to`: an older version again, in a new epoch."""
         ...
 
@@ -131,19 +131,21 @@ class Publisher:
         open."""
         return self._current().hashes
 
-    async def begin(self, again: VersionRef | None = None, expected_bytes: int = 0) -> Attempt:
+    async def begin(
+        self, again: VersionRef | None = None, expected_bytes: int = 0, trainer_step: int | None = None
+    ) -> Attempt:
         """Open the next version. `again`: an older version instead, whose exact bits the trainer will send.
-        `expected_bytes`: of its payload, if the trainer knows.
+        `expected_bytes`: of its payload, if the trainer knows. `trainer_step`: the trainer's own count, for people.
 
         Raises `Busy` when a version is open, `UsageError` when there is no such older one.
         """
         target = None if again is None else await self.seed.find(again.root, again.version)
-        return await self._begin(target, expected_bytes)
+        return await self._begin(target, expected_bytes, trainer_step)
 
-    async def _begin(self, target: Seal | None, expected_bytes: int = 0) -> Attempt:
+    async def _begin(self, target: Seal | None, expected_bytes: int = 0, trainer_step: int | None = None) -> Attempt:
         if self._open is not None:
             raise Busy("Another trainer is publishing to this seed. Publish from one process at a time.")
-        attempt = await self.seed.open_attempt(target)
+        attempt = await self.seed.open_attempt(target, trainer_step)
         expected_bytes = attempt.last_payload_bytes or expected_bytes or attempt.expected_bytes
         attempt = attempt._replace(expected_bytes=expected_bytes)
         self._open = _Version(attempt, self.seed, target)

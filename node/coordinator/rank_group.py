@@ -77,7 +77,7 @@ class RankGroup:
     async def begin(self, message: PublishBegin) -> None:
         """Wait for all ranks, open the version, and tell them. Raises `UsageError`, `Busy`."""
         await self._gather()
-        attempt = await self._publisher.begin(message.again, message.expected_bytes)
+        attempt = await self._publisher.begin(message.again, message.expected_bytes, message.step)
         self.open, self._ended = True, {}
         self._check_all_here()
         await self._tell(

@@ -13,7 +13,7 @@ from node.ledger.assignment.commit_stats import Slowest
 from node.status.schema import Step
 from swarm.protocol.core.events import VersionId
 
-__all__ = ["SentBytes", "Track"]
+__all__ = ["Arrived", "SentBytes", "Track"]
 
 KEPT: Final = 256
 """Versions remembered."""
@@ -25,6 +25,14 @@ class SentBytes(NamedTuple):
     sockets: int
     payload: int
     control: int
+
+
+class Arrived(NamedTuple):
+    """A version that every member holds. `seconds`: since the begin of its publish."""
+
+    version: VersionId
+    nodes: int
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -42,6 +50,7 @@ class _Tracked:
     after: SentBytes
     extract_s: float
     first_chunk_s: float | None
+    trainer_step: int | None = None
     waiting: set[bytes] = field(default_factory=set)
     """Members that have not reported it."""
     held: int = 0
@@ -59,10 +68,13 @@ class Track:
         self._versions: dict[VersionId, _Tracked] = {}
         self._began: tuple[float, SentBytes] | None = None
         self._first_chunk_at: float | None = None
+        self.trainer_step: int | None = None
+        """Of the version that is being published, or was last."""
 
-    def begin_publish(self) -> None:
-        """From here on bytes count towards the next version."""
+    def begin_publish(self, trainer_step: int | None) -> None:
+        """From here on bytes count towards the next version, which is of this step of the trainer."""
         self._began = (self._clock(), self._sent())
+        self.trainer_step = trainer_step
         self._first_chunk_at = None
 
     def chunk_left(self) -> None:
@@ -85,6 +97,7 @@ class Track:
             after=self._sent(),
             extract_s=self._clock() - began_at,
             first_chunk_s=None if self._first_chunk_at is None else self._first_chunk_at - began_at,
+            trainer_step=self.trainer_step,
             waiting=set(members),
         )
         self._versions[tracked.version] = tracked
@@ -92,14 +105,19 @@ class Track:
         while len(self._versions) > KEPT:
             del self._versions[next(iter(self._versions))]
 
-    def held(self, peer: bytes, version: VersionId) -> None:
-        """`peer` reported that it holds `version`, which includes all before it."""
+    def held(self, peer: bytes, version: VersionId) -> list[Arrived]:
+        """`peer` reported that it holds `version`, which includes all before it. Returns the versions that every member
+        holds now, and did not before."""
+        arrived = []
         for tracked in self._versions.values():
             if tracked.version <= version and peer in tracked.waiting:
                 tracked.waiting.discard(peer)
                 tracked.held += 1
                 self._note_share(tracked)
                 self._finish(tracked)
+                if tracked.to_all_s is not None:
+                    arrived.append(Arrived(tracked.version, tracked.held, tracked.to_all_s))
+        return arrived
 
     def gone(self, peer: bytes) -> None:
         """`peer` is no member any more."""
@@ -145,6 +163,7 @@ def _step(tracked: _Tracked, slowest: Slowest, now: float) -> Step:
         publish_to_half_s=tracked.to_half_s,
         publish_to_all_s=tracked.to_all_s,
         age_s=now - tracked.began_at,
+        trainer_step=tracked.trainer_step,
         held=tracked.held,
         waiting=len(tracked.waiting),
         engines=slowest.engines,

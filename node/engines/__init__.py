@@ -21,5 +21,6 @@ Modules:
 - `texts`: The text of a continuation, and the stop texts in it
 - `transformers`: The reference engine
 - `widths`: Converts a checkpoint's bits to those of a live tensor of another dtype, and back
+- `window`: The shared memory through which a node reads blocks back out of its engine
 - `worker`: The engine's own process
 """

@@ -65,6 +65,11 @@ class EngineGroup:
         return bool(self._ready)
 
     @property
+    def waits_for(self) -> str:
+        """What has to happen until one of them is ready, for people; empty: one is."""
+        return "" if self.ready else self.hosts[0].waits_for
+
+    @property
     def restarts(self) -> int:
         return sum(host.restarts for host in self.hosts)
 

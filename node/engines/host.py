@@ -5,7 +5,6 @@ commit, in a new process after a crash or a timeout. It serves nothing until its
 """
 
 import contextlib
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from node.engines.messages import (
     Generate,
     Proof,
     Prove,
+    Read,
     Ready,
     Reload,
     Score,
@@ -37,6 +37,7 @@ from node.engines.messages import (
 from node.engines.process import EngineProcess, EngineSpec, worker_command
 from node.ipc.async_channel import AsyncChannel, serve_socket
 from node.ipc.channel import ChannelClosed, close_fds
+from node.settings.event_log import EventLog
 from swarm.guard import Source
 
 __all__ = [
@@ -62,12 +63,13 @@ VERSIONS: Final = 64
 RELOADS: Final = 5
 """How often a reload is tried while the replica moves on."""
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRef:
     """The node's replica, from which an engine is filled. `fd` stays the replica's; `folder` has config and tokenizer.
+    `window_fd`: memory into which the engine's blocks will be read back (`node.engines.window`); None: they will not.
 
     The replica may move on at any time. The bits that are read then do not match `root`, and the reload finds out."""
 
@@ -76,6 +78,7 @@ class ReplicaRef:
     folder: Path
     version: Version
     root: bytes
+    window_fd: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +168,15 @@ class EngineHost:
         """How often a process that had served ended and was started again."""
         return self._process.restarts
 
+    @property
+    def waits_for(self) -> str:
+        """What has to happen until the engine is ready, for people; empty: it is ready."""
+        if self.ready:
+            return ""
+        if self._link is None:
+            return "its process to start and import its libraries"
+        return "its weights to be loaded and proven"
+
     async def wait_ready(self) -> None:
         """Wait until the engine is ready. A restart may take minutes."""
         await self._ready.wait()
@@ -223,8 +235,12 @@ class EngineHost:
         try:
             for _ in range(RELOADS):
                 ref = await self._source()
-                message = Attach(link.next_number(), ref.layout.to_bytes(), str(ref.folder), ref.version, ref.root)
-                proof = await link.ask(message, Proof, self._deadlines.attach_s, [ref.fd])
+                fds = [ref.fd] if ref.window_fd is None else [ref.fd, ref.window_fd]
+                message = Attach(
+                    link.next_number(), ref.layout.to_bytes(), str(ref.folder), ref.version, ref.root,
+                    read_back=ref.window_fd is not None,
+                )  # fmt: skip
+                proof = await link.ask(message, Proof, self._deadlines.attach_s, fds)
                 if proof.root == ref.root:
                     self._mark_ready(ref)
                     return
@@ -327,7 +343,7 @@ class EngineHost:
             message = Commit(link.next_number(), version, root)
             done = await link.ask(message, Done, self._deadlines.commit_s)
         except EngineFailed as error:
-            _log.warning("commit of %s failed (%s); reloading the engine from the replica", version, error)
+            _log.warning("commit_failed", version="{}.{}".format(*version), why=str(error))
             await self.reload()
             return None
         self._become(version, root)
@@ -362,6 +378,11 @@ class EngineHost:
                 return
         self._kill("its live parameters are not the replica's bits")
         raise EngineLost("the engine cannot be reloaded; it is being started again")
+
+    async def read_blocks(self, blocks: Sequence[int]) -> None:
+        """Have the engine write the live bits of these blocks into the window of its `ReplicaRef`."""
+        link = self._ready_link()
+        await link.ask(Read(link.next_number(), tuple(blocks)), Done, self._deadlines.prove_s)
 
     async def prove(self) -> bytes:
         """The root of the live parameters, read back out of the engine."""

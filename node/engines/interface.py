@@ -14,8 +14,8 @@ Engines differ in how they generate, and each style has a class:
 directly. `node.engines.transformers`, `node.engines.vllm.engine` and the tests' numpy engine implement the interface.
 `tests/node/engines/test_engine_contract.py` runs one contract on all three.
 
-Threads: `stage_patch` may run in another thread while the engine generates, because it changes no live parameter. All
-other calls come from one thread.
+Threads: `stage_patch` and `read_blocks` may each run in a thread of their own while the engine generates, because they
+change no live parameter. All other calls come from one thread.
 """
 
 from abc import ABC, abstractmethod
@@ -150,6 +150,19 @@ class Engine(ABC):
     @abstractmethod
     def live_root(self) -> bytes:
         """The root of the live parameters, read back out of the engine: 32 bytes. Works on a poisoned engine too."""
+
+    @property
+    def unreadable(self) -> str:
+        """Why `read_blocks` cannot replace the node's own copy of the model; empty if it can. Known once filled."""
+        return "this engine cannot give its weights back block by block"
+
+    def read_blocks(self, blocks: Sequence[int], window: NDArray[np.uint8]) -> None:
+        """Write the live bits of these blocks to their `places` in the window. No commit or reload runs meanwhile.
+
+        A block whose live bits are none of a checkpoint's is written as zeros: the node compares hashes. Raises
+        `EngineError` when `unreadable`.
+        """
+        raise EngineError(self.unreadable)
 
     @abstractmethod
     def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> list[Completion]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from codec.errors import UsageError
 from codec.layout import Layout, TensorSpec
 from node.engines.widths import INTEGERS, Width, width_of
+from node.engines.window import places
 from node.models.pieces import Piece, strides_of, whole
 
 __all__ = ["DevicePatch", "LiveParameters"]
@@ -208,6 +209,23 @@ class LiveParameters:
         """
         tensor = self._tensors[name]
         return tensor.read_part(start, tensor.spec.elements if count is None else start + count)
+
+    def fill_window(self, layout: Layout, blocks: Iterable[int], window: NDArray[np.uint8]) -> None:
+        """Write the live bits of blocks to their places in the window; zeros where `read` would raise."""
+        whole: tuple[str, Bits | None] = ("", None)
+        for place in places(layout, blocks):
+            spec, view = place.spec, place.view(window)
+            tensor = self._tensors[spec.name]
+            try:
+                if tensor.exact and tensor.is_plain:
+                    view[:] = tensor.read_part(spec.start, spec.start + spec.count)
+                    continue
+                if whole[0] != spec.name:  # read a tensor of many boxes once for all its blocks in the window
+                    whole = (spec.name, tensor.read())
+                assert whole[1] is not None
+                view[:] = whole[1][spec.start : spec.start + spec.count]
+            except ValueError:
+                view[:] = 0
 
     def hashes(self, layout: Layout) -> NDArray[np.uint8]:
         """BLAKE3 of each block's live bits: uint8, (n_blocks, 32). All zeros where `read` would raise."""

@@ -10,6 +10,7 @@ No message contains weights: the replica and the patches are descriptors of shar
       Generate --------------------------->  Progress..., Completions
       Cancel ----------------------------->                 drops a Generate, which gets no answer any more
       Score ------------------------------>  Scores
+      Read ------------------------------->  Done           in the background; generation goes on
       Prove ------------------------------>  Proof
       Reload ----------------------------->  Proof
 
@@ -20,13 +21,14 @@ run at once. Without it one runs at a time, and a commit waits for its end. `Rea
 sequences share their steps, so each sequence may be a `Generate` by itself, and none waits for a longer one.
 """
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
 from node.engines.base import Completion, Prompt, SamplingParams
 
 __all__ = [
+    "MAX_BLOCKS",
     "Attach",
     "Cancel",
     "Commit",
@@ -39,12 +41,16 @@ __all__ = [
     "Progress",
     "Proof",
     "Prove",
+    "Read",
     "Ready",
     "Reload",
     "Score",
     "Scores",
     "Stage",
 ]
+
+MAX_BLOCKS: Final = 4096
+"""Blocks of one `Read`: more small ones are read in several requests."""
 
 Root = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -54,13 +60,18 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
 
 
 class Attach(msgspec.Struct, frozen=True, tag="attach"):
-    """Load the model of `folder`'s config, and fill it from the replica whose descriptor comes with the message."""
+    """Load the model of `folder`'s config, and fill it from the replica whose descriptor comes with the message.
+
+    `read_back`: the engine's memory will be the node's only copy of the model in memory. The window for `Read` is a
+    second descriptor then (`node.engines.window`), and an engine that cannot be read back refuses.
+    """
 
     number: Number
     layout: bytes
     folder: str
     version: Name
     root: Root
+    read_back: bool = False
 
 
 class Stage(msgspec.Struct, frozen=True, tag="stage"):
@@ -99,6 +110,13 @@ class Score(msgspec.Struct, frozen=True, tag="score"):
     prompt: tuple[int, ...]
     token_ids: tuple[int, ...]
     sampling: SamplingParams
+
+
+class Read(msgspec.Struct, frozen=True, tag="read"):
+    """Write the live bits of these blocks into the window."""
+
+    number: Number
+    blocks: Annotated[tuple[Number, ...], msgspec.Meta(max_length=MAX_BLOCKS)]
 
 
 class Prove(msgspec.Struct, frozen=True, tag="prove"):
@@ -181,6 +199,6 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     poisoned: bool
 
 
-FromNode = Attach | Stage | Commit | Generate | Cancel | Score | Prove | Reload
+FromNode = Attach | Stage | Commit | Generate | Cancel | Score | Read | Prove | Reload
 FromEngine = Ready | Done | Completions | Progress | Scores | Proof | Failed
 """A message is at most as large as a frame: `node.ipc.framing.MAX_BODY_BYTES`."""

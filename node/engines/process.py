@@ -1,7 +1,6 @@
 """The engine's process, seen from the node: started, started again when it ends, and killed."""
 
 import contextlib
-import logging
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import trio
 
 from codec.errors import UsageError
 from node.host.last_line import last_line
+from node.settings.event_log import EventLog
 
 __all__ = ["EngineProcess", "EngineSpec", "worker_command"]
 
@@ -26,7 +26,7 @@ TRIES_BEFORE_FIRST: Final = 4
 USAGE: Final = 2
 """Exit code of an engine process whose last line of output is a sentence for the user."""
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class EngineProcess:
 
     def kill(self, why: str) -> None:
         """Kill the process with its children; `keep_running` starts the next one."""
-        _log.warning("engine killed: %s", why)
+        _log.warning("engine_killed", why=why)
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -104,7 +104,7 @@ class EngineProcess:
                 raise UsageError(f"The engine ends before it serves (code {code}): {self._last_words()}")
             if self._served:
                 self.restarts += 1
-            _log.warning("engine ended with code %s; starting it again in %.1f s", code, pause_s)
+            _log.warning("engine_ended", code=code, pause_s=pause_s)
             await trio.sleep(pause_s)
 
     def _last_words(self) -> str:

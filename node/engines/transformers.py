@@ -4,6 +4,7 @@ A commit is one `index_copy_` a tensor. Prompts of equal length are batched; the
 vLLM is the fast engine, and this one defines what is correct.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -75,6 +76,8 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         self._live: LiveParameters | None = None
         self._layout: Layout | None = None
         self._staged: list[DevicePatch] = []
+        self._weights = threading.Lock()
+        """Held while the live parameters are written, or read back by `read_blocks`."""
         self._cached: bool | None = None
         """Whether the model can generate with a cache; None: not tried yet."""
         self.version = BASE_VERSION
@@ -112,9 +115,10 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         self._refuse_if_poisoned()
         started = time.perf_counter()
         self.poisoned = f"the commit of version {version} did not finish"  # stays unless every line below is reached
-        for patch in self._staged:
-            patch.write()
-        self._synchronize()
+        with self._weights:
+            for patch in self._staged:
+                patch.write()
+            self._synchronize()
         self.version, self.root, self._staged = version, root, []
         self.poisoned = None
         if self._carry == "recompute":
@@ -165,6 +169,20 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
     def live_hashes(self, layout: Layout) -> NDArray[np.uint8]:
         return self._attached().hashes(layout)
 
+    @property
+    def unreadable(self) -> str:
+        if self.device.type == "cpu":
+            return ""
+        return f"its weights are on a device ({self.device.type}) from which reading them back has not been proven"
+
+    def read_blocks(self, blocks: Sequence[int], window: NDArray[np.uint8]) -> None:
+        if self.unreadable:
+            raise EngineError(self.unreadable)
+        live, layout = self._attached(), self._layout
+        assert layout is not None
+        with self._weights:
+            live.fill_window(layout, blocks, window)
+
     @torch.no_grad()
     def reload(self, bits: Callable[[str], NDArray[Any]], version: Version, root: bytes) -> None:
         live, layout = self._attached(), self._layout
@@ -172,9 +190,10 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         self.poisoned = f"the reload of version {version} did not finish"
         self._staged = []
         self._flights.clear()  # it is unknown whether the weights that they were drawn from were their version's
-        for spec in layout.tensors:
-            live.write(spec.name, bits(spec.name))
-        self._synchronize()
+        with self._weights:
+            for spec in layout.tensors:
+                live.write(spec.name, bits(spec.name))
+            self._synchronize()
         self.version, self.root, self.poisoned = version, root, None
 
     def _cohorts(self) -> list[Cohort]:

@@ -1,12 +1,14 @@
 """The engine's own process: `python -m node.engines.worker --socket PATH --engine transformers`.
 
 Synchronous, and with no more dependencies than codec, numpy and the engine's own. The main thread generates, commits
-and proves (`node.engines.generation`); a second thread receives requests; a third stages patches, so a version is made
-ready while the engine generates. When the node goes away, this process ends at once with all its children.
+and proves (`node.engines.generation`); a second thread receives requests; a third stages patches and a fourth reads
+blocks back, so both happen while the engine generates. When the node goes away, this process ends at once with all its
+children.
 """
 
 import argparse
 import importlib
+import mmap
 import os
 import queue
 import signal
@@ -14,10 +16,12 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from codec import Layout, Replica
 from codec.errors import PeerError, SwarmError, UsageError
@@ -34,11 +38,13 @@ from node.engines.messages import (
     Generate,
     Proof,
     Prove,
+    Read,
     Ready,
     Reload,
     Score,
     Stage,
 )
+from node.engines.window import WINDOW_BYTES
 from node.ipc.channel import Channel, ChannelClosed, ChannelTimeout, close_fds, connect
 
 __all__ = ["Worker", "end_all", "main"]
@@ -61,11 +67,15 @@ class Worker:
         """The version of the last patch that was staged whole; None while a patch is being staged."""
         self._tasks: Tasks = queue.Queue()
         self._stagings: Tasks = queue.Queue()
+        self._readings: Tasks = queue.Queue()
+        self._window: NDArray[np.uint8] | None = None
+        """The memory into which blocks are read back; None: the node does not read any."""
 
     def serve(self) -> NoReturn:
         """Work in this thread until the process ends."""
         threading.Thread(target=self._receive, name="receive", daemon=True).start()
-        threading.Thread(target=self._stage_patches, name="stage", daemon=True).start()
+        for name, line in (("stage", self._stagings), ("read", self._readings)):
+            threading.Thread(target=_work_off, args=(line,), name=name, daemon=True).start()
         engine, generation = self._engine, self._generation
         ready = Ready(
             os.getpid(),
@@ -78,10 +88,6 @@ class Worker:
         self._channel.send(ready)
         generation.run(self._tasks)
 
-    def _stage_patches(self) -> None:
-        while True:
-            self._stagings.get()()
-
     def _receive(self) -> None:
         try:
             while True:
@@ -89,7 +95,7 @@ class Worker:
                     message, fds = self._channel.recv(WAKE_S)
                 except ChannelTimeout:
                     continue
-                line = self._stagings if isinstance(message, Stage) else self._tasks
+                line = {Stage: self._stagings, Read: self._readings}.get(type(message), self._tasks)
                 line.put(lambda message=message, fds=fds: self._answer(message, fds))
         except (ChannelClosed, PeerError):
             end_all()
@@ -118,7 +124,7 @@ class Worker:
         """The answer, or None when it comes later or never."""
         match message:
             case Attach():
-                return self._attach(message, fds[0])
+                return self._attach(message, fds)
             case Stage(number, version):
                 return Done(number, self._stage(WeightPatch(fds[0], version)))
             case Commit(number, version, root):
@@ -129,16 +135,34 @@ class Worker:
                 return self._generation.cancel(number)
             case Score():
                 return self._generation.score(message)
+            case Read(number, blocks):
+                return Done(number, self._read(blocks))
             case Prove(number):
                 return Proof(number, self._engine.live_root())
             case Reload(number, version, root):
                 return Proof(number, self._reload(version, root))
 
-    def _attach(self, message: Attach, fd: int) -> Proof:
+    def _attach(self, message: Attach, fds: list[int]) -> Proof:
+        fd = fds[0]
         layout = Layout.from_bytes(message.layout)
         replica = Replica.attach(os.dup(fd), layout, np.zeros((layout.n_blocks, 32), np.uint8))
         self._engine.attach_replica(SharedReplica(replica, fd, Path(message.folder)))
-        return Proof(message.number, self._reload(message.version, message.root))
+        held = self._reload(message.version, message.root)
+        self._window = None
+        if message.read_back:
+            if self._engine.unreadable:
+                raise UsageError(
+                    f"--replica engine: {self._engine.unreadable}. Use --replica disk, or ram where there is room."
+                )
+            self._window = np.frombuffer(mmap.mmap(fds[1], WINDOW_BYTES), np.uint8)
+        return Proof(message.number, held)
+
+    def _read(self, blocks: Sequence[int]) -> float:
+        started = time.perf_counter()
+        if self._window is None:
+            raise EngineError("there is no window to read blocks into")
+        self._engine.read_blocks(blocks, self._window)
+        return time.perf_counter() - started
 
     def _reload(self, version: Version, root: bytes) -> bytes:
         """The root that the engine then holds: another one than `root` when the replica moved on while it was read."""
@@ -158,6 +182,11 @@ class Worker:
             raise EngineError(f"{version} is not what is staged ({self._staged})")
         self._staged = None
         return self._engine.commit(version, root)
+
+
+def _work_off(line: Tasks) -> NoReturn:
+    while True:
+        line.get()()
 
 
 def end_all(code: int = 0) -> NoReturn:

@@ -6,7 +6,6 @@ groups that may be offered. So a busy ledger writes seldom and in bulk, and nobo
 undo.
 """
 
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from node.ledger.report import report
 from node.ledger.rules import Ledger
 from node.ledger.session import GroupOffer, WorkSession
 from node.ledger.state import Group, Head
+from node.settings.event_log import EventLog
 from node.status.schema import LedgerStatus
 
 __all__ = ["VOLATILE", "LedgerService", "Turn"]
@@ -42,7 +42,7 @@ PRUNE_EVERY_S: Final = 600.0
 VOLATILE: Final = "volatile/"
 """Sessions whose names begin with this end with the process: nobody can come back for them."""
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +331,7 @@ class LedgerService:
         """The trainer refused a group, because it proved a sample to be a lie: its node goes into quarantine, and its
         samples are generated again."""
         if self._ledger.quarantine.accuse(group, sample, f"the trainer's own computation: {why}", self._clock()):
-            _log.warning("the trainer found that a node lied: %s", why)
+            _log.warning("rollout_false", why=why)
         self._refused(group, True)
 
     def _refused(self, group: bytes, discarded: bool) -> None:

@@ -4,8 +4,10 @@ replica committed --> patch (memfd) --> worker: staged while the engine generate
 replica changed otherwise (catch-up, repair) --> the engine is reloaded from it
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -17,6 +19,9 @@ from codec.sign import Key
 from node.engines.group import EngineGroup
 from node.engines.host import EngineDeadlines, EngineHost, EngineLost, EngineSpec, ReplicaRef, worker_command
 from node.engines.vllm.specs import specs_of
+from node.host.last_line import last_line
+from node.member.engine_memory import EngineMemory
+from node.member.milestones import Look
 from node.member.worker import NodeWorker
 from node.settings.config import JoinConfig
 from node.status.schema import EngineCommit, OwnStatus
@@ -31,6 +36,8 @@ _log = structlog.get_logger(__name__)
 _SOCKET: Final = "engine.sock"
 _LOG: Final = "engine.log"
 _FILES: Final = "model-files"
+_SAYS_CHARS: Final = 160
+"""Of the engine's last words in a line of the node's log."""
 _VLLM_COMMIT_S: Final = 300.0
 """Deadline of a commit in vLLM; engine processes of our own have that of `EngineDeadlines`."""
 _LEND_AGAIN_S: Final = 0.1
@@ -76,6 +83,8 @@ class EngineRuntime:
             for spec in specs
         ]  # fmt: skip
         self.host = EngineGroup(hosts)
+        self._memory = EngineMemory(self.host, model) if config.replica == "engine" else None
+        """The engines' memory, where it is the replica."""
         self.worker = NodeWorker(key, self.host, self._send)
         self._proof: _Proof | None = None
 
@@ -93,6 +102,8 @@ class EngineRuntime:
         async with trio.open_nursery() as nursery:
             await nursery.start(self.host.run)
             nursery.start_soon(self._follow_replica)
+            if self._memory is not None:
+                nursery.start_soon(self._memory.run)
             await nursery.start(self.worker.run)
             await trio.sleep_forever()
 
@@ -130,9 +141,12 @@ class EngineRuntime:
         """The bits and files to load an engine from, as they are now. Waits until the replica is a version."""
         await self._has_version.wait()
         folder = await in_thread(self._write_files)
-        while (loan := await in_thread(self._model.lend)) is None:  # noqa: ASYNC110 - a catch-up tells nobody its end
+        memory = self._memory
+        lend = partial(in_thread, self._model.lend) if memory is None else memory.lend
+        while (loan := await lend()) is None:  # noqa: ASYNC110 - a catch-up tells nobody its end
             await trio.sleep(_LEND_AGAIN_S)
-        return ReplicaRef(loan.layout, loan.fd, folder, loan.version, loan.root)
+        window_fd = None if memory is None else memory.window_fd
+        return ReplicaRef(loan.layout, loan.fd, folder, loan.version, loan.root, window_fd)
 
     def _write_files(self) -> Path:
         """Write config, tokenizer and the like, as the layout names them, into a folder that an engine can load."""
@@ -160,6 +174,19 @@ class EngineRuntime:
     def engine_version(self) -> VersionId:
         return VersionId(*self.host.version)
 
+    def look_at(self, look: Look) -> Look:
+        """Fill in what `look` says of the engine and its work."""
+        waits_for, says = self.host.waits_for, ""
+        if waits_for:
+            with contextlib.suppress(OSError):
+                says = last_line(self._config.home / _LOG)[:_SAYS_CHARS]
+        worker = self.worker
+        return look._replace(
+            waits_for=waits_for, log_says=says, engine=self.host.version if self.host.ready else None,
+            doing=f"generating with {{}} ({self._config.engine})",
+            tokens_s=worker.tokens_per_s, accepted=worker.accepted, refused=sum(worker.refused.values()),
+        )  # fmt: skip
+
     async def prove(self) -> None:
         """Read the bits back out of the engines; the status then has their root, and whether it is right."""
         self._proof = None
@@ -176,6 +203,8 @@ class EngineRuntime:
         own.engine_restarts = self.host.restarts
         own.engine_reloads = self.host.reloads
         own.engine_urls = list(self.urls)
+        if self._memory is not None:
+            own.live_reads = self._memory.reads
         own.tokens_s = self.worker.tokens_per_s
         own.commits = [
             EngineCommit(version=(commit.epoch, commit.version), pause_ms=1e3 * commit.pause_s)

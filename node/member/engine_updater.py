@@ -4,7 +4,6 @@ A preemptible engine keeps its sequences over a commit, so it commits at once an
 commits when its running sequences are done; none is begun meanwhile (`taking`).
 """
 
-import logging
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -16,10 +15,11 @@ from node.engines.base import Version
 from node.engines.host import EngineFailed, EngineLost
 from node.ledger.messages import Commits
 from node.member.engine_client import EngineClient
+from node.settings.event_log import EventLog
 
 __all__ = ["EngineUpdater"]
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class EngineUpdater:
             return await self._engine.stage(update.patch_fd, update.version)
         except (EngineLost, EngineFailed) as error:
             # The commit fails too, and the engine is reloaded from the replica.
-            _log.warning("version %s was not staged: %s", update.version, error)
+            _log.warning("not_staged", version="{}.{}".format(*update.version), why=str(error))
             return 0.0
         finally:
             os.close(update.patch_fd)
@@ -110,7 +110,7 @@ class EngineUpdater:
         try:
             took = await self._engine.commit(update.version, update.root)
         except (EngineLost, EngineFailed) as error:
-            _log.warning("version %s was not committed: %s", update.version, error)
+            _log.warning("commit_failed", version="{}.{}".format(*update.version), why=str(error))
             return
         if took is not None:
             self._paused(took.pause_s)

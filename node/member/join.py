@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import structlog
 import trio
 
-from codec import Manifest
+from codec import Layout, Manifest
 from codec.errors import PeerError, SwarmError, UsageError
 from codec.sign import Key
 from node.host.announce import announced, resolved
@@ -24,6 +24,7 @@ from node.host.daily import Daily
 from node.host.endpoint import Endpoint, NetworkOptions, open_store
 from node.member import following
 from node.member.finishing import Finishing
+from node.member.milestones import Look, Milestones
 from node.member.placing import Placing
 from node.monitor import own_status, serve_monitor
 from node.settings import keyfile, logs
@@ -68,8 +69,6 @@ if TYPE_CHECKING:
 __all__ = ["LEAVES_WITHIN_S", "Member", "OpenedModel", "run"]
 
 _log = structlog.get_logger(__name__)
-_PROGRESS_EVERY_S: Final = 5.0
-"""Interval of the log's lines about a catch-up."""
 _LOG_EVERY_S: Final = 10.0
 """Interval of the log's lines about a seed that does not answer; it is dialed more often."""
 LEAVES_WITHIN_S: Final = 10.0
@@ -92,7 +91,7 @@ async def run(
     """
     from codec import Checkpoint
 
-    logs.configure()
+    logs.configure(config.log_level, file=config.log_file)
     give_back_promptly()
     config = await in_thread(resolved, announced(config))
     if config.model is not None:
@@ -214,6 +213,7 @@ class Member:
         self._finishing = finishing
         self._patience_s = max(config.wait_for_seed_s, following.PATIENCE_S if way.followed else 0.0)
         self._is_relay = opened is None
+        self._model = None if opened is None else opened.model
         self._joined = trio.Event()
         self._over: SwarmError | None = None
         """Why it ends."""
@@ -245,6 +245,7 @@ class Member:
             tuning=Tuning.named(way.ticket.preset), model=None if opened is None else opened.model,
         )  # fmt: skip
         self.core.membership.renewals.fill_account = self._fill_account
+        logs.name_peers(self._name_of)
 
     def _core(self, opened: OpenedModel | None) -> Peer:
         config, ticket = self.config, self.ticket
@@ -273,7 +274,7 @@ class Member:
                     nursery.start_soon(self._watch_budget, self._daily)
                 nursery.start_soon(log_reservations, self.endpoint.transport)
                 nursery.start_soon(self._give_up_without_seed)
-                nursery.start_soon(self._log_catch_up)
+                nursery.start_soon(Milestones(trio.current_time()).tell, self._look)
                 if self._finishing is not None:
                     nursery.start_soon(self._finish, self._finishing)
                 _log.info("starting", peer_id=peer_id(self.key.public), addrs=", ".join(self.endpoint.addrs))
@@ -307,13 +308,32 @@ class Member:
             _log.info("finished", given_back=not done)
         self._end.set()
 
-    async def _log_catch_up(self) -> None:
-        """A first catch-up takes minutes where the model is large."""
-        while True:
-            await trio.sleep(_PROGRESS_EVERY_S)
-            if self.core.catchup.active:
-                received_mb = round(self.endpoint.transport.traffic.received / 1e6, 1)
-                _log.info("catching_up", percent=round(100 * self.core.caught_up), received_mb=received_mb)
+    def _look(self) -> Look:
+        """What is told to the person who started this process."""
+        core, layout = self.core, self._layout()
+        active = core.catchup.active
+        block_bytes = layout.nbytes / layout.n_blocks if layout is not None and layout.n_blocks else 0.0
+        heartbeat = core.state.leases.heartbeat
+        look = Look(
+            held=None if active else core.state.held,
+            head=None if heartbeat is None else heartbeat.head,
+            fetched=core.caught_up if active else None,
+            of_bytes=round(core.catchup.total_blocks * block_bytes) or None,
+            received_bytes=self.endpoint.transport.traffic.received,
+            pushed_bytes=self.endpoint.runtime.counts.pushed,
+            doing="passing chunks on, up to {}" if self._is_relay else "holding {} and passing it on",
+        )
+        return look if self.engine_runtime is None else self.engine_runtime.look_at(look)
+
+    def _layout(self) -> Layout | None:
+        return None if self._model is None or self._model.replica is None else self._model.replica.layout
+
+    def _name_of(self, peer: bytes) -> str:
+        """The name of a peer in the log."""
+        if peer == self.ticket.authority:
+            return "the seed"
+        member = None if self.core.state.roster is None else self.core.state.roster.member_of(peer)
+        return "" if member is None else member.name
 
     def _fill_account(self, account: Account) -> None:
         """Bring the figures that heartbeats report up to date."""

@@ -31,7 +31,7 @@ class Placing:
         self.plan = self._plan(model_bytes, config.engine, on_disk=chosen)
         _log.info(
             "replica",
-            place="disk" if chosen else "ram",
+            place="engine" if config.replica == "engine" else "disk" if chosen else "ram",
             model_bytes=model_bytes,
             memory_bytes=memory_bytes,
             needs_bytes=self.plan.nbytes,
@@ -43,5 +43,10 @@ class Placing:
         if device == "auto" and not gpu_files():
             device = "cpu"
         return memory_plan.node(
-            model_bytes, on_disk=on_disk, engine=engine, device=device, engines=self._config.engines
+            model_bytes,
+            on_disk=on_disk,
+            from_engine=self._config.replica == "engine",
+            engine=engine,
+            device=device,
+            engines=self._config.engines,
         )

@@ -29,7 +29,7 @@ async def run(
 
     When the swarm gets a new key the relay goes on in the new swarm.
     """
-    logs.configure()
+    logs.configure(config.log_level, file=config.log_file)
     memory.give_back_promptly()
     config = await in_thread(resolved, announced(config))
     plan = memory_plan.relay()

@@ -1,6 +1,5 @@
 """Scores other nodes' samples on this node's engine, one at a time, so that the ledger can compare."""
 
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -11,13 +10,14 @@ from codec.errors import PeerError
 from node.engines.host import EngineFailed, EngineLost
 from node.ledger.messages import Ask, WorkAnswer, encode, pack_floats, unpack_tokens
 from node.member.engine_client import EngineClient
+from node.settings.event_log import EventLog
 
 __all__ = ["Scorer"]
 
 ASKS_HELD: Final = 8
 """Samples that wait to be scored; the oldest is dropped for one more, and the ledger asks another node."""
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 
 class Scorer:
@@ -50,5 +50,5 @@ class Scorer:
                 try:
                     logprobs, version = await self._engine.score(unpack_tokens(ask.prompt), tokens, ask.sampling)
                 except (EngineLost, EngineFailed) as error:
-                    _log.warning("a sample could not be scored: %s", error)
+                    _log.warning("not_scored", why=str(error))
             await self._send(encode(WorkAnswer(ask.check, *version, pack_floats(logprobs[ask.start :]))))

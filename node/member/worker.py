@@ -9,7 +9,6 @@ a preemptible engine commits at once, after samples that would be refused as too
 commits when its running sequences are done, and none is begun meanwhile.
 """
 
-import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -55,6 +54,7 @@ from node.member.lease_inventory import Held, Job, LeaseInventory, Result, toget
 from node.member.pace import PACE, Pace
 from node.member.scorer import Scorer
 from node.member.time_accounting import TimeAccounting
+from node.settings.event_log import EventLog
 from node.status.schema import TimeSplit, WorkerStatus
 from swarm.guard import Source, guarded
 
@@ -71,7 +71,7 @@ LOOK_EVERY_S: Final = 1.0
 _Asking = tuple[int, Version, bytes]
 """What a request for work says: room for sequences, the engine's version, and its root."""
 
-_log = logging.getLogger(__name__)
+_log = EventLog(__name__)
 
 
 @dataclass(eq=False)
@@ -208,7 +208,7 @@ class NodeWorker:
             case Unfit(_, reason):
                 self._behind = reason in (Reason.TOO_OLD, Reason.LATE)
                 if not self._behind:
-                    _log.warning("the ledger gives this node no work: %s", reason)
+                    _log.warning("no_work", why=str(reason))
             case Ask():
                 self._scorer.ask(message)
             case AskAbilities():
@@ -283,7 +283,7 @@ class NodeWorker:
                 tokens_made = sum(len(completion.token_ids) for completion in completions)
                 self.tokens_per_s = tokens_made / max(self._clock() - started, 1e-6)
         except (EngineLost, EngineFailed) as error:
-            _log.warning("the self-test failed: %s", error)
+            _log.warning("self_test_failed", why=str(error))
         self._tested = True
         self._wake()
 
@@ -292,7 +292,7 @@ class NodeWorker:
             with flight.scope:
                 await self._generate(flight)
         except EngineLost as error:
-            _log.warning("%d sequences lost with the engine: %s", len(flight.jobs), error)
+            _log.warning("work_lost", sequences=len(flight.jobs), why=str(error))
             await self._give_back()  # an engine may take minutes to load; other nodes need not wait
         except EngineFailed as error:
             await self._isolate(flight, str(error))
@@ -322,7 +322,7 @@ class NodeWorker:
             self._inventory.undo(flight.jobs)
             return
         held = leases[0]
-        _log.warning("the engine refuses lease %d: %s", held.id, why)
+        _log.warning("lease_refused", lease=held.id, why=why)
         self._drop(held.id)
         await self._send(encode(Cannot(held.id, held.message.token, why[:512])))
 

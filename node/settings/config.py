@@ -37,6 +37,7 @@ EngineName = Literal["none", "transformers", "vllm"]
 DemoEngine = Literal["transformers", "vllm"]
 Running = Literal["continue", "recompute", "drain"]
 ModelName = Literal["tiny", "small", "smollm2"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 SEED_PORT: Final = 4001
 """libp2p's usual port."""
@@ -50,6 +51,8 @@ MAX_NODES_EVER: Final = 10_000
 """The seed keeps 32 bytes for each, and writes all of a ticket's again when another machine joins."""
 MAX_RELAYS: Final = 3
 """Each costs a connection, and an address in the ticket."""
+KEPT: Final = "swarm-demo"
+"""Folder of `demo --keep` without a value, which earlier releases accepted."""
 _EXAMPLE: Final = "203.0.113.7:4001"
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -154,6 +157,11 @@ class PeerConfig:
     metrics: str = ""
     """Serve a page, metrics (OpenMetrics) and health (/healthz, /readyz) at HOST:PORT, or at a port of this machine's
     loopback address. On another address, all but the health needs the token that the log shows."""
+    log_level: LogLevel | None = None
+    """Log lines from this level on; without it SWARM_LOG, or else info. On a terminal, debug also shows what comes
+    with every version."""
+    log_file: Path | None = None
+    """Write the log to this file too, as JSON lines. A file of 20 MB is renamed to FILE.1, and four older ones stay."""
 
     def __post_init__(self) -> None:
         # The class is frozen; canonical values replace the given ones once, here.
@@ -175,6 +183,8 @@ class PeerConfig:
         _check_mbit("--down-mbit", self.planned_down_mbit)
         if self.metrics:
             host_and_port(self.metrics)
+        if self.log_file is not None:
+            object.__setattr__(self, "log_file", self.log_file.expanduser().absolute())
 
     @property
     def monitor_address(self) -> tuple[str, int] | None:
@@ -291,8 +301,9 @@ class JoinConfig(MemberConfig):
     """Copy the base checkpoint to the home. Without it the home only refers to that folder; if its files change, what
     is missing is fetched from peers."""
     replica: ReplicaPlace = "auto"
-    """Where this machine keeps its copy of the model: ram, disk (no more is written, but more is decoded), none
-    (pass chunks on, as a relay does; an engine needs a copy), or auto: ram if the container has enough, else disk."""
+    """Where this machine keeps its copy of the model: ram, disk (no more is written, but more is decoded), engine (as
+    disk, but read back out of the engine's memory; on CPUs), none (pass chunks on, as a relay does; an engine needs a
+    copy), or auto: ram if the container has enough, else disk."""
     device: str = "auto"
     """Where the engine runs: auto, cpu, cuda or cuda:1."""
     threads: int | None = None
@@ -340,6 +351,8 @@ class JoinConfig(MemberConfig):
             raise UsageError(
                 "--replica none: an engine needs a copy of the model; add --engine none, or leave out --replica"
             )
+        if self.replica == "engine" and self.engine == "none":
+            raise UsageError("--replica engine: there is no engine; leave out --engine none, or use --replica disk")
         if self.threads is not None and not 1 <= self.threads <= 1024:
             raise UsageError("--threads: 1 to 1024")
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,2})?", self.device):
@@ -470,8 +483,12 @@ class DemoConfig:
     """Policy to train."""
     seed: int = 0
     """Seed of all random numbers in training and sampling."""
-    keep: bool = False
-    """Keep the folders of all processes (keys, replicas, logs) and print where they are."""
+    keep: Path | None = None
+    """Keep everything in this new folder: the folders and logs of all processes (run), and something to begin with: a
+    tiny model that says which version it is (model), checkpoints of it (steps), and a script that plays two machines
+    with them (two_boxes.sh)."""
+    only_files: bool = False
+    """With --keep: make the model, the checkpoints and the script, and run nothing. Needs no torch."""
     engine: DemoEngine = "transformers"
     """The nodes' engine."""
     vllm_python: Path | None = None
@@ -484,3 +501,8 @@ class DemoConfig:
             raise UsageError("--steps: 1 to 10000")
         if not 0 <= self.seed < 1 << 32:
             raise UsageError("--seed: 0 to 2^32 - 1")
+        if self.keep is not None:
+            folder = Path(KEPT) if str(self.keep).lower() in ("1", "true", "yes") else self.keep
+            object.__setattr__(self, "keep", folder.expanduser().absolute())
+        elif self.only_files:
+            raise UsageError("--only-files goes with --keep FOLDER, which says where.")

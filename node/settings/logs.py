@@ -1,24 +1,35 @@
-"""Logging: an event name and fields on stderr, formatted for people on a terminal and as JSON elsewhere.
+"""Logging: an event name and fields on stderr; as sentences on a terminal, as JSON elsewhere, never mixed.
+
+`events` has the sentences. A log file (`--log-file`) gets JSON in both cases. Lines of the `logging` module, which
+libraries use, become events named `message`.
 
 No peer can fill a disk with log lines: above a rate, lines of one name are left out, and the next one that is written
 says how many (`suppressed`). This is a safety net; code that logs must be seldom enough by itself.
 """
 
+import json
 import logging
 import os
 import sys
 import threading
 import time
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, MutableMapping
+from pathlib import Path
 from typing import Any, Final, TextIO
 
 import structlog
 
 from codec.errors import UsageError
+from codec.sign import PUBLIC_KEY_BYTES
+from node.settings.event_log import event_of
+from node.settings.events import EVENTS, say
+from node.settings.log_file import LogFile
 from swarm.protocol.core.bucket import Bucket
+from swarm.transport.identity import peer_id
 
-__all__ = ["LineLimit", "configure"]
+__all__ = ["LineLimit", "configure", "name_peers", "note_end", "note_stopping"]
 
 _LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 MAX_VALUE: Final = 2000
@@ -66,15 +77,70 @@ class LineLimit:
         if (left_out := self.due(f"{record.pathname}:{record.lineno}")) is None:
             return False
         if left_out:
-            record.msg, record.args = f"{record.getMessage()} (suppressed={left_out})", None
+            record.__dict__["suppressed"] = left_out
         return True
 
 
+_NameOf = Callable[[bytes], str]
+"""The name of a peer, by its public key; empty where it has none."""
+
+
+class _Log:
+    """Where this process's lines go. `name_of`: how it calls its peers."""
+
+    def __init__(self, out: TextIO, level: int, file: LogFile | None) -> None:
+        self.out, self.level, self.file = out, level, file
+        self.live = out.isatty()
+        self.coloured = self.live and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        self.limit = LineLimit()
+
+    def line(self, event: MutableMapping[str, Any]) -> str | None:
+        """The line for `out`, and write the one for the file. None: a terminal does not show this event."""
+        text = json.dumps(event, default=str, ensure_ascii=False)
+        if self.file is not None:
+            self.file.write(text)
+        if not self.live:
+            return text
+        name = str(event.get("event", ""))
+        routine = name in EVENTS and EVENTS[name].routine and event.get("level") in ("info", "debug")
+        return None if routine and self.level > logging.DEBUG else self._sentence(name, event)
+
+    def _sentence(self, name: str, event: MutableMapping[str, Any]) -> str:
+        fields = {key: value for key, value in event.items() if key not in ("event", "level", "timestamp")}
+        who = fields.get("name") or str(fields.get("peer", ""))[-8:]
+        text = say(name, {"who": who, **{key: value for key, value in fields.items() if key != "exception"}})
+        if "suppressed" in fields:
+            text += f" ({fields['suppressed']} more lines of this kind were left out)"
+        if "exception" in fields:
+            text += "\n" + str(fields["exception"])
+        colour = {"warning": "33", "error": "31"}.get(str(event.get("level")), "")
+        at = time.strftime("%H:%M:%S")
+        if self.coloured:
+            return f"\x1b[2m{at}\x1b[0m  " + (f"\x1b[{colour}m{text}\x1b[0m" if colour else text)
+        return f"{at}  {text}"
+
+
+def _nameless(_: bytes) -> str:
+    return ""
+
+
+_name_of: _NameOf = _nameless
+_log: _Log | None = None
+"""None: `configure` was not called, and nothing of this process is logged."""
+
+
+def name_peers(name_of: _NameOf) -> None:
+    """From now on lines about a peer have the name that `name_of` gives to its public key."""
+    global _name_of
+    _name_of = name_of
+
+
 def _plain(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Shorten keys and hashes to eight hex digits, and escape what a peer wrote, so that it cannot move the cursor."""
-    for name, value in event.items():
+    """Write keys as PeerIds with the peer's name, shorten hashes, and escape what a peer wrote, so that it cannot move
+    the cursor."""
+    for name, value in list(event.items()):
         if isinstance(value, bytes):
-            event[name] = value[:4].hex()
+            event[name] = _identified(value, event) if name == "peer" else value[:8].hex()
         elif name == "exception":
             event[name] = str(value)[-MAX_TRACE:]
         elif isinstance(value, str):
@@ -84,32 +150,105 @@ def _plain(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[s
     return event
 
 
-def configure(level: str | None = None, stream: TextIO | None = None) -> None:
+def _identified(key: bytes, event: MutableMapping[str, Any]) -> str:
+    """The PeerId of `key`; the event gets the peer's name too."""
+    if len(key) != PUBLIC_KEY_BYTES:
+        return key.hex()
+    if not event.get("name") and (name := _name_of(key)):
+        event["name"] = name[:MAX_VALUE] if name.isprintable() else ascii(name[:MAX_VALUE])
+    return peer_id(key)
+
+
+def _render(log: _Log) -> Callable[[Any, str, MutableMapping[str, Any]], str]:
+    def render(_: Any, __: str, event: MutableMapping[str, Any]) -> str:
+        line = log.line(event)
+        if line is None:
+            raise structlog.DropEvent
+        return line
+
+    return render
+
+
+class _Bridge(logging.Handler):
+    """Brings the lines of the `logging` module into the log."""
+
+    def __init__(self, log: _Log) -> None:
+        super().__init__()
+        self._log = log
+        self.addFilter(log.limit.filter)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            if (line := self._log.line(_plain(None, "", self._event(record)))) is not None:
+                print(line, file=self._log.out, flush=True)
+        except Exception:  # as every handler of that module does
+            self.handleError(record)
+
+    def _event(self, record: logging.LogRecord) -> dict[str, Any]:
+        name, fields = event_of(record) or ("message", {"source": record.name, "text": record.getMessage()})
+        event = {**fields, "event": name, "level": record.levelname.lower(), "timestamp": _timestamp()}
+        for extra in ("peer", "suppressed"):
+            if (value := record.__dict__.get(extra)) is not None:
+                event[extra] = value
+        if record.exc_info:
+            event["exception"] = "".join(traceback.format_exception(*record.exc_info)).rstrip()
+        return event
+
+
+def _timestamp() -> str:
+    now = time.time()
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1e6):06}Z"
+
+
+def configure(level: str | None = None, stream: TextIO | None = None, file: Path | None = None) -> None:
     """Set up logging for this process. `level`: debug, info, warning or error; default SWARM_LOG, else info.
 
-    Raises `UsageError` for another level. Lines go to `stream` (default stderr); stdout is left to a command's report.
+    Raises `UsageError` for another level, and when `file` cannot be written. Lines go to `stream` (default stderr);
+    stdout is left to a command's report.
     """
+    global _log
     name = (level or os.environ.get("SWARM_LOG") or "info").lower()
     if name not in _LEVELS:
         raise UsageError(f"SWARM_LOG is {name!r}; it can be {', '.join(_LEVELS)}.")
-    out = stream if stream is not None else sys.stderr
-    live = out.isatty()
-    limit = LineLimit()
+    if _log is not None and _log.file is not None:
+        _log.file.close()
+    log = _Log(stream if stream is not None else sys.stderr, _LEVELS[name], None if file is None else LogFile(file))
+    _log = log
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
-            limit.processor,
+            log.limit.processor,
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="%H:%M:%S" if live else "iso", utc=not live),
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             _plain,
-            structlog.dev.ConsoleRenderer(colors=live) if live else structlog.processors.JSONRenderer(),
+            _render(log),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[name]),
-        logger_factory=structlog.PrintLoggerFactory(out),
+        logger_factory=structlog.PrintLoggerFactory(log.out),
     )
     # Libraries use the standard module; their lines about each connection are of no use to a user.
-    level_number = max(_LEVELS[name], logging.WARNING)
-    logging.basicConfig(stream=out, level=level_number, format="%(name)s: %(message)s", force=True)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(limit.filter)
+    logging.basicConfig(level=max(_LEVELS[name], logging.WARNING), handlers=[_Bridge(log)], force=True)
+
+
+def forget() -> None:
+    """Close the log file, and log nothing from now on but through structlog's and logging's own settings."""
+    global _log, _name_of
+    if _log is not None and _log.file is not None:
+        _log.file.close()
+    _log, _name_of = None, _nameless
+
+
+def note_stopping() -> None:
+    """Say that this process ends because it was asked to: in its log, or as a sentence where it has none."""
+    if _log is not None:
+        structlog.get_logger(__name__).info("stopping")
+    else:
+        print(EVENTS["stopping"].says, file=sys.stderr, flush=True)
+
+
+def note_end(why: str) -> None:
+    """Write why this process ends to its log file; stderr gets the sentence from the command line."""
+    if _log is not None and _log.file is not None:
+        event = {"why": why, "event": "ended", "level": "error", "timestamp": _timestamp()}
+        _log.file.write(json.dumps(event, ensure_ascii=False))

@@ -42,6 +42,8 @@ _FETCHED_BYTES: Final = 32 << 20
 """Blocks on their way while catching up (`Tuning.requests_in_flight` of 2 MiB)."""
 _ENGINE_ON_CPU: Final = 2.06
 """transformers on CPU: float32 parameters, twice the bf16 bytes, and buffers."""
+_WINDOW_BYTES: Final = 32 << 20
+"""Blocks on their way out of an engine whose memory is the replica: in the window that both map, and copied from it."""
 _TORCH_BYTES: Final = 700 << 20
 """torch and transformers, imported."""
 
@@ -49,7 +51,7 @@ _TORCH_BYTES: Final = 700 << 20
 _DISK_MARGIN: Final = 1.1
 """A replica on disk counts as this many times its bytes: chunks of later versions lie beside it."""
 
-ReplicaPlace = Literal["auto", "ram", "disk", "none"]
+ReplicaPlace = Literal["auto", "ram", "disk", "engine", "none"]
 
 
 class Part(NamedTuple):
@@ -94,14 +96,22 @@ def publisher(model_bytes: int, copies: int, *, threads: int = 1) -> Plan:
 
 
 def node(
-    model_bytes: int, *, on_disk: bool, engine: str = "none", device: str = "cpu", engines: int = 1, threads: int = 1
+    model_bytes: int,
+    *,
+    on_disk: bool,
+    from_engine: bool = False,
+    engine: str = "none",
+    device: str = "cpu",
+    engines: int = 1,
+    threads: int = 1,
 ) -> Plan:
     """A node while it joins and afterwards. `on_disk`: where its replica is; a replica on disk is read through the page
-    cache, which the system takes back when it needs it."""
+    cache, which the system takes back when it needs it. `from_engine`: it is read from its engine's memory instead."""
     return Plan("This node", (
         Part("replica", 0 if on_disk else model_bytes),
         Part("engine", engines * engine_bytes(model_bytes, engine, device)),
         Part("staged changes", _staged_bytes(model_bytes)),
+        Part("blocks read from the engine", _WINDOW_BYTES if from_engine else 0),
         Part("patch for the engine", 0 if engine == "none" else _share(model_bytes, _PATCH_SHARE)),
         Part("coding", threads * _CODING_BYTES),
         Part("process", _MEMBER_BYTES + _PIECES_BYTES + _FETCHED_BYTES),
@@ -147,7 +157,7 @@ def keep_on_disk(
     smaller = "swarm-node relay with the same ticket passes chunks on without holding the model"
     if any(part.what == "engine" and part.nbytes for part in ram.parts):
         smaller = f"--engine none holds the model and generates nothing; {smaller}"
-    if place == "disk":
+    if place in ("disk", "engine"):
         short = shortage(disk, memory_bytes, smaller)
     elif not (short := shortage(ram, memory_bytes, f"--replica disk needs {disk.nbytes / 1e9:.1f} GB; {smaller}")):
         return False

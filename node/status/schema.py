@@ -153,6 +153,8 @@ class Step(Struct, kw_only=True):
     """The same, until the last member held it."""
     age_s: float = 0.0
     """Since the begin of the publish."""
+    trainer_step: int | None = None
+    """The step that the trainer named (`publish --step`); None: none, since the seed went back to an older version."""
     held: int = 0
     """Members that hold it."""
     waiting: int = 0
@@ -253,6 +255,15 @@ class EngineCommit(Struct, kw_only=True):
     """Nothing was generated."""
 
 
+class LiveReads(Struct, kw_only=True):
+    """Blocks of the replica that were read back out of the engines' memory (`--replica engine`)."""
+
+    right: int = 0
+    """They had the bits that they must have, or an older version's that the chunks since then bring forward."""
+    other: int = 0
+    """They had others, and were read from disk."""
+
+
 class OwnStatus(Struct, kw_only=True):
     """A member as it sees itself. Byte counts are since it started."""
 
@@ -293,6 +304,8 @@ class OwnStatus(Struct, kw_only=True):
     """How often the engine's process ended after it had served, and was started again."""
     engine_reloads: int | UnsetType = UNSET
     """How often the engine was reloaded from the replica."""
+    live_reads: LiveReads | UnsetType = UNSET
+    """Where the engines' memory is the replica; UNSET elsewhere."""
     engine_urls: list[str] | UnsetType = UNSET
     """OpenAI endpoints of the engines."""
     tokens_s: float | UnsetType = UNSET

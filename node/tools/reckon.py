@@ -210,6 +210,7 @@ def _memory(model_bytes: int) -> dict[str, int]:
         "seed": memory_plan.seed(model_bytes),
         "node": memory_plan.node(model_bytes, on_disk=False),
         "node_on_disk": memory_plan.node(model_bytes, on_disk=True),
+        "node_from_engine": memory_plan.node(model_bytes, on_disk=True, from_engine=True),
         "relay": memory_plan.relay(),
     }
     return {role: plan.nbytes for role, plan in plans.items()}
@@ -220,6 +221,7 @@ _ROLES: Final = {
     "seed": "seed",
     "node": "node or joiner, replica in memory, without its engine",
     "node_on_disk": "the same, replica on disk",
+    "node_from_engine": "the same, replica in its engine's memory",
     "relay": "relay",
 }
 

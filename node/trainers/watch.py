@@ -23,8 +23,9 @@ from typing import Final
 import structlog
 
 from codec.errors import SwarmError, UsageError
+from node.host.stamp import Stamp, stamp
 from node.settings import logs, memory
-from node.trainers.publish_files import Stamp, publish_folder, stamp
+from node.trainers.publish_files import publish_folder
 from swarm.transport.base import Unreachable
 
 __all__ = ["FoundCheckpoint", "Watch", "main", "scan", "step_of"]
@@ -146,8 +147,9 @@ def main() -> None:
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--marker", default="")
     arguments.add_argument("--quiet-s", type=float, default=5.0)
+    arguments.add_argument("--log-file", type=Path)
     options = arguments.parse_args()
-    logs.configure()
+    logs.configure(file=options.log_file)
     memory.give_back_promptly()
     record = options.home / RECORD
     watch = Watch(options.marker, options.quiet_s, _remembered(record))

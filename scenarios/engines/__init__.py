@@ -8,6 +8,7 @@ Modules:
 - `engine_cost`: Measures the cost of updates in a running engine
 - `engine_fresh`: Prints the answers of a fresh vLLM for each checkpoint
 - `engine_models`: Small models and made-up steps to test engines with
+- `memory_cost`: Measures what versions cost a node by where its replica is
 - `updates`: Measures updates of a running vLLM, and checks that its weights are exact afterwards
 - `vllm_environment`: Creates a separate environment with a vLLM for CPUs
 """

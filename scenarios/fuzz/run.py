@@ -303,7 +303,7 @@ def _fuzz(
 ) -> Result:
     result = Result(target.name, deck=deck_of(target.kinds))
     player = _Player(target, _Chooser(result.deck, seed, target.episode), result, cheap=cheaply)
-    began, told, began_cpu_s = time.monotonic(), time.monotonic(), time.process_time()
+    began, reported_at, began_cpu_s = time.monotonic(), time.monotonic(), time.process_time()
     was_enabled = gc.isenabled()
     gc.disable()  # a collection would count against a random message
     try:
@@ -331,8 +331,8 @@ def _fuzz(
             if number % 64 == 0:
                 now = time.monotonic()
                 result.seconds, result.cpu_s = now - began, time.process_time() - began_cpu_s
-                if now - told > 10:
-                    told = now
+                if now - reported_at > 10:
+                    reported_at = now
                     say(result)
                 if now - began > seconds:
                     break

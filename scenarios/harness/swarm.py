@@ -43,7 +43,7 @@ class Ended:
 
 
 class Swarm(Processes):
-    """Processes of one swarm. The name of a process is that of its home, and the seed's is `seed` unless told."""
+    """Processes of one swarm. The name of a process is that of its home; the seed's is `seed` by default."""
 
     def home(self, name: str = "seed") -> Path:
         return self.folder / name
@@ -81,8 +81,8 @@ class Swarm(Processes):
         except subprocess.TimeoutExpired:
             kill(process)
             out, err = process.communicate()
-            told = f"{words} did not end in {within_s:.0f} s: {out.decode()} {err.decode()}"
-            raise ProcessFailed(f"{told}\n{self.logs()}") from None
+            failure = f"{words} did not end in {within_s:.0f} s: {out.decode()} {err.decode()}"
+            raise ProcessFailed(f"{failure}\n{self.logs()}") from None
         return Ended(process.returncode, out.decode(), err.decode(), time.monotonic() - began)
 
     def together(self, *commands: tuple[str, ...], within_s: float = PATIENCE_S) -> list[Ended]:

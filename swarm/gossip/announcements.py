@@ -34,7 +34,8 @@ _MAX_QUEUED: Final = 128
 """Frames queued for one neighbour. A burst can exceed the library's 32."""
 _DEGREE, _DEGREE_LOW, _DEGREE_HIGH = 6, 4, 12
 _HEARTBEAT_S: Final = 1
-"""The mesh parameters D, D_low and D_high, and the heartbeat, of the GossipSub specification."""
+"""The mesh parameters D, D_low and D_high, and the heartbeat, of the GossipSub specification. They hold because the
+library's adaptive gossip is off: it would set the heartbeat to a minute in a small or quiet swarm."""
 _GREET_S: Final = 2.0
 """Interval at which streams are opened to peers without one: they may have begun to gossip after they connected."""
 _LOOK_S: Final = 10.0
@@ -155,6 +156,7 @@ class Gossip:
             degree_low=_DEGREE_LOW,
             degree_high=_DEGREE_HIGH,
             heartbeat_interval=_HEARTBEAT_S,
+            adaptive_gossip_enabled=False,
             spam_protection_enabled=False,
             eclipse_protection_enabled=False,
         )

@@ -206,7 +206,8 @@ class Peer:
 
     def _peer_down(self, event: PeerDown, now: float) -> None:
         session = self.state.sessions.down(event.peer, event.dial_failed, now)
-        if event.dial_failed and event.peer == self.state.swarm:
+        never_began = event.dial_failed or (session is not None and not session.ready)
+        if never_began and event.peer == self.state.swarm:
             self.state.outbox.notify(AuthorityUnreachable(event.why))
         self.repair.lost(event.peer)
         self.membership.lost(event.peer, session, now)

@@ -32,7 +32,8 @@ from swarm.store import Seal, Store, StoredChunk
 
 __all__ = ["Attempt", "SeedPublisher", "genesis"]
 
-_ATTEMPTS: Final = "attempts/{}.{}"
+_ATTEMPTS: Final = "attempts/"
+"""Records of the newest attempt at each version that is not sealed: `attempts/EPOCH.VERSION`."""
 _BLOCKS_AT_A_TIME: Final = 16
 """Blocks of a rewind that one call to a worker thread prepares."""
 
@@ -209,13 +210,20 @@ class SeedPublisher:
         id_ = VersionId(newest.id.epoch, newest.id.version + 1)
         if back_to is not None:
             id_ = VersionId(newest.id.epoch + 1, back_to.id.version)
-        name = _ATTEMPTS.format(*id_)
-        last = self._store.records.get(name)
-        number = 0 if last is None else int(last) + 1
-        self._store.records.put([(name, str(number).encode())])
+        name = f"{_ATTEMPTS}{id_}"
+        known = self._store.records.all(_ATTEMPTS)
+        number = int(known[name]) + 1 if name in known else 0
+        # No attempt at a version up to the newest sealed one will ever be made again.
+        sealed = [other for other in known if _version_in(other) <= newest.id]
+        self._store.records.put([(name, str(number).encode())], drop=sealed)
         for stale in range(number):
             self._store.chunks.drop(id_, stale)
         return Attempt(*id_, number, newest.root, newest.payload_bytes, len(list(self._runtime.peers)))
+
+
+def _version_in(name: str) -> VersionId:
+    epoch, _, version = name.removeprefix(_ATTEMPTS).partition(".")
+    return VersionId(int(epoch), int(version))
 
 
 def _next_blocks(blocks: Iterator[tuple[BlockDelta, int]]) -> list[tuple[BlockDelta, int]]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from codec import Manifest
 from codec.errors import UsageError
@@ -19,6 +20,9 @@ from swarm.store.private import make_private
 
 __all__ = ["Records", "Seal", "TwoSeals"]
 
+FORMAT: Final = 1
+"""`pragma user_version` of the file: the format of the whole home. Files of releases before it was written have 0, and
+the same format."""
 _SCHEMA = """
 create table if not exists records (name text primary key, value blob not null) without rowid;
 create table if not exists seals (
@@ -26,6 +30,10 @@ create table if not exists seals (
     root blob not null, parent_root blob not null, payload_bytes integer not null, manifest blob not null,
     primary key (epoch, version)) without rowid;
 """
+
+
+_LAST: Final = "\U0010ffff"
+"""Sorts after every other character."""
 
 
 class TwoSeals(UsageError):
@@ -54,7 +62,7 @@ class Records:
     """One database file. Safe to use from several threads; each call is one transaction."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
-        """Raises `UsageError` if the file is not such a database, or cannot be written."""
+        """Raises `UsageError` if the file is not such a database, is of a later format, or cannot be written."""
         self._path = path
         self._disk = disk
         self._lock = threading.Lock()
@@ -64,7 +72,16 @@ class Records:
         try:
             self._db.execute("pragma journal_mode=wal")
             self._db.execute("pragma synchronous=full")
+            (found,) = self._db.execute("pragma user_version").fetchone()
+            if found > FORMAT:
+                self._db.close()
+                raise UsageError(
+                    f"{path.parent} was written by a later version of swarm-node (format {found}; this one knows "
+                    f"{FORMAT}). Install that version again, or use another folder (--home)."
+                )
             self._db.executescript(_SCHEMA)
+            if found < FORMAT:
+                self._db.execute(f"pragma user_version = {FORMAT}")
         except sqlite3.DatabaseError as error:
             self._db.close()
             raise UsageError(
@@ -94,9 +111,13 @@ class Records:
                     ) from error
                 raise
 
-    def put(self, records: Iterable[tuple[str, bytes]]) -> None:
-        """Write all of these records or none; a later record of the same name wins. Durable on return."""
+    def put(self, records: Iterable[tuple[str, bytes]], *, drop: Iterable[str] = ()) -> None:
+        """Write all of these records, and forget those named `drop`, or do none of it. Durable on return.
+
+        A later record of the same name wins.
+        """
         with self._writing() as db:
+            db.executemany("delete from records where name = ?", [(name,) for name in drop])
             db.executemany("insert or replace into records values (?, ?)", list(records))
 
     def get(self, name: str) -> bytes | None:
@@ -107,8 +128,10 @@ class Records:
     def all(self, prefix: str = "") -> dict[str, bytes]:
         """Every record whose name starts with `prefix`."""
         with self._lock:
-            rows = self._db.execute("select name, value from records order by name").fetchall()
-        return {name: value for name, value in rows if name.startswith(prefix)}
+            rows = self._db.execute(
+                "select name, value from records where name >= ? and name < ? order by name", (prefix, prefix + _LAST)
+            ).fetchall()
+        return dict(rows)
 
     def add_seal(self, seal: Seal) -> None:
         """Write a seal, durable on return. Raises `TwoSeals` if the version is sealed with another root."""

@@ -15,7 +15,18 @@ import trio
 from codec.errors import SwarmError
 from swarm.guard import Source, guarded
 
-__all__ = ["Accept", "Lane", "PathKind", "PeerKey", "Stream", "Traffic", "Transport", "Unreachable", "attend"]
+__all__ = [
+    "Accept",
+    "Lane",
+    "OtherProtocol",
+    "PathKind",
+    "PeerKey",
+    "Stream",
+    "Traffic",
+    "Transport",
+    "Unreachable",
+    "attend",
+]
 
 PeerKey = bytes
 """A peer's raw Ed25519 public key, 32 bytes."""
@@ -23,6 +34,15 @@ PeerKey = bytes
 
 class Unreachable(SwarmError):
     """No address of this peer answered, or the connection ended; the text says which and why."""
+
+
+class OtherProtocol(trio.BrokenResourceError):
+    """The peer is there, but does not speak this lane's protocol: it runs another version of this program."""
+
+    def __init__(self, protocol: str) -> None:
+        super().__init__(
+            f"it does not speak {protocol}, so it runs another version of swarm-node: install the same version on both"
+        )
 
 
 class Lane(Enum):

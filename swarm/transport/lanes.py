@@ -5,7 +5,7 @@ from typing import Final
 
 import trio
 
-from swarm.transport.base import Lane, PathKind, Stream
+from swarm.transport.base import Lane, OtherProtocol, PathKind, Stream
 from swarm.transport.connection.multistream import HEADER, encode
 from swarm.transport.connection.muxer import MuxedConnection
 from swarm.transport.yamux import Connection, YamuxStream
@@ -69,7 +69,7 @@ class LaneStream(Stream):
             got = await self._stream.receive_some(len(self._expected))
             if not got or not self._expected.startswith(got):
                 self._stream.reset(f"the peer does not speak {self._protocol}")
-                raise trio.BrokenResourceError(f"the peer does not speak {self._protocol}")
+                raise OtherProtocol(self._protocol)
             self._expected = self._expected[len(got) :]
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:

@@ -29,10 +29,10 @@ from swarm.protocol.core.reach import is_circuit
 from swarm.transport.base import Accept, Lane, PathKind, PeerKey, Traffic, Transport, Unreachable, attend
 from swarm.transport.bulk_connections import BulkConnections
 from swarm.transport.connection.addresses import checked_announcements, multiaddr_text
-from swarm.transport.connection.admission import Admission, Arrival
 from swarm.transport.connection.gate import Gate
+from swarm.transport.connection.handshakes import Arrival, HandshakeTurns
 from swarm.transport.connection.migrating_connection import MigratingConnection
-from swarm.transport.connection.multistream import answer
+from swarm.transport.connection.multistream import NoneSpoken, answer
 from swarm.transport.connection.muxer import Authenticated, MuxedConnection, MuxedStream
 from swarm.transport.connection.ports import bind, descriptors
 from swarm.transport.connection.tcp import TcpTransport
@@ -111,9 +111,9 @@ class Libp2pTransport(Transport):
             self.relay = Relay(self._rules.relay, policy.may_reserve, self.open_protocol_stream, self.remote_address)
         relays_for = self.relay.relays_for if self.relay is not None else lambda peer: False
         self._gate = Gate(policy.admits, self._rules.limits, self._rules.gate, relays_for, policy.knows)
-        admission = self._rules.admission
-        admission = replace(admission, pending=min(admission.pending, descriptors() // 4))
-        self._admission = Admission(admission, self._gate.is_member_host)
+        pending = min(self._rules.handshakes.pending, descriptors() // 4)
+        turn_rules = replace(self._rules.handshakes, pending=pending)
+        self._handshakes = HandshakeTurns(turn_rules, self._gate.is_member_host)
         self._stranger_came = trio.Event()
         self.connected = trio.Event()
         """Set, and replaced, when a connection has been made."""
@@ -145,7 +145,7 @@ class Libp2pTransport(Transport):
         self, accept: Accept, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED
     ) -> None:
         listeners = await bind(self._listen)
-        tcp = self.tcp = TcpTransport(self.traffic, listeners, self._admission, self.puncher.accept_token)
+        tcp = self.tcp = TcpTransport(self.traffic, listeners, self._handshakes, self.puncher.accept_token)
         try:
             async with trio.open_nursery() as nursery:
                 self._accept, self._nursery = accept, nursery
@@ -411,7 +411,11 @@ class Libp2pTransport(Transport):
             await self._serve_stream(host, net_stream, muxed, muxed.muxed_conn)
         if outcome.error is not None:
             _log.info("a stream ended peer=%s reason=%r", peer_id(muxed.muxed_conn.peer), outcome.why)
-            muxed.stream.reset()
+            if isinstance(outcome.error, NoneSpoken):  # a reset could overtake the answer, which says why
+                with trio.move_on_after(NEGOTIATION_S):
+                    await muxed.stream.aclose()
+            else:
+                muxed.stream.reset()
 
     async def _serve_stream(
         self, host: Host, net_stream: INetStream, muxed: MuxedStream, connection: MuxedConnection
@@ -420,7 +424,10 @@ class Libp2pTransport(Transport):
             handlers = host.handlers
             protocol = await answer(StreamChannel(muxed.stream), [*LANE_OF, *self._serves, *handlers])
         if not self._gate.may_open(connection, protocol):
-            raise PeerError(f"{protocol} needs a grant")
+            # Normal: an honest peer that connects asks before its grant is here, and asks again later.
+            _log.info("%s needs a grant peer=%s", protocol, peer_id(connection.peer))
+            muxed.stream.reset()
+            return
         if protocol in LANE_OF:
             self._accept_stream(muxed, LANE_OF[protocol])
         elif protocol in self._serves:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from swarm.transport.base import PeerKey
-from swarm.transport.connection.admission import AdmissionRules
 from swarm.transport.connection.gate import GateRules
+from swarm.transport.connection.handshakes import HandshakeRules
 from swarm.transport.dialer import DialRules
 from swarm.transport.nat.relay import RelayRules
 from swarm.transport.yamux import YamuxLimits
@@ -34,7 +34,7 @@ class TransportRules:
     limits: YamuxLimits = field(default_factory=YamuxLimits)
     """Of each yamux connection, and of all connections of a peer together."""
     dial: DialRules = field(default_factory=DialRules)
-    admission: AdmissionRules = field(default_factory=AdmissionRules)
+    handshakes: HandshakeRules = field(default_factory=HandshakeRules)
     gate: GateRules = field(default_factory=GateRules)
     relay: RelayRules = field(default_factory=RelayRules)
     """Only if this transport is a relay."""

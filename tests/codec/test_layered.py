@@ -2,12 +2,14 @@
 
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from codec_kit import LAYOUT, opened, publish, replica_of, stepped, weights
 
+from codec.bits import Bits
 from codec.checkpoint import Checkpoint, write_checkpoint
 from codec.chunk import CODER_PCO, CODER_RAW, CODER_RICE, BlockEntry, Chunk, ChunkKey
 from codec.errors import PeerError
@@ -190,3 +192,97 @@ def test_a_reader_never_gets_a_mix(swarm: Swarm, tmp_path: Path) -> None:
     reader.join()
     assert not failed
     assert set(reads) <= allowed
+
+
+class Engine:
+    """The memory of an engine at some version. `at_once`: blocks of one read; 0: it cannot be read."""
+
+    def __init__(self, bits: Replica, at_once: int = 3) -> None:
+        self.bits, self.at_once = bits, at_once
+        self.asked: list[tuple[int, ...]] = []
+        self.right = self.other = 0
+
+    def read(self, blocks: Sequence[int]) -> list[Bits]:
+        self.asked.append(tuple(blocks))
+        return [self.bits.block(block).copy() for block in blocks[: self.at_once]]
+
+    def count(self, *, right: bool) -> None:
+        self.right, self.other = self.right + right, self.other + (not right)
+
+
+def copy_of(replica: Replica) -> Replica:
+    copy = Replica.create(LAYOUT)
+    for block in range(LAYOUT.n_blocks):
+        copy.write_block(block, *replica.read(block))
+    return copy
+
+
+def unreadable(layered: Layered, swarm: Swarm) -> None:
+    """Have the disk return nothing any more; the chunks stay."""
+    for block in range(LAYOUT.n_blocks):
+        layered._blocks[block] = layered._blocks[block]._replace(base=Layered(LAYOUT, swarm.payload)._blocks[0].base)
+
+
+@pytest.mark.parametrize("behind", [0, 1, 3])
+@pytest.mark.parametrize("coder", [CODER_RICE, CODER_PCO, CODER_RAW])
+def test_an_engine_at_an_older_version_is_brought_forward(
+    swarm: Swarm, tmp_path: Path, behind: int, coder: int
+) -> None:
+    layered = layered_of(swarm, tmp_path / "base")
+    engine = Engine(copy_of(swarm.truth))
+    for number in range(4):
+        apply(layered, swarm.step(coder))
+        if number == 3 - behind:
+            engine.bits = copy_of(swarm.truth)
+    layered.live = engine
+    unreadable(layered, swarm)
+    for block in range(LAYOUT.n_blocks):
+        assert layered.read_block(block) == swarm.truth.read_block(block)
+    for tensor in LAYOUT.tensors:
+        np.testing.assert_array_equal(layered.bits(tensor.name), swarm.truth.bits(tensor.name))
+    apply(layered, swarm.step(coder))
+    assert layered.root == swarm.truth.root
+    assert engine.other == 0
+    assert max(map(len, engine.asked)) > 1, "several blocks are read at once"
+
+
+def test_what_the_engine_has_wrong_or_cannot_give_is_read_from_disk(swarm: Swarm, tmp_path: Path) -> None:
+    layered = layered_of(swarm, tmp_path / "base")
+    engine = layered.live = Engine(copy_of(swarm.truth))
+    apply(layered, swarm.step())
+    largest = max(range(LAYOUT.n_blocks), key=lambda block: LAYOUT.block(block).nbytes)  # a small one is sent raw
+    engine.bits._bytes[LAYOUT.block(largest).offset] ^= 1
+    assert layered.read_block(largest) == swarm.truth.read_block(largest)
+    assert (engine.right > 0, engine.other) == (True, 1)
+    apply(layered, swarm.step())
+    assert engine.other == 2
+    engine.at_once = 0
+    engine.asked.clear()
+    assert [bits.tobytes() for bits in layered.parts(LAYOUT.tensors[0].name)]
+    assert len(engine.asked) == 1, "an engine that cannot be read is not asked for each block"
+    assert layered.root == swarm.truth.root
+
+
+def test_damage_is_found_where_neither_has_the_bits(swarm: Swarm, tmp_path: Path) -> None:
+    layered = layered_of(swarm, tmp_path / "base")
+    engine = layered.live = Engine(copy_of(swarm.truth))
+    unreadable(layered, swarm)
+    assert layered.read_block(0) == swarm.truth.read_block(0)
+    with pytest.raises(Torn):
+        layered.read(0)  # only the disk proves what is on disk
+    engine.bits._bytes[LAYOUT.block(0).offset] ^= 1
+    with pytest.raises(Torn):
+        layered.read_block(0)
+    assert layered.wrong(0)
+
+
+def test_a_snapshot_stays_at_its_version_while_the_engine_goes_on(swarm: Swarm, tmp_path: Path) -> None:
+    layered = layered_of(swarm, tmp_path / "base")
+    engine = layered.live = Engine(copy_of(swarm.truth))
+    apply(layered, swarm.step())
+    then, frozen = copy_of(swarm.truth), layered.frozen()
+    apply(layered, swarm.step())
+    engine.bits = copy_of(swarm.truth)
+    for block in range(LAYOUT.n_blocks):
+        assert frozen.read_block(block) == then.read_block(block)
+        assert layered.read_block(block) == swarm.truth.read_block(block)

@@ -18,6 +18,7 @@ from codec.errors import UsageError
 from codec.layout import Layout
 from node.engines.base import BASE_VERSION, Completion, EngineError, Prompt, SamplingParams, Span, Version
 from node.engines.interface import InProcessEngine, TensorChanges
+from node.engines.window import places
 
 
 class NumpyEngine(InProcessEngine):
@@ -77,6 +78,12 @@ class NumpyEngine(InProcessEngine):
             part = self.bits[spec.name][spec.start : spec.start + spec.count]
             hashes[block] = np.frombuffer(blake3(part.view(np.uint8)).digest(), np.uint8)
         return hashes
+
+    unreadable = ""
+
+    def read_blocks(self, blocks: Sequence[int], window: NDArray[np.uint8]) -> None:
+        for place in places(self.layout, blocks):
+            place.view(window)[:] = self.bits[place.spec.name][place.spec.start :][: place.spec.count]
 
     def reload(self, bits: Callable[[str], NDArray[Any]], version: Version, root: bytes) -> None:
         for name in self.bits:

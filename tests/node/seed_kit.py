@@ -107,7 +107,7 @@ class FakeSeed:
                 return seal
         raise UsageError("This swarm has no such version.")
 
-    async def open_attempt(self, back_to: Seal | None = None) -> Attempt:
+    async def open_attempt(self, back_to: Seal | None = None, trainer_step: int | None = None) -> Attempt:
         epoch, version = self.head
         name = (epoch, version + 1) if back_to is None else (epoch + 1, back_to.id.version)
         tries = sum(attempt[:2] == name for attempt in self.attempts)

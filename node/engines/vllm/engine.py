@@ -52,7 +52,8 @@ from node.engines.vllm.plugin.swarm_vllm.messages import (
     Stage,
     Unchanged,
 )
-from node.engines.vllm.proof import wrong_blocks
+from node.engines.vllm.proof import live_blocks, wrong_blocks
+from node.engines.window import places
 
 __all__ = ["VllmEngine"]
 
@@ -74,13 +75,17 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Attached:
-    """A vLLM with every rank's map. `modules`: those that each tensor feeds. `opaque`: why a tensor has no map."""
+    """A vLLM with every rank's map. `modules`: those that each tensor feeds. `opaque`: why a tensor has no map.
+
+    `devices`: the kinds of device that its weights are on.
+    """
 
     front: PluginLink
     ranks: tuple[PluginLink, ...]
     shared: SharedReplica
     modules: dict[str, frozenset[str]]
     opaque: dict[str, str]
+    devices: frozenset[str]
 
     @property
     def layout(self) -> Layout:
@@ -152,7 +157,7 @@ class VllmEngine(BackgroundEngine):
         check_files(shared.layout, facts)
         ranks, maps = self._map_ranks(front, facts.ranks, shared)
         modules, opaque = merge_maps(maps)
-        self._attachment = _Attached(front, ranks, shared, modules, opaque)
+        self._attachment = _Attached(front, ranks, shared, modules, opaque, frozenset(found.device for found in maps))
         self._hashes = None
         learned = facts.learned if self._classes is None else self._classes.loaded
         self._classes = None if learned is None else Classes.of(learned, modules)
@@ -267,6 +272,24 @@ class VllmEngine(BackgroundEngine):
     def _wrong(self, blocks: Sequence[int], hashes: NDArray[np.uint8]) -> set[int]:
         attached = self._attached()
         return wrong_blocks(attached.shared.replica, attached.ranks, blocks, hashes)
+
+    @property
+    def unreadable(self) -> str:
+        """See `Engine`. Loaded tensors are computed from the checkpoint's, and are loaded again from the replica."""
+        if (loaded := self.classes.loaded) and (name := min(loaded)):
+            return f"vLLM keeps {name} in another form ({loaded[name]}), from which its bits cannot be read back"
+        if (devices := self._attached().devices) != {"cpu"}:
+            device = "+".join(sorted(devices)) or "unknown, because the plugin in vLLM's environment is older"
+            return f"its weights are on a device ({device}) from which reading them back has not been proven"
+        return ""
+
+    def read_blocks(self, blocks: Sequence[int], window: NDArray[np.uint8]) -> None:
+        """See `Engine`. The ranks write their parts of each block."""
+        attached = self._attached()
+        found = {place.block: place.view(window) for place in places(attached.layout, blocks)}
+        with self._weights:
+            for block, bits in live_blocks(attached.layout, attached.ranks, sorted(found)):
+                found[block][:] = bits
 
     def live_hashes(self) -> NDArray[np.uint8]:
         """BLAKE3 of every block: uint8, (n_blocks, 32); zeros where the engine does not hold what it should.

@@ -9,6 +9,7 @@ generates: only a commit changes weights, and the caller holds commits back.
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Final
@@ -18,10 +19,11 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from codec import Layout, Replica, shared
+from codec.bits import Bits
 from node.engines.vllm.links import PluginLink, wait
 from node.engines.vllm.plugin.swarm_vllm.messages import Compare, Did, Differs, Gather, Part
 
-__all__ = ["wrong_blocks"]
+__all__ = ["live_blocks", "wrong_blocks"]
 
 SCRATCH_BYTES: Final = 256 << 20
 """Weights that are read back at a time."""
@@ -39,6 +41,10 @@ class _Range:
     blocks: list[int] = field(default_factory=list)
 
 
+_Group = list[tuple[_Range, Part]]
+"""Ranges that share a scratch, each with its place in it."""
+
+
 def wrong_blocks(
     replica: Replica, ranks: Sequence[PluginLink], blocks: Iterable[int], expected: NDArray[np.uint8]
 ) -> set[int]:
@@ -51,6 +57,20 @@ def wrong_blocks(
     for group in _groups(layout, _ranges(layout, blocks)):
         wrong |= _wrong_in_group(replica, ranks, group, expected)
     return wrong
+
+
+def live_blocks(layout: Layout, ranks: Sequence[PluginLink], blocks: Sequence[int]) -> Iterator[tuple[int, Bits]]:
+    """(block, its live bits) of `blocks`, ascending; the bits last until the next one is asked for.
+
+    They are zeros where two ranks hold different copies. Raises `EngineError` when a rank does not answer.
+    """
+    for group in _groups(layout, _ranges(layout, blocks)):
+        with _scratch(layout, group) as (fd, scratch):
+            differing = _gather(ranks, group, fd)
+            for rows, part in group:
+                for block in rows.blocks:
+                    bits = _of_block(layout, scratch, rows, part, block)
+                    yield block, np.zeros_like(bits) if rows.name in differing else bits
 
 
 def _ranges(layout: Layout, blocks: Iterable[int]) -> Iterator[_Range]:
@@ -73,9 +93,9 @@ def _ranges(layout: Layout, blocks: Iterable[int]) -> Iterator[_Range]:
         yield current
 
 
-def _groups(layout: Layout, ranges: Iterable[_Range]) -> Iterator[list[tuple[_Range, Part]]]:
+def _groups(layout: Layout, ranges: Iterable[_Range]) -> Iterator[_Group]:
     """Ranges that share a scratch, each with its place in it."""
-    group: list[tuple[_Range, Part]] = []
+    group: _Group = []
     at = 0
     for rows in ranges:
         nbytes = -(-(rows.end - rows.start) * layout.tensor(rows.name).type.itemsize // 64) * 64
@@ -89,31 +109,42 @@ def _groups(layout: Layout, ranges: Iterable[_Range]) -> Iterator[list[tuple[_Ra
 
 
 def _wrong_in_group(
-    replica: Replica, ranks: Sequence[PluginLink], group: list[tuple[_Range, Part]], expected: NDArray[np.uint8]
+    replica: Replica, ranks: Sequence[PluginLink], group: _Group, expected: NDArray[np.uint8]
 ) -> set[int]:
-    layout, last = replica.layout, group[-1][1]
-    nbytes = last.at + last.count * layout.tensor(last.name).type.itemsize
-    fd, memory = shared.reserve("swarm-scratch", nbytes)
-    if fd is None:
-        raise shared.no_sharing()
-    try:
-        scratch = np.frombuffer(memory, np.uint8)
+    layout = replica.layout
+    with _scratch(layout, group) as (fd, scratch):
         for rows, part in group:
             bits = replica.bits(rows.name)[rows.start : rows.end]
             np.invert(bits, out=_view(scratch, part, bits.dtype))
-        parts = tuple(part for _, part in group)
-        asked = [rank.ask(lambda n: Gather(n, parts), [fd]) for rank in ranks]
-        for answer in asked:
-            wait(answer, Did, WITHIN_S)
-        asked = [rank.ask(lambda n: Compare(n, parts), [fd]) for rank in ranks]
-        differing = {name for answer in asked for name in wait(answer, Differs, WITHIN_S).names}
+        differing = _gather(ranks, group, fd)
         with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
             found = pool.map(lambda pair: _wrong_in_range(layout, scratch, pair, expected), group)
             wrong = {block for blocks in found for block in blocks}
         wrong |= {block for rows, _ in group if rows.name in differing for block in rows.blocks}
         return wrong
+
+
+@contextmanager
+def _scratch(layout: Layout, group: _Group) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+    """(descriptor, memory) of a scratch of zeros for `group`."""
+    last = group[-1][1]
+    fd, memory = shared.reserve("swarm-scratch", last.at + last.count * layout.tensor(last.name).type.itemsize)
+    if fd is None:
+        raise shared.no_sharing()
+    try:
+        yield fd, np.frombuffer(memory, np.uint8)
     finally:
         os.close(fd)
+
+
+def _gather(ranks: Sequence[PluginLink], group: _Group, fd: int) -> set[str]:
+    """Have every rank write its live bits into the scratch. Returns the tensors of which two ranks' copies differ."""
+    parts = tuple(part for _, part in group)
+    asked = [rank.ask(lambda n: Gather(n, parts), [fd]) for rank in ranks]
+    for answer in asked:
+        wait(answer, Did, WITHIN_S)
+    asked = [rank.ask(lambda n: Compare(n, parts), [fd]) for rank in ranks]
+    return {name for answer in asked for name in wait(answer, Differs, WITHIN_S).names}
 
 
 def _wrong_in_range(
@@ -122,11 +153,15 @@ def _wrong_in_range(
     rows, part = pair
     wrong: list[int] = []
     for block in rows.blocks:
-        spec = layout.block(block)
-        bits = _view(scratch, part, spec.dtype.bits)[spec.start - rows.start :][: spec.count]
+        bits = _of_block(layout, scratch, rows, part, block)
         if blake3(bits.view(np.uint8).data).digest() != expected[block].tobytes():
             wrong.append(block)
     return wrong
+
+
+def _of_block(layout: Layout, scratch: NDArray[np.uint8], rows: _Range, part: Part, block: int) -> Bits:
+    spec = layout.block(block)
+    return _view(scratch, part, spec.dtype.bits)[spec.start - rows.start :][: spec.count]
 
 
 def _view(scratch: NDArray[np.uint8], part: Part, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -40,7 +40,7 @@ _NO_SHAME: Final = {None, Reason.TOO_OLD, Reason.WITHDRAWN, Reason.EXPIRED, Reas
 """Verdicts that an honest node may get."""
 
 
-async def _nobody(peer: bytes, body: bytes) -> None:
+async def _unsent(peer: bytes, body: bytes) -> None:
     raise AssertionError
 
 
@@ -51,7 +51,7 @@ class _World(World):
         self.book = Book(Path(":memory:"))
         ledger = self.book.restore(Settings(), Head(0, 0, root_of(0, 0)), self.now, random.Random(rng.random()))
         self.ledger: Ledger = ledger
-        self.service = LedgerService(ledger, self.book, _nobody, is_member=lambda node: True, clock=lambda: self.now)
+        self.service = LedgerService(ledger, self.book, _unsent, is_member=lambda node: True, clock=lambda: self.now)
         for version in range(1, 4):
             self.service.sealed(Head(0, version, root_of(0, version)))
         self.keys = {key.public: key for key in map(key_of, (f"node {i}" for i in range(HONEST + HOSTILE)))}

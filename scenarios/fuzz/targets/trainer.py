@@ -52,7 +52,7 @@ class _Seed:
     async def find(self, root: bytes | None, version: int | None) -> Any:
         raise UsageError("This swarm has no such version.")
 
-    async def open_attempt(self, back_to: Any = None) -> Attempt:
+    async def open_attempt(self, back_to: Any = None, trainer_step: int | None = None) -> Attempt:
         self.tries += 1
         return Attempt(0, 4, self.tries, self.replica.root, 0, 1)
 
@@ -88,7 +88,7 @@ class _NoGateway:
         await trio.sleep_forever()
 
 
-async def _nobody(peer: bytes, body: bytes) -> None:
+async def _unsent(peer: bytes, body: bytes) -> None:
     return
 
 
@@ -113,7 +113,7 @@ class _World(World):
         self.now = 0.0
         self.book = Book(Path(":memory:"))
         ledger = self.book.restore(Settings(), Head(0, 3, bytes(32)), 0.0)
-        self.service = LedgerService(ledger, self.book, _nobody, clock=lambda: self.now)
+        self.service = LedgerService(ledger, self.book, _unsent, clock=lambda: self.now)
         self.trainer_server = TrainerServer(self.seed, self.service)  # type: ignore[arg-type]
         self._gateway = node.gateway.Gateway
         node.gateway.Gateway = _NoGateway  # type: ignore[assignment, misc]

@@ -145,7 +145,7 @@ class JoinRefused(Notice):
 
 @dataclass(frozen=True, slots=True)
 class AuthorityUnreachable(Notice):
-    """A dial to the authority failed."""
+    """A dial to the authority failed, or the session that it opened ended before the authority had answered."""
 
     log_name: ClassVar[str] = "unreachable"
     why: str

@@ -101,6 +101,11 @@ class Catchup:
             return 1.0
         return len(self._labels) / self._total if self._total else 0.0
 
+    @property
+    def total_blocks(self) -> int:
+        """How many blocks differ, and are fetched; 0: not known yet."""
+        return self._total
+
     def has_layout(self, layout_hash: bytes) -> None:
         """Our replica already has this layout."""
         self._layout = layout_hash

@@ -31,20 +31,36 @@ class Loan(NamedTuple):
 
 
 class ReplicaFiles:
-    """The files of one replica. `lent`: another process has mapped the replica file, so the file stays, at the version
-    that this process last loaded."""
+    """The files of one replica. The file that is lent stays, at the version that was last lent, because other processes
+    have mapped it."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._file: Replica | None = None
-        self.lent = False
 
-    def update_file(self, layered: Layered) -> tuple[Replica, tuple[int, ...]]:
-        """The replica file with the bits of `layered`, and the blocks that could not be copied. Raises `UsageError`."""
+    def lend(self, replica: Replica | Layered, version: VersionId) -> tuple[Loan | None, tuple[int, ...]]:
+        """The bits for another process to map; or None, and the blocks that are damaged. Raises `UsageError`.
+
+        A replica on disk is copied to the replica file. No version may be applied meanwhile.
+        """
+        wrong: tuple[int, ...] = ()
+        if isinstance(replica, Layered):
+            replica, wrong = self._update_file(replica)
+        if wrong:
+            return None, wrong
+        return Loan(replica.layout, replica.seal_for_readers(), version, replica.root), ()
+
+    def _update_file(self, layered: Layered) -> tuple[Replica, tuple[int, ...]]:
         if self._file is None:
             self._file = Replica.create(layered.layout, self._store.replica_path)
+        self._file.refill_file()
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             return self._file, self._file.take_from(layered, pool.map)
+
+    def empty_file(self) -> None:
+        """Give the replica file's disk space back until it is lent again."""
+        if self._file is not None:
+            self._file.empty_file()
 
     def remove_file(self) -> None:
         """Remove the replica file."""

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from codec import Checkpoint, Layered, Layout, Manifest, Replica, StagedChunk, Torn, state_root
 from codec.bits import Bits
+from codec.live import LiveBlocks
 from codec.staging import block_hash, check_block
 from swarm.protocol.core.events import VersionId
 from swarm.runtime.replica.base_folder import BaseFolder
 from swarm.runtime.replica.files import Loan, ReplicaFiles
-from swarm.runtime.replica.own import BELIEVED, OWN, PROVEN, OwnChunk, write_known
+from swarm.runtime.replica.own import BELIEVED, OWN, PROVEN, OwnChunk, hashes_after, write_known
 from swarm.runtime.replica.replay import Mismatch, listed_chunks, replay_chunks
 from swarm.runtime.replica.restore import replay_from, restore
 from swarm.runtime.replica.scratch import Scratch
@@ -81,6 +82,8 @@ class Model:
         self._scratch = Scratch(stage_bytes)
         self._labels: dict[int, VersionId] = {}
         """By block: its version, for blocks that were fetched while catching up."""
+        self._live: LiveBlocks | None = None
+        """The engine's memory, from which blocks are read first; None: it is not."""
         self._started = False
         """Whether `open` found blocks of an earlier catch-up."""
         self.replica: Replica | Layered | None = None
@@ -172,6 +175,7 @@ class Model:
                 self.replica = None
                 on_disk = self._on_disk(layout.nbytes)  # raises when neither memory nor disk has room
                 self.replica = self._base.load(layout, self._store.chunks.payload, on_disk=on_disk)
+                self.read_live(self._live)
                 for block, data, digest in self._store.partial.load(layout):
                     self._put(self.replica, block, data, digest)
                     self._started = True
@@ -227,11 +231,7 @@ class Model:
         chunks = listed_chunks(self._store.chunks, manifest)
         if replica.root != manifest.parent_root:
             raise Mismatch("the replica is not the version that this one follows")
-        hashes = replica.hashes.copy()
-        for chunk in chunks:
-            known = self._staged_or_decoded(chunk)
-            for block in chunk.header.blocks if isinstance(known, OwnChunk) else known:
-                hashes[block.block] = np.frombuffer(block.new_hash, np.uint8)
+        hashes = hashes_after(replica.hashes, ((chunk, self._staged_or_decoded(chunk)) for chunk in chunks))
         if state_root(replica.layout.hash, hashes) != manifest.root:
             raise Mismatch("the chunks do not lead to the root that the manifest names")
         self._store.seal(Seal.of(manifest, sealed), hashes)
@@ -354,6 +354,17 @@ class Model:
         with self._gate.unchanged():
             return use(self._whole()) if self.version is not None else None
 
+    def read_live(self, live: LiveBlocks | None) -> None:
+        """Read the blocks of a replica on disk from the engine's memory first."""
+        self._live = live
+        if isinstance(self.replica, Layered):
+            self.replica.live = live
+
+    def end_loan(self) -> None:
+        """No engine reads what `lend` gave any more: free its disk space until the next loan."""
+        with self._gate.unchanged():
+            self._files.empty_file()
+
     def lend(self) -> Loan | None:
         """The bits for an engine to map; None while they are of no version.
 
@@ -364,14 +375,9 @@ class Model:
             replica, version = self.replica, self.version
             if replica is None or version is None:
                 return None
-            wrong: tuple[int, ...] = ()
-            if isinstance(replica, Layered):
-                replica, wrong = self._files.update_file(replica)
-            if not wrong:
-                self._files.lent = True
-                return Loan(replica.layout, replica.seal_for_readers(), version, replica.root)
+            loan, wrong = self._files.lend(replica, version)
         self._recheck(wrong)
-        return None
+        return loan
 
     def write_checkpoint(self) -> VersionId | None:
         """Have a checkpoint of the present version on disk, and return the version. Raises `DiskFull`.
@@ -389,6 +395,8 @@ class Model:
         folder, replica = self._store.checkpoints.changed_folder, self.replica
         if self.version is None or folder is None:
             return None
+        if self._live is not None and self.write_checkpoint() is not None:
+            return folder  # the engine has the bits that the folder has lost
         if isinstance(replica, Layered):  # find all that is lost at once, so that one catch-up fetches it
             self._recheck([block for block in range(replica.layout.n_blocks) if replica.wrong(block)])
         return folder if self.write_checkpoint() is not None or self.version is None else None

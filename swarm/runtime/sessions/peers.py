@@ -185,7 +185,7 @@ class Peers:
             self._counts.peers_dropped += 1
             await self._loop.post(PieceBad(peer, outcome.why))
         elif outcome.error is not None:
-            _log.info("session_lost", peer=peer.hex()[:8], why=outcome.why, for_s=trio.current_time() - session.since_s)
+            _log.info("session_lost", peer=peer, why=outcome.why, for_s=trio.current_time() - session.since_s)
         return outcome.why
 
     # ------------------------------------------------------------ bulk streams of a peer

@@ -1,12 +1,12 @@
 """From a TCP socket to a secured, multiplexed connection, with bounded cost.
 
-`reception` accepts sockets, `admission` decides which handshake may begin, `upgrade` runs the handshake with a deadline
-for each step, and `gate` bounds what a peer may do before the authority has admitted it.
+`reception` accepts sockets, `handshakes` decides which handshake may begin, `upgrade` runs it with a deadline for each
+step, and `gate` bounds what a peer may do before the authority has admitted it.
 
 Modules:
 
 - `addresses`: Multiaddr text of TCP addresses
-- `admission`: Decides which inbound connections may begin a handshake, and when
+- `handshakes`: Decides which inbound connections may begin a handshake, and when
 - `certificate`: libp2p's TLS certificates
 - `departed`: Bytes of IP packets that a TCP connection has sent, as the kernel counts them
 - `gate`: Bounds the connections of strangers

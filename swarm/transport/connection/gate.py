@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from swarm.transport.base import PeerKey
-from swarm.transport.connection.admission import origin
+from swarm.transport.connection.handshakes import origin
 from swarm.transport.connection.muxer import MuxedConnection
 from swarm.transport.lanes import TARGET_CONNECTIONS_ID
 from swarm.transport.yamux import YamuxLimits
@@ -35,7 +35,7 @@ class GateRules:
     """Bounds for strangers."""
 
     connections: int = 256
-    """In all. At 111 handshakes a second (`admission`) a stranger has 2 s before it can be the oldest."""
+    """In all. At 111 handshakes a second (`handshakes`) a stranger has 2 s before it can be the oldest."""
     per_address: int = 64
     """A site of fifty nodes behind one NAT may join at once."""
     streams: int = 6
@@ -135,7 +135,7 @@ class Gate:
         return False
 
     def is_member_host(self, host: str) -> bool:
-        """Whether a member was seen at `host` (as `admission.origin` gives it)."""
+        """Whether a member was seen at `host` (as `handshakes.origin` gives it)."""
         return host in self._member_hosts
 
     @property

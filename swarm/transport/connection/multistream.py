@@ -9,13 +9,17 @@ from typing import Final, Protocol
 
 from codec.errors import PeerError
 
-__all__ = ["HEADER", "Channel", "answer", "encode", "propose"]
+__all__ = ["HEADER", "Channel", "NoneSpoken", "answer", "encode", "propose"]
 
 HEADER: Final = "/multistream/1.0.0"
 _REFUSAL: Final = "na"
 _LIST: Final = "ls"
 _MAX_MESSAGE_BYTES: Final = 1024
 _MAX_PROPOSALS: Final = 16
+
+
+class NoneSpoken(PeerError):
+    """The dialer proposed only protocols that we do not speak, and was told so."""
 
 
 class Channel(Protocol):
@@ -57,20 +61,30 @@ async def propose(channel: Channel, protocols: Sequence[str]) -> str:
 
 
 async def answer(channel: Channel, protocols: Sequence[str]) -> str:
-    """As the listener, accept the first proposal that is one of `protocols`, and return it. Raises `PeerError` after 16
-    other proposals, or if the dialer breaks the protocol."""
+    """As the listener, accept the first proposal that is one of `protocols`, and return it.
+
+    Raises `NoneSpoken` after 16 other proposals, or when the dialer does not wait for the answer to one: what follows
+    is then of the protocol that it proposed. Raises `PeerError` if the dialer breaks multistream-select otherwise.
+    """
     await channel.write(encode(HEADER))
     await _expect_header(channel)
+    first = ""
     for _ in range(_MAX_PROPOSALS):
-        proposal = await _read(channel)
+        try:
+            proposal = await _read(channel)
+        except PeerError as error:
+            if not first:
+                raise
+            raise NoneSpoken(f"multistream: we do not speak {first[:64]!r}") from error
         if proposal in protocols:
             await channel.write(encode(proposal))
             return proposal
         if proposal == _LIST:
             await channel.write(_listing(protocols))
         else:
+            first = first or proposal
             await channel.write(encode(_REFUSAL))
-    raise PeerError(f"multistream: {_MAX_PROPOSALS} proposals, none of which we speak")
+    raise NoneSpoken(f"multistream: {_MAX_PROPOSALS} proposals, none of which we speak")
 
 
 def _listing(protocols: Sequence[str]) -> bytes:

@@ -1,4 +1,4 @@
-"""Accepts inbound connections, waits for their first byte, and starts their handshakes in the order of `Admission`.
+"""Accepts inbound connections, waits for their first byte, and starts handshakes in the order of `HandshakeTurns`.
 
 A connection that is silent or waits for its turn costs a socket and a table entry, but no task and no buffers. One
 `selectors` object watches all silent sockets, and trio waits for that object as for any descriptor.
@@ -15,7 +15,7 @@ import trio
 
 from swarm.guard import Source, guarded
 from swarm.protocol.core.bucket import Bucket
-from swarm.transport.connection.admission import Admission, Arrival
+from swarm.transport.connection.handshakes import Arrival, HandshakeTurns
 
 __all__ = ["Reception"]
 
@@ -32,12 +32,12 @@ class Reception:
     """One for a transport."""
 
     def __init__(
-        self, admission: Admission, mark: bytes, serve_socket: ServeSocket, clock: Callable[[], float]
+        self, handshakes: HandshakeTurns, mark: bytes, serve_socket: ServeSocket, clock: Callable[[], float]
     ) -> None:
         """`mark`: a connection that begins with this byte needs no handshake and costs little CPU time. `serve_socket`:
         runs in a task of its own for each socket whose turn has come. It must close the socket, and call `finish` as
         soon as the peer's key is proved."""
-        self._admission = admission
+        self._handshakes = handshakes
         self._mark = mark
         self._serve_socket = serve_socket
         self._clock = clock
@@ -78,7 +78,7 @@ class Reception:
             return False
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):  # no descriptors are left: drop a stranger to free one
-                victim = self._admission.crowded_out(self._clock())
+                victim = self._handshakes.crowded_out(self._clock())
                 if victim is not None:
                     self._drop(victim)
                 else:
@@ -86,7 +86,7 @@ class Reception:
             return False  # for any other error: the dialer closed it before we accepted
         self._accepts.spend(1, self._clock())
         sock.setblocking(False)
-        arrival, dropped = self._admission.add_arrival(address[0], self._clock())
+        arrival, dropped = self._handshakes.add_arrival(address[0], self._clock())
         for each in dropped:
             each.drop()
         if arrival is None:
@@ -102,17 +102,17 @@ class Reception:
     async def wait_turn(self, source: str) -> Arrival | None:
         """Wait until a connection that came over a circuit, and has sent its first byte, may begin its handshake.
 
-        `source`: what admission counts it as. None: it has to make room; otherwise the caller must call `finish`.
+        `source`: whose handshake it counts as. None: it has to make room; otherwise the caller must call `finish`.
         """
         now = self._clock()
-        arrival, dropped = self._admission.add_arrival(source, now)
+        arrival, dropped = self._handshakes.add_arrival(source, now)
         for each in dropped:
             each.drop()
         if arrival is None:
             return None
         decided = trio.Event()
         arrival.begin = arrival.drop = decided.set
-        self._admission.note_first_byte(arrival, now)
+        self._handshakes.note_first_byte(arrival, now)
         self._wake()
         try:
             await decided.wait()
@@ -123,16 +123,16 @@ class Reception:
 
     def finish(self, arrival: Arrival) -> None:
         """The arrival's peer has proved its key, or its connection is gone. Harmless when repeated."""
-        self._admission.finish(arrival)
+        self._handshakes.finish(arrival)
 
     def _drop(self, arrival: Arrival) -> None:
-        self._admission.finish(arrival)
+        self._handshakes.finish(arrival)
         arrival.drop()
 
     def _close_held(self, sock: socket.socket, arrival: Arrival) -> None:
         self._unwatch(sock)
         self._held.discard(arrival)
-        self._admission.finish(arrival)
+        self._handshakes.finish(arrival)
         sock.close()
 
     def _unwatch(self, sock: socket.socket) -> None:
@@ -173,20 +173,20 @@ class Reception:
             self._drop(arrival)
             return
         self._unwatch(sock)
-        cost_s = self._admission.rules.token_cost_s if first == self._mark else None
-        self._admission.note_first_byte(arrival, self._clock(), cost_s)
+        cost_s = self._handshakes.rules.token_cost_s if first == self._mark else None
+        self._handshakes.note_first_byte(arrival, self._clock(), cost_s)
         self._wake()
 
     async def _start_handshakes(self) -> None:
         while True:
             self._changed = trio.Event()
             now = self._clock()
-            begun, dropped = self._admission.next_turns(now)
-            for arrival in [*dropped, *self._admission.expire(now)]:
+            begun, dropped = self._handshakes.next_turns(now)
+            for arrival in [*dropped, *self._handshakes.expire(now)]:
                 arrival.drop()
             for arrival in begun:
                 if not arrival.is_finished:  # it may have made room for a later one of `begun`
                     arrival.begin()
-            with trio.move_on_after(self._admission.wait_s(now)):
+            with trio.move_on_after(self._handshakes.wait_s(now)):
                 await self._changed.wait()
             await trio.lowlevel.checkpoint()

@@ -24,8 +24,8 @@ from multiaddr import Multiaddr
 from swarm.guard import Source, guarded
 from swarm.transport.base import Traffic
 from swarm.transport.connection.addresses import host_and_port
-from swarm.transport.connection.admission import Admission, Arrival
 from swarm.transport.connection.departed import departed_bytes
+from swarm.transport.connection.handshakes import Arrival, HandshakeTurns
 from swarm.transport.connection.ports import connect_from
 from swarm.transport.connection.reception import Reception
 from swarm.transport.tuning import PAUSE_S, awaken, tune
@@ -100,26 +100,36 @@ class CountedSocket(ReadWriteCloser):
         self._traffic.received += length
         return length
 
-    async def write(self, data: bytes) -> None:
-        self._traffic.sent += len(data)
-        now = trio.current_time()
-        if now - self._wrote_at_s > PAUSE_S and self.congestion_control == "bbr":
-            awaken(self._stream.socket)
-        self._wrote_at_s = now
+    async def write(self, data: bytes | memoryview) -> None:
         try:
             taken = self._offer(data)
             if taken < len(data):
+                self._traffic.sent += len(data) - taken
                 await self._stream.send_all(memoryview(data)[taken:])
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise ConnectionClosedError(f"the TCP connection broke: {error}") from error
 
-    def _offer(self, data: bytes) -> int:
+    def offer(self, data: bytes | memoryview) -> int:
+        """Write what the kernel takes at once, and return how much. 0 also when the connection is broken: `write` says
+        so."""
+        try:
+            return self._offer(data)
+        except OSError:
+            return 0
+
+    def _offer(self, data: bytes | memoryview) -> int:
         """Write what the kernel takes at once, nearly always all of it, and return how much. Waiting for the socket
         first would cost more than this call. Raises `OSError`."""
+        now_s = trio.current_time()
+        if now_s - self._wrote_at_s > PAUSE_S and self.congestion_control == "bbr":
+            awaken(self._stream.socket)
+        self._wrote_at_s = now_s
         try:
-            return os.write(self._stream.socket.fileno(), data)
+            taken = os.write(self._stream.socket.fileno(), data)
         except BlockingIOError:
             return 0
+        self._traffic.sent += taken
+        return taken
 
     async def send_eof(self) -> None:
         """Close our direction; what the other end sends can still be read."""
@@ -159,7 +169,7 @@ class TcpTransport(ITransport):
         self,
         traffic: Traffic,
         listeners: dict[str, socket.socket],
-        admission: Admission,
+        handshakes: HandshakeTurns,
         accept_token: Callable[[bytes, CountedSocket], Awaitable[bool]],
     ) -> None:
         """`listeners`: as `bind` returns them. `accept_token`: takes over an inbound connection that begins with
@@ -167,7 +177,7 @@ class TcpTransport(ITransport):
         self._traffic = traffic
         self._listeners = listeners
         self._accept_token = accept_token
-        self.reception = Reception(admission, TOKEN_MARK, self._serve_connection, trio.current_time)
+        self.reception = Reception(handshakes, TOKEN_MARK, self._serve_connection, trio.current_time)
         """Holds inbound connections until their handshake may begin; the caller runs it (`Reception.run`)."""
         self.live: set[CountedSocket] = set()
         """Every open connection."""

@@ -18,7 +18,7 @@ from codec.errors import PeerError
 from swarm.guard import Source, guarded
 from swarm.transport.base import PeerKey, Unreachable
 from swarm.transport.connection.addresses import host_and_port_of
-from swarm.transport.connection.admission import origin
+from swarm.transport.connection.handshakes import origin
 from swarm.transport.nat.circuit import (
     STOP_ID,
     HopMessage,

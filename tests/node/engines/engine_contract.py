@@ -23,6 +23,7 @@ from node.engines.generation import (
     generation_of,
 )
 from node.engines.interface import BackgroundEngine, Engine, ScoringEngine, SteppedEngine, WeightPatch
+from node.engines.window import WINDOW_BYTES, places
 from scenarios.engines.engine_models import step_of
 
 PROMPTS = [Prompt((3, 4, 5), 0), Prompt((6, 7), 1), Prompt((3, 4, 5), 2)]
@@ -133,6 +134,20 @@ class EngineContract:
             detached.reload_replica((0, 0), WRONG_ROOT)
         with pytest.raises(EngineError, match="nothing is attached"):
             detached.live_root()
+
+    def test_blocks_are_read_back_bit_for_bit(self, subject: Subject) -> None:
+        assert subject.engine.unreadable == ""
+        window, layout = np.zeros(WINDOW_BYTES, np.uint8), subject.replica.layout
+        for _ in range(2):
+            subject.update()
+            left = list(range(layout.n_blocks))
+            while left:
+                window[:] = 0xA5
+                placed = list(places(layout, left))
+                subject.engine.read_blocks([place.block for place in placed], window)
+                for place in placed:
+                    np.testing.assert_array_equal(place.view(window), subject.replica.block(place.block))
+                left = left[len(placed) :]
 
     def test_it_declares_what_it_can_do(self, subject: Subject) -> None:
         assert subject.engine.abilities <= ABILITIES

@@ -58,6 +58,17 @@ def test_a_gpu_that_the_machine_has_is_used(
     assert a_node(tmp_path).on_disk(MODEL) is False
 
 
+def test_an_engine_whose_memory_is_the_replica_needs_none_beside_it(free: dict[str, int], tmp_path: Path) -> None:
+    node = a_node(tmp_path, replica="engine")
+    free["memory"] = 12 * GB
+    assert node.on_disk(MODEL) is True
+    assert node.plan is not None
+    parts = {part.what: part.nbytes for part in node.plan.parts}
+    assert parts["replica"] == 0
+    assert 0 < parts["blocks read from the engine"] < 64 << 20
+    assert parts["engine"] > 2 * MODEL
+
+
 def test_too_little_for_the_place_that_was_asked_for(free: dict[str, int], tmp_path: Path) -> None:
     free["memory"] = 3 * GB
     with pytest.raises(UsageError, match=r"^This node needs 4\.\d GB .* 3\.0 GB are free: --replica disk needs 0"):

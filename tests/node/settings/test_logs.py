@@ -4,12 +4,15 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
 
 from codec.errors import UsageError
 from node.settings import logs
+from node.settings.event_log import EventLog
+from swarm.transport.identity import peer_id
 
 
 class Terminal(io.StringIO):
@@ -23,6 +26,7 @@ def _as_before() -> Iterator[None]:
     before = root.level, list(root.handlers)
     yield
     structlog.reset_defaults()
+    logs.forget()
     root.handlers[:] = before[1]
     root.setLevel(before[0])
 
@@ -37,7 +41,7 @@ def test_a_line_is_an_event_and_fields() -> None:
         "event": "joined",
         "level": "info",
         "slot": 3,
-        "peer": "abababab",
+        "peer": peer_id(b"\xab" * 32),
         "version": "(0, 3)",
         "name": "'box\\x1b[2J'",
         "why": None,
@@ -48,8 +52,67 @@ def test_a_terminal_gets_no_json() -> None:
     stream = Terminal()
     logs.configure(stream=stream)
     structlog.get_logger().info("joined", slot=3)
-    assert "joined" in stream.getvalue()
+    logging.getLogger("library.x").warning("a library's line")
+    first, second = stream.getvalue().splitlines()
+    assert "Reached the swarm: this machine is member 3." in first
+    assert "a library's line" in second
     assert "{" not in stream.getvalue()
+
+
+def test_lines_elsewhere_are_all_json() -> None:
+    stream = io.StringIO()
+    logs.configure(stream=stream)
+    structlog.get_logger().info("joined", slot=3)
+    logging.getLogger("library.x").warning("a library's line")
+    EventLog("node.member.worker").warning("no_work", why="copied")
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        logging.getLogger("library.x").exception("a bug", extra={"peer": b"\xcd" * 32})
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["event"] for line in lines] == ["joined", "message", "no_work", "message"]
+    assert (lines[1]["source"], lines[1]["text"]) == ("library.x", "a library's line")
+    assert lines[2]["why"] == "copied"
+    assert "ValueError: broken" in lines[3]["exception"]
+    assert lines[3]["peer"] == peer_id(b"\xcd" * 32)
+
+
+def test_a_peer_has_its_name() -> None:
+    stream, screen = io.StringIO(), Terminal()
+    logs.name_peers(lambda key: {b"\xab" * 32: "box-7"}.get(key, ""))
+    for out in (stream, screen):
+        logs.configure(stream=out)
+        structlog.get_logger().warning("bad_bytes", peer=b"\xab" * 32, detail="a hash")
+        structlog.get_logger().warning("bad_bytes", peer=b"\xac" * 32, detail="a hash")
+    named, nameless = map(json.loads, stream.getvalue().splitlines())
+    assert named["name"] == "box-7"
+    assert "name" not in nameless
+    first, second = screen.getvalue().splitlines()
+    assert "box-7 sent bytes" in first
+    assert f"{peer_id(bytes([0xAC]) * 32)[-8:]} sent bytes" in second
+
+
+def test_a_terminal_shows_what_comes_with_every_version_at_debug_only() -> None:
+    for level, shown in (("info", 0), ("debug", 1)):
+        stream = Terminal()
+        logs.configure(level, stream=stream)
+        structlog.get_logger().info("holds", version="0.4")
+        assert stream.getvalue().count("Holds version 4.") == shown
+    stream = io.StringIO()
+    logs.configure(stream=stream)
+    structlog.get_logger().info("holds", version="0.4")
+    assert json.loads(stream.getvalue())["version"] == "0.4"
+
+
+def test_a_log_file_gets_json_and_why_the_process_ended(tmp_path: Path) -> None:
+    stream = Terminal()
+    logs.configure(stream=stream, file=tmp_path / "log")
+    structlog.get_logger().info("joined", slot=3)
+    logs.note_end("The disk is full.")
+    joined, ended = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert (joined["event"], joined["slot"]) == ("joined", 3)
+    assert (ended["event"], ended["why"]) == ("ended", "The disk is full.")
+    assert "The disk is full." not in stream.getvalue()  # the command prints it
 
 
 def test_the_level(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,4 +172,4 @@ def test_bad_messages_of_peers_cannot_fill_a_disk(monkeypatch: pytest.MonkeyPatc
     logging.getLogger("node.ledger.service").warning("another line")
     last = stream.getvalue().splitlines()[-2:]
     assert json.loads(last[0])["suppressed"] == 19_500
-    assert last[1] == "node.ledger.service: another line"
+    assert json.loads(last[1])["text"] == "another line"

@@ -22,6 +22,7 @@ def factor(plan: Plan) -> float:
         (publisher(MODEL, copies=0), 0.0, 0.15),
         (node(MODEL, on_disk=False), 1.0, 1.15),
         (node(MODEL, on_disk=True), 0.05, 0.15),
+        (node(MODEL, on_disk=True, from_engine=True), 0.05, 0.15),
         (node(MODEL, on_disk=False, engine="transformers"), 3.0, 3.46),
         (node(MODEL, on_disk=False, engine="transformers", device="cuda"), 1.0, 1.25),
         (node(MODEL, on_disk=False, engine="vllm"), 1.0, 1.15),
@@ -71,6 +72,7 @@ def place(place, memory: int | None, disk: int) -> bool:
         ("auto", None, 0, False),
         ("ram", 20 * GB, 0, False),
         ("disk", 99 * GB, 0, True),
+        ("engine", 99 * GB, 0, True),
     ],
 )
 def test_auto_prefers_memory_and_falls_back_to_disk(chosen, memory, disk, on_disk) -> None:

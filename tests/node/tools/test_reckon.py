@@ -141,6 +141,7 @@ def test_the_memory_by_role(found: Reckoned) -> None:
     memory = found.memory
     assert 2 * layout.nbytes < memory["trainer"] < 2.1 * layout.nbytes
     assert memory["node"] - memory["node_on_disk"] == layout.nbytes
+    assert 0 < memory["node_from_engine"] - memory["node_on_disk"] < 64 << 20
     assert layout.nbytes < memory["seed"] < 1.2 * layout.nbytes
     assert memory["relay"] == memory_plan.relay().nbytes
 
@@ -152,7 +153,7 @@ def test_the_report(found: Reckoned) -> None:
     answer = json.loads(json.dumps(found.to_dict()))
     assert answer["reckoned"] is True
     assert {"star_full_s", "star_delta_s", "swarm_s", "bits_per_change", "delta_bytes", "chunks"} <= answer.keys()
-    assert set(answer["memory_bytes"]) == {"trainer", "seed", "node", "node_on_disk", "relay"}
+    assert set(answer["memory_bytes"]) == {"trainer", "seed", "node", "node_on_disk", "node_from_engine", "relay"}
     assert answer["usd"]["swarm"] < answer["usd"]["star_delta"] < answer["usd"]["star_full"]
 
 

@@ -195,6 +195,20 @@ async def test_a_burst_is_delivered_whole() -> None:
             assert sorted(members[2].got) == sorted(sent)
 
 
+async def test_a_lost_mesh_is_rebuilt_within_seconds_however_healthy_the_library_finds_it() -> None:
+    """The library would stretch the heartbeat to a minute in a small or quiet swarm, which it takes for a sick one."""
+    with trio.fail_after(20):
+        async with chain(2, libp2p_member) as members:
+            await settle(members)
+            routers = [member.announcer._pubsub.router for member in members]  # type: ignore[union-attr]
+            for router in routers:
+                router.network_health_score = 0.0
+            for _ in range(2):  # the first heartbeat after that would set the interval, and the second be late
+                for router in routers:
+                    router.mesh["/test"].clear()
+                await until(lambda: all(router.mesh["/test"] for router in routers), within_s=8)
+
+
 async def test_not_running() -> None:
     with pytest.raises(Unreachable, match="not gossiping"):
         await libp2p_member(0).announcer.publish(b"x")

@@ -321,6 +321,22 @@ def test_the_file_lent_to_an_engine_is_written_only_when_it_is_lent(store: Store
     assert not store.replica_path.exists()
 
 
+def test_a_loan_that_has_ended_takes_no_disk_until_the_next_one(store: Store) -> None:
+    truth, model = started(store)
+    loan = model.lend()
+    assert loan is not None
+    mapped = Replica.attach(os.dup(loan.fd), loan.layout, truth.hashes.copy())
+    model.end_loan()
+    assert store.replica_path.stat().st_size >= truth.layout.nbytes
+    assert not any(bits(mapped))
+    commit(model, *version(store, truth, 1))
+    assert bits_of(model) == bits(truth)
+    loan = model.lend()
+    assert loan is not None
+    assert bits(mapped) == bits(truth)
+    assert loan.root == truth.root
+
+
 def test_a_replica_on_disk_catches_up_in_the_files_of_its_next_checkpoint(store: Store) -> None:
     truth, model = started(store)
     made = version(store, truth, 1)

@@ -50,6 +50,13 @@ async def test_members_catch_up_and_follow(tmp_path: Path, autojump_clock: objec
             assert host.store.file(s.authority.model.layout.files[0].hash) == CONFIG  # type: ignore[union-attr]
 
 
+async def test_records_of_attempts_do_not_gather(tmp_path: Path, autojump_clock: object) -> None:
+    async with swarm(tmp_path) as s:
+        for number in range(1, 6):
+            await s.publish(number)
+            assert list(s.authority.store.records.all("attempts/")) == [f"attempts/0.{number}"]
+
+
 async def test_a_chunk_leaves_the_seed_once(tmp_path: Path, autojump_clock: object) -> None:
     async with swarm(tmp_path) as s:
         hosts = [await s.start_member(n) for n in (1, 2, 3)]

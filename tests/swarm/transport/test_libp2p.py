@@ -253,11 +253,17 @@ async def test_another_peer_at_the_address_is_refused() -> None:
 async def test_a_peer_that_sends_invalid_bytes_on_a_stream() -> None:
     async with two() as (a, b, _):
         connection = a._connections(b.key)[0].yamux
-        for words in (b"\x04\xff\xfe\xfd\n" * 10, b"\x13/multistream/1.0.0\n\x03xy\n\xff\xff\xff\x7f", b"\0"):
+        for words in (b"\x04\xff\xfe\xfd\n" * 10, b"\x13/multistream/1.0.0\n\xff\xff\xff\x7f", b"\0"):
             stream = await connection.open()
             await stream.send_all(words)
             with pytest.raises(trio.BrokenResourceError):
                 await until_ended(stream)
+        stream = await connection.open()  # one that does not wait for the answer to its proposal can still read it
+        await stream.send_all(b"\x13/multistream/1.0.0\n\x03xy\n\xff\xff\xff\x7f")
+        answered = b""
+        while got := await stream.receive_some():
+            answered += got
+        assert answered == b"\x13/multistream/1.0.0\n\x03na\n"
         assert a.peers() == [b.key]
 
 

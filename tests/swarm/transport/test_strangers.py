@@ -20,21 +20,21 @@ from libp2p_kit import ANY, echo, transport
 
 from codec.sign import Key
 from swarm.transport.base import Lane, PeerKey, Unreachable
-from swarm.transport.connection.admission import Admission, AdmissionRules, Arrival
 from swarm.transport.connection.certificate import make_certificate
 from swarm.transport.connection.gate import GateRules
+from swarm.transport.connection.handshakes import Arrival, HandshakeRules, HandshakeTurns
 from swarm.transport.libp2p import Libp2pTransport
 from swarm.transport.probe import who_answers
 from swarm.transport.rules import PeerPolicy, TransportRules
 
 HELLO = b"\x13/multistream/1.0.0\n\x0b/tls/1.0.0\n"
-RULES = AdmissionRules(pending=40, pending_per_address=8, silent_s=0.5)
+RULES = HandshakeRules(pending=40, pending_per_address=8, silent_s=0.5)
 
 
 @asynccontextmanager
 async def a_node(
     admitted: set[PeerKey],
-    rules: AdmissionRules | None = None,
+    rules: HandshakeRules | None = None,
     gate: GateRules | None = None,
     known: Container[PeerKey] = (),
     limit_s: float = 30,
@@ -43,7 +43,7 @@ async def a_node(
         Key(b"n" * 32),
         [ANY],
         policy=PeerPolicy(admits=admitted.__contains__, knows=known.__contains__),
-        rules=TransportRules(admission=rules or AdmissionRules(), gate=gate or GateRules()),
+        rules=TransportRules(handshakes=rules or HandshakeRules(), gate=gate or GateRules()),
     )
     with trio.fail_after(limit_s):
         async with trio.open_nursery() as nursery:
@@ -113,8 +113,8 @@ def tables(node: Libp2pTransport) -> list[Any]:
         node.tcp.live, node.tcp.reception._held, node.tcp.reception._watched.get_map(), node._gate._strangers,
         node._gate._by_host, node._edges, node._addresses, node._connecting, node._arriving, node._dialer._backoff,
         swarm.connections, swarm.tag_store._tags, swarm.auto_connector._recent_disconnects, swarm.manager._root_tasks,
-        host._identified_peers, host._identify_inflight, node._admission._silent, node._admission._waiting,
-        node._admission._busy, node._admission._first,
+        host._identified_peers, host._identify_inflight, node._handshakes._silent, node._handshakes._waiting,
+        node._handshakes._busy, node._handshakes._first,
     ]  # fmt: skip
 
 
@@ -135,7 +135,7 @@ async def test_silent_connections_from_many_addresses_keep_no_newcomer_out() -> 
             for number in range(80):
                 strangers.start_soon(be_silent, number)
             await trio.sleep(0.3)
-            assert node._admission.pending == 40
+            assert node._handshakes.pending == 40
             assert await seconds_until_served(newcomer, node, address) < 3
             strangers.cancel_scope.cancel()
         await newcomer.disconnect(node.key)
@@ -418,15 +418,15 @@ async def test_ten_thousand_strangers_from_a_thousand_addresses(monkeypatch: pyt
     A newcomer's wait is counted in handshakes of others, at most 111 a second, and the median newcomer is judged. On a
     busy machine, seconds and the slowest newcomer say more about that machine.
     """
-    turns, begun = Admission.next_turns, 0
+    turns, begun = HandshakeTurns.next_turns, 0
 
-    def counted(self: Admission, now_s: float) -> tuple[list[Arrival], list[Arrival]]:
+    def counted(self: HandshakeTurns, now_s: float) -> tuple[list[Arrival], list[Arrival]]:
         nonlocal begun
         result = turns(self, now_s)
         begun += len(result[0])
         return result
 
-    monkeypatch.setattr(Admission, "next_turns", counted)
+    monkeypatch.setattr(HandshakeTurns, "next_turns", counted)
     member = transport(2)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)])}
     async with a_node(set(), known={member.key}, limit_s=150) as (node, address), trio.open_nursery() as nursery:

@@ -275,6 +275,7 @@ class Mapped(msgspec.Struct, frozen=True, tag="mapped"):
     """A rank's map. `covered`: elements of each tensor that it has in place. `opaque`: why tensors must be loaded.
 
     `modules`: the modules whose parameters each tensor feeds. Tensors that share a module are loaded together.
+    `device`: the kind of device that the live weights are on, as torch names it.
     """
 
     number: int
@@ -282,6 +283,7 @@ class Mapped(msgspec.Struct, frozen=True, tag="mapped"):
     opaque: dict[str, str]
     modules: dict[str, tuple[str, ...]]
     seconds: float
+    device: str = ""
 
 
 class Did(msgspec.Struct, frozen=True, tag="did"):

@@ -97,7 +97,8 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
             channel.close()
             raise
         seconds = time.perf_counter() - started
-        channel.send(Mapped(message.number, weights.covered, weights.opaque, weights.modules, seconds))
+        found = (weights.covered, weights.opaque, weights.modules, seconds, weights.device)
+        channel.send(Mapped(message.number, *found))
         self._channel = channel
         threading.Thread(target=self._serve_driver, args=(channel, weights), name="swarm", daemon=True).start()
 

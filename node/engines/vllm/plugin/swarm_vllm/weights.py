@@ -102,6 +102,11 @@ class LiveWeights:
         """The modules that each tensor feeds."""
         return {name: tuple(sorted(self._modules(found))) for name, found in self._maps.items()}
 
+    @property
+    def device(self) -> str:
+        """The kind of device that the live weights are on, as torch names it."""
+        return "+".join(sorted({flat.device.type for flat in self._storages.flat}))
+
     # ------------------------------------------------------------ in the background
 
     def stage(self, patch: NDArray[np.uint8], version: str, scattered: frozenset[str]) -> None:

@@ -21,10 +21,10 @@ from typing import Final
 
 from swarm.protocol.core.bucket import Bucket
 
-__all__ = ["Admission", "AdmissionRules", "Arrival", "origin"]
+__all__ = ["Arrival", "HandshakeRules", "HandshakeTurns", "origin"]
 
 _MAX_HOSTS: Final = 8192
-"""Addresses remembered, 200 bytes each. More than `AdmissionRules.pending`, so that one without connections exists."""
+"""Addresses remembered, 200 bytes each. More than `HandshakeRules.pending`, so that one without connections exists."""
 _HALF_LIFE_S: Final = 60.0
 """A handshake counts half after this time, so an address that was busy an hour ago counts as new."""
 _SAMPLE: Final = 8
@@ -33,7 +33,7 @@ handshake."""
 
 
 @dataclass(frozen=True, slots=True)
-class AdmissionRules:
+class HandshakeRules:
     """Bounds for connections whose peer has not proved a key yet."""
 
     pending: int = 2048
@@ -124,14 +124,14 @@ class Arrival:
     is_finished: bool = False
 
 
-class Admission:
+class HandshakeTurns:
     """Counts handshakes by remote address, and decides whose turn is next."""
 
     def __init__(
-        self, rules: AdmissionRules | None = None, is_favoured: Callable[[str], bool] = lambda host: False
+        self, rules: HandshakeRules | None = None, is_favoured: Callable[[str], bool] = lambda host: False
     ) -> None:
         """`is_favoured`: whether a member was seen at an address (as `origin` gives it)."""
-        self.rules = rules or AdmissionRules()
+        self.rules = rules or HandshakeRules()
         self._is_favoured = is_favoured
         self._hosts: dict[str, _Host] = {}  # the least recently seen first
         self._networks: dict[str, _Count] = {}

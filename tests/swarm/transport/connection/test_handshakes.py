@@ -5,28 +5,28 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from swarm.transport.connection import admission
-from swarm.transport.connection.admission import Admission, AdmissionRules, Arrival
+from swarm.transport.connection import handshakes
+from swarm.transport.connection.handshakes import Arrival, HandshakeRules, HandshakeTurns
 
-RULES = AdmissionRules(
+RULES = HandshakeRules(
     pending=6, pending_per_address=3, busy=4, silent_s=3, turn_s=10, share=1.0, cost_s=0.1, burst_s=0.2, favoured=2
 )
 
 
-def arrives(gate: Admission, address: str, now_s: float = 0.0) -> Arrival:
+def arrives(gate: HandshakeTurns, address: str, now_s: float = 0.0) -> Arrival:
     arrival, _ = gate.add_arrival(address, now_s)
     assert arrival is not None
     return arrival
 
 
-def speaks(gate: Admission, address: str, now_s: float = 0.0) -> Arrival:
+def speaks(gate: HandshakeTurns, address: str, now_s: float = 0.0) -> Arrival:
     arrival = arrives(gate, address, now_s)
     gate.note_first_byte(arrival, now_s)
     return arrival
 
 
 def test_the_oldest_silent_one_of_an_address_makes_room_for_its_next() -> None:
-    gate = Admission(RULES)
+    gate = HandshakeTurns(RULES)
     speaking = speaks(gate, "192.0.2.1")
     silent = [arrives(gate, "192.0.2.1") for _ in range(2)]
     newcomer, dropped = gate.add_arrival("192.0.2.1", 1)
@@ -39,7 +39,7 @@ def test_the_oldest_silent_one_of_an_address_makes_room_for_its_next() -> None:
 
 
 def test_the_address_that_occupies_most_makes_room_for_others() -> None:
-    gate = Admission(RULES)
+    gate = HandshakeTurns(RULES)
     many = [arrives(gate, "192.0.2.1", index) for index in range(3)]
     few = [arrives(gate, f"192.0.2.{host}", 0) for host in (2, 3, 4)]
     for host, victim in ((5, many[0]), (6, many[1])):
@@ -52,7 +52,7 @@ def test_the_address_that_occupies_most_makes_room_for_others() -> None:
 
 
 def test_of_equally_large_addresses_the_one_with_most_handshakes_makes_room() -> None:
-    gate = Admission(RULES)
+    gate = HandshakeTurns(RULES)
     for _ in range(2):
         gate.finish(speaks(gate, "192.0.2.3"))  # its handshake never began, so it does not count
     begun = speaks(gate, "192.0.2.4")
@@ -64,7 +64,7 @@ def test_of_equally_large_addresses_the_one_with_most_handshakes_makes_room() ->
 
 
 def test_silent_and_waiting_arrivals_expire() -> None:
-    gate = Admission(RULES)
+    gate = HandshakeTurns(RULES)
     silent = arrives(gate, "192.0.2.1", 0)
     assert gate.wait_s(1) == 2
     assert gate.expire(2.9) == []
@@ -83,7 +83,7 @@ def test_silent_and_waiting_arrivals_expire() -> None:
 
 
 def test_handshakes_get_exactly_their_share_of_time() -> None:
-    gate = Admission(AdmissionRules())
+    gate = HandshakeTurns(HandshakeRules())
     begun = 0
     for tick in range(1000):  # ten seconds
         for _ in range(5):
@@ -98,7 +98,7 @@ def test_handshakes_get_exactly_their_share_of_time() -> None:
 
 
 def test_the_address_with_the_fewest_recent_handshakes_is_next() -> None:
-    gate = Admission(RULES)
+    gate = HandshakeTurns(RULES)
     for now_s in range(3):
         gate.finish(speaks(gate, "192.0.2.1", now_s))  # ended before its turn, so it does not count
         for each in (speaks(gate, "192.0.2.1", now_s),):
@@ -115,7 +115,7 @@ def test_the_address_with_the_fewest_recent_handshakes_is_next() -> None:
 
 
 def test_old_handshakes_count_less() -> None:
-    gate = Admission(RULES)
+    gate = HandshakeTurns(RULES)
     for now_s, host, times in ((0, 1, 2), (600, 2, 1)):
         for _ in range(times):
             each = speaks(gate, f"192.0.2.{host}", now_s)
@@ -128,7 +128,7 @@ def test_old_handshakes_count_less() -> None:
 
 
 def test_a_members_address_goes_first_and_makes_no_room() -> None:
-    gate = Admission(RULES, {"192.0.2.9"}.__contains__)
+    gate = HandshakeTurns(RULES, {"192.0.2.9"}.__contains__)
     member = arrives(gate, "192.0.2.9")
     for index in range(12):
         newcomer, dropped = gate.add_arrival(f"192.0.2.{index % 3}", index)
@@ -142,7 +142,7 @@ def test_a_members_address_goes_first_and_makes_no_room() -> None:
 
 
 def test_an_address_of_a_member_with_too_many_takes_its_turn() -> None:
-    gate = Admission(RULES, {"192.0.2.9"}.__contains__)
+    gate = HandshakeTurns(RULES, {"192.0.2.9"}.__contains__)
     gate._bucket.level = 0
     begun = 0
     for index in range(10):
@@ -153,15 +153,15 @@ def test_an_address_of_a_member_with_too_many_takes_its_turn() -> None:
 
 
 def test_members_connections_are_not_dropped() -> None:
-    rules = AdmissionRules(pending=2, favoured=4)
-    gate = Admission(rules, lambda host: host.startswith("192.0.2"))
+    rules = HandshakeRules(pending=2, favoured=4)
+    gate = HandshakeTurns(rules, lambda host: host.startswith("192.0.2"))
     members = [arrives(gate, f"192.0.2.{host}") for host in (1, 2)]
     assert gate.add_arrival("198.51.100.1", 0) == (None, [])
     assert not any(each.is_finished for each in members)
 
 
 def test_slow_handshakes_make_room() -> None:
-    gate = Admission(AdmissionRules(busy=2))
+    gate = HandshakeTurns(HandshakeRules(busy=2))
     slow = [speaks(gate, f"192.0.2.{host}", host) for host in (1, 2)]
     assert gate.next_turns(2) == (slow[::-1], [])
     quick = speaks(gate, "192.0.2.3", 3)
@@ -174,7 +174,7 @@ def test_slow_handshakes_make_room() -> None:
 
 
 def test_addresses() -> None:
-    gate = Admission(AdmissionRules(pending_per_address=1))
+    gate = HandshakeTurns(HandshakeRules(pending_per_address=1))
     for same in (("2001:db8::1", "2001:db8::ffff"), ("::ffff:192.0.2.1", "192.0.2.1"), ("relay X", "relay X")):
         first = arrives(gate, same[0])
         assert gate.add_arrival(same[1], 0)[1] == [first]
@@ -183,7 +183,7 @@ def test_addresses() -> None:
 
 
 def test_addresses_of_one_ipv6_network_share_a_turn() -> None:
-    gate = Admission(RULES)
+    gate = HandshakeTurns(RULES)
     for host in range(2):
         each = speaks(gate, f"2001:db8:0:{host}::1")
         assert gate.next_turns(0)[0] == [each]
@@ -196,18 +196,18 @@ def test_addresses_of_one_ipv6_network_share_a_turn() -> None:
 
 
 def test_the_table_of_addresses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "_MAX_HOSTS", 100)
-    gate = Admission(AdmissionRules())
-    for number in range(2 * admission._MAX_HOSTS):
+    monkeypatch.setattr(handshakes, "_MAX_HOSTS", 100)
+    gate = HandshakeTurns(HandshakeRules())
+    for number in range(2 * handshakes._MAX_HOSTS):
         gate.finish(arrives(gate, f"2001:{number:x}::1"))
-    assert len(gate._hosts) == len(gate._networks) == admission._MAX_HOSTS
+    assert len(gate._hosts) == len(gate._networks) == handshakes._MAX_HOSTS
     assert gate.pending == 0
     assert not any(gate._by_size)
 
 
 def test_any_order_of_events_leaves_no_trace() -> None:
     dice = random.Random(7)
-    gate = Admission(RULES)
+    gate = HandshakeTurns(RULES)
     here: list[Arrival] = []
     for step in range(5000):
         now_s = step / 50
@@ -237,7 +237,7 @@ def test_any_order_of_events_leaves_no_trace() -> None:
 class Flood:
     """Strangers from many addresses, each of which keeps as many connections as it can and connects again at once."""
 
-    gate: Admission
+    gate: HandshakeTurns
     addresses: int
     each: int
     speaking: float
@@ -260,7 +260,7 @@ class Flood:
 @pytest.mark.parametrize("starts_s", [0.0, 5.0])
 def test_a_newcomer_is_served_amid_ten_thousand_strangers(speaking: float, starts_s: float) -> None:
     """1,000 addresses make 2,000 connections a second. A stranger's handshake takes 3 s, the newcomer's 0.2 s."""
-    gate = Admission(AdmissionRules(), {"203.0.113.1"}.__contains__)
+    gate = HandshakeTurns(HandshakeRules(), {"203.0.113.1"}.__contains__)
     flood = Flood(gate, 1000, 10, speaking)
     ends: list[tuple[float, Arrival]] = []
     came: dict[str, Arrival] = {}
