@@ -7,7 +7,7 @@ from cyclopts import App
 
 from codec.errors import UsageError
 from node.cli.report import SEE, AsJson, offer, print_json
-from node.settings.definitions import CONFIGURABLE
+from node.settings.definitions import CONFIGURABLE, SETTINGS_OF
 from node.settings.sources import explain
 from node.settings.toml_file import FILE_NAME, candidates, toml_path
 
@@ -51,6 +51,7 @@ def schema() -> None:
 
 
 def _show(app: App, command: str | None, as_json: bool) -> None:
+    command = SETTINGS_OF.get(command or "", command)
     if command is not None and command not in CONFIGURABLE:
         raise UsageError(f"{command} has no settings. These commands have: {', '.join(CONFIGURABLE)}.")
     shown = {name: explain(app, name) for name in ([command] if command else CONFIGURABLE)}

@@ -95,13 +95,13 @@ def test_a_relay_of_the_image_joins_with_its_ticket_and_leaves(root: Path, tmp_p
     with swarm_in(tmp_path / "swarm", patience_s=120.0) as swarm:
         swarm.seed(checkpoint(tmp_path / "base", weights()))
         words = ["relay", "--listen", "127.0.0.1:0", "--name", "boxed"]
-        relay = swarm.start_command("relay", inside(root, ENTRY, *words, TICKET=swarm.ticket()))
+        swarm.start_command("relay", inside(root, ENTRY, *words, TICKET=swarm.ticket()))
         swarm.until_seed("it has joined", lambda seed: [node.name for node in seed.nodes] == ["boxed"])
         started = next(pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_relay(pid))
         assert Path(f"/proc/{started}").stat().st_uid == 1000  # root has become the image's user
         assert b"swarm1" not in Path(f"/proc/{started}/cmdline").read_bytes()
         os.kill(started, signal.SIGTERM)
-        assert relay.wait(20) == 143
+        assert swarm.ends("relay") == 143
         swarm.until_seed("it has left", lambda seed: not seed.nodes)
 
 

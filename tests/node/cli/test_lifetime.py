@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import trio
 
-from node.cli.lifetime import Interrupted, until_signalled
+from node.cli.lifetime import Interrupted, OnTerm, until_signalled
 
 STUBBORN = """
 import sys, trio
@@ -87,3 +87,38 @@ async def test_interrupted_names_the_signal() -> None:
 
     with pytest.raises(Interrupted, match="SIGTERM"):
         await until_signalled(work)
+
+
+async def test_on_sigterm_work_may_end_by_itself() -> None:
+    asked = trio.Event()
+
+    async def work() -> str:
+        signal.raise_signal(signal.SIGTERM)
+        await asked.wait()
+        return "finished"
+
+    assert await until_signalled(work, OnTerm(asked.set, 20.0)) == "finished"
+
+
+async def test_work_that_does_not_end_in_time_is_cancelled() -> None:
+    asked = trio.Event()
+
+    async def work() -> None:
+        signal.raise_signal(signal.SIGTERM)
+        await trio.sleep_forever()
+
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        await until_signalled(work, OnTerm(asked.set, 0.1))
+    assert asked.is_set()
+
+
+async def test_ctrl_c_asks_for_nothing() -> None:
+    asked = trio.Event()
+
+    async def work() -> None:
+        signal.raise_signal(signal.SIGINT)
+        await trio.sleep_forever()
+
+    with pytest.raises(Interrupted, match="SIGINT"):
+        await until_signalled(work, OnTerm(asked.set, 20.0))
+    assert not asked.is_set()

@@ -42,7 +42,7 @@ def test_a_node_finishes_its_leases_and_leaves(tmp_path: Path) -> None:
         url = json.loads((swarm.folder / "gateway.log").read_text())["url"]
         asyncio.run(ask_all(url, leaver))
         asked = time.monotonic()
-        assert leaver.wait(FINISH_S + LEAVES_S) == 0
+        assert swarm.ends("leaver", FINISH_S + LEAVES_S) == 0
         assert time.monotonic() - asked < FINISH_S + LEAVES_S
         assert '"given_back": false' in swarm.log("leaver", 1 << 20)
         work = swarm.state("seed")["work"]
@@ -79,10 +79,9 @@ def test_a_node_without_work_leaves_at_once(tmp_path: Path) -> None:
     with swarm_in(tmp_path / "swarm") as swarm:
         swarm.seed(base)
         join = ("join", swarm.ticket(), "--model", str(base), "--engine", "none", *LOOPBACK)
-        node = swarm.start("idle", *join, "--finish-within", "600s")
+        swarm.start("idle", *join, "--finish-within", "600s")
         swarm.until_seed("it has joined", lambda seed: [member.held for member in seed.nodes] == [(0, 0)])
-        node.send_signal(signal.SIGTERM)
-        assert node.wait(LEAVES_S) == 0
+        assert swarm.signal("idle", signal.SIGTERM, LEAVES_S) == 0
         swarm.until_seed("its lease has ended", lambda seed: not seed.nodes)
 
 
@@ -91,7 +90,6 @@ def test_ctrl_c_does_not_wait_for_work(tmp_path: Path) -> None:
     with swarm_in(tmp_path / "swarm") as swarm:
         swarm.seed(base)
         join = ("join", swarm.ticket(), "--model", str(base), "--engine", "none", *LOOPBACK)
-        node = swarm.start("idle", *join, "--finish-within", "600s")
+        swarm.start("idle", *join, "--finish-within", "600s")
         swarm.until_seed("it has joined", lambda seed: [member.held for member in seed.nodes] == [(0, 0)])
-        node.send_signal(signal.SIGINT)
-        assert node.wait(LEAVES_S) == 130
+        assert swarm.signal("idle", signal.SIGINT, LEAVES_S) == 130
