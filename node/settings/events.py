@@ -127,9 +127,6 @@ EVENTS: Final[Mapping[str, Event]] = {
         "leave the swarm; the key is stolen, or two seeds run with it",
     ),
     # ------------------------------------------------------------ of the engine and its work
-    "engine_damaged": Event(
-        "The engine's memory does not have the policy's bits; it is filled again: {hint}.", "test the machine's memory"
-    ),
     "engine_lost": Event("The engine does not answer: {why}. It is started again.", "see `SWARM_HOME/engine.log`"),
     "engine_killed": Event("The engine was ended: {why}.", "see `SWARM_HOME/engine.log`"),
     "engine_ended": Event(
