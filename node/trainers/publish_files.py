@@ -58,7 +58,7 @@ def publish_folder(
     `UsageError` when the checkpoint is of another model or is written to while it is read (the version is not sealed
     then), and what `Swarm.publish` and `Publication.wait` raise.
     """
-    found = _by_seed(home, folder, step, as_it_was, raw=False)
+    found = _by_seed(home, folder, as_it_was, raw=False)
     if found is None:
         from node.trainers.publish_here import publish_folder_here
 
@@ -71,7 +71,7 @@ def publish_file(home: Path, file: Path, *, step: int = 0, everywhere: bool = Fa
 
     For the format see `node.host.raw`; for the values returned and the errors, `publish_folder`.
     """
-    found = _by_seed(home, file, step, None, raw=True)
+    found = _by_seed(home, file, None, raw=True)
     if found is None:
         from node.trainers.publish_here import publish_file_here
 
@@ -79,11 +79,11 @@ def publish_file(home: Path, file: Path, *, step: int = 0, everywhere: bool = Fa
     return _report(home, found, step, everywhere)
 
 
-def _by_seed(home: Path, path: Path, step: int, as_it_was: Stamp | None, *, raw: bool) -> _Ended | None:
+def _by_seed(home: Path, path: Path, as_it_was: Stamp | None, *, raw: bool) -> _Ended | None:
     """Have the seed publish `path`, again if it is restarted meanwhile. None: this process has to, or nothing can."""
     try:
         files = stamp(path) if as_it_was is None else as_it_was
-        asked = PublishFiles(str(path.expanduser().resolve()), raw, step, files)
+        asked = PublishFiles(str(path.expanduser().resolve()), raw, files)
     except OSError:
         return None  # reading the files raises the error
     for _ in range(TRIES):

@@ -193,7 +193,7 @@ def test_a_command_that_ends_leaves_no_open_version(home: Path, folder: Path) ->
     with running(home, FakeSeed(random_replica())) as seed:
         seed.pause()
         with connect(home / SOCKET_NAME, FromSeed) as channel:
-            channel.send(PublishFiles(str(folder), False, 0, stamp(folder)))
+            channel.send(PublishFiles(str(folder), False, stamp(folder)))
             message, _ = channel.recv(10.0)
             assert isinstance(message, FilesOpened)
         seed.resume()
@@ -208,7 +208,7 @@ def test_two_commands_at_once(home: Path, folder: Path) -> None:
     with running(home, FakeSeed(random_replica())) as seed:
         seed.pause()
         with connect(home / SOCKET_NAME, FromSeed) as channel:
-            channel.send(PublishFiles(str(folder), False, 0, stamp(folder)))
+            channel.send(PublishFiles(str(folder), False, stamp(folder)))
             assert isinstance(channel.recv(10.0)[0], FilesOpened)
             with pytest.raises(PublishFailed, match="Another trainer is publishing"):
                 publish_folder(home, folder)
