@@ -24,12 +24,11 @@ Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 class PublishFiles(msgspec.Struct, frozen=True, tag="files"):
     """Asks the seed to publish the checkpoint folder at `path`, or with `raw` the file.
 
-    `step`: the trainer's own count, for people. `files`: as the command saw them (`node.host.stamp.Stamp`).
+    `files`: as the command saw them (`node.host.stamp.Stamp`).
     """
 
     path: str
     raw: bool
-    step: U63
     files: tuple[tuple[str, U63, int], ...]
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from codec.errors import PeerError, UsageError
 from node.host.stamp import Stamp, stamp
 from node.ipc.channel import ChannelClosed, ChannelTimeout, close_fds, connect
-from node.trainers.errors import PublishFailed, SwarmTimeout
+from node.trainers.errors import PublishFailed, SwarmDown, SwarmTimeout
 from node.trainers.file_messages import (
     SOCKET_NAME,
     FilesEncoded,
@@ -58,7 +58,7 @@ def publish_folder(
     `UsageError` when the checkpoint is of another model or is written to while it is read (the version is not sealed
     then), and what `Swarm.publish` and `Publication.wait` raise.
     """
-    found = _by_seed(home, folder, step, as_it_was, raw=False)
+    found = _by_seed(home, folder, as_it_was, raw=False)
     if found is None:
         from node.trainers.publish_here import publish_folder_here
 
@@ -71,7 +71,7 @@ def publish_file(home: Path, file: Path, *, step: int = 0, everywhere: bool = Fa
 
     For the format see `node.host.raw`; for the values returned and the errors, `publish_folder`.
     """
-    found = _by_seed(home, file, step, None, raw=True)
+    found = _by_seed(home, file, None, raw=True)
     if found is None:
         from node.trainers.publish_here import publish_file_here
 
@@ -79,20 +79,22 @@ def publish_file(home: Path, file: Path, *, step: int = 0, everywhere: bool = Fa
     return _report(home, found, step, everywhere)
 
 
-def _by_seed(home: Path, path: Path, step: int, as_it_was: Stamp | None, *, raw: bool) -> _Ended | None:
+def _by_seed(home: Path, path: Path, as_it_was: Stamp | None, *, raw: bool) -> _Ended | None:
     """Have the seed publish `path`, again if it is restarted meanwhile. None: this process has to, or nothing can."""
     try:
         files = stamp(path) if as_it_was is None else as_it_was
-        asked = PublishFiles(str(path.expanduser().resolve()), raw, step, files)
+        asked = PublishFiles(str(path.expanduser().resolve()), raw, files)
     except OSError:
         return None  # reading the files raises the error
     for _ in range(TRIES):
         found = _ask(home, asked)
         if found is None or found.published is not None:
             return found
-        if not _is_back(home):
+        head = _restarted(home)
+        if head is None:
             return None
-        if found.encoded is not None and _is_head(home, found.opened, found.encoded.root):
+        opened, encoded = found.opened, found.encoded
+        if encoded is not None and head == ((opened.epoch, opened.version), encoded.root.hex()):
             return found  # the seed sealed it, and only its answer was lost
     return None
 
@@ -125,23 +127,18 @@ def _ask(home: Path, asked: PublishFiles) -> _Ended | None:
         return None if opened is None else _Ended(opened, encoded, None)
 
 
-def _is_back(home: Path) -> bool:
-    """Wait for the seed of `home` to be started again; False when it is not."""
+def _restarted(home: Path) -> tuple[tuple[int, int] | None, str] | None:
+    """Wait for the seed of `home` to be started again: its head and the head's root. None when it is not."""
+    from node.trainers.connection.seedlink import ask_state
+
     deadline = time.monotonic() + RESTARTED_WITHIN_S
     while time.monotonic() < deadline:
         try:
-            connect(home / SOCKET_NAME, _FromSeed).close()
-            return True
-        except ChannelClosed:
+            swarm = ask_state(home).swarm
+            return swarm.head, swarm.root
+        except (SwarmDown, SwarmTimeout):  # also from the dying seed, whose socket still takes connections
             time.sleep(LOOK_S)
-    return False
-
-
-def _is_head(home: Path, opened: FilesOpened, root: bytes) -> bool:
-    from node.trainers.connection.seedlink import ask_state
-
-    swarm = ask_state(home).swarm
-    return swarm.head == (opened.epoch, opened.version) and swarm.root == root.hex()
+    return None
 
 
 def _report(home: Path, found: _Ended, step: int, everywhere: bool) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from codec.errors import UsageError
 from node.host.raw import raw_content
 from node.host.stamp import stamp
 from node.ipc.channel import connect
+from node.status.schema import SeedStatus
+from node.trainers import publish_files
 from node.trainers.errors import PublishFailed
 from node.trainers.file_messages import SOCKET_NAME, FilesEncoded, FilesOpened, FilesPublished, PublishFiles
 from node.trainers.messages import AskState, Attach, FromSeed, PublishBegin, PublishEnd, PublishOpened, PublishShared
@@ -193,7 +195,7 @@ def test_a_command_that_ends_leaves_no_open_version(home: Path, folder: Path) ->
     with running(home, FakeSeed(random_replica())) as seed:
         seed.pause()
         with connect(home / SOCKET_NAME, FromSeed) as channel:
-            channel.send(PublishFiles(str(folder), False, 0, stamp(folder)))
+            channel.send(PublishFiles(str(folder), False, stamp(folder)))
             message, _ = channel.recv(10.0)
             assert isinstance(message, FilesOpened)
         seed.resume()
@@ -208,7 +210,7 @@ def test_two_commands_at_once(home: Path, folder: Path) -> None:
     with running(home, FakeSeed(random_replica())) as seed:
         seed.pause()
         with connect(home / SOCKET_NAME, FromSeed) as channel:
-            channel.send(PublishFiles(str(folder), False, 0, stamp(folder)))
+            channel.send(PublishFiles(str(folder), False, stamp(folder)))
             assert isinstance(channel.recv(10.0)[0], FilesOpened)
             with pytest.raises(PublishFailed, match="Another trainer is publishing"):
                 publish_folder(home, folder)
@@ -230,3 +232,27 @@ def test_asking_the_seed_imports_little(home: Path, folder: Path) -> None:
         ended = subprocess.run(words, capture_output=True, text=True, check=True)
         assert ended.stdout.strip() == ""
         assert seed.seed.head == (0, 1)
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_seed_that_ended_is_asked_again_unless_it_had_sealed(
+    home: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, sealed: bool
+) -> None:
+    """Its answer to the first request was lost."""
+    asked: list[PublishFiles] = []
+
+    def ask(home: Path, request: PublishFiles) -> Any:
+        asked.append(request)
+        found = really_ask(home, request)
+        return found._replace(published=None) if len(asked) == 1 else found
+
+    really_ask = publish_files._ask
+    monkeypatch.setattr(publish_files, "_ask", ask)
+    fake = FakeSeed(random_replica())
+    head = lambda: SeedStatus(head=fake.head, root=fake.replica.root.hex()) if sealed else SeedStatus()  # noqa: E731
+    monkeypatch.setattr(fake, "status", head)
+    with running(home, fake):
+        report = publish_folder(home, folder)
+    assert len(asked) == (1 if sealed else 2)
+    assert report["root"] == random_replica(seed=1).root.hex()
+    assert report["version"] == fake.head[1]
