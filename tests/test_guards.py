@@ -95,7 +95,6 @@ GUARDED_BY: dict[str, Source | str] = {
     "swarm/transport/connection/tcp.py::TcpTransport._read_token": Source.HANDSHAKE,
     "swarm/transport/connection/tcp.py::TcpTransport._serve_connection": Source.HANDSHAKE,
     "swarm/transport/yamux/link.py::StreamLink.receive": CALLER,
-    "swarm/transport/yamux/stream.py::YamuxStream.receive_exactly": CALLER,
     "swarm/transport/yamux/stream.py::YamuxStream.receive_some": CALLER,
 }
 

@@ -120,7 +120,7 @@ def rotate_key(
     """
     from node.cli.lifetime import owner_only
     from node.coordinator.rotation import rotate
-    from node.settings.config import duration_s
+    from node.settings.values import duration_s
     from swarm.transport.identity import peer_id
 
     owner_only()

@@ -24,4 +24,5 @@ Modules:
 - `ticket`: Tickets: everything that a machine needs to join, in one string
 - `toml_file`: swarm.toml: where it is looked for, and on which line a mistake stands
 - `units`: Numbers as people read them
+- `values`: Values that people write as text
 """

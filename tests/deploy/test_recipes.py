@@ -13,8 +13,8 @@ import pytest
 from recipe_kit import DEPLOY, HOUSE, SCHEMA, command_lines, compose, faults, flags_of, manifests, stateful_sets
 
 from node.member.join import LEAVES_WITHIN_S
-from node.settings.config import duration_s
 from node.settings.definitions import CONFIGURABLE, keys_of
+from node.settings.values import duration_s
 
 # ---------------------------------------------------------------- all recipes
 

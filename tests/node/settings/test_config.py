@@ -14,10 +14,9 @@ from node.settings.config import (
     PeerConfig,
     RelayConfig,
     SeedConfig,
-    address,
-    duration_s,
 )
 from node.settings.sources import CONFIGURABLE, explain
+from node.settings.values import address, duration_s
 
 
 @pytest.mark.parametrize(
