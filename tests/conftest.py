@@ -75,6 +75,7 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
         monkeypatch.delenv(name)
     monkeypatch.setenv("SWARM_STRICT", "1")  # what a guard would survive is a failure here
     monkeypatch.setenv("SWARM_HOME", str(tmp_path_factory.getbasetemp() / "swarm-home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "config"))
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,8 @@ Modules:
 - `app`: `swarm-node`
 - `asking`: How a command asks the seed of this machine, and finds the member that a person named
 - `authority`: Commands on the trainer's machine
+- `config`: Commands about settings
+- `doctor`: The command doctor
 - `hidden`: Keeps secrets out of the list of processes
 - `lifetime`: How long a command lives
 - `member`: Commands on a rollout machine

@@ -1,7 +1,7 @@
 """`swarm-node`: parses the command line, calls the command, and turns an error into a sentence and an exit code.
 
     0  done       1  failed       2  usage: the user can correct it     3  cannot reach a peer or process
-    130 SIGINT    143 SIGTERM
+    130 SIGINT    143 SIGTERM (0 for a node with --finish-within that has finished its work)
 
 Each command imports what it needs when it runs, so that `--help` answers at once and needs neither torch nor libp2p.
 """
@@ -11,14 +11,16 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from cyclopts import App, CycloptsError, Parameter
 
 from codec.errors import SwarmError, UsageError
-from node.cli import authority, member, removal, watch, weights, work
+from node.cli import authority, config, doctor, member, removal, watch, weights, work
 from node.cli.hidden import hide
 from node.cli.report import SEE
+from node.settings.config import KEPT
 from node.settings.sources import sources
 
 if TYPE_CHECKING:
@@ -56,9 +58,10 @@ app = App(
   swarm-node delta OLD NEW          what would my training steps cost?
   swarm-node demo                   a whole swarm on this machine
   swarm-node seed --base FOLDER     on the trainer's machine; then swarm-node invite
+  swarm-node doctor TICKET          will this machine be useful? what is wrong with it?
   swarm-node join TICKET            on each rollout machine
 
-Settings also come from SWARM_* variables and swarm.toml: swarm-node config show
+Settings also come from SWARM_* variables and swarm.toml: swarm-node config init, config show
 Exit codes: 0 done, 1 failed, 2 usage, 3 cannot reach. --debug shows tracebacks.""",
     version=watch.version,
     default_parameter=Parameter(negative=()),
@@ -68,7 +71,7 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 cannot reach. --debug shows tracebacks.
     suppress_keyboard_interrupt=False,
     error_formatter=lambda error: f"swarm-node: {error}",
 )
-for commands in (weights, authority, removal, work, member, watch):
+for commands in (weights, authority, removal, work, member, doctor, watch, config):
     commands.register(app)
 for flag in ("--help", "--version"):
     app[flag].group = SEE
@@ -87,6 +90,11 @@ def run(arguments: Sequence[str]) -> int:
     debug = "--debug" in words or bool(os.environ.get("SWARM_DEBUG"))
     # The parser takes a lone dash for an option.
     words = ["--ticket-file=-" if word == "-" else word for word in words if word != "--debug"]
+    if words[:1] == ["demo"]:  # --keep had no value in earlier releases
+        words = [
+            f"--keep={KEPT}" if word == "--keep" and following.startswith("-") else word
+            for word, following in pairwise([*words, "-"])
+        ]
     try:
         result = app(words, exit_on_error=False)
         sys.stdout.flush()

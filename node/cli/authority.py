@@ -172,8 +172,8 @@ def publish(
     give_back_promptly()
     gc.disable()  # what is imported here is no garbage, and searching it would take a fifth of a short process's time
 
+    from node.settings.units import size_text
     from node.status.progress import ProgressLine
-    from node.status.terminal import size
     from node.trainers.publish_files import publish_file, publish_folder
 
     gc.freeze()
@@ -186,7 +186,7 @@ def publish(
         print_json(report)
         return
     density = 100 * report["density"]
-    print(f"Version {report['version']}: {density:.3g} % changed, {size(report['delta_bytes'])} on the wire.")
+    print(f"Version {report['version']}: {density:.3g} % changed, {size_text(report['delta_bytes'])} on the wire.")
 
 
 def register(app: App) -> None:

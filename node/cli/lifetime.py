@@ -4,13 +4,13 @@ import gc
 import os
 import signal
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import trio
 
 from node.settings.logs import note_stopping
 
-__all__ = ["Interrupted", "owner_only", "until_signalled"]
+__all__ = ["Interrupted", "OnTerm", "owner_only", "until_signalled"]
 
 T = TypeVar("T")
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -32,10 +32,18 @@ def owner_only() -> None:
     os.umask(0o077)
 
 
-async def until_signalled(work: Callable[[], Awaitable[T]]) -> T:
+class OnTerm(NamedTuple):
+    """What SIGTERM does first: `ask` has the work end by itself, which may take `within_s`; then it is cancelled."""
+
+    ask: Callable[[], None]
+    within_s: float
+
+
+async def until_signalled(work: Callable[[], Awaitable[T]], on_term: OnTerm | None = None) -> T:
     """Run `work` and return its result. SIGINT or SIGTERM cancels it, waits for it to end, and raises `Interrupted`.
 
-    A second signal ends the process at once. That is safe: the replica is verified or repaired at the next start.
+    With `on_term`, SIGTERM asks the work to end by itself; if it does in time, its result is returned. A second signal
+    ends the process at once. That is safe: the replica is verified or repaired at the next start.
     """
     gc.set_threshold(_GARBAGE)
     received: list[int] = []
@@ -49,6 +57,10 @@ async def until_signalled(work: Callable[[], Awaitable[T]]) -> T:
                 if received:
                     os._exit(128 + number)
                 received.append(number)
+                if on_term is not None and number == signal.SIGTERM:
+                    work_scope.deadline = trio.current_time() + on_term.within_s
+                    on_term.ask()
+                    continue
                 note_stopping()
                 work_scope.cancel()
 
@@ -57,6 +69,7 @@ async def until_signalled(work: Callable[[], Awaitable[T]]) -> T:
         with work_scope:
             results.append(await work())
         nursery.cancel_scope.cancel()
-    if received:
+    ended_by_itself = bool(results) and on_term is not None and received == [signal.SIGTERM]
+    if received and not ended_by_itself:
         raise Interrupted(received[0])
     return results[0]

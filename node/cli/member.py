@@ -29,7 +29,7 @@ def check_engine(engine: str) -> None:
 
 def check_vllm(python: Path | None) -> None:
     """Raise `UsageError` unless that environment (None: this one) has a vLLM that can follow a swarm."""
-    from node.engines.vllm.server import installed
+    from node.engines.vllm.installed import installed
 
     installed(python or Path(sys.executable))
 
@@ -51,11 +51,17 @@ async def join(ticket: str = "", /, *, config: Annotated[JoinConfig, Parameter(n
     if config.engine == "vllm" and not config.engine_url:
         check_vllm(config.vllm_python)
     leave_out()
-    from node.cli.lifetime import owner_only, until_signalled
-    from node.member.join import run
+    from node.cli.lifetime import OnTerm, owner_only, until_signalled
+    from node.member.finishing import Finishing
+    from node.member.join import LEAVES_WITHIN_S, run
 
     owner_only()
-    await until_signalled(partial(run, parsed, config))
+    if config.finish_within_s is None:
+        await until_signalled(partial(run, parsed, config))
+        return
+    finishing = Finishing(config.finish_within_s)
+    on_term = OnTerm(finishing.asked.set, finishing.within_s + LEAVES_WITHIN_S)
+    await until_signalled(partial(run, parsed, config, finishing=finishing), on_term)
 
 
 async def relay(ticket: str = "", /, *, config: Annotated[RelayConfig, Parameter(name="*")] = RelayConfig()) -> None:
@@ -95,6 +101,7 @@ def register(app: App) -> None:
         "swarm-node join swarm1... --engine-url http://127.0.0.1:8000",
         "swarm-node join swarm1... --up-mbit 200 --up-gb-day 50",
         "swarm-node join swarm1... --listen 4001 --announce 203.0.113.7:31001",
+        "swarm-node join swarm1... --finish-within 100s          (SIGTERM finishes the work that is here, and leaves)",
     )
     offer(
         app,

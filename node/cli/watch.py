@@ -1,5 +1,6 @@
-"""Commands that show something: status, demo, config show, version."""
+"""Commands that show something: status, top, demo, version."""
 
+import shlex
 import sys
 import time
 from functools import partial
@@ -12,7 +13,6 @@ from cyclopts import App, Parameter
 from codec.errors import UsageError
 from node.cli.report import SEE, TRY, AsJson, offer, print_json
 from node.settings.config import DemoConfig, default_home
-from node.settings.sources import CONFIGURABLE, explain, toml_path
 
 if TYPE_CHECKING:
     from node.status.schema import Status
@@ -103,6 +103,36 @@ async def page(*, home: Path | None = None, at: str = f"127.0.0.1:{PAGE_PORT}", 
     await until_signalled(serve)
 
 
+async def top(*, home: Path | None = None) -> None:
+    """Show the swarm in this terminal as the page does: trees, versions, work, and what is wrong. q ends it.
+
+    It shows the process of SWARM_HOME, and goes on while that process is restarted.
+
+    Parameters
+    ----------
+    home
+        SWARM_HOME of the process to show.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError(
+            "swarm-node top needs a terminal. For a file or a pipe: swarm-node status, with or without --json."
+        )
+    from node.cli.lifetime import until_signalled
+    from node.monitor import Monitor, status_of
+    from node.monitor.top.live import show
+    from swarm.transport.base import Unreachable
+
+    monitor = Monitor(status_of(home or default_home()))
+
+    async def run() -> None:
+        first = await monitor.look()
+        if first.away:  # later this is shown; at the start it is likely a wrong home
+            raise Unreachable(first.away)
+        await show(monitor, first)
+
+    await until_signalled(run)
+
+
 class LastAnswer:
     """Asks a swarm process, which may be restarted meanwhile: while it does not answer, its last status and a sentence
     that says so."""
@@ -153,6 +183,18 @@ async def demo(*, config: Annotated[DemoConfig, Parameter(name="*")] = DemoConfi
     One node is killed during step 3, and another joins during step 4. At the end the bits of each node and of each
     engine are compared with the trainer's; the exit code is 1 if any differ.
     """
+    then = ""
+    if config.keep is not None:
+        from node.tools.starter import write_starter
+
+        write_starter(config.keep)
+        then = f"Next: {shlex.join(['sh', str(config.keep / 'two_boxes.sh')])}"
+        if config.only_files:
+            if as_json:
+                print_json({"folder": str(config.keep)})
+            else:
+                print(f"Made {config.keep}. {then}")
+            return 0
     if config.engine == "vllm":
         from node.cli.member import check_vllm
 
@@ -170,23 +212,9 @@ async def demo(*, config: Annotated[DemoConfig, Parameter(name="*")] = DemoConfi
         from node.tools.demo import render
 
         print(render(report))
+        if config.keep is not None:
+            print(f"Kept in {config.keep}. {then}")
     return 0 if report["roots_equal"] and report["engines_equal"] else 1
-
-
-def _config_show(app: App, command: str | None, as_json: bool) -> None:
-    if command is not None and command not in CONFIGURABLE:
-        raise UsageError(f"{command} has no settings. These commands have: {', '.join(CONFIGURABLE)}.")
-    shown = {name: explain(app, name) for name in ([command] if command else CONFIGURABLE)}
-    if as_json:
-        print_json({"file": str(toml_path() or ""), "commands": shown})
-        return
-    print(f"swarm.toml: {toml_path() or 'none'}")
-    for name, settings in shown.items():
-        print(f"\n[{name}]")
-        for key, entry in settings.items():
-            value = entry["value"]
-            text = "-" if value in (None, "", []) else ", ".join(value) if isinstance(value, list) else str(value)
-            print(f"{key:<12} {text:<40} {entry['source']}".rstrip())
 
 
 def register(app: App) -> None:
@@ -199,6 +227,7 @@ def register(app: App) -> None:
         "swarm-node status --prove",
         "swarm-node status --json",
     )
+    offer(app, top, SEE, "swarm-node top", "swarm-node top --home ~/seed-home")
     offer(
         app,
         page,
@@ -207,23 +236,14 @@ def register(app: App) -> None:
         "swarm-node page --at 9000 --home ~/seed-home",
         "swarm-node page --at 0.0.0.0:4080                       (other machines need the token in the URL)",
     )
-    offer(app, demo, TRY, "swarm-node demo", "swarm-node demo --nodes 8 --steps 20 --json")
-    config = App(name="config", help="Show what is configured, and where.", help_epilogue="", group=SEE)
-
-    def show(command: str | None = None, /, *, as_json: AsJson = False) -> None:
-        """Show every setting of a command, or of all commands, and where its value comes from.
-
-        A flag takes precedence over SWARM_* variables, these over swarm.toml, and that over the default.
-
-        Parameters
-        ----------
-        command
-            seed, join, relay, invite, gateway or demo.
-        """
-        _config_show(app, command, as_json)
-
-    offer(config, show, None, "swarm-node config show join", "swarm-node config show --json")
-    app.command(config)
+    offer(
+        app,
+        demo,
+        TRY,
+        "swarm-node demo",
+        "swarm-node demo --nodes 8 --steps 20 --json",
+        "swarm-node demo --keep talk --only-files        (a model, steps and a script: docs/quickstart.md)",
+    )
 
     def show_version(*, as_json: AsJson = False) -> None:
         """Print the installed release."""

@@ -7,6 +7,7 @@ Modules:
 
 - `admin`: Removes members, revokes tickets and undoes both, in a running seed
 - `coordinator`: The seed process
+- `file_publisher`: Publishes checkpoint folders and raw files in the seed's own process
 - `handover`: The last run of a swarm whose key was replaced
 - `offline`: Removes members and revokes tickets while the seed does not run
 - `publisher`: From block deltas to a sealed version

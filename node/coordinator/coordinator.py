@@ -151,6 +151,7 @@ class Coordinator:
     ) -> None:
         self._config, self._key, self._store, self._model = config, key, store, model
         self._superseded = trio.Event()
+        self._kernels_loaded = trio.Event()
         """Another seed with this key has started since."""
         now = trio.current_time()
         self.core = _authority(config, key, store, model, head, boot, now)
@@ -190,7 +191,7 @@ class Coordinator:
         async with self.endpoint.running(leave=False), trio.open_nursery() as nursery:
             addrs = reached_at(config, self.endpoint.addrs)
             Contact(self._key.public, addrs, config.preset).write(config.home)
-            trainer_server = TrainerServer(self, self.ledger, self._files)
+            trainer_server = TrainerServer(self, self.ledger, self._files, self._kernels_loaded.is_set)
             await nursery.start(self.ledger.run)
             await nursery.start(query.serve, config.home, self.status)
             await nursery.start(trainer_server.run, config.home / SOCKET_NAME)
@@ -204,13 +205,17 @@ class Coordinator:
             nursery.start_soon(log_reservations, self.endpoint.transport)
             if config.watch is not None:
                 nursery.start_soon(_watch_folder, config)
-            nursery.start_soon(kernels.warm_up, {spec.dtype for spec in self.replica.layout.tensors})
+            nursery.start_soon(self._load_kernels)
             nursery.start_soon(audit, self._model, _report_damage)
             await self._superseded.wait()
             raise SwarmError(
                 "Another seed with this swarm's key has started since, and the nodes follow that one, so this one has "
                 "stopped. Run one seed per key."
             )
+
+    async def _load_kernels(self) -> None:
+        if await kernels.warm_up({spec.dtype for spec in self.replica.layout.tensors}):
+            self._kernels_loaded.set()
 
     # ------------------------------------------------------------ for the trainer server and its publisher
 

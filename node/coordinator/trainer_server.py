@@ -14,6 +14,7 @@ import trio
 
 from codec import shared
 from codec.errors import PeerError, SwarmError, UsageError
+from node.coordinator.file_publisher import FilePublisher
 from node.coordinator.publisher import Publisher, VersionSink
 from node.coordinator.rank_group import RankGroups
 from node.ipc.async_channel import AsyncChannel, serve_socket
@@ -48,6 +49,7 @@ from node.trainers.messages import (
     PublishBegin,
     PublishBlocks,
     PublishEnd,
+    PublishFiles,
     PublishShared,
     Refusal,
     Room,
@@ -81,18 +83,22 @@ class Host(VersionSink, Protocol):
 
 
 class TrainerServer:
-    """Serves trainers. `files`: the base checkpoint's small files by name, for a gateway's tokenizer."""
+    """Serves trainers. `files`: the base checkpoint's small files by name, for a gateway's tokenizer. `is_ready()`:
+    the coder is loaded in this process."""
 
     def __init__(
         self,
         seed: Host,
         ledger: LedgerService,
         files: Callable[[], Mapping[str, bytes]] = dict,
+        is_ready: Callable[[], bool] = lambda: True,
     ) -> None:
         self._files = files
         self._seed = seed
         self._ledger = ledger
-        self._rank_groups = RankGroups(Publisher(seed))
+        publisher = Publisher(seed)
+        self._rank_groups = RankGroups(publisher)
+        self._file_publisher = FilePublisher(publisher, is_ready)
 
     async def run(self, path: Path, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve `path` until cancelled; see `node.ipc.async_channel.serve_socket`."""
@@ -122,6 +128,8 @@ class TrainerServer:
                     await channel.send(await self._judge(node, release, why))
                 case Evict():
                     await channel.send(await self._seed.evict(message))
+                case PublishFiles():
+                    await self._file_publisher.converse(channel, message)
                 case _:
                     raise PeerError(f"first message: {type(message).__name__}")
         except ChannelClosed:

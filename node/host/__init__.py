@@ -12,4 +12,5 @@ Modules:
 - `kernels`: Compiles the coder's kernels once on a machine, when a process starts
 - `last_line`: The last line of a process's log, for the error that says why the process ended
 - `raw`: Carries any file through a swarm of its own
+- `stamp`: The files of a folder as they are
 """

@@ -20,7 +20,7 @@ from node.settings.config import MAX_ADDRESSES, SEED_PORT, PeerConfig
 from node.settings.contact import dialable
 from swarm.protocol.core.reach import circuit, is_name
 
-__all__ = ["BoxPorts", "announced", "box_ports", "reached_at", "resolved", "with_box_ports"]
+__all__ = ["BoxPorts", "announced", "box_ports", "provider_of", "reached_at", "resolved", "with_box_ports"]
 
 _BOXES: Final = (
     ("Vast.ai", "PUBLIC_IPADDR", "VAST_TCP_PORT_"),
@@ -64,6 +64,11 @@ def box_ports(environment: Mapping[str, str]) -> BoxPorts | None:
         if outside or pairs:
             return BoxPorts(provider, host, outside | {port: port for port in pairs}, tuple(sorted(pairs)))
     return None
+
+
+def provider_of(environment: Mapping[str, str]) -> str:
+    """Whose rented machine this is: one whose environment has the public address, mapped ports or not; else empty."""
+    return next((provider for provider, host_name, _ in _BOXES if environment.get(host_name, "").strip()), "")
 
 
 def with_box_ports(config: Config, environment: Mapping[str, str]) -> Config:

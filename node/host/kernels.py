@@ -45,20 +45,22 @@ os._exit(0)
 """
 
 
-async def warm_up(dtypes: Iterable[str] = ()) -> None:
-    """Compile and load the kernels for these dtypes (none: bf16). Logs a line when it has to compile."""
+async def warm_up(dtypes: Iterable[str] = ()) -> bool:
+    """Compile and load the kernels for these dtypes (none: bf16); whether they are loaded. Logs a line when it has to
+    compile."""
     names = sorted(set(dtypes) or {_DEFAULT})
     missing = [name for name in names if not _marker(name).exists()]
     if missing:
         _log.info("compiling_kernels", dtypes=", ".join(missing), note="once on this machine, about 20 s")
         began = trio.current_time()
         if not await _compile(missing):
-            return  # the cache is full or read-only, for example: the first use compiles
+            return False  # the cache is full or read-only, for example: the first use compiles
         _log.info("compiled_kernels", seconds=round(trio.current_time() - began, 1))
     from codec.rice import warm_up as load
 
     for name in names:
         await in_thread(load, DTYPES[name])
+    return True
 
 
 async def _compile(names: list[str]) -> bool:

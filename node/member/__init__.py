@@ -9,10 +9,12 @@ Modules:
 - `engine_memory`: The engine's memory as the node's replica
 - `engine_runtime`: The engine, its processes and its worker on one node
 - `engine_updater`: Brings each version into the engine
+- `finishing`: How a node ends on SIGTERM
 - `following`: A member's move from one swarm to its successor
 - `join`: A member's process
 - `lease_inventory`: The work leases that a node holds, and where each stands
 - `milestones`: What a node tells the person who started it
+- `pace`: How much work a node holds, and how often it speaks to the ledger
 - `relay`: A relay's process
 - `scorer`: Scores other nodes' samples on this node's engine
 - `time_accounting`: How a node's time divides

@@ -23,6 +23,7 @@ from node.host.audit import audit, close
 from node.host.daily import Daily
 from node.host.endpoint import Endpoint, NetworkOptions, open_store
 from node.member import following
+from node.member.finishing import Finishing
 from node.member.milestones import Look, Milestones
 from node.member.placing import Placing
 from node.monitor import own_status, serve_monitor
@@ -65,19 +66,26 @@ if TYPE_CHECKING:
     from node.member.engine_runtime import EngineRuntime
     from swarm.runtime.replica.model import Model
 
-__all__ = ["Member", "OpenedModel", "run"]
+__all__ = ["LEAVES_WITHIN_S", "Member", "OpenedModel", "run"]
 
 _log = structlog.get_logger(__name__)
 _LOG_EVERY_S: Final = 10.0
 """Interval of the log's lines about a seed that does not answer; it is dialed more often."""
+LEAVES_WITHIN_S: Final = 10.0
+"""For a node that has finished its work to say goodbye, stop its engines, and close its replica."""
 _BUDGET_EVERY_S: Final = 0.2
 """Interval at which the bytes sent are counted against `--up-gb-day`."""
 
 
 async def run(
-    ticket: Ticket, config: JoinConfig, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ticket: Ticket,
+    config: JoinConfig,
+    *,
+    finishing: Finishing | None = None,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run a node until cancelled. Raises `UsageError`, or `Unreachable` when no seed answers.
+    """Run a node until cancelled, or until `finishing` was asked for and is over. Raises `UsageError`, or `Unreachable`
+    when no seed answers.
 
     When the swarm gets a new key the node goes on in the new swarm, in this process and with its bits.
     """
@@ -89,20 +97,23 @@ async def run(
     if config.model is not None:
         await in_thread(Checkpoint.open, config.model)  # a wrong folder is reported before it uses the ticket
     key = keyfile.load_or_make(config.home / keyfile.NODE_KEY)
-    while True:
+    finishing = finishing or Finishing(0.0)
+    while not finishing.asked.is_set():
         way = await in_thread(following.follow, config.home, ticket)
-        await _run_in_swarm(way, config, key, task_status)
+        await _run_in_swarm(way, config, key, finishing, task_status)
         task_status = trio.TASK_STATUS_IGNORED
 
 
-async def _run_in_swarm(way: following.Way, config: JoinConfig, key: Key, task_status: trio.TaskStatus[None]) -> None:
-    """Run in one swarm until it has a successor; that is on disk on return."""
+async def _run_in_swarm(
+    way: following.Way, config: JoinConfig, key: Key, finishing: Finishing, task_status: trio.TaskStatus[None]
+) -> None:
+    """Run in one swarm until it has a successor, which is on disk on return, or until `finishing` is over."""
     from node.host import kernels
     from swarm.runtime.replica.model import Model
 
     with open_store(config.home, way.ticket.authority) as store:
         if config.replica == "none":
-            await Member(way, config, key, store).run(task_status)
+            await Member(way, config, key, store, finishing=finishing).run(task_status)
             return
         placing = Placing(config)
         refer = way.base is None and not config.copy_model  # the predecessor's checkpoint is removed in the end
@@ -116,7 +127,7 @@ async def _run_in_swarm(way: following.Way, config: JoinConfig, key: Key, task_s
             )
         layout_hash = None if seal is None or model.layout is None else model.layout.hash
         opened = OpenedModel(model, None if seal is None else seal.manifest, layout_hash)
-        member = Member(way, config, key, store, opened, _engine_maker(config, key, store, model))
+        member = Member(way, config, key, store, opened, _engine_maker(config, key, store, model), finishing)
         member.memory_plan = lambda: placing.plan
         async with trio.open_nursery() as nursery:
             tensors = () if model.layout is None else model.layout.tensors
@@ -130,7 +141,9 @@ async def _run_in_swarm(way: following.Way, config: JoinConfig, key: Key, task_s
                 await _refetch(member, model.lost)
             try:
                 await member.run(task_status)
-                if model.version not in {saved.version for saved in store.checkpoints.list()}:
+                if not finishing.asked.is_set() and model.version not in {
+                    saved.version for saved in store.checkpoints.list()
+                }:
                     await in_thread(model.write_checkpoint)  # the base of the replica in the new swarm
             finally:
                 await close(model)
@@ -193,9 +206,11 @@ class Member:
         store: Store,
         opened: OpenedModel | None = None,
         make_engine: MakeEngine | None = None,
+        finishing: Finishing | None = None,
     ) -> None:
         self.config, self.key, self.ticket = config, key, way.ticket
         self._store = store
+        self._finishing = finishing
         self._patience_s = max(config.wait_for_seed_s, following.PATIENCE_S if way.followed else 0.0)
         self._is_relay = opened is None
         self._model = None if opened is None else opened.model
@@ -260,6 +275,8 @@ class Member:
                 nursery.start_soon(log_reservations, self.endpoint.transport)
                 nursery.start_soon(self._give_up_without_seed)
                 nursery.start_soon(Milestones(trio.current_time()).tell, self._look)
+                if self._finishing is not None:
+                    nursery.start_soon(self._finish, self._finishing)
                 _log.info("starting", peer_id=peer_id(self.key.public), addrs=", ".join(self.endpoint.addrs))
                 task_status.started()
                 await self._end.wait()
@@ -281,6 +298,15 @@ class Member:
                 f"The swarm's seed cannot be reached: {why}. Is it running, and is that port open to this machine? "
                 "A new ticket names its present addresses; --wait-for-seed 1h waits longer."
             ))  # fmt: skip
+
+    async def _finish(self, finishing: Finishing) -> None:
+        """Once asked to: finish the work that the engine holds, then end; the lease is released as at any end."""
+        await finishing.asked.wait()
+        if self.engine_runtime is not None:
+            _log.info("finishing", within_s=finishing.within_s)
+            done = await self.engine_runtime.worker.finish(finishing.within_s)
+            _log.info("finished", given_back=not done)
+        self._end.set()
 
     def _look(self) -> Look:
         """What is told to the person who started this process."""

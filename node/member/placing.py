@@ -1,21 +1,16 @@
 """Where a node keeps its replica, decided by what it and its engine will need, before any of it is reserved."""
 
-from pathlib import Path
-from typing import Final
-
 import structlog
 
 from codec.errors import UsageError
 from node.settings import memory_plan
 from node.settings.config import JoinConfig
+from node.settings.gpus import gpu_files
 from node.settings.memory import disk_free_bytes, free_bytes
 from node.settings.memory_plan import Plan
 
 __all__ = ["Placing"]
 
-_GPUS: Final = tuple(map(Path, ("/proc/driver/nvidia", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")))
-"""One of these is there when torch can use a GPU (NVIDIA, AMD, WSL). torch itself is imported by the engine's process
-only."""
 _log = structlog.get_logger(__name__)
 
 
@@ -52,7 +47,7 @@ class Placing:
     @property
     def _device(self) -> str:
         device = self._config.device
-        return "cpu" if device == "auto" and not any(path.exists() for path in _GPUS) else device
+        return "cpu" if device == "auto" and not gpu_files() else device
 
     def _plan(self, model_bytes: int, engine: str, *, on_disk: bool) -> Plan:
         return memory_plan.node(

@@ -51,46 +51,27 @@ from node.ledger.messages import (
 from node.member.engine_client import EngineClient
 from node.member.engine_updater import EngineUpdater
 from node.member.lease_inventory import Held, Job, LeaseInventory, Result, together
+from node.member.pace import PACE, Pace
 from node.member.scorer import Scorer
 from node.member.time_accounting import TimeAccounting
 from node.settings.event_log import EventLog
 from node.status.schema import TimeSplit, WorkerStatus
 from swarm.guard import Source, guarded
 
-__all__ = ["NodeWorker", "Pace"]
+__all__ = ["NodeWorker"]
 
 COMMITS_TOLD: Final = 4
 """Versions in a timesheet; timesheets are sent more often than versions come."""
 FEW: Final = 8
 """Work is asked for when this fraction (1 / FEW) of a batch has become free, or nothing waits."""
 
+LOOK_EVERY_S: Final = 1.0
+"""While the last leases are finished."""
+
 _Asking = tuple[int, Version, bytes]
 """What a request for work says: room for sequences, the engine's version, and its root."""
 
 _log = EventLog(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How a node works."""
-
-    capacity: int = 64
-    """Sequences held at a time, generating or waiting."""
-    batch: int = 32
-    """Sequences generated at once. A small batch is slow; a large one delays versions where a commit waits for it."""
-    ask_every_s: float = 5.0
-    """Interval of requests for work, in case one was lost or the seed was restarted."""
-    say_again_s: float = 3.0
-    """A result without a verdict is sent again after this time, several round trips of the longest links."""
-    renew_every_s: float = 3.0
-    """Interval of renewals of a lease that gets new tokens, well within the shortest lease."""
-    memory_s: float = 60.0
-    """Time constant of the rate that the ledger is told."""
-    self_test_rows: int = 8
-    self_test_tokens: int = 16
-    """Generated before the first request, so that the ledger has a rate to begin with. 0: no self-test."""
-    self_test_within_s: float = 10.0
-    """Limit of the self-test; the rate of a slower engine is found out by its work."""
 
 
 @dataclass(eq=False)
@@ -111,7 +92,7 @@ class NodeWorker:
         key: Key,
         engine: EngineClient,
         send: Callable[[bytes], Awaitable[None]],
-        pace: Pace = Pace(),
+        pace: Pace = PACE,
         clock: Callable[[], float] = trio.current_time,
     ) -> None:
         self._key = key
@@ -127,6 +108,8 @@ class NodeWorker:
         )
         self._largest = 1
         """The most samples that a lease had so far."""
+        self._finishing = False
+        """No more work is asked for."""
         self._behind = False
         """The ledger says that this engine's version is too old for the work there is."""
         self._abilities_wanted = False
@@ -162,6 +145,19 @@ class NodeWorker:
         finally:
             with trio.CancelScope(shield=True), trio.move_on_after(2.0):
                 await self._give_back()
+
+    async def finish(self, within_s: float) -> bool:
+        """Ask for no more work, and wait until each lease is generated and judged, for at most `within_s`. Whether that
+        came to be; `run`, when it is cancelled, gives the rest back."""
+        self._finishing = True
+        self._wake()
+        with trio.move_on_after(within_s):
+            while self._inventory.leases or self._flights:
+                news = self._news
+                with trio.move_on_after(LOOK_EVERY_S):  # a lease that expires is no news
+                    await news.wait()
+            return True
+        return False
 
     # ------------------------------------------------------------ from the swarm
 
@@ -481,6 +477,8 @@ class NodeWorker:
         """Sequences to hold. With continuous batching, where places become free one by one, one group in reserve is
         enough: a sample that waits here may be begun at an older version than the ledger would choose."""
         pace = self._pace
+        if self._finishing:
+            return 0
         if not self._engine.continuous_batching:
             return pace.capacity
         return min(pace.capacity, pace.batch + max(pace.batch // 4, self._largest))

@@ -1,4 +1,4 @@
-"""What a swarm process shows over HTTP: a web page of the swarm, metrics for Prometheus, and its health.
+"""What a swarm process shows: a web page of the swarm and the same in a terminal, metrics for Prometheus, its health.
 
 `monitor` serves all of it, from a status as `node.status.schema` has it: a process that was started with `--metrics`
 serves its own, and `swarm-node page` serves that of the process of its SWARM_HOME. The other modules are pure.
@@ -11,6 +11,7 @@ Modules:
 - `metrics`: A status as OpenMetrics text
 - `monitor`: The HTTP endpoints
 - `observations`: Histograms of what a status shows of its last versions
+- `top`: The page in a terminal
 """
 
 from node.monitor.monitor import Monitor, Source, own_status, serve_monitor, status_of

@@ -7,10 +7,14 @@ Modules:
 
 - `config`: The settings of every command, as frozen values
 - `contact`: Where the seed of a SWARM_HOME can be reached
+- `definitions`: Every setting of every command as data
 - `event_log`: Events of modules that also run where nobody has set up the log
 - `events`: The events of the log: what each says, and what to do about it
+- `example`: The commented example of swarm.toml, and its JSON schema
 - `extras`: The command that installs an extra's packages into this environment
 - `given`: Secrets that a user hands to a command
+- `gpus`: Whether this machine has a GPU, by the files of its kernel
+- `groups`: The control groups that limit this process
 - `keyfile`: The file that holds a private key
 - `log_file`: A log file of limited size
 - `logs`: Logging: lines, levels and rate limits
@@ -18,4 +22,6 @@ Modules:
 - `memory_plan`: How much memory of the machine each process needs, and where a node's replica is kept
 - `sources`: Where a flag's value comes from when it is not on the command line
 - `ticket`: Tickets: everything that a machine needs to join, in one string
+- `toml_file`: swarm.toml: where it is looked for, and on which line a mistake stands
+- `units`: Numbers as people read them
 """

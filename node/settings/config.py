@@ -51,6 +51,8 @@ MAX_NODES_EVER: Final = 10_000
 """The seed keeps 32 bytes for each, and writes all of a ticket's again when another machine joins."""
 MAX_RELAYS: Final = 3
 """Each costs a connection, and an address in the ticket."""
+KEPT: Final = "swarm-demo"
+"""Folder of `demo --keep` without a value, which earlier releases accepted."""
 _EXAMPLE: Final = "203.0.113.7:4001"
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -321,6 +323,9 @@ class JoinConfig(MemberConfig):
     running: Running = "continue"
     """What happens to vLLM's running requests when a version arrives: they continue with the keys and values that they
     have (continue), compute them again from the first token (recompute), or finish first (drain)."""
+    finish_within: str = ""
+    """On SIGTERM, first finish the work that this machine holds, for at most this long (100s), then leave with exit
+    code 0. Without it the machine gives its work back and leaves at once, with exit code 143."""
     raw_out: Path | None = None
     """In a swarm that carries files: where to write each one that arrives. Needs --engine none."""
 
@@ -328,6 +333,8 @@ class JoinConfig(MemberConfig):
         MemberConfig.__post_init__(self)
         object.__setattr__(self, "engine_url", tuple(self.engine_url))
         object.__setattr__(self, "vllm_arg", tuple(self.vllm_arg))
+        if self.finish_within:
+            duration_s(self.finish_within)
         if self.engine_url and self.engine == "transformers":  # the URL implies the engine
             object.__setattr__(self, "engine", "vllm")
         if self.engine_url and (self.engine != "vllm" or self.engines != 1):
@@ -350,6 +357,11 @@ class JoinConfig(MemberConfig):
             raise UsageError("--threads: 1 to 1024")
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,2})?", self.device):
             raise UsageError("--device: auto, cpu, mps, cuda or cuda:N")
+
+    @property
+    def finish_within_s(self) -> float | None:
+        """None: SIGTERM ends the node at once."""
+        return duration_s(self.finish_within) if self.finish_within else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -471,8 +483,12 @@ class DemoConfig:
     """Policy to train."""
     seed: int = 0
     """Seed of all random numbers in training and sampling."""
-    keep: bool = False
-    """Keep the folders of all processes (keys, replicas, logs) and print where they are."""
+    keep: Path | None = None
+    """Keep everything in this new folder: the folders and logs of all processes (run), and something to begin with: a
+    tiny model that says which version it is (model), checkpoints of it (steps), and a script that plays two machines
+    with them (two_boxes.sh)."""
+    only_files: bool = False
+    """With --keep: make the model, the checkpoints and the script, and run nothing. Needs no torch."""
     engine: DemoEngine = "transformers"
     """The nodes' engine."""
     vllm_python: Path | None = None
@@ -485,3 +501,8 @@ class DemoConfig:
             raise UsageError("--steps: 1 to 10000")
         if not 0 <= self.seed < 1 << 32:
             raise UsageError("--seed: 0 to 2^32 - 1")
+        if self.keep is not None:
+            folder = Path(KEPT) if str(self.keep).lower() in ("1", "true", "yes") else self.keep
+            object.__setattr__(self, "keep", folder.expanduser().absolute())
+        elif self.only_files:
+            raise UsageError("--only-files goes with --keep FOLDER, which says where.")

@@ -8,7 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-__all__ = ["EVENTS", "Event", "say", "size_text", "time_text"]
+from node.settings.units import size_text, time_text
+
+__all__ = ["EVENTS", "Event", "say"]
 
 
 class Event(NamedTuple):
@@ -125,13 +127,13 @@ EVENTS: Final[Mapping[str, Event]] = {
         "leave the swarm; the key is stolen, or two seeds run with it",
     ),
     # ------------------------------------------------------------ of the engine and its work
+    "engine_damaged": Event(
+        "The engine's memory does not have the policy's bits; it is filled again: {hint}.", "test the machine's memory"
+    ),
     "engine_lost": Event("The engine does not answer: {why}. It is started again.", "see `SWARM_HOME/engine.log`"),
     "engine_killed": Event("The engine was ended: {why}.", "see `SWARM_HOME/engine.log`"),
     "engine_ended": Event(
         "The engine ended with code {code}; it is started again in {pause_s:time}.", "see `SWARM_HOME/engine.log`"
-    ),
-    "engine_damaged": Event(
-        "The engine's weights are not the version's bits: it is filled again. {hint}.", "look at this machine's memory"
     ),
     "commit_failed": Event("The engine could not take version {version}: {why}. It is filled again from the replica."),
     "not_staged": Event("Version {version} was not staged: {why}."),
@@ -162,6 +164,8 @@ EVENTS: Final[Mapping[str, Event]] = {
     ),
     "replica_damaged": Event("{blocks} blocks of the replica have changed on the disk: {hint}.", "look at the disk"),
     "replica_proven": Event("Every block of the replica on the disk is right.", routine=True),
+    "finishing": Event("Finishing the work that is here, for at most {within_s:time}; once more to stop at once."),
+    "finished": Event("Finished (work was given back to the swarm: {given_back})."),
     "stopping": Event("Stopping; once more to stop at once."),
     "ended": Event("{why}", "do what it says; it is the last line of a process that failed"),
     "message": Event(
@@ -200,21 +204,3 @@ def _shown(field: str, value: Any, form: str | None) -> str:
     if form is None or not isinstance(value, int | float):
         return str(value)
     return {"size": size_text, "time": time_text, "share": lambda share: f"{100 * share:.2g} %"}[form](value)
-
-
-def size_text(count: float) -> str:
-    """Bytes as people read them, in powers of ten: 999 B, 1.2 kB, 3.4 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 999.5:
-            return f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 99.95 else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def time_text(seconds: float) -> str:
-    """Seconds as people read them: 3.2 ms, 0.45 s, 12.3 s, 5 min, 3.2 h."""
-    if seconds < 0.1:
-        return f"{1e3 * seconds:.1f} ms"
-    if seconds < 100:
-        return f"{seconds:.{2 if seconds < 10 else 1}f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from node.settings.groups import control_groups, lines_of, number_in
+
 __all__ = ["disk_free_bytes", "free_bytes", "give_back_promptly", "used_bytes"]
 
 _MMAP_THRESHOLD: Final = -3
@@ -46,7 +48,7 @@ def disk_free_bytes(folder: Path) -> int:
 
 def used_bytes(root: Path = Path("/")) -> int:
     """Bytes of memory that this process uses and the system cannot take back: private and shared, without files."""
-    fields = dict(line.split(":", 1) for line in _lines(root / "proc/self/status") if ":" in line)
+    fields = dict(line.split(":", 1) for line in lines_of(root / "proc/self/status") if ":" in line)
     return sum(1024 * int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem") if name in fields)
 
 
@@ -71,7 +73,7 @@ def give_back_promptly(libc: str | None = None) -> bool:
 
 
 def _machine(root: Path) -> int | None:
-    for line in _lines(root / "proc/meminfo"):
+    for line in lines_of(root / "proc/meminfo"):
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return None
@@ -79,43 +81,17 @@ def _machine(root: Path) -> int | None:
 
 def _groups(root: Path) -> Iterator[int | None]:
     """The bytes that each control group above this process leaves."""
-    for line in _lines(root / "proc/self/cgroup"):
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if not controllers:
-            names = ("memory.max", "memory.current", ("inactive_file", "active_file"))
-            yield from _up(root / "sys/fs/cgroup", path, *names)
-        elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
-            yield from _up(root / "sys/fs/cgroup/memory", path, *names)
-
-
-def _up(mount: Path, path: str, limit: str, usage: str, cache: tuple[str, ...]) -> Iterator[int | None]:
-    """The bytes left in the group at `path` and in each one above it. In a container that sees only its own group, the
-    mount point is that group."""
-    folder = mount / path.strip("/")
-    for group in (folder, *folder.parents):
-        if not group.is_relative_to(mount):
-            return
-        yield _left(group, limit, usage, cache)
+    for group, version in control_groups(root, "memory"):
+        if version == 2:
+            yield _left(group, "memory.max", "memory.current", ("inactive_file", "active_file"))
+        else:
+            cache = ("total_inactive_file", "total_active_file")
+            yield _left(group, "memory.limit_in_bytes", "memory.usage_in_bytes", cache)
 
 
 def _left(group: Path, limit: str, usage: str, cache: tuple[str, ...]) -> int | None:
-    most, used = _number(group / limit), _number(group / usage)
+    most, used = number_in(group / limit), number_in(group / usage)
     if most is None or used is None or most >= _NO_LIMIT:
         return None
-    stat = dict(line.split(maxsplit=1) for line in _lines(group / "memory.stat") if " " in line)
+    stat = dict(line.split(maxsplit=1) for line in lines_of(group / "memory.stat") if " " in line)
     return max(0, most - used + sum(int(stat.get(name, 0)) for name in cache))
-
-
-def _number(path: Path) -> int | None:
-    """The number in a file; None for "max", and when there is no such file."""
-    lines = _lines(path)
-    return int(lines[0]) if lines and lines[0].isdigit() else None
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []

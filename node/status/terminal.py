@@ -14,9 +14,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from node.settings.units import size_text, time_text
 from node.status.schema import MemberStatus, OwnStatus, RelayStatus, SeedStatus, Status, Step, TimeSplit, Version
 
-__all__ = ["Picture", "size", "tree", "view", "watch"]
+__all__ = ["Picture", "tree", "view", "watch"]
 
 STEPS_SHOWN: Final = 8
 NODES_SHOWN: Final = 40
@@ -57,17 +58,6 @@ class _Row(NamedTuple):
     useful: float | None
     reached: str
     seconds: TimeSplit | None
-
-
-def size(count: float | None) -> str:
-    """Bytes as people read them, in powers of ten: 999 B, 1.2 kB, 3.4 MB."""
-    if count is None:
-        return "-"
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 999.5:
-            return f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 99.95 else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 def _version(version: Version | None) -> str:
@@ -145,13 +135,6 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def _time(seconds: float | None) -> str:
-    """Seconds as people read them: 3.2 ms, 0.45 s, 12.3 s."""
-    if seconds is None:
-        return "-"
-    return f"{1e3 * seconds:.1f} ms" if seconds < 0.1 else f"{seconds:.{2 if seconds < 10 else 1}f} s"
-
-
 def _table(columns: Sequence[str], left: str = "") -> Table:
     """A table without lines; the column `left` is aligned to the left, the others to the right."""
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -166,7 +149,9 @@ def _heading(status: Status) -> Text:
     heading.append(f"   head {_version(status.head)}", style="bold cyan")
     if not isinstance(status, SeedStatus):
         return heading
-    heading.append(f"   trainer sent {size(status.sent_bytes)}, of which control {size(status.control_bytes)}")
+    heading.append(
+        f"   trainer sent {size_text(status.sent_bytes)}, of which control {size_text(status.control_bytes)}"
+    )
     egress = status.egress
     if egress.copies is not None:
         copies = egress.sent_bytes / egress.payload_bytes if egress.payload_bytes else 0.0
@@ -199,8 +184,8 @@ def _members(rows: Sequence[_Row], head: Version | None) -> RenderableType:
             ),
             _version(row.engine),
             Text(lease, _STANDING_STYLE.get(row.standing, "")),
-            Text(size(row.sent_bytes), style="yellow" if row.saving else ""),
-            size(row.received_bytes),
+            Text(size_text(row.sent_bytes), style="yellow" if row.saving else ""),
+            size_text(row.received_bytes),
             Text("quarantine", style="red") if row.quarantined is not None else _number(row.tokens_s, ",.0f"),
             _number(row.useful, ".0%"),
             row.reached or "-",
@@ -269,16 +254,17 @@ def _stripes(status: Status) -> RenderableType | None:
 def _steps(steps: Sequence[Step], rewards: Mapping[Version, float]) -> RenderableType | None:
     if not steps:
         return None
-    table = _table(("version", "density", "bits/change", "delta", "copies sent", "to all", "pause", "reward"))
+    table = _table(("version", "step", "density", "bits/change", "delta", "copies sent", "to all", "pause", "reward"))
     for step in steps[-STEPS_SHOWN:]:
         table.add_row(
             _version(step.version),
+            str(step.trainer_step) if step.trainer_step else "-",
             "-" if step.density is None else f"{100 * step.density:.2f} %",
             _number(step.bits_per_change, ".2f"),
-            size(step.delta_bytes),
+            size_text(step.delta_bytes),
             _number(step.trainer_copies, ".3f"),
-            _time(step.publish_to_all_s),
-            _time(step.pause_s),
+            time_text(step.publish_to_all_s),
+            time_text(step.pause_s),
             _number(rewards.get(step.version), ".3f"),
         )
     return table
@@ -294,7 +280,7 @@ def _step_times(steps: Sequence[Step]) -> RenderableType | None:
         times = (
             step.first_chunk_s, step.extract_s, step.publish_to_all_s, step.stage_s, step.pause_s, step.resume_s,
         )  # fmt: skip
-        table.add_row(_version(step.version), *(_time(seconds) for seconds in times))
+        table.add_row(_version(step.version), *(time_text(seconds) for seconds in times))
     return table
 
 
@@ -307,12 +293,16 @@ def _lines(picture: Picture) -> list[Text]:
         lines.append(Text(f"reached through {relay}" + (f": not now, {why}" if why else "")))
     if isinstance(status, RelayStatus):
         lines.append(
-            Text(f"relay: {status.places} places, {status.circuits} circuits, {size(status.relayed_bytes)} relayed")
+            Text(
+                f"relay: {status.places} places, {status.circuits} circuits, {size_text(status.relayed_bytes)} relayed"
+            )
         )
     memory = status.memory if isinstance(status, SeedStatus) else status.nodes[0].memory if status.nodes else None
     if memory is not None and memory.needs_bytes:
-        free = "" if memory.free_bytes is None else f", {size(memory.free_bytes)} free"
-        lines.append(Text(f"memory: {size(memory.used_bytes)} used, {size(memory.needs_bytes)} needed at most{free}"))
+        free = "" if memory.free_bytes is None else f", {size_text(memory.free_bytes)} free"
+        lines.append(
+            Text(f"memory: {size_text(memory.used_bytes)} used, {size_text(memory.needs_bytes)} needed at most{free}")
+        )
     message = picture.message or ("" if isinstance(status, SeedStatus) else status.message)
     if message:
         lines.append(Text(message, style="italic"))

@@ -14,5 +14,7 @@ Modules:
 - `prices`: Price lists of providers and object stores
 - `reckon`: `swarm-node delta --shapes NAME`
 - `shapes`: Tensor tables of public models
+- `starter`: The folder that `swarm-node demo --keep` leaves
 - `table`: Figures for people
+- `talking_model`: A tiny model that says which version it is
 """

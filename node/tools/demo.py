@@ -55,7 +55,8 @@ class DemoFailed(SwarmError):
 async def run(config: DemoConfig, *, live: bool) -> dict[str, Any]:
     """Run the demo. Returns the report that `--json` prints. Raises `DemoFailed`. Never leaves a process behind."""
     logs.configure("warning")
-    folder = Path(tempfile.mkdtemp(prefix="swarm-demo-"))
+    folder = Path(tempfile.mkdtemp(prefix="swarm-demo-")) if config.keep is None else config.keep / "run"
+    folder.mkdir(exist_ok=True, mode=0o700)
     demo = _Demo(config, folder)
     try:
         async with trio.open_nursery() as nursery:
@@ -74,9 +75,7 @@ async def run(config: DemoConfig, *, live: bool) -> dict[str, Any]:
     finally:
         with trio.CancelScope(shield=True):
             await demo.stop()
-        if config.keep:
-            print(f"Homes and logs of all processes: {folder}", file=sys.stderr)
-        else:
+        if config.keep is None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -317,7 +316,11 @@ class _Demo:
             await trio.sleep(0.1)
 
     def _logs(self) -> str:
-        return "" if self.config.keep else " Run it again with --keep to have the logs."
+        return (
+            f" The logs are in {self.folder}."
+            if self.config.keep
+            else " Run it again with --keep FOLDER to have the logs."
+        )
 
     # ------------------------------------------------------------ training
 

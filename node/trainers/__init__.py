@@ -13,11 +13,13 @@ Modules:
 - `api`: The trainer's API, `Swarm`
 - `attach`: Attaches a trainer to the seed on its host as a publisher
 - `errors`: The errors that a trainer may have to catch
+- `file_messages`: The messages by which a command has the seed publish files
 - `held_gateway`: A gateway whose address outlives the seed that serves it
 - `messages`: The messages between a trainer and the seed on its host
 - `prime_rl`: prime-rl on the swarm, without a change to it
 - `prompts`: Turns a trainer's prompt into the token ids that nodes continue
 - `publish_files`: Publishes checkpoint folders and raw files, for `swarm-node publish`
+- `publish_here`: Publishes files from this process, for a seed that does not read them itself
 - `rollouts`: Complete groups from the swarm, as an iterator
 - `standing`: The swarm's state as its seed reports it
 - `trl`: TRL's `AsyncGRPOTrainer` on the swarm, without a change to it

@@ -13,6 +13,7 @@ Each connection has one purpose, which its first message names, and the trainer 
     OpenGateway ---> GatewayOpened                                     the seed serves until this connection ends
     Judge ---> Judged                                                  the operator quarantines or releases a node
     Evict ---> Evicted                                                 the operator removes a member or revokes a ticket
+    PublishFiles ---> FilesPublished                                   a command: see `node.trainers.file_messages`
 
 Instead of any answer the seed may send `Refusal`, whose text is for the person who runs the trainer. When a rank
 disconnects in the middle of a version, the seed abandons that version.
@@ -25,6 +26,7 @@ import msgspec
 from codec.chunk import MAX_BODY_BYTES, BlockDelta
 from node.engines.base import SamplingParams
 from node.status.schema import SeedReport
+from node.trainers.file_messages import FilesEncoded, FilesOpened, FilesPublished, FilesUnread, PublishFiles, Refusal
 
 __all__ = [
     "MAX_RANKS",
@@ -49,6 +51,7 @@ __all__ = [
     "PublishBegin",
     "PublishBlocks",
     "PublishEnd",
+    "PublishFiles",
     "PublishOpened",
     "PublishSealed",
     "PublishShared",
@@ -373,13 +376,6 @@ class Evicted(msgspec.Struct, frozen=True, tag="gone"):
     peers: list[bytes]
 
 
-class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
-    """The seed refuses, and why. `usage`: the user can fix it. The connection ends."""
-
-    why: str
-    usage: bool = False
-
-
 FromTrainer = (
     Attach
     | PublishBegin
@@ -396,6 +392,7 @@ FromTrainer = (
     | OpenGateway
     | Judge
     | Evict
+    | PublishFiles
 )
 FromSeed = (
     Attached
@@ -409,5 +406,9 @@ FromSeed = (
     | GatewayOpened
     | Judged
     | Evicted
+    | FilesUnread
+    | FilesOpened
+    | FilesEncoded
+    | FilesPublished
     | Refusal
 )

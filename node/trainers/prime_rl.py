@@ -22,7 +22,7 @@ from codec.errors import SwarmError, UsageError
 from node.http import Request, Response, failure, json_response, serve
 from node.trainers.api import Publication, Swarm
 from node.trainers.connection.seedlink import ask_state, home_folder
-from node.trainers.publish_files import folder_tensors
+from node.trainers.publish_here import folder_tensors
 
 __all__ = ["Admin", "main"]
 

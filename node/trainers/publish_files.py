@@ -1,30 +1,50 @@
-"""Publishes checkpoint folders and raw files, for `swarm-node publish FOLDER` and `swarm-node publish --raw FILE`."""
+"""Publishes checkpoint folders and raw files, for `swarm-node publish FOLDER` and `swarm-node publish --raw FILE`.
 
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from functools import partial
+The seed reads and codes them, since it has the model mapped and the coder loaded. Where it cannot (it runs in a
+container, or is an older release), this process does it (`node.trainers.publish_here`). What is imported here is what a
+short-lived command needs; everything heavier is imported where it is used.
+"""
+
+import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from codec.bits import Bits
-from codec.checkpoint import Checkpoint
-from codec.errors import SwarmError, UsageError
-from codec.layout import Layout
-from node.trainers.attach import attach, default_threads
-from node.trainers.connection.seedlink import ask_state
-from node.trainers.errors import SwarmDown
-from node.trainers.publish.line import PublishLine
-from node.trainers.standing import holders
-from node.trainers.tensors.file_blocks import CheckpointBlocks, RawBlocks, Stamp, stamp
-from node.trainers.tensors.rounding import bring, can_bring
-from swarm.transport.base import Unreachable
+from codec.errors import PeerError, UsageError
+from node.host.stamp import Stamp, stamp
+from node.ipc.channel import ChannelClosed, ChannelTimeout, close_fds, connect
+from node.trainers.errors import PublishFailed, SwarmTimeout
+from node.trainers.file_messages import (
+    SOCKET_NAME,
+    FilesEncoded,
+    FilesOpened,
+    FilesPublished,
+    FilesUnread,
+    PublishFiles,
+    Refusal,
+)
 
-__all__ = ["Stamp", "folder_tensors", "publish_file", "publish_folder", "stamp"]
+__all__ = ["PUBLISHED_WITHIN_S", "publish_file", "publish_folder"]
 
 PUBLISHED_WITHIN_S: Final = 600.0
 """For the seed to take the version, and for nodes to hold it: as `Swarm.publish` and `Publication.wait`."""
-CLOSED_WITHIN_S: Final = 60.0
-"""For a version that is still on its way when an error ended the wait: as `Swarm.close`."""
+ANSWER_WITHIN_S: Final = 30.0
+"""The seed answers between two events of its loop, or after a disk write. A seed that takes longer is stuck."""
+TRIES: Final = 4
+"""How often a version is begun: more often than the seed is restarted meanwhile."""
+RESTARTED_WITHIN_S: Final = 60.0
+"""A seed that is restarted within this time after its end costs a publish nothing but the time."""
+LOOK_S: Final = 0.2
+"""Interval between two looks for a restarted seed."""
+
+_FromSeed = FilesUnread | FilesOpened | FilesEncoded | FilesPublished | Refusal
+
+
+class _Ended(NamedTuple):
+    """How a request ended. `published`: None when the seed ended before it said so."""
+
+    opened: FilesOpened
+    encoded: FilesEncoded | None
+    published: FilesPublished | None
 
 
 def publish_folder(
@@ -33,28 +53,17 @@ def publish_folder(
     """Publish the checkpoint in `folder` through the seed of `home`, and return plain values about the version.
 
     Needs no torch. Float32 tensors of a half-precision base are rounded and half-precision tensors of a float32 base
-    widened, as in `Swarm.publish`. The files are compared with the seed's replica block by block as they are read, and
-    nothing is copied. `everywhere`: also wait until every live node holds the version. `as_it_was`: the files when the
-    checkpoint was found complete; by default as they are now. Raises `Unreachable` without a seed, `UsageError` when
-    the checkpoint is of another model or is written to while it is read (the version is not sealed then), and what
-    `Swarm.publish` and `Publication.wait` raise.
+    widened, as in `Swarm.publish`. `everywhere`: also wait until every live node holds the version. `as_it_was`: the
+    files when the checkpoint was found complete; by default as they are now. Raises `Unreachable` without a seed,
+    `UsageError` when the checkpoint is of another model or is written to while it is read (the version is not sealed
+    then), and what `Swarm.publish` and `Publication.wait` raise.
     """
+    found = _by_seed(home, folder, step, as_it_was, raw=False)
+    if found is None:
+        from node.trainers.publish_here import publish_folder_here
 
-    def blocks(base: Layout) -> CheckpointBlocks:
-        before, checkpoint = _open(folder, base, as_it_was)
-        return CheckpointBlocks(checkpoint, base, before)
-
-    return _publish(home, blocks, step, everywhere)
-
-
-def folder_tensors(folder: Path, base: Layout, as_it_was: Stamp | None = None) -> Iterator[tuple[str, Bits]]:
-    """(checkpoint name, bits) of every tensor in `folder`, for `Swarm.publish`; see `publish_folder`.
-
-    Raises `UsageError` at once when the checkpoint is of another model than `base`, and after the last tensor, before
-    anything was sent, when a file was written to meanwhile.
-    """
-    before, checkpoint = _open(folder, base, as_it_was)
-    return _tensors(checkpoint, base, before)
+        return publish_folder_here(home, folder, step=step, everywhere=everywhere, as_it_was=as_it_was)
+    return _report(home, found, step, everywhere)
 
 
 def publish_file(home: Path, file: Path, *, step: int = 0, everywhere: bool = False) -> dict[str, Any]:
@@ -62,90 +71,104 @@ def publish_file(home: Path, file: Path, *, step: int = 0, everywhere: bool = Fa
 
     For the format see `node.host.raw`; for the values returned and the errors, `publish_folder`.
     """
-    return _publish(home, lambda layout: RawBlocks(file, layout), step, everywhere)
+    found = _by_seed(home, file, step, None, raw=True)
+    if found is None:
+        from node.trainers.publish_here import publish_file_here
+
+        return publish_file_here(home, file, step=step, everywhere=everywhere)
+    return _report(home, found, step, everywhere)
 
 
-def _open(folder: Path, base: Layout, as_it_was: Stamp | None) -> tuple[Stamp, Checkpoint]:
-    """The files as they are to be read, and the checkpoint. Raises `UsageError`."""
+def _by_seed(home: Path, path: Path, step: int, as_it_was: Stamp | None, *, raw: bool) -> _Ended | None:
+    """Have the seed publish `path`, again if it is restarted meanwhile. None: this process has to, or nothing can."""
     try:
-        before = stamp(folder) if as_it_was is None else as_it_was
+        files = stamp(path) if as_it_was is None else as_it_was
+        asked = PublishFiles(str(path.expanduser().resolve()), raw, step, files)
     except OSError:
-        before = ()  # opening the checkpoint raises the error
-    checkpoint = Checkpoint.open(folder)
-    _check_same_model(checkpoint, base)
-    return before, checkpoint
+        return None  # reading the files raises the error
+    for _ in range(TRIES):
+        found = _ask(home, asked)
+        if found is None or found.published is not None:
+            return found
+        if not _is_back(home):
+            return None
+        if found.encoded is not None and _is_head(home, found.opened, found.encoded.root):
+            return found  # the seed sealed it, and only its answer was lost
+    return None
 
 
-def _publish(
-    home: Path, source: Callable[[Layout], CheckpointBlocks | RawBlocks], step: int, everywhere: bool
-) -> dict[str, Any]:
-    """`source(layout)`: the new bits, in the layout of the seed's replica."""
+def _ask(home: Path, asked: PublishFiles) -> _Ended | None:
+    """One request. None: nothing has been begun. Raises what the seed refuses it with, `SwarmTimeout`."""
+    opened: FilesOpened | None = None
+    encoded: FilesEncoded | None = None
+    deadline = time.monotonic() + PUBLISHED_WITHIN_S
     try:
-        ask_state(home)
-    except SwarmDown as error:
-        raise Unreachable(str(error)) from error
-    line = PublishLine(attach(None, home, None), default_threads(1), partial(holders, home), in_place=True)
-    blocks: CheckpointBlocks | RawBlocks | None = None
-    try:
-        blocks = source(line.layout)
-        blocks.check_unchanged()
-        nbytes = blocks.nbytes if isinstance(blocks, RawBlocks) else 0
-        publication = line.publish_blocks(blocks, step, PUBLISHED_WITHIN_S, expected_bytes=nbytes)
-        publication.wait(1.0 if everywhere else 0.0, PUBLISHED_WITHIN_S)
-    finally:
-        with suppress(SwarmError):  # the publication has raised it
-            line.close(CLOSED_WITHIN_S)
-        if blocks is not None:
-            blocks.close()
-    assert publication.root is not None
+        with connect(home / SOCKET_NAME, _FromSeed) as channel:
+            channel.send(asked, timeout_s=ANSWER_WITHIN_S)
+            while True:
+                message, fds = channel.recv(max(0.0, deadline - time.monotonic()))
+                close_fds(fds)
+                match message:
+                    case FilesOpened():
+                        opened = message
+                    case FilesEncoded():
+                        encoded = message
+                    case FilesPublished() if opened is not None and encoded is not None:
+                        return _Ended(opened, encoded, message)
+                    case Refusal(why, usage):
+                        raise (UsageError if usage else PublishFailed)(why)
+                    case _:
+                        return None
+    except ChannelTimeout as error:
+        raise SwarmTimeout(f"{asked.path} was not published within {PUBLISHED_WITHIN_S:.0f} s.") from error
+    except (ChannelClosed, PeerError):  # an older seed closes the connection, too
+        return None if opened is None else _Ended(opened, encoded, None)
+
+
+def _is_back(home: Path) -> bool:
+    """Wait for the seed of `home` to be started again; False when it is not."""
+    deadline = time.monotonic() + RESTARTED_WITHIN_S
+    while time.monotonic() < deadline:
+        try:
+            connect(home / SOCKET_NAME, _FromSeed).close()
+            return True
+        except ChannelClosed:
+            time.sleep(LOOK_S)
+    return False
+
+
+def _is_head(home: Path, opened: FilesOpened, root: bytes) -> bool:
+    from node.trainers.connection.seedlink import ask_state
+
+    swarm = ask_state(home).swarm
+    return swarm.head == (opened.epoch, opened.version) and swarm.root == root.hex()
+
+
+def _report(home: Path, found: _Ended, step: int, everywhere: bool) -> dict[str, Any]:
+    opened, encoded = found.opened, found.encoded
+    assert encoded is not None
+    if everywhere:
+        _await_nodes(home, opened, step)
     return {
-        "epoch": publication.epoch,
-        "version": publication.version,
-        "root": publication.root.hex(),
-        "changed": publication.changed,
-        "density": publication.density,
-        "delta_bytes": publication.bytes,
-        "full_bytes": line.layout.full_bytes,
-        "seconds": publication.seconds,
+        "epoch": opened.epoch,
+        "version": opened.version,
+        "root": encoded.root.hex(),
+        "changed": encoded.changed,
+        "density": encoded.changed / max(1, encoded.elements),
+        "delta_bytes": None if found.published is None else found.published.delta_bytes,
+        "full_bytes": encoded.full_bytes,
+        "seconds": {} if found.published is None else found.published.seconds,
     }
 
 
-def _check_same_model(checkpoint: Checkpoint, base: Layout) -> None:
-    """Raises `UsageError` when a checkpoint's tensors are not the base's, before a version is begun."""
-    specs, base_specs = (
-        {name: (spec.dtype, spec.shape) for spec in layout.tensors for name in (spec.name, *spec.aliases)}
-        for layout in (checkpoint.layout, base)
-    )
-    tied = {name for spec in (*checkpoint.layout.tensors, *base.tensors) for name in spec.aliases}
-    differing = {name for name in specs.keys() | base_specs.keys() if specs.get(name) != base_specs.get(name)} - tied
-    differing = {name for name in differing if not _convertible(specs.get(name), base_specs.get(name))}
-    if not differing:
-        return
-    name = min(differing)
-    there, here = (_describe(table.get(name)) for table in (specs, base_specs))
-    raise UsageError(
-        f"{checkpoint.path} is of another model than the seed's base: {name} is {there} in it, {here} in the base. "
-        "Publish checkpoints of the model that the seed was started with."
-    )
+def _await_nodes(home: Path, opened: FilesOpened, step: int) -> None:
+    """Wait until every live node holds the version. Raises `SwarmTimeout`, `SwarmDown`."""
+    from functools import partial
 
+    from node.trainers.publish.publication import Publication
+    from node.trainers.standing import holders
 
-def _convertible(found: tuple[str, tuple[int, ...]] | None, wanted: tuple[str, tuple[int, ...]] | None) -> bool:
-    """Whether a tensor of this (dtype, shape) is converted to the base's, as `Swarm.publish` converts a model's."""
-    return found is not None and wanted is not None and found[1] == wanted[1] and can_bring(found[0], wanted[0])
-
-
-def _describe(spec: tuple[str, tuple[int, ...]] | None) -> str:
-    return "not" if spec is None else f"{spec[0]} {'x'.join(map(str, spec[1])) or 'scalar'}"
-
-
-def _tensors(checkpoint: Checkpoint, base: Layout, before: Stamp) -> Iterator[tuple[str, Bits]]:
-    """Every tensor; then, before anything was sent, a check that the files have not changed."""
-    for name in checkpoint.names:
-        spec = checkpoint.layout.tensor(name)
-        yield name, bring(name, checkpoint.bits(name), spec.dtype, base.tensor(name).dtype).reshape(spec.shape)
-    try:
-        unchanged = stamp(checkpoint.path) == before
-    except OSError:  # the folder is gone, and perhaps not all of it was read
-        unchanged = False
-    if not unchanged:
-        raise UsageError(f"{checkpoint.path} was written to while it was read; nothing was published.")
+    publication = Publication(step, _holders=partial(holders, home))
+    publication.note_opened(opened.epoch, opened.version)
+    publication.end()
+    publication.wait(1.0, PUBLISHED_WITHIN_S)

@@ -23,8 +23,9 @@ from typing import Final
 import structlog
 
 from codec.errors import SwarmError, UsageError
+from node.host.stamp import Stamp, stamp
 from node.settings import logs, memory
-from node.trainers.publish_files import Stamp, publish_folder, stamp
+from node.trainers.publish_files import publish_folder
 from swarm.transport.base import Unreachable
 
 __all__ = ["FoundCheckpoint", "Watch", "main", "scan", "step_of"]

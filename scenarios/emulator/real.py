@@ -271,8 +271,9 @@ def distribute(
     late: int = 0,
     at_half: Callable[[RealSwarm], None] | None = None,
     rest_s: float = 3.0,
+    warm_ups: int = WARM_UPS,
 ) -> list[Outcome]:
-    """Publish files of `sizes` bytes one after the other, after `WARM_UPS` versions that do not count.
+    """Publish files of `sizes` bytes one after the other, after `warm_ups` versions that do not count.
 
     Returns one outcome per size. `at_half` is called during the last publish, and `on_outcome` with each outcome that
     counts as soon as its publish ends. Raises `ProcessFailed` when a publish fails.
@@ -281,12 +282,12 @@ def distribute(
     raw_mb = max(sizes) // 10**6 + 2
     found = []
     with RealSwarm.started(network, seed, nodes, raw_mb, late=late) as swarm:
-        for number, size in enumerate([sizes[0]] * WARM_UPS + list(sizes), 1):
+        for number, size in enumerate([sizes[0]] * warm_ups + list(sizes), 1):
             swarm.settle()
             time.sleep(rest_s)
-            last = number == WARM_UPS + len(sizes)
+            last = number == warm_ups + len(sizes)
             outcome = swarm.send(size, at_half=at_half if last else None)
-            if number > WARM_UPS:
+            if number > warm_ups:
                 found.append(outcome)
                 on_outcome(outcome)
     return found

@@ -8,8 +8,9 @@
 B = max(F/u_s, F/d_min, N F/(u_s + sum u_i)), headers included, is the least possible time. A node has a version when it
 has verified and stored every piece and the manifest. The trainer's bytes are counted at its sockets, from publish to
 the last holder, control included. By default uplinks have 200 Mbit/s, downlinks 1 Gbit/s, and F is 100 MiB. Two
-versions do not count: one proves the members, and one warms up the trees that are planned then. Encryption, signatures
-and hashing are on, and every process is one of the product's.
+versions do not count: one proves the members, and one warms up the trees that are planned then. In the rows `first`
+the first version of a new swarm counts, one swarm each. Encryption, signatures and hashing are on, and every process is
+one of the product's.
 
 All processes and the emulated links share this machine's cores. `busy` is the share of CPU time in use meanwhile. Near
 100 % the row measures the machine and not the swarm; `--cpu` shows which process uses it. Two rows help to tell: in
@@ -28,7 +29,7 @@ from typing import Any, Final
 from codec.errors import UsageError
 from scenarios.emulator.floor import pass_on
 from scenarios.emulator.network import check_privileges
-from scenarios.emulator.real import Node, Outcome, RealSwarm, distribute
+from scenarios.emulator.real import WARM_UPS, Node, Outcome, RealSwarm, distribute
 from scenarios.harness.command import json_parser, report_rows
 from scenarios.harness.plot import drawing, png
 
@@ -65,6 +66,8 @@ class Case:
     between_ms: float | None = None
     late: int = 0
     at_half: Callable[[RealSwarm], None] | None = None
+    warm_ups: int = WARM_UPS
+    """Versions that do not count, of each swarm."""
 
     @property
     def longest_s(self) -> float:
@@ -77,6 +80,10 @@ class Case:
             return replace(node, up_mbit=node.up_mbit * share, down_mbit=node.down_mbit * share)
 
         return replace(self, seed=scaled(self.seed), nodes=tuple(map(scaled, self.nodes)))
+
+    def first(self, times: float) -> "Case":
+        """Return the same case for the first version of a new swarm."""
+        return replace(self, title=f"{self.title}: first version", times=times, warm_ups=0)
 
 
 def _kill(swarm: RealSwarm) -> None:
@@ -99,11 +106,15 @@ _FOUR_REGIONS: Final = Case(
 )  # fmt: skip
 _EIGHT: Final = Case("8 nodes", Node(200), (Node(200),) * 8, 1.20)
 _FOUR: Final = Case("4 nodes", Node(200), (Node(200),) * 4, 1.10)
+_MIXED: Final = Case("8 nodes, 400 to 25 Mbit/s", Node(200), tuple(map(Node, MIXED)), 1.15)
 ROWS: Final[dict[str, Case]] = {
     "4": _FOUR,
     "8": _EIGHT,
     "8-quarter": replace(_EIGHT, title="8 nodes, all at 50 Mbit/s").at(0.25),
-    "mixed": replace(_EIGHT, title="8 nodes, 400 to 25 Mbit/s", nodes=tuple(map(Node, MIXED)), times=1.15),
+    "mixed": _MIXED,
+    "4-first": _FOUR.first(1.10),
+    "8-first": _EIGHT.first(1.10),
+    "mixed-first": _MIXED.first(1.15),
     "regions": _FOUR_REGIONS,
     "10-mib": replace(
         _FOUR_REGIONS, title="the same, 10 MiB", times=1.1, round_trips=2, payload_bytes=10 * MIB, crossings=None
@@ -130,16 +141,18 @@ FLOOR: Final = "floor"
 
 
 def measure(case: Case, repeats: int, on_outcome: Callable[[Outcome], None] = lambda outcome: None) -> list[Outcome]:
-    """Measure `repeats` versions: of one swarm, or of a new swarm each when the case has `at_half`.
+    """Measure `repeats` versions: of one swarm, or of a new swarm each when the case has `at_half` or counts the first
+    version.
 
     Raises `UsageError` when a run fails.
     """
-    sizes, runs = ([case.payload_bytes] * repeats, 1) if case.at_half is None else ([case.payload_bytes], repeats)
+    once = case.at_half is not None or not case.warm_ups
+    sizes, runs = ([case.payload_bytes], repeats) if once else ([case.payload_bytes] * repeats, 1)
     found: list[Outcome] = []
     for _ in range(runs):
         found += distribute(
             case.seed, case.nodes, sizes, rtt_ms=case.rtt_ms, between_ms=case.between_ms, late=case.late,
-            at_half=case.at_half, on_outcome=on_outcome,
+            at_half=case.at_half, on_outcome=on_outcome, warm_ups=case.warm_ups,
         )  # fmt: skip
     return found
 

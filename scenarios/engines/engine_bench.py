@@ -16,8 +16,9 @@ from codec.staging import StagedChunk
 from node.engines.base import Completion, EngineError, Prompt, SamplingParams
 from node.engines.interface import SharedReplica, WeightPatch
 from node.engines.vllm.engine import VllmEngine
+from node.engines.vllm.installed import installed
 from node.engines.vllm.links import Listener
-from node.engines.vllm.server import Server, ServerOptions, attach_to, installed
+from node.engines.vllm.server import Server, ServerOptions, attach_to
 
 __all__ = ["PROBE_ENV", "SMALL", "Bench", "bench", "free_port"]
 

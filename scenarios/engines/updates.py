@@ -34,7 +34,8 @@ from typing import Any, Final
 
 from codec import write_checkpoint
 from codec.errors import SwarmError
-from node.engines.vllm.server import environment, installed
+from node.engines.vllm.installed import installed
+from node.engines.vllm.server import environment
 from node.settings.logs import configure
 from scenarios.engines import engine_fresh
 from scenarios.engines.engine_bench import PROBE_ENV, SMALL, Bench, bench

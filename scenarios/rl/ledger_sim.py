@@ -25,7 +25,8 @@ from node.ledger.service import LedgerService
 from node.ledger.session import WorkSession
 from node.ledger.settings import Settings
 from node.ledger.state import Head
-from node.member.worker import NodeWorker, Pace
+from node.member.pace import Pace
+from node.member.worker import NodeWorker
 from scenarios.sim.virtual.engine import LOGPROB, STOP, ModelledEngine, empty_patch
 from scenarios.sim.virtual.trio_time import one_order
 

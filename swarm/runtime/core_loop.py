@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
@@ -75,6 +76,10 @@ class CoreLoop:
         """None while the loop does not run."""
         self._direct_s = 0.0
         """Time that events have taken which `post` applied itself, since the loop's last turn."""
+        self._following: deque[Event] = deque()
+        """Events to be applied right after the present one; see `follow`."""
+        self._turn_began_s: float | None = None
+        """When the present turn of applying events began; None: no peer's or queued event is being applied."""
         self._until_due: trio.CancelScope | None = None
         """The scope that ends the loop's wait when the next timer is due."""
 
@@ -104,6 +109,14 @@ class CoreLoop:
             await self._queue.put(event, owner, size, done)
         if done is not None:
             await done.wait()
+
+    def follow(self, event: Event) -> bool:
+        """Have `event`, which an effect of the present event caused, applied right after that one. False: nothing is
+        being applied, or the turn has lasted long enough; then post it."""
+        if self._turn_began_s is None or time.perf_counter() - self._turn_began_s >= _SLICE_S:
+            return False
+        self._following.append(event)
+        return True
 
     async def apply(self, event: Event) -> None:
         """Queue an event of our own, and wait until its effects have begun, or the loop has ended."""
@@ -176,23 +189,36 @@ class CoreLoop:
         self._direct_s = 0.0
         began = now = time.perf_counter()
         while now - began < _SLICE_S and (queued := self._queue.take_next()) is not None:
-            self._current = queued
-            self._apply(queued, handlers)
-            self._current = None
-            before, now = now, time.perf_counter()
-            self._queue.charge_event(queued, now - before)
+            taken_s = self._apply_with_following(queued, handlers, began)
+            self._queue.charge_event(queued, taken_s)
+            now = time.perf_counter()
 
     def _apply_directly(self, posted: QueuedEvent, handlers: EventHandlers) -> None:
         """Apply an event that was not queued."""
         began_s = time.perf_counter()
-        self._current = posted
-        try:
-            self._apply(posted, handlers)
-        finally:
-            self._current = None
-        taken_s = time.perf_counter() - began_s
-        self._direct_s += taken_s
+        taken_s = self._apply_with_following(posted, handlers, began_s)
         self._queue.charge_new(posted.owner, taken_s)
+        self._direct_s += time.perf_counter() - began_s
+
+    def _apply_with_following(self, queued: QueuedEvent, handlers: EventHandlers, turn_began_s: float) -> float:
+        """Apply an event, and those that follow it, which are charged to their own owners. Returns the seconds of the
+        first."""
+        before_s = time.perf_counter()
+        self._turn_began_s = turn_began_s
+        try:
+            self._current = queued
+            self._apply(queued, handlers)
+            now_s = time.perf_counter()
+            taken_s = now_s - before_s
+            while self._following:
+                event = self._following.popleft()
+                self._current = QueuedEvent(event, _owner(event), 0, None)
+                self._apply(self._current, handlers)
+                before_s, now_s = now_s, time.perf_counter()
+                self._queue.charge_new(self._current.owner, now_s - before_s)
+        finally:
+            self._current = self._turn_began_s = None
+        return taken_s
 
     def _apply(self, queued: QueuedEvent, handlers: EventHandlers) -> None:
         if queued.owner == OURS:

@@ -20,6 +20,9 @@ _DIRECT_BYTES: Final = range(64 << 10, (256 << 10) + 1)
 """What is received into a buffer of its own: large pieces. Of shorter ones several are read at once, and a peer that
 announces more gets no buffer before its bytes have come."""
 
+_HEAD_BYTES: Final = 4096
+"""What is received at once after a large frame, as another one may follow: its head. More would be copied twice."""
+
 
 class Patience:
     """A deadline for waits that begin and end thousands of times a second.
@@ -56,6 +59,8 @@ class ByteReader:
         self._at = 0
         """Bytes of the first chunk that were taken already."""
         self._size = 0
+        self._next_bytes = _RECEIVE_BYTES
+        """How much to receive at once when a frame begins."""
 
     def has(self, size: int) -> bool:
         """Whether the next `size` bytes are in the buffer, so that `take` may be called."""
@@ -88,7 +93,9 @@ class ByteReader:
             data = await self._stream.receive_exactly(size, self.take(self._size))
             if len(data) < size:
                 raise PeerError("stream: it ended inside a frame")
+            self._next_bytes = _HEAD_BYTES
             return data
+        self._next_bytes = _RECEIVE_BYTES
         while self._size < size:
             if not await self._fill(size - self._size):
                 raise PeerError("stream: it ended inside a frame")
@@ -96,16 +103,16 @@ class ByteReader:
 
     async def at_end(self) -> bool:
         """Wait for the next byte: False, or True when the stream has ended cleanly."""
-        return not self._size and not await self._fill()
+        return not self._size and not await self._fill(1, self._next_bytes)
 
     def forget(self) -> None:
         """Drop what nobody is going to read: an error of this stream may keep the reader alive for a while."""
         self._chunks.clear()
         self._size = self._at = 0
 
-    async def _fill(self, least: int = 1) -> bool:
+    async def _fill(self, least: int, most: int = _RECEIVE_BYTES) -> bool:
         """Receive at least `least` bytes in one call, if the stream can wait for them. False at the end."""
-        data = await self._stream.receive_at_least(least, max(least, _RECEIVE_BYTES))
+        data = await self._stream.receive_at_least(least, max(least, most))
         if data:
             self._chunks.append(data)
             self._size += len(data)

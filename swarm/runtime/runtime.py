@@ -309,7 +309,7 @@ class Runtime:
         await self.peers.accept(peer, lane, stream)
 
     def _outbound_queue(self, must_wait: Callable[[], bool]) -> Outbound:
-        return Outbound(self._store.chunks, self._find_blob, self.counts, self._limits, must_wait)
+        return Outbound(self._store.chunks, self._find_blob, self.counts, self._limits, must_wait, self._loop.follow)
 
     async def _find_blob(self, effect: SendBlob | SendBlock) -> Blob | None:
         return None if self._blobs is None else await self._blobs.find_blob(effect)

@@ -17,6 +17,7 @@ Modules:
 - `left_out`: Keeps parts of py-libp2p that a process of ours never uses out of its memory
 - `libp2p`: The network
 - `memory`: Transports that meet in one process
+- `observed`: At which address a peer sees us
 - `parallel`: How many parallel connections a path to a peer needs
 - `probe`: Finds out which peer answers at an address
 - `pubsub`: py-libp2p's GossipSub with bounds

@@ -17,7 +17,8 @@ from node.ledger.service import LedgerService
 from node.ledger.session import WorkSession
 from node.ledger.settings import Settings
 from node.ledger.state import Group, Head
-from node.member.worker import NodeWorker, Pace
+from node.member.pace import Pace
+from node.member.worker import NodeWorker
 
 SAMPLING = SamplingParams(max_tokens=100, stop_tokens=(2,))
 TOKENS = 50

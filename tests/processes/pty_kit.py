@@ -65,7 +65,7 @@ class InTerminal:
         """Read until the text that came after position `since` of `raw` matches; returns the text."""
         deadline = time.monotonic() + within_s
         while re.search(pattern, plain(self.raw[since:])) is None:
-            assert time.monotonic() < deadline, f"no {pattern!r} in:\n{self.text}"
+            assert time.monotonic() < deadline, f"no {pattern!r} in:\n{self.text[-4000:]}"
             self.read(0.2)
         return self.text
 

@@ -64,9 +64,10 @@ def run_command(swarm: Swarm, *words: str, **environment: str) -> Any:
 
 
 def test_old_and_new_processes_work_in_one_swarm(tmp_path: Path, old: Environment) -> None:
-    versions = [weights(tensors=6, elements=40_000)]
+    versions = [weights(tensors=12, elements=500_000)]
     for number in range(1, 5):
         versions.append(step(versions[-1], number))
+    versions.append(weights(tensors=12, elements=500_000, seed=1))
     roots = [root_of(words) for words in versions]
     base, *steps = [checkpoint(tmp_path / f"version_{number}", words) for number, words in enumerate(versions)]
     port = free_port()
@@ -96,3 +97,8 @@ def test_old_and_new_processes_work_in_one_swarm(tmp_path: Path, old: Environmen
         for name in ("new", "old"):
             assert swarm.until(name, holds(roots[4]), WITHIN_S)["nodes"][0]["held"] == [0, 4]
         swarm.until("seed", all_hold((0, 4), 2))
+
+        # A version of fifty times the size that was expected: its chunks have pieces of several sizes.
+        run_command(swarm, "publish", str(steps[4]))
+        for name in ("new", "old"):
+            swarm.until(name, holds(roots[5]), WITHIN_S)

@@ -11,6 +11,7 @@ Modules:
 - `compatibility`: Whether a vLLM serves the swarm's model
 - `engine`: The driver of one vLLM
 - `flights`: The generations and scorings that run in a vLLM
+- `installed`: What an environment has of vLLM
 - `launch`: Where a driver's vLLM comes from
 - `links`: The driver's connections to a vLLM
 - `proof`: Compares an engine's live bits with the hashes that they must have

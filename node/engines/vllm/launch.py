@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Protocol
 
 from node.engines.base import EXACT_SEED, OPTIONS, SCORE_OPTIONS
-from node.engines.vllm.server import Installed, Server, ServerOptions, attach_to
+from node.engines.vllm.installed import Installed
+from node.engines.vllm.server import Server, ServerOptions, attach_to
 
 __all__ = ["Launcher", "RunningVllm", "StartedVllm"]
 

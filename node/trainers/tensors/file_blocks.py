@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -19,23 +19,11 @@ from codec.checkpoint import Checkpoint
 from codec.errors import UsageError
 from codec.layout import BlockSpec, Layout
 from node.host.raw import LENGTH, raw_parts
+from node.host.stamp import Stamp, stamp
 from node.trainers.tensors.rounding import bring
 from node.trainers.tensors.weights import untied
 
-__all__ = ["CheckpointBlocks", "RawBlocks", "Stamp", "stamp"]
-
-Stamp = tuple[tuple[str, int, int], ...]
-"""The files of a folder, by name: (name, bytes, time of the last change in ns) of each."""
-
-
-def stamp(folder: Path) -> Stamp:
-    """The files directly in `folder`; of a file, the file itself. Raises `OSError`."""
-    if folder.is_file():
-        info = folder.stat()
-        return ((folder.name, info.st_size, info.st_mtime_ns),)
-    with os.scandir(folder) as entries:
-        files = [(entry.name, entry.stat()) for entry in entries if entry.is_file()]
-    return tuple(sorted((name, info.st_size, info.st_mtime_ns) for name, info in files))
+__all__ = ["CheckpointBlocks", "RawBlocks"]
 
 
 class _Read(NamedTuple):
@@ -111,8 +99,10 @@ class _Stored(NamedTuple):
 class CheckpointBlocks:
     """A checkpoint of the base's model as blocks of the base's layout, rounded or widened where its dtype is another.
 
-    A `node.trainers.publish.encoding.BlockSource`.
+    A `node.trainers.publish.encoding.BlockSource`. `nbytes`: 0, since nobody knows yet how much differs.
     """
+
+    nbytes: Final = 0
 
     def __init__(self, checkpoint: Checkpoint, base: Layout, before: Stamp) -> None:
         """`before`: the checkpoint's files as they are to be read."""

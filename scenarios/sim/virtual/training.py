@@ -26,7 +26,8 @@ from node.ledger.service import LedgerService
 from node.ledger.session import WorkSession
 from node.ledger.settings import Settings
 from node.ledger.state import Group, Head
-from node.member.worker import NodeWorker, Pace
+from node.member.pace import Pace
+from node.member.worker import NodeWorker
 from scenarios.sim.simulator import World
 from scenarios.sim.virtual.broadcast import Broadcast, Star, Swarm
 from scenarios.sim.virtual.compute import Run

@@ -21,7 +21,7 @@ from codec.staging import block_hash, check_block
 from swarm.protocol.core.events import VersionId
 from swarm.runtime.replica.base_folder import BaseFolder
 from swarm.runtime.replica.files import Loan, ReplicaFiles
-from swarm.runtime.replica.own import BELIEVED, OWN, PROVEN, OwnChunk, write_known
+from swarm.runtime.replica.own import BELIEVED, OWN, PROVEN, OwnChunk, hashes_after, write_known
 from swarm.runtime.replica.replay import Mismatch, listed_chunks, replay_chunks
 from swarm.runtime.replica.restore import replay_from, restore
 from swarm.runtime.replica.scratch import Scratch
@@ -231,11 +231,7 @@ class Model:
         chunks = listed_chunks(self._store.chunks, manifest)
         if replica.root != manifest.parent_root:
             raise Mismatch("the replica is not the version that this one follows")
-        hashes = replica.hashes.copy()
-        for chunk in chunks:
-            known = self._staged_or_decoded(chunk)
-            for block in chunk.header.blocks if isinstance(known, OwnChunk) else known:
-                hashes[block.block] = np.frombuffer(block.new_hash, np.uint8)
+        hashes = hashes_after(replica.hashes, ((chunk, self._staged_or_decoded(chunk)) for chunk in chunks))
         if state_root(replica.layout.hash, hashes) != manifest.root:
             raise Mismatch("the chunks do not lead to the root that the manifest names")
         self._store.seal(Seal.of(manifest, sealed), hashes)

@@ -7,17 +7,19 @@ given to a peer or written into a checkpoint. That is the one proof that the rep
 signed.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from codec import Layered, Replica, StagedBlock, StagedChunk
 from codec.chunk import CODER_RAW
 from codec.staging import all_positions
 from swarm.store import ChunkStore, StoredChunk
 
-__all__ = ["BELIEVED", "OWN", "PROVEN", "OwnChunk", "write_known"]
+__all__ = ["BELIEVED", "OWN", "PROVEN", "OwnChunk", "hashes_after", "write_known"]
 
 PROVEN: Final = 0
 """The block's bits were hashed since they were written, or before they were."""
@@ -37,6 +39,17 @@ class OwnChunk:
     def nbytes(self) -> int:
         """Bytes of memory, about."""
         return StagedChunk(self.blocks).nbytes
+
+
+def hashes_after(
+    before: NDArray[np.uint8], changes: Iterable[tuple[StoredChunk, StagedChunk | OwnChunk]]
+) -> NDArray[np.uint8]:
+    """The block hashes, uint8 (n_blocks, 32), that a version with these changes will have. `before`: its parent's."""
+    hashes = before.copy()
+    for chunk, known in changes:
+        for block in chunk.header.blocks if isinstance(known, OwnChunk) else known:
+            hashes[block.block] = np.frombuffer(block.new_hash, np.uint8)
+    return hashes
 
 
 def write_known(

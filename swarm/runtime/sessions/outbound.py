@@ -10,7 +10,7 @@ without reading.
 
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,6 +30,9 @@ __all__ = ["Blob", "Bulk", "FindBlob", "Outbound"]
 
 _YIELD_S: Final = 0.02
 """How often blobs that must wait for another stream look whether they still must."""
+
+_AT_ONCE_BYTES: Final = 64 << 10
+"""A piece of this size is sent in the turn in which the core decides it."""
 
 Bulk = SendHeader | SendPiece | SendBlob | SendBlock
 """Effects that are carried out on bulk streams."""
@@ -67,25 +70,36 @@ class Outbound:
         counts: Counts,
         limits: RuntimeLimits,
         must_wait: Callable[[], bool],
+        follow: Callable[[Event], bool] = lambda event: False,
     ) -> None:
-        """`must_wait`: whether another stream to the same peer has something more urgent than blobs and blocks."""
+        """`must_wait`: whether another stream to the same peer has something more urgent than blobs and blocks.
+        `follow`: has an event applied right after the present one, if that is possible (`CoreLoop.follow`)."""
         self._chunks = chunks
         self._find_blob = find_blob
         self._counts = counts
         self._limits = limits
         self._must_wait = must_wait
+        self._follow = follow
+        self._idle: tuple[Paced, bytes] | None = None
+        """The stream and the peer, while the stream's task waits for something to send."""
         self._pushes: deque[SendHeader | SendPiece] = deque()
         self._later: deque[SendHeader | SendPiece] = deque()
         """Headers and pieces for late joiners and pulls."""
         self._blobs: deque[SendBlob | SendBlock | _OpenBlob] = deque()
+        self._unposted: list[SendDone | Gave] = []
+        """Of pieces that were sent at once."""
+        self._used_at_s = 0.0
+        """When the stream's task began to wait, or something was sent at once since then."""
         self._wake = trio.Event()
         self._writing = False
 
     def put(self, effect: Bulk) -> None:
-        """Queue an effect in its class."""
+        """Queue an effect in its class. A large piece is sent in this turn if nothing is before it."""
+        if self._idle is not None and isinstance(effect, SendPiece) and self._send_at_once(effect, *self._idle):
+            return
         if isinstance(effect, SendBlob | SendBlock):
             self._blobs.append(effect)
-        elif effect.pull or effect.stripe is None or (isinstance(effect, SendPiece) and effect.late_joiner):
+        elif _may_wait(effect):
             self._later.append(effect)
         else:
             self._pushes.append(effect)
@@ -115,15 +129,18 @@ class Outbound:
         return bool(self._pushes or self._later)
 
     async def wait(self, idle_s: float = math.inf) -> bool:
-        """Wait until there is something to send: True; False when there was nothing for `idle_s`."""
-        if idle_s == math.inf:  # a scope whose deadline never comes costs as much as any
-            while not len(self):
-                self._wake = trio.Event()
+        """Wait until there is something to send or to post: True; False when nothing was sent for `idle_s`."""
+        self._used_at_s = trio.current_time()
+        while not len(self) and not self._unposted:
+            self._wake = trio.Event()
+            if idle_s == math.inf:  # a scope whose deadline never comes costs as much as any
                 await self._wake.wait()
-        else:
-            with trio.move_on_after(idle_s):
-                await self.wait()
-        return len(self) > 0
+            elif trio.current_time() >= self._used_at_s + idle_s:
+                return False
+            else:
+                with trio.move_on_at(self._used_at_s + idle_s):
+                    await self._wake.wait()
+        return True
 
     async def write_to(
         self,
@@ -155,8 +172,18 @@ class Outbound:
         idle_s: float,
     ) -> None:
         while True:
-            if not len(self) and not await self.wait(idle_s):
-                return
+            if not len(self):
+                self._idle = stream, peer
+                try:
+                    if not await self.wait(idle_s):
+                        return
+                finally:
+                    self._idle = None
+            if self._unposted:
+                done, self._unposted = self._unposted, []
+                for event in done:
+                    await post(event)
+                continue
             if not self.urgent and self._must_wait():
                 await trio.sleep(_YIELD_S)
                 continue
@@ -169,9 +196,11 @@ class Outbound:
                 queue = self._later if deferrable else self._pushes
                 if queue:
                     effect = queue.popleft()
-                    size += self._gather_chunk(effect, frames)
-                    index = effect.index if isinstance(effect, SendPiece) else -1
-                    done.append(SendDone(peer, effect.stripe, effect.key, index, effect.pull))
+                    gathered = self._chunk_frames(effect)
+                    if gathered is not None:
+                        frames += gathered
+                        size += self._count(effect, gathered)
+                    done.append(_done(effect, peer))
                 else:
                     part_bytes = min(stream.part_bytes, limits.part_bytes)
                     given = await self._gather_part(frames, part_bytes, send_message)
@@ -186,8 +215,24 @@ class Outbound:
             for event in done:
                 await post(event)
 
-    def _gather_chunk(self, effect: SendHeader | SendPiece, frames: list[bytes | memoryview]) -> int:
-        """Append the frame of a header or piece, unless its chunk was dropped meanwhile. Returns its payload bytes."""
+    def _send_at_once(self, effect: SendPiece, stream: Paced, peer: bytes) -> bool:
+        """Send a large piece in this turn, which saves waking the stream's task; False if that has to do it. Of small
+        ones the task joins several in a write."""
+        if len(self) or _may_wait(effect):
+            return False
+        frames = self._chunk_frames(effect)
+        if frames is None or len(frames[1]) < _AT_ONCE_BYTES or not stream.send_now(frames):
+            return False
+        self._count(effect, frames)
+        self._used_at_s = trio.current_time()
+        event = _done(effect, peer)
+        if not self._follow(event):
+            self._unposted.append(event)
+            self._wake.set()
+        return True
+
+    def _chunk_frames(self, effect: SendHeader | SendPiece) -> list[bytes | memoryview] | None:
+        """The frame of a header or piece: its head and its body. None if its chunk was dropped meanwhile."""
         if isinstance(effect, SendPiece):
             kind, index = FrameKind.PIECE, effect.index
             body = self._chunks.piece(effect.key, effect.index)
@@ -196,15 +241,18 @@ class Outbound:
             chunk = self._chunks.chunk(effect.key)
             body = None if chunk is None else chunk.sealed_header
         if body is None:
-            return 0
+            return None
         stripe = NO_STRIPE if effect.stripe is None else effect.stripe
-        frames.append(pack_frame(Frame(kind, stripe, effect.key, index, 0, len(body), len(body))))
-        frames.append(body)
+        return [pack_frame(Frame(kind, stripe, effect.key, index, 0, len(body), len(body))), body]
+
+    def _count(self, effect: SendHeader | SendPiece, frames: Sequence[bytes | memoryview]) -> int:
+        """Count the body of a frame that is sent. Returns its bytes."""
+        size = len(frames[1])
         if effect.pull:
-            self._counts.pulled += len(body)
+            self._counts.pulled += size
         else:
-            self._counts.pushed += len(body)
-        return len(body)
+            self._counts.pushed += size
+        return size
 
     async def _gather_part(
         self, frames: list[bytes | memoryview], max_bytes: int, send_message: Callable[[Message], object]
@@ -237,3 +285,13 @@ class Outbound:
         if item.offset < blob.total:
             self._blobs.appendleft(item)
         return size
+
+
+def _may_wait(effect: SendHeader | SendPiece) -> bool:
+    """Whether an effect is for a late joiner or a pull, and so comes after what the plan has this member push."""
+    return effect.pull or effect.stripe is None or (isinstance(effect, SendPiece) and effect.late_joiner)
+
+
+def _done(effect: SendHeader | SendPiece, peer: bytes) -> SendDone:
+    index = effect.index if isinstance(effect, SendPiece) else -1
+    return SendDone(peer, effect.stripe, effect.key, index, effect.pull)

@@ -95,6 +95,15 @@ class Pacer:
             self._waiting[deferrable].remove(turn)
             self._wake_next()
 
+    def is_free_for(self, size: int) -> bool:
+        """Whether `size` bytes of planned traffic may leave now; if they do, call `note_sent`."""
+        return math.isinf(self._bytes_s) or (not self._waiting[0] and size <= self.part_bytes and self._is_free())
+
+    def note_sent(self, size: int) -> None:
+        """`size` bytes of planned traffic have left that did not wait."""
+        if not math.isinf(self._bytes_s):
+            self._book(size, deferrable=False)
+
     def _is_free(self) -> bool:
         self._count_unpaced(trio.current_time())
         return self._free_at_s - BURST_S <= trio.current_time()
@@ -160,6 +169,14 @@ class Paced(trio.abc.SendStream):
             await self._pacer.admit(len(part), deferrable=deferrable)
             if not self._stream.send_now(part):
                 await self._stream.send_all(part)
+
+    def send_now(self, frames: Sequence[bytes | memoryview]) -> bool:
+        """Send `frames` as planned traffic if that needs no waiting, and return True. False: nothing was sent."""
+        size = sum(map(len, frames))
+        if not self._pacer.is_free_for(size) or not self._stream.send_now(*frames):
+            return False
+        self._pacer.note_sent(size)
+        return True
 
     async def wait_send_all_might_not_block(self) -> None:
         await self._stream.wait_send_all_might_not_block()

@@ -33,6 +33,8 @@ YAMUX_ID = "/yamux/1.0.0"
 class SecureLink:
     """A secured connection of the library's (noise, for example) as a `yamux.ByteLink`."""
 
+    offer = None
+
     def __init__(self, conn: ISecureConn) -> None:
         self._conn = conn
 

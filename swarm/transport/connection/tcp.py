@@ -100,26 +100,36 @@ class CountedSocket(ReadWriteCloser):
         self._traffic.received += length
         return length
 
-    async def write(self, data: bytes) -> None:
-        self._traffic.sent += len(data)
-        now = trio.current_time()
-        if now - self._wrote_at_s > PAUSE_S and self.congestion_control == "bbr":
-            awaken(self._stream.socket)
-        self._wrote_at_s = now
+    async def write(self, data: bytes | memoryview) -> None:
         try:
             taken = self._offer(data)
             if taken < len(data):
+                self._traffic.sent += len(data) - taken
                 await self._stream.send_all(memoryview(data)[taken:])
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise ConnectionClosedError(f"the TCP connection broke: {error}") from error
 
-    def _offer(self, data: bytes) -> int:
+    def offer(self, data: bytes | memoryview) -> int:
+        """Write what the kernel takes at once, and return how much. 0 also when the connection is broken: `write` says
+        so."""
+        try:
+            return self._offer(data)
+        except OSError:
+            return 0
+
+    def _offer(self, data: bytes | memoryview) -> int:
         """Write what the kernel takes at once, nearly always all of it, and return how much. Waiting for the socket
         first would cost more than this call. Raises `OSError`."""
+        now_s = trio.current_time()
+        if now_s - self._wrote_at_s > PAUSE_S and self.congestion_control == "bbr":
+            awaken(self._stream.socket)
+        self._wrote_at_s = now_s
         try:
-            return os.write(self._stream.socket.fileno(), data)
+            taken = os.write(self._stream.socket.fileno(), data)
         except BlockingIOError:
             return 0
+        self._traffic.sent += taken
+        return taken
 
     async def send_eof(self) -> None:
         """Close our direction; what the other end sends can still be read."""

@@ -30,6 +30,7 @@ from multiaddr import Multiaddr
 
 from swarm.transport.connection.certificate import make_certificate, verified_key
 from swarm.transport.connection.tcp import CountedSocket
+from swarm.transport.yamux.link import Offer
 
 __all__ = ["PROTOCOL_ID", "TlsSession", "TlsTransport", "TlsUnavailable", "accept_any_certificate"]
 
@@ -216,6 +217,7 @@ class TlsSession(ISecureConn):
         stream = raw.stream if isinstance(raw, RawConnection) else None
         self._socket = stream if isinstance(stream, CountedSocket) else None
         self._spare = b""  # decrypted, but not read yet
+        self._unsent = memoryview(b"")  # encrypted and not written, as the socket did not take it
 
     # As a yamux.ByteLink.
 
@@ -229,21 +231,33 @@ class TlsSession(ISecureConn):
             raise trio.BrokenResourceError(str(error)) from error
 
     async def send(self, parts: Sequence[bytes | memoryview]) -> None:
-        small = bytearray()
         try:
-            for part in parts:
-                if len(part) < _SMALL_BYTES:
-                    small += part
-                    continue
-                if small:
-                    self._encrypt(small)
-                    small = bytearray()
-                self._encrypt(part)
-            if small:
-                self._encrypt(small)
-            await (self._socket or self._raw).write(self._outgoing.read())
+            self._open()
+            if self._unsent:
+                assert self._socket is not None
+                data, self._unsent = self._unsent, memoryview(b"")
+                await self._socket.write(data)
+            if parts:
+                self._encrypt_all(parts)
+                await (self._socket or self._raw).write(self._outgoing.read())
         except IOException as error:
             raise trio.BrokenResourceError(str(error)) from error
+
+    @property
+    def offer(self) -> Offer | None:
+        return None if self._socket is None or self._tls is None else self._offer
+
+    def _offer(self, parts: Sequence[bytes | memoryview]) -> bool:
+        assert self._socket is not None
+        try:
+            self._encrypt_all(parts)
+        except ssl.SSLError:
+            self._tls = None  # so that `send` raises: the sender is no part of this connection
+            return False
+        data = self._outgoing.read()
+        taken = self._socket.offer(data)
+        self._unsent = memoryview(data)[taken:]
+        return not self._unsent
 
     async def aclose(self) -> None:
         await self.close()
@@ -290,6 +304,19 @@ class TlsSession(ISecureConn):
         if length == self._read_bytes < _READ_BYTES:
             self._read_bytes = min(4 * length, _READ_BYTES)
         return length
+
+    def _encrypt_all(self, parts: Sequence[bytes | memoryview]) -> None:
+        small = bytearray()
+        for part in parts:
+            if len(part) < _SMALL_BYTES:
+                small += part
+                continue
+            if small:
+                self._encrypt(small)
+                small = bytearray()
+            self._encrypt(part)
+        if small:
+            self._encrypt(small)
 
     def _encrypt(self, part: bytes | bytearray | memoryview) -> None:
         view = memoryview(part)

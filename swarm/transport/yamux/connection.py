@@ -94,6 +94,8 @@ class Connection:
         self._queued_bytes = 0
         self._frames_queued = 0
         self._frames_written = 0
+        self._leaving = 0, 0  # frames, bytes of their payload
+        self._is_writing = False
         self._writer = trio.lowlevel.ParkingLot()
         self.room = trio.lowlevel.ParkingLot()
         self._watch = Watch(self.budget, trio.current_time())
@@ -180,15 +182,24 @@ class Connection:
         """Whether the queue to the socket may take another data frame; if not, wait on `room`."""
         return self._queued_bytes < self.limits.send_queue_bytes
 
-    def queue_data(self, stream_id: int, length: int, payload: tuple[memoryview, ...], flags: int = 0) -> None:
+    def queue_data(
+        self, stream_id: int, length: int, payload: tuple[memoryview, ...], flags: int = 0, *, at_once: bool = False
+    ) -> None:
         """Queue a data frame of `length` bytes, which are in the parts of `payload`; drop it if the connection is
-        closed."""
-        if not self.reason:
-            self._data.append((encode_head(Kind.DATA, flags, stream_id, length), length, payload))
-            self._queued_bytes += length
-            self._frames_queued += 1
-            if self._writer:
-                self._writer.unpark_all()
+        closed. `at_once`: write it now if nothing is before it, as far as the socket takes it."""
+        if self.reason:
+            return
+        self._data.append((encode_head(Kind.DATA, flags, stream_id, length), length, payload))
+        self._queued_bytes += length
+        self._frames_queued += 1
+        is_next = at_once and not self._is_writing and len(self._data) == 1
+        if is_next and (offer := self._link.offer) is not None:
+            self._is_writing = True
+            if offer(self._take_queued()):
+                self._note_written()
+                return
+        if self._writer:
+            self._writer.unpark_all()
 
     def note_read(self, stream: YamuxStream, length: int) -> None:
         """The stream's reader took `length` bytes: give credit back to the peer."""
@@ -358,25 +369,37 @@ class Connection:
 
     async def _write_loop(self) -> None:
         while True:
-            parts: list[bytes | memoryview] = list(self._control)
-            frames, length = len(parts), 0
-            self._control.clear()
-            while self._data and (not length or length + self._data[0][1] <= _WRITE_BYTES):
-                head, size, payload = self._data.popleft()
-                frames += 1
-                length += size
-                parts.append(head)
-                parts += payload
-            if not parts:
+            parts = [] if self._is_writing else self._take_queued()
+            if not parts and not self._is_writing:
                 await self._writer.park()
                 continue
+            self._is_writing = True
             self._watch.writing_since_s = trio.current_time()
             await self._link.send(parts)
             self._watch.writing_since_s = math.inf
-            self._queued_bytes -= length
-            self._frames_written += frames
-            if self.room:
-                self.room.unpark_all()
+            self._note_written()
+
+    def _take_queued(self) -> list[bytes | memoryview]:
+        """Take the parts of the next write from the queues: what is to be noted as written when they have left."""
+        parts: list[bytes | memoryview] = list(self._control)
+        frames, length = len(parts), 0
+        self._control.clear()
+        while self._data and (not length or length + self._data[0][1] <= _WRITE_BYTES):
+            head, size, payload = self._data.popleft()
+            frames += 1
+            length += size
+            parts.append(head)
+            parts += payload
+        self._leaving = frames, length
+        return parts
+
+    def _note_written(self) -> None:
+        frames, length = self._leaving
+        self._is_writing = False
+        self._queued_bytes -= length
+        self._frames_written += frames
+        if self.room:
+            self.room.unpark_all()
 
     # Watching.
 

@@ -1,13 +1,17 @@
 """The pipe under a yamux connection, and adapters to it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import trio
 
-__all__ = ["ByteLink", "Closer", "StreamLink"]
+__all__ = ["ByteLink", "Closer", "Offer", "StreamLink"]
 
 _READ_BYTES: Final = 262_144
+
+Offer = Callable[[Sequence[bytes | memoryview]], bool]
+"""Called with the parts to write, not while `send` runs. True: they have left. False: some have not, or the pipe is
+broken: `send` has to be awaited next."""
 
 
 class ByteLink(Protocol):
@@ -17,13 +21,22 @@ class ByteLink(Protocol):
         """The bytes that have arrived, or b"" at the end. A view is valid until the caller next awaits."""
         ...
 
-    async def send(self, parts: Sequence[bytes | memoryview]) -> None: ...
+    async def send(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Write what `offer` left, then `parts`."""
+        ...
+
+    @property
+    def offer(self) -> "Offer | None":
+        """Writes parts without waiting; None when this link cannot."""
+        ...
 
     async def aclose(self) -> None: ...
 
 
 class StreamLink:
     """A trio stream as a `ByteLink`."""
+
+    offer = None
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self._stream = stream

@@ -22,6 +22,10 @@ _JOIN_BYTES: Final = 2_048
 """Pieces below this are joined as they arrive. Single bytes, kept as objects, would take thirty times the memory of
 their window."""
 
+_AT_ONCE_BYTES: Final = 65_536
+"""What is sent in the sender's own turn, which saves waking the connection's writer. Shorter frames wait for the
+writer, which joins them: a system call and a record of TLS for each would cost more."""
+
 
 class StreamOwner(Protocol):
     """What a stream needs of its connection. `Connection` documents the methods."""
@@ -33,7 +37,9 @@ class StreamOwner(Protocol):
     @property
     def has_room(self) -> bool: ...
 
-    def queue_data(self, stream_id: int, length: int, payload: tuple[memoryview, ...], flags: int = 0) -> None: ...
+    def queue_data(
+        self, stream_id: int, length: int, payload: tuple[memoryview, ...], flags: int = 0, *, at_once: bool = False
+    ) -> None: ...
 
     def note_read(self, stream: "YamuxStream", length: int) -> None: ...
 
@@ -102,7 +108,7 @@ class YamuxStream(Stream):
             return False
         if length:
             self.send_window.credit -= length
-            connection.queue_data(self.stream_id, length, tuple(map(_frozen, parts)))
+            connection.queue_data(self.stream_id, length, tuple(map(_frozen, parts)), at_once=length >= _AT_ONCE_BYTES)
         return True
 
     async def wait_send_all_might_not_block(self) -> None:
@@ -200,18 +206,14 @@ class YamuxStream(Stream):
         buffer = memoryview(bytearray(size))
         buffer[: len(first)] = first
         filled = len(first)
-        while filled < size and self._unread:
-            data = await self.receive_at_least(1, size - filled)
-            buffer[filled : filled + len(data)] = data
-            filled += len(data)
-        if filled == size:
-            return buffer
         if self._receiving:
             raise trio.BusyResourceError("another task is receiving on this stream")
         self._receiving = True
-        self._sink, self._sunk_bytes = buffer, filled
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
+            if self._unread and not self.closed:
+                filled += await self._move_unread(buffer[filled:])
+            self._sink, self._sunk_bytes = buffer, filled
             while self._sunk_bytes < size and not self.closed and not self.fin_received and not self.broken:
                 await self._park_reader()
             if self._sunk_bytes < size and self.closed:
@@ -222,6 +224,26 @@ class YamuxStream(Stream):
             self._receiving, self._sink = False, None
         self._since_turn += _READ_COST_BYTES
         return buffer[: self._sunk_bytes]
+
+    async def _move_unread(self, buffer: memoryview) -> int:
+        """Move unread data to `buffer`, as much as it holds; returns how much. Gives other tasks their turn if one is
+        due."""
+        if self._since_turn >= _MAX_READ_BYTES:
+            self._since_turn = 0
+            await trio.lowlevel.cancel_shielded_checkpoint()
+        pieces, filled = self._unread, 0
+        while pieces and filled < len(buffer):
+            piece = memoryview(pieces[0])[self._first_read :][: len(buffer) - filled]
+            buffer[filled : filled + len(piece)] = piece
+            filled += len(piece)
+            self._first_read += len(piece)
+            if self._first_read == len(pieces[0]):
+                pieces.popleft()
+                self._first_read = 0
+        self._unread_bytes -= filled
+        self._since_turn += filled
+        self._connection.note_read(self, filled)
+        return filled
 
     async def _park_reader(self) -> None:
         await self._readers.park()

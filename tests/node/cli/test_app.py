@@ -33,8 +33,22 @@ from swarm.transport.base import Unreachable
 from swarm.transport.identity import peer_id
 
 COMMANDS = (
-    *("delta", "apply", "keygen", "seed", "invite", "kick", "revoke", "publish", "join", "relay", "status", "demo"),
-    *("config show", "version"),
+    *(
+        "delta",
+        "apply",
+        "keygen",
+        "seed",
+        "invite",
+        "kick",
+        "revoke",
+        "publish",
+        "join",
+        "relay",
+        "doctor",
+        "status",
+        "demo",
+    ),
+    *("config show", "config init", "config schema", "version"),
 )
 TICKET = str(Ticket(Key(bytes(32)).public, ("/ip4/203.0.113.7/tcp/4001",), b"sealed", "wan"))
 

@@ -7,6 +7,7 @@ import pytest
 from seed_kit import FakeSeed, random_replica
 
 from codec import BlockDelta, Layout, Replica, TensorSpec, state_root
+from codec.chunk import MIN_PIECE_BYTES
 from codec.errors import PeerError
 from node.coordinator.publisher import Busy, Publisher
 
@@ -86,3 +87,28 @@ async def test_impossible_calls_are_refused(seed):
     assert (attempt.version, attempt.attempt) == (1, 1)
     await publisher.add(deltas)
     assert (await publisher.end(changed, root)).root == seed.receiver.root
+
+
+async def test_the_pieces_of_a_version_larger_than_expected_grow_with_it(seed, monkeypatch):
+    sent = []
+    add_chunk = seed.add_chunk
+
+    async def note(chunk, known=None):
+        sent.append((chunk.opened.piece_bytes, chunk.body))
+        await add_chunk(chunk, known)
+
+    monkeypatch.setattr(seed, "add_chunk", note)
+    publisher = Publisher(seed)
+    await publisher.begin()
+    for block in range(seed.replica.layout.n_blocks):
+        delta = seed.replica.encode_block(block, np.random.default_rng(block).integers(0, 1 << 16, 1 << 18, np.uint16))
+        assert delta is not None
+        await publisher.add([delta])
+    await publisher.end(24 << 18, state_root(seed.replica.layout.hash, publisher.hashes))
+    sizes = [size for size, _ in sent]
+    assert sizes == sorted(sizes)
+    assert sizes[0] == MIN_PIECE_BYTES < sizes[-1]
+    before = 0
+    for size, body in sent:
+        assert size == MIN_PIECE_BYTES or size < before / 50, "the last piece takes a small part of the version's time"
+        before += len(body)

@@ -21,7 +21,8 @@ from node.ledger.book import Book
 from node.ledger.service import LedgerService
 from node.ledger.settings import Settings
 from node.ledger.state import Head
-from node.member.worker import NodeWorker, Pace
+from node.member.pace import Pace
+from node.member.worker import NodeWorker
 from node.settings.config import GatewayConfig
 from node.status.schema import LedgerNode
 
@@ -188,3 +189,17 @@ async def raw(url: str, data: bytes, *, close: bool = False, within_s: float = 5
                     if b"\r\n\r\n" in answer_bytes and answer_bytes.endswith(b"}"):
                         break
     return answer_bytes
+
+
+def base_folder(folder: Path) -> Path:
+    """A random Qwen3 of some 100,000 parameters that reads and writes letters."""
+    from node.trainers.grpo.tiny import TinyRecipe
+    from node.trainers.grpo.warmup import random_model, save_bf16
+
+    recipe = TinyRecipe(vocabulary=UNKNOWN + 1, hidden=64, inner=128, layers=2, seed=1)
+    more = {"max_position_embeddings": 128, "initializer_range": 0.3, "eos_token_id": None}
+    save_bf16(random_model(recipe, tied=False, **more), folder)
+    for name, data in base_files().items():
+        if name != "config.json":
+            (folder / name).write_bytes(data)
+    return folder

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from gateway_kit import LETTERS, UNKNOWN, base_files
+from gateway_kit import LETTERS, base_folder
 from openai import AsyncOpenAI
 
 from scenarios.harness.swarm import LOOPBACK, swarm_in
@@ -16,20 +16,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("torch") is None, r
 
 READY_S = 180.0
 """Time limit in seconds: several engines import torch on two busy cores."""
-
-
-def base_folder(folder: Path) -> Path:
-    """A random Qwen3 of some 100,000 parameters that reads and writes letters."""
-    from node.trainers.grpo.tiny import TinyRecipe
-    from node.trainers.grpo.warmup import random_model, save_bf16
-
-    recipe = TinyRecipe(vocabulary=UNKNOWN + 1, hidden=64, inner=128, layers=2, seed=1)
-    more = {"max_position_embeddings": 128, "initializer_range": 0.3, "eos_token_id": None}
-    save_bf16(random_model(recipe, tied=False, **more), folder)
-    for name, data in base_files().items():
-        if name != "config.json":
-            (folder / name).write_bytes(data)
-    return folder
 
 
 def prompt(i: int) -> str:

@@ -19,7 +19,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     left = {"memory": 64 * GB, "disk": 64 * GB}
     monkeypatch.setattr(placing, "free_bytes", lambda: left["memory"])
     monkeypatch.setattr(placing, "disk_free_bytes", lambda folder: left["disk"])
-    monkeypatch.setattr(placing, "_GPUS", ())
+    monkeypatch.setattr(placing, "gpu_files", lambda: False)
     return left
 
 
@@ -53,7 +53,7 @@ def test_an_engine_on_a_gpu_needs_little_of_the_machine(free: dict[str, int], tm
 def test_a_gpu_that_the_machine_has_is_used(
     free: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placing, "_GPUS", (tmp_path,))
+    monkeypatch.setattr(placing, "gpu_files", lambda: True)
     free["memory"] = 7 * GB
     assert a_node(tmp_path).on_disk(MODEL) is False
 
@@ -72,7 +72,7 @@ def test_an_engine_whose_memory_is_the_replica_needs_none_beside_it(free: dict[s
 def test_weights_on_a_gpu_are_no_replica(free: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"^--replica engine: .* GPU .*--device cpu"):
         a_node(tmp_path, replica="engine", device="cuda:1").on_disk(MODEL)
-    monkeypatch.setattr(placing, "_GPUS", (tmp_path,))
+    monkeypatch.setattr(placing, "gpu_files", lambda: True)
     with pytest.raises(UsageError, match=r"^--replica engine: .* GPU .*--device cpu"):
         a_node(tmp_path, replica="engine").on_disk(MODEL)
     assert a_node(tmp_path, replica="engine", device="cpu").on_disk(MODEL) is True

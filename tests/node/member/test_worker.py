@@ -318,6 +318,47 @@ async def test_a_node_that_leaves_gives_its_work_back(tmp_path, autojump_clock):
         nursery.cancel_scope.cancel()
 
 
+async def test_a_node_that_finishes_takes_no_more_and_gives_back_nothing(tmp_path, autojump_clock):
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(tmp_path, nursery)
+        service = await swarm.start_service()
+        await swarm.add_node(1, rate=10.0, capacity=8, batch=4)
+        session = service.open("s", Binding(4, SAMPLING))
+        service.offer(session, gid(0), prompt_of(0))
+        await trio.sleep(1.0)
+        assert service.status().samples_leased == 4
+        service.offer(session, gid(1), prompt_of(1))  # waits at the node, and is finished too
+        await trio.sleep(1.0)
+        held = service.status().samples_leased
+        assert await swarm.worker(1).finish(100.0)
+        assert (service.status().samples_leased, service.status().accepted) == (0, held)
+        service.offer(session, gid(2), prompt_of(2))
+        await trio.sleep(30.0)
+        assert service.status().samples_leased == 0  # nothing was asked for
+        swarm.lives[Key(b"\1" * 32).public].cancel()
+        await trio.sleep(0.2)
+        assert sqlite3.connect(swarm.path).execute("select count(*) from requeues").fetchone() == (0,)
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_is_not_finished_in_time_is_given_back(tmp_path, autojump_clock):
+    async with trio.open_nursery() as nursery:
+        swarm = Swarm(tmp_path, nursery)
+        service = await swarm.start_service()
+        await swarm.add_node(1, rate=10.0, capacity=8, batch=4)
+        session = service.open("s", Binding(4, SAMPLING))
+        service.offer(session, gid(0), prompt_of(0))
+        await trio.sleep(1.0)
+        before = trio.current_time()
+        assert not await swarm.worker(1).finish(2.0)
+        assert trio.current_time() - before == pytest.approx(2.0)
+        assert service.status().samples_leased == 4
+        swarm.lives[Key(b"\1" * 32).public].cancel()
+        await trio.sleep(0.2)
+        assert service.status().samples_free == 4
+        nursery.cancel_scope.cancel()
+
+
 async def test_withdrawn_work_is_not_done(tmp_path, autojump_clock):
     async with trio.open_nursery() as nursery:
         swarm = Swarm(tmp_path, nursery)

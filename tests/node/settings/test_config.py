@@ -115,10 +115,10 @@ def test_each_source_has_precedence_over_the_one_before(folder: Path, monkeypatc
     assert up_mbit() == (None, "default")
     file = folder / "swarm.toml"
     file.write_text("up-mbit = 150\n")
-    assert up_mbit() == ("150", "swarm.toml")
+    assert up_mbit() == ("150", "swarm.toml:1")
     file.write_text("up_mbit = 150\n[join]\nup_mbit = 200\n")
-    assert up_mbit() == ("200", "swarm.toml")
-    assert up_mbit("relay") == ("150", "swarm.toml")
+    assert up_mbit() == ("200", "swarm.toml:3")
+    assert up_mbit("relay") == ("150", "swarm.toml:1")
     monkeypatch.setenv("SWARM_UP_MBIT", "250")
     assert up_mbit() == ("250", "SWARM_UP_MBIT")
 
@@ -130,7 +130,7 @@ def test_explain_names_every_setting(folder: Path) -> None:
 
 def test_lists_come_from_every_source(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "swarm.toml").write_text('listen = ["4001", "4002"]\n')
-    assert explain(app, "join")["listen"] == {"value": ["4001", "4002"], "source": "swarm.toml"}
+    assert explain(app, "join")["listen"] == {"value": ["4001", "4002"], "source": "swarm.toml:1"}
     monkeypatch.setenv("SWARM_LISTEN", "5001 5002")
     assert explain(app, "join")["listen"] == {"value": ["5001", "5002"], "source": "SWARM_LISTEN"}
 
@@ -157,7 +157,7 @@ def test_swarm_config_names_the_file(folder: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(UsageError, match="no such file"):
         explain(app, "join")
     other.write_text("region = 'eu'\n")
-    assert explain(app, "join")["region"] == {"value": "eu", "source": str(other)}
+    assert explain(app, "join")["region"] == {"value": "eu", "source": f"{other}:1"}
 
 
 def test_coder_and_replica(tmp_path: Path) -> None:

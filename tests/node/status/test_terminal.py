@@ -8,6 +8,7 @@ import pytest
 import trio
 from rich.console import Console
 
+from node.settings.units import size_text
 from node.status import terminal
 from node.status.schema import (
     MemberStatus,
@@ -61,7 +62,7 @@ def test_the_view_of_a_seed() -> None:
     assert lines[5].split() == ["2", "astchars", "40", "%", "-", "-", "0", "B", "0", "B", "0", "-", "-"]
     assert ["0", "2", "T(0(1(2)))"] in [line.split() for line in lines]
     assert ["1", "T(1(0", "2))"] in [line.split() for line in lines]
-    assert ["v3", "1.01", "%", "7.10", "12.3", "kB", "1.010", "0.50", "s", "3.2", "ms", "0.400"] in [
+    assert ["v3", "-", "1.01", "%", "7.10", "12.3", "kB", "1.010", "0.50", "s", "3.2", "ms", "0.400"] in [
         line.split() for line in lines
     ]
     assert lines[-1] == "node box-b was killed"
@@ -133,7 +134,7 @@ def test_trees(parents: dict, text: str) -> None:
      (3.2e9, "3.2 GB"), (5e15, "5000.0 TB"), (None, "-")],
 )  # fmt: skip
 def test_sizes(count: float | None, text: str) -> None:
-    assert terminal.size(count) == text
+    assert size_text(count) == text
 
 
 async def test_watch_shows_the_last_status(autojump_clock: trio.testing.MockClock) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scenarios.emulator import wan_table
-from scenarios.emulator.real import Node, Outcome, bound_s
+from scenarios.emulator.real import WARM_UPS, Node, Outcome, bound_s
 from scenarios.emulator.wan_table import ROWS, draw, main, print_table, row_of
 from scenarios.harness.usage import ProcessUsage
 
@@ -58,6 +58,22 @@ def test_a_row_shows_the_median_and_keeps_every_run() -> None:
 def test_a_quarter_of_the_bandwidth() -> None:
     assert {node.up_mbit for node in ROWS["8-quarter"].nodes} == {50.0}
     assert ROWS["8-quarter"].seed.up_mbit == 50.0
+
+
+def test_only_the_rows_of_a_first_version_count_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them in a new swarm; other rows measure all their versions in one."""
+    runs: list[tuple[int, int]] = []
+
+    def distribute(seed: Node, nodes: object, sizes: list[int], *, warm_ups: int, **rest: object) -> list[Outcome]:
+        runs.append((warm_ups, len(sizes)))
+        return [outcome(4.4)] * len(sizes)
+
+    monkeypatch.setattr(wan_table, "distribute", distribute)
+    assert len(wan_table.measure(ROWS["8-first"], 3)) == 3
+    assert runs == [(0, 1)] * 3
+    runs.clear()
+    assert len(wan_table.measure(ROWS["8"], 3)) == 3
+    assert runs == [(WARM_UPS, 3)]
 
 
 def test_a_failed_row_is_reported_and_the_others_run(

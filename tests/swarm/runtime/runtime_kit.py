@@ -24,11 +24,11 @@ from swarm.protocol.member import Peer
 from swarm.protocol.startup import Boot, Budget, Saved, SavedReplica, Site
 from swarm.protocol.transfer.egress import Egress
 from swarm.runtime import Manifests, RunSync, Runtime, RuntimeLimits
-from swarm.runtime.publishing import SeedPublisher, genesis
+from swarm.runtime.publishing import Attempt, SeedPublisher, genesis
 from swarm.runtime.replica.model import Model
 from swarm.runtime.services import ReplicaServices
 from swarm.runtime.sessions.blob_service import cost_of, model_bytes
-from swarm.store import Disk, Store
+from swarm.store import Disk, Seal, Store
 from swarm.transport.memory import MemoryNetwork, MemoryTransport
 
 AUTHORITY = Key(b"authority".ljust(32, b"."))
@@ -121,6 +121,13 @@ class Host:
         return self.model.replica.root
 
 
+class Sink(SeedPublisher):
+    """The sink of a publisher without a coordinator, which would log the trainer's step."""
+
+    async def open_attempt(self, back_to: Seal | None = None, trainer_step: int | None = None) -> Attempt:
+        return await super().open_attempt(back_to)
+
+
 class Swarm:
     """A seed and members. `tuning` and `limits` apply to all of them."""
 
@@ -173,7 +180,7 @@ class Swarm:
         manifests = host.runtime.manifests
         jobs = host.runtime._jobs
         assert jobs is not None
-        host.seed = SeedPublisher(AUTHORITY, host.runtime, store, jobs, manifests, self.run_sync)
+        host.seed = Sink(AUTHORITY, host.runtime, store, jobs, manifests, self.run_sync)
         self.seed_host = host
         return host
 

@@ -15,8 +15,9 @@ from codec.layout import FileSpec
 from node.engines.vllm.causes import cause_of, last_error, quantization_of
 from node.engines.vllm.compatibility import check_files
 from node.engines.vllm.flights import _completion, _seed, _version
+from node.engines.vllm.installed import Installed, installed
 from node.engines.vllm.plugin.swarm_vllm.messages import Front, Output
-from node.engines.vllm.server import Installed, Server, ServerOptions, attach_to, environment, flags, installed
+from node.engines.vllm.server import Server, ServerOptions, attach_to, environment, flags
 from node.engines.vllm.specs import specs_of
 from node.settings.config import JoinConfig
 from scenarios.engines.engine_bench import free_port

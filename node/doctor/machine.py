@@ -1,0 +1,164 @@
+"""The probes of this machine: what its kernel, its container and its Python say. Each ends within a deadline."""
+
+import importlib.metadata
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from codec import Checkpoint
+from codec.errors import UsageError
+from node.doctor.facts import GpuFacts, MachineFacts, VllmFacts
+from node.engines.vllm.installed import packages_of
+from node.host.announce import box_ports, provider_of
+from node.settings.config import JoinConfig
+from node.settings.extras import how_to_get, lacking
+from node.settings.gpus import gpu_files
+from node.settings.groups import control_groups, lines_of, number_in
+from node.settings.memory import disk_free_bytes, free_bytes
+
+__all__ = ["ENGINE_NEEDS", "look_at_machine"]
+
+ENGINE_NEEDS: Final = ("torch", "transformers")
+TORCH_WITHIN_S: Final = 60.0
+"""For a child process to import torch and ask the driver: some seconds on a warm disk."""
+_WRITTEN: Final = bytes(1 << 16)
+"""Written to the home to see whether it can be: more than a file system keeps without a block of its own."""
+_NO_LIMIT: Final = 1 << 60
+_ASK_TORCH: Final = """
+import json, torch
+there = torch.cuda.is_available()
+gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())] if there else []
+print(json.dumps([torch.version.cuda or torch.version.hip or "", there, [(g.name, g.total_memory) for g in gpus]]))
+"""
+"""In a process of its own, because torch is imported in engines only, and a broken driver can end the process."""
+
+
+def look_at_machine(
+    config: JoinConfig,
+    *,
+    root: Path = Path("/"),
+    environment: Mapping[str, str] = os.environ,
+    clock: Callable[[], float] = time.time,
+) -> MachineFacts:
+    """All that the rules want to know of this machine. Blocks, for a minute at most. `root`: where /proc, /sys and /dev
+    are."""
+    model_bytes, model_error = _model(config.model)
+    box = box_ports(environment)
+    wants_torch = config.engine == "transformers"
+    return MachineFacts(
+        home=str(config.home),
+        home_error=_why_not_writable(config.home),
+        disk_free_bytes=disk_free_bytes(config.home),
+        memory_free_bytes=free_bytes(root),
+        file_limit=_ulimit(resource.RLIMIT_NOFILE),
+        address_space_bytes=_ulimit(resource.RLIMIT_AS),
+        file_size_bytes=_ulimit(resource.RLIMIT_FSIZE),
+        process_limit=_ulimit(resource.RLIMIT_NPROC),
+        machine_cpus=len(os.sched_getaffinity(0)),
+        cpus=_cpus(root),
+        pids_limit=min((limit for limit in _pids(root) if limit is not None), default=None),
+        shared_memory_bytes=_size_of(root / "dev/shm"),
+        unix_time=clock(),
+        missing_modules=tuple(lacking(ENGINE_NEEDS)) if wants_torch else (),
+        torch_advice=how_to_get("torch"),
+        gpu=_gpu(config, gpu_files(root)),
+        vllm=_vllm(config),
+        model_bytes=model_bytes,
+        model_error=model_error,
+        provider=provider_of(environment),
+        mapped_ports=() if box is None else tuple(sorted(box.outside)),
+    )
+
+
+def _model(folder: Path | None) -> tuple[int | None, str]:
+    """The bytes of the checkpoint in `folder`, and why there are none."""
+    if folder is None:
+        return None, ""
+    try:
+        return Checkpoint.open(folder).layout.full_bytes, ""
+    except UsageError as error:
+        return None, str(error)
+
+
+def _why_not_writable(home: Path) -> str:
+    """Why nothing can be written to the home, or made where it will be; empty: it can."""
+    while not home.exists() and home != home.parent:
+        home = home.parent
+    try:
+        with tempfile.TemporaryFile(dir=home) as file:
+            file.write(_WRITTEN)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _ulimit(which: int) -> int | None:
+    soft, _ = resource.getrlimit(which)
+    return None if soft == resource.RLIM_INFINITY or soft >= _NO_LIMIT else soft
+
+
+def _cpus(root: Path) -> float | None:
+    """The cores' time that the control groups allow; None: all of it."""
+    found: list[float] = []
+    for group, version in control_groups(root, "cpu"):
+        if version == 2:
+            quota, _, period = next(iter(lines_of(group / "cpu.max")), "max").partition(" ")
+        else:
+            quota = str(number_in(group / "cpu.cfs_quota_us") or "max")  # -1: no limit
+            period = str(number_in(group / "cpu.cfs_period_us") or 100_000)
+        if quota.isdigit() and period.isdigit() and int(period):
+            found.append(int(quota) / int(period))
+    return min(found, default=None)
+
+
+def _pids(root: Path) -> list[int | None]:
+    return [number_in(group / "pids.max") for group, _ in control_groups(root, "pids")]
+
+
+def _size_of(folder: Path) -> int | None:
+    try:
+        size = os.statvfs(folder)
+    except OSError:
+        return None
+    return size.f_blocks * size.f_frsize
+
+
+def _gpu(config: JoinConfig, device_files: bool) -> GpuFacts:
+    if config.engine != "transformers" or lacking(["torch"]):
+        return GpuFacts(device_files=device_files)
+    version = importlib.metadata.version("torch")
+    if not device_files and not config.device.startswith("cuda"):
+        return GpuFacts(torch=version)  # importing torch takes seconds, and has nothing to tell
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=TORCH_WITHIN_S, check=True
+        )
+        cuda, usable, gpus = json.loads(asked.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        last = str(said).strip().splitlines()[-1:] or ["it did not start"]
+        return GpuFacts(device_files=device_files, torch=version, torch_cuda="?", error=last[0])
+    return GpuFacts(
+        device_files=device_files, torch=version, torch_cuda=cuda, usable=usable,
+        names=tuple(name for name, _ in gpus), memory_bytes=tuple(size for _, size in gpus),
+    )  # fmt: skip
+
+
+def _vllm(config: JoinConfig) -> VllmFacts | None:
+    if config.engine != "vllm" or config.engine_url:
+        return None
+    python = config.vllm_python or Path(sys.executable)
+    try:
+        found = packages_of(python)
+    except UsageError as error:
+        return VllmFacts(python=str(python), error=str(error))
+    return VllmFacts(python=str(python), vllm=found.vllm, plugin=found.plugin)

@@ -1,0 +1,200 @@
+"""The rules about this machine: disk, memory, limits, GPU, engine. Pure."""
+
+from typing import Final
+
+from codec.errors import UsageError
+from node.doctor.facts import Facts
+from node.doctor.lines import Line, costs, ok, skipped, stops
+from node.engines.vllm.installed import OLDEST, PLUGIN, is_too_old
+from node.settings import memory_plan
+
+__all__ = ["container", "disk", "engine", "gpu", "limits", "memory"]
+
+LEAST_DISK: Final = 1 << 30
+"""Bytes that a home needs besides the model: chunks of eight versions, records and logs of the engine."""
+LEAST_FILES: Final = 256
+"""Open files below which a node fails: each peer takes two, and the libraries some fifty."""
+GOOD_FILES: Final = 1024
+"""A node of a swarm of any size stays below it; a relay with many reservations wants 4,096."""
+LEAST_CPUS: Final = 1.0
+"""Decoding, passing on and generating share what there is."""
+LEAST_TASKS: Final = 128
+"""Threads and processes: torch alone starts one for each core."""
+LEAST_SHARED: Final = 1 << 30
+"""Bytes of /dev/shm that the ranks of one vLLM use. Containers get 64 MB unless told."""
+_CHECKPOINTS: Final = 2.1
+"""A home holds up to two checkpoints of the model for a while, the second while the first is replaced, and chunks."""
+_ENGINE_SHARE: Final = 1.1
+"""GPU memory that a model needs at least, in multiples of its bytes: weights, and a little for keys and values."""
+_SMALLER: Final = "swarm-node relay TICKET passes versions on without a model"
+
+
+def disk(facts: Facts) -> Line:
+    """Whether the home can be written to and has room."""
+    machine, model = facts.machine, facts.model_bytes
+    elsewhere = "choose another folder with --home, or SWARM_HOME"
+    if machine.home_error:
+        return stops(f"{machine.home} cannot be written to ({machine.home_error})", "no node can start", elsewhere)
+    holds = model is not None and facts.replica != "none"
+    needed = LEAST_DISK + (round(_CHECKPOINTS * model) if holds and model is not None else 0)
+    text = f"{_gb(machine.disk_free_bytes)} free in {machine.home}"
+    if machine.disk_free_bytes >= needed:
+        return ok(text if model is None else f"{text}; {_gb(needed)} needed")
+    if machine.disk_free_bytes < needed - LEAST_DISK or machine.disk_free_bytes < LEAST_DISK // 4:
+        return stops(f"{text}; {_gb(needed)} needed", "the model cannot be stored", f"free some space, or {elsewhere}")
+    return costs(
+        f"{text}; {_gb(needed)} needed", "the disk may fill up, and then the node ends", f"free some, or {elsewhere}"
+    )
+
+
+def memory(facts: Facts) -> Line:
+    """Whether replica and engine fit into the memory that is left, reckoned as the node itself does."""
+    machine, model = facts.machine, facts.model_bytes
+    free = machine.memory_free_bytes
+    if free is None:
+        return skipped("neither /proc/meminfo nor a control group says how much is free")
+    if model is None:
+        return skipped(f"{_gb(free)} free; what the model needs is not known", "give a ticket, or --model FOLDER")
+    if facts.replica == "none":
+        plan = memory_plan.relay()
+        short = memory_plan.shortage(plan, free, "use a machine with more")
+        return stops(short, "the process would be killed", _SMALLER) if short else ok(f"{plan} of {_gb(free)} free")
+    in_memory, on_disk = (
+        memory_plan.node(
+            model, on_disk=place, engine=facts.engine, device=facts.generates_on, engines=facts.engines
+        )
+        for place in (False, True)
+    )  # fmt: skip
+    need = f"this model ({_gb(model)}) needs {in_memory} of memory here, and {_gb(free)} are free"
+    try:
+        chosen = memory_plan.keep_on_disk(facts.replica, in_memory, on_disk, free, model, machine.disk_free_bytes)
+    except UsageError:
+        mend = "a machine or container with more memory; "
+        mend += "--engine none holds the model without generating" if facts.engine != "none" else _SMALLER
+        return stops(need, "the node refuses to start", mend)
+    if chosen and facts.replica != "disk":
+        return costs(
+            f"{need}: the replica goes to the disk, then {on_disk} are needed",
+            "each version costs more decoding", "a machine or container with more memory",
+        )  # fmt: skip
+    return ok(need)
+
+
+def limits(facts: Facts) -> Line:
+    """The ulimits that a node can run into."""
+    machine, model = facts.machine, facts.model_bytes or 0
+    files, space, size = machine.file_limit, machine.address_space_bytes, machine.file_size_bytes
+    if files is not None and files < LEAST_FILES:
+        return stops(f"only {files} open files (ulimit -n)", "connections fail", "ulimit -n 4096")
+    if space is not None:
+        return stops(
+            f"the address space is limited to {_gb(space)} (ulimit -v)",
+            "replica and kernels cannot be mapped", "ulimit -v unlimited",
+        )  # fmt: skip
+    if size is not None and size < max(model, LEAST_DISK):
+        return stops(f"files of at most {_gb(size)} (ulimit -f)", "the model cannot be written", "ulimit -f unlimited")
+    if machine.process_limit is not None and machine.process_limit < LEAST_TASKS:
+        return stops(f"only {machine.process_limit} processes (ulimit -u)", "engines cannot start", "ulimit -u 4096")
+    if files is not None and files < GOOD_FILES:
+        return costs(f"{files} open files (ulimit -n)", "few connections at a time", "ulimit -n 4096")
+    return ok("enough" if files is None else f"{files} open files")
+
+
+def container(facts: Facts) -> Line:
+    """What the control groups of a container leave."""
+    machine = facts.machine
+    if machine.pids_limit is not None and machine.pids_limit < LEAST_TASKS:
+        return stops(
+            f"at most {machine.pids_limit} threads and processes (pids.max)",
+            "engines cannot start", "docker run --pids-limit -1",
+        )  # fmt: skip
+    if machine.cpus is not None and machine.cpus < LEAST_CPUS:
+        return costs(
+            f"{machine.cpus:.2g} of {machine.machine_cpus} cores",
+            "versions are decoded late", "docker run --cpus 2, or a larger machine",
+        )  # fmt: skip
+    shared = machine.shared_memory_bytes
+    if facts.engine == "vllm" and facts.tp > 1 and shared is not None and shared < LEAST_SHARED:
+        return stops(
+            f"/dev/shm has {_gb(shared)}", "the ranks of one vLLM cannot exchange tensors", "docker run --shm-size 8g"
+        )
+    cores = machine.machine_cpus if machine.cpus is None else machine.cpus
+    return ok(f"{cores:.3g} cores")
+
+
+def gpu(facts: Facts) -> Line:
+    """Whether the engine can use the GPU."""
+    found, model = facts.machine.gpu, facts.model_bytes
+    if facts.engine == "none":
+        return skipped("not needed: --engine none")
+    wanted = facts.device.startswith("cuda")
+    if not found.device_files:
+        text = "the kernel of this machine shows no GPU"
+        if wanted:
+            return stops(text, f"--device {facts.device} fails", "docker run --gpus all; or leave out --device")
+        if facts.engine == "vllm" and facts.machine.vllm is not None and facts.machine.vllm.vllm:
+            return costs(text, "generates on the CPU, slowly", "docker run --gpus all, or rent a machine with a GPU")
+        return costs(
+            text, "generates on the CPU, slowly",
+            "docker run --gpus all, or rent a machine with a GPU; --engine none only passes the policy on",
+        )  # fmt: skip
+    if facts.engine == "vllm":
+        return ok("there is one; vLLM checks it when it starts")
+    if not found.torch:
+        return skipped("there is one, and torch is not installed (see engine)")
+    if not found.torch_cuda:
+        return stops(
+            f"torch {found.torch} was built without CUDA", "the GPU is idle",
+            "make install TORCH=... with a build for your CUDA; swarm-node doctor shows whether it worked",
+        )  # fmt: skip
+    if not found.usable:
+        why = found.error or "torch.cuda.is_available() is False"
+        return stops(
+            f"torch {found.torch} for CUDA {found.torch_cuda} cannot use the GPU: {why}", "the GPU is idle",
+            f"install a driver for CUDA {found.torch_cuda} (nvidia-smi shows the present one), or another TORCH=...",
+        )  # fmt: skip
+    names = ", ".join(f"{name} ({_gb(size)})" for name, size in zip(found.names, found.memory_bytes, strict=False))
+    index = int(facts.device.partition(":")[2] or 0) if wanted else 0
+    if index >= len(found.names):
+        return stops(f"{names}: there is no {facts.device}", "the engine fails", "--device cuda")
+    if model is not None and found.memory_bytes[index] < _ENGINE_SHARE * model:
+        return stops(f"{names}; the model has {_gb(model)}", "the engine runs out of memory", "a larger GPU")
+    return ok(f"{names}, torch {found.torch}")
+
+
+def engine(facts: Facts) -> Line:
+    """Whether the engine's packages are there, in versions that work."""
+    machine, nothing = facts.machine, "nothing is generated here"
+    if facts.engine == "none":
+        return ok("none: this machine holds the policy and passes it on")
+    if facts.engine == "transformers":
+        if machine.missing_modules:
+            return stops(
+                f"{' and '.join(machine.missing_modules)} not installed", nothing,
+                machine.torch_advice,
+            )  # fmt: skip
+        return ok(f"transformers, torch {machine.gpu.torch}".rstrip())
+    found = machine.vllm
+    if found is None:
+        return ok("vLLM, which runs apart (--engine-url)")
+    if found.error:
+        return stops(found.error, nothing, "--vllm-python PYTHON of the environment that has vLLM")
+    if not found.vllm:
+        return stops(
+            f"{found.python} has no vLLM", nothing, f"--vllm-python PYTHON of the environment that has vLLM {OLDEST}"
+        )
+    if is_too_old(found.vllm):
+        return stops(
+            f"{found.python} has vLLM {found.vllm}, and {OLDEST} or later is needed", nothing,
+            f"{found.python} -m pip install --upgrade 'vllm>={OLDEST}'",
+        )  # fmt: skip
+    if not found.plugin:
+        return stops(
+            f"{found.python} has vLLM {found.vllm} without the swarm's plugin", nothing,
+            f"{found.python} -m pip install --no-deps {PLUGIN}",
+        )  # fmt: skip
+    return ok(f"vLLM {found.vllm} with plugin {found.plugin}")
+
+
+def _gb(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 50e6 else f"{nbytes / 1e6:.1f} MB"

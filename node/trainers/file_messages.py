@@ -1,0 +1,69 @@
+"""The messages by which a command has the seed publish files, over the same socket as `node.trainers.messages`.
+
+    PublishFiles ---> FilesUnread                                      the command has to read them itself
+    PublishFiles ---> FilesOpened, FilesEncoded, FilesPublished        the seed has read and published them
+
+A module of its own, since a command that only asks needs neither numpy nor trio: importing them would take longer than
+everything else that it does.
+"""
+
+from typing import Annotated, Final
+
+import msgspec
+
+__all__ = ["SOCKET_NAME", "FilesEncoded", "FilesOpened", "FilesPublished", "FilesUnread", "PublishFiles", "Refusal"]
+
+SOCKET_NAME: Final = "trainer.sock"
+"""Name of the seed's Unix socket in its SWARM_HOME."""
+
+U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+
+class PublishFiles(msgspec.Struct, frozen=True, tag="files"):
+    """Asks the seed to publish the checkpoint folder at `path`, or with `raw` the file.
+
+    `step`: the trainer's own count, for people. `files`: as the command saw them (`node.host.stamp.Stamp`).
+    """
+
+    path: str
+    raw: bool
+    step: U63
+    files: tuple[tuple[str, U63, int], ...]
+
+
+class FilesUnread(msgspec.Struct, frozen=True, tag="files-unread"):
+    """The seed does not see these files as they are in `files` (it runs in a container, for example), or is still
+    loading what it codes them with."""
+
+
+class FilesOpened(msgspec.Struct, frozen=True, tag="files-opened"):
+    """The version has a name, which is durable."""
+
+    epoch: U32
+    version: U63
+
+
+class FilesEncoded(msgspec.Struct, frozen=True, tag="files-encoded"):
+    """Everything was read, and is being sealed. `root`: the version's. `changed`: elements whose bits differ, of
+    `elements` in the model. `full_bytes`: the model's."""
+
+    root: Hash
+    changed: U63
+    elements: U63
+    full_bytes: U63
+
+
+class FilesPublished(msgspec.Struct, frozen=True, tag="files-published"):
+    """The version is durable, signed and on its way. `delta_bytes`: its payload. `seconds`: how long each part took."""
+
+    delta_bytes: U63
+    seconds: dict[str, float]
+
+
+class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
+    """The seed refuses, and why. `usage`: the user can fix it. The connection ends."""
+
+    why: str
+    usage: bool = False
