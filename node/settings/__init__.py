@@ -17,6 +17,7 @@ Modules:
 - `groups`: The control groups that limit this process
 - `keyfile`: The file that holds a private key
 - `log_file`: A log file of limited size
+- `loopback`: Whether a host is this machine's loopback
 - `logs`: Logging: lines, levels and rate limits
 - `memory`: What memory this machine has left, and how malloc gives it back
 - `memory_plan`: How much memory of the machine each process needs, and where a node's replica is kept
