@@ -79,9 +79,13 @@ def memory(facts: Facts) -> Line:
         plan = memory_plan.relay()
         short = memory_plan.shortage(plan, free, "use a machine with more")
         return stops(short, "the process would be killed", _SMALLER) if short else ok(f"{plan} of {_gb(free)} free")
+    if facts.replica == "engine" and facts.engine == "transformers" and facts.generates_on != "cpu":
+        found = "--replica engine: reading weights back from a GPU has not been proven"
+        return stops(found, "the node refuses to start", "--device cpu, or --replica ram or disk")
     in_memory, on_disk = (
         memory_plan.node(
-            model, on_disk=place, engine=facts.engine, device=facts.generates_on, engines=facts.engines
+            model, on_disk=place, from_engine=facts.replica == "engine", engine=facts.engine,
+            device=facts.generates_on, engines=facts.engines,
         )
         for place in (False, True)
     )  # fmt: skip
@@ -92,6 +96,8 @@ def memory(facts: Facts) -> Line:
         mend = "a machine or container with more memory; "
         mend += "--engine none holds the model without generating" if facts.engine != "none" else _SMALLER
         return stops(need, "the node refuses to start", mend)
+    if facts.replica == "engine":
+        return ok(f"{on_disk} are needed, beside no copy of this model ({_gb(model)}), and {_gb(free)} are free")
     if chosen and facts.replica != "disk":
         return costs(
             f"{need}: the replica goes to the disk, then {on_disk} are needed",

@@ -128,7 +128,7 @@ class EngineMemory:
             try:
                 _, right = await self._engines.prove()
                 if not right:
-                    _log.error("engine_damaged", hint="A bit in memory has flipped")
+                    _log.error("engine_damaged", hint="this machine's memory may be failing")
                     await self._engines.reload()
             except (EngineLost, EngineFailed) as error:
                 _log.warning("engine_lost", why=str(error))

@@ -14,7 +14,6 @@ request whose Host is not a loopback name. On any other address every request bu
 """
 
 import hmac
-import ipaddress
 import math
 import secrets
 import time
@@ -38,6 +37,7 @@ from node.monitor.findings import Finding, findings, headline
 from node.monitor.health import Readiness
 from node.monitor.history import History, Point
 from node.monitor.observations import Observations
+from node.settings.addresses import is_loopback
 from node.status import query
 from node.status.schema import SeedStatus, Status
 from swarm.guard import Source as GuardSource
@@ -253,19 +253,8 @@ _PAGE_HEADERS: Final = (
 
 
 def _names_loopback(host: str) -> bool:
-    """Whether a Host header names this machine's loopback. A name of another site that resolves to 127.0.0.1 (DNS
-    rebinding) does not."""
-    name = urlsplit("//" + host).hostname or ""
-    if name == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
-def _is_loopback(host: str) -> bool:
-    return _names_loopback(f"[{host}]" if ":" in host else host)
+    """Whether a Host header names this machine's loopback."""
+    return is_loopback(urlsplit("//" + host).hostname or "")
 
 
 async def serve_monitor(
@@ -278,7 +267,7 @@ async def serve_monitor(
     """Serve a monitor at (host, port) until cancelled; `started` with the page's URL. Raises `UsageError` when the
     address is not available."""
     host, port = address
-    token = "" if _is_loopback(host) else token_of(home)
+    token = "" if is_loopback(host) else token_of(home)
     monitor = Monitor(source, token=token)
     async with trio.open_nursery() as nursery:
         try:

@@ -6,7 +6,7 @@ from typing import Final
 
 from codec.errors import UsageError
 
-__all__ = ["address", "duration_s", "host_and_port", "relay_address"]
+__all__ = ["address", "duration_s", "host_and_port", "is_loopback", "relay_address"]
 
 _EXAMPLE: Final = "203.0.113.7:4001"
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -68,3 +68,12 @@ def _is_host(kind: str, host: str) -> bool:
     except ValueError:
         return False
     return re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,200}[A-Za-z0-9])?", host) is not None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, as it is written, is this machine's loopback. Nothing is resolved, so a name of another site that
+    resolves to 127.0.0.1 (DNS rebinding) is none."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

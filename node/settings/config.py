@@ -4,7 +4,6 @@ Each class has the flags of one command; a field's docstring is its help text. O
 text; other code and tests construct them directly. A constructor raises `UsageError` for an invalid value.
 """
 
-import ipaddress
 import re
 import socket
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Final, Literal
 from platformdirs import user_data_path
 
 from codec.errors import UsageError
-from node.settings.addresses import address, duration_s, host_and_port, relay_address
+from node.settings.addresses import address, duration_s, host_and_port, is_loopback, relay_address
 from node.settings.memory_plan import ReplicaPlace
 
 __all__ = [
@@ -287,9 +286,7 @@ class JoinConfig(MemberConfig):
         if self.raw_out is not None and self.engine != "none":
             raise UsageError("--raw-out: no engine can generate from a file; add --engine none")
         if self.replica == "none" and self.engine != "none":
-            raise UsageError(
-                "--replica none: an engine needs a copy of the model; add --engine none, or leave out --replica"
-            )
+            raise UsageError("--replica none: an engine needs a copy of the model; add --engine none")
         if self.replica == "engine" and self.engine == "none":
             raise UsageError("--replica engine: there is no engine; leave out --engine none, or use --replica disk")
         if self.threads is not None and not 1 <= self.threads <= 1024:
@@ -386,7 +383,7 @@ class GatewayConfig:
             raise UsageError("--max-lag: 0 to 1024")
         if not 1 <= len(self.model_name) <= 256:
             raise UsageError("--model-name: 1 to 256 characters")
-        if not self.api_key and self.api_key_file is None and not _is_loopback(self.host):
+        if not self.api_key and self.api_key_file is None and not is_loopback(self.host):
             raise UsageError(
                 f"Everyone who reaches {self.host} could use the swarm: give a key (SWARM_API_KEY, or --api-key-file), "
                 "or listen on 127.0.0.1 only."
@@ -401,13 +398,6 @@ class GatewayConfig:
     def port(self) -> int:
         """The port of `at`."""
         return int(address(self.at).split("/")[4])
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

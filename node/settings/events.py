@@ -127,13 +127,13 @@ EVENTS: Final[Mapping[str, Event]] = {
         "leave the swarm; the key is stolen, or two seeds run with it",
     ),
     # ------------------------------------------------------------ of the engine and its work
+    "engine_damaged": Event(
+        "The engine's weights are not the version's bits; it is filled again: {hint}.", "test this machine's memory"
+    ),
     "engine_lost": Event("The engine does not answer: {why}. It is started again.", "see `SWARM_HOME/engine.log`"),
     "engine_killed": Event("The engine was ended: {why}.", "see `SWARM_HOME/engine.log`"),
     "engine_ended": Event(
         "The engine ended with code {code}; it is started again in {pause_s:time}.", "see `SWARM_HOME/engine.log`"
-    ),
-    "engine_damaged": Event(
-        "The engine's weights are not the version's bits: it is filled again. {hint}.", "look at this machine's memory"
     ),
     "commit_failed": Event("The engine could not take version {version}: {why}. It is filled again from the replica."),
     "not_staged": Event("Version {version} was not staged: {why}."),

@@ -63,6 +63,11 @@ def test_a_healthy_machine_is_all_ok() -> None:
     assert "its own address is public" in lines["address"].found
 
 
+def test_an_engine_whose_memory_is_the_replica_is_reckoned_without_a_copy() -> None:
+    on_cpu = line("memory", replica="engine", device="cpu", memory_free_bytes=40 * GB)
+    assert (on_cpu.verdict, "beside no copy of this model (16.0 GB)" in on_cpu.found) == ("ok", True)
+
+
 NO_TORCH = {"missing_modules": ("torch", "transformers"), "torch_advice": "make install EXTRAS=torch"}
 OLD_VLLM = VllmFacts(python="/v/bin/python", vllm="0.31.9", plugin="0.1.0")
 FAULTS = [
@@ -85,6 +90,7 @@ FAULTS = [
     ("disk", {"disk_free_bytes": 34 * GB}, "costs", "34.7 GB needed"),
     ("memory", {"memory_free_bytes": 2 * GB}, "stops", "needs 18.8 GB"),
     ("memory", {"memory_free_bytes": 8 * GB}, "costs", "the replica goes to the disk"),
+    ("memory", {"replica": "engine"}, "stops", "from a GPU has not been proven"),
     ("limits", {"file_limit": 128}, "stops", "128 open files"),
     ("limits", {"file_limit": 512}, "costs", "512 open files"),
     ("limits", {"address_space_bytes": GB}, "stops", "ulimit -v"),

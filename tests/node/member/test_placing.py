@@ -72,7 +72,7 @@ def test_an_engine_whose_memory_is_the_replica_needs_none_beside_it(free: dict[s
 def test_weights_on_a_gpu_are_no_replica(free: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"^--replica engine: .* GPU .*--device cpu"):
         a_node(tmp_path, replica="engine", device="cuda:1").on_disk(MODEL)
-    monkeypatch.setattr(placing, "_GPUS", (tmp_path,))
+    monkeypatch.setattr(placing, "gpu_files", lambda: True)
     with pytest.raises(UsageError, match=r"^--replica engine: .* GPU .*--device cpu"):
         a_node(tmp_path, replica="engine").on_disk(MODEL)
     assert a_node(tmp_path, replica="engine", device="cpu").on_disk(MODEL) is True
