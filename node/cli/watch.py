@@ -87,7 +87,7 @@ async def page(*, home: Path | None = None, at: str = f"127.0.0.1:{PAGE_PORT}", 
 
     from node.cli.lifetime import until_signalled
     from node.monitor import serve_monitor, status_of
-    from node.settings.config import host_and_port
+    from node.settings.addresses import host_and_port
     from node.settings.logs import configure
 
     configure("warning")

@@ -5,6 +5,7 @@ of memory or disk are here too, because every process needs them first.
 
 Modules:
 
+- `addresses`: Addresses as users write them
 - `config`: The settings of every command, as frozen values
 - `contact`: Where the seed of a SWARM_HOME can be reached
 - `event_log`: Events of modules that also run where nobody has set up the log

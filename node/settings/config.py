@@ -4,7 +4,6 @@ Each class has the flags of one command; a field's docstring is its help text. O
 text; other code and tests construct them directly. A constructor raises `UsageError` for an invalid value.
 """
 
-import ipaddress
 import re
 import socket
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Final, Literal
 from platformdirs import user_data_path
 
 from codec.errors import UsageError
+from node.settings.addresses import address, host_and_port, is_loopback, relay_address
 from node.settings.memory_plan import ReplicaPlace
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "Preset",
     "RelayConfig",
     "SeedConfig",
-    "address",
     "default_home",
     "duration_s",
 ]
@@ -53,7 +52,6 @@ MAX_RELAYS: Final = 3
 """Each costs a connection, and an address in the ticket."""
 KEPT: Final = "swarm-demo"
 """Folder of `demo --keep` without a value, which earlier releases accepted."""
-_EXAMPLE: Final = "203.0.113.7:4001"
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -72,56 +70,6 @@ def duration_s(text: str) -> float:
     if match is None or float(match[1]) <= 0:
         raise UsageError(f"{text!r} is not a duration; write it like 30m, 24h or 7d")
     return float(match[1]) * _UNITS_S[match[2]]
-
-
-def address(text: str) -> str:
-    """A TCP address as multiaddr text, from multiaddr text, "host:port", ":port" or "port". Raises `UsageError`."""
-    text = text.strip()
-    if text.startswith("/"):
-        kind, host, tcp, port = (text.split("/")[1:] + [""] * 4)[:4]
-        if tcp != "tcp" or text.count("/") != 4 or kind not in ("ip4", "ip6", "dns", "dns4", "dns6"):
-            raise UsageError(f"{text!r} is not a TCP address; write it like {_EXAMPLE} or /ip4/203.0.113.7/tcp/4001")
-    else:
-        host, _, port = text.rpartition(":")
-        bracketed = host.startswith("[") and host.endswith("]")  # without brackets it is unclear where the port begins
-        host = (host[1:-1] if bracketed else host) or "0.0.0.0"
-        kind = "ip6" if bracketed else "ip4" if re.fullmatch(r"[0-9.]+", host) else "dns"
-    if not _is_host(kind, host):
-        raise UsageError(f"{text!r} names no host; write it like {_EXAMPLE}")
-    if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
-        raise UsageError(f"{text!r} names no port from 0 to 65535; write it like {_EXAMPLE}")
-    return f"/{kind}/{host}/tcp/{int(port)}"
-
-
-def host_and_port(text: str) -> tuple[str, int]:
-    """Host and port to listen on, from "host:port", "[v6]:port" or "port" (then 127.0.0.1). Raises `UsageError`."""
-    text = text.strip()
-    _, kind, host, _, port = address(text if ":" in text else f"127.0.0.1:{text}").split("/")
-    if kind == "dns" and host != "localhost":
-        raise UsageError(f"{text!r}: give an IP address of this machine; write it like 127.0.0.1:9464, or 9464")
-    return host, int(port)
-
-
-def relay_address(text: str) -> str:
-    """A relay's address: as for `address`, with or without its /p2p/ID. Raises `UsageError`."""
-    place, _, id_ = text.strip().partition("/p2p/")
-    if id_ and not re.fullmatch(r"12D3Koo[1-9A-HJ-NP-Za-km-z]{45}", id_):
-        raise UsageError(f"{text!r} ends in no PeerId; write it as its relay printed it, or without /p2p/...")
-    relay = address(place)
-    if relay.endswith("/tcp/0") or "/0.0.0.0/" in relay or "/::/" in relay:
-        raise UsageError(f"{text!r} cannot be dialed as a relay; write it like {_EXAMPLE}")
-    return relay + f"/p2p/{id_}" * bool(id_)
-
-
-def _is_host(kind: str, host: str) -> bool:
-    try:
-        if kind == "ip4":
-            return bool(ipaddress.IPv4Address(host))
-        if kind == "ip6":
-            return bool(ipaddress.IPv6Address(host))
-    except ValueError:
-        return False
-    return re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,200}[A-Za-z0-9])?", host) is not None
 
 
 def _check_mbit(flag: str, value: float) -> None:
@@ -434,7 +382,7 @@ class GatewayConfig:
             raise UsageError("--max-lag: 0 to 1024")
         if not 1 <= len(self.model_name) <= 256:
             raise UsageError("--model-name: 1 to 256 characters")
-        if not self.api_key and self.api_key_file is None and not _is_loopback(self.host):
+        if not self.api_key and self.api_key_file is None and not is_loopback(self.host):
             raise UsageError(
                 f"Everyone who reaches {self.host} could use the swarm: give a key (SWARM_API_KEY, or --api-key-file), "
                 "or listen on 127.0.0.1 only."
@@ -449,13 +397,6 @@ class GatewayConfig:
     def port(self) -> int:
         """The port of `at`."""
         return int(address(self.at).split("/")[4])
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

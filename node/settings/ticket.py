@@ -18,7 +18,8 @@ from blake3 import blake3
 
 from codec.errors import UsageError
 from codec.sign import PUBLIC_KEY_BYTES
-from node.settings.config import MAX_ADDRESSES, Preset, address, relay_address
+from node.settings.addresses import address, relay_address
+from node.settings.config import MAX_ADDRESSES, Preset
 from swarm.protocol.core.reach import CIRCUIT, is_circuit
 
 __all__ = ["MAX_TICKET_CHARS", "TICKET_VERSION", "Ticket"]

@@ -445,3 +445,16 @@ def test_a_damaged_delta_file_writes_nothing(
         assert run(["apply", old, "step.delta", "out"]) == 2
         assert "step.delta" in texts(capsys)[1]
         assert not Path("out").exists()
+
+
+def test_delta_of_a_checkpoint_and_itself_says_that_nothing_differs(
+    steps: tuple[Path, Path], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    same = str(steps[0])
+    assert run(["delta", same, same]) == 0
+    text = texts(capsys)[0]
+    assert "0 of 40,000 elements: both are the same, bit for bit" in text
+    assert "bits a change" not in text
+    assert "GB of weights" not in text
+    assert run(["delta", same, same, "--json"]) == 0
+    assert json.loads(texts(capsys)[0])["exact"] is True

@@ -7,7 +7,8 @@ import pytest
 
 from codec.errors import UsageError
 from node.host.announce import box_ports, reached_at, resolved, with_box_ports
-from node.settings.config import JoinConfig, SeedConfig, relay_address
+from node.settings.addresses import relay_address
+from node.settings.config import JoinConfig, SeedConfig
 
 VAST = {
     "PUBLIC_IPADDR": "65.130.162.74\n",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from codec.errors import UsageError
-from node.settings.config import address
+from node.settings.addresses import address
 from node.settings.contact import Contact, dialable, only_near
 
 CONTACT = Contact(bytes(32), ("/ip4/203.0.113.7/tcp/4001",), "lan")
