@@ -63,11 +63,14 @@ def delta(
     if shapes is not None:
         if old is not None or out is not None:
             raise UsageError("--shapes reckons without checkpoints: leave out OLD, NEW and --out.")
+        from node.status.progress import ProgressLine
         from node.tools import reckon
         from node.tools.shapes import shapes_of
 
         wanted = reckon.DENSITY if density is None else density
-        reckoned = reckon.reckon(shapes_of(shapes), density=wanted, up_mbit=up_mbit, nodes=nodes, prices=prices)
+        found = shapes_of(shapes)
+        with ProgressLine(_label(f"Coding samples of {shapes}")):
+            reckoned = reckon.reckon(found, density=wanted, up_mbit=up_mbit, nodes=nodes, prices=prices)
         if as_json:
             print_json(reckoned.to_dict())
         else:
@@ -80,13 +83,20 @@ def delta(
     from node.status.progress import ProgressLine
     from node.tools import delta as weights
 
-    with ProgressLine(f"Comparing {old.name} with {new.name}", unit="blocks") as progress:
+    with ProgressLine(_label(f"Comparing {old.name} with {new.name}"), unit="blocks") as progress:
         report = weights.delta(old, new, up_mbit=up_mbit, nodes=nodes, prices=prices, out=out, progress=progress.update)
     if as_json:
         print_json(report.to_dict())
     else:
         print(weights.render(report))
     return 0 if report.exact else 1
+
+
+def _label(work: str) -> str:
+    """What the progress line says. The first use on a machine compiles the coder, which takes some 15 seconds."""
+    from codec.kernels.jit import compiled
+
+    return work if compiled() else f"{work} (once on this machine, the coder is compiled first)"
 
 
 def apply(base: Path, delta: Path, out: Path, /, *, as_json: AsJson = False) -> None:
@@ -104,7 +114,7 @@ def apply(base: Path, delta: Path, out: Path, /, *, as_json: AsJson = False) -> 
     from node.status.progress import ProgressLine
     from node.tools import delta as weights
 
-    with ProgressLine(f"Applying {delta.name}", unit="blocks") as progress:
+    with ProgressLine(_label(f"Applying {delta.name}"), unit="blocks") as progress:
         root = weights.apply(base, delta, out, progress=progress.update)
     if as_json:
         print_json({"out": str(out), "root": root.hex()})
