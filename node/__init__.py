@@ -5,6 +5,8 @@ importing this package needs neither torch nor trio.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -57,6 +59,21 @@ _MODULE_OF = {
     "SwarmTimeout": "node.trainers.errors",
     "UsageError": "codec.errors",
 }
+
+
+def _check_packages() -> None:
+    """Raise `ImportError` where a file beside the user's script hides one of the packages that belong to this one."""
+    for name in ("codec", "swarm"):
+        found = find_spec(name)
+        place = None if found is None else found.origin
+        if place is None or Path(place).parents[1] != Path(__file__).parents[1]:
+            raise ImportError(
+                f"swarm-node's package {name!r} is hidden by {place or f'a folder {name}'}, which Python finds first: "
+                "rename that file or folder. node, swarm and codec are names of swarm-node's packages."
+            )
+
+
+_check_packages()
 
 if not TYPE_CHECKING:  # a type checker reads the imports above, and reports a name that is not among them
 

@@ -8,6 +8,7 @@ Modules:
 - `app`: `swarm-node`
 - `asking`: How a command asks the seed of this machine, and finds the member that a person named
 - `authority`: Commands on the trainer's machine
+- `completion`: Completion of commands and flags in shells
 - `config`: Commands about settings
 - `doctor`: The command doctor
 - `hidden`: Keeps secrets out of the list of processes

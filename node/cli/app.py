@@ -8,6 +8,7 @@ Each command imports what it needs when it runs, so that `--help` answers at onc
 
 import errno
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from cyclopts import App, CycloptsError, Parameter
 
 from codec.errors import SwarmError, UsageError
-from node.cli import authority, config, doctor, member, removal, watch, weights, work
+from node.cli import authority, completion, config, doctor, member, removal, watch, weights, work
 from node.cli.hidden import hide
 from node.cli.report import SEE
 from node.settings.config import KEPT
@@ -41,11 +42,20 @@ def _flowing(console: "Console", options: "ConsoleOptions", panel: "HelpPanel") 
     from cyclopts.help import DefaultFormatter
     from rich.text import Text
 
+    panel.entries = [entry.copy(default=_as_typed(entry.default)) for entry in panel.entries]
     for entry in panel.entries:
         text = getattr(entry.description, "primary_renderable", None)
         if isinstance(text, Text):
             text.plain = " ".join(text.plain.split())
     DefaultFormatter()(console, options, panel)
+
+
+def _as_typed(default: str | None) -> str | None:
+    """A default as a person would type it; None where it is empty."""
+    if default in ("()", '""', "''"):
+        return None
+    found = re.fullmatch(r"\('([^']*)',\)", default or "")
+    return found[1] if found else default
 
 
 app = App(
@@ -71,7 +81,7 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 cannot reach. --debug shows tracebacks.
     suppress_keyboard_interrupt=False,
     error_formatter=lambda error: f"swarm-node: {error}",
 )
-for commands in (weights, authority, removal, work, member, doctor, watch, config):
+for commands in (weights, authority, removal, work, member, doctor, watch, config, completion):
     commands.register(app)
 for flag in ("--help", "--version"):
     app[flag].group = SEE

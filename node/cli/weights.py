@@ -75,7 +75,7 @@ def delta(
     from node.status.progress import ProgressLine
     from node.tools import delta as weights
 
-    with ProgressLine(f"Comparing {old.name} with {new.name}", unit="blocks") as progress:
+    with ProgressLine(_label(f"Comparing {old.name} with {new.name}"), unit="blocks") as progress:
         report = weights.delta(old, new, up_mbit=up_mbit, nodes=nodes, prices=prices, out=out, progress=progress.update)
     if as_json:
         print_json(report.to_dict())
@@ -87,16 +87,26 @@ def delta(
 def _reckon(
     shapes: str, density: float | None, up_mbit: float, nodes: int, prices: "EgressPrices | None", as_json: bool
 ) -> int:
+    from node.status.progress import ProgressLine
     from node.tools import reckon
     from node.tools.shapes import shapes_of
 
     wanted = reckon.DENSITY if density is None else density
-    reckoned = reckon.reckon(shapes_of(shapes), density=wanted, up_mbit=up_mbit, nodes=nodes, prices=prices)
+    found = shapes_of(shapes)
+    with ProgressLine(_label(f"Coding samples of {shapes}")):
+        reckoned = reckon.reckon(found, density=wanted, up_mbit=up_mbit, nodes=nodes, prices=prices)
     if as_json:
         print_json(reckoned.to_dict())
     else:
         print(reckon.render(reckoned))
     return 0
+
+
+def _label(work: str) -> str:
+    """What the progress line says. The first use on a machine compiles the coder, which takes some 15 seconds."""
+    from codec.kernels.jit import compiled
+
+    return work if compiled() else f"{work} (once on this machine, the coder is compiled first)"
 
 
 def apply(base: Path, delta: Path, out: Path, /, *, as_json: AsJson = False) -> None:
@@ -114,7 +124,7 @@ def apply(base: Path, delta: Path, out: Path, /, *, as_json: AsJson = False) -> 
     from node.status.progress import ProgressLine
     from node.tools import delta as weights
 
-    with ProgressLine(f"Applying {delta.name}", unit="blocks") as progress:
+    with ProgressLine(_label(f"Applying {delta.name}"), unit="blocks") as progress:
         root = weights.apply(base, delta, out, progress=progress.update)
     if as_json:
         print_json({"out": str(out), "root": root.hex()})

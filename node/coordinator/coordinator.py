@@ -4,11 +4,10 @@ the user's trainer --trainer.sock--> trainer server --> publisher --> chunks, se
                                      trainer server <--> ledger service <-- Work messages <---- runtime <-- nodes
 """
 
-import os
 import random
 import secrets
+import shutil
 import subprocess
-import sys
 import time
 from collections.abc import AsyncGenerator
 from functools import partial
@@ -32,7 +31,8 @@ from node.coordinator.trainer_server import TrainerServer
 from node.host import kernels
 from node.host.announce import announced, reached_at
 from node.host.audit import audit, close
-from node.host.endpoint import Endpoint, NetworkOptions, open_store
+from node.host.child import child_environment, python_module
+from node.host.endpoint import Endpoint, NetworkOptions, open_store, store_folder
 from node.host.raw import write_raw_base
 from node.ledger.book import Book
 from node.ledger.service import LedgerService
@@ -84,7 +84,33 @@ async def run(config: SeedConfig, *, task_status: trio.TaskStatus[None] = trio.T
     memory.give_back_promptly()
     config = announced(config)
     config.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    key = keyfile.load(config.key) if config.key is not None else _own_key(config)
+    if config.base is not None:
+        await in_thread(Checkpoint.open, config.base)  # a wrong folder is reported before a key is made
+    own_key = config.home / keyfile.AUTHORITY_KEY
+    makes_key = config.key is None and not own_key.exists()
+    key = keyfile.load(config.key) if config.key is not None else keyfile.load_or_make(own_key)
+    serving = _Serving(task_status)
+    try:
+        await _run_with_key(config, key, serving)
+    finally:
+        if makes_key and not serving.started_once:  # nobody has heard of this key: the next start makes another one
+            own_key.unlink(missing_ok=True)
+            shutil.rmtree(store_folder(config.home, key.public), ignore_errors=True)
+
+
+class _Serving(trio.TaskStatus[None]):
+    """Passes `started` on, and remembers it."""
+
+    def __init__(self, task_status: trio.TaskStatus[None]) -> None:
+        self._task_status = task_status
+        self.started_once = False
+
+    def started(self, value: None = None) -> None:
+        self.started_once = True
+        self._task_status.started(value)
+
+
+async def _run_with_key(config: SeedConfig, key: Key, task_status: trio.TaskStatus[None]) -> None:
     await hand_over(config, key.public)
     base = config.base or await in_thread(write_raw_base, config.home / "raw", config.raw_mb * 10**6)
     checkpoint = await in_thread(Checkpoint.open, base)
@@ -106,10 +132,6 @@ async def run(config: SeedConfig, *, task_status: trio.TaskStatus[None] = trio.T
             await close(model)
 
 
-def _own_key(config: SeedConfig) -> Key:
-    return keyfile.load_or_make(config.home / keyfile.AUTHORITY_KEY)
-
-
 async def _report_damage(blocks: int) -> None:
     """A seed has no peer whose bits it would trust; the next start hashes everything and repairs it or says what is
     lost."""
@@ -126,10 +148,10 @@ async def _watch_folder(config: SeedConfig) -> None:
     mapped (SIGBUS) ends that process only.
     """
     assert config.watch is not None
-    command = [sys.executable, "-m", "node.trainers.watch", str(config.home), str(config.watch)]
+    command = python_module("node.trainers.watch", str(config.home), str(config.watch))
     command += ["--marker", config.watch_marker, "--quiet-s", str(config.watch_quiet_s)]
     command += ["--log-file", str(config.log_file)] if config.log_file is not None else []
-    environment = os.environ | ({"SWARM_LOG": config.log_level} if config.log_level is not None else {})
+    environment = child_environment() | ({"SWARM_LOG": config.log_level} if config.log_level is not None else {})
     while True:
         async with trio.open_nursery() as nursery:
             process = await nursery.start(

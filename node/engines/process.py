@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import BinaryIO, Final, NoReturn
 import trio
 
 from codec.errors import UsageError
+from node.host.child import child_environment, python_module
 from node.host.last_line import last_line
 from node.settings.event_log import EventLog
 
@@ -42,7 +42,7 @@ def worker_command(
     socket: Path, engine: str = "transformers", threads: int | None = None, device: str | None = None
 ) -> tuple[str, ...]:
     """The command that starts `node.engines.worker` in this Python environment."""
-    command = [sys.executable, "-m", "node.engines.worker", "--socket", str(socket), "--engine", engine]
+    command = python_module("node.engines.worker", "--socket", str(socket), "--engine", engine)
     command += ["--threads", str(threads)] if threads is not None else []
     return (*command, *(["--device", device] if device is not None else []))
 
@@ -114,8 +114,9 @@ class EngineProcess:
         """Start the process, wait for its end, and leave none of its children. Returns its exit code."""
         with _open_to_append(self._log) as log:
             self._process = process = await trio.lowlevel.open_process(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env=child_environment(),
+            )  # fmt: skip
         try:
             return await process.wait()
         finally:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from codec.checkpoint import Checkpoint
+from codec.errors import UsageError
 from codec.layout import Layout
 from node.engines.base import ABILITIES, BASE_VERSION, Completion, EngineError, Prompt, SamplingParams, Version
 from node.engines.cohort import Cohort, can_cache, score
@@ -36,6 +37,25 @@ kept, as some trainers do; that saves one pass over the text, and no node can re
 
 BATCH_ROWS: Final = 128
 """Rows sampled together. More rows gain nothing on a CPU, and the KV cache stays small."""
+
+
+def _usable(name: str) -> torch.device:
+    """The device of this name. Raises `UsageError` when torch cannot use it here."""
+    device = torch.device(name)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            cuda = torch.version.cuda
+            build = f"this torch is built for CUDA {cuda}" if cuda else "this torch is built without CUDA"
+            raise UsageError(
+                f"--device {name}: torch finds no GPU here ({build}). Install a torch for this machine's driver, or "
+                "use --device cpu."
+            )
+        if device.index is not None and device.index >= torch.cuda.device_count():
+            count = torch.cuda.device_count()
+            raise UsageError(f"--device {name}: this machine has {count} GPUs, counted from cuda:0.")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UsageError("--device mps: torch finds no Apple GPU here. Use --device cpu.")
+    return device
 
 
 class TransformersEngine(InProcessEngine, SteppedEngine):
@@ -62,7 +82,7 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         """By flight: its cohorts, each with the indices of its rows among the flight's prompts."""
         if threads is not None:
             torch.set_num_threads(threads)
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.device = _usable(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._arithmetic: Arithmetic = arithmetic
         self.kind = f"transformers/{arithmetic}/{self.device.type}"
         self._dtype = torch.float32

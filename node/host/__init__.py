@@ -7,6 +7,7 @@ Modules:
 
 - `announce`: The addresses at which others reach this machine
 - `audit`: Hashes in the background what a start did not, and reports damaged blocks
+- `child`: How a process of swarm-node starts another one
 - `daily`: The bytes that this machine may send today (`--up-gb-day`), counted in its home
 - `endpoint`: One process's end of the swarm
 - `kernels`: Compiles the coder's kernels once on a machine, when a process starts

@@ -32,7 +32,11 @@ def address(text: str) -> str:
         bracketed = host.startswith("[") and host.endswith("]")  # without brackets it is unclear where the port begins
         host = (host[1:-1] if bracketed else host) or "0.0.0.0"
         kind = "ip6" if bracketed else "ip4" if re.fullmatch(r"[0-9.]+", host) else "dns"
+    if ":" in host and "%" in host:
+        raise UsageError(f"{text!r} names a zone (%...), which only this machine knows: give an address without one")
     if not _is_host(kind, host):
+        if text.count(":") > 1 and not text.startswith("/"):
+            raise UsageError(f"{text!r}: write an IPv6 address in brackets, then the port, like [2001:db8::1]:4001")
         raise UsageError(f"{text!r} names no host; write it like {_EXAMPLE}")
     if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
         raise UsageError(f"{text!r} names no port from 0 to 65535; write it like {_EXAMPLE}")

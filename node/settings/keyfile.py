@@ -1,5 +1,6 @@
 """The file that holds a private key: one line of text, readable by its owner only, never overwritten."""
 
+import contextlib
 import os
 import re
 import stat
@@ -21,18 +22,44 @@ _MAX_BYTES: Final = 256
 
 
 def write(path: Path, key: Key) -> None:
-    """Write `key` to a new file of mode 0600, durable on return. Raises `UsageError`, also when the file exists."""
+    """Write `key` to a new file of mode 0600, durable on return; on a full disk no file is left. Raises `UsageError`,
+    also when the file exists."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"{_PREFIX}{key.seed.hex()}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        _name(partial, path)
+        _sync_folder(path.parent)
     except OSError as error:
-        if path.exists():
+        if isinstance(error, FileExistsError) and path.exists():
             raise UsageError(f"{path} exists, and a key is never overwritten. Choose another name.") from error
         raise UsageError(f"Cannot write the key to {path}: {error.strerror}.") from error
-    with os.fdopen(descriptor, "w") as file:
-        file.write(f"{_PREFIX}{key.seed.hex()}\n")
-        file.flush()
-        os.fsync(file.fileno())
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def _name(partial: Path, path: Path) -> None:
+    """Give the complete file its name. Raises `FileExistsError`: unlike a rename, a link never replaces a file."""
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        os.replace(partial, path)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def load(path: Path) -> Key:

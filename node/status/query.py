@@ -1,5 +1,7 @@
 """Asks the swarm process of this machine for its status: one question, one answer over `SWARM_HOME/status.sock`."""
 
+import os
+import pwd
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
@@ -70,6 +72,25 @@ async def serve(
     )
 
 
+def _other_owner(home: Path) -> str:
+    """The name of the user to whom `home`, or the nearest folder above it that can be seen, belongs, where this user
+    may not look into it; empty: it is this user's, or is not there."""
+    for folder in (home, *home.parents):
+        try:
+            found = folder.stat()
+        except PermissionError:
+            continue  # the folder above it is closed
+        except OSError:
+            return ""
+        if found.st_uid == os.geteuid() or (folder != home and os.access(folder, os.X_OK)):
+            return ""
+        try:
+            return pwd.getpwuid(found.st_uid).pw_name
+        except KeyError:
+            return str(found.st_uid)
+    return ""
+
+
 def ask(home: Path, *, prove: bool = False, within_s: float = ANSWER_WITHIN_S) -> Status:
     """The status of the swarm process of `home`. Raises `Unreachable` when none answers within `within_s` seconds.
 
@@ -81,6 +102,11 @@ def ask(home: Path, *, prove: bool = False, within_s: float = ANSWER_WITHIN_S) -
             answer, _ = channel.recv(PROOF_WITHIN_S if prove else within_s)
             return answer.state
     except (ChannelClosed, ChannelTimeout, PeerError) as error:
+        if owner := _other_owner(home):
+            raise Unreachable(
+                f"{home} belongs to the user {owner}, and a swarm process answers its own user only. Ask as that user: "
+                f"sudo -u {owner} swarm-node status --home {home}"
+            ) from error
         raise Unreachable(
             f"No swarm process answers in {home} ({error}). Start one (swarm-node seed, join or relay), "
             "or name the home of one that runs: --home, or SWARM_HOME."

@@ -376,6 +376,14 @@ def apply(
 
 def render(report: DeltaReport) -> str:
     """The report as a table for people."""
+    if not report.changed:  # figures for each changed element would mean nothing
+        return table(
+            [
+                ("changed", f"0 of {report.elements:,} elements: both are the same, bit for bit"),
+                ("full copy", bytes_text(report.full_bytes)),
+                ("exact", "yes: every block hash is NEW's" if report.exact else "NO: this is a bug, please report it"),
+            ]
+        )
     rows = (
         ("changed", f"{report.changed:,} of {report.elements:,} elements ({100 * report.density:.3g} %)"),
         (

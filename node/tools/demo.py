@@ -25,6 +25,7 @@ import trio
 
 from codec.errors import SwarmError
 from node.host import kernels
+from node.host.child import child_environment, python_module
 from node.host.last_line import last_line
 from node.settings import logs
 from node.settings.config import DemoConfig
@@ -139,10 +140,14 @@ class _Demo:
     ) -> _Proc:
         home = self.folder / name
         log = self.folder / f"{name}.log"
-        env = os.environ | {"SWARM_LOG": "info", "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"} | variables
+        env = (
+            child_environment()
+            | {"SWARM_LOG": "info", "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+            | variables
+        )
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", *arguments],
+                python_module(*arguments),
                 stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if pipes else output,
                 stderr=output,
@@ -186,18 +191,9 @@ class _Demo:
 
     async def _invite(self) -> str:
         done = await trio.run_process(
-            [
-                sys.executable,
-                "-m",
-                "node.cli",
-                "invite",
-                "--home",
-                str(self.folder / "seed"),
-                "--nodes",
-                "1000",
-                "--json",
-            ],
+            python_module("node.cli", "invite", "--home", str(self.folder / "seed"), "--nodes", "1000", "--json"),
             capture_stdout=True,
+            env=child_environment(),
         )
         return msgspec.json.decode(done.stdout)["ticket"]
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 import trio
@@ -11,6 +12,7 @@ from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.custom_types import StreamHandlerFn, TProtocol
 from libp2p.host.basic_host import BasicHost
 from libp2p.host.exceptions import StreamFailure
+from libp2p.identity.identify import identify
 from libp2p.identity.identify_push.identify_push import ID_PUSH
 from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.config import ConnectionConfig, RetryConfig
@@ -123,6 +125,14 @@ class _NetChannel(Channel):
         await self._stream.write(data)
 
 
+def agent() -> str:
+    """How this program calls itself to peers that ask (identify)."""
+    try:
+        return f"swarm-node/{version('swarm-node')}"
+    except PackageNotFoundError:  # run from a clone that is not installed
+        return "swarm-node/unknown"
+
+
 def build_host(
     key_pair: KeyPair,
     tcp: TcpTransport,
@@ -133,6 +143,7 @@ def build_host(
 ) -> Host:
     """A host that opens no connection by itself and listens on the sockets of `tcp`. `handshake_s`: the limit for each
     step of a handshake; for the other parameters see `Host`."""
+    identify.AGENT_VERSION = agent()
     own_id = ID.from_pubkey(key_pair.public_key)
     peerstore = PeerStore()
     peerstore.add_key_pair(own_id, key_pair)

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ async def test_js_dials_us(installed: Path, security: str) -> None:
                 assert await js.do("echo", bytes=8 * MEBIBYTE) == {"got": 8 * MEBIBYTE, "same": True}
                 identified = await js.do("identify")
                 assert "/meshsub/1.1.0" in identified["protocols"]
-                assert identified["agent"]
+                assert identified["agent"] == f"swarm-node/{version('swarm-node')}"
 
                 await js.do("hangup")
                 while ours.peers():  # noqa: ASYNC110

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -77,3 +78,21 @@ def test_every_parameter_of_the_main_calls_is_documented(name: str) -> None:
 @pytest.mark.parametrize("package", ["codec", "swarm", "node"])
 def test_the_package_says_that_it_is_typed(package: str) -> None:
     assert (PACKAGES / package / "py.typed").exists()
+
+
+@pytest.mark.parametrize("name", ["swarm.py", "codec.py", "swarm/__init__.py", "swarm/mine.txt"])
+def test_a_file_of_the_user_that_hides_a_package_is_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("")
+    (tmp_path / "train.py").write_text("from node import Swarm\nprint(Swarm.__name__)\n")
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, tmp_path / "train.py"], env=environment, capture_output=True, text=True, check=False
+    )
+    if name.endswith(".txt"):  # a folder without code does not come before an installed package
+        assert done.stdout.strip() == "Swarm", done.stderr
+        return
+    assert "is hidden by" in done.stderr
+    assert str(tmp_path) in done.stderr
+    assert "rename that file or folder" in done.stderr

@@ -40,6 +40,7 @@ class InTerminal:
             preexec_fn=partial(fcntl.ioctl, 0, termios.TIOCSCTTY, 0),  # so that Ctrl-C becomes a signal
         )  # fmt: skip
         os.close(other)
+        self._closed = False
         self.raw = ""
         """All that came so far."""
 
@@ -50,6 +51,10 @@ class InTerminal:
     def text(self) -> str:
         return plain(self.raw)
 
+    @property
+    def _readable(self) -> bool:
+        return bool(select.select([self._main], [], [], 0)[0]) and not self._closed
+
     def press(self, keys: str) -> None:
         os.write(self._main, keys.encode())
 
@@ -59,12 +64,15 @@ class InTerminal:
             try:
                 self.raw += os.read(self._main, 65536).decode(errors="replace")
             except OSError:  # the process has ended
+                self._closed = True
                 time.sleep(0.05)
 
     def until(self, pattern: str, within_s: float = 60.0, *, since: int = 0) -> str:
         """Read until the text that came after position `since` of `raw` matches; returns the text."""
         deadline = time.monotonic() + within_s
         while re.search(pattern, plain(self.raw[since:])) is None:
+            ended = self.process.poll() is not None and not self._readable
+            assert not ended, f"ended before {pattern!r}:\n{self.text[-4000:]}"
             assert time.monotonic() < deadline, f"no {pattern!r} in:\n{self.text[-4000:]}"
             self.read(0.2)
         return self.text

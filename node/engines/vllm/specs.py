@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from node.engines.process import EngineSpec
+from node.host.child import python_module
 
 if TYPE_CHECKING:
     from node.settings.config import JoinConfig
@@ -41,7 +42,7 @@ def _started(config: "JoinConfig", i: int) -> VllmSpec:
 def _spec(config: "JoinConfig", i: int, flags: list[str], url: str, more: tuple[str, ...] = ()) -> VllmSpec:
     name = f"engine{_suffix(i)}"
     path = config.home / f"{name}.sock"
-    command = [sys.executable, "-m", "node.engines.vllm.worker", "--socket", str(path), "--policy", config.running]
+    command = python_module("node.engines.vllm.worker", "--socket", str(path), "--policy", config.running)
     return VllmSpec(path, (*command, *flags, "--", *more), config.home / f"{name}.log", url)
 
 

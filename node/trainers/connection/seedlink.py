@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from codec.errors import PeerError, UsageError
+from node.host.child import child_environment
 from node.host.last_line import last_line
 from node.ipc.channel import Channel, ChannelClosed, ChannelTimeout, close_fds, connect
 from node.status.schema import SeedReport
@@ -117,7 +118,7 @@ class SeedProcess:
         # The kernel ties the signal to the thread that started the process, so only the main thread may ask for it.
         die_with_parent = "yes" if threading.current_thread() is threading.main_thread() else "no"
         arguments = ["seed", "--base", str(base), "--home", str(home)]
-        command = [sys.executable, "-c", _LAUNCH, str(os.getpid()), die_with_parent, *arguments]
+        command = [sys.executable, "-P", "-c", _LAUNCH, str(os.getpid()), die_with_parent, *arguments]
         try:
             home.mkdir(mode=0o700, parents=True, exist_ok=True)
             log = open(self._log, "ab")  # noqa: SIM115 - closed below
@@ -127,8 +128,9 @@ class SeedProcess:
             self._log_start = log.tell()
             # A new session, so that Ctrl-C at the trainer does not end the seed before the trainer has closed.
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env=child_environment(),
+            )  # fmt: skip
         atexit.register(self.stop)
 
     def wait_until_serving(self, timeout_s: float = STARTED_WITHIN_S) -> None:

@@ -3,6 +3,7 @@
 import errno
 import importlib
 import json
+import os
 import re
 import resource
 import signal
@@ -459,3 +460,37 @@ def test_a_damaged_delta_file_writes_nothing(
         assert run(["apply", old, "step.delta", "out"]) == 2
         assert "step.delta" in texts(capsys)[1]
         assert not Path("out").exists()
+
+
+def test_delta_of_a_checkpoint_and_itself_says_that_nothing_differs(
+    steps: tuple[Path, Path], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    same = str(steps[0])
+    assert run(["delta", same, same]) == 0
+    text = texts(capsys)[0]
+    assert "0 of 40,000 elements: both are the same, bit for bit" in text
+    assert "bits a change" not in text
+    assert "GB of weights" not in text
+    assert run(["delta", same, same, "--json"]) == 0
+    assert json.loads(texts(capsys)[0])["exact"] is True
+
+
+@pytest.mark.parametrize("command", sorted(name for name in app if not name.startswith("-")))
+def test_help_reads_well_at_80_columns(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run([command, "--help"]) == 0
+    text = texts(capsys)[0]
+    assert max(map(len, text.partition("Examples:")[0].splitlines())) <= 80
+    assert "default: ()" not in text
+    assert 'default: ""' not in text
+    assert "',)" not in text
+
+
+@pytest.mark.slow
+def test_nothing_compiles_in_silence(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "node.cli", "delta", "--shapes", "qwen3-1.7b", "--nodes", "4"]
+    environment = os.environ | {"SWARM_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "(once on this machine, the coder is compiled first)" in done.stderr

@@ -7,14 +7,15 @@ import pytest
 
 from codec.errors import UsageError
 from node.cli.app import app
+from node.settings.addresses import address, host_and_port
 from node.settings.config import (
     DemoConfig,
+    GatewayConfig,
     InviteConfig,
     JoinConfig,
     PeerConfig,
     RelayConfig,
     SeedConfig,
-    address,
     duration_s,
 )
 from node.settings.sources import CONFIGURABLE, explain
@@ -167,3 +168,25 @@ def test_coder_and_replica(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--engine none"):
         JoinConfig(replica="none")
     assert JoinConfig(replica="none", engine="none").replica == "none"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("::1", r"in brackets, then the port, like \[2001:db8::1\]:4001"),
+        ("::1:4001", r"in brackets, then the port"),
+        ("[::1]", r"in brackets, then the port"),
+        ("2001:db8::1", r"in brackets, then the port"),
+        ("[fe80::1%eth0]:4001", r"names a zone"),
+        ("/ip6/fe80::1%eth0/tcp/4001", r"names a zone"),
+    ],
+)
+def test_an_ipv6_address_that_cannot_be_meant_is_refused_with_the_form_to_write(text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        address(text)
+
+
+def test_ipv6_forms() -> None:
+    assert address("[::1]:4001") == address("/ip6/::1/tcp/4001") == "/ip6/::1/tcp/4001"
+    assert host_and_port("[::1]:9464") == ("::1", 9464)
+    assert GatewayConfig(at="[::1]:8000").host == "::1"

@@ -1,5 +1,7 @@
 """The key file: private, whole, never overwritten."""
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,42 @@ def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="Cannot write"):
         keyfile.write(tmp_path / "file" / "a.key", Key.generate())
+
+
+@pytest.mark.parametrize("fails", ["fsync", "link"])
+def test_a_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(keyfile.os, fails, full)
+        if fails == "link":
+            patched.setattr(keyfile.os, "replace", full)
+            patched.setattr(keyfile.os, "open", _no_new_name)
+        with pytest.raises(UsageError, match="No space left"):
+            keyfile.write(tmp_path / "key", Key.generate())
+    assert list(tmp_path.iterdir()) == []
+    keyfile.write(tmp_path / "key", Key.generate())
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+
+
+_open = os.open
+
+
+def _no_new_name(path: Path, flags: int, *mode: int) -> int:
+    if flags & os.O_EXCL:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    return _open(path, flags, *mode)
+
+
+def test_a_file_system_without_links_gets_the_key_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(keyfile.os, "link", refused)
+    key = Key.generate()
+    keyfile.write(tmp_path / "key", key)
+    assert keyfile.load(tmp_path / "key").public == key.public
+    with pytest.raises(UsageError, match="never overwritten"):
+        keyfile.write(tmp_path / "key", Key.generate())
+    assert keyfile.load(tmp_path / "key").public == key.public

@@ -1,5 +1,6 @@
 """Status over a real Unix socket."""
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,3 +40,35 @@ async def test_one_process_serves_a_home(home: Path) -> None:
         with pytest.raises(UsageError, match="Another process"):
             await query.serve(home, SeedStatus)
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("closed", ["home", "above it"])
+def test_the_home_of_another_user_is_named(tmp_path: Path, closed: str) -> None:
+    folder = tmp_path / "theirs"
+    (folder / "home").mkdir(parents=True)
+    os.chmod(folder / "home" if closed == "home" else folder, 0o700)
+    for above in folder.parents:  # pytest makes its folders for its own user
+        if above.stat().st_uid == 0 and "pytest" in above.name:
+            above.chmod(0o755)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setuid(65534)
+            query.ask(folder / "home")
+        except BaseException as error:
+            os.write(write, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    text = os.read(read, 4096).decode()
+    assert text.startswith("Unreachable: "), text
+    assert "belongs to the user root" in text
+    assert "sudo -u root swarm-node status --home" in text
+
+
+def test_ones_own_home_without_a_process_is_not_called_another_users(tmp_path: Path) -> None:
+    for home in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(Unreachable, match="No swarm process answers in"):
+            query.ask(home)

@@ -4,6 +4,7 @@ import signal
 import socket
 from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import version
 
 import libp2p
 import pytest
@@ -12,6 +13,7 @@ import trio.testing
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.host.ping import PingService
+from libp2p.identity.identify import identify
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import info_from_p2p_addr
 from libp2p_kit import ANY, Stream, a_process, echo, transport, two, until_ended
@@ -410,3 +412,10 @@ async def test_the_congestion_control_of_a_connection_is_known() -> None:
         await trio.testing.wait_all_tasks_blocked(0.02)
         assert b.congestion_control(a.key) == expected
         assert a.congestion_control(bytes(32)) == ""
+
+
+async def test_peers_are_told_the_name_and_the_release() -> None:
+    async with two() as (a, _, _):
+        assert a.host is not None
+        told = identify._mk_identify_protobuf(a.host, None)
+        assert told.agent_version == f"swarm-node/{version('swarm-node')}"
