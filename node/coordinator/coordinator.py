@@ -145,7 +145,7 @@ async def _watch_folder(config: SeedConfig) -> None:
     """Run a process that publishes what appears in a folder; start it again when it ends.
 
     A process of its own, so that its encoding does not delay the seed's event loop, and a file that shrinks while it is
-    mapped (SIGBUS) ends that process only.
+    mapped (SIGBUS) ends that process only. It ends when its stdin does, so Ctrl-C in a terminal is for the seed alone.
     """
     assert config.watch is not None
     command = python_module("node.trainers.watch", str(config.home), str(config.watch))
@@ -154,9 +154,10 @@ async def _watch_folder(config: SeedConfig) -> None:
     environment = child_environment() | ({"SWARM_LOG": config.log_level} if config.log_level is not None else {})
     while True:
         async with trio.open_nursery() as nursery:
-            process = await nursery.start(
-                partial(trio.run_process, command, stdin=subprocess.PIPE, check=False, env=environment)
+            run = partial(
+                trio.run_process, command, stdin=subprocess.PIPE, check=False, env=environment, start_new_session=True
             )
+            process = await nursery.start(run)
             code = await process.wait()
         _log.warning("watch_ended", code=code, again_s=_WATCH_AGAIN_S)
         await trio.sleep(_WATCH_AGAIN_S)

@@ -14,7 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import trio
+from numpy.typing import NDArray
 
 from codec import BlockDelta, Layout, StagedBlock, chunk_target, state_root
 from codec.chunk import CODER_RAW, CODER_RICE
@@ -58,7 +60,7 @@ class FilePublisher:
             await channel.send(FilesUnread())
             return
         blocks = await in_thread(_open, path, asked, self._publisher.seed.replica.layout)
-        encoder = FileEncoder(self._publisher, blocks)
+        encoder = FileEncoder(self._publisher, blocks, asked.step)
         error: SwarmError | None = None
         try:
             async with trio.open_nursery() as nursery:
@@ -75,13 +77,15 @@ class FilePublisher:
 
     async def _publish(self, channel: AsyncChannel, encoder: "FileEncoder") -> None:
         began = time.perf_counter()
-        attempt = await self._publisher.begin(expected_bytes=encoder.blocks.nbytes)
+        attempt = await self._publisher.begin(
+            expected_bytes=encoder.blocks.nbytes, trainer_step=encoder.trainer_step or None
+        )
         opened = time.perf_counter()
         try:
             await channel.send(FilesOpened(attempt.epoch, attempt.version))
             await encoder.run(attempt)
             layout = self._publisher.seed.replica.layout
-            root = state_root(layout.hash, self._publisher.hashes)
+            root = encoder.root
             elements = sum(spec.elements for spec in layout.tensors)
             encoded = time.perf_counter()
             await channel.send(FilesEncoded(root, encoder.changed, elements, layout.full_bytes))
@@ -103,12 +107,22 @@ class FileEncoder:
 
     publisher: Publisher
     blocks: Blocks
+    trainer_step: int = 0
     changed: int = 0
     stop: bool = False
+    _hashes: NDArray[np.uint8] = field(default_factory=lambda: np.zeros((0, 32), np.uint8))
+    """Block hashes of the files, uint8 (n_blocks, 32)."""
     _adding: trio.Lock = field(default_factory=trio.Lock)
+
+    @property
+    def root(self) -> bytes:
+        """The root of the files' bits, from the hashes that this encoder computed: the publisher compares it with that
+        of the blocks which reached it."""
+        return state_root(self.publisher.seed.replica.layout.hash, self._hashes)
 
     async def run(self, attempt: Attempt) -> None:
         """Encode every block. Raises `UsageError` when a file has changed meanwhile, and what the publisher raises."""
+        self._hashes = self.publisher.seed.replica.hashes.copy()
         left = iter(range(self.publisher.seed.replica.layout.n_blocks))
         work = partial(self._encode, left, self.publisher.seed.coder(), chunk_target(attempt.expected_bytes))
         errors: list[SwarmError] = []
@@ -142,6 +156,7 @@ class FileEncoder:
                 continue
             delta, positions = encoded.delta, encoded.positions
             deltas.append(delta)
+            self._hashes[block] = np.frombuffer(delta.new_hash, np.uint8)
             changed += encoded.changed
             size += len(delta.payload)
             if delta.coder != CODER_RAW and positions is not None and positions.size <= LISTED_SHARE * new.size:
@@ -160,9 +175,11 @@ class FileEncoder:
 
 
 async def _stop_at_hang_up(channel: AsyncChannel, encoder: FileEncoder) -> None:
-    with contextlib.suppress(SwarmError):
-        await channel.recv()  # the command says nothing more
-    encoder.stop = True
+    try:
+        with contextlib.suppress(SwarmError):
+            await channel.recv()  # the command says nothing more
+    finally:  # also when the seed ends: its threads would read to the end of the files
+        encoder.stop = True
 
 
 def _is_as_told(path: Path, asked: PublishFiles) -> bool:

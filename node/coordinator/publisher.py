@@ -119,11 +119,12 @@ class Publisher:
     def __init__(self, seed: VersionSink) -> None:
         self.seed = seed
         self._open: _Version | None = None
+        self._opening = False
 
     @property
     def busy(self) -> bool:
-        """A version is open."""
-        return self._open is not None
+        """A version is open, or is being opened."""
+        return self._opening or self._open is not None
 
     @property
     def hashes(self) -> NDArray[np.uint8]:
@@ -143,14 +144,16 @@ class Publisher:
         return await self._begin(target, expected_bytes, trainer_step)
 
     async def _begin(self, target: Seal | None, expected_bytes: int = 0, trainer_step: int | None = None) -> Attempt:
-        if self._open is not None:
+        if self.busy:
             raise Busy("Another trainer is publishing to this seed. Publish from one process at a time.")
-        # A sink that tells nobody of steps, as that of a test, need not know them.
-        step = {} if trainer_step is None else {"trainer_step": trainer_step}
-        attempt = await self.seed.open_attempt(target, **step)
-        expected_bytes = attempt.last_payload_bytes or expected_bytes or attempt.expected_bytes
-        attempt = attempt._replace(expected_bytes=expected_bytes)
-        self._open = _Version(attempt, self.seed, target)
+        self._opening = True  # before anything is awaited: two trainers may ask at once
+        try:
+            attempt = await self.seed.open_attempt(target, trainer_step)
+            expected_bytes = attempt.last_payload_bytes or expected_bytes or attempt.expected_bytes
+            attempt = attempt._replace(expected_bytes=expected_bytes)
+            self._open = _Version(attempt, self.seed, target)
+        finally:
+            self._opening = False
         return attempt
 
     async def go_back(self, wanted: VersionRef) -> Returned:

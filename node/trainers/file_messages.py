@@ -11,10 +11,21 @@ from typing import Annotated, Final
 
 import msgspec
 
-__all__ = ["SOCKET_NAME", "FilesEncoded", "FilesOpened", "FilesPublished", "FilesUnread", "PublishFiles", "Refusal"]
+__all__ = [
+    "ANSWER_WITHIN_S",
+    "SOCKET_NAME",
+    "FilesEncoded",
+    "FilesOpened",
+    "FilesPublished",
+    "FilesUnread",
+    "PublishFiles",
+    "Refusal",
+]
 
 SOCKET_NAME: Final = "trainer.sock"
 """Name of the seed's Unix socket in its SWARM_HOME."""
+ANSWER_WITHIN_S: Final = 30.0
+"""The seed answers between two events of its loop, or after a disk write. A seed that takes longer is stuck."""
 
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -24,12 +35,13 @@ Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 class PublishFiles(msgspec.Struct, frozen=True, tag="files"):
     """Asks the seed to publish the checkpoint folder at `path`, or with `raw` the file.
 
-    `files`: as the command saw them (`node.host.stamp.Stamp`).
+    `files`: as the command saw them (`node.host.stamp.Stamp`). `step`: the trainer's own count, for people; 0: none.
     """
 
     path: str
     raw: bool
     files: tuple[tuple[str, U63, int], ...]
+    step: U63 = 0
 
 
 class FilesUnread(msgspec.Struct, frozen=True, tag="files-unread"):

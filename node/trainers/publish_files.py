@@ -14,6 +14,7 @@ from node.host.stamp import Stamp, stamp
 from node.ipc.channel import ChannelClosed, ChannelTimeout, close_fds, connect
 from node.trainers.errors import PublishFailed, SwarmDown, SwarmTimeout
 from node.trainers.file_messages import (
+    ANSWER_WITHIN_S,
     SOCKET_NAME,
     FilesEncoded,
     FilesOpened,
@@ -27,8 +28,6 @@ __all__ = ["PUBLISHED_WITHIN_S", "publish_file", "publish_folder"]
 
 PUBLISHED_WITHIN_S: Final = 600.0
 """For the seed to take the version, and for nodes to hold it: as `Swarm.publish` and `Publication.wait`."""
-ANSWER_WITHIN_S: Final = 30.0
-"""The seed answers between two events of its loop, or after a disk write. A seed that takes longer is stuck."""
 TRIES: Final = 4
 """How often a version is begun: more often than the seed is restarted meanwhile."""
 RESTARTED_WITHIN_S: Final = 60.0
@@ -58,7 +57,7 @@ def publish_folder(
     `UsageError` when the checkpoint is of another model or is written to while it is read (the version is not sealed
     then), and what `Swarm.publish` and `Publication.wait` raise.
     """
-    found = _by_seed(home, folder, as_it_was, raw=False)
+    found = _by_seed(home, folder, as_it_was, raw=False, step=step)
     if found is None:
         from node.trainers.publish_here import publish_folder_here
 
@@ -71,7 +70,7 @@ def publish_file(home: Path, file: Path, *, step: int = 0, everywhere: bool = Fa
 
     For the format see `node.host.raw`; for the values returned and the errors, `publish_folder`.
     """
-    found = _by_seed(home, file, None, raw=True)
+    found = _by_seed(home, file, None, raw=True, step=step)
     if found is None:
         from node.trainers.publish_here import publish_file_here
 
@@ -79,11 +78,11 @@ def publish_file(home: Path, file: Path, *, step: int = 0, everywhere: bool = Fa
     return _report(home, found, step, everywhere)
 
 
-def _by_seed(home: Path, path: Path, as_it_was: Stamp | None, *, raw: bool) -> _Ended | None:
+def _by_seed(home: Path, path: Path, as_it_was: Stamp | None, *, raw: bool, step: int) -> _Ended | None:
     """Have the seed publish `path`, again if it is restarted meanwhile. None: this process has to, or nothing can."""
     try:
-        files = stamp(path) if as_it_was is None else as_it_was
-        asked = PublishFiles(str(path.expanduser().resolve()), raw, files)
+        path = path.expanduser().resolve()  # first: a link and its file have different names
+        asked = PublishFiles(str(path), raw, stamp(path) if as_it_was is None else as_it_was, step)
     except OSError:
         return None  # reading the files raises the error
     for _ in range(TRIES):

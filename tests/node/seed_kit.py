@@ -92,6 +92,7 @@ class FakeSeed:
         self.staged: list[Any] = []
         self.chunks: list[bytes] = []
         self.manifests: list[Manifest] = []
+        self.trainer_steps: list[int | None] = []
         self.on_sealed: Any = lambda head: None
         self.on_begun: Any = lambda version: None
         self.on_abandoned: Any = lambda: None
@@ -112,6 +113,8 @@ class FakeSeed:
         name = (epoch, version + 1) if back_to is None else (epoch + 1, back_to.id.version)
         tries = sum(attempt[:2] == name for attempt in self.attempts)
         self.attempts.append(Attempt(*name, tries, self.replica.root, 0, 1))
+        self.trainer_steps.append(trainer_step)
+        await trio.lowlevel.checkpoint()
         self.on_begun(name)
         return self.attempts[-1]
 

@@ -78,7 +78,8 @@ def test_a_healthy_machine_is_all_ok_and_leaves_no_trace(swarm: Swarm, ticket: s
 def test_people_get_lines_that_fit_their_terminal(swarm: Swarm, ticket: str) -> None:
     ended = swarm.command("people", "doctor", ticket, *PLAIN, COLUMNS="80")
     assert ended.code == 0, ended
-    assert max(map(len, ended.out.splitlines())) <= 80
+    for line in ended.out.splitlines():
+        assert len(line) <= 80 or len(line[28:].split()) == 1, line  # a long path is not broken
     assert ended.out.rstrip().endswith("This machine is useful.")
 
 

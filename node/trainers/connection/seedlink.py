@@ -21,13 +21,11 @@ from node.ipc.channel import Channel, ChannelClosed, ChannelTimeout, close_fds, 
 from node.status.schema import SeedReport
 from node.trainers.connection.patience import Wait
 from node.trainers.errors import PublishFailed, SwarmDown, SwarmTimeout
-from node.trainers.file_messages import SOCKET_NAME
+from node.trainers.file_messages import ANSWER_WITHIN_S, SOCKET_NAME
 from node.trainers.messages import AskState, FromSeed, Refusal, State
 
 __all__ = ["ANSWER_WITHIN_S", "SOCKET_NAME", "SeedProcess", "ask_state", "dial", "expect", "home_folder", "speaking"]
 
-ANSWER_WITHIN_S: Final = 30.0
-"""The seed answers between two events of its loop, or after a disk write. A seed that takes longer is stuck."""
 STARTED_WITHIN_S: Final = 600.0
 """A seed hashes the base checkpoint before it serves, which takes minutes for the largest models on slow disks."""
 STOPPED_WITHIN_S: Final = 20.0

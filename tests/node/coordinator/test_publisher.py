@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import trio
 from seed_kit import FakeSeed, random_replica
 
 from codec import BlockDelta, Layout, Replica, TensorSpec, state_root
@@ -112,3 +113,22 @@ async def test_the_pieces_of_a_version_larger_than_expected_grow_with_it(seed, m
     for size, body in sent:
         assert size == MIN_PIECE_BYTES or size < before / 50, "the last piece takes a small part of the version's time"
         before += len(body)
+
+
+async def test_of_two_that_begin_at_once_one_is_refused(seed):
+    publisher = Publisher(seed)
+    outcomes: list[str] = []
+
+    async def begin() -> None:
+        try:
+            await publisher.begin()
+            outcomes.append("open")
+        except Busy:
+            outcomes.append("busy")
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(begin)
+    assert sorted(outcomes) == ["busy", "busy", "open"]
+    await publisher.abandon()
+    await publisher.begin()

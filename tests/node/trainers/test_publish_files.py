@@ -47,7 +47,8 @@ def home(tmp_path: Path) -> Path:
 
 def test_the_seed_has_the_folders_bits(publish: Publish, home: Path, folder: Path) -> None:
     with running(home, FakeSeed(random_replica())) as seed:
-        report = publish(home, folder, step=1)
+        report = publish(home, folder, step=17)
+        assert seed.seed.trainer_steps == [17]
         assert (report["version"], report["root"]) == (1, random_replica(seed=1).root.hex())
         assert seed.seed.receiver.root == random_replica(seed=1).root
         assert seed.seed.known_chunks > 0
