@@ -41,6 +41,7 @@ from swarm.protocol.core.wire import (
 )
 from swarm.protocol.membership.roster import Member, Roster, open_whole
 from swarm.transport.base import PeerKey, Unreachable
+from swarm.transport.connection.addresses import host_and_port_of
 from swarm.transport.connection.ports import bind
 from swarm.transport.libp2p import Libp2pTransport
 from swarm.transport.observed import observed_by
@@ -305,9 +306,7 @@ async def _dial(address: str) -> Dial:
 
 def _place(address: str) -> tuple[str, int] | None:
     """Host and port of an address; of a circuit, the relay's."""
-    direct = relay_of(address)[0] if is_circuit(address) else address
-    parts = direct.split("/")
-    return (parts[2], int(parts[4])) if len(parts) == 5 and parts[4].isdecimal() else None
+    return host_and_port_of(relay_of(address)[0] if is_circuit(address) else address)
 
 
 def _reason(error: BaseException) -> str:

@@ -26,7 +26,9 @@ class FakeStream(Stream):
         return self._said
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        await (trio.lowlevel.checkpoint() if self._reads else trio.sleep_forever())
+        if not self._reads:
+            await trio.sleep_forever()
+        await trio.lowlevel.checkpoint()
 
     async def wait_send_all_might_not_block(self) -> None:
         await trio.lowlevel.checkpoint()
