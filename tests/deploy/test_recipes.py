@@ -169,6 +169,15 @@ def test_systemd_accepts_the_units_and_finds_them_hardened(tmp_path: Path) -> No
         assert judged.returncode == 0, judged.stdout
 
 
+def test_each_instance_of_a_systemd_unit_has_a_home_of_its_own() -> None:
+    """systemd gives a `StateDirectory` with all that is in it to the user who starts last."""
+    for file in (DEPLOY / "systemd").glob("*.service"):
+        unit = file.read_text()
+        (state,), (cache,) = (re.findall(rf"(?m)^{kind}Directory=(\S+)$", unit) for kind in ("State", "Cache"))
+        assert f"SWARM_HOME=/var/lib/{state} SWARM_CACHE=/var/cache/{cache}\n" in unit
+        assert ("%i" in state) == ("%i" in cache) == ("@." in file.name), file.name
+
+
 # ---------------------------------------------------------------- compose
 
 
