@@ -209,13 +209,39 @@ def test_the_files_that_compose_mounts_exist_and_each_token_is_mounted() -> None
         for source in (volume.partition(":")[0] for volume in service.get("volumes", ())):
             if source.startswith("."):
                 assert (DEPLOY / "compose" / source).exists(), source
-    mounted = {volume.split(":")[1] for volume in services["prometheus"]["volumes"]}
+    copied = re.findall(r"(?m)^for each in (.*); do$", services["tokens"]["entrypoint"][2])[0].split()
     scraped = (DEPLOY / "compose" / "prometheus.yml").read_text()
     for token, target in re.findall(r"credentials_file: (\S+)/monitor\.token\n.*\n.*\"(\S+):9464\"", scraped):
-        assert token in mounted
+        assert target in copied
         assert token == f"/tokens/{target}"
+        assert f"{target}:/homes/{target}:ro" in services["tokens"]["volumes"]
         assert "--metrics=0.0.0.0:9464" in services[target]["command"]
     assert len(re.findall("job_name", scraped)) == 3
+
+
+def test_compose_gives_no_home_to_a_service_that_a_network_reaches() -> None:
+    """The homes hold the keys, `authority.key` and `node.key`, which the user 1000 may read."""
+    services = compose()["services"]
+    homes = {"seed", "node-1", "node-2"}
+    for name, service in services.items():
+        held = {volume.partition(":")[0] for volume in service.get("volumes", ())} & homes
+        own = {name} if name in homes else {"seed"} if name == "ticket" else set()
+        assert held == own or service.get("network_mode") == "none", name
+
+
+def test_compose_copies_only_the_tokens(tmp_path: Path) -> None:
+    for name in ("seed", "node-1", "node-2"):
+        (tmp_path / "homes" / name).mkdir(parents=True)
+        (tmp_path / "homes" / name / "monitor.token").write_text(name)
+        (tmp_path / "homes" / name / "node.key").write_text("secret")
+    shell, flags, script = compose()["services"]["tokens"]["entrypoint"]
+    script = re.sub(r"/(homes|tokens)/", rf"{tmp_path}/\1/", script.replace("$$", "$"))
+    subprocess.run([shell, flags, script], check=True, timeout=20)
+    tokens = [path for path in (tmp_path / "tokens").rglob("*") if path.is_file()]
+    assert {(path.parent.name, path.name) for path in tokens} == {
+        (name, "monitor.token") for name in ("seed", "node-1", "node-2")
+    }
+    assert {path.stat().st_mode & 0o777 for path in tokens} == {0o600}
 
 
 @pytest.mark.slow
