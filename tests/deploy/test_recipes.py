@@ -295,37 +295,101 @@ def test_probes_ports_volumes_and_selectors_agree() -> None:
 # ---------------------------------------------------------------- SLURM
 
 
-def batch(tmp_path: Path, node: str) -> tuple[subprocess.Popen[str], Path]:
-    """The batch script with stand-ins: srun runs its command as a step, scontrol notes what it is asked."""
+def batch(
+    tmp_path: Path, node: str, *, state: str = "RUNNING", left_s: int = 100, **variables: str
+) -> tuple[subprocess.Popen[str], Path]:
+    """The batch script with stand-ins: srun runs its command as a step, scontrol notes what it is asked, squeue says
+    that the job is in `state` and has `left_s` left."""
     for name, script in {
         "srun": 'shift; "$@" & echo $! > "$FOLDER/step"; wait $!; exit $?',
         "scontrol": 'echo "$*" >> "$FOLDER/asked"',
+        "squeue": f'echo "{state} $(date -d "+{left_s} seconds" +%Y-%m-%dT%H:%M:%S)"',
         "swarm-node": node,
     }.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{script}\n")
         (tmp_path / name).chmod(0o755)
     environment = {
         "PATH": f"{tmp_path}:/usr/bin:/bin", "FOLDER": str(tmp_path), "SLURM_JOB_ID": "7", "USER": "u",
-        "TICKET_FILE": "/t", "HOMES": str(tmp_path),
-    }  # fmt: skip
+        "TICKET_FILE": "/t", "HOMES": str(tmp_path / "homes"),
+    } | variables  # fmt: skip
     job = subprocess.Popen(["bash", DEPLOY / "slurm" / "swarm-node.sbatch"], env=environment, text=True)
     return job, tmp_path / "asked"
 
 
-def test_a_job_whose_time_is_up_finishes_and_is_queued_again(tmp_path: Path) -> None:
-    node = 'trap "exit 0" TERM; echo "$*" > "$FOLDER/node"; while :; do sleep 0.05; done'
-    job, asked = batch(tmp_path, node)
+SERVING = 'trap "exit 0" TERM; mkdir -p "$5"; echo "$*" > "$FOLDER/node"; while :; do sleep 0.05; done'
+"""A node that runs until SIGTERM; its home is the fifth word."""
+
+
+def finished(job: subprocess.Popen[str], tmp_path: Path, *, signal_shell: bool = False) -> list[str]:
+    """The node's words, after it got SIGTERM and the job has ended with code 0."""
     deadline = time.monotonic() + 20
     while not (tmp_path / "node").exists() or not (tmp_path / "step").read_text().strip():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    words = (tmp_path / "node").read_text()
-    assert words.startswith("join --ticket-file /t --home")
-    assert words.rstrip().endswith("--finish-within 100s")
-    job.send_signal(signal.SIGTERM)  # some sites signal the shell too
+    if signal_shell:
+        job.send_signal(signal.SIGTERM)
     os.kill(int((tmp_path / "step").read_text()), signal.SIGTERM)
     assert job.wait(20) == 0
+    return (tmp_path / "node").read_text().split()
+
+
+def test_a_job_whose_time_is_up_finishes_and_is_queued_again(tmp_path: Path) -> None:
+    job, asked = batch(tmp_path, SERVING)
+    words = finished(job, tmp_path, signal_shell=True)  # some sites signal the shell too
+    assert words[:4] == ["join", "--ticket-file", "/t", "--home"]
+    assert words[-2:] == ["--finish-within", "100s"]
     assert asked.read_text() == "requeue 7\n"
+    assert Path(words[4]).is_dir()  # it is used again
+
+
+@pytest.mark.parametrize(
+    ("state", "left_s"), [("COMPLETING", 0), ("CANCELLED", 0), ("RUNNING", 9999), ("", 0)],
+    ids=["cancelled", "cancelled and over", "told to finish by hand", "unknown"],
+)  # fmt: skip
+def test_a_job_that_was_ended_by_its_user_is_not_queued_again(tmp_path: Path, state: str, left_s: int) -> None:
+    job, asked = batch(tmp_path, SERVING, state=state, left_s=left_s)
+    words = finished(job, tmp_path)
+    assert not asked.exists()
+    assert not Path(words[4]).exists()  # nobody would use it again
+
+
+def test_jobs_and_elements_of_an_array_on_one_machine_have_homes_of_their_own(tmp_path: Path) -> None:
+    element = {"SLURM_ARRAY_JOB_ID": "9", "SLURM_PROCID": "0"}
+    jobs = {
+        "a": {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"},
+        "b": {"SLURM_JOB_ID": "8", "SLURM_PROCID": "0"},
+        "c": element | {"SLURM_JOB_ID": "10", "SLURM_ARRAY_TASK_ID": "1"},
+        "d": element | {"SLURM_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "2"},
+    }
+    homes, requeued = set[str](), list[str]()
+    for name, variables in jobs.items():
+        (tmp_path / name).mkdir()
+        job, asked = batch(tmp_path / name, 'echo "$5" > "$FOLDER/home"', HOMES=str(tmp_path / "homes"), **variables)
+        assert job.wait(20) == 0
+        homes.add((tmp_path / name / "home").read_text())
+        requeued.append(asked.read_text())
+    assert len(homes) == 4
+    assert requeued == ["requeue 7\n", "requeue 8\n", "requeue 9_1\n", "requeue 9_2\n"]
+    assert (tmp_path / "homes").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("case", ["others can write", "a link", "another user's"])
+def test_a_folder_for_homes_that_is_not_the_users_alone_is_refused(tmp_path: Path, case: str) -> None:
+    folder = tmp_path / "homes"
+    if case == "a link":
+        (tmp_path / "mine").mkdir(mode=0o700)
+        folder.symlink_to(tmp_path / "mine")
+    else:
+        folder.mkdir()
+        folder.chmod(0o777 if case == "others can write" else 0o700)
+    if case == "another user's":
+        if os.getuid() != 0:
+            pytest.skip("only root can make another user's folder")
+        os.chown(folder, 1, 1)
+    job, asked = batch(tmp_path, 'touch "$FOLDER/node"')
+    assert job.wait(20) == 2
+    assert not asked.exists()
+    assert not (tmp_path / "node").exists()
 
 
 def test_a_job_whose_node_fails_is_not_queued_again(tmp_path: Path) -> None:
