@@ -28,9 +28,9 @@ for name in ("BF16", "F32"):
 run)
     packages ca-certificates libgmp10 python3
     useradd --uid 1000 --create-home --home-dir /home/swarm --shell /usr/sbin/nologin swarm
-    mkdir -p /data /ticket  # /ticket: where compose hands a ticket over
-    chown swarm:swarm /data /ticket
-    chmod 700 /data /ticket
+    mkdir -p /data /ticket /tokens  # /ticket, /tokens: where compose hands over the ticket, and the metrics' tokens
+    chown swarm:swarm /data /ticket /tokens
+    chmod 700 /data /ticket /tokens
     # The compiled kernels have to belong to the user that executes them.
     chown -R swarm:swarm $ROOT/.cache
     chmod -R go-w $ROOT/.cache

@@ -30,6 +30,8 @@ __all__ = ["Blocks", "Fetched", "VisitSession"]
 
 _FRAME_S: Final = 10.0
 """For the rest of a message or frame that has begun."""
+_SEND_S: Final = 5.0
+"""For the peer to take a message: one that does not read must not hold up the visit."""
 _UNREAD: Final = 256
 """Messages that wait to be looked at: a roster's changes, heartbeats, attaches of a few seconds."""
 _LATE_BYTES: Final = 8 << 20
@@ -51,11 +53,13 @@ class VisitSession:
     async def open(cls, transport: Transport, peer: PeerKey) -> AsyncIterator["VisitSession"]:
         """Raises `Unreachable` unless the peer is connected; what the block raises, in a group."""
         session = cls(peer, await transport.open_stream(peer, Lane.CONTROL))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(session._read)
-            yield session
-            nursery.cancel_scope.cancel()
-        await trio.aclose_forcefully(session._stream)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(session._read)
+                yield session
+                nursery.cancel_scope.cancel()
+        finally:
+            await trio.aclose_forcefully(session._stream)
 
     async def _read(self) -> None:
         """Until the peer ends the stream, or breaks a rule; who waits for a message then hears that it is over."""
@@ -70,8 +74,10 @@ class VisitSession:
                         self._heard.send_nowait(message)
 
     async def send(self, message: Message) -> None:
-        async with self._sending:
-            await self._stream.send_all(frame_message(message))
+        """Raises `trio.TooSlowError` when the peer does not read; the session is of no further use then."""
+        with trio.fail_after(_SEND_S):
+            async with self._sending:
+                await self._stream.send_all(frame_message(message))
 
     async def receive(self, kinds: type[Any] | UnionType, within_s: float) -> Any:
         """The next message of these kinds; others are dropped. Raises `trio.TooSlowError`, and `PeerError` when the
@@ -83,14 +89,15 @@ class VisitSession:
         raise PeerError("the peer closed the session")
 
     async def round_trip_ms(self, times: int, within_s: float) -> float:
-        """The shortest of `times` round trips."""
+        """The shortest of `times` round trips, which together may take `within_s`. Raises as `receive` does."""
         found: list[float] = []
-        for nonce in range(times):
-            began = trio.current_time()
-            await self.send(Ping(nonce))
-            while (await self.receive(Pong, within_s)).nonce != nonce:
-                pass
-            found.append(1e3 * (trio.current_time() - began))
+        with trio.fail_after(within_s):
+            for nonce in range(times):
+                began = trio.current_time()
+                await self.send(Ping(nonce))
+                while (await self.receive(Pong, within_s)).nonce != nonce:
+                    pass
+                found.append(1e3 * (trio.current_time() - began))
         return min(found)
 
     async def until_closed(self) -> None:
@@ -149,9 +156,6 @@ class Blocks:
         requests, fetched = Requests(_LATE_BYTES), Fetched()
         self._open[session.peer] = requests, fetched
         began = trio.current_time()
-        for want, size in zip(wants, sizes, strict=True):
-            requests.note(want, size, exact=exact)
-            await session.send(want)
 
         async def hear_refusals() -> None:
             while True:
@@ -162,6 +166,9 @@ class Blocks:
                 self._came = trio.Event()
 
         with trio.move_on_after(within_s):
+            for want, size in zip(wants, sizes, strict=True):
+                requests.note(want, size, exact=exact)
+                await session.send(want)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(hear_refusals)
                 while len(requests):

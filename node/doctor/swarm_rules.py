@@ -6,6 +6,7 @@ from node.doctor.facts import Facts, NeighbourFacts, Rate, VisitFacts
 from node.doctor.lines import Line, costs, ok, skipped, stops
 from swarm.protocol.core.boots import latest_boot
 from swarm.protocol.core.reach import Scope, scope
+from swarm.transport.connection.addresses import host_and_port_of
 
 __all__ = ["address", "clock", "neighbour", "seed", "seed_rate", "ticket", "udp"]
 
@@ -125,18 +126,20 @@ def _all_public(addrs: tuple[str, ...]) -> bool:
 
 def _inside(visit: VisitFacts) -> str:
     """This machine's address in its own network, as --announce takes it."""
-    host = _host_and_port(visit.seen_by_seed or "/ip4/HOST/tcp/0")[0]
-    return f"{host}:{visit.own_port}"
+    seen = host_and_port_of(visit.seen_by_seed or "")
+    return f"{seen[0] if seen else 'HOST'}:{visit.own_port}"
 
 
 def _nat(visit: VisitFacts) -> str:
     """The kind of NAT, in words."""
-    seen = visit.seen_by_seed
-    if seen is None or visit.own_port is None:
+    seen = host_and_port_of(visit.seen_by_seed or "")
+    if visit.seen_by_seed is None or seen is None or visit.own_port is None:
         return "the kind of NAT is not known"
-    host, port = _host_and_port(seen)
-    if host in {_host_and_port(own)[0] for own in visit.own_addresses}:
-        return "no NAT before the seed" if scope(seen) < Scope.WORLD else "no NAT: its own address is public"
+    host, port = seen
+    if host in {own[0] for own in map(host_and_port_of, visit.own_addresses) if own is not None}:
+        return (
+            "no NAT before the seed" if scope(visit.seen_by_seed) < Scope.WORLD else "no NAT: its own address is public"
+        )
     if _symmetric(visit):
         return f"behind a symmetric NAT ({host}): each target sees another port"
     if port == visit.own_port:
@@ -145,10 +148,8 @@ def _nat(visit: VisitFacts) -> str:
 
 
 def _symmetric(visit: VisitFacts) -> bool:
-    one, other = visit.seen_by_seed, visit.seen_by_neighbour
-    if one is None or other is None or _host_and_port(one)[0] != _host_and_port(other)[0]:
-        return False
-    return _host_and_port(one)[1] != _host_and_port(other)[1]
+    one, other = host_and_port_of(visit.seen_by_seed or ""), host_and_port_of(visit.seen_by_neighbour or "")
+    return one is not None and other is not None and one[0] == other[0] and one[1] != other[1]
 
 
 def seed_rate(facts: Facts) -> Line:
@@ -222,8 +223,3 @@ def _ago(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {name}"
     return f"{seconds:.0f} s"
-
-
-def _host_and_port(address: str) -> tuple[str, int]:
-    parts = address.split("/")
-    return parts[2], int(parts[4])

@@ -2,8 +2,8 @@
 
 It needs no store, model or core. It dials each address of the ticket, connects to the seed, asks to join, measures the
 round trip, fetches a few blocks from the seed and from one member and throws them away, looks whether the seed could
-dial back, and releases its lease. Each step has a deadline, and the bytes are bounded (`MAX_BLOCKS`, `MAX_LAYOUT`).
-Whatever a peer does wrong ends that step only.
+dial back, and releases its lease. Each step has a deadline, so has the whole visit, and the bytes are bounded
+(`MAX_BLOCKS`, `MAX_LAYOUT`). Whatever a peer does wrong ends that step only.
 """
 
 import errno
@@ -41,6 +41,7 @@ from swarm.protocol.core.wire import (
 )
 from swarm.protocol.membership.roster import Member, Roster, open_whole
 from swarm.transport.base import PeerKey, Unreachable
+from swarm.transport.connection.addresses import host_and_port_of
 from swarm.transport.connection.ports import bind
 from swarm.transport.libp2p import Libp2pTransport
 from swarm.transport.observed import observed_by
@@ -57,6 +58,10 @@ RATE_S: Final = 6.0
 """For the blocks of one peer: what has come until then is the measure."""
 DIAL_BACK_S: Final = 12.0
 """The seed gives each address that it dials back 10 s."""
+MEET_S: Final = 40.0
+"""For all that concerns the member."""
+VISIT_S: Final = 120.0
+"""For the whole visit, from the handshake with the seed to the last answer: a little more than its steps together."""
 LOOK_EVERY_S: Final = 0.5
 LEAVE_S: Final = 2.0
 MAX_BLOCKS: Final = 4
@@ -92,7 +97,7 @@ async def visit(ticket: Ticket, config: JoinConfig, key: Key, *, clock: Callable
     async with trio.open_nursery() as nursery:
         addrs = await nursery.start(transport.serve, blocks.accept)
         visitor = _Visitor(ticket, config, key, transport, blocks, tuple(addrs), clock, facts)
-        with guarded(Source.STREAM, ticket.authority) as outcome:
+        with guarded(Source.STREAM, ticket.authority) as outcome, trio.fail_after(VISIT_S):
             await visitor.run()
         facts = visitor.facts
         if outcome.error is not None:
@@ -231,7 +236,7 @@ class _Visitor:
         name = other.name or "a member"
         found = NeighbourFacts(name=name)
         self._dial_from_listen_port(other.addrs)
-        with guarded(Source.STREAM, other.peer) as outcome:
+        with guarded(Source.STREAM, other.peer) as outcome, trio.fail_after(MEET_S):
             with trio.fail_after(CONNECT_S):
                 await self._transport.connect(other.peer, other.addrs)
             async with VisitSession.open(self._transport, other.peer) as session:
@@ -301,9 +306,7 @@ async def _dial(address: str) -> Dial:
 
 def _place(address: str) -> tuple[str, int] | None:
     """Host and port of an address; of a circuit, the relay's."""
-    direct = relay_of(address)[0] if is_circuit(address) else address
-    parts = direct.split("/")
-    return (parts[2], int(parts[4])) if len(parts) == 5 and parts[4].isdecimal() else None
+    return host_and_port_of(relay_of(address)[0] if is_circuit(address) else address)
 
 
 def _reason(error: BaseException) -> str:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-__all__ = ["child_environment", "python_module"]
+__all__ = ["child_environment", "clone_folder", "python_module"]
 
 _ROOT: Final = Path(__file__).parents[2]
 """In a clone: the folder with the packages. In an installed package: site-packages."""
@@ -22,7 +22,13 @@ def python_module(module: str, *words: str) -> list[str]:
 
 def child_environment() -> dict[str, str]:
     """The variables of such a process: ours, and where its packages are when they are those of a clone."""
-    if not (_ROOT / "pyproject.toml").is_file():
+    clone = clone_folder()
+    if clone is None:
         return dict(os.environ)
-    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(clone), *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def clone_folder() -> Path | None:
+    """The folder with our packages when they are those of a clone, which need not be installed."""
+    return _ROOT if (_ROOT / "pyproject.toml").is_file() else None

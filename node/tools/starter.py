@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from codec.errors import UsageError
+from node.host.child import clone_folder
 from node.tools.talking_model import write_model, write_steps
 
 __all__ = ["STEPS", "write_starter"]
@@ -48,12 +49,13 @@ _TWO_BOXES: Final = """\
 set -eu
 cd "$(dirname "$0")"
 python={python}
-swarm_node() {{ "$python" -m node.cli "$@"; }}
+{packages}swarm_node() {{ "$python" -P -m node.cli "$@"; }}  # -P: no file of this folder hides a module
 unset SWARM_HOME SWARM_TICKET SWARM_CONFIG
 
 trap 'trap - EXIT; kill $box $gateway $seed 2>/dev/null || true; wait' EXIT INT TERM
 seed= box= gateway=
-"$python" -m node.cli seed --base model --home trainer --listen 127.0.0.1:0 --preset loopback 2> trainer.log & seed=$!
+"$python" -P -m node.cli seed --base model --home trainer --listen 127.0.0.1:0 --preset loopback 2> trainer.log &
+seed=$!
 echo "Starting the seed (its log: trainer.log)."
 until swarm_node status --home trainer > status.txt 2> status.err; do
     kill -0 $seed 2>/dev/null || {{ tail -n 1 trainer.log >&2; exit 1; }}
@@ -61,8 +63,8 @@ until swarm_node status --home trainer > status.txt 2> status.err; do
 done
 
 swarm_node invite --home trainer > ticket 2> invite.err
-"$python" -m node.cli join --ticket-file ticket --home box --name box --listen 127.0.0.1:0 2> box.log & box=$!
-"$python" -m node.cli gateway --home trainer --at 127.0.0.1:0 --max-lag 0 > gateway.url 2> gateway.log & gateway=$!
+"$python" -P -m node.cli join --ticket-file ticket --home box --name box --listen 127.0.0.1:0 2> box.log & box=$!
+"$python" -P -m node.cli gateway --home trainer --at 127.0.0.1:0 --max-lag 0 > gateway.url 2> gateway.log & gateway=$!
 echo "Starting a node and its engine (its log: box.log)."
 until [ -s gateway.url ]; do
     kill -0 $gateway 2>/dev/null || {{ cat gateway.log >&2; exit 1; }}
@@ -97,5 +99,13 @@ def write_starter(folder: Path) -> None:
     write_steps(folder / "steps", STEPS)
     (folder / "ask.py").write_text(_ASK)
     script = folder / "two_boxes.sh"
-    script.write_text(_TWO_BOXES.format(python=shlex.quote(sys.executable)))
+    script.write_text(_TWO_BOXES.format(python=shlex.quote(sys.executable), packages=_packages()))
     script.chmod(0o755)
+
+
+def _packages() -> str:
+    """The lines of the script that say where our packages are: those of a clone need not be installed."""
+    clone = clone_folder()
+    if clone is None:
+        return ""
+    return f"PYTHONPATH={shlex.quote(str(clone))}${{PYTHONPATH:+:$PYTHONPATH}}\nexport PYTHONPATH\n"

@@ -169,6 +169,15 @@ def test_systemd_accepts_the_units_and_finds_them_hardened(tmp_path: Path) -> No
         assert judged.returncode == 0, judged.stdout
 
 
+def test_each_instance_of_a_systemd_unit_has_a_home_of_its_own() -> None:
+    """systemd gives a `StateDirectory` with all that is in it to the user who starts last."""
+    for file in (DEPLOY / "systemd").glob("*.service"):
+        unit = file.read_text()
+        (state,), (cache,) = (re.findall(rf"(?m)^{kind}Directory=(\S+)$", unit) for kind in ("State", "Cache"))
+        assert f"SWARM_HOME=/var/lib/{state} SWARM_CACHE=/var/cache/{cache}\n" in unit
+        assert ("%i" in state) == ("%i" in cache) == ("@." in file.name), file.name
+
+
 # ---------------------------------------------------------------- compose
 
 
@@ -200,13 +209,39 @@ def test_the_files_that_compose_mounts_exist_and_each_token_is_mounted() -> None
         for source in (volume.partition(":")[0] for volume in service.get("volumes", ())):
             if source.startswith("."):
                 assert (DEPLOY / "compose" / source).exists(), source
-    mounted = {volume.split(":")[1] for volume in services["prometheus"]["volumes"]}
+    copied = re.findall(r"(?m)^for each in (.*); do$", services["tokens"]["entrypoint"][2])[0].split()
     scraped = (DEPLOY / "compose" / "prometheus.yml").read_text()
     for token, target in re.findall(r"credentials_file: (\S+)/monitor\.token\n.*\n.*\"(\S+):9464\"", scraped):
-        assert token in mounted
+        assert target in copied
         assert token == f"/tokens/{target}"
+        assert f"{target}:/homes/{target}:ro" in services["tokens"]["volumes"]
         assert "--metrics=0.0.0.0:9464" in services[target]["command"]
     assert len(re.findall("job_name", scraped)) == 3
+
+
+def test_compose_gives_no_home_to_a_service_that_a_network_reaches() -> None:
+    """The homes hold the keys, `authority.key` and `node.key`, which the user 1000 may read."""
+    services = compose()["services"]
+    homes = {"seed", "node-1", "node-2"}
+    for name, service in services.items():
+        held = {volume.partition(":")[0] for volume in service.get("volumes", ())} & homes
+        own = {name} if name in homes else {"seed"} if name == "ticket" else set()
+        assert held == own or service.get("network_mode") == "none", name
+
+
+def test_compose_copies_only_the_tokens(tmp_path: Path) -> None:
+    for name in ("seed", "node-1", "node-2"):
+        (tmp_path / "homes" / name).mkdir(parents=True)
+        (tmp_path / "homes" / name / "monitor.token").write_text(name)
+        (tmp_path / "homes" / name / "node.key").write_text("secret")
+    shell, flags, script = compose()["services"]["tokens"]["entrypoint"]
+    script = re.sub(r"/(homes|tokens)/", rf"{tmp_path}/\1/", script.replace("$$", "$"))
+    subprocess.run([shell, flags, script], check=True, timeout=20)
+    tokens = [path for path in (tmp_path / "tokens").rglob("*") if path.is_file()]
+    assert {(path.parent.name, path.name) for path in tokens} == {
+        (name, "monitor.token") for name in ("seed", "node-1", "node-2")
+    }
+    assert {path.stat().st_mode & 0o777 for path in tokens} == {0o600}
 
 
 @pytest.mark.slow
@@ -260,37 +295,101 @@ def test_probes_ports_volumes_and_selectors_agree() -> None:
 # ---------------------------------------------------------------- SLURM
 
 
-def batch(tmp_path: Path, node: str) -> tuple[subprocess.Popen[str], Path]:
-    """The batch script with stand-ins: srun runs its command as a step, scontrol notes what it is asked."""
+def batch(
+    tmp_path: Path, node: str, *, state: str = "RUNNING", left_s: int = 100, **variables: str
+) -> tuple[subprocess.Popen[str], Path]:
+    """The batch script with stand-ins: srun runs its command as a step, scontrol notes what it is asked, squeue says
+    that the job is in `state` and has `left_s` left."""
     for name, script in {
         "srun": 'shift; "$@" & echo $! > "$FOLDER/step"; wait $!; exit $?',
         "scontrol": 'echo "$*" >> "$FOLDER/asked"',
+        "squeue": f'echo "{state} $(date -d "+{left_s} seconds" +%Y-%m-%dT%H:%M:%S)"',
         "swarm-node": node,
     }.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{script}\n")
         (tmp_path / name).chmod(0o755)
     environment = {
         "PATH": f"{tmp_path}:/usr/bin:/bin", "FOLDER": str(tmp_path), "SLURM_JOB_ID": "7", "USER": "u",
-        "TICKET_FILE": "/t", "HOMES": str(tmp_path),
-    }  # fmt: skip
+        "TICKET_FILE": "/t", "HOMES": str(tmp_path / "homes"),
+    } | variables  # fmt: skip
     job = subprocess.Popen(["bash", DEPLOY / "slurm" / "swarm-node.sbatch"], env=environment, text=True)
     return job, tmp_path / "asked"
 
 
-def test_a_job_whose_time_is_up_finishes_and_is_queued_again(tmp_path: Path) -> None:
-    node = 'trap "exit 0" TERM; echo "$*" > "$FOLDER/node"; while :; do sleep 0.05; done'
-    job, asked = batch(tmp_path, node)
+SERVING = 'trap "exit 0" TERM; mkdir -p "$5"; echo "$*" > "$FOLDER/node"; while :; do sleep 0.05; done'
+"""A node that runs until SIGTERM; its home is the fifth word."""
+
+
+def finished(job: subprocess.Popen[str], tmp_path: Path, *, signal_shell: bool = False) -> list[str]:
+    """The node's words, after it got SIGTERM and the job has ended with code 0."""
     deadline = time.monotonic() + 20
     while not (tmp_path / "node").exists() or not (tmp_path / "step").read_text().strip():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    words = (tmp_path / "node").read_text()
-    assert words.startswith("join --ticket-file /t --home")
-    assert words.rstrip().endswith("--finish-within 100s")
-    job.send_signal(signal.SIGTERM)  # some sites signal the shell too
+    if signal_shell:
+        job.send_signal(signal.SIGTERM)
     os.kill(int((tmp_path / "step").read_text()), signal.SIGTERM)
     assert job.wait(20) == 0
+    return (tmp_path / "node").read_text().split()
+
+
+def test_a_job_whose_time_is_up_finishes_and_is_queued_again(tmp_path: Path) -> None:
+    job, asked = batch(tmp_path, SERVING)
+    words = finished(job, tmp_path, signal_shell=True)  # some sites signal the shell too
+    assert words[:4] == ["join", "--ticket-file", "/t", "--home"]
+    assert words[-2:] == ["--finish-within", "100s"]
     assert asked.read_text() == "requeue 7\n"
+    assert Path(words[4]).is_dir()  # it is used again
+
+
+@pytest.mark.parametrize(
+    ("state", "left_s"), [("COMPLETING", 0), ("CANCELLED", 0), ("RUNNING", 9999), ("", 0)],
+    ids=["cancelled", "cancelled and over", "told to finish by hand", "unknown"],
+)  # fmt: skip
+def test_a_job_that_was_ended_by_its_user_is_not_queued_again(tmp_path: Path, state: str, left_s: int) -> None:
+    job, asked = batch(tmp_path, SERVING, state=state, left_s=left_s)
+    words = finished(job, tmp_path)
+    assert not asked.exists()
+    assert not Path(words[4]).exists()  # nobody would use it again
+
+
+def test_jobs_and_elements_of_an_array_on_one_machine_have_homes_of_their_own(tmp_path: Path) -> None:
+    element = {"SLURM_ARRAY_JOB_ID": "9", "SLURM_PROCID": "0"}
+    jobs = {
+        "a": {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"},
+        "b": {"SLURM_JOB_ID": "8", "SLURM_PROCID": "0"},
+        "c": element | {"SLURM_JOB_ID": "10", "SLURM_ARRAY_TASK_ID": "1"},
+        "d": element | {"SLURM_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "2"},
+    }
+    homes, requeued = set[str](), list[str]()
+    for name, variables in jobs.items():
+        (tmp_path / name).mkdir()
+        job, asked = batch(tmp_path / name, 'echo "$5" > "$FOLDER/home"', HOMES=str(tmp_path / "homes"), **variables)
+        assert job.wait(20) == 0
+        homes.add((tmp_path / name / "home").read_text())
+        requeued.append(asked.read_text())
+    assert len(homes) == 4
+    assert requeued == ["requeue 7\n", "requeue 8\n", "requeue 9_1\n", "requeue 9_2\n"]
+    assert (tmp_path / "homes").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("case", ["others can write", "a link", "another user's"])
+def test_a_folder_for_homes_that_is_not_the_users_alone_is_refused(tmp_path: Path, case: str) -> None:
+    folder = tmp_path / "homes"
+    if case == "a link":
+        (tmp_path / "mine").mkdir(mode=0o700)
+        folder.symlink_to(tmp_path / "mine")
+    else:
+        folder.mkdir()
+        folder.chmod(0o777 if case == "others can write" else 0o700)
+    if case == "another user's":
+        if os.getuid() != 0:
+            pytest.skip("only root can make another user's folder")
+        os.chown(folder, 1, 1)
+    job, asked = batch(tmp_path, 'touch "$FOLDER/node"')
+    assert job.wait(20) == 2
+    assert not asked.exists()
+    assert not (tmp_path / "node").exists()
 
 
 def test_a_job_whose_node_fails_is_not_queued_again(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from node.doctor.visit import visit
 from node.settings.config import JoinConfig
 from node.settings.ticket import Ticket
 from swarm.protocol.core.documents import AuthorityTime, Capability, Grant, Heartbeat, seal
-from swarm.protocol.core.wire import Refused, Welcome
-from swarm.runtime.framing import frame_message
+from swarm.protocol.core.wire import Bye, Join, Ping, Pong, Refused, Welcome
+from swarm.runtime.framing import ByteReader, Patience, frame_message, read_message
 from swarm.transport.base import Lane, PeerKey, Stream
 from swarm.transport.libp2p import Libp2pTransport
 
@@ -99,3 +99,36 @@ async def test_a_seed_that_falls_silent_after_its_welcome(manifest: bytes, tmp_p
     assert 3590 < facts.own_time - facts.seed_time < 3610
     assert (facts.rtt_ms, facts.model_bytes, facts.dialable) == (None, None, None)
     assert facts.rate.error
+
+
+async def test_a_seed_that_answers_other_pings(tmp_path: Path) -> None:
+    """It says something before each deadline for a message has passed, but never what was asked."""
+
+    async def babble(stream: Stream) -> None:
+        await stream.receive_some(1)
+        await stream.send_all(welcome())
+        while True:
+            await trio.sleep(0.3)
+            await stream.send_all(frame_message(Pong(77)))
+
+    facts = await visited(babble, tmp_path)
+    assert (facts.welcomed, facts.rtt_ms, facts.rate.error) == (True, None, "too slow")
+
+
+async def test_a_seed_whose_every_step_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step may end in time; the visit as a whole ends, too, and releases its lease."""
+    monkeypatch.setattr(visiting, "VISIT_S", 1.0)
+    for name in ("STEP_S", "RATE_S", "DIAL_BACK_S"):
+        monkeypatch.setattr(visiting, name, 60.0)
+    heard: list[object] = []
+
+    async def slow(stream: Stream) -> None:
+        reader = ByteReader(stream)
+        while (read := await read_message(reader, Patience(10.0))) is not None:
+            heard.append(type(read[0]))
+            if heard[-1] is Join:
+                await stream.send_all(welcome())
+
+    facts = await visited(slow, tmp_path)
+    assert facts.welcomed
+    assert heard == [Join, Ping, Bye]

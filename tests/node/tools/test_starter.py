@@ -1,6 +1,7 @@
 """What `demo --keep --only-files` leaves, without torch and without a swarm."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from node.settings.config import DemoConfig
 from node.tools.starter import STEPS, write_starter
 from node.tools.talking_model import says
 
+HOUSE = Path(__file__).parents[3]
+
 
 def test_only_files_makes_a_model_steps_and_scripts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "talk"
@@ -24,6 +27,18 @@ def test_only_files_makes_a_model_steps_and_scripts(tmp_path: Path, capsys: pyte
         assert Checkpoint.open(folder / "steps" / f"step_{number}").layout == model.layout
     assert sys.executable in (folder / "two_boxes.sh").read_text()
     assert not (folder / "run").exists()
+
+
+def test_the_script_starts_this_program_whatever_is_in_its_folder_or_installed(tmp_path: Path) -> None:
+    folder = tmp_path / "talk"
+    write_starter(folder)
+    (folder / "node.py").write_text("raise SystemExit('a file of the user')")
+    script = folder / "two_boxes.sh"
+    head = script.read_text().partition("trap ")[0]
+    script.write_text(head + 'swarm_node --version\necho "$PYTHONPATH"\n')
+    ran = subprocess.run(["sh", script], env={"PYTHONPATH": "/other"}, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.splitlines()[-1] == f"{HOUSE}:/other"
 
 
 def test_the_tokenizer_has_every_word_that_the_model_says(tmp_path: Path) -> None:
