@@ -173,8 +173,8 @@ class Coordinator:
     ) -> None:
         self._config, self._key, self._store, self._model = config, key, store, model
         self._superseded = trio.Event()
-        self._kernels_loaded = trio.Event()
         """Another seed with this key has started since."""
+        self._kernels_loaded = trio.Event()
         now = trio.current_time()
         self.core = _authority(config, key, store, model, head, boot, now)
         self.track = Track(self._sent_bytes, trio.current_time)
