@@ -4,6 +4,7 @@ the user's trainer --trainer.sock--> trainer server --> publisher --> chunks, se
                                      trainer server <--> ledger service <-- Work messages <---- runtime <-- nodes
 """
 
+import contextlib
 import random
 import secrets
 import shutil
@@ -11,6 +12,7 @@ import subprocess
 import time
 from collections.abc import AsyncGenerator
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -22,7 +24,7 @@ from codec.chunk import CODER_PCO, CODER_RICE
 from codec.errors import SwarmError, UsageError
 from codec.sign import Key
 from node.coordinator.admin import AdminService
-from node.coordinator.handover import hand_over
+from node.coordinator.handover import Handover, hand_over
 from node.coordinator.recovery import CHECKPOINTS_KEPT, open_newest_version
 from node.coordinator.seed_log import SeedLog, next_command
 from node.coordinator.seed_status import seed_status
@@ -32,7 +34,7 @@ from node.host import kernels
 from node.host.announce import announced, reached_at
 from node.host.audit import audit, close
 from node.host.child import child_environment, python_module
-from node.host.endpoint import Endpoint, NetworkOptions, open_store, store_folder
+from node.host.endpoint import Endpoint, NetworkOptions, open_store
 from node.host.raw import write_raw_base
 from node.ledger.book import Book
 from node.ledger.service import LedgerService
@@ -87,15 +89,30 @@ async def run(config: SeedConfig, *, task_status: trio.TaskStatus[None] = trio.T
     if config.base is not None:
         await in_thread(Checkpoint.open, config.base)  # a wrong folder is reported before a key is made
     own_key = config.home / keyfile.AUTHORITY_KEY
-    makes_key = config.key is None and not own_key.exists()
-    key = keyfile.load(config.key) if config.key is not None else keyfile.load_or_make(own_key)
+    hands_over = Handover.read(config.home) is not None
+    made_key = config.key is None and keyfile.make(own_key)
+    key = keyfile.load(config.key or own_key)
     serving = _Serving(task_status)
     try:
         await _run_with_key(config, key, serving)
     finally:
-        if makes_key and not serving.started_once:  # nobody has heard of this key: the next start makes another one
-            own_key.unlink(missing_ok=True)
-            shutil.rmtree(store_folder(config.home, key.public), ignore_errors=True)
+        # Nobody has heard of this key, so the next start makes another one; after a handover members may have.
+        if made_key and not hands_over and not serving.started_once:
+            _forget_key(config.home, key)
+
+
+def _forget_key(home: Path, key: Key) -> None:
+    """Remove the key of a start that failed, and its store; unless another seed runs with it."""
+    with contextlib.suppress(SwarmError, OSError), open_store(home, key.public) as store:
+        (home / keyfile.AUTHORITY_KEY).unlink(missing_ok=True)
+        shutil.rmtree(store.folder, ignore_errors=True)
+
+
+def _is_in(path: Path, key: Key) -> bool:
+    try:
+        return keyfile.load(path).public == key.public
+    except UsageError:
+        return False
 
 
 class _Serving(trio.TaskStatus[None]):
@@ -117,6 +134,8 @@ async def _run_with_key(config: SeedConfig, key: Key, task_status: trio.TaskStat
     smaller = f"carry smaller files (--raw-mb {config.raw_mb})" if config.raw_mb else "use a machine with more"
     memory_plan.require(memory_plan.seed(checkpoint.layout.nbytes), memory.free_bytes(), smaller)
     with open_store(config.home, key.public, checkpoints_kept=CHECKPOINTS_KEPT) as store:
+        if config.key is None and not _is_in(config.home / keyfile.AUTHORITY_KEY, key):
+            raise UsageError(f"Another start in {config.home} failed and took its new key back. Start the seed again.")
         if store.records.get("succession"):
             raise UsageError("This key was replaced (swarm-node rotate-key): start the seed with the new one.")
         model = Model(store, base=base, refer=not config.copy_base)
@@ -174,8 +193,8 @@ class Coordinator:
     ) -> None:
         self._config, self._key, self._store, self._model = config, key, store, model
         self._superseded = trio.Event()
-        self._kernels_loaded = trio.Event()
         """Another seed with this key has started since."""
+        self._kernels_loaded = trio.Event()
         now = trio.current_time()
         self.core = _authority(config, key, store, model, head, boot, now)
         self.track = Track(self._sent_bytes, trio.current_time)

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from node.doctor.lines import Line
 from node.doctor.rules import useful
+from node.settings.text import printable
 
 __all__ = ["as_json", "as_text"]
 
@@ -40,10 +41,10 @@ def as_json(lines: dict[str, Line]) -> dict[str, Any]:
 def _wrapped(head: str, text: str, columns: int) -> list[str]:
     """Names and reasons come from other machines, and must not control a terminal."""
     width = max(40, columns)
-    text = "".join(char if char.isprintable() else "?" for char in text)
     wrapped = textwrap.wrap(
-        text, width, initial_indent=head, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False
-    )
+        printable(text), width, initial_indent=head, subsequent_indent=_INDENT,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
     return wrapped or [head.rstrip()]
 
 

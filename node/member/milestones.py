@@ -9,7 +9,9 @@ from typing import Any, Final, NamedTuple
 import structlog
 import trio
 
+from node.settings.units import version_text
 from node.status.schema import Version
+from swarm.protocol.core.version import VersionId
 
 __all__ = ["Look", "Milestones"]
 
@@ -135,8 +137,9 @@ class Milestones:
 
 
 def _number(version: Version | None) -> str:
-    return "no version" if version is None else f"version {version[1]}" + f" (epoch {version[0]})" * bool(version[0])
+    return "no version" if version is None else f"version {version_text(version)}"
 
 
 def _name(version: Version | None) -> str:
-    return "-" if version is None else f"{version[0]}.{version[1]}"
+    """As fields of the log have it."""
+    return "-" if version is None else str(VersionId(*version))

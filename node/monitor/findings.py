@@ -5,6 +5,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from node.settings.units import version_text
 from node.status.schema import (
     MemberStatus,
     NodeStatus,
@@ -12,7 +13,6 @@ from node.status.schema import (
     RelayStatus,
     SeedStatus,
     Status,
-    Version,
     versions_behind,
 )
 
@@ -44,15 +44,15 @@ def headline(status: Status) -> str:
     if own.held is None:
         return f"This machine fetches the model: {own.catching_up:.0%} is here."
     if status.head is not None and own.held < status.head:
-        return f"This machine holds version {_named(own.held)}; the newest is {_named(status.head)}."
-    return f"This machine holds version {_named(own.held)}, the newest."
+        return f"This machine holds version {version_text(own.held)}; the newest is {version_text(status.head)}."
+    return f"This machine holds version {version_text(own.held)}, the newest."
 
 
 def _swarm_headline(status: SeedStatus) -> str:
     if status.head is None:
         return "No version is sealed yet."
     if not status.nodes:
-        return f"Version {_named(status.head)} is sealed, and no node has joined yet."
+        return f"Version {version_text(status.head)} is sealed, and no node has joined yet."
     there = [node for node in status.nodes if node.held is not None and node.held >= status.head]
     if len(status.nodes) == 1:
         who = f"{name_of(status.nodes[0])} has" if there else "No node has"
@@ -60,7 +60,7 @@ def _swarm_headline(status: SeedStatus) -> str:
         who = f"{len(there)} of {len(status.nodes)} nodes have"
         if len(there) == len(status.nodes):
             who = f"All {len(there)} nodes have"
-    text = f"{who} version {_named(status.head)}"
+    text = f"{who} version {version_text(status.head)}"
     step = next((step for step in reversed(status.steps) if step.version == status.head), None)
     if step is None:
         return text + "."
@@ -167,11 +167,6 @@ def _of_member(status: NodeStatus | RelayStatus) -> Iterator[Finding]:
 def name_of(node: MemberStatus) -> str:
     """A member's name for people, or the end of its PeerId where it has none."""
     return node.name or node.peer[-8:]
-
-
-def _named(version: Version) -> str:
-    """A version as people say it: its number, and the epoch where there was a rollback."""
-    return str(version[1]) if version[0] == 0 else f"{version[1]} (epoch {version[0]})"
 
 
 def _seconds(seconds: float) -> str:

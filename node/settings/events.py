@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from node.settings.units import size_text, time_text
+from node.settings.units import size_text, time_text, version_text
 
 __all__ = ["EVENTS", "Event", "say"]
 
@@ -175,6 +175,8 @@ EVENTS: Final[Mapping[str, Event]] = {
 
 _PART: Final = re.compile(r"\[\[(.*?)\]\]")
 _ADDRESS: Final = re.compile(r"/(ip4|ip6|dns\w*)/([^/]+)/tcp/(\d+)")
+_VERSION: Final = re.compile(r"([0-9]+)\.([0-9]+)")
+"""As fields have it: `swarm.protocol.core.version.VersionId` as text."""
 _FIELD: Final = re.compile(r"\{(\w+)(?::(\w+))?\}")
 
 
@@ -194,9 +196,8 @@ def say(name: str, fields: Mapping[str, Any]) -> str:
 def _shown(field: str, value: Any, form: str | None) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if field in ("version", "head") and isinstance(value, str) and value.count(".") == 1:
-        epoch, number = value.split(".")
-        return number if epoch == "0" else f"{number} (epoch {epoch})"
+    if field in ("version", "head") and isinstance(value, str) and (version := _VERSION.fullmatch(value)):
+        return version_text((int(version[1]), int(version[2])))
     if field == "addrs":
         return _ADDRESS.sub(
             lambda match: f"[{match[2]}]:{match[3]}" if match[1] == "ip6" else f"{match[2]}:{match[3]}", value

@@ -10,7 +10,7 @@ from typing import Final
 from codec.errors import UsageError
 from codec.sign import Key
 
-__all__ = ["AUTHORITY_KEY", "NODE_KEY", "load", "load_or_make", "write"]
+__all__ = ["AUTHORITY_KEY", "NODE_KEY", "load", "load_or_make", "make", "write"]
 
 AUTHORITY_KEY: Final = "authority.key"
 """In the seed's SWARM_HOME. Its holder controls the swarm."""
@@ -80,8 +80,20 @@ def load(path: Path) -> Key:
     return Key(bytes.fromhex(match[1].decode()))
 
 
+def make(path: Path) -> bool:
+    """Make a key in `path` unless there is one. True: this call made it. Of several processes one makes it."""
+    if path.exists():
+        return False
+    try:
+        write(path, Key.generate())
+    except UsageError:
+        if path.exists():  # another process was faster
+            return False
+        raise
+    return True
+
+
 def load_or_make(path: Path) -> Key:
     """The key in `path`, made at the first call, so that a machine keeps its identity across restarts."""
-    if not path.exists():
-        write(path, Key.generate())
+    make(path)
     return load(path)

@@ -24,7 +24,11 @@ class LogFile:
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
         """Raises `UsageError` when the file cannot be written."""
         self._path, self._max_bytes = path, max_bytes
+        self._full_at = max_bytes
+        """Size at which the file is renamed. It rises when that fails, so that not each line tries again."""
         self._lock = threading.Lock()
+        self._descriptor: int | None = None
+        """None: `close` was called."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = self._open()
@@ -37,30 +41,45 @@ class LogFile:
     def write(self, line: str) -> None:
         """Append `line` and a line break."""
         with self._lock, contextlib.suppress(OSError):
-            if not self._is_current():
-                os.close(self._descriptor)
-                self._descriptor = self._open()
-            os.write(self._descriptor, line.encode(errors="replace") + b"\n")
-            if os.fstat(self._descriptor).st_size >= self._max_bytes:
-                self._rotate()
+            if self._descriptor is None:
+                return
+            current = self._descriptor if self._is_current(self._descriptor) else self._reopened(self._descriptor)
+            os.write(current, line.encode(errors="replace") + b"\n")
+            if (size := os.fstat(current).st_size) >= self._full_at:
+                self._full_at = size + self._max_bytes
+                self._rotate(current)
 
-    def _is_current(self) -> bool:
+    def _is_current(self, descriptor: int) -> bool:
         """Whether the open file is still the one of this name."""
         try:
-            return os.path.samestat(os.stat(self._path), os.fstat(self._descriptor))
+            return os.path.samestat(os.stat(self._path), os.fstat(descriptor))
         except FileNotFoundError:
             return False
 
-    def _rotate(self) -> None:
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # another process may rename this very file now
-        if not self._is_current():
+    def _reopened(self, old: int) -> int:
+        """Open the file of this name instead of `old`; `old` stays open when that fails."""
+        self._descriptor = new = self._open()
+        self._full_at = self._max_bytes
+        os.close(old)
+        return new
+
+    def _rotate(self, full: int) -> None:
+        try:
+            fcntl.flock(full, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # another process renames this very file now; the next line opens the new one
             return
+        try:
+            if self._is_current(full):
+                self._rename()
+        finally:
+            fcntl.flock(full, fcntl.LOCK_UN)
+        self._reopened(full)
+
+    def _rename(self) -> None:
         for number in range(OLDER, 1, -1):
             with contextlib.suppress(FileNotFoundError):
                 os.replace(self._numbered(number - 1), self._numbered(number))
         os.replace(self._path, self._numbered(1))
-        full, self._descriptor = self._descriptor, self._open()
-        os.close(full)
 
     def _numbered(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}.{number}")
@@ -68,4 +87,6 @@ class LogFile:
     def close(self) -> None:
         """No line is written after this."""
         with self._lock:
-            os.close(self._descriptor)
+            descriptor, self._descriptor = self._descriptor, None
+            if descriptor is not None:
+                os.close(descriptor)

@@ -142,12 +142,20 @@ def _plain(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[s
         if isinstance(value, bytes):
             event[name] = _identified(value, event) if name == "peer" else value[:8].hex()
         elif name == "exception":
-            event[name] = str(value)[-MAX_TRACE:]
-        elif isinstance(value, str):
-            event[name] = value[:MAX_VALUE] if value.isprintable() else ascii(value[:MAX_VALUE])
+            event[name] = _escaped_lines(str(value)[-MAX_TRACE:])
         elif not isinstance(value, int | float | bool | None):
-            event[name] = str(value)[:MAX_VALUE]
+            event[name] = _escaped(str(value))
     return event
+
+
+def _escaped(value: str) -> str:
+    """At most `MAX_VALUE` characters of a field; as a Python literal if one of them is not printable."""
+    return value[:MAX_VALUE] if value.isprintable() else ascii(value[:MAX_VALUE])
+
+
+def _escaped_lines(text: str) -> str:
+    """Lines, a traceback's for example. They stay lines, and do not become a literal."""
+    return "".join(letter if letter == "\n" or letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def _identified(key: bytes, event: MutableMapping[str, Any]) -> str:
@@ -155,7 +163,7 @@ def _identified(key: bytes, event: MutableMapping[str, Any]) -> str:
     if len(key) != PUBLIC_KEY_BYTES:
         return key.hex()
     if not event.get("name") and (name := _name_of(key)):
-        event["name"] = name[:MAX_VALUE] if name.isprintable() else ascii(name[:MAX_VALUE])
+        event["name"] = _escaped(name)
     return peer_id(key)
 
 
@@ -250,5 +258,5 @@ def note_stopping() -> None:
 def note_end(why: str) -> None:
     """Write why this process ends to its log file; stderr gets the sentence from the command line."""
     if _log is not None and _log.file is not None:
-        event = {"why": why, "event": "ended", "level": "error", "timestamp": _timestamp()}
+        event = {"why": _escaped_lines(why), "event": "ended", "level": "error", "timestamp": _timestamp()}
         _log.file.write(json.dumps(event, ensure_ascii=False))

@@ -1,6 +1,6 @@
 """Numbers as people read them."""
 
-__all__ = ["size_text", "time_text"]
+__all__ = ["size_text", "time_text", "version_text"]
 
 
 def size_text(count: float | None) -> str:
@@ -23,3 +23,11 @@ def time_text(seconds: float | None) -> str:
     if seconds < 100:
         return f"{seconds:.{2 if seconds < 10 else 1}f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def version_text(version: tuple[int, int] | None) -> str:
+    """A version (epoch, number): its number, and the epoch where there was a rollback; - where it is not known."""
+    if version is None:
+        return "-"
+    epoch, number = version
+    return f"{number} (epoch {epoch})" if epoch else str(number)

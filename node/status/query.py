@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import shlex
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
@@ -105,7 +106,7 @@ def ask(home: Path, *, prove: bool = False, within_s: float = ANSWER_WITHIN_S) -
         if owner := _other_owner(home):
             raise Unreachable(
                 f"{home} belongs to the user {owner}, and a swarm process answers its own user only. Ask as that user: "
-                f"sudo -u {owner} swarm-node status --home {home}"
+                f"sudo -u {shlex.quote(owner)} swarm-node status --home {shlex.quote(str(home))}"
             ) from error
         raise Unreachable(
             f"No swarm process answers in {home} ({error}). Start one (swarm-node seed, join or relay), "

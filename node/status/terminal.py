@@ -14,7 +14,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from node.settings.units import size_text, time_text
+from node.settings.text import printable
+from node.settings.units import size_text, time_text, version_text
 from node.status.schema import MemberStatus, OwnStatus, RelayStatus, SeedStatus, Status, Step, TimeSplit, Version
 
 __all__ = ["Picture", "tree", "view", "watch"]
@@ -61,15 +62,7 @@ class _Row(NamedTuple):
 
 
 def _version(version: Version | None) -> str:
-    if version is None:
-        return "-"
-    epoch, number = version
-    return f"v{number}" if epoch == 0 else f"v{number} (epoch {epoch})"
-
-
-def _printable(text: str) -> str:
-    """Text that a peer chose, without characters that move the cursor or colour the screen."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    return "-" if version is None else f"v{version_text(version)}"
 
 
 def _labels(members: Sequence[MemberStatus] | Sequence[OwnStatus]) -> list[str]:
@@ -77,7 +70,7 @@ def _labels(members: Sequence[MemberStatus] | Sequence[OwnStatus]) -> list[str]:
     counts = Counter(member.name for member in members)
 
     def label(name: str, peer_end: str) -> str:
-        return _printable(name if name and counts[name] == 1 else f"{name} {peer_end}" if name else peer_end)
+        return printable(name if name and counts[name] == 1 else f"{name} {peer_end}" if name else peer_end)
 
     return [label(member.name, member.peer[-8:]) for member in members]
 
@@ -197,7 +190,7 @@ def _members(rows: Sequence[_Row], head: Version | None) -> RenderableType:
 
 def _quarantine(rows: Sequence[_Row]) -> RenderableType | None:
     lines = [
-        f"{row.label} is in quarantine: {_printable(row.quarantined)}" for row in rows if row.quarantined is not None
+        f"{row.label} is in quarantine: {printable(row.quarantined)}" for row in rows if row.quarantined is not None
     ]
     return Text("\n".join(lines), style="red") if lines else None
 

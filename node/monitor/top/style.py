@@ -6,9 +6,10 @@ from typing import Final
 
 from rich.text import Text
 
+from node.settings.text import printable
 from node.settings.units import size_text as size
 from node.settings.units import time_text as time
-from node.status.schema import Version
+from node.settings.units import version_text as version
 
 __all__ = [
     "bar", "count", "fit", "named", "printable", "share", "size", "slot_style", "sparkline", "time", "title", "version",
@@ -26,19 +27,9 @@ def slot_style(slot: int) -> str:
     return f"rgb({int(255 * red)},{int(255 * green)},{int(255 * blue)})"
 
 
-def printable(text: str) -> str:
-    """Text that a peer chose, without characters that move the cursor or colour the screen."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
 def named(name: str, peer: str) -> str:
     """A member's name, or the end of its PeerId."""
     return printable(name or peer[-8:])
-
-
-def version(value: Version | None) -> str:
-    """A version's number, and the epoch before it where there was a rollback."""
-    return "-" if value is None else f"{value[0]}.{value[1]}" if value[0] else f"{value[1]}"
 
 
 def share(value: float | None, digits: int = 0) -> str:

@@ -54,6 +54,11 @@ def test_a_machine_keeps_its_identity(tmp_path: Path) -> None:
     assert keyfile.load_or_make(path).public == keyfile.load_or_make(path).public
 
 
+def test_one_call_makes_the_key(tmp_path: Path) -> None:
+    path = tmp_path / keyfile.AUTHORITY_KEY
+    assert [keyfile.make(path), keyfile.make(path)] == [True, False]
+
+
 def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="Cannot write"):

@@ -77,6 +77,29 @@ def test_lines_elsewhere_are_all_json() -> None:
     assert lines[3]["peer"] == peer_id(b"\xcd" * 32)
 
 
+HOSTILE = "\x1b[2J\r\x85\x9b2J\u2028\u202egnp.exe\ud800"
+
+
+@pytest.mark.parametrize("out", [io.StringIO, Terminal])
+def test_what_a_peer_wrote_cannot_move_the_cursor(out: type[io.StringIO], tmp_path: Path) -> None:
+    stream = out()
+    logs.name_peers(lambda _: HOSTILE)
+    logs.configure(stream=stream, file=tmp_path / "log")
+    try:
+        raise ValueError(f"bad\n  answer: {HOSTILE}")
+    except ValueError as error:
+        structlog.get_logger().exception("work_lost", sequences=1, why=error, peer=b"\xab" * 32)
+        logging.getLogger("library.x").exception(HOSTILE)
+    logs.note_end(HOSTILE)
+    for text in (stream.getvalue(), (tmp_path / "log").read_text()):
+        shown = text.replace("\x1b[31m", "").replace("\x1b[2m", "").replace("\x1b[0m", "")  # our own colours
+        assert not [letter for letter in shown if letter != "\n" and not letter.isprintable()]
+    assert "\\x1b[2J" in stream.getvalue()
+    logged = json.loads((tmp_path / "log").read_text().split("\n")[0])["exception"].split("\n")
+    assert logged[0] == "Traceback (most recent call last):"
+    assert logged[-1].startswith("  answer: \\x1b[2J\\r\\x85")
+
+
 def test_a_peer_has_its_name() -> None:
     stream, screen = io.StringIO(), Terminal()
     logs.name_peers(lambda key: {b"\xab" * 32: "box-7"}.get(key, ""))

@@ -1,6 +1,7 @@
 """Status over a real Unix socket."""
 
 import os
+import shlex
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +46,7 @@ async def test_one_process_serves_a_home(home: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("closed", ["home", "above it"])
 def test_the_home_of_another_user_is_named(tmp_path: Path, closed: str) -> None:
-    folder = tmp_path / "theirs"
+    folder = tmp_path / "their files"
     (folder / "home").mkdir(parents=True)
     os.chmod(folder / "home" if closed == "home" else folder, 0o700)
     for above in folder.parents:  # pytest makes its folders for its own user
@@ -65,7 +66,7 @@ def test_the_home_of_another_user_is_named(tmp_path: Path, closed: str) -> None:
     text = os.read(read, 4096).decode()
     assert text.startswith("Unreachable: "), text
     assert "belongs to the user root" in text
-    assert "sudo -u root swarm-node status --home" in text
+    assert shlex.split(text)[-7:] == ["sudo", "-u", "root", "swarm-node", "status", "--home", str(folder / "home")]
 
 
 def test_ones_own_home_without_a_process_is_not_called_another_users(tmp_path: Path) -> None:
