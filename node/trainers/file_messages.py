@@ -13,6 +13,7 @@ import msgspec
 
 __all__ = [
     "ANSWER_WITHIN_S",
+    "PUBLISHED_WITHIN_S",
     "SOCKET_NAME",
     "FilesEncoded",
     "FilesOpened",
@@ -26,6 +27,8 @@ SOCKET_NAME: Final = "trainer.sock"
 """Name of the seed's Unix socket in its SWARM_HOME."""
 ANSWER_WITHIN_S: Final = 30.0
 """The seed answers between two events of its loop, or after a disk write. A seed that takes longer is stuck."""
+PUBLISHED_WITHIN_S: Final = 600.0
+"""For the seed to take the version, and for nodes to hold it: as `Swarm.publish` and `Publication.wait`."""
 
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]

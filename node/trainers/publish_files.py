@@ -15,6 +15,7 @@ from node.ipc.channel import ChannelClosed, ChannelTimeout, close_fds, connect
 from node.trainers.errors import PublishFailed, SwarmDown, SwarmTimeout
 from node.trainers.file_messages import (
     ANSWER_WITHIN_S,
+    PUBLISHED_WITHIN_S,
     SOCKET_NAME,
     FilesEncoded,
     FilesOpened,
@@ -24,10 +25,8 @@ from node.trainers.file_messages import (
     Refusal,
 )
 
-__all__ = ["PUBLISHED_WITHIN_S", "publish_file", "publish_folder"]
+__all__ = ["publish_file", "publish_folder"]
 
-PUBLISHED_WITHIN_S: Final = 600.0
-"""For the seed to take the version, and for nodes to hold it: as `Swarm.publish` and `Publication.wait`."""
 TRIES: Final = 4
 """How often a version is begun: more often than the seed is restarted meanwhile."""
 RESTARTED_WITHIN_S: Final = 60.0

@@ -18,8 +18,8 @@ from node.host.stamp import Stamp, stamp
 from node.trainers.attach import attach, default_threads
 from node.trainers.connection.seedlink import ask_state
 from node.trainers.errors import SwarmDown
+from node.trainers.file_messages import PUBLISHED_WITHIN_S
 from node.trainers.publish.line import PublishLine
-from node.trainers.publish_files import PUBLISHED_WITHIN_S
 from node.trainers.standing import holders
 from node.trainers.tensors.file_blocks import CheckpointBlocks, RawBlocks
 from node.trainers.tensors.rounding import bring, can_bring
