@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,26 @@ def test_imports_point_inward() -> None:
             if theirs is not None and theirs > ours:
                 outward.append(f"{path.relative_to(HOUSE)}:{line} imports {imported}")
     assert not outward, "\n".join(outward)
+
+
+def test_no_two_modules_import_each_other_even_through_others() -> None:
+    known = {name for name, _ in ALL}
+    graph = TopologicalSorter(
+        {
+            name: {
+                module
+                for imported, _ in imports(name, path)
+                if (module := imported if imported in known else imported.rpartition(".")[0]) in known
+                and module != name
+            }
+            for name, path in ALL
+            if path.name != "__init__.py"  # a package names what is in it
+        }
+    )
+    try:
+        graph.prepare()
+    except CycleError as error:
+        pytest.fail("a circle of imports: " + " <- ".join(error.args[1]))
 
 
 def test_the_core_is_pure() -> None:
