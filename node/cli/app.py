@@ -9,9 +9,11 @@ Each command imports what it needs when it runs, so that `--help` answers at onc
 import errno
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from inspect import iscoroutinefunction
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
@@ -90,7 +92,12 @@ for flag in ("--help", "--version"):
 def main() -> None:
     """The console script."""
     hide()  # before anything is done: until then other users of this machine can read what was typed
-    sys.exit(run(sys.argv[1:]))
+    words = sys.argv[1:]
+    if words and words[0] in app and iscoroutinefunction(app[words[0]].default_command):
+        # Such a command waits for signals itself as soon as it works. Until then it imports, where a KeyboardInterrupt
+        # may be lost (Python's import system ignores one that is raised in its callbacks): the signal itself ends it.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(run(words))
 
 
 def run(arguments: Sequence[str]) -> int:

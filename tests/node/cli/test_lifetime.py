@@ -122,3 +122,29 @@ async def test_ctrl_c_asks_for_nothing() -> None:
     with pytest.raises(Interrupted, match="SIGINT"):
         await until_signalled(work, OnTerm(asked.set, 20.0))
     assert not asked.is_set()
+
+
+SWALLOWS = """
+import os, signal, sys
+from importlib.abc import MetaPathFinder
+
+class Interrupting(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "node.coordinator.coordinator":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                print("not ended", flush=True)
+            except BaseException:
+                print("lost", flush=True)
+
+from node.cli.app import main
+sys.meta_path.insert(0, Interrupting())
+main()
+"""
+
+
+def test_an_interrupt_while_a_command_imports_is_not_lost() -> None:
+    """Python's import system ignores exceptions in its callbacks; a KeyboardInterrupt there would end nothing."""
+    words = [sys.executable, "-c", SWALLOWS, "seed", "--base", "nowhere"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (-signal.SIGINT, ""), done.stderr
