@@ -84,7 +84,7 @@ class VersionSink(Protocol):
         ...
 
     async def find(self, root: bytes | None, version: int | None) -> Seal:
-        """A sealed version, by its root or its number. Raises `UsageError` when there is none such."""
+        """A sealed version, by its root or its number. Raises `UsageError` when there is no such version."""
         ...
 
     async def open_attempt(self, back_to: Seal | None = None, trainer_step: int | None = None) -> Attempt:

@@ -56,7 +56,7 @@ async def gather(
 
 
 def _read_ticket(text: str) -> tuple[Ticket | None, TicketFacts | None, str]:
-    """The ticket, what is in it, and why it is none; nothing at all for an empty text."""
+    """The ticket, what is in it, and why it cannot be read. All three are empty for an empty text."""
     if not text:
         return None, None, ""
     try:

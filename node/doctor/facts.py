@@ -111,7 +111,7 @@ class VllmFacts(Struct, frozen=True, kw_only=True):
 
 
 class MachineFacts(Struct, frozen=True, kw_only=True):
-    """This machine, as a process of ours finds it. Limits are None where there is none.
+    """This machine, as a process of ours finds it. A limit is None where the system sets none.
 
     `file_limit`, `address_space_bytes`, `file_size_bytes`: ulimits. `cpus`: what the container may use of the machine's
     `machine_cpus`. `home_error`: why the home cannot be written to.
@@ -135,18 +135,19 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
     """The command that installs torch and transformers here."""
     gpu: GpuFacts = GpuFacts()
     vllm: VllmFacts | None = None
-    """None: the engine needs none."""
+    """None where the engine does not use vLLM."""
     model_bytes: int | None = None
     """Of the folder of --model."""
     model_error: str = ""
     provider: str = ""
-    """Whose rented machine this is, if its environment says so."""
+    """The name of the provider that this machine is rented from, as its environment tells; empty if it tells none."""
     mapped_ports: tuple[int, ...] = ()
-    """Inside ports that lead in, on a rented machine."""
+    """On a rented machine: the ports inside it that can be reached from outside."""
 
 
 class Facts(Struct, frozen=True, kw_only=True):
-    """All that the rules see. `ticket_error`: why the ticket is none. `running`: a node already runs in this home."""
+    """All that the rules see. `ticket_error`: why the ticket cannot be read. `running`: a node already runs in this
+    home."""
 
     machine: MachineFacts
     engine: str = "transformers"

@@ -67,7 +67,8 @@ def box_ports(environment: Mapping[str, str]) -> BoxPorts | None:
 
 
 def provider_of(environment: Mapping[str, str]) -> str:
-    """Whose rented machine this is: one whose environment has the public address, mapped ports or not; else empty."""
+    """The name of the provider whose variables give this machine's public address; empty if none does. Its ports
+    need not be mapped."""
     return next((provider for provider, host_name, _ in _BOXES if environment.get(host_name, "").strip()), "")
 
 

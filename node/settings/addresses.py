@@ -75,8 +75,8 @@ def _is_host(kind: str, host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host, as it is written, is this machine's loopback. Nothing is resolved, so a name of another site that
-    resolves to 127.0.0.1 (DNS rebinding) is none."""
+    """Whether a host, as it is written, is this machine's loopback. Nothing is resolved: a name of another site that
+    resolves to 127.0.0.1 (DNS rebinding) is not loopback."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -160,7 +160,7 @@ def reckon(
     """Reckon one step. `density`: share of the elements that it changes. `seed`: of the made-up samples.
 
     Samples do not have exactly the density that was asked for (rows are of different size), so payloads are scaled to
-    it. Raises `UsageError` for a density that is none.
+    it. Raises `UsageError` for a density outside (0, 1].
     """
     if not 1e-4 <= density <= 0.5:
         raise UsageError("--density is the share of the elements that a step changes, from 0.0001 to 0.5.")

@@ -268,7 +268,7 @@ def claimed_reporter(sealed: bytes) -> bytes:
     """
     body = sealed[SIGNATURE_BYTES:]
     if body[:1] != b"\xdc" or body[3:5] != b"\xc4\x20" or body[37:39] != b"\xc4\x20" or len(body) < 71:
-        raise PeerError("report: this is none")
+        raise PeerError("report: not a signed report")
     return sealed[_REPORT_PEER]
 
 
