@@ -74,22 +74,14 @@ def given_back(swarm: Swarm) -> list[str]:
     return [why for (why,) in book.execute("select why from requeues")]
 
 
-def test_a_node_without_work_leaves_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_node_without_work_leaves_at_once(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """On SIGTERM since it has nothing to finish; Ctrl-C never waits for work."""
     base = base_folder(tmp_path / "base")
     with swarm_in(tmp_path / "swarm") as swarm:
         swarm.seed(base)
         join = ("join", swarm.ticket(), "--model", str(base), "--engine", "none", *LOOPBACK)
         swarm.start("idle", *join, "--finish-within", "600s")
         swarm.until_seed("it has joined", lambda seed: [member.held for member in seed.nodes] == [(0, 0)])
-        assert swarm.signal("idle", signal.SIGTERM, LEAVES_S) == 0
+        assert swarm.signal("idle", number, LEAVES_S) == code
         swarm.until_seed("its lease has ended", lambda seed: not seed.nodes)
-
-
-def test_ctrl_c_does_not_wait_for_work(tmp_path: Path) -> None:
-    base = base_folder(tmp_path / "base")
-    with swarm_in(tmp_path / "swarm") as swarm:
-        swarm.seed(base)
-        join = ("join", swarm.ticket(), "--model", str(base), "--engine", "none", *LOOPBACK)
-        swarm.start("idle", *join, "--finish-within", "600s")
-        swarm.until_seed("it has joined", lambda seed: [member.held for member in seed.nodes] == [(0, 0)])
-        assert swarm.signal("idle", signal.SIGINT, LEAVES_S) == 130

@@ -283,25 +283,26 @@ async def test_work_that_no_engine_can_do_is_reported_and_delays_no_other_work(s
     assert refusers == {str(Reason.IMPOSSIBLE)}
 
 
-async def test_a_node_that_leaves_gives_its_work_back(swarm, autojump_clock):
+async def a_node_at_work(swarm):
+    """The ledger's service and a session, after a slow node has taken leases for four samples."""
     service = await swarm.start_service()
     await swarm.add_node(1, rate=10.0, capacity=8, batch=4)
     session = service.open("s", Binding(4, SAMPLING))
     service.offer(session, gid(0), prompt_of(0))
     await trio.sleep(1.0)
     assert service.status().samples_leased == 4
+    return service, session
+
+
+async def test_a_node_that_leaves_gives_its_work_back(swarm, autojump_clock):
+    service, _ = await a_node_at_work(swarm)
     swarm.lives[Key(b"\1" * 32).public].cancel()
     await trio.sleep(0.2)
     assert service.status().samples_free == 4
 
 
 async def test_a_node_that_finishes_takes_no_more_and_gives_back_nothing(swarm, autojump_clock):
-    service = await swarm.start_service()
-    await swarm.add_node(1, rate=10.0, capacity=8, batch=4)
-    session = service.open("s", Binding(4, SAMPLING))
-    service.offer(session, gid(0), prompt_of(0))
-    await trio.sleep(1.0)
-    assert service.status().samples_leased == 4
+    service, session = await a_node_at_work(swarm)
     service.offer(session, gid(1), prompt_of(1))  # waits at the node, and is finished too
     await trio.sleep(1.0)
     held = service.status().samples_leased
@@ -316,11 +317,7 @@ async def test_a_node_that_finishes_takes_no_more_and_gives_back_nothing(swarm, 
 
 
 async def test_what_is_not_finished_in_time_is_given_back(swarm, autojump_clock):
-    service = await swarm.start_service()
-    await swarm.add_node(1, rate=10.0, capacity=8, batch=4)
-    session = service.open("s", Binding(4, SAMPLING))
-    service.offer(session, gid(0), prompt_of(0))
-    await trio.sleep(1.0)
+    service, _ = await a_node_at_work(swarm)
     before = trio.current_time()
     assert not await swarm.worker(1).finish(2.0)
     assert trio.current_time() - before == pytest.approx(2.0)
