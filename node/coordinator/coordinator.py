@@ -89,15 +89,19 @@ async def run(config: SeedConfig, *, task_status: trio.TaskStatus[None] = trio.T
     if config.base is not None:
         await in_thread(Checkpoint.open, config.base)  # a wrong folder is reported before a key is made
     own_key = config.home / keyfile.AUTHORITY_KEY
-    hands_over = Handover.read(config.home) is not None
+    if Handover.read(config.home) is not None and config.key is None and not own_key.exists():
+        raise UsageError(
+            f"The members of this home's old swarm are still to be told of their new key, and {own_key} is missing. "
+            "Give the new key's file with --key, or run swarm-node rotate-key again."
+        )
     made_key = config.key is None and keyfile.make(own_key)
     key = keyfile.load(config.key or own_key)
     serving = _Serving(task_status)
     try:
         await _run_with_key(config, key, serving)
     finally:
-        # Nobody has heard of this key, so the next start makes another one; after a handover members may have.
-        if made_key and not hands_over and not serving.started_once:
+        # Nobody has heard of this key, so the next start makes another one.
+        if made_key and not serving.started_once:
             _forget_key(config.home, key)
 
 

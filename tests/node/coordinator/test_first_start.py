@@ -81,7 +81,10 @@ def test_a_seed_whose_new_key_was_taken_back_does_not_start(tmp_path: Path) -> N
             trio.run(start)
 
 
-def test_a_key_of_which_members_may_have_heard_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_key_is_made_while_members_wait_for_another(tmp_path: Path) -> None:
+    """After rotate-key the old swarm's members follow to one new key; a third one would be alone."""
     Handover(WINNER.public, tmp_path / "retired.key").write(tmp_path)
-    fail(tmp_path, monkeypatch, lambda _: (tmp_path / "handover.json").unlink())
-    assert (tmp_path / keyfile.AUTHORITY_KEY).exists()
+    with pytest.raises(UsageError, match="--key, or run swarm-node rotate-key again"):
+        trio.run(coordinator.run, SeedConfig(home=tmp_path, raw_mb=1))
+    assert not (tmp_path / keyfile.AUTHORITY_KEY).exists()
+    assert Handover.read(tmp_path) is not None
