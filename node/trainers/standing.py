@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from codec.errors import SwarmError
-from node.status.schema import MemberStatus, SeedReport, SeedStatus, Step, Version, to_plain
+from node.settings.units import version_text
+from node.status.schema import MemberStatus, SeedReport, SeedStatus, Step, to_plain
 from node.trainers.connection.seedlink import ANSWER_WITHIN_S, ask_state
 from node.trainers.publish.publication import Holders, Publication
 
@@ -23,7 +24,7 @@ def holders(home: Path, publication: Publication, within_s: float) -> Holders:
     wanted = (publication.epoch, publication.version)
     nodes = ask_state(home, min(within_s, ANSWER_WITHIN_S)).swarm.nodes
     lacking = [node for node in nodes if node.held is None or node.held < wanted]
-    return Holders(len(nodes), tuple(f"{_named(node)} at {_version(node.held)}" for node in lacking))
+    return Holders(len(nodes), tuple(f"{_named(node)} at {_held(node)}" for node in lacking))
 
 
 def why_no_group(home: Path, session: str) -> str:
@@ -66,8 +67,8 @@ def _named(node: MemberStatus) -> str:
     return node.name or node.peer[-8:] or "a node"
 
 
-def _version(held: Version | None) -> str:
-    return "no version" if held is None else "version " + ".".join(map(str, held))
+def _held(node: MemberStatus) -> str:
+    return "no version" if node.held is None else f"version {version_text(node.held)}"
 
 
 def standing(report: SeedReport) -> dict[str, Any]:

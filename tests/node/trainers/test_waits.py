@@ -87,10 +87,8 @@ def test_an_ended_process_is_seen_before_its_parent_has_asked():
 
 
 def test_nodes_that_lack_a_version_are_named():
-    lacking = tuple(f"box-{i} at version 0.{i}" for i in range(1, 6))
-    text = (
-        "3 of 8 nodes (38%) hold it, not box-1 at version 0.1, box-2 at version 0.2, box-3 at version 0.3 and 2 others"
-    )
+    lacking = tuple(f"box-{i} at version {i}" for i in range(1, 6))
+    text = "3 of 8 nodes (38%) hold it, not box-1 at version 1, box-2 at version 2, box-3 at version 3 and 2 others"
     assert str(Holders(8, lacking)) == text
     assert str(Holders(0, ())).startswith("no node is connected")
     assert (Holders(0, ()).share, Holders(4, ()).share) == (0.0, 1.0)
