@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from codec.errors import SwarmError
+from node.settings.units import version_text
 from node.trainers.connection.patience import Wait
 from node.trainers.errors import SwarmDown, SwarmTimeout
 from node.trainers.messages import PublishSealed
@@ -76,9 +77,10 @@ class Publication:
 
     @property
     def named(self) -> str:
-        """The step and, once it is known, the version in words: "step 5 (version 0.12)"."""
-        version = f" (version {self.epoch}.{self.version})" if self.version is not None else ""
-        return f"step {self.step}{version}"
+        """The step and, once it is known, the version in words: "step 5 (version 12)"."""
+        if self.epoch is None or self.version is None:
+            return f"step {self.step}"
+        return f"step {self.step} (version {version_text((self.epoch, self.version))})"
 
     @property
     def sealed(self) -> bool:

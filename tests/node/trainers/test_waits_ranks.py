@@ -16,10 +16,10 @@ def test_publishing_on_rank_0_only_names_the_others(tmp_path: Path):
     assert errors[:2] == ["nothing was raised"] * 2
     busy, waited, failed = errors[2:]
     assert busy.startswith("SwarmBusy: Two versions are not sealed yet")
-    assert "ranks 1 and 2 of 3, which have not published step 1 (version 0.2)" in busy
+    assert "ranks 1 and 2 of 3, which have not published step 1 (version 2)" in busy
     assert waited.startswith("SwarmTimeout: Step 1 was not sealed within")
     assert "ranks 1 and 2 of 3" in waited
-    assert "not published step 1 (version 0.2) within 2 s of this rank. Every rank must publish" in failed
+    assert "not published step 1 (version 2) within 2 s of this rank. Every rank must publish" in failed
 
 
 def test_publishing_without_rank_0_names_it(tmp_path: Path):
