@@ -20,7 +20,6 @@ import json
 import os
 import re
 import secrets
-import signal
 import statistics
 import subprocess
 import sys
@@ -41,7 +40,7 @@ from scenarios.harness.swarm import LOOPBACK, STARTED_WITHIN_S, Swarm, swarm_in
 from scenarios.harness.usage import ProcessUsage
 from swarm.transport.connection.certificate import make_certificate
 
-__all__ = ["main", "measure_c", "measure_libtorrent", "measure_swarm"]
+__all__ = ["main", "measure_c", "measure_libtorrent", "measure_swarm", "publish_raw", "until"]
 
 FORWARDS: Final = "relay-forwards"
 RECEIVES: Final = "relay-receives"
@@ -82,9 +81,9 @@ def measure_swarm(folder: Path, file_bytes: int, versions: int) -> list[dict[str
             file.write_bytes(secrets.token_bytes(file_bytes))
             before, began_s = {name: ProcessUsage(pid).cpu_s for name, pid in names.items()}, time.monotonic()
             earlier = {name: _sent_bytes(swarm, name) for name in names}
-            found["publisher"].append(_publish(swarm.home(), file))
+            found["publisher"].append(publish_raw(swarm.home(), file))
             for name in (FORWARDS, RECEIVES):
-                _until(lambda name=name, number=number: _holds(swarm, name, number))
+                until(lambda name=name, number=number: _holds(swarm, name, number))
             time.sleep(SETTLE_S)
             for name, pid in names.items():
                 passed_s = time.monotonic() - began_s
@@ -120,7 +119,7 @@ def _one_feeds_the_other(status: SeedStatus) -> bool:
     return bool(status.stripes) and all(row.get(slots[RECEIVES], -1) == slots[FORWARDS] for row in status.stripes)
 
 
-def _publish(home: Path, file: Path) -> float:
+def publish_raw(home: Path, file: Path) -> float:
     """Publish a raw file, and return the CPU seconds of the publishing process."""
     command = [sys.executable, "-m", "node.cli", "publish", str(file), "--raw", "--home", str(home)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -142,7 +141,7 @@ def _sent_bytes(swarm: Swarm, name: str) -> int:
     return swarm.seed_status().sent_bytes if name == "seed" else swarm.own_status(name).sent_bytes
 
 
-def _until(condition: Callable[[], bool]) -> None:
+def until(condition: Callable[[], bool]) -> None:
     """Wait until `condition` holds. It asks relays for their status, which costs them CPU time, so it asks seldom."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
@@ -245,26 +244,9 @@ def measure_libtorrent(folder: Path, file_bytes: int) -> list[dict[str, Any]]:
 
     Raises `UsageError` when libtorrent cannot be installed.
     """
-    torrents.install("libtorrent")
-    content = secrets.token_bytes(file_bytes)
-    (folder / "file.torrent").write_bytes(torrents.torrent("file", content, ""))
-    addresses = {"origin": "127.0.1.1", FORWARDS: "127.0.1.2", RECEIVES: "127.0.1.3"}
-    asks = {"origin": (), FORWARDS: (addresses["origin"],), RECEIVES: (addresses[FORWARDS],)}
-    for name in addresses:
-        (folder / name).mkdir()
-    (folder / "origin" / "file").write_bytes(content)
-    with contextlib.ExitStack() as stack:
-        processes: dict[str, subprocess.Popen[str]] = {}
-        for name, address in addresses.items():
-            process = torrents.session_process(folder / "file.torrent", folder / name, address, asks[name])
-            stack.callback(process.send_signal, signal.SIGKILL)
-            processes[name] = process
-        for process in processes.values():
-            next_line(process, "ready", PATIENCE_S)
+    with torrents.sessions(folder, file_bytes, {"origin": None, FORWARDS: "origin", RECEIVES: FORWARDS}) as processes:
         before = {name: ProcessUsage(process.pid).cpu_s for name, process in processes.items()}
-        for process in processes.values():
-            assert process.stdin is not None
-            print("go", file=process.stdin, flush=True)
+        torrents.begin(processes)
         for name in (FORWARDS, RECEIVES):
             next_line(processes[name], "had", PATIENCE_S)
         time.sleep(SETTLE_S)

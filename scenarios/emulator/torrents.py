@@ -7,17 +7,19 @@ on the origin and through peer exchange; libtorrent gets a list of all peers. Bo
     python -m scenarios.emulator.torrents libtorrent TORRENT FOLDER OWN_ADDRESS PEER_ADDRESS ...
 """
 
+import contextlib
 import hashlib
 import http.server
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -31,11 +33,13 @@ from scenarios.harness.usage import machine_cpu_s
 __all__ = [
     "SUBJECTS",
     "Fetched",
+    "begin",
     "encode",
     "fetch_all",
     "install",
     "main",
     "session_process",
+    "sessions",
     "torrent",
 ]
 
@@ -210,6 +214,40 @@ def session_process(
         stdout=subprocess.PIPE,
         text=True,
     )
+
+
+@contextlib.contextmanager
+def sessions(
+    folder: Path, file_bytes: int, asks: Mapping[str, str | None]
+) -> "Iterator[dict[str, subprocess.Popen[str]]]":
+    """Libtorrent sessions on this machine's loopback, each of which waits for a line (`session_process`).
+
+    `asks`: by the name of a session, the one that it fetches a random file from; None: it has the file. All end at
+    the end of the block. Raises `UsageError` when libtorrent cannot be installed.
+    """
+    install("libtorrent")
+    content = secrets.token_bytes(file_bytes)
+    (folder / "file.torrent").write_bytes(torrent("file", content, ""))
+    addresses = {name: f"127.0.1.{number}" for number, name in enumerate(asks, 1)}
+    with contextlib.ExitStack() as stack:
+        processes: dict[str, subprocess.Popen[str]] = {}
+        for name, asked in asks.items():
+            (folder / name).mkdir()
+            if asked is None:
+                (folder / name / "file").write_bytes(content)
+            peers = () if asked is None else (addresses[asked],)
+            processes[name] = session_process(folder / "file.torrent", folder / name, addresses[name], peers)
+            stack.callback(processes[name].send_signal, signal.SIGKILL)
+        for process in processes.values():
+            next_line(process, "ready", PATIENCE_S)
+        yield processes
+
+
+def begin(processes: "Mapping[str, subprocess.Popen[str]]") -> None:
+    """Let all sessions fetch."""
+    for process in processes.values():
+        assert process.stdin is not None
+        print("go", file=process.stdin, flush=True)
 
 
 # ------------------------------------------------------------ the processes on the hosts
