@@ -8,15 +8,26 @@ ordinal is one unit in the last place, also across exponents and through zero.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Bits = NDArray[np.unsignedinteger[Any]]
+    """Weights as flat unsigned integers: uint8, uint16, uint32 or uint64."""
 
 __all__ = ["DTYPES", "Bits", "DType", "ordinal"]
 
-Bits = NDArray[np.unsignedinteger[Any]]
-"""Weights as flat unsigned integers: uint8, uint16, uint32 or uint64."""
+
+def __getattr__(name: str) -> Any:
+    """`Bits` at run time. A relay, which has no weights, imports this module and never numpy: 6 MB of memory."""
+    if name != "Bits":
+        raise AttributeError(f"module 'codec.bits' has no attribute {name!r}")
+    import numpy as np
+    from numpy.typing import NDArray
+
+    return NDArray[np.unsignedinteger[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +45,10 @@ class DType:
     is_float: bool = False
 
     @property
-    def bits(self) -> np.dtype[Any]:
+    def bits(self) -> "np.dtype[Any]":
         """The numpy unsigned integer type of the same width, little endian as in the file."""
+        import numpy as np
+
         return np.dtype(f"<u{self.itemsize}")
 
     @property
@@ -68,7 +81,7 @@ DTYPES: Final[Mapping[str, DType]] = MappingProxyType({dtype.name: dtype for dty
 """Every dtype that a layout may name, by its name in safetensors."""
 
 
-def ordinal(bits: Bits, dtype: DType) -> Bits:
+def ordinal(bits: "Bits", dtype: DType) -> "Bits":
     """The rank of each element on the number line, as an unsigned integer of the same width (two's complement).
 
     The magnitude bits of a negative float are flipped, so that -0 becomes -1 and the order is total. The map is a

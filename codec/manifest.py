@@ -6,15 +6,17 @@ manifest's.
 """
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 from blake3 import blake3
-from numpy.typing import NDArray
 
 from codec.errors import PeerError
 from codec.sign import SIGNATURE_BYTES, Key, open_sealed
 from codec.varint import Reader, Writer
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["MAX_MANIFEST_BYTES", "Manifest", "open_manifest", "state_root"]
 
@@ -26,8 +28,10 @@ MAX_MANIFEST_BYTES: Final = 32 * _MAX_CHUNKS + 1024
 """The ids of `_MAX_CHUNKS` chunks, and room for the other fields and the signature."""
 
 
-def state_root(layout_hash: bytes, block_hashes: NDArray[np.uint8] | Any) -> bytes:
+def state_root(layout_hash: bytes, block_hashes: "NDArray[np.uint8] | Any") -> bytes:
     """BLAKE3 of the layout's hash and all block hashes, 32 bytes. `block_hashes`: uint8 (n_blocks, 32), in order."""
+    import numpy as np  # a relay reads manifests, and computes no root
+
     assert len(layout_hash) == 32
     return blake3(_ROOT_DOMAIN + layout_hash + np.ascontiguousarray(block_hashes).tobytes()).digest()
 

@@ -16,6 +16,9 @@ from swarm.protocol.core.version import VersionId
 __all__ = ["Look", "Milestones"]
 
 LOOK_EVERY_S: Final = 1.0
+"""Until the node is ready."""
+WORKING_LOOK_S: Final = 5.0
+"""Afterwards: no line is due more often than each five seconds."""
 FETCHING_EVERY_S: Final = 5.0
 """A first catch-up takes minutes where the model is large."""
 STARTING_EVERY_S: Final = 10.0
@@ -133,7 +136,7 @@ class Milestones:
         while True:
             for name, fields in self.lines(look(), trio.current_time()):
                 _log.info(name, **fields)
-            await trio.sleep(LOOK_EVERY_S)
+            await trio.sleep(LOOK_EVERY_S if self._working_at is None else WORKING_LOOK_S)
 
 
 def _number(version: Version | None) -> str:

@@ -29,9 +29,10 @@ def how_reached(transport: Libp2pTransport, peer: bytes, dialable: bool | None) 
 
 
 async def log_reservations(transport: Libp2pTransport) -> None:
-    """Log each relay that begins or ceases to lead to this machine, and why. Runs until cancelled."""
+    """Log each relay that begins or ceases to lead to this machine, and why. Runs until cancelled, or not at
+    all where no relay is to lead here."""
     logged: dict[str, str] = {}
-    while True:
+    while transport.reservations.state:
         await trio.sleep(_LOOK_EVERY_S)
         for relay, why in transport.reservations.state.items():
             if logged.get(relay) == why:

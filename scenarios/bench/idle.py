@@ -6,8 +6,9 @@
 All processes run on this machine, over loopback, with the deadlines of the `wan` preset. With `--publish-mb` the seed
 publishes one file of random bytes first, so that bulk connections are open and buffers have been used.
 
-CPU time is what the kernel charged to the process. A wake-up is a voluntary context switch of one of its threads. PSS
-is resident memory in which a page that n processes share counts as 1/n.
+CPU time is what the kernel charged to the process. A wake-up is a voluntary context switch of one of its threads. The
+kernel forgets those of a thread that ends, so only threads that are there at the end count. PSS is resident memory in
+which a page that n processes share counts as 1/n.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -37,7 +39,8 @@ class Usage:
     """What the kernel counted for a process since its start, and its memory now."""
 
     cpu_s: float
-    wakeups: int
+    wakeups: dict[str, int]
+    """By thread."""
     rss_mb: float
     pss_mb: float
     threads: int
@@ -45,12 +48,17 @@ class Usage:
     @classmethod
     def of(cls, pid: int) -> "Usage":
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        wakeups = sum(
-            int(_fields(task / "status")["voluntary_ctxt_switches"]) for task in Path(f"/proc/{pid}/task").iterdir()
-        )
+        wakeups = {}
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it ends just now
+                wakeups[thread.name] = int(_fields(thread / "status")["voluntary_ctxt_switches"])
         memory = _fields(Path(f"/proc/{pid}/smaps_rollup"))
         rss_mb, pss_mb = (int(memory[name].split()[0]) * 1024 / 1e6 for name in ("Rss", "Pss"))
         return cls((int(words[11]) + int(words[12])) * _TICK_S, wakeups, rss_mb, pss_mb, int(words[17]))
+
+    def wakeups_since(self, before: "Usage") -> int:
+        """Wake-ups since `before` of the threads that there are now."""
+        return sum(count - before.wakeups.get(thread, 0) for thread, count in self.wakeups.items())
 
 
 def _fields(path: Path) -> dict[str, str]:
@@ -118,7 +126,7 @@ def _costs(swarm: Swarm, names: Sequence[str], seconds: float) -> list[Cost]:
         Cost(
             name,
             round(1e3 * (new.cpu_s - old.cpu_s) / passed_s, 2),
-            round((new.wakeups - old.wakeups) / passed_s, 1),
+            round(new.wakeups_since(old) / passed_s, 1),
             round(new.rss_mb, 1),
             round(new.pss_mb, 1),
             new.threads,

@@ -35,7 +35,8 @@ _MAX_QUEUED: Final = 128
 _DEGREE, _DEGREE_LOW, _DEGREE_HIGH = 6, 4, 12
 _HEARTBEAT_S: Final = 1
 """The mesh parameters D, D_low and D_high, and the heartbeat, of the GossipSub specification. They hold because the
-library's adaptive gossip is off: it would set the heartbeat to a minute in a small or quiet swarm."""
+library's adaptive gossip is off: it would set the heartbeat to a minute in a small or quiet swarm. `QuietRouter` makes
+it slower while nothing changes."""
 _GREET_S: Final = 2.0
 """Interval at which streams are opened to peers without one: they may have begun to gossip after they connected."""
 _LOOK_S: Final = 10.0
@@ -146,11 +147,11 @@ class Gossip:
 
     def _build(self) -> tuple[Any, Any]:
         from libp2p.custom_types import TProtocol
-        from libp2p.pubsub.gossipsub import GossipSub
 
+        from swarm.transport.gossip_router import QuietRouter
         from swarm.transport.pubsub import BoundedPubsub
 
-        router = GossipSub(
+        router = QuietRouter(
             protocols=[TProtocol(protocol) for protocol in _PROTOCOLS],
             degree=_DEGREE,
             degree_low=_DEGREE_LOW,

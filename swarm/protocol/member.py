@@ -88,8 +88,11 @@ from swarm.protocol.transfer.serving import serve_manifest
 from swarm.protocol.transfer.sources import block_sources
 from swarm.protocol.transfer.staging import Progress
 
-__all__ = ["Peer"]
+__all__ = ["REST_TICKS", "Peer"]
 
+REST_TICKS = 4
+"""While nothing is under way, deadlines are checked each so many `Tuning.tick_s`: once a second in a swarm over the
+internet. What is left to check then (silent parents, the own lease, dials to repeat) takes several seconds anyway."""
 _CANNOT_ADVANCE = (HeaderStored, PieceStored, SendDone)
 """The most frequent events, after which staging is not asked whether it can go on: a piece that completes its chunk
 asks by itself."""
@@ -122,6 +125,10 @@ class Peer:
         self.progress = Progress(state, self.repair, relay_only=join.relay_only, on_damage=self.catchup.repair)
         self.links = Links(state)
         self.succession_relay = SuccessionRelay(state)
+        self._rests = False
+        """Nothing was under way at the last tick, so the next one is `REST_TICKS` later."""
+        self._tick_at = 0.0
+        """Local time of the next tick."""
         if saved.layout_hash is not None:
             self.catchup.has_layout(saved.layout_hash)
         if saved.held is not None:
@@ -188,6 +195,9 @@ class Peer:
             self.progress.advance(now)
         if self.state.held != before:
             self._report_version(now)
+        if self._rests and self._is_busy:  # the next tick is where it would have been without the rest
+            skipped = (self._tick_at - now) // self.state.tuning.tick_s
+            self._set_tick(self._tick_at - max(0.0, skipped) * self.state.tuning.tick_s)
         return self.state.outbox.take()
 
     # ------------------------------------------------------------ sessions
@@ -370,7 +380,24 @@ class Peer:
             self.progress.fill_gaps(now, block_sources(state))
             self._skip_missing_versions(now)
             self.catchup.tick(now)
-        state.outbox.emit(SetTimer("tick", now + state.tuning.tick_s))
+        self._set_tick(now + (1 if self._is_busy else REST_TICKS) * state.tuning.tick_s)
+
+    def _set_tick(self, at: float) -> None:
+        self._rests, self._tick_at = not self._is_busy, at
+        self.state.outbox.emit(SetTimer("tick", at))
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether something is under way that has deadlines shorter than a rest."""
+        state = self.state
+        return (
+            state.grant is None
+            or self.catchup.active
+            or self.membership.is_cut_off
+            or self.membership.renewals.has_to_forward
+            or state.exchange.has_backlog
+            or any(id_ > state.floor for id_ in state.chunks.versions)
+        )
 
     def _measure(self, now: float) -> None:
         if self.links.take_answered():

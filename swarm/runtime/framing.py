@@ -28,15 +28,20 @@ class Patience:
     """A deadline for waits that begin and end thousands of times a second.
 
     A task of its own looks at the clock now and then; a cancel scope for each wait would cost more than the operation
-    that it guards."""
+    that it guards. While nothing is waited for the task sleeps."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._since_s = math.inf
+        self._begun: trio.Event | None = None
+        """What the sleeping task waits for; None: it does not sleep, or there is none."""
 
     def begin(self) -> None:
         """A wait for the peer begins."""
         self._since_s = trio.current_time()
+        if self._begun is not None:
+            self._begun.set()
+            self._begun = None
 
     def end(self) -> None:
         """The wait is over."""
@@ -45,6 +50,9 @@ class Patience:
     async def watch(self) -> None:
         """Run until cancelled. Raises `trio.TooSlowError` once a wait has lasted too long."""
         while True:
+            if math.isinf(self._since_s):
+                self._begun = trio.Event()
+                await self._begun.wait()
             await trio.sleep_until(min(self._since_s, trio.current_time()) + self._seconds)
             if trio.current_time() >= self._since_s + self._seconds:
                 raise trio.TooSlowError
@@ -131,14 +139,19 @@ async def read_frame(
     """The next message, encoded, without its length; None at the end of the stream.
 
     `max_bytes`: how long it may be, asked once its length has arrived. Waits without limit for a message to begin,
-    because leases detect silent peers; once it has begun, `patience` applies. Raises `PeerError`.
+    because leases detect silent peers; once it has begun, `patience` applies, unless all of it came at once. Raises
+    `PeerError`.
     """
     if await reader.at_end():
         return None
-    patience.begin()
+    waits = not reader.has(_LENGTH.size)
+    if waits:
+        patience.begin()
     (size,) = _LENGTH.unpack(await reader.exactly(_LENGTH.size))
     if not 0 < size <= max_bytes():
         raise PeerError(f"message: {size} bytes, at most {max_bytes()}")
+    if not waits and not reader.has(size):
+        patience.begin()
     data = bytes(await reader.exactly(size))
     patience.end()
     return data

@@ -24,11 +24,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
 from blake3 import blake3
-from numpy.typing import NDArray
 
 from codec import Layout
 from codec.errors import UsageError
@@ -41,10 +39,15 @@ from swarm.store.partial import NAMES as PARTIAL_NAMES
 from swarm.store.partial import Partial
 from swarm.store.records import Records, Seal
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Hashes = NDArray[np.uint8]
+
 __all__ = ["Recovery", "Store", "drop_bits", "kept_checkpoint", "records_of"]
 
 _FOLDERS = ("chunks", "hashes", "files", "anchors")
-Hashes = NDArray[np.uint8]
 SEALS_KEPT: Final = 1024
 """Seals of the newest versions that stay on disk: as many as the runtime keeps in memory (`Manifests`)."""
 _SEALS_AT_ONCE: Final = 64
@@ -114,7 +117,7 @@ class Store:
 
     # ------------------------------------------------------------ versions
 
-    def seal(self, seal: Seal, hashes: Hashes | None = None) -> None:
+    def seal(self, seal: Seal, hashes: "Hashes | None" = None) -> None:
         """Make a version durable: store its hash list, sync its chunks, then record its seal.
 
         `hashes`: the version's block hashes, uint8 (n_blocks, 32). Raises `TwoSeals` if the version is already sealed
@@ -199,13 +202,17 @@ class Store:
                     self.disk.remove(self.folder / "hashes" / name)
             self._stray.clear()
 
-    def put_hashes(self, root: bytes, hashes: Hashes) -> None:
+    def put_hashes(self, root: bytes, hashes: "Hashes") -> None:
         """Store the block hashes, uint8 (n, 32), of `root`. The caller must have checked that `root` is theirs."""
+        import numpy as np  # a relay's store has no hashes
+
         with self._listing:
             self.disk.write_whole(self._hashes(root), np.ascontiguousarray(hashes).tobytes())
 
-    def hashes(self, root: bytes) -> Hashes | None:
+    def hashes(self, root: bytes) -> "Hashes | None":
         """The block hashes of `root`, uint8 (n, 32), if stored. Check them against the root before use."""
+        import numpy as np
+
         try:
             data = self._hashes(root).read_bytes()
         except FileNotFoundError:

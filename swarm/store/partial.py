@@ -14,15 +14,16 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
 from blake3 import blake3
 
 from codec import BlockSpec, Layout
-from codec.block_files import BlockFiles
-from codec.checkpoint import plan_files
 from swarm.store.disk import Disk, PageWriter
 from swarm.store.private import FILE_MODE
+
+if TYPE_CHECKING:
+    from codec.block_files import BlockFiles
 
 __all__ = ["NAMES", "Partial"]
 
@@ -34,6 +35,9 @@ class _Files:
     """The open files of one layout. `digests`: by block written, its hash."""
 
     def __init__(self, folder: Path, layout: Layout, disk: Disk) -> None:
+        from codec.block_files import BlockFiles  # a relay's store has no blocks, so it never loads these and numpy
+        from codec.checkpoint import plan_files
+
         folder.mkdir(mode=0o700, exist_ok=True)
         self.layout = layout
         self.digests: dict[int, bytes] = {}
@@ -81,7 +85,7 @@ class Partial:
             self._append(block.to_bytes(8, "little"))
             files.digests[block] = digest
 
-    def blocks(self, layout: Layout) -> BlockFiles:
+    def blocks(self, layout: Layout) -> "BlockFiles":
         """The files in which the blocks written are. Raises `DiskFull`."""
         return self._opened(layout).blocks
 
@@ -98,6 +102,8 @@ class Partial:
 
         Those of an earlier release are written as `add` does.
         """
+        import numpy as np
+
         listed, blocks = self._read_list(self._list)
         if listed == layout.hash and self.files.is_dir():
             files = self._opened(layout)

@@ -1,12 +1,15 @@
-"""Keeps parts of py-libp2p that a process of ours never uses out of its memory: 16 of 79 MB in a relay.
+"""Keeps parts of libraries that a process of ours never uses out of its memory: 21 of 79 MB in a relay.
 
-Importing any module of py-libp2p imports QUIC, WebSocket, mDNS, a DHT and their dependencies (aioquic, dnspython,
-zeroconf, HTTP clients), since its modules name their classes in annotations, `except` clauses and default arguments.
-`leave_out` makes those imports give placeholders. A placeholder may be named and constructed; any other use raises.
+Importing any module of py-libp2p imports QUIC, WebSocket, mDNS, a DHT, metrics and their dependencies (aioquic,
+dnspython, zeroconf, HTTP clients and servers), since its modules name their classes in annotations, `except` clauses
+and default arguments. `leave_out` makes those imports give placeholders. A placeholder may be named and constructed;
+any other use raises. structlog imports rich, with pygments, if it is there, to draw tracebacks that we draw ourselves
+(`node.settings.logs`): it is made to find none. The command line may still use rich.
 """
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -18,6 +21,7 @@ _LEFT_OUT: Final = frozenset({
     "libp2p.bitswap",
     "libp2p.discovery",
     "libp2p.kad_dht",
+    "libp2p.metrics",
     "libp2p.observability",
     "libp2p.rcmgr.prometheus_exporter",
     "libp2p.security.tls.autotls",
@@ -72,6 +76,20 @@ class _Finder(MetaPathFinder, Loader):
 
 
 def leave_out() -> None:
-    """Leave these modules out of this process from now on. Call it before py-libp2p is imported."""
+    """Leave these modules out of this process from now on. Call it before py-libp2p and structlog are imported."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
+        _import_without("structlog", "rich")
+
+
+def _import_without(name: str, hidden: str) -> None:
+    """Import a module as if the package `hidden`, which it can do without, were not installed."""
+    modules: dict[str, Any] = sys.modules
+    kept = modules.get(hidden)
+    modules[hidden] = None  # an import raises `ModuleNotFoundError`
+    try:
+        import_module(name)
+    finally:
+        del modules[hidden]
+        if kept is not None:
+            modules[hidden] = kept

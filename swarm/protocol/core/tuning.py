@@ -24,7 +24,8 @@ class Tuning:
     authority_silence_s: float = 3600.0
     """Leases do not age while the authority is silent, but for no longer than this by local clocks."""
     tick_s: float = 0.25
-    """How often deadlines are checked. Bounds how late every decision below may be."""
+    """How often deadlines are checked. Bounds how late every decision below may be. A member checks them less often
+    while nothing is under way (`member.REST_TICKS`)."""
     report_batch_s: float = 0.1
     """Reports of children are gathered this long before they are passed on to parents: fewer, larger messages."""
     pull_after_s: float = 2.0

@@ -442,6 +442,11 @@ class Membership:
                 sealed = self.report(now)
                 state.outbox.send(state.swarm, Reports(0, (sealed,)))
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether we wait for our turn to contact the authority, since reports or heartbeats do not arrive."""
+        return self._turn_at is not None
+
     def _is_turn(self, now: float, *, late: bool) -> bool:
         """Whether it is our turn to contact the authority; `late`: no heartbeat comes.
 

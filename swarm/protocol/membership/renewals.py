@@ -190,6 +190,11 @@ class Renewals:
         self._queued[stripe, slot] = number
         self._to_forward.setdefault(stripe, {})[slot] = sealed
 
+    @property
+    def has_to_forward(self) -> bool:
+        """Whether reports wait to be forwarded."""
+        return bool(self._to_forward)
+
     def tick(self, now: float) -> None:
         """Forward the collected reports when they are due."""
         if not self._to_forward or now < self._forward_at:

@@ -258,6 +258,11 @@ class Exchange:
         edges = (edge for edges in self.children.values() for edge in edges.values())
         return sum(edge.waiting_bytes for edge in edges if not edge.late_joiner)
 
+    @property
+    def has_backlog(self) -> bool:
+        """Whether something is queued for a child, or on its way to it."""
+        return any(edge.backlog for edges in self.children.values() for edge in edges.values())
+
     def has_time(self, now: float) -> bool:
         """Whether late joiners may be served: little is queued for the others and at the uplink, so that pieces for the
         others would still leave soon."""

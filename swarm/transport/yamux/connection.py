@@ -344,6 +344,7 @@ class Connection:
 
     def _on_ping(self, head: Head) -> None:
         if head.flags & SYN:
+            self._watch.note_answered(trio.current_time())
             self._answer(Kind.PING, ACK, 0, head.length)
         elif head.length == self._ping[0]:
             measured_s = trio.current_time() - self._ping[1]

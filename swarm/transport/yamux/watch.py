@@ -28,6 +28,7 @@ class Watch:
         self._began_at_s = now_s
         self._heard_bytes = 0  # since the last ping
         self._pinged_at_s = -math.inf
+        self._answered_at_s = -math.inf
         self._is_waiting = False
         """Whether nothing has come since the last ping."""
 
@@ -40,6 +41,10 @@ class Watch:
         self._pinged_at_s = now_s
         self._heard_bytes = 0
         self._is_waiting = True
+
+    def note_answered(self, now_s: float) -> None:
+        """We answer a ping of the peer's: it has proved this path."""
+        self._answered_at_s = now_s
 
     def is_ping_due(self, limits: YamuxLimits, now_s: float) -> bool:
         """Whether a ping is due now, or before the next multiple (see `_GRIDS_AN_INTERVAL`)."""
@@ -68,9 +73,12 @@ class Watch:
     def _ping_at_s(self, limits: YamuxLimits) -> float:
         """The next ping: when nothing came from the peer on any of its connections for `ping_interval_s`, or for a
         measurement, which an idle connection repeats at growing intervals. The measurement also finds a path that is
-        dead while others to the same peer are not, and keeps NAT mappings alive."""
+        dead while others to the same peer are not, and keeps NAT mappings alive. One end's is enough for both: the
+        other end's answer must be acknowledged, or TCP ends the connection."""
         interval_s = limits.ping_interval_s
-        busy = self._heard_bytes >= _BUSY_BYTES
-        age_s = self._pinged_at_s - self._began_at_s
-        measure_s = interval_s if busy else min(max(interval_s, age_s), _LONGEST_MEASURE_S)
-        return min(self._peer.heard_at_s + interval_s, self._pinged_at_s + measure_s)
+        if self._heard_bytes >= _BUSY_BYTES or math.isinf(self._pinged_at_s):
+            measured_at_s, measure_s = self._pinged_at_s, interval_s
+        else:
+            measured_at_s = max(self._pinged_at_s, self._answered_at_s)
+            measure_s = min(max(interval_s, measured_at_s - self._began_at_s), _LONGEST_MEASURE_S)
+        return min(self._peer.heard_at_s + interval_s, measured_at_s + measure_s)

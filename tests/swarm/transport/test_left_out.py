@@ -10,7 +10,7 @@ from swarm.transport.left_out import leave_out
 before = len(sys.meta_path)
 leave_out()
 leave_out()
-import node.cli.app, node.member.relay, libp2p.pubsub.gossipsub, swarm.transport.pubsub
+import node.cli.app, node.member.relay, libp2p.pubsub.gossipsub, swarm.transport.pubsub, swarm.transport.gossip_router
 print(json.dumps([sorted({name.split(".")[0] for name in sys.modules}), len(sys.meta_path) - before]))
 """
 USE = """
@@ -42,10 +42,22 @@ def run(code: str) -> str:
 
 def test_a_relay_imports_nothing_heavy_that_it_never_uses() -> None:
     imported, installed = json.loads(run(RELAY))
-    assert {"libp2p", "trio", "numpy"} <= set(imported)
+    assert {"libp2p", "trio", "structlog"} <= set(imported)
     heavy = {"numba", "llvmlite", "torch", "transformers", "aioquic", "dns", "zeroconf", "requests", "httpx"}
-    assert not heavy & set(imported)
+    assert not (heavy | {"numpy", "rich", "pygments", "prometheus_client"}) & set(imported)
     assert installed == 1
+
+
+def test_the_command_line_can_use_rich_although_structlog_found_none() -> None:
+    code = "from swarm.transport.left_out import leave_out\nleave_out()\nimport structlog.dev, rich.console\n"
+    assert run(code + "print(structlog.dev.rich, rich.console.Console.__name__)").strip() == "None Console"
+    first = "import rich.console\n" + code
+    assert run(first + "print(structlog.dev.rich, rich.console.Console.__name__)").strip() == "None Console"
+
+
+def test_numpy_is_loaded_where_weights_are_handled() -> None:
+    code = "import sys, codec.bits, codec.manifest\nwas = 'numpy' in sys.modules\n"
+    assert run(code + "print(was, codec.bits.Bits, codec.bits.DTYPES['BF16'].bits)").startswith("False numpy.ndarray")
 
 
 def test_a_placeholder_may_be_named_and_constructed_and_raises_when_it_is_used() -> None:

@@ -118,6 +118,32 @@ def test_a_path_that_is_dead_while_another_to_the_peer_is_not_is_found_by_a_meas
     assert 300 < now <= 300 + 60 + LIMITS.silence_s + 1
 
 
+def test_of_two_ends_one_measures_an_idle_connection() -> None:
+    """Each end speaks on another connection meanwhile, so no ping is due to silence."""
+    ends, pings = [a_watch(0.0), a_watch(0.0)], [0, 0]
+    for now in range(3600):
+        for number, (end, other) in enumerate((ends, reversed(ends))):
+            end.note_heard(300, float(now))
+            if end.is_ping_due(LIMITS, float(now)):
+                pings[number] += 1
+                end.note_ping(float(now))
+                other.note_answered(float(now))
+                end.note_heard(12, float(now))
+    assert 3600 / 60 <= sum(pings) <= 3600 / 60 + 16
+
+
+def test_an_end_measures_by_itself_when_the_other_end_does_not_or_the_connection_is_in_use() -> None:
+    watch = a_watch(0.0)
+    watch.note_answered(0.0)
+    assert watch.is_ping_due(LIMITS, 0.0)  # nothing was measured yet
+    watch.note_ping(0.0)
+    watch.note_answered(9.0)
+    watch.note_heard(300, 9.5)
+    assert not watch.is_ping_due(LIMITS, 12.0)
+    watch.note_heard(1 << 20, 12.0)
+    assert watch.is_ping_due(LIMITS, 12.0)
+
+
 def test_connections_of_one_process_wake_together() -> None:
     """Pings are due at different times, and are sent at the same ones."""
     looks = set()
