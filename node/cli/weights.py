@@ -22,6 +22,7 @@ def delta(
     *,
     shapes: str | None = None,
     density: float | None = None,
+    shards: int | None = None,
     up_mbit: float = 300.0,
     nodes: int = 16,
     provider: str | None = None,
@@ -45,6 +46,8 @@ def delta(
         Reckon for this model: qwen3-1.7b, qwen3-8b, llama-3-70b or kimi-k2 (a mixture of 1 T parameters).
     density
         With --shapes: share of the elements that a step changes. Without it, 0.01.
+    shards
+        With --shapes: ranks of a tensor- or expert-parallel engine; says what one rank would need of model and step.
     up_mbit
         Uplink of the trainer and of each node in Mbit/s, to estimate the seconds.
     nodes
@@ -67,11 +70,13 @@ def delta(
     if shapes is not None:
         if old is not None or out is not None:
             raise UsageError("--shapes reckons without checkpoints: leave out OLD, NEW and --out.")
-        return _reckon(shapes, density, up_mbit, nodes, prices, as_json)
+        return _reckon(shapes, density, shards, up_mbit, nodes, prices, as_json)
     if old is None or new is None:
         raise UsageError("delta needs two checkpoints, OLD and NEW, or --shapes NAME to reckon without any.")
     if density is not None:
         raise UsageError("--density goes with --shapes; of OLD and NEW the density is measured.")
+    if shards is not None:
+        raise UsageError("--shards goes with --shapes: shares of ranks are reckoned, not measured.")
     from node.status.progress import ProgressLine
     from node.tools import delta as weights
 
@@ -85,7 +90,13 @@ def delta(
 
 
 def _reckon(
-    shapes: str, density: float | None, up_mbit: float, nodes: int, prices: "EgressPrices | None", as_json: bool
+    shapes: str,
+    density: float | None,
+    shards: int | None,
+    up_mbit: float,
+    nodes: int,
+    prices: "EgressPrices | None",
+    as_json: bool,
 ) -> int:
     from node.status.progress import ProgressLine
     from node.tools import reckon
@@ -94,7 +105,7 @@ def _reckon(
     wanted = reckon.DENSITY if density is None else density
     found = shapes_of(shapes)
     with ProgressLine(_label(f"Coding samples of {shapes}")):
-        reckoned = reckon.reckon(found, density=wanted, up_mbit=up_mbit, nodes=nodes, prices=prices)
+        reckoned = reckon.reckon(found, density=wanted, up_mbit=up_mbit, nodes=nodes, prices=prices, shards=shards)
     if as_json:
         print_json(reckoned.to_dict())
     else:
@@ -141,6 +152,7 @@ def register(app: App) -> None:
         "swarm-node delta old.safetensors new.safetensors --up-mbit 200 --nodes 32 --json",
         "swarm-node delta runs/step_16 runs/step_17 --out step_17.delta",
         "swarm-node delta --shapes kimi-k2 --nodes 64 --up-mbit 1000",
+        "swarm-node delta --shapes kimi-k2 --shards 64",
         "swarm-node delta --shapes qwen3-8b --provider vast --trainer-egress-usd-gb 0.09",
     )
     offer(app, apply, TRY, "swarm-node apply runs/step_16 step_17.delta again/step_17")

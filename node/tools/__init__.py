@@ -11,9 +11,11 @@ Modules:
 - `demo`: A whole swarm on one machine, each part in its own process
 - `distribution`: Seconds and dollars of bringing a version to N nodes
 - `made_up`: Made-up training steps
+- `packed`: A version's chunks before they are signed, and their bytes on the wire
 - `prices`: Price lists of providers and object stores
 - `reckon`: `swarm-node delta --shapes NAME`
 - `shapes`: Tensor tables of public models
+- `shards`: Which blocks each rank of a tensor- or expert-parallel engine needs
 - `starter`: The folder that `swarm-node demo --keep` leaves
 - `table`: Figures for people
 - `talking_model`: A tiny model that says which version it is

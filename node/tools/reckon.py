@@ -2,29 +2,32 @@
 
 Of each kind of tensor a few blocks of a made-up step are coded by the real coder. All blocks of the model then have the
 payloads of these samples: they are packed by the real packer, some of the chunks are sealed to learn how long headers
-are, and the manifest is sealed as well. The rest is arithmetic.
+are, and the manifest is sealed as well (`packed`). The rest is arithmetic, also that of what one rank of a divided
+engine needs (`shards`).
 """
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import reduce
 from itertools import cycle
+from operator import or_
 from typing import Any, Final
 
 import numpy as np
 
 from codec.bits import DTYPES, Bits
-from codec.chunk import CODER_RICE, BlockDelta, ChunkKey, seal_chunk
+from codec.chunk import CODER_RICE, BlockDelta
 from codec.errors import UsageError
 from codec.layout import BLOCK_ELEMENTS, Layout
-from codec.manifest import Manifest
-from codec.pack import Packer, chunk_target, piece_target
 from codec.rice import warm_up
-from codec.sign import Key
 from codec.staging import encode
 from node.settings import memory_plan
 from node.tools.distribution import Dollars, EgressPrices, Seconds, dollars_of, seconds_of
 from node.tools.made_up import amplitude_of, made_up_norm, made_up_step
+from node.tools.packed import Packed, pack
 from node.tools.shapes import Kind, Shapes
+from node.tools.shards import MAX_SHARDS, Parallel, block_ranks, exact_bytes, has_experts, per_rank
 from node.tools.table import bytes_text, distribution_rows, table
 
 __all__ = ["DENSITY", "Reckoned", "reckon", "render"]
@@ -33,13 +36,31 @@ DENSITY: Final = 0.01
 """Share of the elements that a step changes, unless the user names another: an RL step at a learning rate of 1e-6."""
 _SAMPLE_BLOCKS: Final = 4
 """Whole blocks sampled of each kind of tensor: rows are of different size, and a block of wide rows has only a few."""
-_SEALED: Final = 64
-"""Chunks that are sealed to learn the mean length of a header."""
 _TRAINER_COPIES: Final = 2
 """Copies of the weights in a trainer's shared memory: `publish` fills one while the other is encoded."""
-_KEY: Final = Key(bytes(32))
-_NO_HASH: Final = bytes(32)
 _BF16: Final = DTYPES["BF16"]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardShare:
+    """What one rank of an engine takes of a model and of a step, in bytes; of all ranks the one with the largest
+    `delta_bytes`.
+
+    A rank takes whole chunks, and the headers of all others too, since these have the hashes of the blocks that it
+    lacks: with them it computes the root of the version.
+    """
+
+    rank: int
+    exact_bytes: int
+    """The weights that it computes with."""
+    replica_bytes: int
+    """The blocks that have any of them."""
+    delta_bytes: int
+    """Of a version none of whose chunks has blocks for different ranks."""
+    uncut_delta_bytes: int
+    """Of a version as it is published now, with chunks cut in the model's order."""
+    chunks: int
+    """Chunks of a whole version that is cut for the ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +85,9 @@ class Reckoned:
     memory: dict[str, int]
     """Bytes at the peak, by role, as `node.settings.memory_plan` reckons them."""
     dollars: Dollars | None
+    shards: int | None = None
+    shares: dict[Parallel, ShardShare] = field(default_factory=dict)
+    """What the rank that takes most of a step takes, if the engine has `shards` ranks."""
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, for `--json`, with the seconds under the names that `DeltaReport` has."""
@@ -71,6 +95,7 @@ class Reckoned:
         fields |= {f"{way}_s": value for way, value in fields.pop("seconds").items()}
         fields["memory_bytes"] = fields.pop("memory")
         fields["usd"] = fields.pop("dollars")
+        fields["shares"] = {kind.name.lower(): share for kind, share in fields["shares"].items()}
         return fields | {"reckoned": True}
 
 
@@ -131,22 +156,6 @@ def _payloads(layout: Layout, samples: dict[str, _Samples]) -> Iterator[BlockDel
             block += 1
 
 
-def _header_bytes(chunks: list[list[BlockDelta]], piece_bytes: int) -> float:
-    """Mean bytes of a sealed header."""
-    some = chunks[:: max(1, len(chunks) // _SEALED)]
-    sealed = [
-        len(seal_chunk(ChunkKey(0, 1, 0, seq), _NO_HASH, _NO_HASH, deltas, _KEY, piece_bytes).header)
-        for seq, deltas in enumerate(some)
-    ]
-    return sum(sealed) / max(len(sealed), 1)
-
-
-def _manifest_bytes(chunks: int, payload_bytes: int, changed: int) -> int:
-    ids = tuple(seq.to_bytes(32, "big") for seq in range(chunks))
-    roots = (_NO_HASH, _NO_HASH, _NO_HASH)
-    return len(Manifest(_KEY.public, 0, 1, 0, *roots, ids, payload_bytes, changed).seal(_KEY))
-
-
 def reckon(
     shapes: Shapes,
     *,
@@ -154,16 +163,20 @@ def reckon(
     up_mbit: float = 300,
     nodes: int = 16,
     prices: EgressPrices | None = None,
+    shards: int | None = None,
     seed: int = 0,
     coder: int = CODER_RICE,
 ) -> Reckoned:
-    """Reckon one step. `density`: share of the elements that it changes. `seed`: of the made-up samples.
+    """Reckon one step. `density`: share of the elements that it changes. `shards`: ranks of an engine, each of which
+    is to take only what it needs. `seed`: of the made-up samples.
 
     Samples do not have exactly the density that was asked for (rows are of different size), so payloads are scaled to
-    it. Raises `UsageError` for a density outside (0, 1].
+    it. Raises `UsageError` for a density or a number of shards outside its limits.
     """
     if not 1e-4 <= density <= 0.5:
         raise UsageError("--density is the share of the elements that a step changes, from 0.0001 to 0.5.")
+    if shards is not None and not 2 <= shards <= MAX_SHARDS:
+        raise UsageError(f"--shards is the number of ranks that divide a model, from 2 to {MAX_SHARDS}.")
     warm_up(_BF16)
     layout = shapes.layout
     amplitude = amplitude_of(density)
@@ -177,11 +190,8 @@ def reckon(
     changed = round(density * shapes.elements)
     expected = round(sampled_bytes * changed / max(sampled_changes, 1.0))
 
-    packer = Packer(chunk_target(expected))
-    chunks = [full for delta in _payloads(layout, samples) for full in packer.add(delta)] + packer.flush()
-    headers = _header_bytes(chunks, piece_target(expected)) * len(chunks)
-    payload = round(expected + headers)
-    cost = payload + _manifest_bytes(len(chunks), payload, changed)
+    packed = pack(_payloads(layout, samples), expected, changed)
+    cost = packed.nbytes
     full = layout.full_bytes
     return Reckoned(
         shapes=shapes.title,
@@ -193,14 +203,53 @@ def reckon(
         delta_bytes=cost,
         full_bytes=full,
         ratio=full / cost,
-        chunks=len(chunks),
+        chunks=len(packed.chunks),
         blocks=layout.n_blocks,
         up_mbit=up_mbit,
         nodes=nodes,
         seconds=seconds_of(full, cost, nodes, up_mbit),
         memory=_memory(layout.nbytes),
         dollars=None if prices is None else dollars_of(full, cost, nodes, prices),
+        shards=shards,
+        shares={} if shards is None else _shares(layout, packed, expected, changed, shards),
     )
+
+
+def _shares(layout: Layout, packed: Packed, body_bytes: int, changed: int, shards: int) -> dict[Parallel, ShardShare]:
+    """By each way to divide the model that divides anything. `packed`: the version, cut in the model's order."""
+    deltas = [delta for chunk in packed.chunks for delta in chunk]
+    return {
+        kind: _share(layout, packed, pack(deltas, body_bytes, changed, classes), classes, shards, kind)
+        for kind in Parallel
+        if kind is not Parallel.EXPERT or has_experts(layout)
+        for classes in [block_ranks(layout, shards, kind)]
+    }
+
+
+def _share(layout: Layout, uncut: Packed, cut: Packed, classes: list[int], shards: int, kind: Parallel) -> ShardShare:
+    blocks: Counter[int] = Counter()
+    for block, ranks in enumerate(classes):
+        blocks[ranks] += layout.block(block).nbytes
+    taken, uncut_taken = (_taken(packed, classes, shards) for packed in (cut, uncut))
+    rank = max(range(shards), key=taken.__getitem__)
+    return ShardShare(
+        rank=rank,
+        exact_bytes=exact_bytes(layout, shards, kind)[rank],
+        replica_bytes=per_rank(blocks, shards)[rank],
+        delta_bytes=taken[rank],
+        uncut_delta_bytes=uncut_taken[rank],
+        chunks=len(cut.chunks),
+    )
+
+
+def _taken(packed: Packed, classes: list[int], shards: int) -> list[int]:
+    """For each rank, the bytes on the wire of the chunks that have a block for it, and of everything else's headers."""
+    bodies: Counter[int] = Counter()
+    for chunk in packed.chunks:
+        bodies[reduce(or_, (classes[delta.block] for delta in chunk))] += sum(len(delta.payload) for delta in chunk)
+    headers = packed.header_bytes * len(packed.chunks)
+    scale = (packed.payload_bytes - headers) / max(bodies.total(), 1)  # to the density that was asked for
+    return [round(scale * body + headers) + packed.manifest_bytes for body in per_rank(bodies, shards)]
 
 
 def _memory(model_bytes: int) -> dict[str, int]:
@@ -226,6 +275,20 @@ _ROLES: Final = {
 }
 
 
+def _share_rows(report: Reckoned) -> Iterator[tuple[str, str]]:
+    if report.shards is None:
+        return
+    yield f"one of {report.shards} ranks", "the one that takes most, if it takes only chunks that it needs"
+    for kind, share in report.shares.items():
+        exact, replica = (
+            f"{100 * part / report.full_bytes:.3g} %" for part in (share.exact_bytes, share.replica_bytes)
+        )
+        cut, uncut = (100 * part / report.delta_bytes for part in (share.delta_bytes, share.uncut_delta_bytes))
+        yield f"  {kind.value}", f"computes with {exact} of the model; the blocks of that: {replica}"
+        yield "", f"{bytes_text(share.delta_bytes)} of each delta, {cut:.3g} % ({uncut:.3g} % as chunks are cut now)"
+        yield "", f"a version has {share.chunks:,} such chunks"
+
+
 def render(report: Reckoned) -> str:
     """The report as a table for people."""
     memory = ((f"  {bytes_text(report.memory[role])}", words) for role, words in _ROLES.items())
@@ -238,6 +301,7 @@ def render(report: Reckoned) -> str:
         ),
         ("full copy", f"{bytes_text(report.full_bytes)}: {report.ratio:.0f} x the delta"),
         *distribution_rows(report.nodes, report.up_mbit, report.seconds, report.dollars),
+        *_share_rows(report),
         ("host memory", "at the peak, while a version is on its way"),
         *memory,
     )

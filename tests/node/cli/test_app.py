@@ -137,6 +137,8 @@ def test_help_is_fast() -> None:
         (["delta", "--shapes", "qwen9"], "kimi-k2"),
         (["delta", "none/a", "none/b", "--shapes", "qwen3-8b"], "leave out OLD"),
         (["delta", "none/a", "none/b", "--density", "0.01"], "--shapes"),
+        (["delta", "none/a", "none/b", "--shards", "4"], "--shapes"),
+        (["delta", "--shapes", "qwen3-8b", "--shards", "1"], "from 2 to"),
         (["delta", "--shapes", "qwen3-8b", "--provider", "acme"], "runpod"),
         (["delta", "--shapes", "qwen3-8b", "--trainer-egress-usd-gb", "0.09"], "--egress-usd-gb"),
         (["invite"], "swarm-node keygen"),
@@ -433,6 +435,12 @@ def test_delta_reckons_from_shapes(home: Path, capsys: pytest.CaptureFixture[str
     report = json.loads(texts(capsys)[0])
     assert report["star_full_s"] == pytest.approx(4 * 3_441_149_952 * 8 / 100e6)
     assert report["memory_bytes"]["node"] > 3_441_149_952
+    assert report["shards"] is None
+    assert report["shares"] == {}
+    assert run(["delta", "--shapes", "qwen3-1.7b", "--shards", "4", "--json"]) == 0
+    report = json.loads(texts(capsys)[0])
+    assert set(report["shares"]) == {"tensor"}  # it has no experts
+    assert report["shares"]["tensor"]["delta_bytes"] < report["delta_bytes"]
     assert run(["delta", "--shapes", "qwen3-1.7b", "--density", "0.02", "--provider", "vast"]) == 0
     out, _ = texts(capsys)
     assert "(2 %), as given" in out
