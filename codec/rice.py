@@ -17,10 +17,11 @@ from codec.bits import Bits, DType
 from codec.errors import PeerError
 from codec.kernels.lanes import CLASSES, LANES
 from codec.kernels.planes import read_planes, write_planes
-from codec.kernels.scan import NEVER, list_changes, scan_decode, scan_encode, scatter
+from codec.kernels.scan import NEVER, gather, list_changes, scan_decode, scan_encode, scatter
 from codec.scratch import Positions, Scratch, check, choose_top, exponent_of, read_payload, tail, take_payload
 
 __all__ = [
+    "bits_at",
     "changed_positions",
     "decode_block",
     "decode_onto",
@@ -83,6 +84,16 @@ def changed_positions(old: Bits, new: Bits, dtype: DType) -> Positions:
             before, after = tail(scratch, 0, old, dtype), tail(scratch, 1, new, dtype)
             found = list_changes(like, before.ctypes.data, after.ctypes.data, 1, whole * LANES, positions, found)
         return positions[:found].copy()
+
+
+def bits_at(new: Bits, positions: Positions, dtype: DType) -> Bits:
+    """`new[positions]`, twice as fast or more. `positions`: within `new`, as `changed_positions` returns them."""
+    check(new, dtype)
+    if dtype.itemsize == 8:
+        return new[positions]
+    bits = np.empty(positions.size, dtype.bits)
+    gather(new.ctypes.data, positions, bits)
+    return bits
 
 
 def decode_block(payload: bytes | memoryview, old: Bits, dtype: DType) -> tuple[Positions, Bits]:
@@ -174,4 +185,5 @@ def warm_up(dtype: DType) -> None:
     positions, bits = decode_onto(payload, old, old.copy(), dtype)
     changed_positions(old, old, dtype)
     decode_block(payload, old, dtype)
+    bits_at(old, positions, dtype)
     scatter(old, positions, bits)

@@ -229,7 +229,7 @@ def _changes(old: Bits, new: Bits, dtype: DType) -> tuple[NDArray[np.uint32], Bi
     if 2 * np.count_nonzero(old != new) > new.size:
         return all_positions()[: new.size], new.copy()
     positions = rice.changed_positions(old, new, dtype)
-    return positions, new[positions]
+    return positions, rice.bits_at(new, positions, dtype)
 
 
 def forward(entry: BlockEntry, payload: bytes, bits: Bits, dtype: DType) -> None:

@@ -29,6 +29,7 @@ __all__ = [
     "TILE_WORDS",
     "count_values",
     "find_top",
+    "gather",
     "list_changes",
     "merge_values",
     "scan_decode",
@@ -269,6 +270,16 @@ def merge_values(like, old, positions, shift, mask, top, flip, done, diffs, bits
         k = np.uint64(done[c])
         bits[i] = _moved(value, diffs[c, k], width, flip)
         done[c] = k + ONE
+
+
+@kernel
+def gather(words, positions, bits):
+    """bits = words[positions], where `words` is an address. The caller must have checked the positions.
+
+    numpy would first convert all positions to int64, which takes longer than the gathering.
+    """
+    for i in range(positions.size):
+        bits[i] = element(bits, words, np.int64(positions[i]))
 
 
 @kernel

@@ -10,7 +10,6 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from codec.errors import UsageError
-from codec.sign import Key
 from node.cli.report import TRAIN, AsJson, offer, print_json
 from node.settings import keyfile
 from node.settings.config import InviteConfig, SeedConfig, default_home
@@ -31,6 +30,7 @@ def keygen(*, out: Path | None = None, home: Path | None = None, as_json: AsJson
     home
         SWARM_HOME, if --out is not given.
     """
+    from codec.sign import Key  # here: publish, which imports this module too, loads no cryptography
     from swarm.transport.identity import peer_id
 
     path = out or (home or default_home()) / keyfile.AUTHORITY_KEY

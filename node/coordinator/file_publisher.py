@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from codec import BlockDelta, Layout, StagedBlock, chunk_target, state_root
 from codec.chunk import CODER_RAW, CODER_RICE
 from codec.errors import SwarmError
+from codec.rice import bits_at
 from node.coordinator.publisher import Attempt, Publisher
 from node.host.stamp import stamp
 from node.ipc.async_channel import AsyncChannel
@@ -160,8 +161,8 @@ class FileEncoder:
             changed += encoded.changed
             size += len(delta.payload)
             if delta.coder != CODER_RAW and positions is not None and positions.size <= LISTED_SHARE * new.size:
-                old_hash = replica.hashes[block].tobytes()
-                known.append(StagedBlock(block, positions, new[positions], old_hash, delta.new_hash))
+                old_hash, dtype = replica.hashes[block].tobytes(), replica.layout.block(block).dtype
+                known.append(StagedBlock(block, positions, bits_at(new, positions, dtype), old_hash, delta.new_hash))
             if size >= chunk_bytes:  # each batch takes a turn of the seed's loop
                 trio.from_thread.run(self._add, deltas, known, changed)
                 deltas, known, changed, size = [], [], 0, 0

@@ -4,7 +4,6 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -37,6 +36,8 @@ def how_to_get(extra: str) -> str:
 
 def _needs(extra: str) -> list[str]:
     """The requirements of an extra, from the package's metadata."""
+    from importlib.metadata import PackageNotFoundError, requires  # here, since every command imports this module
+
     try:
         found = requires("swarm-node") or []
     except PackageNotFoundError:

@@ -211,6 +211,7 @@ def _work_folder(where: Path | None) -> Iterator[Path]:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a command that compiles its modules each time measures that
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gb", type=float, default=1.0, help="size of the model; 0: none (default 1)")
     parser.add_argument("--raw-gb", type=float, default=0.0, help="size of a raw file; 0: none (default)")

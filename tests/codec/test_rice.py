@@ -26,6 +26,7 @@ def check(old: Bits, new: Bits, dtype: DType) -> bytes | None:
     payload, found = coded
     assert np.array_equal(found, expected)
     assert np.array_equal(rice.changed_positions(old, new, dtype), expected)
+    assert np.array_equal(rice.bits_at(new, found, dtype), new[expected])
     positions, bits = rice.decode_block(payload, old, dtype)
     assert positions.dtype == np.uint32
     assert bits.dtype == dtype.bits

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Protocol
 
 from codec import Layout, Replica
 from codec.bits import DTYPES, Bits
-from codec.rice import warm_up
+from codec.rice import bits_at, warm_up
 from codec.staging import EncodedBlock
 from node.trainers.errors import SwarmTimeout
 from node.trainers.ranks.copies import LOOK_S, Copies
@@ -83,7 +83,7 @@ class Encoder:
 
         Raises `SwarmTimeout` after `COPIED_WITHIN_S`, `PublishFailed` when a rank cannot copy its weights.
         """
-        deadline = time.monotonic() + COPIED_WITHIN_S
+        deadline, layout = time.monotonic() + COPIED_WITHIN_S, replica.layout
 
         def encode(block: int) -> FoundBlock | None:
             new = self._copies.block(slot, block) if source is None else source.block(block)
@@ -92,8 +92,9 @@ class Encoder:
             if encoded is None:
                 return None
             positions = encoded.positions
-            is_listed = positions is not None and positions.size <= LISTED_SHARE * new.size
-            return FoundBlock(encoded, new[positions] if is_listed else None)
+            if positions is None or positions.size > LISTED_SHARE * new.size:
+                return FoundBlock(encoded, None)
+            return FoundBlock(encoded, bits_at(new, positions, layout.block(block).dtype))
 
         running: deque[Future[FoundBlock | None]] = deque()
         left = iter(self.blocks.tolist())
