@@ -7,6 +7,7 @@
 - `assignment`: Which rollouts are checked, and by whom, from a nonce that is older than them and that no node knows
 - `classes`: Arithmetic classes: which engines round alike
 
-The transformers engine draws by `noise` where the sampling asks for it (`SamplingOptions.portable`). The ledger does
-not use the tests yet; `scenarios.verification` measures them. docs/verification.md has the statistics.
+The transformers engine draws by `noise` where the sampling asks for it (`SamplingOptions.portable`). Nothing
+calls `draws`, `slopes`, `evidence`, `assignment` and `classes` yet: the ledger checks as `node.ledger.trust.checks`
+describes. docs/verification.md has the statistics.
 """

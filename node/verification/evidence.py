@@ -1,22 +1,22 @@
 """An anytime-valid test over all checks of a node, with a null that is learned from honest traffic.
 
 **The null.** A check yields a number (a slope, or the mean margin of some tokens). It is clipped to a range and scaled
-to [0, 1]. It is assumed that an honest node's numbers then have, whatever came before, a mean of at most the mean of the
-honest traffic of that pair of classes. `Null.learn` fixes the range by the first half of honest numbers, and bounds the
-mean by the second half, so that the bound fails with probability `delta` at most (inverted betting: Waudby-Smith and
-Ramdas, "Estimating means of bounded random variables by betting", JRSS B 2024).
+to [0, 1]. The assumption is that an honest node's numbers then have, whatever came before, a mean of at most that of
+the honest traffic of its pair of classes. `Null.learn` fixes the range by the first half of honest numbers, and bounds
+the mean by the second half, so that the bound fails with probability `delta` at most (inverted betting: Waudby-Smith
+and Ramdas, "Estimating means of bounded random variables by betting", JRSS B 2024).
 
 **The bet.** For x in [0, 1] with conditional mean at most m, and 0 <= b < 1, the factor 1 + b (x - m) / m is not
 negative and has mean at most 1. So the product over checks, and the average of such products over a grid of b, and half
 of that plus 1/2, are test supermartingales. By Ville's inequality (1939) one ever reaches 1 / alpha with probability
-alpha at most. So with a learned null an honest node is accused, in all its life, with probability alpha + delta at most (union
-bound). `THRESHOLD` makes that 1e-6.
+alpha at most. With a learned null an honest node is accused, in all its life, with probability alpha + delta at most
+(union bound); `THRESHOLD` makes that 1e-6.
 
 **Lying checkers.** Each checker of a node has a product of its own. The evidence is the sum of their logarithms without
 the largest (m - 1) // 2 of m. If the h honest checkers are more than half, the s = m - (m - 1) // 2 smallest logarithms
 sum to at most s / h of the sum L over the honest ones. So the evidence reaches a positive threshold only where L does,
-and exp(L) is a supermartingale: a minority of liars cannot raise the false accusations above the bound. A liar who
-shields a node costs ln 2 and his share, since a product never falls below 1/2. No penalty comes from fewer than
+and exp(L) is a supermartingale: a minority of liars cannot raise the false accusations above the bound. A liar that
+shields a node costs ln 2 and its share, since a product never falls below 1/2. No penalty comes from fewer than
 `LEAST_CHECKERS` checkers.
 """
 
