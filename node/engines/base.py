@@ -17,6 +17,7 @@ __all__ = [
     "BASE_VERSION",
     "EXACT_SEED",
     "OPTIONS",
+    "PORTABLE_DRAWS",
     "SCORE_OPTIONS",
     "Completion",
     "EngineError",
@@ -56,7 +57,9 @@ SCORE_OPTIONS: Final = "score-options"
 """The ability to score tokens that were drawn by `SamplingOptions` which change the distribution."""
 EXACT_SEED: Final = "exact-seed"
 """The ability to draw the same tokens for the same seed, whatever else the engine draws at the same time."""
-ABILITIES: Final = frozenset({OPTIONS, SCORE_OPTIONS, EXACT_SEED})
+PORTABLE_DRAWS: Final = "portable-draws"
+"""The ability to draw by the noise of `node.verification.noise`, which others can compute."""
+ABILITIES: Final = frozenset({OPTIONS, SCORE_OPTIONS, EXACT_SEED, PORTABLE_DRAWS})
 """Everything that an engine may be able to do beyond `SamplingParams` without options."""
 
 MAX_LISTED: Final = 4096
@@ -110,6 +113,9 @@ class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
     """The random numbers depend only on the seed and the sample's number, not on the request group."""
     exact: bool = False
     """Other work of the engine at the same time changes no token. Needs the ability `EXACT_SEED`."""
+    portable: bool = False
+    """Each token is the argmax of log-probability plus `node.verification.noise.gumbel` of (seed, stream, position), so
+    that others can draw the sample again. Needs the ability `PORTABLE_DRAWS`; no effect on a greedy completion."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_tokens <= MAX_LENGTH:
@@ -142,7 +148,11 @@ class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
     def reshapes(self) -> bool:
         """Whether the options change the distribution that tokens are drawn from."""
         return self != SamplingOptions(
-            stop_texts=self.stop_texts, special=self.special, seeded=self.seeded, exact=self.exact
+            stop_texts=self.stop_texts,
+            special=self.special,
+            seeded=self.seeded,
+            exact=self.exact,
+            portable=self.portable,
         )
 
     @property
@@ -213,7 +223,8 @@ def needs(sampling: SamplingParams) -> frozenset[str]:
     """The abilities that an engine needs to draw by `sampling`."""
     if sampling.options is msgspec.UNSET:
         return frozenset()
-    return frozenset({OPTIONS, EXACT_SEED} if sampling.options.exact else {OPTIONS})
+    wanted = {EXACT_SEED: sampling.options.exact, PORTABLE_DRAWS: sampling.options.portable}
+    return frozenset({OPTIONS, *(ability for ability, needed in wanted.items() if needed)})
 
 
 def scoring_needs(sampling: SamplingParams) -> frozenset[str]:

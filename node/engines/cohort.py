@@ -19,7 +19,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from node.engines.base import Completion, Prompt, SamplingParams, Span, Version
-from node.engines.sampling import check_options, draw, reshaped, scores, uniforms
+from node.engines.sampling import check_options, draw, draw_portable, portable_noise, reshaped, scores, uniforms
 from node.engines.texts import StopText
 
 __all__ = ["Cohort", "can_cache", "score"]
@@ -59,8 +59,10 @@ class Cohort:
         check_tokens(model, ids)
         check_options(sampling, vocabulary_of(model))
         self._prompts = ids.to(device)
-        uniform = uniforms(sampling.seed, [prompt.stream for prompt in prompts], sampling.max_tokens)
+        self._streams = [prompt.stream for prompt in prompts]
+        uniform = uniforms(sampling.seed, self._streams, 0 if sampling.extra.portable else sampling.max_tokens)
         self._uniform = torch.from_numpy(uniform).to(device)
+        """Empty where the draws are portable."""
         self._stops = torch.tensor(sampling.stop_tokens, dtype=torch.int64, device=device)
         self._tokens: list[torch.Tensor] = []
         self._logprobs: list[torch.Tensor] = []
@@ -90,7 +92,7 @@ class Cohort:
         at = len(self._tokens)
         logits = _read_all(self._model, self._current) if self._past is None else self._past.read(self._current)
         logits = reshaped(logits, self._prompts, self._tokens, self._sampling)
-        token, logprob = draw(logits, self._uniform[:, at], self._sampling)
+        token, logprob = self._draw(logits, at)
         self._tokens.append(token)
         self._logprobs.append(logprob)
         if not self._versions or self._versions[-1][0] != version:
@@ -102,6 +104,12 @@ class Cohort:
         self._running &= ~ended
         self._current = token[:, None] if self._cached else torch.cat([self._current, token[:, None]], 1)
         self.done = at + 1 == self._sampling.max_tokens or not bool(self._running.any())
+
+    def _draw(self, logits: torch.Tensor, at: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self._sampling.extra.portable:
+            return draw(logits, self._uniform[:, at], self._sampling)
+        noise = portable_noise(self._sampling.seed, self._streams, at, logits.shape[-1])
+        return draw_portable(logits, noise.to(logits.device), self._sampling)
 
     def _find_stop_texts(self, token: torch.Tensor, ended: torch.Tensor) -> list[int]:
         """The rows whose stop text this token completes. Rows that a stop token just ended are skipped: a stop token is

@@ -8,8 +8,18 @@ from numpy.typing import NDArray
 
 from node.engines.base import SamplingOptions, SamplingParams
 from node.engines.vllm.plugin.swarm_vllm.reshape import BORDER_NATS, keep, reshape
+from node.verification.noise import gumbel
 
-__all__ = ["check_options", "draw", "log_probabilities", "reshaped", "scores", "uniforms"]
+__all__ = [
+    "check_options",
+    "draw",
+    "draw_portable",
+    "log_probabilities",
+    "portable_noise",
+    "reshaped",
+    "scores",
+    "uniforms",
+]
 
 
 def uniforms(seed: int, streams: Sequence[int], count: int) -> NDArray[np.float64]:
@@ -37,6 +47,24 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, sampling: SamplingParams) 
     token = torch.searchsorted(cumulated, (uniform * cumulated[:, -1])[:, None], right=True)
     token = token.clamp_max_(logits.shape[-1] - 1)
     return token[:, 0], logprobs.gather(-1, token)[:, 0]
+
+
+def portable_noise(seed: int, streams: Sequence[int], position: int, vocabulary: int) -> torch.Tensor:
+    """The noise of each row's token number `position`: float64, (len(streams), vocabulary), on the CPU."""
+    return torch.from_numpy(np.stack([gumbel(seed, stream, position, vocabulary) for stream in streams]))
+
+
+def draw_portable(
+    logits: torch.Tensor, noise: torch.Tensor, sampling: SamplingParams
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `draw`, but the token is the argmax of log-probability plus `noise`, added in float64.
+
+    `noise`: as `portable_noise` returns it, on the device of `logits`; one without float64 cannot draw so. When logits
+    change in their last bits only, the token stays the same, except where two tokens are nearly tied.
+    """
+    logprobs = log_probabilities(logits, sampling)
+    token = (logprobs if sampling.temperature == 0.0 else logprobs.double() + noise).argmax(-1)
+    return token, logprobs.gather(-1, token[:, None])[:, 0]
 
 
 def check_options(sampling: SamplingParams, vocabulary: int) -> None:

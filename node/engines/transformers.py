@@ -18,7 +18,16 @@ from transformers import PreTrainedModel
 from codec.checkpoint import Checkpoint
 from codec.errors import UsageError
 from codec.layout import Layout
-from node.engines.base import ABILITIES, BASE_VERSION, Completion, EngineError, Prompt, SamplingParams, Version
+from node.engines.base import (
+    ABILITIES,
+    BASE_VERSION,
+    PORTABLE_DRAWS,
+    Completion,
+    EngineError,
+    Prompt,
+    SamplingParams,
+    Version,
+)
 from node.engines.cohort import Cohort, can_cache, score
 from node.engines.interface import InProcessEngine, SteppedEngine, TensorChanges
 from node.engines.live import DevicePatch, LiveParameters
@@ -85,6 +94,8 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         self.device = _usable(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._arithmetic: Arithmetic = arithmetic
         self.kind = f"transformers/{arithmetic}/{self.device.type}"
+        if self.device.type == "mps":  # it has no float64
+            self.abilities = ABILITIES - {PORTABLE_DRAWS}
         self._dtype = torch.float32
         self._texts: Path | None = None
         """The tokenizer's file; it may be missing."""

@@ -7,8 +7,10 @@ import pytest
 import torch
 from test_transformers import PROMPTS, ROOT, SAMPLING, changed, checkpoint, engine_on
 
-from node.engines.base import Prompt, SamplingParams
+from node.engines.base import Prompt, SamplingOptions, SamplingParams
 from node.engines.interface import ScoringEngine
+from node.verification.draws import kept_logprobs, margins
+from node.verification.noise import gumbel
 
 LONG = SamplingParams(max_tokens=12, seed=5)
 
@@ -133,3 +135,21 @@ def test_a_cache_that_a_model_does_not_use_is_detected() -> None:
         return cohort.completions()[0].token_ids
 
     assert draw(model, True) == draw(model, False) == draw(forgetful, False)
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+@torch.inference_mode()
+def test_a_portable_sample_can_be_drawn_again_from_its_logits(tied_folder: Path, top_p: float):
+    """In any batch, and by the definition alone: each token wins against the noise that another computes."""
+    engine = engine_on(tied_folder, "float32")
+    sampling = SamplingParams(12, 0.9, top_p, seed=2**63 + 5, options=SamplingOptions(portable=True))
+    together = engine.generate(PROMPTS, sampling)
+    for prompt, completion in zip(PROMPTS, together, strict=True):
+        assert engine.generate([prompt], sampling)[0].token_ids == completion.token_ids
+        text = torch.tensor([[*prompt.token_ids, *completion.token_ids]])
+        logits = engine._loaded()(input_ids=text).logits[0, len(prompt.token_ids) - 1 : -1]
+        logprobs = kept_logprobs(logits.numpy(), 0.9, top_p=top_p)
+        noise = np.stack([gumbel(sampling.seed, prompt.stream, at, logits.shape[-1]) for at in range(12)])
+        assert margins(logprobs, noise, np.array(completion.token_ids)).max() < 1e-4
+        other = np.stack([gumbel(sampling.seed + 1, prompt.stream, at, logits.shape[-1]) for at in range(12)])
+        assert margins(logprobs, other, np.array(completion.token_ids)).mean() > 0.2

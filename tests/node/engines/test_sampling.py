@@ -1,9 +1,11 @@
+import msgspec
 import numpy as np
 import pytest
 import torch
 
-from node.engines.base import Prompt, SamplingParams
-from node.engines.sampling import draw, scores, uniforms
+from node.engines.base import OPTIONS, PORTABLE_DRAWS, Prompt, SamplingOptions, SamplingParams, needs, scoring_needs
+from node.engines.sampling import draw, draw_portable, portable_noise, scores, uniforms
+from node.verification import draws
 
 
 def test_random_numbers_depend_on_seed_and_stream_only():
@@ -86,3 +88,28 @@ def test_sampling_params_are_checked(wrong):
 def test_prompts_are_checked(wrong):
     with pytest.raises(ValueError, match=r"token_ids|stream"):
         Prompt(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.6, 0, 0.8), (1.4, 5, 1.0), (1.0, 9, 0.5)]
+)
+def test_portable_draws_are_those_of_the_definition(temperature: float, top_k: int, top_p: float):
+    """The engine's kernels draw what `node.verification.draws` defines, whatever the batch."""
+    logits = torch.randn(40, 33, generator=torch.Generator().manual_seed(1)) * 2
+    options = SamplingOptions(top_k=top_k, portable=True)
+    sampling = SamplingParams(1, temperature, top_p, seed=5, options=options)
+    noise = portable_noise(5, range(40), 7, 33)
+    token, logprob = draw_portable(logits, noise, sampling)
+    wanted = draws.kept_logprobs(logits.numpy(), temperature, top_k=top_k, top_p=top_p)
+    assert token.tolist() == draws.draw(wanted, noise.numpy()).tolist()
+    assert torch.isfinite(logprob).all()
+    alone, _ = draw_portable(logits[3:4], portable_noise(5, [3], 7, 33), sampling)
+    assert int(alone) == int(token[3])
+
+
+def test_only_engines_that_can_get_work_with_portable_draws():
+    portable = SamplingParams(1, options=SamplingOptions(portable=True))
+    assert needs(portable) == {OPTIONS, PORTABLE_DRAWS}
+    assert not scoring_needs(portable)
+    assert not portable.extra.reshapes
+    assert msgspec.msgpack.encode(SamplingOptions()) == b"\x80"  # what older releases sign is unchanged

@@ -1,0 +1,13 @@
+"""Decides from numbers whether a rollout is what its node claims. Pure: numpy and hashes, no torch, no IO, no clock.
+
+- `noise`: Gumbel noise for (seed, stream, position, token), bit-equal on every platform
+- `draws`: Tokens as the argmax of log-probability plus noise, and the margin by which a claimed token loses
+- `slopes`: The version test: were these log-probabilities computed by this version, or by another one?
+- `evidence`: An anytime-valid test over all checks of a node, with a null that is learned from honest traffic
+- `assignment`: Which rollouts are checked, and by whom, from a nonce that is older than them and that no node knows
+- `classes`: Arithmetic classes: which engines round alike
+
+The transformers engine draws by `noise` where the sampling asks for it (`SamplingOptions.portable`). Nothing
+calls `draws`, `slopes`, `evidence`, `assignment` and `classes` yet: the ledger checks as `node.ledger.trust.checks`
+describes. docs/verification.md has the statistics.
+"""

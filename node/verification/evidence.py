@@ -1,0 +1,149 @@
+"""An anytime-valid test over all checks of a node, with a null that is learned from honest traffic.
+
+**The null.** A check yields a number (a slope, or the mean margin of some tokens). It is clipped to a range and scaled
+to [0, 1]. The assumption is that an honest node's numbers then have, whatever came before, a mean of at most that of
+the honest traffic of its pair of classes. `Null.learn` fixes the range by the first half of honest numbers, and bounds
+the mean by the second half, so that the bound fails with probability `delta` at most (inverted betting: Waudby-Smith
+and Ramdas, "Estimating means of bounded random variables by betting", JRSS B 2024).
+
+**The bet.** For x in [0, 1] with conditional mean at most m, and 0 <= b < 1, the factor 1 + b (x - m) / m is not
+negative and has mean at most 1. So the product over checks, and the average of such products over a grid of b, and half
+of that plus 1/2, are test supermartingales. By Ville's inequality (1939) one ever reaches 1 / alpha with probability
+alpha at most. With a learned null an honest node is accused, in all its life, with probability alpha + delta at most
+(union bound); `THRESHOLD` makes that 1e-6.
+
+**Lying checkers.** Each checker of a node has a product of its own. The evidence is the sum of their logarithms without
+the largest (m - 1) // 2 of m. If the h honest checkers are more than half, the s = m - (m - 1) // 2 smallest logarithms
+sum to at most s / h of the sum L over the honest ones. So the evidence reaches a positive threshold only where L does,
+and exp(L) is a supermartingale: a minority of liars cannot raise the false accusations above the bound. A liar that
+shields a node costs ln 2 and its share, since a product never falls below 1/2. No penalty comes from fewer than
+`LEAST_CHECKERS` checkers.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["ALPHA", "DELTA", "LEAST_CHECKERS", "THRESHOLD", "Bets", "Evidence", "Null", "trimmed"]
+
+ALPHA: Final = 1e-6
+"""The bound for an honest node to be accused, over its whole life."""
+DELTA: Final = 1e-7
+"""The part of `ALPHA` that is spent on learning all nulls of a node; with k nulls, each is learned at `DELTA` / k."""
+THRESHOLD: Final = math.log(1.0 / (ALPHA - DELTA))
+"""Evidence (a natural logarithm) at which a node is quarantined: a factor of 1.1 million."""
+LEAST_CHECKERS: Final = 3
+FRACTIONS: Final = np.array([0.9, 0.5, 0.25, 0.12, 0.06, 0.03, 0.015])
+"""The grid of bets, as shares of the largest: the best one is within a factor of about two of one of them."""
+LEAST_SPREAD: Final = 0.02
+"""Range units below the honest centre, where honest numbers do not spread at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Null:
+    """What an honest node's numbers are like: clipped to [low, high] and scaled to [0, 1], their mean is at most
+    `mean`."""
+
+    low: float
+    high: float
+    mean: float
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high or not 0.0 < self.mean <= 1.0:
+            raise ValueError("null: an empty range, or a mean outside (0, 1]")
+
+    @classmethod
+    def learn(cls, honest: ArrayLike, reach: float, delta: float = DELTA) -> "Null":
+        """From numbers of honest nodes of one pair of classes. `reach`: how far above the centre an attack lies (1 for
+        slopes). Raises `ValueError` for fewer than 16 numbers, or one that is not finite."""
+        values = np.asarray(honest, np.float64)
+        if len(values) < 16 or not np.isfinite(values).all():
+            raise ValueError("null: at least 16 numbers, all of them finite")
+        first, second = values[: len(values) // 2], values[len(values) // 2 :]
+        centre = float(np.median(first))
+        spread = max(1.4826 * float(np.median(np.abs(first - centre))), LEAST_SPREAD * reach)
+        low, high = centre - 2.0 * spread, centre + max(reach, 2.0 * spread)
+        return cls(low, high, _upper_mean(_scaled(second, low, high), delta))
+
+    def scale(self, value: ArrayLike) -> NDArray[np.float64]:
+        """Numbers of checks in [0, 1]; those that are not numbers count as the mean, which changes no evidence much."""
+        found = _scaled(value, self.low, self.high)
+        return np.where(np.isnan(found), self.mean, found)
+
+
+def _scaled(value: ArrayLike, low: float, high: float) -> NDArray[np.float64]:
+    return (np.clip(np.asarray(value, np.float64), low, high) - low) / (high - low)
+
+
+def _upper_mean(x: NDArray[np.float64], delta: float) -> float:
+    """A bound on the mean of numbers in [0, 1] that is too small with probability `delta` at most.
+
+    The smallest m (by bisection: the wealth grows with m) at which bets against "the mean is m or more" win 1 / delta.
+    """
+    wanted, low, high = math.log(1.0 / delta), float(x.mean()), 1.0 - 1e-9
+    if low >= high:
+        return 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        logs = np.log1p(FRACTIONS[:, None] * (middle - x) / (1.0 - middle)).sum(1)
+        won = float(np.logaddexp.reduce(logs)) - math.log(len(FRACTIONS)) >= wanted
+        low, high = (low, middle) if won else (middle, high)
+    return high
+
+
+class Bets:
+    """The products of one checker's numbers about one node, or of many such pairs at once (`shape`)."""
+
+    def __init__(self, shape: tuple[int, ...] = ()) -> None:
+        self._logs = np.zeros((*shape, len(FRACTIONS)))
+
+    def add(self, null: Null, value: ArrayLike) -> None:
+        """One more number: a scalar, or an array of `shape`. The null may be another one each time, as long as it does
+        not depend on this number."""
+        gain = (null.scale(value) - null.mean) / null.mean
+        self._logs += np.log1p(FRACTIONS * gain[..., None])
+
+    @property
+    def log_wealth(self) -> NDArray[np.float64]:
+        """Natural logarithm of (1 + the average product) / 2."""
+        average = np.logaddexp.reduce(self._logs, axis=-1) - math.log(len(FRACTIONS))
+        return np.logaddexp(average, 0.0) - math.log(2.0)
+
+
+@dataclass(slots=True)
+class Evidence:
+    """All that is held against one node, by checker. One object for each kind of test; see `mean_of`."""
+
+    checkers: dict[bytes, Bets] = field(default_factory=dict)
+
+    def add(self, checker: bytes, null: Null, value: float | None) -> None:
+        """The number that `checker` found. None (it could not tell) changes nothing: a lost checker costs only time."""
+        if value is not None:
+            self.checkers.setdefault(checker, Bets()).add(null, value)
+
+    @property
+    def log(self) -> float:
+        """The evidence, a natural logarithm; 0 at the most while fewer than `LEAST_CHECKERS` have answered."""
+        logs = [float(bets.log_wealth) for bets in self.checkers.values()]
+        return trimmed(logs) if len(logs) >= LEAST_CHECKERS else min(0.0, trimmed(logs))
+
+    @property
+    def proven(self) -> bool:
+        """Whether the node is to be quarantined, if this is the only test of it."""
+        return self.log >= THRESHOLD
+
+    @staticmethod
+    def mean_of(tests: Iterable["Evidence"]) -> float:
+        """The evidence of several tests of one node together: the average of the products is a supermartingale, too."""
+        logs = [test.log for test in tests]
+        return float(np.logaddexp.reduce(logs)) - math.log(len(logs)) if logs else 0.0
+
+
+def trimmed(logs: Iterable[float]) -> float:
+    """The sum without the largest (m - 1) // 2 of m."""
+    ordered = sorted(logs)
+    return sum(ordered[: len(ordered) - (len(ordered) - 1) // 2]) if ordered else 0.0

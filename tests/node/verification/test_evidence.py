@@ -1,0 +1,151 @@
+"""The version test and the evidence: what honest nodes keep, what liars lose, and what lying checkers cannot do."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.verification.evidence import ALPHA, DELTA, THRESHOLD, Bets, Evidence, Null, trimmed
+from node.verification.slopes import slope
+
+NULL = Null(-1.0, 2.0, 0.45)
+"""Honest slopes of mean 0.35 or less."""
+
+
+def vectors(seed: int, tokens: int = 64) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    scored = -rng.exponential(1.0, tokens)
+    return scored, scored + rng.normal(0, 0.01, tokens), rng.normal(0, 0.03, tokens)
+
+
+@given(st.integers(0, 2**32))
+def test_an_exact_claim_has_slope_0_and_the_alternative_slope_1(seed):
+    scored, other, _ = vectors(seed)
+    assert slope(scored, scored, other) == 0.0
+    assert slope(other, scored, other) == pytest.approx(1.0)
+
+
+@given(st.integers(0, 2**32), st.floats(-2.0, 3.0))
+def test_the_slope_is_linear_in_the_claim(seed, share):
+    scored, other, noise = vectors(seed)
+    alone = slope(scored + noise, scored, other)
+    moved = slope(scored + noise + share * (other - scored), scored, other)
+    assert alone is not None
+    assert moved == pytest.approx(alone + share, abs=1e-9)
+
+
+def test_bad_scores_say_nothing_and_bad_claims_tell_against_their_node():
+    scored, other, _ = vectors(1)
+    lost = np.full(64, np.nan)
+    assert slope(scored, lost, other) is None
+    assert slope(scored, scored, scored) is None
+    found = slope(lost, scored, other)
+    assert found is not None
+    assert found > 1
+    one = scored.copy()
+    one[3] = np.nan
+    assert slope(scored, one, other) == 0.0
+    with pytest.raises(ValueError, match="tokens"):
+        slope(scored[:5], scored, other)
+
+
+@given(st.floats(0.01, 0.99), st.lists(st.floats(-3, 4) | st.just(math.nan), max_size=30))
+def test_a_bet_on_any_number_is_never_ruin_and_fair_at_the_null(mean, values):
+    null = Null(-1.0, 2.0, mean)
+    bets = Bets()
+    for value in values:
+        bets.add(null, value)
+    assert float(bets.log_wealth) >= -math.log(2) - 1e-9
+    won, lost = Bets(), Bets()  # x is 1 with probability `mean`, otherwise 0: the mean of the wealth is 1
+    won.add(null, 2.0)
+    lost.add(null, -1.0)
+    expected = mean * math.exp(won.log_wealth) + (1 - mean) * math.exp(lost.log_wealth)
+    assert expected == pytest.approx(1.0)
+
+
+def test_honest_lives_stay_far_below_the_threshold_and_the_bound_holds_at_small_evidence():
+    """20,000 lives of 100 checks with the largest mean that the null allows: Ville's bound at 1/20 is kept."""
+    rng = np.random.default_rng(3)
+    bets, highest = Bets((20_000,)), np.full(20_000, -np.inf)
+    for _ in range(100):
+        bets.add(NULL, np.where(rng.random(20_000) < NULL.mean, NULL.high, NULL.low))
+        highest = np.maximum(highest, bets.log_wealth)
+    assert np.mean(highest >= math.log(20)) <= 0.05
+    assert highest.max() < THRESHOLD
+
+
+def test_the_threshold_leaves_room_for_the_learned_null():
+    assert math.exp(-THRESHOLD) + DELTA == pytest.approx(ALPHA)
+    assert math.exp(THRESHOLD) > 1e6
+
+
+@given(st.integers(0, 2**32))
+def test_a_learned_mean_is_above_the_true_one(seed):
+    rng = np.random.default_rng(seed)
+    null = Null.learn(0.3 + 0.2 * rng.standard_t(3, 400), reach=1.0)
+    many = 0.3 + 0.2 * np.random.default_rng(seed + 1).standard_t(3, 20_000)
+    assert null.scale(many).mean() < null.mean
+
+
+def test_nulls_need_numbers():
+    for bad in ([0.1] * 15, [0.1] * 20 + [math.nan]):
+        with pytest.raises(ValueError, match="numbers"):
+            Null.learn(bad, reach=1.0)
+    with pytest.raises(ValueError, match="range"):
+        Null(1.0, 1.0, 0.5)
+
+
+def test_numbers_as_the_alternative_convict_and_honest_ones_do_not():
+    liar, honest = Evidence(), Evidence()
+    rng = np.random.default_rng(0)
+    for check in range(90):
+        checker = bytes([check % 3])
+        liar.add(checker, NULL, 1.3 + 0.3 * rng.normal())
+        honest.add(checker, NULL, 0.3 + 0.3 * rng.normal())
+    assert liar.proven
+    assert not honest.proven
+    assert honest.log < 3
+
+
+def test_a_checker_alone_convicts_nobody_and_a_lost_one_changes_nothing():
+    found = Evidence()
+    for _ in range(1000):
+        found.add(b"a", NULL, 2.0)
+        found.add(b"b", NULL, 2.0)
+    assert found.log <= 0
+    assert not found.proven
+    before = found.log
+    found.add(b"c", NULL, None)
+    assert (found.log, len(found.checkers)) == (before, 2)
+
+
+@pytest.mark.parametrize(("honest", "lying"), [(2, 1), (3, 2), (5, 4)])
+def test_a_minority_of_lying_checkers_neither_frames_nor_saves(honest, lying):
+    rng = np.random.default_rng(1)
+    framed, saved = Evidence(), Evidence()
+    for _ in range(60):
+        for checker in range(honest + lying):
+            lies = checker >= honest
+            framed.add(bytes([checker]), NULL, 9.0 if lies else 0.3 + 0.3 * rng.normal())
+            saved.add(bytes([checker]), NULL, -9.0 if lies else 1.3 + 0.3 * rng.normal())
+    assert framed.log < 3
+    assert saved.proven
+
+
+@given(st.lists(st.floats(-0.69, 20), min_size=1, max_size=9), st.data())
+def test_trimmed_evidence_needs_the_honest_majoritys_own(logs, data):
+    """If the honest ones are more than half and their sum is below the threshold, so is the evidence."""
+    liars = data.draw(st.integers(0, (len(logs) - 1) // 2))
+    honest = logs[: len(logs) - liars]
+    assert trimmed(logs) <= max(sum(honest), 0.0) + 1e-9
+
+
+def test_the_evidence_of_several_tests_is_their_mean():
+    one = Evidence()
+    for checker in (b"a", b"b", b"c"):
+        for _ in range(40):
+            one.add(checker, NULL, 1.5)
+    assert Evidence.mean_of([one, Evidence()]) == pytest.approx(one.log - math.log(2), abs=1e-3)
+    assert Evidence.mean_of([]) == 0.0
