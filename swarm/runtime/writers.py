@@ -20,7 +20,8 @@ from swarm.store import ChunkStore, Records, StoredChunk
 __all__ = ["ChunkWriter", "RecordWriter"]
 
 _GATHER_S: Final = 0.2
-"""A complete chunk waits this long for others, so that they are written together."""
+_GATHER_BYTES: Final = 8 << 20
+"""A complete chunk waits this long, or until so much has gathered, so that several are written together."""
 _KEEP_BYTES: Final = 32 << 20
 _KEEP_S: Final = 2.0
 """Written chunks stay in memory up to this size, until none has been written for so long. A child that is behind gets
@@ -67,22 +68,34 @@ class RecordWriter:
 
 
 class ChunkWriter:
-    """Writes complete chunks from the store's memory to its disk, `_GATHER_S` after the first of a group."""
+    """Writes complete chunks from the store's memory to its disk, several at a time."""
 
     def __init__(self, chunks: ChunkStore, failure: Failure, run_sync: RunSync) -> None:
         self._chunks, self._failure, self._run_sync = chunks, failure, run_sync
         self._unwritten: list[ChunkKey] = []
         """Chunks that are complete and in memory."""
+        self._unwritten_bytes = 0
         self._wake = trio.Event()
+        self._enough = trio.Event()
+        """Set when `_GATHER_BYTES` wait."""
+        self._freeing = trio.Lock()
 
     def queue_chunk(self, chunk: StoredChunk) -> None:
         """Have this complete chunk written."""
         self._unwritten.append(chunk.key)
+        self._unwritten_bytes += chunk.body_bytes
         self._wake.set()
+        if self._unwritten_bytes >= _GATHER_BYTES:
+            self._enough.set()
 
-    async def free_memory(self) -> None:
-        """Write every piece that the store holds in memory, of incomplete chunks too."""
-        await self._failure.watch(self._run_sync, self._chunks.spill_all)
+    async def free_memory(self, most_bytes: int) -> None:
+        """Have the store hold `most_bytes` in memory at most: what was written goes first, then complete chunks, and
+        pieces of incomplete ones only then, since they are written through the page cache, piece by piece."""
+        async with self._freeing:
+            for free in (self._forget_written, self._write_complete, self._write_all):
+                if self._chunks.memory_bytes <= most_bytes:
+                    return
+                await free()
 
     async def write_chunks(self) -> None:
         """Write queued chunks until cancelled. Children that wait for one are served from memory meanwhile."""
@@ -92,8 +105,21 @@ class ChunkWriter:
             if quiet.cancelled_caught:
                 self._chunks.release_written(0)
                 continue
-            await trio.sleep(_GATHER_S)
-            self._wake = trio.Event()
-            keys, self._unwritten = self._unwritten, []
-            await self._run_sync(partial(self._chunks.spill, *keys, keep=True))
+            with trio.move_on_after(_GATHER_S):
+                await self._enough.wait()
+            await self._run_sync(partial(self._chunks.spill, *self._take_unwritten(), keep=True))
             self._chunks.release_written(_KEEP_BYTES)
+
+    def _take_unwritten(self) -> list[ChunkKey]:
+        keys, self._unwritten, self._unwritten_bytes = self._unwritten, [], 0
+        self._wake, self._enough = trio.Event(), trio.Event()
+        return keys
+
+    async def _forget_written(self) -> None:
+        self._chunks.release_written(0)
+
+    async def _write_complete(self) -> None:
+        await self._failure.watch(self._run_sync, self._chunks.spill, *self._take_unwritten())
+
+    async def _write_all(self) -> None:
+        await self._failure.watch(self._run_sync, self._chunks.spill_all)

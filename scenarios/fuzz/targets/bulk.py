@@ -82,7 +82,7 @@ class _World(World):
     def queue_chunk(self, chunk: StoredChunk) -> None:
         """Stand in for `ChunkWriter`."""
 
-    async def free_memory(self) -> None:
+    async def free_memory(self, most_bytes: int) -> None:
         """Stand in for `ChunkWriter`."""
         self.store.spill_all()
 

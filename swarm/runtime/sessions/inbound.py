@@ -158,7 +158,7 @@ class Inbound:
                 if chunk.whole:
                     self._writer.queue_chunk(chunk)
                 if self._chunks.memory_bytes > self._limits.store_memory_bytes:
-                    await self._writer.free_memory()
+                    await self._writer.free_memory(self._limits.store_memory_bytes)
         await self._post(PieceStored(peer, stripe, frame.key, frame.number, len(body)))
 
     def _is_out_of_date(self, frame: Frame) -> bool:
