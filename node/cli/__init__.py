@@ -15,6 +15,7 @@ Modules:
 - `lifetime`: How long a command lives
 - `member`: Commands on a rollout machine
 - `removal`: Commands that remove members
+- `replay`: The command replay
 - `report`: What every command shares: its place in the help, its examples, its JSON
 - `watch`: Commands that show something
 - `weights`: Commands on checkpoints, without a swarm

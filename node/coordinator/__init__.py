@@ -14,6 +14,7 @@ Modules:
 - `rank_group`: The ranks of one trainer, which publish a version together
 - `recovery`: The seed's replica at a start
 - `rotation`: Replaces a swarm's key while its seed does not run
+- `samples`: Bundles of accepted samples, and the weights to draw them again from
 - `seed_log`: What the seed's log says of its members and versions
 - `seed_status`: The seed's status
 - `track`: What the seed remembers of each version for people

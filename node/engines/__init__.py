@@ -17,6 +17,7 @@ Modules:
 - `load`: Loads a Hugging Face folder, for engines and trainers
 - `messages`: The messages between a node and its engine's process
 - `process`: The engine's process, started and killed by the node
+- `replay`: Draws a sample again, token by token
 - `sampling`: Drawing tokens from logits
 - `texts`: The text of a continuation, and the stop texts in it
 - `transformers`: The reference engine

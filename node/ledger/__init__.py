@@ -5,8 +5,10 @@ the rules about which node gets which samples, `trust` those about which rollout
 
 Modules:
 
+- `accepted`: The accepted samples in a ledger's file, read beside the seed that writes it
 - `binding`: A session's key stands for one batch of work for ever
 - `book`: The ledger's SQLite file, with one transaction for each list of facts
+- `bundle`: A sample in one file, which a third person can check without the swarm
 - `facts`: The facts that the ledger must make durable before anybody is told of them
 - `messages`: The messages between a node and the ledger, and their encoding
 - `model_limits`: The limits of a model by its config.json: how many tokens it reads, and which

@@ -268,7 +268,10 @@ class ChunkStore:
             if len(name) != 3 or not all(part.isdecimal() for part in name):
                 continue
             epoch, version, attempt = map(int, name)
-            pack = self._packs[VersionId(epoch, version), attempt] = Pack(path, self._disk)
+            try:
+                pack = self._packs[VersionId(epoch, version), attempt] = Pack(path, self._disk, create=False)
+            except FileNotFoundError:  # the process that uses the folder has dropped it
+                continue
             for extent in pack.scan():
                 self._load_chunk(pack, (VersionId(epoch, version), attempt), extent.header, extent.body, extent.size)
 

@@ -69,20 +69,35 @@ class Store:
     `chunks`, `records`, `checkpoints`, `partial` and `clean` may be used directly.
     """
 
-    def __init__(self, folder: Path, authority: bytes, disk: Disk | None = None, *, checkpoints_kept: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        authority: bytes,
+        disk: Disk | None = None,
+        *,
+        checkpoints_kept: int = 1,
+        beside: bool = False,
+    ) -> None:
         """Open or create the folder. It verifies all chunks found, so call it in a worker thread.
+
+        `beside`: only read, beside the process that uses the folder. What that process drops meanwhile is missing here.
 
         Raises `UsageError` if another process uses the folder, or it cannot be written.
         """
         self.folder = folder
         self.disk = disk or Disk()
-        with self.disk.errors(folder / "lock"):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for name in _FOLDERS:
-                (folder / name).mkdir(exist_ok=True)
-            self._lock = _take_lock(folder / "lock")
+        if beside:
+            if not (folder / "lock").exists():
+                raise UsageError(f"{folder.parent} holds nothing of this swarm. Name a folder that does with --home.")
+            self._lock = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        else:
+            with self.disk.errors(folder / "lock"):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                for name in _FOLDERS:
+                    (folder / name).mkdir(exist_ok=True)
+                self._lock = _take_lock(folder / "lock")
         try:
-            for name in _FOLDERS:
+            for name in () if beside else _FOLDERS:
                 self.disk.remove_unfinished(folder / name)
             self.records = Records(folder / "swarm.sqlite", self.disk)
             self.chunks = ChunkStore(folder / "chunks", authority, self.disk)

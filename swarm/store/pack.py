@@ -35,13 +35,14 @@ class Extent(NamedTuple):
 class Pack:
     """An open file of chunks. Safe to use from several threads."""
 
-    def __init__(self, path: Path, disk: Disk) -> None:
+    def __init__(self, path: Path, disk: Disk, *, create: bool = True) -> None:
+        """Raises `FileNotFoundError` when there is no such file and it is not to be created."""
         self.path = path
         self._disk = disk
         self._lock = threading.Lock()
         with disk.errors(path):
             disk.before("write", path)
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
         self._writer = PageWriter(disk, path, self._file)
         self._end = _page_up(os.fstat(self._file).st_size)
         self.closed = False

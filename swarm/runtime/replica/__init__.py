@@ -5,6 +5,7 @@ Every change of the model's bits goes through `model`, under `write_gate`; worke
 
 Modules:
 
+- `at_version`: The bits of one sealed version, from a store or a folder
 - `base_folder`: The bits of the user's own folder, and whether they need to be copied
 - `files`: A replica's checkpoints, and the file that an engine loads from
 - `intake`: A trainer's own chunks on their way to the disk and into scratch memory
