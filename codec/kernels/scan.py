@@ -60,6 +60,8 @@ def find_top(like, words, n, shift, mask, histogram):
     histogram[:] = 0
     step = 16384 if n >= 65536 else 64
     total = 0
+    for start in range(0, n, step):  # all of them first: each would be waited for on its own
+        prefetch(like, words, start)
     for start in range(0, n, step):
         end = min(start + 64, n)
         for i in range(start, end):
