@@ -1,6 +1,10 @@
 """Scratch arrays that both coders reuse for each block, and the bit strings of payloads in them."""
 
+import contextlib
+import math
+import mmap
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +34,12 @@ class Scratch:
     def __init__(self) -> None:
         # With a power of two between them, the starts of all rows would share the same cache sets.
         row = BLOCK_ELEMENTS + 272
-        self.gaps = np.empty((CLASSES, row), np.uint32)
-        self.diffs = np.empty((CLASSES, row), np.int32)
-        self.numbers = np.empty((3, row), np.uint32)
-        self.positions = np.empty(BLOCK_ELEMENTS + LANES, np.uint32)
-        self.bits = np.empty(BLOCK_ELEMENTS + LANES, np.uint32)
-        self.words = np.zeros(BLOCK_ELEMENTS * 40 // 64 + 256, np.uint64)
+        self.gaps = _sparse((CLASSES, row), np.uint32)
+        self.diffs = _sparse((CLASSES, row), np.int32)
+        self.numbers = _sparse((3, row), np.uint32)
+        self.positions = _sparse((BLOCK_ELEMENTS + LANES,), np.uint32)
+        self.bits = _sparse((BLOCK_ELEMENTS + LANES,), np.uint32)
+        self.words = _sparse((BLOCK_ELEMENTS * 40 // 64 + 256,), np.uint64)
         self.state = np.empty((3, CLASSES), np.int64)
         self.masks = np.empty(TILE_WORDS * CLASSES, np.uint64)
         self.seen = np.empty((TILE_WORDS + 1) * CLASSES, np.int64)
@@ -56,6 +60,18 @@ class Scratch:
             return cls._free.pop()
         except IndexError:
             return cls()
+
+
+def _sparse(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """An array of zeros that uses memory only where it is written, in pages of the smallest size.
+
+    `np.empty` asks the system for huge pages: 2 MiB for the first few numbers of each row, 70 MiB a thread together.
+    """
+    memory = mmap.mmap(-1, math.prod(shape) * np.dtype(dtype).itemsize)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel that has no huge pages
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype).reshape(shape)
 
 
 def exponent_of(dtype: DType) -> tuple[int, int, int]:

@@ -25,6 +25,7 @@ __all__ = [
     "differing",
     "element",
     "popcount",
+    "prefetch",
     "put_element",
     "select_bit",
     "trailing_zeros",
@@ -33,6 +34,7 @@ __all__ = [
 CLASSES: Final = 16
 LANES: Final = 64
 _HAS_PDEP: Final = platform.machine() == "x86_64" and bool(llvmlite.binding.get_host_cpu_features().get("bmi2"))
+_CACHE_LINE: Final = 64
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
 
@@ -148,6 +150,21 @@ def copy_lanes(typingctx: Any, like: Any, source: Any, target: Any, index: Any) 
         return context.get_dummy_value()
 
     return types.void(like, *[types.int64] * 3), codegen
+
+
+@intrinsic
+def prefetch(typingctx: Any, like: Any, address: Any, index: Any) -> Any:
+    """Have the cache fetch the 64 elements from `index` on. They need not exist: this reads nothing."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        width, byte = like.dtype.bitwidth, _I8.as_pointer()
+        flags = [_I32(0), _I32(3), _I32(1)]  # for reading, into all caches, data
+        start = builder.inttoptr(builder.add(args[1], builder.mul(args[2], _I64(width // 8))), byte)
+        for line in range(0, LANES * width // 8, _CACHE_LINE):
+            _call(builder, "llvm.prefetch.p0i8", ir.VoidType(), builder.gep(start, [_I64(line)]), *flags)
+        return context.get_dummy_value()
+
+    return types.void(like, *[types.int64] * 2), codegen
 
 
 @intrinsic

@@ -33,10 +33,15 @@ from node.trainers.publish_here import folder_blocks
 from node.trainers.tensors.file_blocks import CheckpointBlocks, RawBlocks
 from swarm.runtime import in_thread
 
-__all__ = ["FileEncoder", "FilePublisher"]
+__all__ = ["TURNS", "FileEncoder", "FilePublisher"]
 
 ABANDON_WITHIN_S: Final = 10.0
 """To drop the open version."""
+TURNS: Final = 32
+MAX_TURN_BYTES: Final = 256 << 10
+"""A thread that has coded a 32nd of the version, but no more than these bytes, interrupts its work and takes a turn of
+the seed's loop, which lets the first chunks leave. With a turn for each chunk of 64 KiB, a version took a tenth more
+processor time."""
 
 Blocks = CheckpointBlocks | RawBlocks
 
@@ -125,7 +130,9 @@ class FileEncoder:
         """Encode every block. Raises `UsageError` when a file has changed meanwhile, and what the publisher raises."""
         self._hashes = self.publisher.seed.replica.hashes.copy()
         left = iter(range(self.publisher.seed.replica.layout.n_blocks))
-        work = partial(self._encode, left, self.publisher.seed.coder(), chunk_target(attempt.expected_bytes))
+        expected = attempt.expected_bytes
+        batch_bytes = max(chunk_target(expected), min(MAX_TURN_BYTES, expected // TURNS))
+        work = partial(self._encode, left, self.publisher.seed.coder(), batch_bytes)
         errors: list[SwarmError] = []
 
         async def thread() -> None:
@@ -142,7 +149,7 @@ class FileEncoder:
             raise errors[0]
         await in_thread(self.blocks.check_unchanged)
 
-    def _encode(self, left: Iterator[int], coder: int, chunk_bytes: int) -> None:
+    def _encode(self, left: Iterator[int], coder: int, batch_bytes: int) -> None:
         """In a worker thread: blocks from `left` until there are none."""
         replica = self.publisher.seed.replica
         deltas: list[BlockDelta] = []
@@ -163,7 +170,7 @@ class FileEncoder:
             if delta.coder != CODER_RAW and positions is not None and positions.size <= LISTED_SHARE * new.size:
                 old_hash, dtype = replica.hashes[block].tobytes(), replica.layout.block(block).dtype
                 known.append(StagedBlock(block, positions, bits_at(new, positions, dtype), old_hash, delta.new_hash))
-            if size >= chunk_bytes:  # each batch takes a turn of the seed's loop
+            if size >= batch_bytes:
                 trio.from_thread.run(self._add, deltas, known, changed)
                 deltas, known, changed, size = [], [], 0, 0
         if deltas:

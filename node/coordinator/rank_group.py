@@ -16,6 +16,7 @@ import trio
 
 from codec import chunk_target, state_root
 from codec.errors import PeerError, SwarmError, UsageError
+from codec.pack import MIN_CHUNK_BYTES
 from node.coordinator.publisher import Publisher
 from node.coordinator.shared_blocks import read_shared, record_end
 from node.ipc.async_channel import AsyncChannel
@@ -43,7 +44,8 @@ it next looks for it."""
 RETURN_WITHIN_S: Final = 10.0
 """For later versions: a rank that hung up comes back at once, or not at all."""
 BATCHES_A_CHUNK: Final = 4
-"""Ranks send blocks in batches of a fraction of a chunk, so that a chunk leaves as soon as it is full."""
+"""Ranks send blocks in batches of a fraction of a chunk, so that a chunk leaves as soon as it is full; but not in
+smaller ones than the smallest chunk, since each costs the seed a turn of its loop."""
 
 
 class RankGroup:
@@ -80,10 +82,11 @@ class RankGroup:
         attempt = await self._publisher.begin(message.again, message.expected_bytes, message.step)
         self.open, self._ended = True, {}
         self._check_all_here()
+        batch_bytes = max(MIN_CHUNK_BYTES, chunk_target(attempt.expected_bytes) // BATCHES_A_CHUNK)
         await self._tell(
             PublishOpened(
                 message.number, attempt.epoch, attempt.version, attempt.attempt, attempt.parent_root,
-                chunk_target(attempt.expected_bytes) // BATCHES_A_CHUNK, self._publisher.seed.coder(), ring=True,
+                batch_bytes, self._publisher.seed.coder(), ring=True,
             )
         )  # fmt: skip
 

@@ -37,7 +37,7 @@ _RELAY_BYTES: Final = 100 << 20
 _PIECES_BYTES: Final = 64 << 20
 """Pieces whose chunks are not complete (`RuntimeLimits.store_memory_bytes`)."""
 _CODING_BYTES: Final = 140 << 20
-"""Scratch of one thread that encodes or decodes."""
+"""Scratch of one thread that encodes or decodes, at most (`codec.scratch`); it takes a twentieth at 1 % density."""
 _FETCHED_BYTES: Final = 32 << 20
 """Blocks on their way while catching up (`Tuning.requests_in_flight` of 2 MiB)."""
 _ENGINE_ON_CPU: Final = 2.06

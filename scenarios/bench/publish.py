@@ -41,12 +41,14 @@ _QUIET_S: Final = 1.0
 
 class _Ended(NamedTuple):
     """A `swarm-node publish` that ended. `cpu_s`: user and system. `opened_s`: from its start until the seed had opened
-    the version. `peak`: bytes, its largest resident set."""
+    the version. `peak`: bytes, its largest resident set. `seed_peak`: bytes of the seed's largest without files, which
+    are code that processes share and that the system can drop."""
 
     cpu_s: float
     opened_s: float
     seconds: float
     peak: int
+    seed_peak: int
     report: dict[str, Any]
 
 
@@ -100,6 +102,7 @@ def _version(swarm: Swarm, nbytes: int, *words: str, receiver: str | None = None
         "seconds": ended.seconds,
         "cpu_s_gb": cpu,
         "peak_models": peaks | {"publisher": ended.peak / nbytes},
+        "seed_peak_without_files_models": ended.seed_peak / nbytes,
         "anonymous_bytes": anonymous,
         "faults_gb": {role: (_faults(swarm.pid(role)) - faults[role]) / gb for role in roles},
     }
@@ -109,11 +112,13 @@ def _publish(swarm: Swarm, words: tuple[str, ...]) -> _Ended:
     log = swarm.folder / "seed.log"
     looked = log.stat().st_size
     command = [sys.executable, "-m", "node.cli", "publish", *words, "--json", "--home", str(swarm.home())]
-    began, opened_s, peak = time.monotonic(), None, 0
+    seed = swarm.pid("seed")
+    began, opened_s, peak, seed_peak = time.monotonic(), None, 0, 0
     with tempfile.TemporaryFile() as out:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out)
         while True:
             peak = max(peak, _status_bytes(process.pid, "VmHWM"))  # `ru_maxrss` would include this process's, from fork
+            seed_peak = max(seed_peak, _status_bytes(seed, "RssAnon") + _status_bytes(seed, "RssShmem"))
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)
             if opened_s is None and b'"publishing"' in log.read_bytes()[looked:]:
                 opened_s = time.monotonic() - began
@@ -126,7 +131,7 @@ def _publish(swarm: Swarm, words: tuple[str, ...]) -> _Ended:
         assert opened_s is not None
         out.seek(0)
         report = json.load(out)
-    return _Ended(usage.ru_utime + usage.ru_stime, opened_s, seconds, peak, report)
+    return _Ended(usage.ru_utime + usage.ru_stime, opened_s, seconds, peak, seed_peak, report)
 
 
 def _settle(pid: int) -> None:
@@ -199,7 +204,8 @@ def _table(found: dict[str, Any]) -> Iterator[str]:
         yield (
             f"  version {row['version']}: opens after {row['opened_s']:.2f} s, sealed after {row['seconds']:.2f} s, "
             f"{row['delta_bytes'] / 1e6:.1f} MB; CPU s a GB: {shown}{ratio}; "
-            f"seed's anonymous memory {row['anonymous_bytes']['seed'] / 1e6:.0f} MB; "
+            f"seed's peak without files {row['seed_peak_without_files_models']:.2f} x, "
+            f"its anonymous memory afterwards {row['anonymous_bytes']['seed'] / 1e6:.0f} MB; "
             f"page faults a GB: {', '.join(f'{role} {count:,.0f}' for role, count in row['faults_gb'].items())}"
         )
 

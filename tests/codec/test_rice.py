@@ -1,5 +1,7 @@
 """The Rice coder: lossless for every bit pattern, and malformed bytes are refused."""
 
+import subprocess
+import sys
 from types import ModuleType
 
 import numpy as np
@@ -84,6 +86,42 @@ def test_a_full_block(name: str) -> None:
     rng = np.random.default_rng(1)
     old = random_bits(rng, BLOCK_ELEMENTS, DTYPES[name])
     check(old, sprinkled(rng, old, 0.02, DTYPES[name]), DTYPES[name])
+
+
+_BESIDE_NOTHING = """
+import ctypes, mmap
+import numpy as np
+from codec import rice
+from codec.bits import DTYPES
+
+mprotect = ctypes.CDLL(None).mprotect
+mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+def at_the_end(bits):
+    memory = mmap.mmap(-1, 4 * mmap.PAGESIZE)
+    whole = np.frombuffer(memory, np.uint8)
+    assert mprotect(whole.ctypes.data + 3 * mmap.PAGESIZE, mmap.PAGESIZE, 0) == 0
+    placed = whole[3 * mmap.PAGESIZE - bits.nbytes : 3 * mmap.PAGESIZE].view(bits.dtype)
+    placed[:] = bits
+    return placed
+
+for name in ("BF16", "F32", "F8_E4M3"):
+    dtype = DTYPES[name]
+    before = at_the_end(np.arange(64 * 37, dtype=np.uint32).astype(dtype.bits))
+    after = at_the_end(before ^ (np.arange(before.size) % 50 == 0).astype(dtype.bits))
+    payload, positions = rice.encode_changes(before, after, dtype)
+    copy = at_the_end(np.zeros_like(before))
+    rice.decode_onto(payload, before, copy, dtype)
+    assert np.array_equal(copy, after)
+    assert np.array_equal(rice.changed_positions(before, after, dtype), positions)
+print("read nothing else")
+"""
+
+
+def test_nothing_is_read_beyond_a_block() -> None:
+    """Blocks whose last byte is the last of a mapping: a pass that looks further ends the process."""
+    found = subprocess.run([sys.executable, "-c", _BESIDE_NOTHING], capture_output=True, text=True, check=False)
+    assert found.stdout == "read nothing else\n", found.stderr
 
 
 def _zeros_to_minus_zeros(old: Bits) -> tuple[Bits, Bits]:

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,33 @@ import numpy as np
 import pytest
 from seed_kit import LAYOUT, FakeSeed, random_replica, running
 
-from codec import Layout, Replica, TensorSpec, write_checkpoint
+from codec import BlockDelta, Layout, Replica, StagedBlock, TensorSpec, write_checkpoint
 from codec.errors import UsageError
+from codec.pack import MIN_CHUNK_BYTES
+from node.coordinator.file_publisher import TURNS
+from node.coordinator.publisher import Publisher
+from node.coordinator.rank_group import RankGroup
 from node.host.raw import raw_content
 from node.host.stamp import stamp
 from node.ipc.channel import connect
+from node.ipc.ring import RingReader
 from node.status.schema import SeedStatus
 from node.trainers import publish_files
+from node.trainers.attach import default_threads
 from node.trainers.errors import PublishFailed
 from node.trainers.file_messages import SOCKET_NAME, FilesEncoded, FilesOpened, FilesPublished, PublishFiles
-from node.trainers.messages import AskState, Attach, FromSeed, PublishBegin, PublishEnd, PublishOpened, PublishShared
+from node.trainers.messages import (
+    AskState,
+    Attach,
+    FromSeed,
+    PublishBegin,
+    PublishEnd,
+    PublishOpened,
+    PublishShared,
+    SharedDelta,
+)
 from node.trainers.publish_files import publish_file, publish_folder
-from node.trainers.publish_here import publish_folder_here
+from node.trainers.publish_here import publish_file_here, publish_folder_here
 
 Publish = Callable[..., dict[str, Any]]
 
@@ -173,6 +188,50 @@ def test_a_file_is_read_by_the_seed(home: Path, tmp_path: Path) -> None:
         assert report["delta_bytes"] > len(content)
         again = publish_file(home, tmp_path / "file")
         assert (again["version"], again["changed"]) == (2, 0)
+
+
+def test_chunks_leave_while_later_blocks_are_read_but_not_each_block_by_itself(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The swarm's links are busy from the beginning on; and each turn of the seed's loop has a price."""
+    turns: list[int] = []
+
+    async def add(publisher: Publisher, deltas: Sequence[BlockDelta], known: Sequence[StagedBlock] = ()) -> None:
+        turns.append(sum(len(delta.payload) for delta in deltas))
+        await really_add(publisher, deltas, known)
+
+    really_add = Publisher.add
+    monkeypatch.setattr(Publisher, "add", add)
+    parts = tuple(TensorSpec(f"file.bytes.{i:04}", "U8", (1 << 14,)) for i in range(257))
+    replica = Replica.create(Layout((*parts, TensorSpec("file.length", "I64", ()))))
+    replica.rehash()
+    (tmp_path / "file").write_bytes(np.random.default_rng(1).bytes(1 << 22))
+    with running(home, FakeSeed(replica)):
+        publish_file(home, tmp_path / "file")
+    assert TURNS // 2 < len(turns) <= TURNS + default_threads(1)
+    assert max(turns) < 2 * (1 << 22) // TURNS
+
+
+def test_a_rank_sends_no_batch_smaller_than_the_smallest_chunk(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each batch costs the seed a turn of its loop."""
+    batches: list[int] = []
+
+    async def add_shared(group: RankGroup, deltas: Sequence[SharedDelta], ring: RingReader) -> None:
+        batches.append(sum(delta.payload for delta in deltas))
+        await really_add(group, deltas, ring)
+
+    really_add = RankGroup.add_shared
+    monkeypatch.setattr(RankGroup, "add_shared", add_shared)
+    parts = tuple(TensorSpec(f"file.bytes.{i:04}", "U8", (1 << 14,)) for i in range(65))
+    replica = Replica.create(Layout((*parts, TensorSpec("file.length", "I64", ()))))
+    replica.rehash()
+    (tmp_path / "file").write_bytes(np.random.default_rng(1).bytes(1 << 20))
+    with running(home, FakeSeed(replica)):
+        publish_file_here(home, tmp_path / "file")
+    assert len(batches) == (1 << 20) // MIN_CHUNK_BYTES + 1
+    assert min(batches[:-1]) >= MIN_CHUNK_BYTES
 
 
 def test_what_the_seed_does_not_see_is_read_here(home: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,3 +18,4 @@ def test_both_kinds_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert raw["rows"][0]["delta_bytes"] >= raw["bytes"]
     assert set(raw["rows"][0]["cpu_s_gb"]) == {"seed", "relay", "publisher"}
     assert all(row["opened_s"] <= row["seconds"] for row in model["rows"] + raw["rows"])
+    assert all(1 <= row["seed_peak_without_files_models"] < 1.01 * row["peak_models"]["seed"] for row in model["rows"])
