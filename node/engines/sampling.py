@@ -98,12 +98,23 @@ def margins(logits: torch.Tensor, tokens: torch.Tensor, sampling: SamplingParams
 def _surely_and_possibly(logits: torch.Tensor, sampling: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities with -inf for tokens outside the tightest and outside the widest borders that rounding allows.
 
-    The likeliest token is always inside.
+    The likeliest token is always inside. Every cut keeps the tokens that are at least as likely as the least likely one
+    that it keeps, so a border is that one's log-probability.
     """
     logprobs = torch.log_softmax(logits.float() / sampling.temperature, -1)
-    tight = _cut(logprobs, sampling.extra, sampling.tightest_top_p, -BORDER_NATS)
-    wide = _cut(logprobs, sampling.extra, sampling.widest_top_p, BORDER_NATS)
-    return torch.where(logprobs == logprobs.amax(-1, keepdim=True), logprobs, tight), wide
+    tight = _cut(logprobs, sampling.extra, sampling.tightest_top_p, 0.0)
+    if tight is logprobs:
+        return logprobs, logprobs
+    minus_inf = float("-inf")
+    wide = _cut(logprobs, sampling.extra, sampling.widest_top_p, 0.0)
+    upper = torch.minimum(_least(tight) + BORDER_NATS, logprobs.amax(-1, keepdim=True))
+    lower = _least(wide) - BORDER_NATS
+    return logprobs.masked_fill(logprobs < upper, minus_inf), logprobs.masked_fill(logprobs < lower, minus_inf)
+
+
+def _least(kept: torch.Tensor) -> torch.Tensor:
+    """The log-probability of the least likely token that was not cut off: (rows, 1)."""
+    return kept.masked_fill(kept == float("-inf"), float("inf")).amin(-1, keepdim=True)
 
 
 def check_options(sampling: SamplingParams, vocabulary: int) -> None:

@@ -240,11 +240,13 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
 
         Any exception leaves the engine poisoned.
         """
-        self.poisoned = f"the bits of version {self.version} were not put back after tokens were scored without them"
-        with self._weights, undo.undone():
-            found = [score(model, claim.prompt, claim.token_ids, claim.sampling) for claim in claims]
-        self.poisoned = None
-        return found
+        with self._weights:
+            try:
+                with undo.undone():
+                    return [score(model, claim.prompt, claim.token_ids, claim.sampling) for claim in claims]
+            except BaseException as error:  # not before the window: patches may be staged meanwhile
+                self.poisoned = f"tokens were scored under the version before, and that failed: {error}"
+                raise
 
     def live_hashes(self, layout: Layout) -> NDArray[np.uint8]:
         return self._attached().hashes(layout)
