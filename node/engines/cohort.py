@@ -25,7 +25,6 @@ from node.engines.sampling import (
     draw,
     draw_portable,
     margins,
-    portable_noise,
     reshaped,
     scores,
     uniforms,
@@ -118,8 +117,7 @@ class Cohort:
     def _draw(self, logits: torch.Tensor, at: int) -> tuple[torch.Tensor, torch.Tensor]:
         if not self._sampling.extra.portable:
             return draw(logits, self._uniform[:, at], self._sampling)
-        noise = portable_noise(self._sampling.seed, self._streams, at, logits.shape[-1])
-        return draw_portable(logits, noise.to(logits.device), self._sampling)
+        return draw_portable(logits, self._sampling, self._streams, at)
 
     def _find_stop_texts(self, token: torch.Tensor, ended: torch.Tensor) -> list[int]:
         """The rows whose stop text this token completes. Rows that a stop token just ended are skipped: a stop token is

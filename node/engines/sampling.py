@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 
 from node.engines.base import SamplingOptions, SamplingParams
+from node.engines.vllm.plugin.swarm_vllm import noise
 from node.engines.vllm.plugin.swarm_vllm.reshape import BORDER_NATS, keep, reshape
 from node.verification.draws import MOST_MARGIN
-from node.verification.noise import gumbel
 
 __all__ = [
     "check_options",
@@ -18,7 +18,6 @@ __all__ = [
     "draw_portable",
     "log_probabilities",
     "margins",
-    "portable_noise",
     "reshaped",
     "scores",
     "uniforms",
@@ -55,21 +54,20 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, sampling: SamplingParams) 
     return token[:, 0], logprobs.gather(-1, token)[:, 0]
 
 
-def portable_noise(seed: int, streams: Sequence[int], position: int, vocabulary: int) -> torch.Tensor:
-    """The noise of each row's token number `position`: float64, (len(streams), vocabulary), on the CPU."""
-    return torch.from_numpy(np.stack([gumbel(seed, stream, position, vocabulary) for stream in streams]))
-
-
 def draw_portable(
-    logits: torch.Tensor, noise: torch.Tensor, sampling: SamplingParams
+    logits: torch.Tensor, sampling: SamplingParams, streams: Sequence[int], position: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `draw`, but the token is the argmax of log-probability plus `noise`, added in float64.
+    """As `draw`, but each row's token is the argmax of log-probability plus the noise of (seed, stream, position).
 
-    `noise`: as `portable_noise` returns it, on the device of `logits`; one without float64 cannot draw so. When logits
-    change in their last bits only, the token stays the same, except where two tokens are nearly tied.
+    They are added in float64, which the device must have. When logits change in their last bits only, the token stays
+    the same, except where two tokens are nearly tied.
     """
     logprobs = log_probabilities(logits, sampling)
-    token = (logprobs if sampling.temperature == 0.0 else logprobs.double() + noise).argmax(-1)
+    if sampling.temperature == 0.0:
+        token = logprobs.argmax(-1)
+    else:
+        rows = noise.places((sampling.seed, stream, position) for stream in streams)
+        token = noise.draw(logprobs, rows.to(logits.device))
     return token, logprobs.gather(-1, token[:, None])[:, 0]
 
 
@@ -83,15 +81,17 @@ def margins(logits: torch.Tensor, tokens: torch.Tensor, sampling: SamplingParams
     found = []
     for at in range(0, len(tokens), _ROWS):
         some, claimed = logits[at : at + _ROWS], tokens[at : at + _ROWS, None]
+        if some.device.type == "mps":  # it has no float64
+            some, claimed = some.cpu(), claimed.cpu()
         if sampling.temperature == 0.0:
-            surely = possibly = log_probabilities(some, sampling).double().cpu()
+            surely = possibly = log_probabilities(some, sampling)
         else:
-            surely, possibly = (part.double().cpu() for part in _surely_and_possibly(some, sampling))
-            rows = [gumbel(sampling.seed, stream, at + i, logits.shape[-1]) for i in range(len(some))]
-            noise = torch.from_numpy(np.stack(rows))
-            surely, possibly = surely + noise, possibly + noise
-        lost = surely.amax(-1) - possibly.gather(-1, claimed.cpu())[:, 0]
-        found.append(torch.nan_to_num(lost, nan=MOST_MARGIN, posinf=MOST_MARGIN).clamp(0.0, MOST_MARGIN))
+            rows = noise.places((sampling.seed, stream, at + i) for i in range(len(some))).to(some.device)
+            added = noise.noise(rows, some.shape[-1])
+            surely, possibly = (part.double() + added for part in _surely_and_possibly(some, sampling))
+        lost = surely.amax(-1) - possibly.gather(-1, claimed)[:, 0]
+        lost = torch.nan_to_num(lost, nan=MOST_MARGIN, posinf=MOST_MARGIN)
+        found.append(lost.clamp(0.0, MOST_MARGIN).cpu())
     return torch.cat(found)
 
 
