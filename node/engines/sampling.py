@@ -1,7 +1,6 @@
 """Drawing tokens from logits, with random numbers that depend on the row alone, not on its batch."""
 
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 import torch
@@ -9,8 +8,8 @@ from numpy.typing import NDArray
 
 from node.engines.base import SamplingOptions, SamplingParams
 from node.engines.vllm.plugin.swarm_vllm import noise
+from node.engines.vllm.plugin.swarm_vllm.margins import margins as claimed_margins
 from node.engines.vllm.plugin.swarm_vllm.reshape import BORDER_NATS, keep, reshape
-from node.verification.draws import MOST_MARGIN
 
 __all__ = [
     "check_options",
@@ -22,9 +21,6 @@ __all__ = [
     "scores",
     "uniforms",
 ]
-
-_ROWS: Final = 64
-"""Tokens whose noise is in memory at a time: 80 MB at a vocabulary of 150,000."""
 
 
 def uniforms(seed: int, streams: Sequence[int], count: int) -> NDArray[np.float64]:
@@ -74,47 +70,18 @@ def draw_portable(
 def margins(logits: torch.Tensor, tokens: torch.Tensor, sampling: SamplingParams, stream: int) -> torch.Tensor:
     """By how many nats each token loses against the winner of its portable draw: float64, (rows,), on the CPU.
 
-    `logits[i]`: those of token i, as `reshaped` returns them. By another engine's rounding a token near a border may
-    have been inside or outside: the winner is the best of those that were surely inside, and the claimed token counts
-    as inside if it may have been.
+    `logits[i]`: those of token i, as `reshaped` returns them.
     """
-    found = []
-    for at in range(0, len(tokens), _ROWS):
-        some, claimed = logits[at : at + _ROWS], tokens[at : at + _ROWS, None]
-        if some.device.type == "mps":  # it has no float64
-            some, claimed = some.cpu(), claimed.cpu()
-        if sampling.temperature == 0.0:
-            surely = possibly = log_probabilities(some, sampling)
-        else:
-            rows = noise.places((sampling.seed, stream, at + i) for i in range(len(some))).to(some.device)
-            added = noise.noise(rows, some.shape[-1])
-            surely, possibly = (part.double() + added for part in _surely_and_possibly(some, sampling))
-        lost = surely.amax(-1) - possibly.gather(-1, claimed)[:, 0]
-        lost = torch.nan_to_num(lost, nan=MOST_MARGIN, posinf=MOST_MARGIN)
-        found.append(lost.clamp(0.0, MOST_MARGIN).cpu())
-    return torch.cat(found)
-
-
-def _surely_and_possibly(logits: torch.Tensor, sampling: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities with -inf for tokens outside the tightest and outside the widest borders that rounding allows.
-
-    The likeliest token is always inside. Every cut keeps the tokens that are at least as likely as the least likely one
-    that it keeps, so a border is that one's log-probability.
-    """
+    if logits.device.type == "mps":  # it has no float64
+        logits, tokens = logits.cpu(), tokens.cpu()
+    if sampling.temperature == 0.0:
+        logprobs = log_probabilities(logits, sampling)
+        return claimed_margins(logprobs, logprobs, logprobs, tokens, None).cpu()
     logprobs = torch.log_softmax(logits.float() / sampling.temperature, -1)
     tight = _cut(logprobs, sampling.extra, sampling.tightest_top_p, 0.0)
-    if tight is logprobs:
-        return logprobs, logprobs
-    minus_inf = float("-inf")
     wide = _cut(logprobs, sampling.extra, sampling.widest_top_p, 0.0)
-    upper = torch.minimum(_least(tight) + BORDER_NATS, logprobs.amax(-1, keepdim=True))
-    lower = _least(wide) - BORDER_NATS
-    return logprobs.masked_fill(logprobs < upper, minus_inf), logprobs.masked_fill(logprobs < lower, minus_inf)
-
-
-def _least(kept: torch.Tensor) -> torch.Tensor:
-    """The log-probability of the least likely token that was not cut off: (rows, 1)."""
-    return kept.masked_fill(kept == float("-inf"), float("inf")).amin(-1, keepdim=True)
+    rows = noise.places((sampling.seed, stream, at) for at in range(len(tokens)))
+    return claimed_margins(logprobs, tight, wide, tokens, rows.to(logits.device)).cpu()
 
 
 def check_options(sampling: SamplingParams, vocabulary: int) -> None:
