@@ -202,3 +202,57 @@ def test_users_own_requests_that_look_like_ours_do_no_harm(one):
     ):  # fmt: skip
         assert ask(extra) in (200, 400), extra
     assert claims_of(one, sampling_of(tokens=4))
+
+
+def test_two_ranks_undo_together(two):
+    sampling = sampling_of(tokens=12)
+    two.update(step_of(two.replica, 950, 0.02))
+    claims = claims_of(two, sampling, previous=True)
+    before = [two.score(claim.prompt, claim.token_ids, sampling) for claim in claims]
+    two.update(step_of(two.replica, 951, 0.02))
+    found = judge(two, claims)
+    assert [judgement.previous for judgement in found] == [pytest.approx(scores, abs=0.02) for scores in before]
+    assert max(max(judgement.margins) for judgement in judge(two, claims_of(two, sampling))) < ROUNDING
+    assert (two.engine.live_hashes() == two.replica.hashes).all()
+
+
+@pytest.fixture(scope="module")
+def tearing(tied: Path, python: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Two ranks whose windows can be made to fail."""
+    from scenarios.engines.engine_bench import PROBE_ENV, SMALL, bench
+
+    more = (*SMALL, "--worker-extension-cls", "swarm_torn.Torn")
+    home = tmp_path_factory.mktemp("tearing")
+    with bench(tied, home, python, ranks=2, threads=2, more=more, env=PROBE_ENV) as live:
+        yield live
+
+
+@pytest.mark.parametrize("where", ["undoing", "scoring", "restoring", "wrong", "die"])
+def test_a_failure_in_a_window_stops_the_engine_until_it_is_reloaded(tearing, where: str):
+    from scenarios.engines.engine_cost import call
+
+    sampling = sampling_of(tokens=12)
+    tearing.update(step_of(tearing.replica, 960 + len(where), 0.02))
+    claims = claims_of(tearing, sampling, previous=True)
+    assert all(found.previous for found in judge(tearing, claims))
+    running = tearing.begin(PROMPTS, SamplingParams(max_tokens=480, temperature=0.0))
+    time.sleep(0.3)
+    assert call(tearing.url, "tear", where) == 1
+    futures = [begin_judge(tearing, claim) for claim in claims]
+    wait_all(futures, WITHIN_S)
+    assert all(future.exception() is not None for future in futures)
+    with pytest.raises(EngineError):
+        running.result(WITHIN_S)
+    if where == "die":
+        deadline = time.monotonic() + WITHIN_S
+        while not tearing.lost and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert tearing.lost, "the driver ends, and the node starts it and vLLM again"
+        return
+    assert "version before" in str(tearing.engine.poisoned)
+    with pytest.raises(EngineError, match="poisoned"):
+        tearing.generate(PROMPTS, sampling)
+    assert tearing.reload() == tearing.replica.root
+    assert (tearing.engine.live_hashes() == tearing.replica.hashes).all()
+    found = judge(tearing, claims)
+    assert [judgement.previous for judgement in found] == [()] * len(claims)

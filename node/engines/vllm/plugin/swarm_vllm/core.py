@@ -139,10 +139,12 @@ def _close(core: Any) -> None:
     stop(core)
 
 
-def together(core: Any, call: Any, *args: Any) -> dict[str, Any]:
-    """Call every rank. Returns their outcomes as one."""
+def together(core: Any, call: Any, *args: Any, within_s: float | None = None) -> dict[str, Any]:
+    """Call every rank. Returns their outcomes as one. Raises `TimeoutError` after `within_s`."""
     try:
-        answers = core.model_executor.collective_rpc(call, args=args)
+        answers = core.model_executor.collective_rpc(call, timeout=within_s, args=args)
+    except TimeoutError:
+        raise
     except Exception as error:  # a worker died, and the core has not noticed yet
         return {"error": f"a worker failed: {error}", "touched": True}
     bad = [answer["error"] for answer in answers if answer["error"]]

@@ -8,6 +8,8 @@ requests keep their keys and values, and do not step meanwhile. Any failure in b
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 # vLLM is installed in another environment.
 
+import logging
+import os
 import time
 from typing import Any
 
@@ -26,8 +28,12 @@ LABEL = "-previous"
 """Follows the live version's name in the name of the version before: in requests' spans and prefixes' salts."""
 _MOST_WAITING = 64
 """Requests that wait for a window. The front sends eight at most; one more is a user's own, and runs at once."""
+_RESTORE_WITHIN_S = 30.0
+"""For the ranks to write the live bits back, which takes milliseconds."""
 _QUEUES = ("waiting", "kv_holding_waiting")
 """The scheduler's queues of requests that do not run. Releases of vLLM differ."""
+
+_log = logging.getLogger(__name__)
 
 
 def install() -> None:
@@ -74,7 +80,7 @@ def _score_previous(core: Any, last: bool) -> dict[str, Any]:
             _run_alone(core, asked)
         except Exception as error:
             failed = f"{type(error).__name__}: {error}"
-    restored = calls.together(core, redo_on)["error"]
+    restored = _restore(core)
     if failed := failed or restored:
         calls.stop(core)
         core._send_abort_outputs(asked)
@@ -86,6 +92,18 @@ def _score_previous(core: Any, last: bool) -> dict[str, Any]:
     else:
         core._send_abort_outputs(asked)
     return result
+
+
+def _restore(core: Any) -> str:
+    """Make the version live again on every rank. Returns the error, or an empty text.
+
+    A rank that waits in a step for another one, which failed, never answers. vLLM cannot go on then, and ends.
+    """
+    try:
+        return calls.together(core, redo_on, within_s=_RESTORE_WITHIN_S)["error"]
+    except TimeoutError:
+        _log.critical("a rank did not answer after tokens were scored under the version before: vLLM ends")
+        os._exit(1)
 
 
 def _run_alone(core: Any, asked: list[Any]) -> None:
