@@ -24,12 +24,8 @@ class Torn:
             return 0
         from swarm_vllm import undo
 
-        runner, write, parts = (
-            self.model_runner,
-            undo._write,
-            len(self.weight_transfer_engine._weights.window._old.parts),
-        )
-        execute, calls = runner.execute_model, []
+        runner, window = self.model_runner, self.weight_transfer_engine._weights.window
+        execute, write, parts, calls = runner.execute_model, undo._write, len(window._old.parts), []
 
         def failing_write(part: Any, bits: Any) -> None:
             calls.append(part)
@@ -42,7 +38,7 @@ class Torn:
             write(part, bits)
 
         def failing_execute(*args: Any, **named: Any) -> Any:
-            if self.weight_transfer_engine._weights.window._live is None:
+            if window._live is None:
                 return execute(*args, **named)
             if where == "die":
                 os._exit(9)

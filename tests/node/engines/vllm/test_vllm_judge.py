@@ -217,42 +217,64 @@ def test_two_ranks_undo_together(two):
 
 
 @pytest.fixture(scope="module")
-def tearing(tied: Path, python: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Two ranks whose windows can be made to fail."""
-    from scenarios.engines.engine_bench import PROBE_ENV, SMALL, bench
-
-    more = (*SMALL, "--worker-extension-cls", "swarm_torn.Torn")
-    home = tmp_path_factory.mktemp("tearing")
-    with bench(tied, home, python, ranks=2, threads=2, more=more, env=PROBE_ENV) as live:
+def tearing(untied: Path, python: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A vLLM whose windows can be made to fail."""
+    with torn_bench(untied, tmp_path_factory.mktemp("tearing"), python) as live:
         yield live
 
 
-@pytest.mark.parametrize("where", ["undoing", "scoring", "restoring", "wrong", "die"])
-def test_a_failure_in_a_window_stops_the_engine_until_it_is_reloaded(tearing, where: str):
+def torn_bench(folder: Path, home: Path, python: Path, **more: Any) -> Any:
+    from scenarios.engines.engine_bench import PROBE_ENV, SMALL, bench
+
+    flags = (*SMALL, "--worker-extension-cls", "swarm_torn.Torn")
+    return bench(folder, home, python, more=flags, env=PROBE_ENV, **({"threads": 1} | more))
+
+
+def tear(live: Any, where: str) -> list[Claim]:
+    """Let the next window fail, while sequences run. Returns the claims that it was for."""
     from scenarios.engines.engine_cost import call
 
-    sampling = sampling_of(tokens=12)
-    tearing.update(step_of(tearing.replica, 960 + len(where), 0.02))
-    claims = claims_of(tearing, sampling, previous=True)
-    assert all(found.previous for found in judge(tearing, claims))
-    running = tearing.begin(PROMPTS, SamplingParams(max_tokens=480, temperature=0.0))
+    live.update(step_of(live.replica, 960 + len(where), 0.02))
+    claims = claims_of(live, sampling_of(tokens=12), previous=True)
+    assert all(found.previous for found in judge(live, claims))
+    running = live.begin(PROMPTS, SamplingParams(max_tokens=480, temperature=0.0))
     time.sleep(0.3)
-    assert call(tearing.url, "tear", where) == 1
-    futures = [begin_judge(tearing, claim) for claim in claims]
+    assert call(live.url, "tear", where) == 1
+    futures = [begin_judge(live, claim) for claim in claims]
     wait_all(futures, WITHIN_S)
-    assert all(future.exception() is not None for future in futures)
+    assert all(future.exception(0) is not None for future in futures)
     with pytest.raises(EngineError):
         running.result(WITHIN_S)
-    if where == "die":
-        deadline = time.monotonic() + WITHIN_S
-        while not tearing.lost and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert tearing.lost, "the driver ends, and the node starts it and vLLM again"
-        return
+    return claims
+
+
+def wait_lost(live: Any) -> None:
+    """vLLM ends. The driver ends too, and the node starts both again."""
+    deadline = time.monotonic() + WITHIN_S
+    while not live.lost and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert live.lost
+
+
+@pytest.mark.parametrize("where", ["undoing", "scoring", "restoring", "wrong"])
+def test_a_failure_in_a_window_stops_the_engine_until_it_is_reloaded(tearing, where: str):
+    claims = tear(tearing, where)
     assert "version before" in str(tearing.engine.poisoned)
     with pytest.raises(EngineError, match="poisoned"):
-        tearing.generate(PROMPTS, sampling)
+        tearing.generate(PROMPTS, sampling_of())
     assert tearing.reload() == tearing.replica.root
     assert (tearing.engine.live_hashes() == tearing.replica.hashes).all()
-    found = judge(tearing, claims)
-    assert [judgement.previous for judgement in found] == [()] * len(claims)
+    assert [found.previous for found in judge(tearing, claims)] == [()] * len(claims)
+
+
+def test_a_vllm_that_is_killed_in_a_window_is_lost(tearing):
+    """The last test of `tearing`."""
+    tear(tearing, "die")
+    wait_lost(tearing)
+
+
+@pytest.mark.long
+def test_a_rank_that_waits_for_a_failed_one_ends_vllm(tied: Path, python: Path, tmp_path: Path):
+    with torn_bench(tied, tmp_path, python, ranks=2, threads=2) as live:
+        tear(live, "scoring")
+        wait_lost(live)
