@@ -336,7 +336,7 @@ class EngineHost:
     ) -> Judgement:
         """A judgement of tokens that a node says it drew as sample `stream`. `previous`: see `Claim`.
 
-        Raises `ValueError` when there is nothing to judge. Calls that overlap share a window (`Undo`).
+        Raises `ValueError` when there is nothing to judge. Calls that overlap share a rewind.
         """
         link = self._ready_link()
         claim = Claim(tuple(prompt), tuple(tokens), sampling, stream, previous)

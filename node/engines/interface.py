@@ -197,9 +197,9 @@ class JudgingEngine(Protocol):
     def judge(self, claims: Sequence[Claim]) -> list[Judgement | Exception]:
         """A judgement of each claim under the live version, or the error for which there is none.
 
-        Claims with `previous` are scored together under the version before, in one window in which the last commit is
-        undone; no step, no commit and no reader of the live bits falls into it. Raises `EngineError` when the engine
-        cannot serve. Any exception in the window poisons the engine.
+        Claims with `previous` are scored together under the version before, in one rewind: the last commit is undone
+        for a moment; no step, no commit and no reader of the live bits falls into it. Raises `EngineError` when the
+        engine cannot serve. Any exception in a rewind poisons the engine.
         """
         ...
 

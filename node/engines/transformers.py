@@ -236,7 +236,7 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
             return error
 
     def _score_before(self, model: PreTrainedModel, undo: Undo, claims: Sequence[Claim]) -> list[tuple[float, ...]]:
-        """Score the claims under the version before, in a window in which the last commit is undone.
+        """Score the claims under the version before, in one rewind.
 
         Any exception leaves the engine poisoned.
         """
@@ -244,7 +244,7 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
             try:
                 with undo.undone():
                     return [score(model, claim.prompt, claim.token_ids, claim.sampling) for claim in claims]
-            except BaseException as error:  # not before the window: patches may be staged meanwhile
+            except BaseException as error:  # not before the rewind: patches may be staged meanwhile
                 self.poisoned = f"tokens were scored under the version before, and that failed: {error}"
                 raise
 

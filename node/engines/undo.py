@@ -1,4 +1,4 @@
-"""The bits that the last commit replaced, for scoring tokens under the version before the live one.
+"""The bits that the last commit replaced, and rewinds, in which tokens are scored under the version before.
 
 They are on the host: for each changed element 4 bytes for its place (8 in a parameter of 2^31 elements or more) and its
 old bits, as wide as the live element. At 1 % that is 3 % of the memory of bf16 weights. `MOST_SHARE` bounds it.

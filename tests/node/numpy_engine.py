@@ -1,7 +1,7 @@
 """An engine of numpy arrays for tests of the engine process. Its completions contain a hash of its live bits.
 
-Files beside the config make it misbehave: `poison` fails the next commit halfway, `torn` the window of the next
-judgement, `die` ends the process in `generate` or in a window, `hang` never answers, `slow` takes 0.3 s for each batch.
+Files beside the config make it misbehave: `poison` fails the next commit halfway, `torn` the rewind of the next
+judgement, `die` ends the process in `generate` or in a rewind, `hang` never answers, `slow` takes 0.3 s for each batch.
 """
 
 import os
@@ -71,7 +71,7 @@ class NumpyEngine(InProcessEngine):
         first = self.bits[min(self.bits)]
         if (self.folder / "torn").exists():
             (self.folder / "torn").unlink()
-            self.poisoned = "in the middle of a window"
+            self.poisoned = "in the middle of a rewind"
             first[0] ^= 1
             raise RuntimeError("the accelerator fell off the bus")
         if (self.folder / "die").exists():

@@ -208,7 +208,7 @@ async def test_it_judges_claims_under_its_version(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["torn", "die"])
-async def test_an_engine_that_fails_in_a_window_is_never_left_with_other_bits(tmp_path, monkeypatch, how):
+async def test_an_engine_that_fails_in_a_rewind_is_never_left_with_other_bits(tmp_path, monkeypatch, how):
     """Poisoned, it is reloaded; killed, it is started again and filled."""
     node = NodeReplica(tmp_path)
     async with engine(tmp_path, node, monkeypatch) as host:

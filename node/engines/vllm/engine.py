@@ -409,7 +409,7 @@ class VllmEngine(BackgroundEngine):
         begin_score(front, self.version, prompt, token_ids, sampling, done)
 
     def begin_judge(self, claim: Claim, done: JudgeDone) -> None:
-        """See `BackgroundEngine`. A failure in a window poisons the engine."""
+        """See `BackgroundEngine`. A failure in a rewind poisons the engine."""
         front = self._attached().front
         self._refuse_if_poisoned()
 

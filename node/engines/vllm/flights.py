@@ -99,7 +99,7 @@ def begin_score(
 
 def begin_judge(front: PluginLink, claim: Claim, done: JudgeDone) -> None:
     """Judge a claim (see `interface.BackgroundEngine`). `done(outcome)` is called from another thread; with
-    `PluginFailed` when the engine stopped in a window."""
+    `PluginFailed` when the engine stopped in a rewind."""
     if not getattr(front.hello, "judges", False):
         raise EngineError("vLLM's plugin is older than this node: install it anew (docs/vllm.md)")
     sampling = claim.sampling

@@ -1,4 +1,4 @@
-"""Failures in the window in which vLLM scores under the version before (`--worker-extension-cls swarm_torn.Torn`).
+"""Failures in a rewind, in which vLLM scores under the version before (`--worker-extension-cls swarm_torn.Torn`).
 
 They are armed through vLLM's development route `/collective_rpc`, on loopback, and happen once.
 """
@@ -19,13 +19,13 @@ class Torn:
     weight_transfer_engine: Any
 
     def tear(self, where: str) -> int:
-        """Fail the next window of rank 0: undoing, scoring, restoring, wrong (bits are restored), or die."""
+        """Fail the next rewind of rank 0: undoing, scoring, restoring, wrong (bits are restored), or die."""
         if self.rank != 0:
             return 0
         from swarm_vllm import undo
 
-        runner, window = self.model_runner, self.weight_transfer_engine._weights.window
-        execute, write, parts, calls = runner.execute_model, undo._write, len(window._old.parts), []
+        runner, rewind = self.model_runner, self.weight_transfer_engine._weights.rewind
+        execute, write, parts, calls = runner.execute_model, undo._write, len(rewind._old.parts), []
 
         def failing_write(part: Any, bits: Any) -> None:
             calls.append(part)
@@ -38,7 +38,7 @@ class Torn:
             write(part, bits)
 
         def failing_execute(*args: Any, **named: Any) -> Any:
-            if window._live is None:
+            if rewind._live is None:
                 return execute(*args, **named)
             if where == "die":
                 os._exit(9)

@@ -1,4 +1,4 @@
-"""Judging claims: scores under two versions in one window, the window's failures, and margins of portable draws."""
+"""Judging claims: scores under two versions in one rewind, its failures, and margins of portable draws."""
 
 import queue
 import threading
@@ -71,7 +71,7 @@ def test_scores_under_both_versions_and_then_the_same_bits(tied_folder, arithmet
         assert engine.poisoned is None
 
 
-def test_running_sequences_are_not_changed_by_a_window(tied_folder):
+def test_running_sequences_are_not_changed_by_a_rewind(tied_folder):
     engine, _, _, _ = at_version_two(tied_folder)
     claims = claims_of(engine, SAMPLING)
     wanted = engine.generate(PROMPTS, SHARP)
@@ -118,7 +118,7 @@ def test_the_version_before_is_unknown_after_a_reload_and_after_a_large_step(tie
     assert engine.judge([claim])[0].previous == ()
 
 
-def test_a_second_window_is_of_the_last_commit_alone(tied_folder):
+def test_a_second_rewind_is_of_the_last_commit_alone(tied_folder):
     engine, _, _, bits_2 = at_version_two(tied_folder)
     patch, _ = changed(bits_2, seed=9, share=0.02)
     engine.stage(patch)
@@ -139,7 +139,7 @@ def torn(*_: Any, **__: Any) -> Any:
 
 
 @pytest.mark.parametrize("where", ["scoring", "undoing", "restoring", "wrong bits"])
-def test_a_failure_in_the_window_poisons_the_engine_until_it_is_reloaded(tied_folder, monkeypatch, where):
+def test_a_failure_in_a_rewind_poisons_the_engine_until_it_is_reloaded(tied_folder, monkeypatch, where):
     engine, _, _, bits = at_version_two(tied_folder)
     claims, before = claims_of(engine, SAMPLING), live_bits(engine)
     wanted = engine.judge(claims)
@@ -173,7 +173,7 @@ def test_a_failure_in_the_window_poisons_the_engine_until_it_is_reloaded(tied_fo
     assert [found.scores for found in engine.judge(claims)] == [found.scores for found in wanted]
 
 
-def test_readers_of_live_bits_wait_for_the_end_of_the_window(tied_folder, monkeypatch):
+def test_readers_of_live_bits_wait_for_the_end_of_a_rewind(tied_folder, monkeypatch):
     """A block that is read back, and the old bits of a patch that is staged, are never those of the version before."""
     engine, _, _, bits = at_version_two(tied_folder)
     layout, claims = layout_of(bits), claims_of(engine, SAMPLING)
@@ -365,22 +365,22 @@ def drive(engine: Any, messages: list[Any], then: Any = None) -> list[Any]:
     return channel.sent
 
 
-def test_claims_that_wait_share_one_window_and_a_commit_waits_for_its_end(tied_folder, monkeypatch):
+def test_claims_that_wait_share_one_rewind_and_a_commit_waits_for_its_end(tied_folder, monkeypatch):
     engine, older, _, bits = at_version_two(tied_folder)
     claims = claims_of(engine, SAMPLING)
     patch, _ = changed(bits, seed=7, share=0.02)
     engine.stage(patch)
-    windows: list[int] = []
+    rewinds: list[int] = []
     original = engine._score_before
 
     def counted(model: Any, undo: Any, some: Any) -> Any:
-        windows.append(len(some))
-        if len(windows) == 1:
+        rewinds.append(len(some))
+        if len(rewinds) == 1:
             worker._staged = (0, 3)
             worker._tasks.put(lambda: worker._answer(Commit(50, (0, 3), ROOT), []))
             worker._tasks.put(lambda: worker._answer(Judge(51, claims[0]), []))
         found = original(model, undo, some)
-        assert engine.version == (0, 2 if len(windows) == 1 else 3)
+        assert engine.version == (0, 2 if len(rewinds) == 1 else 3)
         return found
 
     worker: Any = None
@@ -399,7 +399,7 @@ def test_claims_that_wait_share_one_window_and_a_commit_waits_for_its_end(tied_f
 
     monkeypatch.setattr(engine, "_score_before", counted)
     sent = drive(engine, [Judge(i, claim) for i, claim in enumerate(claims)], then)
-    assert windows[:2] == [len(claims), 1]
+    assert rewinds[:2] == [len(claims), 1]
     assert [answer.number for answer in sent] == [0, 1, 2, 3, 50, 51]
     for i, claim in enumerate(claims):
         assert isinstance(sent[i], Judged)
@@ -453,7 +453,7 @@ def test_while_sequences_run_claims_are_gathered(tied_folder, monkeypatch):
     assert sum(isinstance(answer, Judged) for answer in channel.sent) == 10
 
 
-def test_a_failed_window_fails_its_claims_and_the_sequences_that_run(tied_folder, monkeypatch):
+def test_a_failed_rewind_fails_its_claims_and_the_sequences_that_run(tied_folder, monkeypatch):
     engine, _, _, _ = at_version_two(tied_folder)
     claims = claims_of(engine, SAMPLING)
     monkeypatch.setattr(transformers, "score", torn)

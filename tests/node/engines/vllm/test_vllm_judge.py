@@ -1,4 +1,4 @@
-"""A real vLLM draws portably and judges claims: margins, scores under the version before, and the window's failures."""
+"""A real vLLM draws portably and judges claims: margins, scores under the version before, and failures of rewinds."""
 
 import time
 from concurrent.futures import Future
@@ -150,7 +150,7 @@ def test_the_version_before_is_unknown_after_a_reload(one):
     assert judge(one, [claim])[0].previous
 
 
-def test_a_commit_and_a_window_wait_for_each_other(one):
+def test_a_commit_and_a_rewind_wait_for_each_other(one):
     """Whatever their order, a judgement's two scores are of a version and the one before it."""
     sampling = sampling_of(tokens=8)
     scores: dict[int, tuple[float, ...]] = {}
@@ -172,7 +172,7 @@ def test_a_commit_and_a_window_wait_for_each_other(one):
     assert (one.engine.live_hashes() == one.replica.hashes).all()
 
 
-def test_readers_of_live_bits_never_see_a_window(one):
+def test_readers_of_live_bits_never_see_a_rewind(one):
     one.update(step_of(one.replica, 940, 0.02))
     claims = claims_of(one, sampling_of(), previous=True)
     for _ in range(3):
@@ -218,7 +218,7 @@ def test_two_ranks_undo_together(two):
 
 @pytest.fixture(scope="module")
 def tearing(untied: Path, python: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A vLLM whose windows can be made to fail."""
+    """A vLLM whose rewinds can be made to fail."""
     with torn_bench(untied, tmp_path_factory.mktemp("tearing"), python) as live:
         yield live
 
@@ -231,7 +231,7 @@ def torn_bench(folder: Path, home: Path, python: Path, **more: Any) -> Any:
 
 
 def tear(live: Any, where: str) -> list[Claim]:
-    """Let the next window fail, while sequences run. Returns the claims that it was for."""
+    """Let the next rewind fail, while sequences run. Returns the claims that it was for."""
     from scenarios.engines.engine_cost import call
 
     live.update(step_of(live.replica, 960 + len(where), 0.02))
@@ -257,7 +257,7 @@ def wait_lost(live: Any) -> None:
 
 
 @pytest.mark.parametrize("where", ["undoing", "scoring", "restoring", "wrong"])
-def test_a_failure_in_a_window_stops_the_engine_until_it_is_reloaded(tearing, where: str):
+def test_a_failure_in_a_rewind_stops_the_engine_until_it_is_reloaded(tearing, where: str):
     claims = tear(tearing, where)
     assert "version before" in str(tearing.engine.poisoned)
     with pytest.raises(EngineError, match="poisoned"):
@@ -267,7 +267,7 @@ def test_a_failure_in_a_window_stops_the_engine_until_it_is_reloaded(tearing, wh
     assert [found.previous for found in judge(tearing, claims)] == [()] * len(claims)
 
 
-def test_a_vllm_that_is_killed_in_a_window_is_lost(tearing):
+def test_a_vllm_that_is_killed_in_a_rewind_is_lost(tearing):
     """The last test of `tearing`."""
     tear(tearing, "die")
     wait_lost(tearing)

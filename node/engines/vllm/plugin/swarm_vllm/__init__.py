@@ -23,7 +23,7 @@ Modules:
 - `trace`: Finds the boxes of a checkpoint tensor
 - `undo`: The bits that the last commit replaced on a rank
 - `weights`: A rank's live weights
-- `window`: The engine core's side of scores under the version before
+- `rewind`: The engine core's side of scores under the version before
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -47,9 +47,9 @@ def register() -> None:
         from .cpu import keep_weights_in_place
 
         keep_weights_in_place()
-    from . import core, draws, loader, scores, window  # noqa: F401 - importing `loader` registers the load format `swarm`
+    from . import core, draws, loader, rewind, scores  # noqa: F401 - importing `loader` registers the load format `swarm`
 
     core.install()
-    window.install()
+    rewind.install()
     draws.install()
     scores.install()

@@ -26,7 +26,7 @@ from vllm.sampling_params import RequestOutputKind
 from . import scores
 from .channel import Channel, Closed, connect
 from .draws import NOISE
-from .judging import Judging, WindowFailed
+from .judging import Judging, RewindFailed
 from .messages import (
     Changed,
     Check,
@@ -256,7 +256,7 @@ class SwarmFront:
         self._refuse_if_closed()
         try:
             return await self._judging.judge(client, message)
-        except WindowFailed as error:
+        except RewindFailed as error:
             self._closed = str(error)
             return Failed(message.number, str(error), touched=True)
 

@@ -1,4 +1,4 @@
-"""The front's side of judgements: scores and margins at any time, and windows for scores under the version before."""
+"""The front's side of judgements: scores and margins at any time, and rewinds for scores under the version before."""
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 # vLLM is installed in another environment.
@@ -10,22 +10,22 @@ from typing import Any
 
 from . import scores
 from .messages import Judge, Judged
-from .window import LABEL, PREVIOUS
+from .rewind import LABEL, PREVIOUS
 
-__all__ = ["Judging", "WindowFailed"]
+__all__ = ["Judging", "RewindFailed"]
 
 GATHER_S = 1.0
 """Seconds that a claim waits for others while sequences run, so that they are paused at most once a second."""
 GATHER_IDLE_S = 0.02
 """The same while none of the driver's sequences runs."""
 TRIES = 10
-"""Windows that are tried while another thread reads the live weights."""
+"""Rewinds that are tried while another thread reads the live weights."""
 
 _log = logging.getLogger(__name__)
 
 
-class WindowFailed(Exception):
-    """The engine core stopped in a window."""
+class RewindFailed(Exception):
+    """The engine core stopped in a rewind."""
 
 
 class Judging:
@@ -35,11 +35,13 @@ class Judging:
         """`name()`: a new name for a request."""
         self._busy, self._name = busy, name
         self._waiting = 0
-        self._windows: asyncio.Task[None] | None = None
-        """Opens windows while requests wait for one."""
+        self._rewinds: asyncio.Task[None] | None = None
+        """Rewinds while requests wait for it."""
+        self._call: asyncio.Task[None] | None = None
+        """The last rewind."""
 
     async def judge(self, client: Any, message: Judge) -> Judged:
-        """Raises `WindowFailed` when the core has stopped, `ValueError` or `RuntimeError` when nothing was judged."""
+        """Raises `RewindFailed` when the core has stopped, `ValueError` or `RuntimeError` when nothing was judged."""
         sampling = scores.scoring(message)
         found, version = await self._read(client, message, sampling)
         given = scores.read(found, message.token_ids)
@@ -64,13 +66,15 @@ class Judging:
         sampling = scores.scoring(message, **{PREVIOUS: True})
         self._waiting += 1
         reading = asyncio.ensure_future(self._read(client, message, sampling))
-        if self._windows is None or self._windows.done():
-            self._windows = asyncio.ensure_future(self._open_windows(client))
-        windows = self._windows
+        if self._rewinds is None or self._rewinds.done():
+            self._call = None
+            self._rewinds = asyncio.ensure_future(self._rewind_while_waiting(client))
         try:
-            await asyncio.wait([reading, windows], return_when=asyncio.FIRST_COMPLETED)
-            if windows.done():
-                windows.result()
+            await asyncio.wait([reading, self._rewinds], return_when=asyncio.FIRST_COMPLETED)
+            if self._call is not None:  # a request that was aborted is told before the reason is
+                await self._call
+            if self._rewinds.done():
+                self._rewinds.result()
             found, label = await reading
         except RuntimeError:  # no commit to undo, or no room beside what runs
             return ()
@@ -79,16 +83,21 @@ class Judging:
             reading.cancel()
         return scores.read(found, message.token_ids) if label == version + LABEL else ()
 
-    async def _open_windows(self, client: Any) -> None:
-        """Open windows until no request waits. Raises `WindowFailed` when the core stopped in one."""
+    async def _rewind_while_waiting(self, client: Any) -> None:
+        """Rewind until no request waits. Raises `RewindFailed` when the core stopped."""
         tries = 0
         while self._waiting:
             await asyncio.sleep(GATHER_S if self._busy() else GATHER_IDLE_S)
-            result = await client.engine_core.call_utility_async("swarm_previous", tries >= TRIES)
+            self._call = asyncio.ensure_future(_rewind(client, tries >= TRIES))
+            await self._call
             tries += 1
-            if result["error"]:
-                if result["touched"]:
-                    raise WindowFailed(result["error"])
-                _log.info("no scores under the version before: %s", result["error"])
-            elif result["pause_s"]:
-                _log.info("a window of %.1f ms", 1000 * result["pause_s"])
+
+
+async def _rewind(client: Any, last: bool) -> None:
+    result = await client.engine_core.call_utility_async("swarm_previous", last)
+    if result["error"]:
+        if result["touched"]:
+            raise RewindFailed(result["error"])
+        _log.info("no scores under the version before: %s", result["error"])
+    elif result["pause_s"]:
+        _log.info("scored under the version before: no step for %.1f ms", 1000 * result["pause_s"])

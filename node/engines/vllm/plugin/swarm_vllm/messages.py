@@ -6,7 +6,7 @@
       Load, Commit, Open, Close ------------> Did, Changed    one call of the engine core, between two steps
       Generate -----------------------------> Told..., Generated    other requests go on meanwhile
       Score --------------------------------> Scored          other requests go on meanwhile
-      Judge --------------------------------> Judged          the same, but for one window between two steps
+      Judge --------------------------------> Judged          the same, but for a rewind between two steps
 
     driver                                   rank (each worker process)
       <------------------------------------- Rank

@@ -157,15 +157,15 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
             case Stage():
                 weights.stage(map_sealed(fds[0]), message.version, frozenset(message.scattered))
             case Gather():
-                with weights.window.reading():
+                with weights.rewind.reading():
                     weights.gather(message.parts, map_scratch(fds[0]))
             case Compare():
-                with weights.window.reading():
+                with weights.rewind.reading():
                     return Differs(message.number, tuple(weights.differing(message.parts, map_scratch(fds[0]))))
             case Loaded():
                 return Sources(message.number, dict(weights.sources))
             case Unchanged():
-                with weights.window.reading():
+                with weights.rewind.reading():
                     return Differs(message.number, tuple(weights.changed(message.names)))
             case _:
                 raise RuntimeError(f"{type(message).__name__} is not for a rank")
@@ -238,7 +238,7 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         try:
             if self._weights is None:
                 raise NotUndone("nothing is attached")
-            self._weights.window.undo()
+            self._weights.rewind.undo()
         except NotUndone as error:
             return {"error": f"{BUSY if error.busy else ''}{error}", "touched": False}
         except Exception as error:
@@ -249,7 +249,7 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         """Make the version live again. Never raises (see `commit`)."""
         try:
             if self._weights is not None:
-                self._weights.window.redo()
+                self._weights.rewind.redo()
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}", "touched": True}
         return {"error": "", "touched": True, "loaded_s": 0.0}

@@ -1,4 +1,4 @@
-"""The bits that the last commit replaced on a rank, and the window in which they are live again.
+"""The bits that the last commit replaced on a rank, and rewinds, in which they are live again.
 
 They are on the host: for each changed element 4 bytes for its place (8 in a storage of 2^31 elements or more) and its
 old bits. `MOST_SHARE` bounds them.
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["MOST_SHARE", "NotUndone", "OldBits", "Window"]
+__all__ = ["MOST_SHARE", "NotUndone", "OldBits", "Rewind"]
 
 MOST_SHARE = 0.125
 """Memory of the old bits, as a share of the live weights' own: as in `node.engines.undo`."""
@@ -53,7 +53,7 @@ class OldBits:
             self.parts.append(part)
 
 
-class Window:
+class Rewind:
     """Old bits that can be made live for a moment, between two steps.
 
     `reading` must be held by any other thread while it reads live bits.

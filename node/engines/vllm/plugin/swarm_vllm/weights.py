@@ -15,7 +15,7 @@ from .messages import Part, Tensor
 from .patch import entries
 from .sources import DTYPES, Source
 from .trace import Kept, Storages, TensorMap, kept_beside, trace
-from .undo import MOST_SHARE, OldBits, Window
+from .undo import MOST_SHARE, OldBits, Rewind
 
 __all__ = ["LiveWeights", "NotStaged"]
 
@@ -55,7 +55,7 @@ class LiveWeights:
         """What the staged patch will replace, if live weights were written as often as this before it."""
         self._writes = 0
         """How often live weights were written."""
-        self.window = Window()
+        self.rewind = Rewind()
         self.sources: dict[str, bytes] = {}
         """By tensor: the hashes of its blocks, as they were last loaded."""
         self._kept: dict[str, list[Kept]] = {}
@@ -136,7 +136,7 @@ class LiveWeights:
         patches, old, writes = [], OldBits(int(MOST_SHARE * self._nbytes)), self._writes
         for number, parts in found.items():
             patches.append(self._copy_to_device(number, parts))
-            with self.window.reading():
+            with self.rewind.reading():
                 old.add(*patches[-1][:2])
             pace.rest()
         self._staged, self._staged_old = (version, patches), (old, writes)
@@ -219,13 +219,13 @@ class LiveWeights:
             raise NotStaged(f"{version} is not what is staged ({self._staged[0] if self._staged else 'nothing'})")
         (_, patches), self._staged = self._staged, None
         (old, writes), self._staged_old = self._staged_old or (None, 0), None
-        self.window.set(None)
+        self.rewind.set(None)
         before, self._writes = self._writes, self._writes + 1
         with torch.no_grad():
             for flat, places, bits in patches:
                 flat.index_copy_(0, places, bits)
         _synchronize(self._storages)
-        self.window.set(old if writes == before else None)
+        self.rewind.set(old if writes == before else None)
 
     def load(
         self, names: Iterable[str] | None, reload_weights: Callable[[Iterable[Any]], None], source: Source | None = None
@@ -236,7 +236,7 @@ class LiveWeights:
         """
         self._staged = self._staged_old = None
         self._writes += 1
-        self.window.set(None)
+        self.rewind.set(None)
         self.sources = {}
         wanted = list(self._maps) if names is None else list(names)
         quiet = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")

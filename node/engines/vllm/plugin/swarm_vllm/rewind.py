@@ -1,4 +1,4 @@
-"""The engine core's side of scores under the version before: one window, between two steps, for all that ask.
+"""The engine core's side of scores under the version before: one rewind, between two steps, for all that ask.
 
 A request that carries `PREVIOUS` waits in the core, outside the scheduler. The call `swarm_previous` undoes the last
 commit on every rank, runs the waiting requests alone, and writes the live bits back, which each rank proves. Other
@@ -27,7 +27,7 @@ PREVIOUS = "swarm_previous"
 LABEL = "-previous"
 """Follows the live version's name in the name of the version before: in requests' spans and prefixes' salts."""
 _MOST_WAITING = 64
-"""Requests that wait for a window. The front sends eight at most; one more is a user's own, and runs at once."""
+"""Requests that wait for a rewind. The front sends eight at most; one more is a user's own, and runs at once."""
 _RESTORE_WITHIN_S = 30.0
 """For the ranks to write the live bits back, which takes milliseconds."""
 _QUEUES = ("waiting", "kv_holding_waiting")
@@ -139,7 +139,7 @@ def _set_aside(scheduler: Any) -> dict[str, Any]:
 
 
 def _put_back(scheduler: Any, aside: dict[str, Any]) -> None:
-    """Put the requests back that were not aborted meanwhile; requests of the window that remain are added to them."""
+    """Put the requests back that were not aborted meanwhile; requests of the rewind that remain are added to them."""
     running = aside.pop("running")
     scheduler.running = [request for request in running if not request.is_finished()] + scheduler.running
     for name, queue in aside.items():
