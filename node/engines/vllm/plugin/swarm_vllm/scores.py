@@ -53,6 +53,7 @@ _MARGIN_STEPS = 1 << 20
 _ROWS = 256
 """Tokens whose logits are in memory at a time: 150 MB at a vocabulary of 150,000."""
 
+_PLAIN = Options()
 _log = logging.getLogger(__name__)
 _original_v1 = GPUModelRunner._get_prompt_logprobs_dict
 
@@ -174,7 +175,7 @@ def _margins(logits: torch.Tensor, claimed: torch.Tensor, first: int, by: _By) -
 
 def _reshaped(logits: torch.Tensor, ids: torch.Tensor, first: int, by: _By) -> torch.Tensor:
     """`logits` after the changes of the sampling options. `logits[i]`: of the token after `ids[first + i]`."""
-    if by.options is None:
+    if by.options is None or by.options == _PLAIN:
         return logits
     ids = ids.to(logits.device)
     known = [token for token in by.stop_tokens if token < logits.shape[-1]]
