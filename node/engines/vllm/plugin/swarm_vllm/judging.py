@@ -21,7 +21,8 @@ GATHER_IDLE_S = 0.02
 TRIES = 10
 """Rewinds that are tried while another thread reads the live weights."""
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("vllm.swarm")
+"""vLLM's log shows the loggers below `vllm`."""
 
 
 class RewindFailed(Exception):
