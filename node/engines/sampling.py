@@ -7,15 +7,16 @@ import torch
 from numpy.typing import NDArray
 
 from node.engines.base import SamplingOptions, SamplingParams
+from node.engines.vllm.plugin.swarm_vllm import noise
+from node.engines.vllm.plugin.swarm_vllm.margins import margins as claimed_margins
 from node.engines.vllm.plugin.swarm_vllm.reshape import BORDER_NATS, keep, reshape
-from node.verification.noise import gumbel
 
 __all__ = [
     "check_options",
     "draw",
     "draw_portable",
     "log_probabilities",
-    "portable_noise",
+    "margins",
     "reshaped",
     "scores",
     "uniforms",
@@ -49,22 +50,38 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, sampling: SamplingParams) 
     return token[:, 0], logprobs.gather(-1, token)[:, 0]
 
 
-def portable_noise(seed: int, streams: Sequence[int], position: int, vocabulary: int) -> torch.Tensor:
-    """The noise of each row's token number `position`: float64, (len(streams), vocabulary), on the CPU."""
-    return torch.from_numpy(np.stack([gumbel(seed, stream, position, vocabulary) for stream in streams]))
-
-
 def draw_portable(
-    logits: torch.Tensor, noise: torch.Tensor, sampling: SamplingParams
+    logits: torch.Tensor, sampling: SamplingParams, streams: Sequence[int], position: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `draw`, but the token is the argmax of log-probability plus `noise`, added in float64.
+    """As `draw`, but each row's token is the argmax of log-probability plus the noise of (seed, stream, position).
 
-    `noise`: as `portable_noise` returns it, on the device of `logits`; one without float64 cannot draw so. When logits
-    change in their last bits only, the token stays the same, except where two tokens are nearly tied.
+    They are added in float64, which the device must have. When logits change in their last bits only, the token stays
+    the same, except where two tokens are nearly tied.
     """
     logprobs = log_probabilities(logits, sampling)
-    token = (logprobs if sampling.temperature == 0.0 else logprobs.double() + noise).argmax(-1)
+    if sampling.temperature == 0.0:
+        token = logprobs.argmax(-1)
+    else:
+        rows = noise.places((sampling.seed, stream, position) for stream in streams)
+        token = noise.draw(logprobs, rows.to(logits.device))
     return token, logprobs.gather(-1, token[:, None])[:, 0]
+
+
+def margins(logits: torch.Tensor, tokens: torch.Tensor, sampling: SamplingParams, stream: int) -> torch.Tensor:
+    """By how many nats each token loses against the winner of its portable draw: float64, (rows,), on the CPU.
+
+    `logits[i]`: those of token i, as `reshaped` returns them.
+    """
+    if logits.device.type == "mps":  # it has no float64
+        logits, tokens = logits.cpu(), tokens.cpu()
+    if sampling.temperature == 0.0:
+        logprobs = log_probabilities(logits, sampling)
+        return claimed_margins(logprobs, logprobs, logprobs, tokens, None).cpu()
+    logprobs = torch.log_softmax(logits.float() / sampling.temperature, -1)
+    tight = _cut(logprobs, sampling.extra, sampling.tightest_top_p, 0.0)
+    wide = _cut(logprobs, sampling.extra, sampling.widest_top_p, 0.0)
+    rows = noise.places((sampling.seed, stream, at) for at in range(len(tokens)))
+    return claimed_margins(logprobs, tight, wide, tokens, rows.to(logits.device)).cpu()
 
 
 def check_options(sampling: SamplingParams, vocabulary: int) -> None:

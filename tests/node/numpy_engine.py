@@ -1,7 +1,7 @@
 """An engine of numpy arrays for tests of the engine process. Its completions contain a hash of its live bits.
 
-Files beside the config make it misbehave: `poison` fails the next commit halfway, `die` ends the process in `generate`,
-`hang` never answers, `slow` takes 0.3 s for each batch.
+Files beside the config make it misbehave: `poison` fails the next commit halfway, `torn` the rewind of the next
+judgement, `die` ends the process in `generate` or in a rewind, `hang` never answers, `slow` takes 0.3 s for each batch.
 """
 
 import os
@@ -18,6 +18,7 @@ from codec.errors import UsageError
 from codec.layout import Layout
 from node.engines.base import BASE_VERSION, Completion, EngineError, Prompt, SamplingParams, Span, Version
 from node.engines.interface import InProcessEngine, TensorChanges
+from node.engines.judgement import Claim, Judgement
 from node.engines.window import places
 
 
@@ -64,6 +65,23 @@ class NumpyEngine(InProcessEngine):
         marker = int.from_bytes(self.hash_live().digest(2), "little")
         spans = (Span(self.version, 0, 3),)
         return [Completion((marker, p.stream % 1000 + 3, 2), (-0.5, -1.0, -2.0), "stop", spans) for p in prompts]
+
+    def judge(self, claims: Sequence[Claim]) -> list[Judgement | Exception]:
+        self._refuse_if_poisoned()
+        first = self.bits[min(self.bits)]
+        if (self.folder / "torn").exists():
+            (self.folder / "torn").unlink()
+            self.poisoned = "in the middle of a rewind"
+            first[0] ^= 1
+            raise RuntimeError("the accelerator fell off the bus")
+        if (self.folder / "die").exists():
+            (self.folder / "die").unlink()
+            first[0] ^= 1
+            os._exit(9)
+        margins = [(0.5,) * len(claim.token_ids) if claim.sampling.extra.portable else () for claim in claims]
+        previous = [(-2.0,) * len(claim.token_ids) if claim.previous else () for claim in claims]
+        scores = [tuple(-1.0 - token for token in claim.token_ids) for claim in claims]
+        return [Judgement(self.version, *found) for found in zip(scores, previous, margins, strict=True)]
 
     def hash_live(self) -> blake3:
         hasher = blake3()

@@ -62,6 +62,14 @@ WRONG = {
     "not a number": [completion(logprobs=(float("nan"), -1.0))],
     "no utf-8": None,
 }
+JUDGEMENTS = {
+    "other length": {"scores": [-1.0, -1.0]},
+    "not numbers": {"scores": [float("nan")]},
+    "no version": {"version": (-1, 5)},
+    "unasked": {"previous": [-1.0]},
+    "no draw": {"margins": [0.5]},
+    "long before": {"previous": [-1.0] * 3},
+}
 while True:
     message, fds = channel.recv(3600)
     match message:
@@ -90,6 +98,9 @@ while True:
                 os._exit(3)
             else:
                 answer(message, "completions", completions=WRONG[how], seconds=0.1)
+        case Judge() if how in JUDGEMENTS:
+            wrong = JUDGEMENTS[how] if first else {}
+            answer(message, "judged", judgement={"version": (0, 0), "scores": [-1.0]} | wrong)
         case Score():
             answer(message, "scores", logprobs=[-1.0], version=(0, 0))
 """
@@ -150,6 +161,17 @@ async def test_a_wrong_number_of_scores_ends_the_engines_process(tmp_path: Path)
         with pytest.raises(EngineLost):
             await host.score((1,), (2, 3), SAMPLING)
         await host.wait_ready()
+
+
+@pytest.mark.parametrize("how", ["other length", "not numbers", "no version", "unasked", "no draw", "long before"])
+async def test_an_invalid_judgement_ends_the_engines_process(tmp_path: Path, how: str):
+    async with engine(tmp_path, how) as host:
+        await host.wait_ready()
+        with pytest.raises(EngineLost):
+            await host.judge((1,), (2,), SAMPLING, 0, previous=False)
+        await host.wait_ready()
+        assert (await host.judge((1,), (2,), SAMPLING, 0, previous=False)).scores == (-1.0,)
+        assert host.restarts == 1
 
 
 async def test_a_message_larger_than_a_frame_is_refused_without_a_restart(tmp_path: Path):

@@ -25,10 +25,11 @@ from codec import Layout, state_root
 from codec.errors import UsageError
 from codec.layout import BLOCK_ELEMENTS
 from node.engines.base import BASE_VERSION, OPTIONS, SCORE_OPTIONS, EngineError, Prompt, SamplingParams, Version
-from node.engines.interface import BackgroundEngine, FlightDone, ScoreDone, SharedReplica, WeightPatch
+from node.engines.interface import BackgroundEngine, FlightDone, JudgeDone, ScoreDone, SharedReplica, WeightPatch
+from node.engines.judgement import Claim, Judgement
 from node.engines.vllm.classes import Classes
 from node.engines.vllm.compatibility import check_files, merge_maps, not_reloadable, tensors_of
-from node.engines.vllm.flights import Flights, begin_score
+from node.engines.vllm.flights import Flights, begin_judge, begin_score
 from node.engines.vllm.launch import Launcher
 from node.engines.vllm.links import Listener, PluginFailed, PluginLink, wait
 from node.engines.vllm.plugin.swarm_vllm.messages import (
@@ -406,6 +407,18 @@ class VllmEngine(BackgroundEngine):
         front = self._attached().front
         self._refuse_if_poisoned()
         begin_score(front, self.version, prompt, token_ids, sampling, done)
+
+    def begin_judge(self, claim: Claim, done: JudgeDone) -> None:
+        """See `BackgroundEngine`. A failure in a rewind poisons the engine."""
+        front = self._attached().front
+        self._refuse_if_poisoned()
+
+        def judged(outcome: Judgement | EngineError) -> None:
+            if isinstance(outcome, PluginFailed) and outcome.touched:
+                self.poisoned = str(outcome)
+            done(outcome)
+
+        begin_judge(front, claim, judged)
 
     def cancel(self, flight: int) -> None:
         self._flights.cancel(None if self._attachment is None else self._attachment.front, flight)

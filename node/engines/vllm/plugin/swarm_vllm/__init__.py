@@ -6,10 +6,14 @@ Modules:
 - `channel`: The plugin's end of the Unix socket
 - `core`: The engine core's side
 - `cpu`: Keeps linear weights in place on CPUs
+- `draws`: Portable draws in a worker process
 - `front`: The API server's side
+- `judging`: The front's side of judgements
 - `loader`: vLLM's first load, from the replica
+- `margins`: By how much claimed tokens lose against the winners of their portable draws
 - `messages`: The messages between driver and plugin
 - `modules`: Which modules a checkpoint tensor feeds
+- `noise`: Portable draws in torch
 - `patch`: Reads a weight patch
 - `rank`: A worker process's side
 - `reshape`: What sampling options do to logits
@@ -17,7 +21,9 @@ Modules:
 - `shared`: Shared memory that the driver passes on
 - `sources`: Where weights are loaded from
 - `trace`: Finds the boxes of a checkpoint tensor
+- `undo`: The bits that the last commit replaced on a rank
 - `weights`: A rank's live weights
+- `rewind`: The engine core's side of scores under the version before
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -41,7 +47,9 @@ def register() -> None:
         from .cpu import keep_weights_in_place
 
         keep_weights_in_place()
-    from . import core, loader, scores  # noqa: F401 - `loader` registers the load format `swarm` on import
+    from . import core, draws, loader, rewind, scores  # noqa: F401 - importing `loader` registers the load format `swarm`
 
     core.install()
+    rewind.install()
+    draws.install()
     scores.install()

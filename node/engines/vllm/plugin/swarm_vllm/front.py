@@ -25,6 +25,8 @@ from vllm.sampling_params import RequestOutputKind
 
 from . import scores
 from .channel import Channel, Closed, connect
+from .draws import NOISE
+from .judging import Judging, RewindFailed
 from .messages import (
     Changed,
     Check,
@@ -38,6 +40,8 @@ from .messages import (
     Front,
     Generate,
     Generated,
+    Judge,
+    Judged,
     Learned,
     Load,
     Open,
@@ -87,6 +91,7 @@ class SwarmFront:
         self._learned: dict[str, str] | None = None
         self._requests = 0
         self._flights: dict[int, list[asyncio.Task[Output]]] = {}
+        self._judging = Judging(lambda: bool(self._flights), self._name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -215,6 +220,8 @@ class SwarmFront:
                 return Generated(message.number, await self._generate(channel, client, message))
             case Score():
                 return await self._score(client, message)
+            case Judge():
+                return await self._judge(client, message)
         raise RuntimeError(f"{type(message).__name__} is not for the front")
 
     def _changed(self, number: int, result: dict[str, Any]) -> Changed | Failed:
@@ -245,6 +252,14 @@ class SwarmFront:
         (span,) = last.outputs[0].weight_versions
         return Scored(message.number, scores.read(last.prompt_logprobs, message.token_ids), span.version)
 
+    async def _judge(self, client: Any, message: Judge) -> Judged | Failed:
+        self._refuse_if_closed()
+        try:
+            return await self._judging.judge(client, message)
+        except RewindFailed as error:
+            self._closed = str(error)
+            return Failed(message.number, str(error), touched=True)
+
     async def _generate(self, channel: Channel, client: Any, message: Generate) -> tuple[Output, ...]:
         self._refuse_if_closed()
         counts = [0] * len(message.prompts)
@@ -262,11 +277,13 @@ class SwarmFront:
 
     async def _generate_one(self, client: Any, message: Generate, i: int, counts: list[int]) -> Output:
         options = message.options or Options()
+        portable = bool(message.streams)
         sampling = SamplingParams(
             max_tokens=message.max_tokens,
             temperature=message.temperature,
             top_p=message.top_p,
-            seed=message.seeds[i],
+            seed=None if portable else message.seeds[i],
+            extra_args={NOISE: [message.seed, message.streams[i]]} if portable else None,
             stop_token_ids=list(message.stop_tokens),
             ignore_eos=True,
             logprobs=0,
@@ -305,7 +322,11 @@ def _facts(config: Any, state: Any, learned: dict[str, str] | None) -> Front:
     folder = Path(model.model)
     files = {path.name: blake3(path.read_bytes()).digest() for path in _small_files(folder)}
     refusal = _refusal(config, state, folder)
-    return Front(os.getpid(), __version__, int(parallel.world_size), files, refusal, learned, options=True)
+    drafts = config.speculative_config is not None  # then vLLM does not make `PortableDraws`
+    return Front(
+        os.getpid(), __version__, int(parallel.world_size), files, refusal, learned,
+        options=True, judges=True, portable=not drafts,
+    )  # fmt: skip
 
 
 def _small_files(folder: Path) -> list[Path]:

@@ -44,9 +44,13 @@ from .messages import (
 )
 from .shared import map_scratch, map_sealed
 from .sources import FolderSource, OtherSource, ReplicaSource, Source
+from .undo import NotUndone
 from .weights import LiveWeights, NotStaged
 
-__all__ = ["SwarmEngine", "check_on", "commit_on", "load_on"]
+__all__ = ["BUSY", "SwarmEngine", "check_on", "commit_on", "load_on", "redo_on", "undo_on"]
+
+BUSY = "busy: "
+"""In the error of an undo that may succeed soon."""
 
 _LOW_PRIORITY = 19
 """The niceness of the thread that stages. At equal priority it would delay a step each time it runs."""
@@ -153,13 +157,16 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
             case Stage():
                 weights.stage(map_sealed(fds[0]), message.version, frozenset(message.scattered))
             case Gather():
-                weights.gather(message.parts, map_scratch(fds[0]))
+                with weights.rewind.reading():
+                    weights.gather(message.parts, map_scratch(fds[0]))
             case Compare():
-                return Differs(message.number, tuple(weights.differing(message.parts, map_scratch(fds[0]))))
+                with weights.rewind.reading():
+                    return Differs(message.number, tuple(weights.differing(message.parts, map_scratch(fds[0]))))
             case Loaded():
                 return Sources(message.number, dict(weights.sources))
             case Unchanged():
-                return Differs(message.number, tuple(weights.changed(message.names)))
+                with weights.rewind.reading():
+                    return Differs(message.number, tuple(weights.changed(message.names)))
             case _:
                 raise RuntimeError(f"{type(message).__name__} is not for a rank")
         return Did(message.number, time.perf_counter() - started)
@@ -226,6 +233,27 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
             return {"error": str(error), "touched": True}
         return {"error": "", "touched": True, "loaded_s": time.perf_counter() - started}
 
+    def undo(self) -> dict[str, Any]:
+        """Make the version before live. Never raises (see `commit`)."""
+        try:
+            if self._weights is None:
+                raise NotUndone("nothing is attached")
+            self._weights.rewind.undo()
+        except NotUndone as error:
+            return {"error": f"{BUSY if error.busy else ''}{error}", "touched": False}
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}", "touched": True}
+        return {"error": "", "touched": True, "loaded_s": 0.0}
+
+    def redo(self) -> dict[str, Any]:
+        """Make the version live again. Never raises (see `commit`)."""
+        try:
+            if self._weights is not None:
+                self._weights.rewind.redo()
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}", "touched": True}
+        return {"error": "", "touched": True, "loaded_s": 0.0}
+
 
 def _engine_of(worker: Any) -> tuple[SwarmEngine, Any]:
     worker = getattr(worker, "worker", worker)  # an executor within the engine core passes the wrapper
@@ -251,3 +279,17 @@ def load_on(worker: Any, names: tuple[str, ...] | None) -> dict[str, Any]:
     engine, worker = _engine_of(worker)
     with torch.no_grad():
         return engine.load(names, worker)
+
+
+def undo_on(worker: Any) -> dict[str, Any]:
+    """The engine core calls this on each worker to make the version before live."""
+    engine, _ = _engine_of(worker)
+    with torch.no_grad():
+        return engine.undo()
+
+
+def redo_on(worker: Any) -> dict[str, Any]:
+    """The engine core calls this on each worker to make the version live again."""
+    engine, _ = _engine_of(worker)
+    with torch.no_grad():
+        return engine.redo()
