@@ -141,6 +141,7 @@ class LedgerService:
             del self._orphans[name]
             self._nodes.withdraw(self._ledger.drop_session(name))
         self._nodes.try_pending(now)
+        self._nodes.ask_judgements(now)
         self._ledger.forget_strangers()
         facts, outbox = self._ledger.take_facts(), self._nodes.take_outbox()
         # The groups that are complete now are durable after this turn's write; then their trainers may have them.

@@ -49,7 +49,7 @@ class _World(World):
         self.now, self.cases, self.version, self.groups_done = 100.0, 0, 3, 0
         self.rng = random.Random(rng.random())
         self.book = Book(Path(":memory:"))
-        ledger = self.book.restore(Settings(), Head(0, 0, root_of(0, 0)), self.now, random.Random(rng.random()))
+        ledger = self.book.restore(Settings(), Head(0, 0, root_of(0, 0)), self.now, rng.randbytes(32))
         self.ledger: Ledger = ledger
         self.service = LedgerService(ledger, self.book, _unsent, is_member=lambda node: True, clock=lambda: self.now)
         for version in range(1, 4):
