@@ -12,6 +12,7 @@ Modules:
 - `group`: Several engines of one node, used as one
 - `host`: The node's side of its engine
 - `interface`: The interface between a node's engine process and the engine in it
+- `judgement`: What an engine finds out about tokens that another node says it drew
 - `link`: One connection of the node to an engine process
 - `live`: The bits of a torch model's live parameters, by checkpoint name
 - `load`: Loads a Hugging Face folder, for engines and trainers
@@ -20,6 +21,7 @@ Modules:
 - `sampling`: Drawing tokens from logits
 - `texts`: The text of a continuation, and the stop texts in it
 - `transformers`: The reference engine
+- `undo`: The bits that the last commit replaced
 - `widths`: Converts a checkpoint's bits to those of a live tensor of another dtype, and back
 - `window`: The shared memory through which a node reads blocks back out of its engine
 - `worker`: The engine's own process

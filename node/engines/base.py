@@ -16,6 +16,7 @@ __all__ = [
     "ABILITIES",
     "BASE_VERSION",
     "EXACT_SEED",
+    "JUDGES",
     "OPTIONS",
     "PORTABLE_DRAWS",
     "SCORE_OPTIONS",
@@ -59,7 +60,9 @@ EXACT_SEED: Final = "exact-seed"
 """The ability to draw the same tokens for the same seed, whatever else the engine draws at the same time."""
 PORTABLE_DRAWS: Final = "portable-draws"
 """The ability to draw by the noise of `node.verification.noise`, which others can compute."""
-ABILITIES: Final = frozenset({OPTIONS, SCORE_OPTIONS, EXACT_SEED, PORTABLE_DRAWS})
+JUDGES: Final = "judges"
+"""The ability to judge tokens that another node says it drew (`node.engines.judgement`)."""
+ABILITIES: Final = frozenset({OPTIONS, SCORE_OPTIONS, EXACT_SEED, PORTABLE_DRAWS, JUDGES})
 """Everything that an engine may be able to do beyond `SamplingParams` without options."""
 
 MAX_LISTED: Final = 4096
@@ -212,6 +215,11 @@ class SamplingParams(msgspec.Struct, frozen=True):
     def widest_top_p(self) -> float:
         """The largest top-p cut that another engine's rounding may have made."""
         return min(1.0, self.top_p + TOP_P_BORDER)
+
+    @property
+    def tightest_top_p(self) -> float:
+        """The smallest top-p cut that another engine's rounding may have made; above 0: the likeliest token stays."""
+        return 1.0 if self.top_p == 1.0 else max(1e-9, self.top_p - TOP_P_BORDER)
 
     @property
     def extra(self) -> SamplingOptions:

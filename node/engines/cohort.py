@@ -19,10 +19,20 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from node.engines.base import Completion, Prompt, SamplingParams, Span, Version
-from node.engines.sampling import check_options, draw, draw_portable, portable_noise, reshaped, scores, uniforms
+from node.engines.judgement import Claim
+from node.engines.sampling import (
+    check_options,
+    draw,
+    draw_portable,
+    margins,
+    portable_noise,
+    reshaped,
+    scores,
+    uniforms,
+)
 from node.engines.texts import StopText
 
-__all__ = ["Cohort", "can_cache", "score"]
+__all__ = ["Cohort", "can_cache", "judge", "score"]
 
 CACHE_PROBE_TOKENS: Final = 8
 """Tokens of the text that `can_cache` tries: a prompt and two steps."""
@@ -203,6 +213,30 @@ def score(
     some 1e-2 (bfloat16) mean nothing. -inf for a token that is outside the top-p cut by more than rounding explains.
     Raises `ValueError` for a token id that the model does not have.
     """
+    logits, chosen = _read_given(model, prompt, token_ids, sampling)
+    return _score_given(logits, chosen, sampling)
+
+
+@torch.inference_mode()
+def judge(model: PreTrainedModel, claim: Claim) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """(the scores of the claimed tokens, as `score` gives them; their margins, see `Judgement`)."""
+    sampling = claim.sampling
+    logits, chosen = _read_given(model, claim.prompt, claim.token_ids, sampling)
+    found: tuple[float, ...] = ()
+    if sampling.extra.portable:
+        found = tuple(margins(logits, chosen, sampling, claim.stream).tolist())
+    return _score_given(logits, chosen, sampling), found
+
+
+def _score_given(logits: torch.Tensor, chosen: torch.Tensor, sampling: SamplingParams) -> tuple[float, ...]:
+    found = scores(logits, sampling).gather(-1, chosen[:, None])[:, 0]
+    return tuple(found.float().clamp_max(0.0).tolist())  # where one token has all the probability, rounding adds 1e-7
+
+
+def _read_given(
+    model: PreTrainedModel, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the logits of each of `token_ids`, after the options' changes, `token_ids`), read in one pass."""
     ids = torch.tensor([[*prompt, *token_ids]], dtype=torch.int64)
     check_tokens(model, ids)
     kept = len(token_ids) + 1
@@ -214,9 +248,7 @@ def score(
             for i, row in enumerate(logits)
         ]
         logits = torch.cat(rows)
-    chosen = ids[0, len(prompt) :].to(logits.device)
-    found = scores(logits, sampling).gather(-1, chosen[:, None])[:, 0]
-    return tuple(found.float().cpu().tolist())
+    return logits, ids[0, len(prompt) :].to(logits.device)
 
 
 def check_tokens(model: PreTrainedModel, ids: torch.Tensor) -> None:

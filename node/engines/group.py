@@ -8,6 +8,7 @@ import trio
 
 from node.engines.base import Completion, Prompt, SamplingParams, Version
 from node.engines.host import Commitment, Counts, EngineFailed, EngineHost, EngineLost
+from node.engines.judgement import Judgement
 
 __all__ = ["EngineGroup"]
 
@@ -121,6 +122,11 @@ class EngineGroup:
         self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams
     ) -> tuple[tuple[float, ...], Version]:
         return await self._oldest.score(prompt, token_ids, sampling)
+
+    async def judge(
+        self, prompt: Sequence[int], tokens: Sequence[int], sampling: SamplingParams, stream: int, *, previous: bool
+    ) -> Judgement:
+        return await self._oldest.judge(prompt, tokens, sampling, stream, previous=previous)
 
     # ------------------------------------------------------------ versions
 

@@ -16,6 +16,7 @@ import trio
 from codec import Layout
 from codec.errors import PeerError, UsageError
 from node.engines.base import BASE_VERSION, MAX_TOKEN, Completion, Prompt, SamplingParams, Version
+from node.engines.judgement import Claim, Judgement
 from node.engines.link import Counts, EngineFailed, EngineLink, EngineLost
 from node.engines.messages import (
     Attach,
@@ -25,6 +26,8 @@ from node.engines.messages import (
     Done,
     FromEngine,
     Generate,
+    Judge,
+    Judged,
     Proof,
     Prove,
     Read,
@@ -327,6 +330,37 @@ class EngineHost:
             self._kill(f"{len(answer.logprobs)} scores for {len(token_ids)} tokens")
             raise EngineLost("the engine's answer is invalid: its scores are not one a token")
         return answer.logprobs, answer.version
+
+    async def judge(
+        self, prompt: Sequence[int], tokens: Sequence[int], sampling: SamplingParams, stream: int, *, previous: bool
+    ) -> Judgement:
+        """A judgement of tokens that a node says it drew as sample `stream`. `previous`: see `Claim`.
+
+        Raises `ValueError` when there is nothing to judge. Calls that overlap share a window (`Undo`).
+        """
+        link = self._ready_link()
+        claim = Claim(tuple(prompt), tuple(tokens), sampling, stream, previous)
+        try:
+            answer = await link.ask(Judge(link.next_number(), claim), Judged, self._deadlines.prove_s)
+        except EngineFailed as error:
+            if not error.poisoned:
+                raise
+            await self.reload()
+            raise EngineLost(f"the engine was reloaded: {error}") from error
+        if why := self._wrong_judgement(answer.judgement, claim):
+            self._kill(why)
+            raise EngineLost(f"the engine's answer is invalid: {why}")
+        return answer.judgement
+
+    def _wrong_judgement(self, judgement: Judgement, claim: Claim) -> str:
+        """Why this cannot be the judgement of `claim`; empty if it can."""
+        if len(judgement.scores) != len(claim.token_ids):
+            return f"{len(judgement.scores)} scores for {len(claim.token_ids)} tokens"
+        if bool(judgement.margins) != claim.sampling.extra.portable:
+            return "margins without portable draws, or none with them"
+        if judgement.previous and not claim.previous:
+            return "scores of the version before that nobody asked for"
+        return ""
 
     # ------------------------------------------------------------ versions
 

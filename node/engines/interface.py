@@ -30,12 +30,15 @@ from numpy.typing import NDArray
 
 from codec import Layout, Replica, patch_hashes, read_patch, state_root
 from node.engines.base import BASE_VERSION, Completion, EngineError, Prompt, SamplingParams, Version
+from node.engines.judgement import Claim, Judgement
 
 __all__ = [
     "BackgroundEngine",
     "Engine",
     "FlightDone",
     "InProcessEngine",
+    "JudgeDone",
+    "JudgingEngine",
     "ScoreDone",
     "ScoringEngine",
     "SharedReplica",
@@ -55,6 +58,8 @@ FlightDone = Callable[[int, list[Completion] | EngineError], None]
 """Called with a flight's number and its completions, or the reason why there are none."""
 ScoreDone = Callable[[tuple[float, ...] | EngineError], None]
 """Called with one log-probability a token, or the reason why there are none."""
+JudgeDone = Callable[[Judgement | EngineError], None]
+"""Called with a judgement, or the reason why there is none."""
 
 Outcome = TypeVar("Outcome")
 
@@ -185,6 +190,20 @@ class ScoringEngine(Protocol):
         ...
 
 
+@runtime_checkable
+class JudgingEngine(Protocol):
+    """An engine in this process that can judge what other nodes say they drew. It names the ability `JUDGES`."""
+
+    def judge(self, claims: Sequence[Claim]) -> list[Judgement | Exception]:
+        """A judgement of each claim under the live version, or the error for which there is none.
+
+        Claims with `previous` are scored together under the version before, in one window in which the last commit is
+        undone; no step, no commit and no reader of the live bits falls into it. Raises `EngineError` when the engine
+        cannot serve. Any exception in the window poisons the engine.
+        """
+        ...
+
+
 class SteppedEngine(Engine):
     """An engine that computes one token at a time in the caller's thread.
 
@@ -247,6 +266,10 @@ class BackgroundEngine(Engine):
         self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams, done: ScoreDone
     ) -> None:
         """Start scoring (see `ScoringEngine`). Calls `done` once; with an error when a commit fell into the scoring."""
+
+    def begin_judge(self, claim: Claim, done: JudgeDone) -> None:
+        """Start judging (see `JudgingEngine`). Calls `done` once. Raises `EngineError` when the engine cannot."""
+        raise EngineError("this engine cannot judge tokens")
 
     @abstractmethod
     def cancel(self, flight: int) -> None:

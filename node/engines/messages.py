@@ -10,6 +10,7 @@ No message contains weights: the replica and the patches are descriptors of shar
       Generate --------------------------->  Progress..., Completions
       Cancel ----------------------------->                 drops a Generate, which gets no answer any more
       Score ------------------------------>  Scores
+      Judge ------------------------------>  Judged         several at a time
       Read ------------------------------->  Done           in the background; generation goes on
       Prove ------------------------------>  Proof
       Reload ----------------------------->  Proof
@@ -26,6 +27,7 @@ from typing import Annotated, Final
 import msgspec
 
 from node.engines.base import Completion, Prompt, SamplingParams
+from node.engines.judgement import Claim, Judgement
 
 __all__ = [
     "MAX_BLOCKS",
@@ -38,6 +40,8 @@ __all__ = [
     "FromEngine",
     "FromNode",
     "Generate",
+    "Judge",
+    "Judged",
     "Progress",
     "Proof",
     "Prove",
@@ -112,6 +116,13 @@ class Score(msgspec.Struct, frozen=True, tag="score"):
     sampling: SamplingParams
 
 
+class Judge(msgspec.Struct, frozen=True, tag="judge"):
+    """Judge the tokens of this claim under the version that the engine holds."""
+
+    number: Number
+    claim: Claim
+
+
 class Read(msgspec.Struct, frozen=True, tag="read"):
     """Write the live bits of these blocks into the window."""
 
@@ -183,6 +194,13 @@ class Scores(msgspec.Struct, frozen=True, tag="scores"):
     version: Name
 
 
+class Judged(msgspec.Struct, frozen=True, tag="judged"):
+    """Answer to `Judge`."""
+
+    number: Number
+    judgement: Judgement
+
+
 class Proof(msgspec.Struct, frozen=True, tag="proof"):
     """The root of the live parameters, read back out of the engine."""
 
@@ -199,6 +217,6 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     poisoned: bool
 
 
-FromNode = Attach | Stage | Commit | Generate | Cancel | Score | Read | Prove | Reload
-FromEngine = Ready | Done | Completions | Progress | Scores | Proof | Failed
+FromNode = Attach | Stage | Commit | Generate | Cancel | Score | Judge | Read | Prove | Reload
+FromEngine = Ready | Done | Completions | Progress | Scores | Judged | Proof | Failed
 """A message is at most as large as a frame: `node.ipc.framing.MAX_BODY_BYTES`."""

@@ -28,10 +28,12 @@ from node.engines.base import (
     SamplingParams,
     Version,
 )
-from node.engines.cohort import Cohort, can_cache, score
+from node.engines.cohort import Cohort, can_cache, judge, score
 from node.engines.interface import InProcessEngine, SteppedEngine, TensorChanges
+from node.engines.judgement import Claim, Judgement
 from node.engines.live import DevicePatch, LiveParameters
 from node.engines.load import build_model, chosen_dtype, load_model
+from node.engines.undo import MOST_SHARE, Undo
 
 __all__ = ["Arithmetic", "Carry", "TransformersEngine"]
 
@@ -68,7 +70,7 @@ def _usable(name: str) -> torch.device:
 
 
 class TransformersEngine(InProcessEngine, SteppedEngine):
-    """See `InProcessEngine` and `SteppedEngine`. Also a `ScoringEngine`."""
+    """See `InProcessEngine` and `SteppedEngine`. Also a `ScoringEngine` and a `JudgingEngine`."""
 
     abilities = ABILITIES
 
@@ -107,8 +109,14 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         self._live: LiveParameters | None = None
         self._layout: Layout | None = None
         self._staged: list[DevicePatch] = []
+        self._staged_undo: tuple[Undo, int] | None = None
+        """Leads back over the staged commit, if live parameters were written as often as this before it."""
+        self._undo: Undo | None = None
+        """Leads back over the last commit; None: it is not known, or too large."""
+        self._writes = 0
+        """How often live parameters were written."""
         self._weights = threading.Lock()
-        """Held while the live parameters are written, or read back by `read_blocks`."""
+        """Held while the live parameters are not the version's, or another thread reads them."""
         self._cached: bool | None = None
         """Whether the model can generate with a cache; None: not tried yet."""
         self.version = BASE_VERSION
@@ -122,6 +130,7 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         self._folder = folder if weights else None
         self._texts, self._tokenizer = folder / "tokenizer.json", None
         self._live, self._layout, self._staged, self.poisoned = None, None, [], None
+        self._staged_undo = self._undo = None
         self._cached = None
         self._flights.clear()
 
@@ -132,13 +141,19 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
             for name in live.kept:
                 live.write(name, checkpoint.bits(name))
         self._live, self._layout = live, layout
-        self._staged, self.version, self.root = [], version, root
+        self._staged, self._staged_undo, self._undo = [], None, None
+        self.version, self.root = version, root
 
     def stage(self, changes: Iterable[TensorChanges]) -> None:
         live = self._attached()
         self._refuse_if_poisoned()
-        self._staged = []
-        self._staged = [live.prepare(name, indices, bits) for name, indices, bits in changes]
+        self._staged, self._staged_undo = [], None
+        staged, undo, writes = [], Undo(int(MOST_SHARE * live.nbytes)), self._writes
+        for name, indices, bits in changes:
+            staged.append(live.prepare(name, indices, bits))
+            with self._weights:
+                undo.add(staged[-1])
+        self._staged, self._staged_undo = staged, (undo, writes)
 
     @torch.no_grad()
     def commit(self, version: Version, root: bytes) -> float:
@@ -146,11 +161,15 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         self._refuse_if_poisoned()
         started = time.perf_counter()
         self.poisoned = f"the commit of version {version} did not finish"  # stays unless every line below is reached
+        undo, writes = self._staged_undo or (None, 0)
+        self._staged_undo = self._undo = None
         with self._weights:
+            before, self._writes = self._writes, self._writes + 1
             for patch in self._staged:
                 patch.write()
             self._synchronize()
         self.version, self.root, self._staged = version, root, []
+        self._undo = undo if undo is not None and undo.complete and writes == before else None
         self.poisoned = None
         if self._carry == "recompute":
             for cohort in self._cohorts():
@@ -197,6 +216,38 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         self._refuse_if_poisoned()
         return score(model, prompt, token_ids, sampling)
 
+    @torch.inference_mode()
+    def judge(self, claims: Sequence[Claim]) -> list[Judgement | Exception]:
+        model = self._loaded()
+        self._refuse_if_poisoned()
+        judged = [self._judge_now(model, claim) for claim in claims]
+        wanted = [i for i, found in enumerate(judged) if isinstance(found, Judgement) and claims[i].previous]
+        if wanted and self._undo is not None:
+            previous = self._score_before(model, self._undo, [claims[i] for i in wanted])
+            for i, scores in zip(wanted, previous, strict=True):
+                judged[i] = _with_previous(judged[i], scores)
+        return judged
+
+    def _judge_now(self, model: PreTrainedModel, claim: Claim) -> Judgement | Exception:
+        try:
+            scores, margins = judge(model, claim)
+            return Judgement(self.version, scores, margins=margins)
+        except (ValueError, RuntimeError) as error:  # a text that the model cannot read, or too little memory for it
+            return error
+
+    def _score_before(self, model: PreTrainedModel, undo: Undo, claims: Sequence[Claim]) -> list[tuple[float, ...]]:
+        """Score the claims under the version before, in a window in which the last commit is undone.
+
+        Any exception leaves the engine poisoned.
+        """
+        with self._weights:
+            try:
+                with undo.undone():
+                    return [score(model, claim.prompt, claim.token_ids, claim.sampling) for claim in claims]
+            except BaseException as error:  # not before the window: patches may be staged meanwhile
+                self.poisoned = f"tokens were scored under the version before, and that failed: {error}"
+                raise
+
     def live_hashes(self, layout: Layout) -> NDArray[np.uint8]:
         return self._attached().hashes(layout)
 
@@ -219,9 +270,10 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         live, layout = self._attached(), self._layout
         assert layout is not None
         self.poisoned = f"the reload of version {version} did not finish"
-        self._staged = []
+        self._staged, self._staged_undo, self._undo = [], None, None
         self._flights.clear()  # it is unknown whether the weights that they were drawn from were their version's
         with self._weights:
+            self._writes += 1
             for spec in layout.tensors:
                 live.write(spec.name, bits(spec.name))
             self._synchronize()
@@ -262,3 +314,11 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def _with_previous(judgement: Judgement | Exception, scores: tuple[float, ...]) -> Judgement | Exception:
+    assert isinstance(judgement, Judgement)
+    try:
+        return Judgement(judgement.version, judgement.scores, scores, judgement.margins)
+    except ValueError as error:
+        return error

@@ -36,6 +36,7 @@ from node.engines.messages import (
     FromEngine,
     FromNode,
     Generate,
+    Judge,
     Proof,
     Prove,
     Read,
@@ -135,6 +136,8 @@ class Worker:
                 return self._generation.cancel(number)
             case Score():
                 return self._generation.score(message)
+            case Judge():
+                return self._generation.judge(message)
             case Read(number, blocks):
                 return Done(number, self._read(blocks))
             case Prove(number):
