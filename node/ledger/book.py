@@ -314,10 +314,8 @@ class Book:
             run("delete from bindings where id not in (select id from bindings order by id desc limit ?)", (KEPT,))
             run("delete from leases where grp not in (select id from groups)")
             run("delete from requeues where grp not in (select id from groups)")
-            run(
-                "delete from check_numbers where id <= (select id from check_numbers order by id desc limit 1 offset ?)",
-                (KEEP_NUMBERS,),
-            )
+            last = "select id from check_numbers order by id desc limit 1 offset ?"
+            run(f"delete from check_numbers where id <= ({last})", (KEEP_NUMBERS,))
             run(
                 "delete from heads where (epoch, version) not in "
                 "(select epoch, version from heads order by epoch desc, version desc limit ?)",

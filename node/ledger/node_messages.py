@@ -182,7 +182,6 @@ class NodeMessages:
     def _serve(self, node: bytes, request: WorkRequest, received: float) -> None:
         self.pending.pop(node)
         now = self._clock()
-        self.abilities.greet(node)
         found = self._ledger.request_work(node, request, now, received)
         leases = found if isinstance(found, list) else []
         self.outbox.extend((node, _lease_message(lease, self._ledger.groups[lease.group], now)) for lease in leases)
@@ -193,6 +192,7 @@ class NodeMessages:
         if void := [lease for lease in request.holding if self._ledger.is_void(node, lease)]:
             self.outbox.append((node, Withdraw(tuple(void[:LEASES_A_MESSAGE]))))
         left = request.capacity - sum(len(self._ledger.leases[lease].open) for lease in unheard)
+        self.abilities.greet(node)
         if isinstance(found, Reason) and found not in NOT_YET:
             self.outbox.append((node, Unfit(request.serial, found)))
         elif left > 0 and request.serial >= self._ledger.nodes[node].serial:

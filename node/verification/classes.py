@@ -39,11 +39,11 @@ class ArithmeticClass(msgspec.Struct, frozen=True, order=True):
         A node may lie about its class: it is then compared with others of that class, or with nobody.
         """
         label = next((name.removeprefix(PREFIX) for name in sorted(abilities) if name.startswith(PREFIX)), kind)
-        parts = [*label.split("/", 4), "", "", "", ""]
-        rest, _, ranks = parts[4].rpartition("/tp")
-        if rest and ranks.isdecimal() and len(ranks) < 5:
-            return cls(*parts[:4], attention=rest, parallelism=int(ranks))
-        return cls(*parts[:5])
+        engine, version, device, dtype, last, *_ = [*label.split("/", 4), "", "", "", ""]
+        attention, _, ranks = last.rpartition("/tp")
+        if attention and ranks.isdecimal() and len(ranks) < 5:
+            return cls(engine, version, device, dtype, attention, int(ranks))
+        return cls(engine, version, device, dtype, last)
 
 
 ClassPair = tuple[ArithmeticClass, ArithmeticClass]

@@ -34,6 +34,7 @@ __all__ = [
     "DELTA",
     "LEAST_CHECKERS",
     "LEAST_SPREAD",
+    "MOST_CHECKERS",
     "THRESHOLD",
     "Bets",
     "Evidence",

@@ -23,6 +23,7 @@ class ContinuingEngine:
         self.step_s = step_s
         self.version, self.root = (0, 0), root(0)
         self.ready, self.preemptible, self.continuous_batching, self.scores = True, True, False, True
+        self.abilities, self.kind = frozenset[str](), "timed"
         self.running = 0
         self.cancelled = 0
         self.frozen = False

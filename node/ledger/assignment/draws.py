@@ -11,15 +11,13 @@ from typing import Final
 
 import msgspec
 
-from node.engines.base import OPTIONS, PORTABLE_DRAWS, SamplingOptions, SamplingParams
+from node.engines.base import JUDGES, OPTIONS, PORTABLE_DRAWS, SamplingOptions, SamplingParams
 from node.ledger.messages import Rollout, work_hash
 from node.ledger.settings import Settings
 from node.ledger.state import Group, LiveLease, Node
 
-__all__ = ["JUDGES", "drawn_with", "is_portable", "sampling_of", "samplings_of"]
+__all__ = ["drawn_with", "is_portable", "sampling_of", "samplings_of"]
 
-JUDGES: Final = "judges"
-"""The ability of an engine to judge tokens that another node says it drew."""
 ABLE: Final = frozenset({OPTIONS, PORTABLE_DRAWS, JUDGES})
 _PORTABLE: Final = SamplingOptions(portable=True)
 

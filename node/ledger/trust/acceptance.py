@@ -116,7 +116,8 @@ def too_fast(rollout: Rollout, seconds: float, settings: Settings) -> bool:
 def fingerprint(rollout: Rollout, group: Group, settings: Settings) -> bytes | None:
     """A hash of prompt and tokens that a sample of another random stream can share only by copying.
 
-    None when the tokens were probable. It trusts the node's own log-probabilities; a node that claims that every token was certain is found by a check.
+    None when the tokens were probable. It trusts the node's own log-probabilities; a node that claims that every token
+    was certain is found by a check.
     """
     surprise = -float(np.frombuffer(rollout.logprobs, "<f4").sum(dtype=np.float64))
     if group.sampling.temperature == 0.0 or surprise < settings.copy_surprise:

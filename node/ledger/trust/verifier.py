@@ -12,8 +12,7 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from node.engines.base import PORTABLE_DRAWS, SamplingParams, Version, scoring_needs
-from node.ledger.assignment.draws import JUDGES
+from node.engines.base import JUDGES, PORTABLE_DRAWS, SamplingParams, Version, scoring_needs
 from node.ledger.facts import EvidenceHeld, NumberFound, NumbersDropped
 from node.ledger.messages import JudgeAnswer, Rollout, stream_of
 from node.ledger.settings import Settings
@@ -208,8 +207,8 @@ class Verifier:
                 self._bet(check, kind, subject, witness, value)
 
     def _bet(self, check: OpenJudgement, kind: Kind, subject: bytes, witness: bytes, value: float) -> None:
-        classes = [class_of(self._transitions.node(node)) for node in (subject, witness)]
-        context = context_of(kind, *classes, check.tokens, drawn_by(check.sampling))
+        theirs, ours = (class_of(self._transitions.node(node)) for node in (subject, witness))
+        context = context_of(kind, theirs, ours, check.tokens, drawn_by(check.sampling))
         null = self.nulls.of(context, subject, REACH[kind])
         if null is not None:
             self.record(subject).add(kind, witness, null, value)
