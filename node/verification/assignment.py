@@ -25,6 +25,7 @@ from node.verification.evidence import LEAST_CHECKERS, dropped
 __all__ = [
     "FIRST",
     "FLOOR",
+    "LEARNING",
     "PANEL",
     "check_share",
     "checkers",
@@ -40,12 +41,18 @@ __all__ = [
 
 FIRST: Final = 16
 """A node's first samples, which are all checked."""
+LEARNING: Final = 256
+"""A node's first samples, which are all checked until it can be compared with honest traffic of its class."""
 FLOOR: Final = 0.01
 """The share of an old node's samples that is checked."""
-PANEL: Final = 5
-"""Checkers of one author: an author is framed only if three of them collude, and two that shield it do not save it."""
+PANEL: Final = 8
+"""Checkers of one author: it is framed only if five of them collude, and three that shield it do not save it. In a
+class of nine nodes or fewer the panel is everybody else, so half of them may lie. More checkers would need more
+evidence, because each has a product of its own."""
 MORE_OPINIONS: Final = 1 / 16
 """The share of checks for which three nodes are asked although nothing is suspicious, so that checkers are compared."""
+MORE_AT_FIRST: Final = 1 / 4
+"""The same for a node's first `LEARNING` samples: what honest checkers differ by is learned then."""
 SECRET_PERIOD: Final = 2**64 - 1
 """The number of the period whose nonce is never published."""
 _WORD: Final = float(1 << 53)
@@ -72,9 +79,11 @@ def _lot(nonce: bytes, what: bytes, signed: bytes, node: bytes = b"") -> float:
     return (int.from_bytes(digest, "little") >> 11) / _WORD
 
 
-def check_share(samples: int, log_evidence: float = 0.0, floor: float = FLOOR) -> float:
-    """The share of a node's samples to check after `samples` were accepted, with this evidence (a logarithm)."""
-    if samples < FIRST:
+def check_share(samples: int, log_evidence: float = 0.0, floor: float = FLOOR, *, measured: bool = True) -> float:
+    """The share of a node's samples to check after `samples` were accepted, with this evidence (a logarithm).
+
+    `measured`: it was compared with honest traffic already."""
+    if samples < (FIRST if measured else LEARNING):
         return 1.0
     suspicion = math.exp(min(max(log_evidence, 0.0), 20.0) / 3.0)
     return min(1.0, max(floor + (1.0 - floor) * FIRST / (samples + 1), floor * suspicion))
@@ -92,9 +101,10 @@ def is_checked(nonce: bytes, signed: bytes, share: float) -> bool:
     return _lot(nonce, b"check", signed) < share
 
 
-def wants_more(nonce: bytes, signed: bytes) -> bool:
-    """Whether three nodes are asked about a rollout that is checked, to compare the checkers."""
-    return _lot(nonce, b"more opinions", signed) < MORE_OPINIONS
+def wants_more(nonce: bytes, signed: bytes, samples: int) -> bool:
+    """Whether three nodes are asked about a rollout that is checked, to compare the checkers; `samples`: how many of
+    its node's were accepted before."""
+    return _lot(nonce, b"more opinions", signed) < (MORE_AT_FIRST if samples < LEARNING else MORE_OPINIONS)
 
 
 def panel(

@@ -5,27 +5,32 @@ were drawn: numbers of one context are comparable. The null for a node is learne
 of its class, so that a cheat does not become its own measure; only a node that has no other beside it is measured by
 its own earlier numbers.
 
-Checkers may lie about honest nodes so as to lower the null. So each checker's numbers give a bound of their own, over a
-range that all share (the median of their medians and spreads), and the null takes the bound that `dropped(m)` of m are
-below: at least one honest checker's. Each learning is allowed to fail with a smaller probability than the one before,
-so that all of them together stay below `DELTA`.
+Checkers may lie about honest nodes so as to lower the null. So the numbers of the `dropped(m)` of m checkers that find
+the least are left out: a liar whose numbers are kept then finds no less than an honest checker that is left out. Each
+learning is allowed to fail with a smaller probability than the one before, so that all of them together stay below
+`DELTA`.
 """
 
 import math
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 from blake3 import blake3
+from numpy.typing import NDArray
 
 from node.verification.classes import ArithmeticClass
-from node.verification.evidence import DELTA, LEAST_CHECKERS, LEAST_SPREAD, Null, dropped, scaled, upper_mean
+from node.verification.evidence import DELTA, LEAST_SPREAD, Null, dropped, scaled, upper_mean
 from node.verification.opinions import Kind
 
 __all__ = ["CONTEXTS", "Nulls", "context_of"]
 
-LEAST_NUMBERS: Final = 24
+LEAST_NUMBERS: Final = 16
 """Numbers of a checker about other nodes, before it counts."""
+LEAST_KEPT: Final = 384
+"""Numbers that a null is learned from, at least. The bound on n numbers lies about 25 / n of the range above their
+mean, because it may fail so seldom; with fewer numbers the test has hardly any power."""
 WINDOW: Final = 512
 """The newest numbers of a checker that count: honest numbers may drift with the version."""
 CONTEXTS: Final = 64
@@ -64,7 +69,7 @@ class _Context:
         self.numbers.setdefault(checker, deque(maxlen=WINDOW)).append((subject, value))
         self.seen += 1
         step = min(self.learned_at * (GROWTH - 1.0), WINDOW / 2 * len(self.numbers))
-        if self.seen >= self.learned_at + max(step, LEAST_CHECKERS * LEAST_NUMBERS / 2):
+        if self.seen >= LEAST_KEPT and self.seen >= self.learned_at + max(step, LEAST_KEPT / 4):
             self.learned_at, self.nulls = self.seen, {}
             self.learned += 1
 
@@ -74,24 +79,26 @@ class _Context:
         return self.nulls[subject]
 
     def _learn(self, subject: bytes, reach: float) -> Null | None:
-        by_checker = [
-            np.array([value for about, value in numbers if about != subject]) for numbers in self.numbers.values()
-        ]
-        if not any(len(values) for values in by_checker):  # it is alone in its class
-            by_checker = [np.array([value for _, value in numbers]) for numbers in self.numbers.values()]
-        by_checker = [values for values in by_checker if len(values) >= LEAST_NUMBERS]
-        if len(by_checker) < LEAST_CHECKERS:
+        found = self._numbers(lambda about: about != subject)
+        if not found:  # it is alone in its class
+            found = self._numbers(lambda about: True)
+        found = [values for values in found if len(values) >= LEAST_NUMBERS]
+        found.sort(key=lambda values: float(np.mean(values)))
+        kept = found[dropped(len(found)) :]
+        if sum(len(values) for values in kept) < LEAST_KEPT:
             return None
-        firsts = [values[: len(values) // 2] for values in by_checker]
-        centres = [float(np.median(first)) for first in firsts]
-        spreads = [
-            1.4826 * float(np.median(np.abs(first - centre))) for first, centre in zip(firsts, centres, strict=True)
-        ]
-        centre, spread = float(np.median(centres)), max(float(np.median(spreads)), LEAST_SPREAD * reach)
+        firsts = np.concatenate([values[: len(values) // 4] for values in kept])
+        centre = float(np.median(firsts))
+        spread = max(1.4826 * float(np.median(np.abs(firsts - centre))), LEAST_SPREAD * reach)
         low, high = centre - 2.0 * spread, centre + max(reach, 2.0 * spread)
-        delta = DELTA * SHARE / (self.learned * (self.learned + 1)) / len(by_checker)
-        bounds = sorted(upper_mean(scaled(values[len(values) // 2 :], low, high), delta) for values in by_checker)
-        return Null(low, high, bounds[min(dropped(len(bounds)), len(bounds) - 1)])
+        rest = np.concatenate([values[len(values) // 4 :] for values in kept])
+        delta = DELTA * SHARE / (self.learned * (self.learned + 1))
+        return Null(low, high, upper_mean(scaled(rest, low, high), delta))
+
+    def _numbers(self, counts: Callable[[bytes], bool]) -> list[NDArray[np.float64]]:
+        """By checker, its numbers about the nodes that count."""
+        found = (np.array([value for about, value in numbers if counts(about)]) for numbers in self.numbers.values())
+        return [values for values in found if len(values)]
 
 
 class Nulls:

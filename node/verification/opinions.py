@@ -45,7 +45,7 @@ class Kind(StrEnum):
 
 
 OF_AUTHORS: Final = (Kind.STALE, Kind.DRAWN, Kind.CLAIMS)
-REACH: Final = {Kind.STALE: 1.0, Kind.DRAWN: 4.0, Kind.CLAIMS: 0.1, Kind.SCORES: 0.1, Kind.STEPS: 1.0}
+REACH: Final = {Kind.STALE: 0.5, Kind.DRAWN: 0.5, Kind.CLAIMS: 0.1, Kind.SCORES: 0.1, Kind.STEPS: 0.5}
 """How far above an honest node's numbers those of a liar are expected: what is further away counts no more."""
 
 

@@ -35,6 +35,8 @@ class NodeRecord:
     opinions: int = 0
     """Opinions that it gave on samples of others."""
     kinds: dict[Kind, Evidence] = field(default_factory=dict)
+    _most: float = 0.0
+    """The most that a checker alone has ever held against it."""
     log: float = 0.0
     """The evidence of all kinds together, a natural logarithm."""
 
@@ -47,7 +49,10 @@ class NodeRecord:
 
     def add(self, kind: Kind, checker: bytes, null: Null, value: float) -> None:
         """`checker` found this number."""
-        self.of(kind).add(checker, null, value)
+        evidence = self.of(kind)
+        evidence.add(checker, null, value)
+        if (bets := evidence.checkers.get(checker)) is not None:
+            self._most = max(self._most, float(bets.log_wealth))
         self._reckon()
 
     def _reckon(self) -> None:
@@ -64,10 +69,9 @@ class NodeRecord:
         """The kind with the most evidence."""
         return max(Kind, key=lambda kind: self.kinds[kind].log if kind in self.kinds else 0.0)
 
-    def seen_by(self, checker: bytes) -> float:
-        """The largest logarithm of what `checker` alone holds against it."""
-        found = (evidence.checkers.get(checker) for evidence in self.kinds.values())
-        return max((float(bets.log_wealth) for bets in found if bets is not None), default=0.0)
+    def suspicious(self, least: float) -> bool:
+        """Whether some checker alone holds this much against it, a natural logarithm."""
+        return self._most >= least
 
     def to_bytes(self) -> bytes:
         """For a file."""

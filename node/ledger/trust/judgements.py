@@ -4,7 +4,7 @@
       |                                      |
       |  more were wanted from the start, or what it found is beyond any rounding
       |                                      v
-      |                       two more checkers answer: checkers are compared, and the author may be proven at once
+      |                       more checkers answer: they are compared, and the author may be proven at once
       +--none can in time: given up
 
 A checker that does not answer is passed over for the next one after a while: that costs time and nothing else. An

@@ -22,7 +22,7 @@ from node.ledger.trust.checks import tolerated
 from node.ledger.trust.judgements import OPINIONS, Judgements, OpenJudgement
 from node.verification.assignment import check_share, checkers, commitment, is_checked, nonce_of, panel, wants_more
 from node.verification.classes import ArithmeticClass
-from node.verification.evidence import LEAST_CHECKERS, THRESHOLD
+from node.verification.evidence import LEAST_CHECKERS, THRESHOLD, dropped
 from node.verification.nulls import Nulls, context_of
 from node.verification.opinions import (
     AT_ONCE,
@@ -40,8 +40,8 @@ from node.verification.record import NodeRecord
 __all__ = ["Liar", "Verifier"]
 
 SUSPICIOUS: Final = math.log(20.0)
-"""What one checker holds against a node, from which on three are asked about its samples: one honest node in twenty
-ever gets there with a given checker."""
+"""What one checker holds against a node, from which on three are asked about its samples, and its opinions are compared
+with others': one honest node in twenty ever gets there with a given checker."""
 SUMS: Final[Mapping[Kind, str]] = {
     Kind.STALE: "its log-probabilities are those of the version before",
     Kind.DRAWN: "its tokens were not drawn as they were leased",
@@ -138,14 +138,17 @@ class Verifier:
         if len(chosen) < LEAST_CHECKERS:
             return False
         record = self.record(author)
-        share = check_share(record.samples, record.log, min(1.0, self._settings.check_share / 2.0))
+        floor = min(1.0, self._settings.check_share / 2.0)
+        share = check_share(record.samples, record.log, floor, measured=bool(record.kinds))
         record.samples += 1
         if not is_checked(self._nonce, sealed, share) or self.judgements.full:
             return True
         classes = {node: class_of(self._transitions.node(node)) for node in (author, *chosen)}
         order = checkers(self._nonce, sealed, author, classes)
-        suspected = any(record.seen_by(checker) >= SUSPICIOUS for checker in chosen)
-        wanted = OPINIONS if suspected or wants_more(self._nonce, sealed) else 1
+        suspects = [checker for checker in order if self.record(checker).suspicious(SUSPICIOUS)]
+        order = sorted(order, key=lambda checker: (checker != order[0], checker not in suspects))
+        suspected = bool(suspects) or record.suspicious(SUSPICIOUS)
+        wanted = OPINIONS if suspected or wants_more(self._nonce, sealed, record.samples) else 1
         stream = stream_of(group.id, rollout.sample, sampling)
         self.judgements.begin(author, group.id, rollout, group.prompt, sampling, stream, order, wanted, now)
         return True
@@ -167,9 +170,7 @@ class Verifier:
             record = self.record(node)
             record.opinions += 1
             self._count(check, node)
-            if check.wanted < OPINIONS and self._is_beyond_rounding(check, check.found[node]):
-                check.wanted = OPINIONS
-            elif check.wanted == OPINIONS == len(check.found) and self._is_mixed(check):
+            if self._is_beyond_rounding(check, check.found[node]):
                 check.wanted = len(check.checkers)
         return self.tick(now)
 
@@ -234,14 +235,10 @@ class Verifier:
         claims = _off(check, opinion) > tolerated(self._settings.check_tolerance, check.sampling)
         return claims or (check.tokens >= AT_ONCE_TOKENS and opinion.mean_margin >= AT_ONCE)
 
-    def _is_mixed(self, check: OpenJudgement) -> bool:
-        found = [self._is_beyond_rounding(check, opinion) for opinion in check.found.values()]
-        return any(found) and not all(found)
-
     def _at_once(self, check: OpenJudgement) -> Liar | None:
-        """The author is proven by one sample, if three checkers and more than half find it beyond any rounding."""
+        """The author is proven by one sample, if more of its panel than may lie find it beyond any rounding."""
         bad = [opinion for opinion in check.found.values() if self._is_beyond_rounding(check, opinion)]
-        if len(bad) < LEAST_CHECKERS or 2 * len(bad) <= len(check.found) or self._is_penalized(check.author):
+        if len(bad) <= dropped(len(check.checkers)) or self._is_penalized(check.author):
             return None
         margin = min(opinion.mean_margin for opinion in bad)
         off = min(_off(check, opinion) for opinion in bad)

@@ -111,9 +111,10 @@ def test_a_panel_stays_when_other_nodes_come_and_go(gone):
     assert panel(bytes(32), author, nodes) != before, "without the secret nobody knows it"
 
 
-def test_one_check_in_sixteen_compares_the_checkers():
+def test_one_check_in_sixteen_compares_the_checkers_and_one_in_four_at_first():
     nonce = nonce_of(SECRET, 2)
-    assert sum(wants_more(nonce, b"%d" % i) for i in range(16_000)) == pytest.approx(1000, abs=150)
+    assert sum(wants_more(nonce, b"%d" % i, 1000) for i in range(16_000)) == pytest.approx(1000, abs=150)
+    assert sum(wants_more(nonce, b"%d" % i, 10) for i in range(16_000)) == pytest.approx(4000, abs=300)
 
 
 def test_the_cost_is_two_percent_of_an_established_nodes_samples_with_all_opinions():
