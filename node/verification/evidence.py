@@ -58,7 +58,7 @@ raises evidence above 0."""
 FRACTIONS: Final = np.array([0.9, 0.5, 0.2, 0.06])
 """The grid of bets, as shares of the largest. Each entry costs every checker's product a part of its start (ln 4 in
 all), so there are few."""
-LEAST_SPREAD: Final = 0.02
+LEAST_SPREAD: Final = 0.005
 """Range units below the honest centre, where honest numbers do not spread at all."""
 
 

@@ -40,8 +40,8 @@ from node.verification.record import NodeRecord
 __all__ = ["Liar", "Verifier"]
 
 SUSPICIOUS: Final = math.log(20.0)
-"""What one checker holds against a node, from which on three are asked about its samples, and its opinions are compared
-with others': one honest node in twenty ever gets there with a given checker."""
+"""What one checker holds against a node, from which on that checker is compared with others more often, and the node's
+own opinions are always: one honest node in twenty ever gets there with a given checker."""
 SUMS: Final[Mapping[Kind, str]] = {
     Kind.STALE: "its log-probabilities are those of the version before",
     Kind.DRAWN: "its tokens were not drawn as they were leased",
@@ -147,8 +147,8 @@ class Verifier:
         order = checkers(self._nonce, sealed, author, classes)
         suspects = [checker for checker in order if self.record(checker).suspicious(SUSPICIOUS)]
         order = sorted(order, key=lambda checker: (checker != order[0], checker not in suspects))
-        suspected = bool(suspects) or record.suspicious(SUSPICIOUS)
-        wanted = OPINIONS if suspected or wants_more(self._nonce, sealed, record.samples) else 1
+        samples = 0 if record.suspicious(SUSPICIOUS) else record.samples
+        wanted = OPINIONS if suspects or wants_more(self._nonce, sealed, samples) else 1
         stream = stream_of(group.id, rollout.sample, sampling)
         self.judgements.begin(author, group.id, rollout, group.prompt, sampling, stream, order, wanted, now)
         return True

@@ -15,6 +15,7 @@ from node.engines.base import JUDGES, OPTIONS, PORTABLE_DRAWS, SamplingParams
 from node.ledger.assignment.draws import sampling_of
 from node.ledger.messages import (
     JudgeAnswer,
+    Reason,
     Rollout,
     VersionSpan,
     WorkRequest,
@@ -27,7 +28,7 @@ from node.ledger.messages import (
 )
 from node.ledger.rules import Ledger
 from node.ledger.settings import Settings
-from node.ledger.state import Head
+from node.ledger.state import Head, LiveLease
 from node.ledger.trust.judgements import OpenJudgement
 
 VOCABULARY, END = 48, 2
@@ -76,6 +77,10 @@ class Player:
         self.model, self.rounding, self.kind = model, rounding, kind
         self.rng = np.random.default_rng(number)
 
+    def signs(self, sampling: SamplingParams) -> SamplingParams:
+        """The sampling that it says it was leased."""
+        return sampling
+
     def off(self, shape) -> np.ndarray:
         return self.rng.normal(0.0, self.rounding, shape)
 
@@ -110,10 +115,8 @@ class Player:
             np.minimum(table[lasts, tokens] + self.off(len(tokens)), 0.0)
             for table in (now, self.model.table(stale=True))
         )
-        noisy = (
-            now[lasts] + self.model.gumbel(check.sampling.seed, check.stream, check.sampling.max_tokens)[: len(tokens)]
-        )
-        noisy = noisy + self.off(noisy.shape)
+        noise = self.model.gumbel(check.sampling.seed, check.stream, check.sampling.max_tokens)[: len(tokens)]
+        noisy = now[lasts] + noise + self.off(noise.shape)
         margins = np.minimum(noisy.max(1) - noisy[np.arange(len(tokens)), tokens], 8.0)
         portable = check.sampling.extra.portable
         parts = [pack_floats(values[check.start :]) for values in (scores, previous, margins if portable else [])]
@@ -183,8 +186,9 @@ class Arena:
             node.abilities, node.kind = ABLE, player.kind
         self.now = 1.0
         self.groups = 0
+        self.verdicts: list[Reason | None] = []
         self.checked: dict[bytes, int] = {}
-        """Tokens of a node that were checked before it was convicted."""
+        """Tokens of a node that were checked since it could be compared with honest traffic."""
 
     @property
     def verifier(self):
@@ -204,38 +208,46 @@ class Arena:
         return False
 
     def _work(self, node: bytes) -> None:
-        if self.ledger.nodes[node].reputation.penalty is not None:
-            return
-        player, group = self.players[node], self.groups.to_bytes(16, "little")
+        if self.ledger.nodes[node].reputation.penalty is None:
+            lease = self.lease(node)
+            self.submit(lease)
+            self.ledger.taken(lease.group, self.now)
+            for other in self.ledger.nodes.values():
+                other.version = (0, 3)
+
+    def lease(self, node: bytes) -> LiveLease:
+        """Offer a group, and lease it to `node`."""
+        group = self.groups.to_bytes(16, "little")
         self.groups += 1
         self.now += 0.1
         self.ledger.offer(group, "s", pack_tokens(PROMPT), 1, self.sampling)
         request = WorkRequest(self.groups, 1, 0, 3, head(3).root, 0.0, ())
         (lease,) = self.ledger.request_work(node, request, self.now)
+        return lease
+
+    def submit(self, lease: LiveLease) -> None:
+        """The node draws and submits the sample."""
+        player, group = self.players[lease.node], lease.group
         sampling = sampling_of(self.ledger.groups[group], bool(lease.portable))
         tokens, claims = player.draw(sampling, stream_of(group, 0, sampling))
-        spans = (VersionSpan(0, 3, head(3).root, len(tokens)),)
         rollout = Rollout(
             lease=lease.id,
             token=lease.token,
             sample=0,
-            work=work_hash(group, 0, pack_tokens(PROMPT), sampling),
+            work=work_hash(group, 0, pack_tokens(PROMPT), player.signs(sampling)),
             token_ids=pack_tokens(tokens),
             logprobs=pack_floats(claims),
             finish_reason="stop" if tokens[-1] == END else "length",
-            spans=spans,
+            spans=(VersionSpan(0, 3, head(3).root, len(tokens)),),
         )
         self.now += 1.0
-        assert self.ledger.submit(node, rollout, seal_rollout(player.key, rollout), self.now) is None
-        self.ledger.taken(group, self.now)
-        for other in self.ledger.nodes.values():
-            other.version = (0, 3)
+        self.verdicts.append(self.ledger.submit(lease.node, rollout, seal_rollout(player.key, rollout), self.now))
 
     def _judge(self) -> None:
         while due := self.ledger.quarantine.due_judgements(self.now):
             for node, check in due:
-                author = self.verifier.record(check.author)
-                self.checked[check.author] = max(self.checked.get(check.author, 0), author.tokens)
+                if self.verifier.record(check.author).kinds:
+                    self.checked[check.author] = self.checked.get(check.author, 0) + check.tokens
                 if (answer := self.players[node].judge(check)) is not None:
                     self.ledger.quarantine.hear_judgement(node, answer, self.now)
         self.ledger.take_facts()
