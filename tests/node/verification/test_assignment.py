@@ -92,7 +92,7 @@ def test_a_panel_is_of_the_authors_class_where_that_has_three_others():
     assert len(chosen) == 4
     assert all(NODES[node] == GPU for node in chosen)
     few = {node: kind for node, kind in NODES.items() if kind == CPU or node in (author, bytes([2]) * 32)}
-    assert len(panel(SECRET, author, few)) == PANEL
+    assert len(panel(SECRET, author, few)) == 6, "its class has only one other, so all are asked"
     assert author not in panel(SECRET, author, few)
     assert not {bytes([2]) * 32, bytes([4]) * 32} & set(
         panel(SECRET, author, NODES, [bytes([2]) * 32, bytes([4]) * 32])
@@ -104,6 +104,7 @@ def test_a_panel_stays_when_other_nodes_come_and_go(gone):
     nodes = {bytes([i]) * 32: CPU for i in range(100)}
     author = bytes([7]) * 32
     before = panel(SECRET, author, nodes)
+    assert len(before) == PANEL
     after = panel(
         SECRET, author, {node: kind for node, kind in nodes.items() if node != bytes([gone]) * 32 or gone == 7}
     )

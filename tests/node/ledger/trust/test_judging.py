@@ -289,7 +289,8 @@ def test_evidence_numbers_and_the_secret_survive_a_restart(tmp_path):
     again = book.restore(Settings(silent_s=math.inf), head(3), 0.0)
     verifier = again.quarantine.verifier
     kept = verifier.record(players[-1].node)
-    assert (kept.samples, kept.checks, kept.tokens) == (record.samples, record.checks, record.tokens)
+    assert (kept.checks, kept.tokens) == (record.checks, record.tokens)
+    assert record.samples - 50 < kept.samples <= record.samples, "as of its last check"
     assert kept.log == pytest.approx(record.log)
     assert kept.of(Kind.DRAWN).log == pytest.approx(record.of(Kind.DRAWN).log)
     assert len(verifier.nulls) == len(ledger.quarantine.verifier.nulls)
