@@ -26,7 +26,7 @@ class JudgeQueue:
     def __init__(self, engine: EngineClient, send: Callable[[bytes], Awaitable[None]]) -> None:
         self._engine, self._send = engine, send
         self._put, self._get = trio.open_memory_channel[JudgeRequest](MOST)
-        self._limit = trio.CapacityLimiter(MOST)
+        self._room = trio.Semaphore(MOST)
 
     def ask(self, request: JudgeRequest) -> None:
         """Judge this sample. Raises `PeerError` for a request without tokens, or with an impossible stream."""
@@ -46,14 +46,14 @@ class JudgeQueue:
         """Runs until cancelled. Requests overlap, so that the engine can judge several in one pause."""
         async with trio.open_nursery() as nursery:
             async for request in self._get:
-                await self._limit.acquire_on_behalf_of(request)
+                await self._room.acquire()
                 nursery.start_soon(self._answer, request)
 
     async def _answer(self, request: JudgeRequest) -> None:
         try:
             await self._send(encode(await self._judge(request)))
         finally:
-            self._limit.release_on_behalf_of(request)
+            self._room.release()
 
     async def _judge(self, request: JudgeRequest) -> JudgeAnswer:
         await self._engine.wait_ready()

@@ -193,6 +193,7 @@ class Verifier:
         record, opinion = self.record(check.author), check.found[node]
         record.checks += 1
         record.tokens += check.tokens
+        self._note(check.author)
         if len(check.found) > 1:
             return
         for kind, value in author_numbers(check.claimed, opinion, check.sampling.temperature).items():
