@@ -35,7 +35,7 @@ WINDOW: Final = 512
 """The newest numbers of a checker that count: honest numbers may drift with the version."""
 CONTEXTS: Final = 64
 """Contexts remembered, the last ones used."""
-WITNESSES: Final = 16
+CHECKERS: Final = 16
 """Checkers remembered in each context, the first ones."""
 GROWTH: Final = 1.5
 """The null is learned again when this many times as many numbers are known, and after each half of `WINDOW` of one
@@ -64,7 +64,7 @@ class _Context:
         self.nulls: dict[bytes, Null | None] = {}
 
     def add(self, checker: bytes, subject: bytes, value: float) -> None:
-        if checker not in self.numbers and len(self.numbers) >= WITNESSES:
+        if checker not in self.numbers and len(self.numbers) >= CHECKERS:
             return
         self.numbers.setdefault(checker, deque(maxlen=WINDOW)).append((subject, value))
         self.seen += 1

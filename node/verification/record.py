@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from codec.errors import PeerError
+from codec.unpack import unpack
 from node.verification.evidence import THRESHOLD, Bets, Evidence, Null
 from node.verification.opinions import Kind
 
@@ -85,11 +87,11 @@ class NodeRecord:
     def from_bytes(cls, data: bytes) -> "NodeRecord":
         """The inverse of `to_bytes`. Raises `ValueError` for what this release cannot read."""
         try:
-            saved = _decoder.decode(data)
+            saved = unpack(_decoder, data, "record")
             kinds = {
                 Kind(name): Evidence({checker: Bets.restored(logs) for checker, logs in checkers.items()})
                 for name, checkers in saved.kinds.items()
             }
-        except msgspec.DecodeError as error:
-            raise ValueError(f"record: {error}") from error
+        except PeerError as error:
+            raise ValueError(str(error)) from error
         return cls(saved.samples, saved.checks, saved.tokens, saved.opinions, kinds)

@@ -202,21 +202,21 @@ class Verifier:
     def _compare(self, check: OpenJudgement) -> None:
         """Each checker is compared with the next one: one number each."""
         found = list(check.found.items())
-        for (subject, theirs), (witness, ours) in zip(found, found[1:] + found[:1], strict=True):
-            if subject == witness:
+        for (subject, theirs), (checker, ours) in zip(found, found[1:] + found[:1], strict=True):
+            if subject == checker:
                 return
             for kind, value in checker_numbers(theirs, ours, check.sampling.temperature).items():
-                self._bet(check, kind, subject, witness, value)
+                self._bet(check, kind, subject, checker, value)
 
-    def _bet(self, check: OpenJudgement, kind: Kind, subject: bytes, witness: bytes, value: float) -> None:
-        theirs, ours = (class_of(self._transitions.node(node)) for node in (subject, witness))
+    def _bet(self, check: OpenJudgement, kind: Kind, subject: bytes, checker: bytes, value: float) -> None:
+        theirs, ours = (class_of(self._transitions.node(node)) for node in (subject, checker))
         context = context_of(kind, theirs, ours, check.tokens, drawn_by(check.sampling))
         null = self.nulls.of(context, subject, REACH[kind])
         if null is not None:
-            self.record(subject).add(kind, witness, null, value)
+            self.record(subject).add(kind, checker, null, value)
             self._changed.add(subject)
-        self.nulls.add(context, witness, subject, value)
-        self._transitions.facts.append(NumberFound(context, witness, subject, value))
+        self.nulls.add(context, checker, subject, value)
+        self._transitions.facts.append(NumberFound(context, checker, subject, value))
         self._note(subject)
 
     def _note(self, node: bytes) -> None:
@@ -271,9 +271,9 @@ class Verifier:
 
     def _why(self, record: NodeRecord) -> str:
         kind = record.worst
-        witnesses = len(record.of(kind).checkers)
+        checkers = len(record.of(kind).checkers)
         amount = f"{record.tokens:,} of its tokens" if kind in OF_AUTHORS else f"{record.opinions:,} of its opinions"
-        return f"{SUMS[kind]}: {witnesses} nodes, {amount}, evidence {math.exp(min(record.log, 700.0)):.1e}"
+        return f"{SUMS[kind]}: {checkers} nodes, {amount}, evidence {math.exp(min(record.log, 700.0)):.1e}"
 
     # ------------------------------------------------------------ the life of a record
 

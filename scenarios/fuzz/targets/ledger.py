@@ -176,6 +176,9 @@ class _World(World):
             case work.WorkAnswer():
                 check = next(iter(self.ledger.quarantine.checks.open), 1)
                 return replace(sample, check=check, version=self.version)
+            case work.JudgeAnswer():
+                check = next(iter(self.ledger.quarantine.verifier.judgements.open), 1)
+                return replace(sample, check=check, version=self.version)
             case work.SignedRollout():
                 return work.SignedRollout(work.seal_rollout(self.me, self.signed()[1]))
         return sample
