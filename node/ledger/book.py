@@ -69,6 +69,8 @@ KEEP_TAKEN: Final = 20_000
 """Groups kept after the trainer took them: as a record, and to be handed over again if it dies before it uses them."""
 KEEP_NUMBERS: Final = 50_000
 """Numbers of checks kept: some hundred for each pair of checker and context (`node.verification.nulls`)."""
+KEEP_RECORDS: Final = 16_384
+"""Nodes whose evidence is kept, the ones checked last: as many as a swarm has slots."""
 KEEP_HEADS: Final = 64
 """Seals kept; a lag is a few versions."""
 
@@ -98,7 +100,7 @@ create table if not exists requeues (id integer primary key, lease integer, grp 
 create table if not exists secrets (name text primary key, value blob not null) without rowid;
 create table if not exists check_numbers (id integer primary key, context blob not null, checker blob not null,
     node blob not null, value real not null);
-create table if not exists evidence (node blob primary key, record blob not null) without rowid;
+create table if not exists evidence (node blob primary key, record blob not null);
 """
 """`conduct`: quarantines and releases, with wall-clock time for people. `slots`: leased samples. A sample is free, or
 in `slots`, or in `rollouts`; the primary keys allow it only once in each. A release that does not know a table leaves
@@ -314,6 +316,8 @@ class Book:
             run("delete from bindings where id not in (select id from bindings order by id desc limit ?)", (KEPT,))
             run("delete from leases where grp not in (select id from groups)")
             run("delete from requeues where grp not in (select id from groups)")
+            last = "select rowid from evidence order by rowid desc limit 1 offset ?"
+            run(f"delete from evidence where rowid <= ({last})", (KEEP_RECORDS,))
             last = "select id from check_numbers order by id desc limit 1 offset ?"
             run(f"delete from check_numbers where id <= ({last})", (KEEP_NUMBERS,))
             run(

@@ -139,6 +139,7 @@ class NodeMessages:
                 self._ledger.quarantine.hear_judgement(node, message, now)
             case Abilities():
                 if self.abilities.hear(node, message):
+                    self._ledger.quarantine.verifier.nodes_changed()
                     self.pending.try_soon(node)
             case Timesheet():
                 if (found := self._ledger.nodes.get(node)) is not None:

@@ -256,6 +256,7 @@ class Ledger:
         """`node` holds a live membership lease."""
         self.members.add(node)
         self.transitions.node(node)
+        self.quarantine.verifier.nodes_changed()
 
     def member_lost(self, node: bytes, now: float) -> None:
         """The membership lease of `node` ended: its work goes to other nodes."""

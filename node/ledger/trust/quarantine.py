@@ -169,6 +169,7 @@ class Quarantine:
         """`node` is gone or in quarantine: others are asked in its place."""
         self.checks.refuse(node)
         self.verifier.judgements.refuse(node)
+        self.verifier.nodes_changed()
 
     def release(self, node: bytes, why: str) -> bool:
         """`node` may work again. False: it was not in quarantine."""
@@ -178,6 +179,7 @@ class Quarantine:
         found.reputation.penalty = None
         found.reputation.clear()
         self.verifier.clear(node)
+        self.verifier.nodes_changed()
         self._transitions.facts.append(Released(node, why))
         return True
 

@@ -6,6 +6,7 @@ to the caller, which puts it into quarantine.
 
 import math
 from collections.abc import Callable, Mapping, Set
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import msgspec
@@ -68,6 +69,8 @@ class Verifier:
         self.judgements = Judgements(transitions.settings)
         self.records: dict[bytes, NodeRecord] = {}
         self.nulls = Nulls()
+        self._panels: dict[tuple[bytes, frozenset[str]], list[bytes]] = {}
+        """By author and what its sampling needs; of the nodes as they are."""
         self._changed: set[bytes] = set()
         """Nodes whose evidence has changed since the last look at it."""
         self.drifts = 0
@@ -119,6 +122,11 @@ class Verifier:
     def panel(self, author: bytes, sampling: SamplingParams) -> list[bytes]:
         """The nodes that may judge what `author` drew by `sampling`."""
         needed = {JUDGES, *scoring_needs(sampling)} | ({PORTABLE_DRAWS} if sampling.extra.portable else set())
+        if (key := (author, frozenset(needed))) not in self._panels:
+            self._panels[key] = self._draw_panel(author, needed)
+        return self._panels[key]
+
+    def _draw_panel(self, author: bytes, needed: Set[str]) -> list[bytes]:
         able = {
             key: node
             for key in self._members
@@ -152,6 +160,10 @@ class Verifier:
         stream = stream_of(group.id, rollout.sample, sampling)
         self.judgements.begin(author, group.id, rollout, group.prompt, sampling, stream, order, wanted, now)
         return True
+
+    def nodes_changed(self) -> None:
+        """A node came, left, was quarantined or released, or said what it can do."""
+        self._panels.clear()
 
     def due(self, now: float) -> list[tuple[bytes, OpenJudgement]]:
         """Who is to be asked about what now."""
@@ -233,7 +245,8 @@ class Verifier:
     # ------------------------------------------------------------ proofs
 
     def _is_beyond_rounding(self, check: OpenJudgement, opinion: Opinion) -> bool:
-        claims = _off(check, opinion) > tolerated(self._settings.check_tolerance, check.sampling)
+        bound = tolerated(self._settings.check_tolerance, check.sampling)
+        claims = _off(check, opinion) > bound * max(1.0, (AT_ONCE_TOKENS / check.tokens) ** 0.5)
         return claims or (check.tokens >= AT_ONCE_TOKENS and opinion.mean_margin >= AT_ONCE)
 
     def _at_once(self, check: OpenJudgement) -> Liar | None:
@@ -300,7 +313,10 @@ class Verifier:
 
 def class_of(node: Node) -> ArithmeticClass:
     """The class that a node's engine names."""
-    return ArithmeticClass.named(node.abilities or (), node.kind)
+    return _named(node.abilities or frozenset(), node.kind)
+
+
+_named = lru_cache(4096)(ArithmeticClass.named)
 
 
 def drawn_by(sampling: SamplingParams) -> bytes:

@@ -342,3 +342,41 @@ def test_half_of_a_class_that_moves_together_is_not_convicted(moved, convicted):
     assert bool(verifier.drifts) == (convicted == 0)
     if not convicted:
         assert all(verifier.record(player.node).log == 0.0 for player in players)
+
+
+def test_a_panel_follows_the_nodes_as_they_are():
+    model = Model()
+    players = [Player(i, model) for i in range(6)]
+    arena = Arena(players)
+    arena.play(1)
+    verifier, author = arena.verifier, players[0].node
+
+    def panel() -> set[bytes]:
+        return set(verifier.panel(author, arena.sampling))
+
+    assert panel() == {player.node for player in players[1:]}
+    arena.ledger.member_lost(players[1].node, arena.now)
+    arena.ledger.quarantine.quarantine(players[2].node, "a test", None, arena.now)
+    assert panel() == {player.node for player in players[3:]}
+    arena.ledger.quarantine.release(players[2].node, "")
+    assert players[2].node in panel()
+    newer = Player(9, model)
+    arena.ledger.member_up(newer.node)
+    assert newer.node not in panel(), "it has not said what it can do"
+
+
+def test_a_short_sample_needs_a_larger_difference_to_be_false_at_once():
+    def off_by(nats: float) -> type[Player]:
+        class Off(Player):
+            def draw(self, sampling, stream):
+                tokens, claims = self.draws(sampling, stream)
+                return tokens[:1], [claims[0] - nats]
+
+        return Off
+
+    for nats, found in ((0.3, False), (1.0, True)):
+        model = Model()
+        players = [Player(i, model) for i in range(4)]
+        cheat = off_by(nats)(5, model)
+        arena = Arena([*players, cheat], sampling=msgspec.structs.replace(SAMPLING, max_tokens=1))
+        assert arena.play(5, until=cheat) is found
