@@ -222,7 +222,7 @@ class Coordinator:
         assert manifest is not None
         head = Head(manifest.epoch, manifest.version, manifest.root)
         settings = Settings(check_share=config.check_share, check_tolerance=config.check_tolerance)
-        ledger = book.restore(settings, head, now, random.Random(secrets.randbits(64)))
+        ledger = book.restore(settings, head, now)
         return LedgerService(
             ledger,
             book,

@@ -28,6 +28,7 @@ from node.ledger.messages import (
     AskAbilities,
     Cannot,
     GiveBack,
+    JudgeRequest,
     Reason,
     Renewed,
     Rollout,
@@ -50,6 +51,7 @@ from node.ledger.messages import (
 )
 from node.member.engine_client import EngineClient
 from node.member.engine_updater import EngineUpdater
+from node.member.judge_queue import JudgeQueue
 from node.member.lease_inventory import Held, Job, LeaseInventory, Result, together
 from node.member.pace import PACE, Pace
 from node.member.scorer import Scorer
@@ -103,6 +105,7 @@ class NodeWorker:
         self._inventory = LeaseInventory()
         self._flights: list[_Flight] = []
         self._scorer = Scorer(engine, send)
+        self._judge_queue = JudgeQueue(engine, send)
         self._updater = EngineUpdater(
             engine, clock, idle=self._until_idle, coming=self._coming, paused=self._paused, changed=self._changed
         )
@@ -141,6 +144,7 @@ class NodeWorker:
                 nursery.start_soon(self._updater.run)
                 nursery.start_soon(self._talk_for_ever)
                 nursery.start_soon(self._scorer.run)
+                nursery.start_soon(self._judge_queue.run)
                 task_status.started()
         finally:
             with trio.CancelScope(shield=True), trio.move_on_after(2.0):
@@ -211,6 +215,8 @@ class NodeWorker:
                     _log.warning("no_work", why=str(reason))
             case Ask():
                 self._scorer.ask(message)
+            case JudgeRequest():
+                self._judge_queue.ask(message)
             case AskAbilities():
                 self._abilities_wanted = True
             case _:

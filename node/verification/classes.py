@@ -1,8 +1,13 @@
 """Arithmetic classes: engines of one class round alike, as far as their makers keep to it."""
 
+from collections.abc import Iterable
+from typing import Final
+
 import msgspec
 
 __all__ = ["ArithmeticClass", "ClassPair"]
+
+PREFIX: Final = "class:"
 
 
 class ArithmeticClass(msgspec.Struct, frozen=True, order=True):
@@ -25,6 +30,20 @@ class ArithmeticClass(msgspec.Struct, frozen=True, order=True):
         """A label for tables and logs."""
         parts = (self.engine, self.engine_version, self.device, self.dtype, self.attention, f"tp{self.parallelism}")
         return "/".join(parts)
+
+    @classmethod
+    def named(cls, abilities: Iterable[str], kind: str) -> "ArithmeticClass":
+        """The class that a node's abilities name: "class:" and the label. One that names none is of the class of its
+        engine's kind.
+
+        A node may lie about its class: it is then compared with others of that class, or with nobody.
+        """
+        label = next((name.removeprefix(PREFIX) for name in sorted(abilities) if name.startswith(PREFIX)), kind)
+        engine, version, device, dtype, last, *_ = [*label.split("/", 4), "", "", "", ""]
+        attention, _, ranks = last.rpartition("/tp")
+        if attention and ranks.isdecimal() and len(ranks) < 5:
+            return cls(engine, version, device, dtype, attention, int(ranks))
+        return cls(engine, version, device, dtype, last)
 
 
 ClassPair = tuple[ArithmeticClass, ArithmeticClass]

@@ -13,11 +13,12 @@ alpha at most. With a learned null an honest node is accused, in all its life, w
 (union bound); `THRESHOLD` makes that 1e-6.
 
 **Lying checkers.** Each checker of a node has a product of its own. The evidence is the sum of their logarithms without
-the largest (m - 1) // 2 of m. If the h honest checkers are more than half, the s = m - (m - 1) // 2 smallest logarithms
-sum to at most s / h of the sum L over the honest ones. So the evidence reaches a positive threshold only where L does,
-and exp(L) is a supermartingale: a minority of liars cannot raise the false accusations above the bound. A liar that
-shields a node costs ln 2 and its share, since a product never falls below 1/2. No penalty comes from fewer than
-`LEAST_CHECKERS` checkers.
+the largest `dropped(m)` of m: half of them, and always two. If no more than that lie, at least s = m - dropped(m) are
+honest, and the s smallest logarithms sum to at most s / h of the sum L over the h honest ones. So the evidence reaches
+a positive threshold only where L does, and exp(L) is a supermartingale: two liars, or half of the checkers, cannot
+raise the false accusations above the bound. The price is that fewer liars can shield a node: as many as leave an honest
+product among the s smallest, which is none of three checkers, one of four, two of five. Evidence against the shielding
+checker itself (`node.verification.opinions`) ends that. No penalty comes from fewer than `LEAST_CHECKERS` checkers.
 """
 
 import math
@@ -28,7 +29,21 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["ALPHA", "DELTA", "LEAST_CHECKERS", "THRESHOLD", "Bets", "Evidence", "Null", "trimmed"]
+__all__ = [
+    "ALPHA",
+    "DELTA",
+    "LEAST_CHECKERS",
+    "LEAST_SPREAD",
+    "MOST_CHECKERS",
+    "THRESHOLD",
+    "Bets",
+    "Evidence",
+    "Null",
+    "dropped",
+    "scaled",
+    "trimmed",
+    "upper_mean",
+]
 
 ALPHA: Final = 1e-6
 """The bound for an honest node to be accused, over its whole life."""
@@ -37,9 +52,13 @@ DELTA: Final = 1e-7
 THRESHOLD: Final = math.log(1.0 / (ALPHA - DELTA))
 """Evidence (a natural logarithm) at which a node is quarantined: a factor of 1.1 million."""
 LEAST_CHECKERS: Final = 3
-FRACTIONS: Final = np.array([0.9, 0.5, 0.25, 0.12, 0.06, 0.03, 0.015])
-"""The grid of bets, as shares of the largest: the best one is within a factor of about two of one of them."""
-LEAST_SPREAD: Final = 0.02
+MOST_CHECKERS: Final = 64
+"""Checkers whose products are kept for one node and one kind of test. Beyond it the largest product goes: that never
+raises evidence above 0."""
+FRACTIONS: Final = np.array([0.9, 0.5, 0.2, 0.06])
+"""The grid of bets, as shares of the largest. Each entry costs every checker's product a part of its start (ln 4 in
+all), so there are few."""
+LEAST_SPREAD: Final = 0.005
 """Range units below the honest centre, where honest numbers do not spread at all."""
 
 
@@ -67,19 +86,20 @@ class Null:
         centre = float(np.median(first))
         spread = max(1.4826 * float(np.median(np.abs(first - centre))), LEAST_SPREAD * reach)
         low, high = centre - 2.0 * spread, centre + max(reach, 2.0 * spread)
-        return cls(low, high, _upper_mean(_scaled(second, low, high), delta))
+        return cls(low, high, upper_mean(scaled(second, low, high), delta))
 
     def scale(self, value: ArrayLike) -> NDArray[np.float64]:
         """Numbers of checks in [0, 1]; those that are not numbers count as the mean, which changes no evidence much."""
-        found = _scaled(value, self.low, self.high)
+        found = scaled(value, self.low, self.high)
         return np.where(np.isnan(found), self.mean, found)
 
 
-def _scaled(value: ArrayLike, low: float, high: float) -> NDArray[np.float64]:
+def scaled(value: ArrayLike, low: float, high: float) -> NDArray[np.float64]:
+    """Numbers clipped to [low, high], as shares of that range."""
     return (np.clip(np.asarray(value, np.float64), low, high) - low) / (high - low)
 
 
-def _upper_mean(x: NDArray[np.float64], delta: float) -> float:
+def upper_mean(x: NDArray[np.float64], delta: float) -> float:
     """A bound on the mean of numbers in [0, 1] that is too small with probability `delta` at most.
 
     The smallest m (by bisection: the wealth grows with m) at which bets against "the mean is m or more" win 1 / delta.
@@ -113,6 +133,20 @@ class Bets:
         average = np.logaddexp.reduce(self._logs, axis=-1) - math.log(len(FRACTIONS))
         return np.logaddexp(average, 0.0) - math.log(2.0)
 
+    @property
+    def saved(self) -> list[float]:
+        """The logarithms of one checker's products, for a file."""
+        return self._logs.tolist()
+
+    @classmethod
+    def restored(cls, saved: list[float]) -> "Bets":
+        """The inverse of `saved`. Raises `ValueError` when it was saved with another grid."""
+        if len(saved) != len(FRACTIONS) or not np.isfinite(saved).all():
+            raise ValueError("bets: other fractions than these were saved")
+        bets = cls()
+        bets._logs[:] = saved
+        return bets
+
 
 @dataclass(slots=True)
 class Evidence:
@@ -122,14 +156,16 @@ class Evidence:
 
     def add(self, checker: bytes, null: Null, value: float | None) -> None:
         """The number that `checker` found. None (it could not tell) changes nothing: a lost checker costs only time."""
-        if value is not None:
-            self.checkers.setdefault(checker, Bets()).add(null, value)
+        if value is None:
+            return
+        self.checkers.setdefault(checker, Bets()).add(null, value)
+        if len(self.checkers) > MOST_CHECKERS:
+            del self.checkers[max(self.checkers, key=lambda other: float(self.checkers[other].log_wealth))]
 
     @property
     def log(self) -> float:
-        """The evidence, a natural logarithm; 0 at the most while fewer than `LEAST_CHECKERS` have answered."""
-        logs = [float(bets.log_wealth) for bets in self.checkers.values()]
-        return trimmed(logs) if len(logs) >= LEAST_CHECKERS else min(0.0, trimmed(logs))
+        """The evidence, a natural logarithm; 0 while fewer than `LEAST_CHECKERS` have answered."""
+        return trimmed(float(bets.log_wealth) for bets in self.checkers.values())
 
     @property
     def proven(self) -> bool:
@@ -143,7 +179,12 @@ class Evidence:
         return float(np.logaddexp.reduce(logs)) - math.log(len(logs)) if logs else 0.0
 
 
+def dropped(checkers: int) -> int:
+    """How many of a node's checkers may lie without harming it: half of them, and always two."""
+    return max(LEAST_CHECKERS - 1, checkers // 2)
+
+
 def trimmed(logs: Iterable[float]) -> float:
-    """The sum without the largest (m - 1) // 2 of m."""
+    """The sum without the largest `dropped(m)` of m; 0 for fewer than `LEAST_CHECKERS`."""
     ordered = sorted(logs)
-    return sum(ordered[: len(ordered) - (len(ordered) - 1) // 2]) if ordered else 0.0
+    return sum(ordered[: max(0, len(ordered) - dropped(len(ordered)))], 0.0)

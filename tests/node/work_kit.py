@@ -51,6 +51,7 @@ class TimedEngine:
         self.committed: list[tuple[int, int]] = []
         self.stage_s = 0.5
         self.preemptible, self.continuous_batching, self.scores = False, False, True
+        self.abilities, self.kind = frozenset[str](), "timed"
         self.scored = lambda token_ids: (-1.0,) * len(token_ids)
 
     @property

@@ -3,7 +3,6 @@ messages cost them their session."""
 
 import contextlib
 import dataclasses
-import random
 import struct
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,7 @@ class LedgerBench:
 
     def __init__(self, groups: int = 8, n: int = 2, sampling: SamplingParams = SAMPLING, **chosen: Any) -> None:
         self.now = 100.0
-        self.ledger = Ledger(Settings(**chosen), head(0), random.Random(1))
+        self.ledger = Ledger(Settings(**chosen), head(0), bytes([1]) * 32)
         for version in range(1, 4):
             self.ledger.advance(head(version), 10.0 * version)
         for i in range(groups):
