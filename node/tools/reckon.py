@@ -21,13 +21,13 @@ from codec.chunk import CODER_RICE, BlockDelta
 from codec.errors import UsageError
 from codec.layout import BLOCK_ELEMENTS, Layout
 from codec.rice import warm_up
+from codec.shards import MAX_SHARDS, Parallel, block_ranks, exact_bytes, has_experts, per_rank
 from codec.staging import encode
 from node.settings import memory_plan
 from node.tools.distribution import Dollars, EgressPrices, Seconds, dollars_of, seconds_of
 from node.tools.made_up import amplitude_of, made_up_norm, made_up_step
 from node.tools.packed import Packed, pack
 from node.tools.shapes import Kind, Shapes
-from node.tools.shards import MAX_SHARDS, Parallel, block_ranks, exact_bytes, has_experts, per_rank
 from node.tools.table import bytes_text, distribution_rows, table
 
 __all__ = ["DENSITY", "Reckoned", "reckon", "render"]
