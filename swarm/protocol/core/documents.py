@@ -49,6 +49,7 @@ AuthorityTime = NewType("AuthorityTime", float)
 Key32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Ranks = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)], ...], msgspec.Meta(max_length=MAX_RANKS)]
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Time = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 """Authority time, in seconds. The bounds also keep NaN and infinity out of arithmetic."""
@@ -91,9 +92,7 @@ class Grant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     shards: Annotated[int, msgspec.Meta(ge=0, le=MAX_RANKS)] = 0
     """Over how many ranks the experts are dealt of which the peer holds some; 0: it holds the whole model. The grant of
     such a peer lacks this field and the next, as those of the first releases do."""
-    ranks: Annotated[
-        tuple[Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)], ...], msgspec.Meta(max_length=MAX_RANKS)
-    ] = ()
+    ranks: Ranks = ()
     """The ranks whose blocks it holds."""
 
     @property

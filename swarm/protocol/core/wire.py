@@ -82,6 +82,7 @@ Text = Annotated[str, msgspec.Meta(max_length=512)]
 Address = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Ranks = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)], ...], msgspec.Meta(max_length=MAX_RANKS)]
 Mbit = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
 
 
@@ -102,9 +103,7 @@ class Join(Message, frozen=True, tag=1):
     shards: Annotated[int, msgspec.Meta(ge=0, le=MAX_RANKS)] = 0
     """Over how many ranks the joiner takes experts to be dealt, of which it is to hold `ranks`; 0: it is to hold the
     whole model. Without a shard neither field is sent, as the first releases did not."""
-    ranks: Annotated[
-        tuple[Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)], ...], msgspec.Meta(max_length=MAX_RANKS)
-    ] = ()
+    ranks: Ranks = ()
 
 
 class Neighbour(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -118,8 +118,8 @@ class LeaseBook:
             return Refusal(TICKET, f"The swarm is full ({MAX_SLOTS} nodes).")
         self.release(slot)  # ends an older grant, perhaps by another ticket
         self.tickets.bind(capability.id, peer)
-        held = () if shard is None else (shard.shards, shard.ranks)
-        grant = Grant(self._swarm, peer, slot, self.next_serial, now, capability.id, *held)
+        shards, ranks = (0, ()) if shard is None else (shard.shards, shard.ranks)
+        grant = Grant(self._swarm, peer, slot, self.next_serial, now, capability.id, shards, ranks)
         self.next_serial += 1
         lease = Lease(grant, seal(grant, self._key), now)
         self.leases[slot] = lease

@@ -107,7 +107,7 @@ class Version:
         self.unstaged.pop(chunk.key.seq, None)
 
     def missing(self) -> Iterator[int]:
-        """Sequence numbers of chunks that are not done: of the manifest, or before the seal of those up to the newest."""
+        """Sequence numbers of chunks that are not done: of the manifest, or before the seal up to the newest."""
         seqs = range(len(self.manifest.chunk_ids) if self.manifest is not None else max(self.chunks, default=-1) + 1)
         return (s for s in seqs if s not in self.chunks or not self.chunks[s].done)
 

@@ -97,10 +97,10 @@ class Exchange:
                 if chunk.stripe != message.stripe:
                     continue
                 given = mask_of(has[chunk.key], chunk.full) if chunk.key in has else 0
-                if chunk.key not in has and (
-                    not self._push_header(peer, message.stripe, edge, chunk, now) or edge.chooses
-                ):
-                    continue
+                if chunk.key not in has:
+                    sent = self._push_header(peer, message.stripe, edge, chunk, now)
+                    if not sent or edge.chooses:
+                        continue
                 for index in chunk.held():
                     if not given >> index & 1:
                         self._enqueue(edge, chunk, index, now)
