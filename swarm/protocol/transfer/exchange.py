@@ -101,6 +101,8 @@ class Exchange:
                     sent = self._push_header(peer, message.stripe, edge, chunk, now)
                     if not sent or edge.chooses:
                         continue
+                elif edge.chooses and given == chunk.full:  # it has all, or needs none
+                    edge.skipped.add(chunk.key)
                 for index in chunk.held():
                     if not given >> index & 1:
                         self._enqueue(edge, chunk, index, now)
