@@ -323,8 +323,8 @@ def _check_shard(config: JoinConfig) -> None:
     Shard.parse(config.shard)
     if config.engine != "none":
         raise UsageError("--shard: an engine needs the whole model; add --engine none")
-    if config.model is not None or config.raw_out is not None:
-        raise UsageError("--shard: the blocks are fetched from members; leave out --model and --raw-out")
+    if config.raw_out is not None:
+        raise UsageError("--shard: a file has no experts; leave out --raw-out")
     if config.replica not in ("auto", "ram"):
         raise UsageError(f"--shard: its blocks are kept in memory; leave out --replica {config.replica}")
 

@@ -178,8 +178,9 @@ class Model:
                 self.replica = self._base.load(layout, self._store.chunks.payload, on_disk=on_disk, held=held)
                 self.read_live(self._live)
                 for block, data, digest in self._store.partial.load(layout):
-                    self._put(self.replica, block, data, digest)
-                    self._started = True
+                    if held is None or held[block]:
+                        self._put(self.replica, block, data, digest)
+                        self._started = True
             self._forget_version()
             if len(self._unproven) != layout.n_blocks:
                 self._unproven = np.zeros(layout.n_blocks, np.uint8)

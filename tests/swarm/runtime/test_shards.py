@@ -1,0 +1,158 @@
+"""Members that hold a shard, in a swarm of the product's own runtimes: what they take, hold, prove and give."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import runtime_kit
+from blake3 import blake3
+from runtime_kit import Host, Swarm, key, layout, swarm, until
+
+from codec.shards import Parallel, Shard, block_ranks
+from swarm.protocol.core.events import SendBlock, VersionId
+
+EXPERTS = 8
+TENSORS = (
+    *((f"layers.0.experts.{expert}.w1.weight", (300, 200)) for expert in range(EXPERTS)),
+    ("router.weight", (8, 200)),
+    ("norm.weight", (200,)),
+)
+
+
+@pytest.fixture(autouse=True)
+def mixture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kit's model becomes a mixture of eight experts, each a block of 120 kB."""
+    monkeypatch.setattr(runtime_kit, "LAYOUT_TENSORS", tuple(sorted(TENSORS)))
+
+
+def held_by(shard: Shard) -> list[int]:
+    return [int(block) for block in np.flatnonzero(shard.blocks(layout()))]
+
+
+def check_replica(host: Host, seed: Host, shard: Shard) -> None:
+    """It has exactly the blocks of the shard, with the seed's bits, and proves the seed's root."""
+    assert host.root == seed.root
+    assert host.model is not None
+    assert seed.model is not None
+    replica, whole = host.model.replica, seed.model.replica
+    assert replica is not None
+    assert whole is not None
+    held = held_by(shard)
+    for block in range(layout().n_blocks):
+        if block in held:
+            assert replica.read_block(block) == whole.read_block(block)
+            assert blake3(replica.read_block(block)).digest() == replica.hashes[block].tobytes()
+        else:
+            assert not replica.block(block).any()
+            assert host.model.read_block(block) is None
+    assert np.array_equal(replica.hashes, whole.hashes)
+
+
+def needed(host: Host, shard: Shard) -> tuple[int, int]:
+    """(bytes of the bodies of all chunks in its store that the shard needs, those that it has)."""
+    held = set(held_by(shard))
+    chunks = host.store.chunks.all()
+    wanted = [chunk for chunk in chunks if held & {entry.block for entry in chunk.header.blocks}]
+    return sum(chunk.body_bytes for chunk in wanted), sum(chunk.body_bytes for chunk in chunks if chunk.have)
+
+
+async def at_version(hosts: list[Host], number: int) -> None:
+    await until(lambda: all(host.core.state.held == VersionId(0, number) for host in hosts))
+
+
+async def five(started: Swarm) -> tuple[list[Host], dict[int, Shard]]:
+    shards = {3: Shard(4, (1,)), 4: Shard(4, (0, 2))}
+    hosts = [await started.start_member(number) for number in (1, 2)]
+    hosts += [await started.start_member(number, shard=shard) for number, shard in shards.items()]
+    await at_version(hosts, 0)
+    return hosts, shards
+
+
+async def test_members_with_a_shard_take_only_its_chunks(tmp_path: Path, autojump_clock: object) -> None:
+    async with swarm(tmp_path, shards=4) as started:
+        hosts, shards = await five(started)
+        for number in range(1, 6):
+            await started.publish(number)
+            await at_version(hosts, number)
+        for host, shard in zip(hosts[2:], shards.values(), strict=True):
+            check_replica(host, started.authority, shard)
+            wanted, has = needed(host, shard)
+            assert wanted == has > 0
+            assert host.runtime.counts.stray == 0
+            assert host.runtime.counts.duplicates < 5000
+        assert hosts[0].root == hosts[1].root == started.authority.root
+        classes = block_ranks(layout(), 4, Parallel.EXPERT)
+        for chunk in started.authority.store.chunks.all():
+            assert len({classes[entry.block] for entry in chunk.header.blocks}) == 1
+
+
+async def test_a_member_with_a_shard_is_a_leaf(tmp_path: Path, autojump_clock: object) -> None:
+    async with swarm(tmp_path, shards=4) as started:
+        hosts, _ = await five(started)
+        for number in range(1, 4):
+            await started.publish(number)
+            await at_version(hosts, number)
+        roster = started.authority.core.state.roster
+        for number in (3, 4):
+            member = roster.member_of(key(number).public)
+            assert (member.leaf, member.up_mbit) == (True, 0.0)
+            assert not any(roster.children(k, member.slot) for k in range(roster.stripes))
+
+
+async def test_a_member_with_a_shard_restarts_from_its_disk(tmp_path: Path, autojump_clock: object) -> None:
+    """Killed after two versions, it comes back to them by itself, and takes the chunks of the one that it missed."""
+    async with swarm(tmp_path, shards=4) as started:
+        hosts, shards = await five(started)
+        for number in (1, 2):
+            await started.publish(number)
+            await at_version(hosts, number)
+        await started.stop(hosts[2])
+        await started.publish(3)
+        await at_version([*hosts[:2], hosts[3]], 3)
+        hosts[2] = await started.start_member(3, shard=shards[3])
+        assert hosts[2].model is not None
+        assert hosts[2].model.version == VersionId(0, 2)
+        check = hosts[2].model.replica
+        assert check is not None
+        await at_version(hosts, 3)
+        check_replica(hosts[2], started.authority, shards[3])
+        assert "catchup" not in " ".join(hosts[2].log.names())
+        await started.publish(4)
+        await at_version(hosts, 4)
+        check_replica(hosts[2], started.authority, shards[3])
+
+
+async def test_a_member_joins_with_a_shard_while_versions_are_published(tmp_path: Path, autojump_clock: object) -> None:
+    """More versions than are kept as chunks, so that blocks with several labels come."""
+    shard = Shard(4, (3,))
+    async with swarm(tmp_path, shards=4) as started:
+        hosts = [await started.start_member(number) for number in (1, 2)]
+        await at_version(hosts, 0)
+        for number in range(1, 12):
+            await started.publish(number)
+        hosts.append(await started.start_member(3, shard=shard))
+        for number in range(12, 15):
+            await started.publish(number)
+        await at_version(hosts, 14)
+        check_replica(hosts[2], started.authority, shard)
+
+
+async def test_a_block_that_is_not_held_is_lacked(tmp_path: Path, autojump_clock: object) -> None:
+    shard = Shard(4, (1,))
+    async with swarm(tmp_path, shards=4) as started:
+        hosts = [await started.start_member(1), await started.start_member(2, shard=shard)]
+        await at_version(hosts, 0)
+        blobs = hosts[1].runtime._blobs
+        assert blobs is not None
+        held = held_by(shard)
+        for block in range(layout().n_blocks):
+            found = await blobs.find_blob(SendBlock(key(1).public, 7, block))
+            assert (found is not None) == (block in held)
+
+
+async def test_a_swarm_without_ranks_refuses_a_shard(tmp_path: Path, autojump_clock: object) -> None:
+    async with swarm(tmp_path) as started:
+        host = await started.start_member(1, shard=Shard(4, (1,)))
+        await until(lambda: "refused" in host.log.names())
+        assert dict(host.log.events)["refused"]["code"] == "shard"
+        assert host.core.state.grant is None
