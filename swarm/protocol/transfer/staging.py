@@ -68,6 +68,8 @@ class Progress:
                 self._repair.header_arrived(chunk, now)
         if state.shard is not None and event.peer is not None:
             self._choose(chunk, event.peer, news=news)
+        if news and not chunk.wanted:  # no piece will come that would ask whether the version can go on
+            self.advance(now)
         for index in chunk.held() if unplaced and chunk.stripe is not None else ():
             state.exchange.push(chunk, index, event.peer, now)
 
