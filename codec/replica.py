@@ -105,7 +105,7 @@ class Replica:
         return replica
 
     def load(self, checkpoint: Checkpoint, run: Run = map) -> None:
-        """Copy the checkpoint's bits and hash every block that is held.
+        """Copy the checkpoint's bits and hash every block, also those that are not held.
 
         A tensor that the checkpoint does not have with the same shape and dtype stays unchanged. Raises `UsageError` if
         it has none of the tensors.
@@ -120,12 +120,12 @@ class Replica:
                 )
 
             def load(block: int) -> None:
-                words = self._writable(block)
-                files.read(layout.block(block), words)
+                spec = layout.block(block)
+                words = self._writable(block) if self.holds(block) else np.empty(spec.count, spec.dtype.bits)
+                files.read(spec, words)
                 self.hashes[block] = np.frombuffer(block_hash(words), np.uint8)
 
-            named = (block for name in sorted(files.names) for block in layout.blocks_of(name))
-            for _ in run(load, filter(self.holds, named)):
+            for _ in run(load, (block for name in sorted(files.names) for block in layout.blocks_of(name))):
                 pass
         except OSError as error:
             raise UsageError(f"Cannot read {checkpoint.path}: {error.strerror or error}.") from error

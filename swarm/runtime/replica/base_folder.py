@@ -38,7 +38,7 @@ class BaseFolder:
 
     def load_replica(self, checkpoint: Checkpoint, layout: Layout, held: NDArray[np.bool_] | None = None) -> Replica:
         """A replica in memory with the checkpoint's bits, copied and hashed on all cores. A tensor that it does not
-        have with the same shape and dtype has no bits. `held`: the blocks to load; None: all. Raises `UsageError` when
+        have with the same shape and dtype has no bits. `held`: the blocks to copy; None: all. Raises `UsageError` when
         the checkpoint is of another model."""
         reference, replica = Reference.of(checkpoint.path, checkpoint.weight_files), Replica.create(layout, held=held)
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:

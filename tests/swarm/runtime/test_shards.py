@@ -1,5 +1,6 @@
 """Members that hold a shard, in a swarm of the product's own runtimes: what they take, hold, prove and give."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import runtime_kit
 from blake3 import blake3
 from runtime_kit import Host, Swarm, key, layout, swarm, until
 
+from codec import Replica, write_checkpoint
 from codec.shards import Parallel, Shard, block_ranks
 from swarm.protocol.core.events import SendBlock, VersionId
 
@@ -86,6 +88,29 @@ async def test_members_with_a_shard_take_only_its_chunks(tmp_path: Path, autojum
             assert len({classes[entry.block] for entry in chunk.header.blocks}) == 1
 
 
+async def test_blocks_that_are_not_held_take_no_memory(tmp_path: Path, autojump_clock: object) -> None:
+    """They are holes, also after versions, a checkpoint and a restart; pages at the ends of blocks are shared."""
+    async with swarm(tmp_path, shards=4) as started:
+        hosts, shards = await five(started)
+        for number in range(1, 6):
+            await started.publish(number)
+            await at_version(hosts, number)
+        await started.stop(hosts[2])
+        hosts[2] = await started.start_member(3, shard=shards[3])
+        await at_version(hosts, 5)
+        for host, shard in zip(hosts[2:], shards.values(), strict=True):
+            assert host.model is not None
+            replica = host.model.replica
+            assert isinstance(replica, Replica)
+            assert replica.fd is not None
+            held = held_by(shard)
+            held_bytes = sum(layout().block(block).nbytes for block in held)
+            assert os.fstat(replica.fd).st_blocks * 512 <= held_bytes + 8192 * (len(held) + 1)
+            (saved, *_) = host.store.checkpoints.list()
+            files = [path for path in saved.folder.iterdir() if path.suffix == ".safetensors"]
+            assert sum(path.stat().st_blocks * 512 for path in files) <= held_bytes + 8192 * (len(held) + 2)
+
+
 async def test_a_member_with_a_shard_is_a_leaf(tmp_path: Path, autojump_clock: object) -> None:
     async with swarm(tmp_path, shards=4) as started:
         hosts, _ = await five(started)
@@ -135,6 +160,58 @@ async def test_a_member_joins_with_a_shard_while_versions_are_published(tmp_path
             await started.publish(number)
         await at_version(hosts, 14)
         check_replica(hosts[2], started.authority, shard)
+
+
+async def test_a_member_with_a_shard_uses_the_folder_that_it_has(tmp_path: Path, autojump_clock: object) -> None:
+    """It reads its blocks from a folder with the whole base, and fetches none."""
+    shard = Shard(4, (2,))
+    async with swarm(tmp_path, shards=4) as started:
+        seed = started.authority
+        assert seed.model is not None
+        base = seed.model.replica
+        assert isinstance(base, Replica)
+        write_checkpoint(tmp_path / "base", layout(), base.bits, {"config.json": runtime_kit.CONFIG})
+        await started.publish(1)
+        host = await started.start_member(1, base=tmp_path / "base", shard=shard)
+        await at_version([host], 1)
+        check_replica(host, seed, shard)
+        delta_bytes = sum(chunk.body_bytes for chunk in seed.store.chunks.all())
+        assert host.runtime.counts.received < delta_bytes + 32 * layout().n_blocks + 10_000
+
+
+async def test_a_damaged_block_of_a_shard_is_fetched_again(tmp_path: Path, autojump_clock: object) -> None:
+    shard = Shard(4, (1,))
+    async with swarm(tmp_path, shards=4) as started:
+        hosts = [await started.start_member(1), await started.start_member(2, shard=shard)]
+        await at_version(hosts, 0)
+        assert hosts[1].model is not None
+        replica = hosts[1].model.replica
+        assert isinstance(replica, Replica)
+        block = held_by(shard)[0]
+        replica._writable(block)[5] ^= 1
+        await started.publish(1)
+        await at_version(hosts, 1)
+        check_replica(hosts[1], started.authority, shard)
+        assert "replica_damaged" in " ".join(hosts[1].log.names()) or "damaged" in " ".join(hosts[1].log.names())
+
+
+async def test_chunks_that_are_cut_by_another_rule_are_taken_whole(tmp_path: Path, autojump_clock: object) -> None:
+    """A seed that comes back without ranks, or with others, cuts chunks that mix classes: the member takes each that
+    has a block of its own, and writes only its own blocks."""
+    shard = Shard(4, (1,))
+    async with swarm(tmp_path, shards=4) as started:
+        hosts = [await started.start_member(1), await started.start_member(2, shard=shard)]
+        await at_version(hosts, 0)
+        for number, shards in enumerate((4, 0, 8, 3), 1):
+            started.shards = shards
+            await started.publish(number)
+            await at_version(hosts, number)
+            check_replica(hosts[1], started.authority, shard)
+        await started.stop(hosts[1])
+        started.shards = 4
+        hosts[1] = await started.start_member(2, shard=shard)
+        await at_version(hosts, 4)
+        check_replica(hosts[1], started.authority, shard)
 
 
 async def test_a_block_that_is_not_held_is_lacked(tmp_path: Path, autojump_clock: object) -> None:
