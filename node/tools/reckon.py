@@ -58,7 +58,7 @@ class ShardShare:
     delta_bytes: int
     """Of a version none of whose chunks has blocks for different ranks."""
     uncut_delta_bytes: int
-    """Of a version as it is published now, with chunks cut in the model's order."""
+    """Of a version whose chunks are cut in the model's order, as a seed does without `--shards`."""
     chunks: int
     """Chunks of a whole version that is cut for the ranks."""
 
@@ -285,7 +285,7 @@ def _share_rows(report: Reckoned) -> Iterator[tuple[str, str]]:
         )
         cut, uncut = (100 * part / report.delta_bytes for part in (share.delta_bytes, share.uncut_delta_bytes))
         yield f"  {kind.value}", f"computes with {exact} of the model; the blocks of that: {replica}"
-        yield "", f"{bytes_text(share.delta_bytes)} of each delta, {cut:.3g} % ({uncut:.3g} % as chunks are cut now)"
+        yield "", f"{bytes_text(share.delta_bytes)} of each delta, {cut:.3g} % ({uncut:.3g} % of chunks that are not cut for ranks)"
         yield "", f"a version has {share.chunks:,} such chunks"
 
 
