@@ -285,7 +285,7 @@ def _share_rows(report: Reckoned) -> Iterator[tuple[str, str]]:
         )
         cut, uncut = (100 * part / report.delta_bytes for part in (share.delta_bytes, share.uncut_delta_bytes))
         yield f"  {kind.value}", f"computes with {exact} of the model; the blocks of that: {replica}"
-        yield "", f"{bytes_text(share.delta_bytes)} of each delta, {cut:.3g} % ({uncut:.3g} % of chunks that are not cut for ranks)"
+        yield "", f"{bytes_text(share.delta_bytes)} of each delta, {cut:.3g} % ({uncut:.3g} % if chunks mix ranks)"
         yield "", f"a version has {share.chunks:,} such chunks"
 
 

@@ -19,8 +19,9 @@ from node.tools.shapes import Kind, Shapes
 from scenarios.harness.swarm import swarm_in
 
 RANKS = 4
-EXPERTS = 8
-SHAPE = (1024, 1024)
+EXPERTS = 32
+SHAPE = (384, 1024)
+"""Two experts' changes fit into a chunk, so that chunks would mix ranks if they were not cut for them."""
 DENSITY = 0.1
 MIXTURE = Shapes(
     "a tiny mixture",
@@ -110,6 +111,8 @@ def check_home(home: Path, authority: bytes, shard: Shard, states: list[Words]) 
         for chunk in store.chunks.all():
             needed = bool(reduce(or_, (ranks[entry.block] for entry in chunk.header.blocks)) & mine)
             assert (chunk.whole, chunk.bodiless) == (needed, not needed)
+            assert len({ranks[entry.block] for entry in chunk.header.blocks}) == 1
+        assert any(len(chunk.header.blocks) > 1 for chunk in store.chunks.all())
         (saved, *_) = store.checkpoints.list()
         bits = Checkpoint.open(saved.folder)
         for block, spec in enumerate(layout().tensors):

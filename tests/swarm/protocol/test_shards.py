@@ -43,7 +43,18 @@ from swarm.protocol.core.events import (
     VersionApplied,
 )
 from swarm.protocol.core.outbox import Outbox
-from swarm.protocol.core.wire import Attach, Hello, Join, ManifestNews, Refused, WantBlob, WantChunk, Welcome, encode
+from swarm.protocol.core.wire import (
+    Attach,
+    Hello,
+    Join,
+    LacksChunk,
+    ManifestNews,
+    Refused,
+    WantBlob,
+    WantChunk,
+    Welcome,
+    encode,
+)
 from swarm.protocol.member import Peer
 from swarm.protocol.transfer.chunks import NO_PIECES
 from swarm.protocol.transfer.exchange import HEADER, Exchange
@@ -287,6 +298,14 @@ def test_pieces_that_it_does_not_need_change_nothing() -> None:
     found = peer.state.chunks.version(version(1))
     assert found is not None
     assert (found.done_chunks, found.chunks[0].have, found.unstaged) == (1, 0, {})
+
+
+def test_what_it_does_not_hold_it_lacks() -> None:
+    """It still gives the header."""
+    peer = a_part()
+    feed(peer, 0, wanted=False)
+    assert sends(say(peer, 1, WantChunk(0, 1, 0, 0, b"")), LacksChunk, to=1) == [LacksChunk(0, 1, 0, 0)]
+    assert parts(say(peer, 1, WantChunk(0, 1, 0, 0, NO_PIECES)), key_of(1).public) == [(0, HEADER)]
 
 
 def test_a_parent_that_sends_headers_and_no_bodies_is_passed_by() -> None:
