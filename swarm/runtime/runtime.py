@@ -223,6 +223,8 @@ class Runtime:
             if self._is_authority and (self.manifests.get(version) is None or not chunk.whole):
                 self._store.chunks.drop(version, chunk.key.attempt)
                 continue
+            if chunk.bodiless and self._needs(chunk.header):  # what a disk says of bodies is not signed
+                self._store.chunks.expect_body(chunk.key)
             await self.post(header_stored(chunk, None, None))
             for index in chunk.held():
                 await self.post(PieceStored(None, None, chunk.key, index))

@@ -92,6 +92,13 @@ class ChunkStore:
             self._dropped.pop(_attempt(header.key), None)
             return chunk, True
 
+    def expect_body(self, key: ChunkKey) -> None:
+        """Of this chunk only the header was kept, but its pieces are needed: they may be stored from now on."""
+        with self._lock:
+            chunk = self._chunks.get(key)
+            if chunk is not None and chunk.bodiless:
+                chunk.bodiless, chunk.body = False, None
+
     def put_piece(self, key: ChunkKey, index: int, data: bytes | memoryview) -> bool:
         """Store a piece that `verify_piece` accepted; whether it is new. It stays in memory until `spill`, and is not
         copied: what is behind a view must not change any more."""
@@ -282,7 +289,10 @@ class ChunkStore:
             header = open_header(sealed, self._authority)
         except PeerError:
             return
-        if _attempt(header.key) != attempt or header.key in self._chunks or size not in (0, header.body_bytes):
+        known = self._chunks.get(header.key)
+        if _attempt(header.key) != attempt or size not in (0, header.body_bytes):
+            return
+        if known is not None and not (known.bodiless and size):  # see `expect_body`
             return
         chunk = StoredChunk(header.key, header, sealed, _sizes(header), body=body, bodiless=size == 0)
         for index, at in enumerate(accumulate(chunk.sizes[:-1], initial=0) if size else ()):

@@ -234,7 +234,7 @@ class Model:
         if replica.root != manifest.parent_root:
             raise Mismatch("the replica is not the version that this one follows")
         for chunk in chunks:
-            if not chunk.bodiless:
+            if not chunk.bodiless or self.holding.needs(chunk.header, replica.layout):
                 self._staged_or_decoded(chunk)  # raises unless each block gets the hash that the header lists
         hashes = hashes_after(replica.hashes, chunks)
         if state_root(replica.layout.hash, hashes) != manifest.root:

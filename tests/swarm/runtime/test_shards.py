@@ -12,6 +12,8 @@ from runtime_kit import Host, Swarm, key, layout, swarm, until
 from codec import Replica, write_checkpoint
 from codec.shards import Parallel, Shard, block_ranks
 from swarm.protocol.core.events import SendBlock, VersionId
+from swarm.runtime.replica.model import Model
+from swarm.runtime.replica.replay import Mismatch
 
 EXPERTS = 8
 TENSORS = (
@@ -193,6 +195,30 @@ async def test_a_damaged_block_of_a_shard_is_fetched_again(tmp_path: Path, autoj
         await at_version(hosts, 1)
         check_replica(hosts[1], started.authority, shard)
         assert "replica_damaged" in " ".join(hosts[1].log.names()) or "damaged" in " ".join(hosts[1].log.names())
+
+
+async def test_a_whole_member_seals_no_version_without_a_body(tmp_path: Path, autojump_clock: object) -> None:
+    """Even when its store says that a chunk's header is enough."""
+    async with swarm(tmp_path, shards=4) as started:
+        host = await started.start_member(1)
+        await at_version([host], 0)
+        await started.publish(1)
+        await at_version([host], 1)
+        assert host.model is not None
+        manifest, sealed = host.runtime.manifests.get(VersionId(0, 1)) or (None, b"")
+        assert manifest is not None
+        seed = started.authority
+        other = Model(host.store)
+        replica = Replica.create(layout())
+        before = runtime_kit.new_replica()
+        for block in range(layout().n_blocks):
+            replica.write_block(block, before.read_block(block), before.hashes[block].tobytes())
+        other.adopt(replica, VersionId(0, 0))
+        chunk = host.store.chunks.all()[0]
+        chunk.bodiless, chunk.have = True, 0
+        with pytest.raises(Mismatch, match="not in the store"):
+            other.prepare(manifest, sealed)
+        assert seed.root == manifest.root
 
 
 async def test_chunks_that_are_cut_by_another_rule_are_taken_whole(tmp_path: Path, autojump_clock: object) -> None:
