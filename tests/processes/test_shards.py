@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kit import CONFIG, Words, all_hold, check, step, weights
+from kit import checkpoint as plain_checkpoint
 
 from codec import Checkpoint, FileSpec, Layout, state_root, write_checkpoint
 from codec.shards import Parallel, Shard, block_ranks
@@ -49,6 +50,12 @@ def checkpoint(folder: Path, words: Words) -> Path:
 def root_of(words: Words) -> str:
     hashes = np.frombuffer(b"".join(map(block_hash, words)), np.uint8).reshape(-1, 32)
     return state_root(layout().hash, hashes).hex()
+
+
+def test_a_model_without_experts_has_no_ranks(tmp_path: Path) -> None:
+    with swarm_in(tmp_path) as swarm:
+        folder = plain_checkpoint(tmp_path / "step_0", weights(2))
+        check(swarm.command("seed", "seed", "--base", str(folder), "--shards", "4"), 2, "has none: leave it out")
 
 
 @pytest.mark.slow
