@@ -6,11 +6,12 @@ the handling of a message in every relay.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 from codec.chunk import MAX_BLOCKS, MAX_CHUNK_BYTES, MAX_PIECE_BYTES, MIN_PIECE_BYTES, BlockDelta
 
-__all__ = ["MIN_CHUNK_BYTES", "STRIPES", "Packer", "chunk_target", "piece_target"]
+__all__ = ["MIN_CHUNK_BYTES", "STRIPES", "ClassPacker", "Packer", "chunk_target", "piece_target"]
 
 STRIPES: Final = 8
 """K: the number of distribution trees."""
@@ -79,3 +80,39 @@ class Packer:
         full = [self._waiting] if self._waiting else []
         self._waiting, self._bytes = [], 0
         return full
+
+
+class ClassPacker:
+    """A `Packer` for each class of blocks, so that no chunk has blocks of two classes.
+
+    A class's first block opens its packer, so at most a chunk for each class is open at a time.
+    """
+
+    def __init__(self, target_bytes: int, classes: Sequence[int] | None = None) -> None:
+        """`target_bytes`: see `Packer`. `classes`: of each block of the model, its class; None: there is one."""
+        self._target_bytes = target_bytes
+        self._classes = classes
+        self._packers: dict[int, Packer] = {}
+
+    @property
+    def target_bytes(self) -> int:
+        """The size of chunks, of all classes."""
+        return self._target_bytes
+
+    @target_bytes.setter
+    def target_bytes(self, target_bytes: int) -> None:
+        self._target_bytes = target_bytes
+        for packer in self._packers.values():
+            packer.target_bytes = target_bytes
+
+    def add(self, delta: BlockDelta) -> list[list[BlockDelta]]:
+        """The chunks (0 or 1 lists of deltas) that `delta` completes."""
+        wanted = 0 if self._classes is None else self._classes[delta.block]
+        packer = self._packers.get(wanted)
+        if packer is None:
+            packer = self._packers[wanted] = Packer(self._target_bytes)
+        return packer.add(delta)
+
+    def flush(self) -> list[list[BlockDelta]]:
+        """The remaining deltas, as at most one chunk for each class."""
+        return [chunk for packer in self._packers.values() for chunk in packer.flush()]

@@ -53,13 +53,23 @@ class Replica:
 
     `hashes`: uint8 (n_blocks, 32), the hash of each block's current bits; zeros for a block without a version. `fd`:
     the memfd or file; None where the system has no memfds. `path`: the file, or None for memory.
+
+    `held`: for each block, whether its bits are here; None: all are. Of a block that is not held only the hash is
+    known, as the authority signed it. Its bits are a hole of the memory, which takes no room while nobody reads it.
     """
 
     def __init__(
-        self, layout: Layout, hashes: NDArray[np.uint8], fd: int | None, memory: Any, path: Path | None = None
+        self,
+        layout: Layout,
+        hashes: NDArray[np.uint8],
+        fd: int | None,
+        memory: Any,
+        path: Path | None = None,
+        held: NDArray[np.bool_] | None = None,
     ) -> None:
         self.layout = layout
         self.hashes = hashes
+        self.held = held
         self.fd = fd
         self.path = path
         self._readers_fd: int | None = None
@@ -71,8 +81,9 @@ class Replica:
             self._close = weakref.finalize(self, os.close, fd)
 
     @classmethod
-    def create(cls, layout: Layout, path: Path | None = None) -> "Replica":
-        """A replica of zeros, hashes included: a block that was never written has no version.
+    def create(cls, layout: Layout, path: Path | None = None, held: NDArray[np.bool_] | None = None) -> "Replica":
+        """A replica of zeros, hashes included: a block that was never written has no version. `held`: the blocks that
+        it is to have; None: all.
 
         `path`: keep the bits in this file instead of memory, where memory is short. That suits a short time only, since
         each version changes nearly every page; `codec.layered` is for longer. Raises `UsageError` if memory or disk
@@ -84,7 +95,7 @@ class Replica:
         else:
             path.unlink(missing_ok=True)
             fd, memory = shared.map_file(path, nbytes)
-        return cls(layout, np.zeros((layout.n_blocks, 32), np.uint8), fd, memory, path)
+        return cls(layout, np.zeros((layout.n_blocks, 32), np.uint8), fd, memory, path, held)
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, layout: Layout | None = None, run: Run = map) -> "Replica":
@@ -94,7 +105,7 @@ class Replica:
         return replica
 
     def load(self, checkpoint: Checkpoint, run: Run = map) -> None:
-        """Copy the checkpoint's bits and hash every block.
+        """Copy the checkpoint's bits and hash every block, also those that are not held.
 
         A tensor that the checkpoint does not have with the same shape and dtype stays unchanged. Raises `UsageError` if
         it has none of the tensors.
@@ -109,8 +120,9 @@ class Replica:
                 )
 
             def load(block: int) -> None:
-                words = self._writable(block)
-                files.read(layout.block(block), words)
+                spec = layout.block(block)
+                words = self._writable(block) if self.holds(block) else np.empty(spec.count, spec.dtype.bits)
+                files.read(spec, words)
                 self.hashes[block] = np.frombuffer(block_hash(words), np.uint8)
 
             for _ in run(load, (block for name in sorted(files.names) for block in layout.blocks_of(name))):
@@ -181,9 +193,22 @@ class Replica:
         spec = self.layout.block(block)
         return self._bytes[spec.offset : spec.offset + spec.nbytes].view(spec.dtype.bits)
 
+    def holds(self, block: int) -> bool:
+        """Whether the bits of a block are here."""
+        return self.held is None or bool(self.held[block])
+
+    def note_hashes(self, hashes: Iterable[tuple[int, bytes]]) -> None:
+        """Set the hashes, (block, hash), of those blocks that are not held."""
+        for block, digest in hashes:
+            if not self.holds(block):
+                self.hashes[block] = np.frombuffer(digest, np.uint8)
+
     def read(self, block: int) -> tuple[bytes, bytes]:
-        """(bytes, hash) of a block at one version, also while another thread writes. Raises `IndexError`, `Torn`."""
+        """(bytes, hash) of a block at one version, also while another thread writes. Raises `IndexError`, and `Torn`
+        also for a block that is not held."""
         spec = self.layout.block(block)
+        if not self.holds(block):
+            raise Torn((block,))
         for _ in range(_MAX_READ_TRIES):
             before = int(self._sequence[block])
             if before & 1:
@@ -210,8 +235,11 @@ class Replica:
         self._sequence[block] += 1
 
     def write_block(self, block: int, data: bytes, expected_hash: bytes) -> None:
-        """Write a whole block. Raises `PeerError` unless `data` has the right length and `expected_hash`."""
+        """Write a whole block. Raises `PeerError` unless `data` has the right length and `expected_hash`, and the block
+        is held."""
         new = check_block(self.layout, block, data, expected_hash)
+        if not self.holds(block):
+            raise PeerError(f"block: {block} is not of the shard that is held here")
         with self._writing(block, expected_hash) as words:
             words[:] = new
 
@@ -225,7 +253,7 @@ class Replica:
 
     def stage(self, header: ChunkHeader, body: bytes | bytearray | memoryview) -> StagedChunk:
         """Decode a verified chunk; see `codec.staging.stage_chunk`. Raises `Torn`, `PeerError`."""
-        return stage_chunk(self, header, body)
+        return stage_chunk(self, header, body, self.holds)
 
     def predicted_hashes(self, stageds: Iterable[StagedChunk]) -> NDArray[np.uint8]:
         """The block hashes after `scatter(stageds)`: uint8 (n_blocks, 32)."""
@@ -274,6 +302,9 @@ class Replica:
             expected = source.hashes[block].tobytes()
             if self.hashes[block].tobytes() == expected:
                 return
+            if not self.holds(block):
+                self.hashes[block] = source.hashes[block]
+                return
             try:
                 with self._writing(block, expected) as words:
                     source.block(block, words)
@@ -309,6 +340,8 @@ class Replica:
         wrong: list[int] = []
 
         def check(block: int) -> None:
+            if not self.holds(block):
+                return
             digest = block_hash(self.block(block))
             if digest != self.hashes[block].tobytes():
                 self.hashes[block] = np.frombuffer(digest, np.uint8)

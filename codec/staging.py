@@ -246,8 +246,13 @@ def forward(entry: BlockEntry, payload: bytes, bits: Bits, dtype: DType) -> None
         scatter(bits, positions, new)
 
 
-def stage_chunk(source: BlockSource, header: ChunkHeader, body: bytes | bytearray | memoryview) -> StagedChunk:
-    """Decode every block of a verified chunk against `source`; nothing is written.
+def stage_chunk(
+    source: BlockSource,
+    header: ChunkHeader,
+    body: bytes | bytearray | memoryview,
+    holds: Callable[[int], bool] = lambda block: True,
+) -> StagedChunk:
+    """Decode every block of a verified chunk that `source` holds against it; nothing is written.
 
     A block that already has its new hash is skipped. Raises `Torn` for blocks that would not have their new hash,
     because their bits are not those of the chunk's parent. Raises `PeerError` for a chunk of another model, or with a
@@ -262,7 +267,7 @@ def stage_chunk(source: BlockSource, header: ChunkHeader, body: bytes | bytearra
     torn: list[int] = []
     for entry, payload in zip(header.blocks, header.payloads(body), strict=True):
         old_hash = source.hashes[entry.block].tobytes()
-        if old_hash == entry.new_hash:
+        if old_hash == entry.new_hash or not holds(entry.block):
             continue
         dtype = layout.block(entry.block).dtype
         decoded = decode(entry, payload, source.block(entry.block), dtype)

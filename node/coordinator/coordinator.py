@@ -18,10 +18,11 @@ from typing import Final
 import structlog
 import trio
 
-from codec import BlockDelta, Checkpoint, Chunk, Manifest, Replica, StagedChunk
+from codec import BlockDelta, Checkpoint, Chunk, Layout, Manifest, Replica, StagedChunk
 from codec.choice import arrival_mbit, choose_coder, usual_changes, usual_payload_bytes
 from codec.chunk import CODER_PCO, CODER_RICE
 from codec.errors import SwarmError, UsageError
+from codec.shards import Parallel, block_ranks, has_experts
 from codec.sign import Key
 from node.coordinator.admin import AdminService
 from node.coordinator.handover import Handover, hand_over
@@ -135,6 +136,8 @@ async def _run_with_key(config: SeedConfig, key: Key, task_status: trio.TaskStat
     await hand_over(config, key.public)
     base = config.base or await in_thread(write_raw_base, config.home / "raw", config.raw_mb * 10**6)
     checkpoint = await in_thread(Checkpoint.open, base)
+    if config.shards and not has_experts(checkpoint.layout):
+        raise UsageError(f"--shards deals experts over ranks, and {base} has none: leave it out.")
     smaller = f"carry smaller files (--raw-mb {config.raw_mb})" if config.raw_mb else "use a machine with more"
     memory_plan.require(memory_plan.seed(checkpoint.layout.nbytes), memory.free_bytes(), smaller)
     with open_store(config.home, key.public, checkpoints_kept=CHECKPOINTS_KEPT) as store:
@@ -237,7 +240,9 @@ class Coordinator:
         async with self.endpoint.running(leave=False), trio.open_nursery() as nursery:
             addrs = reached_at(config, self.endpoint.addrs)
             Contact(self._key.public, addrs, config.preset).write(config.home)
-            trainer_server = TrainerServer(self, self.ledger, self._files, self._kernels_loaded.is_set)
+            trainer_server = TrainerServer(
+                self, self.ledger, self._files, self._kernels_loaded.is_set, _classes(config, self.replica.layout)
+            )
             await nursery.start(self.ledger.run)
             await nursery.start(query.serve, config.home, self.status)
             await nursery.start(trainer_server.run, config.home / SOCKET_NAME)
@@ -388,6 +393,11 @@ class Coordinator:
         )
 
 
+def _classes(config: SeedConfig, layout: Layout) -> list[int] | None:
+    """Of each block, the ranks that need it, if experts are dealt over ranks."""
+    return block_ranks(layout, config.shards, Parallel.EXPERT) if config.shards else None
+
+
 def _authority(
     config: SeedConfig, key: Key, store: Store, model: Model, head: bytes, boot: int, now: float
 ) -> Authority:
@@ -400,7 +410,7 @@ def _authority(
         key, Tuning.named(config.preset), random.Random(secrets.randbits(64)),
         Boot(boot, clock=lambda local: started_at + local, latest=lambda local: latest_boot(time.time())),
         Saved(head, grants, list(store.records.all("ticket/").values()), bars),
-        Site(region=config.region, up_mbit=config.planned_up_mbit),
+        Site(region=config.region, up_mbit=config.planned_up_mbit, shards=config.shards),
         Budget(Egress(config.egress_copies, model_bytes(model.layout)), partial(cost_of, model.layout)),
         now=now,
     )  # fmt: skip

@@ -18,7 +18,6 @@ from codec import (
     ChunkKey,
     Key,
     Manifest,
-    Packer,
     Replica,
     StagedBlock,
     chunk_target,
@@ -28,6 +27,7 @@ from codec import (
 )
 from codec.chunk import CODER_RAW
 from codec.errors import PeerError, SwarmError, UsageError
+from codec.pack import ClassPacker
 from node.trainers.messages import VersionRef
 from swarm.runtime.publishing import Attempt
 from swarm.runtime.replica.own import OwnChunk
@@ -116,8 +116,10 @@ class VersionSink(Protocol):
 class Publisher:
     """Publishes the versions of one seed. Calls come one at a time: begin, add..., end, begin, ..."""
 
-    def __init__(self, seed: VersionSink) -> None:
+    def __init__(self, seed: VersionSink, classes: Sequence[int] | None = None) -> None:
+        """`classes`: of each block of the model, its class; no chunk then has blocks of two. None: there is one."""
         self.seed = seed
+        self._classes = classes
         self._open: _Version | None = None
         self._opening = False
 
@@ -151,7 +153,7 @@ class Publisher:
             attempt = await self.seed.open_attempt(target, trainer_step)
             expected_bytes = attempt.last_payload_bytes or expected_bytes or attempt.expected_bytes
             attempt = attempt._replace(expected_bytes=expected_bytes)
-            self._open = _Version(attempt, self.seed, target)
+            self._open = _Version(attempt, self.seed, target, self._classes)
         finally:
             self._opening = False
         return attempt
@@ -221,11 +223,11 @@ class Publisher:
 class _Version:
     """The open version so far."""
 
-    def __init__(self, attempt: Attempt, seed: VersionSink, target: Seal | None) -> None:
+    def __init__(self, attempt: Attempt, seed: VersionSink, target: Seal | None, classes: Sequence[int] | None) -> None:
         self.attempt = attempt
         self.target = target
         self.seed = seed
-        self.packer = Packer(chunk_target(attempt.expected_bytes))
+        self.packer = ClassPacker(chunk_target(attempt.expected_bytes), classes)
         self.known: dict[int, StagedBlock] = {}
         """What the blocks change that are not in a chunk yet, where the trainer has said it."""
         self.hashes = seed.replica.hashes.copy()

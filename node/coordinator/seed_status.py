@@ -70,6 +70,8 @@ def _member(core: Authority, endpoint: Endpoint, work: LedgerStatus, slot: int, 
         uplink_mbit=listed.up_mbit if listed is not None else 0.0,
         senders=dict(core.replanner.measured.get(slot, {})),
     )
+    if lease.grant.shard is not None:
+        status.shard = str(lease.grant.shard)
     if (report := lease.report) is not None:
         status.held = report.held
         status.engine = (report.engine_epoch, report.engine_version) if report.engine else None

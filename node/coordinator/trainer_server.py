@@ -92,11 +92,13 @@ class TrainerServer:
         ledger: LedgerService,
         files: Callable[[], Mapping[str, bytes]] = dict,
         is_ready: Callable[[], bool] = lambda: True,
+        classes: Sequence[int] | None = None,
     ) -> None:
+        """`classes`: of each block of the model, its class; see `Publisher`."""
         self._files = files
         self._seed = seed
         self._ledger = ledger
-        publisher = Publisher(seed)
+        publisher = Publisher(seed, classes)
         self._rank_groups = RankGroups(publisher)
         self._file_publisher = FilePublisher(publisher, is_ready)
 

@@ -24,6 +24,7 @@ from node.host.daily import Daily
 from node.host.endpoint import Endpoint, NetworkOptions, open_store
 from node.member import following
 from node.member.finishing import Finishing
+from node.member.held_shard import keep_to
 from node.member.milestones import Look, Milestones
 from node.member.placing import Placing
 from node.monitor import own_status, serve_monitor
@@ -109,6 +110,7 @@ async def _run_in_swarm(
 ) -> None:
     """Run in one swarm until it has a successor, which is on disk on return, or until `finishing` is over."""
     from node.host import kernels
+    from swarm.runtime.replica.holding import Holding
     from swarm.runtime.replica.model import Model
 
     with open_store(config.home, way.ticket.authority) as store:
@@ -117,7 +119,9 @@ async def _run_in_swarm(
             return
         placing = Placing(config)
         refer = way.base is None and not config.copy_model  # the predecessor's checkpoint is removed in the end
-        model = Model(store, base=way.base or config.model, refer=refer, on_disk=placing.on_disk)
+        await in_thread(keep_to, store, config.held_shard)
+        base, holding = way.base or config.model, Holding(config.held_shard)
+        model = Model(store, base=base, refer=refer, on_disk=placing.on_disk, holding=holding)
         seal = await in_thread(model.restore) or model.nearly
         if model.changed_base is not None:
             _log.warning(
@@ -249,9 +253,11 @@ class Member:
 
     def _core(self, opened: OpenedModel | None) -> Peer:
         config, ticket = self.config, self.ticket
+        shard = config.held_shard if isinstance(config, JoinConfig) else None
         join = Join(
             ticket.capability, config.announce + tuple(circuit(relay) for relay in config.via), config.name,
             config.region, config.planned_up_mbit, config.planned_down_mbit, self._is_relay,
+            0 if shard is None else shard.shards, () if shard is None else shard.ranks,
         )  # fmt: skip
         return Peer(
             self.key, ticket.authority, ticket.addrs, join, Tuning.named(ticket.preset),
@@ -379,7 +385,7 @@ class Member:
                 if trio.current_time() < self._quiet_until:
                     return
                 self._quiet_until = trio.current_time() + _LOG_EVERY_S
-            case JoinRefused("ticket" | "capability", why):
+            case JoinRefused("ticket" | "capability" | "shard", why):
                 self.stop(UsageError(why))
             case SuccessionHeard(sealed):
                 self._succeeded(sealed)
@@ -468,6 +474,8 @@ class Member:
             duplicate_bytes=counts.duplicates,
             memory=memory_status(self.memory_plan()),
         )
+        if state.shard is not None:
+            own.shard = str(state.shard)
         if self._daily is not None:
             own.uplink_today = self._daily.status()
         if self.engine_runtime is not None:

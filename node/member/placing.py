@@ -33,7 +33,13 @@ class Placing:
         engine = config.engine if self.plan is None else "none"
         in_memory, on_disk = (self._plan(model_bytes, engine, on_disk=place) for place in (False, True))
         disk_bytes = disk_free_bytes(config.home)
-        chosen = memory_plan.keep_on_disk(config.replica, in_memory, on_disk, memory_bytes, model_bytes, disk_bytes)
+        if config.shard:
+            fewer = "name fewer ranks (--shard), or use a machine with more"
+            memory_plan.require(in_memory, memory_bytes, fewer)
+            chosen = False
+        else:
+            place = config.replica
+            chosen = memory_plan.keep_on_disk(place, in_memory, on_disk, memory_bytes, model_bytes, disk_bytes)
         self.plan = self._plan(model_bytes, config.engine, on_disk=chosen)
         _log.info(
             "replica",

@@ -13,6 +13,7 @@ from typing import Final, Literal
 from platformdirs import user_data_path
 
 from codec.errors import UsageError
+from codec.shards import MAX_RANKS, Shard
 from node.settings.addresses import address, duration_s, host_and_port, is_loopback, relay_address
 from node.settings.memory_plan import ReplicaPlace
 
@@ -176,6 +177,9 @@ class SeedConfig(PeerConfig):
     egress_copies: float | None = None
     """Send at most this many copies of each version, and of the model to machines that join without it, even if the
     swarm must wait; 1.1 leaves a reserve for nodes that are lost meanwhile. Without it there is no cap."""
+    shards: int = 0
+    """Deal the experts of a mixture over this many ranks (2 to 64), so that a node can hold the blocks of some ranks
+    only (join --shard). 0: every node holds the whole model."""
 
     def __post_init__(self) -> None:
         PeerConfig.__post_init__(self)  # super() cannot find a slotted dataclass
@@ -195,6 +199,10 @@ class SeedConfig(PeerConfig):
             raise UsageError("--egress-copies: 1 or more; with less than one copy no node would get a whole version")
         if not 1 <= self.node_cores <= 1024:
             raise UsageError("--node-cores: 1 to 1024")
+        if self.shards and not 2 <= self.shards <= MAX_RANKS:
+            raise UsageError(f"--shards: 2 to {MAX_RANKS} ranks, or 0")
+        if self.shards and self.raw_mb:
+            raise UsageError("--shards: a swarm that carries files has no experts; leave out --raw-mb")
         if "/" in self.watch_marker or len(self.watch_marker) > 255:
             raise UsageError("--watch-marker: the name of a file, without a folder")
         duration_s(self.watch_quiet)
@@ -266,9 +274,14 @@ class JoinConfig(MemberConfig):
     code 0. Without it the machine gives its work back and leaves at once, with exit code 143."""
     raw_out: Path | None = None
     """In a swarm that carries files: where to write each one that arrives. Needs --engine none."""
+    shard: str = ""
+    """Hold only the blocks that these ranks need, as 3/8 (rank 3 of 8) or 0,1/8; the seed must have been started with
+    --shards 8. Needs --engine none, and memory for these blocks."""
 
     def __post_init__(self) -> None:
         MemberConfig.__post_init__(self)
+        if self.shard:
+            _check_shard(self)
         object.__setattr__(self, "engine_url", tuple(self.engine_url))
         object.__setattr__(self, "vllm_arg", tuple(self.vllm_arg))
         if self.finish_within:
@@ -295,9 +308,25 @@ class JoinConfig(MemberConfig):
             raise UsageError("--device: auto, cpu, mps, cuda or cuda:N")
 
     @property
+    def held_shard(self) -> Shard | None:
+        """None: the whole model."""
+        return Shard.parse(self.shard) if self.shard else None
+
+    @property
     def finish_within_s(self) -> float | None:
         """None: SIGTERM ends the node at once."""
         return duration_s(self.finish_within) if self.finish_within else None
+
+
+def _check_shard(config: JoinConfig) -> None:
+    """Raise `UsageError` if the shard is not one, or another setting needs the whole model."""
+    Shard.parse(config.shard)
+    if config.engine != "none":
+        raise UsageError("--shard: an engine needs the whole model; add --engine none")
+    if config.raw_out is not None:
+        raise UsageError("--shard: a file has no experts; leave out --raw-out")
+    if config.replica not in ("auto", "ram"):
+        raise UsageError(f"--shard: its blocks are kept in memory; leave out --replica {config.replica}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,11 +33,11 @@ def piece_map(state: State, *, is_seed: bool) -> PieceMap:
         giver = NOBODY
         for seq in range(first, min(first + width, count)):
             chunk = version.chunks.get(seq)
-            size = 1 if chunk is None else sum(chunk.sizes)
+            size = 1 if chunk is None else sum(chunk.sizes) if chunk.wanted else chunk.header_bytes
             total += size
             if chunk is None or (is_seed and chunk.stripe is None):
                 continue
-            here += size if chunk.whole else size * chunk.have.bit_count() // len(chunk.sizes)
+            here += size if chunk.done else size * chunk.have.bit_count() // len(chunk.sizes)
             giver = giver_of(chunk, state, state.roster)
         result.have.append(round(here / max(1, total), 3))
         result.giver.append(giver)

@@ -99,6 +99,8 @@ class MemberStatus(Struct, kw_only=True):
     """Until its lease ends if nothing is heard of it."""
     held: Version | None = None
     """Of its replica; None: it has reported none."""
+    shard: str | UnsetType = UNSET
+    """The ranks whose blocks it holds, as 3/8 (rank 3 of 8); UNSET: the whole model."""
     engine: Version | None = None
     """That its engine generates with; None: no engine, or not ready."""
     catching_up: float = 1.0
@@ -279,6 +281,8 @@ class OwnStatus(Struct, kw_only=True):
     """The roster says that other members can dial it."""
     held: Version | None = None
     """Of its replica; of a relay, the newest sealed version of which it has all chunks, or the head when it joined."""
+    shard: str | UnsetType = UNSET
+    """See `MemberStatus.shard`."""
     root: str | None = None
     """Hash over the bits of `held`, hex."""
     catching_up: float = 1.0

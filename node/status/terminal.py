@@ -46,6 +46,7 @@ class _Row(NamedTuple):
     label: str
     slot: int
     held: Version | None
+    shard: str
     engine: Version | None
     catching_up: float
     standing: str
@@ -59,6 +60,12 @@ class _Row(NamedTuple):
     useful: float | None
     reached: str
     seconds: TimeSplit | None
+
+
+def _holds(row: _Row) -> str:
+    """What a member holds: a version, of the whole model or of some ranks' blocks."""
+    held = f"{100 * row.catching_up:.0f} %" if row.catching_up < 1 else _version(row.held)
+    return f"{held} of {printable(row.shard)}" if row.shard else held
 
 
 def _version(version: Version | None) -> str:
@@ -89,6 +96,7 @@ def _row_of_member(label: str, member: MemberStatus) -> _Row:
         label=label,
         slot=member.slot,
         held=member.held,
+        shard=member.shard if isinstance(member.shard, str) else "",
         engine=member.engine,
         catching_up=member.catching_up,
         standing=member.standing,
@@ -109,6 +117,7 @@ def _row_of_self(label: str, member: OwnStatus) -> _Row:
         label=label,
         slot=member.slot,
         held=member.held,
+        shard=member.shard if isinstance(member.shard, str) else "",
         engine=None if isinstance(member.engine, UnsetType) else member.engine,
         catching_up=member.catching_up,
         standing=member.standing,
@@ -172,7 +181,7 @@ def _members(rows: Sequence[_Row], head: Version | None) -> RenderableType:
             str(row.slot),
             Text(row.label),
             Text(
-                f"{100 * row.catching_up:.0f} %" if catching_up else _version(row.held),
+                _holds(row),
                 style="yellow" if lagging or catching_up else "green",
             ),
             _version(row.engine),

@@ -15,7 +15,6 @@ Modules:
 - `prices`: Price lists of providers and object stores
 - `reckon`: `swarm-node delta --shapes NAME`
 - `shapes`: Tensor tables of public models
-- `shards`: Which blocks each rank of a tensor- or expert-parallel engine needs
 - `starter`: The folder that `swarm-node demo --keep` leaves
 - `table`: Figures for people
 - `talking_model`: A tiny model that says which version it is

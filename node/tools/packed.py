@@ -9,7 +9,7 @@ from typing import Final
 
 from codec.chunk import BlockDelta, ChunkKey, seal_chunk
 from codec.manifest import Manifest
-from codec.pack import Packer, chunk_target, piece_target
+from codec.pack import ClassPacker, chunk_target, piece_target
 from codec.sign import Key
 
 __all__ = ["Packed", "pack"]
@@ -38,15 +38,9 @@ class Packed:
 def pack(deltas: Iterable[BlockDelta], body_bytes: int, changed: int, classes: Sequence[int] | None = None) -> Packed:
     """Pack a version. `body_bytes`: of all payloads together, from which the sizes of chunks and pieces follow.
     `classes`: for each block of the model its class; no chunk then has blocks of two classes."""
-    target = chunk_target(body_bytes)
-    packers: dict[int, Packer] = {}
-    chunks: list[list[BlockDelta]] = []
-    for delta in deltas:
-        wanted = 0 if classes is None else classes[delta.block]
-        packer = packers.get(wanted) or packers.setdefault(wanted, Packer(target))
-        chunks += packer.add(delta)
-    for packer in packers.values():
-        chunks += packer.flush()
+    packer = ClassPacker(chunk_target(body_bytes), classes)
+    chunks = [full for delta in deltas for full in packer.add(delta)]
+    chunks += packer.flush()
     header_bytes = _header_bytes(chunks, piece_target(body_bytes))
     payload = round(body_bytes + header_bytes * len(chunks))
     return Packed(chunks, header_bytes, payload, _manifest_bytes(len(chunks), payload, changed))

@@ -21,13 +21,13 @@ from codec.chunk import CODER_RICE, BlockDelta
 from codec.errors import UsageError
 from codec.layout import BLOCK_ELEMENTS, Layout
 from codec.rice import warm_up
+from codec.shards import MAX_SHARDS, Parallel, block_ranks, exact_bytes, has_experts, per_rank
 from codec.staging import encode
 from node.settings import memory_plan
 from node.tools.distribution import Dollars, EgressPrices, Seconds, dollars_of, seconds_of
 from node.tools.made_up import amplitude_of, made_up_norm, made_up_step
 from node.tools.packed import Packed, pack
 from node.tools.shapes import Kind, Shapes
-from node.tools.shards import MAX_SHARDS, Parallel, block_ranks, exact_bytes, has_experts, per_rank
 from node.tools.table import bytes_text, distribution_rows, table
 
 __all__ = ["DENSITY", "Reckoned", "reckon", "render"]
@@ -58,7 +58,7 @@ class ShardShare:
     delta_bytes: int
     """Of a version none of whose chunks has blocks for different ranks."""
     uncut_delta_bytes: int
-    """Of a version as it is published now, with chunks cut in the model's order."""
+    """Of a version whose chunks are cut in the model's order, as a seed does without `--shards`."""
     chunks: int
     """Chunks of a whole version that is cut for the ranks."""
 
@@ -285,7 +285,7 @@ def _share_rows(report: Reckoned) -> Iterator[tuple[str, str]]:
         )
         cut, uncut = (100 * part / report.delta_bytes for part in (share.delta_bytes, share.uncut_delta_bytes))
         yield f"  {kind.value}", f"computes with {exact} of the model; the blocks of that: {replica}"
-        yield "", f"{bytes_text(share.delta_bytes)} of each delta, {cut:.3g} % ({uncut:.3g} % as chunks are cut now)"
+        yield "", f"{bytes_text(share.delta_bytes)} of each delta, {cut:.3g} % ({uncut:.3g} % if chunks mix ranks)"
         yield "", f"a version has {share.chunks:,} such chunks"
 
 

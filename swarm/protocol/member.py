@@ -13,6 +13,7 @@ from typing import Any
 
 from codec import open_manifest
 from codec.errors import PeerError
+from codec.shards import Shard
 from codec.sign import Key
 from swarm.protocol.core.boots import MAX_BOOT
 from swarm.protocol.core.documents import open_report
@@ -115,9 +116,11 @@ class Peer:
     ) -> None:
         """`authority`: addresses of the authority. `join`: what this member says of itself when it joins.
         `latest_boot`: at a local time, the highest boot number of the authority that is believed."""
+        shard = Shard(join.shards, join.ranks) if join.shards or join.ranks else None
         state = self.state = State.new(
-            key, swarm, tuning, rng, OwnUplink(gives=join.up_mbit > 0), latest_boot=latest_boot
+            key, swarm, tuning, rng, OwnUplink(gives=join.up_mbit > 0), latest_boot=latest_boot, shard=shard
         )
+        state.may_attach = shard is None or saved.layout_hash is not None
         self.repair = Repair(state)
         self.membership = Membership(state, join, authority)
         self.catchup = Catchup(state)
@@ -321,6 +324,9 @@ class Peer:
     def _job_done(self, event: JobDone, now: float) -> None:
         if event.job.kind in (JobKind.OPEN, JobKind.REPLAY):
             self.catchup.done(event, now)
+            if event.job.kind == JobKind.OPEN and event.ok and not self.state.may_attach:
+                self.state.may_attach = True
+                self.membership.rewire(now)
         else:
             self.progress.done(event, now)
 

@@ -68,3 +68,5 @@ class Site:
     """Its region, named as members name theirs (`--region`)."""
     up_mbit: float = 0.0
     """What its uplink carries, in Mbit/s, so that late joiners get what other children leave of it; 0: not known."""
+    shards: int = 0
+    """Over how many ranks it deals the experts of the model, so that members can hold shards; 0: over none."""

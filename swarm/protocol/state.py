@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from codec import Manifest
+from codec.shards import Shard
 from codec.sign import Key
 from swarm.protocol.core.boots import MAX_BOOT
 from swarm.protocol.core.documents import Grant
@@ -73,6 +74,11 @@ class State:
     """Sealed manifests of the versions that we held, as many as `retain_versions`."""
     floor: VersionId = field(default_factory=lambda: VersionId(0, 0))
     """Versions up to this one are ignored: `held`, or what a catch-up aims at."""
+    shard: Shard | None = None
+    """What of the model we hold; None: all of it."""
+    may_attach: bool = True
+    """Whether we attach to parents. A member with a shard waits for the layout: by it the member knows which chunks it
+    needs."""
 
     @classmethod
     def new(
@@ -85,6 +91,7 @@ class State:
         *,
         latest_boot: Callable[[float], int] = lambda now: MAX_BOOT,
         succession: bytes = b"",
+        shard: Shard | None = None,
     ) -> "State":
         """The state of a core that starts; the authority's own when `swarm` is the public part of `key`."""
         outbox = Outbox()
@@ -100,12 +107,16 @@ class State:
         late_joiners = LateJoiners(sessions, leases)
         uplink = Uplink(own_uplink.bytes_s or planned_bytes_s, careful=lambda: late_joiners.early)
         entitlement = Entitlement(rosters, own_lease, lost_peers)
-        around = ExchangeContext(sessions.rtt_s, uplink, late_joiners, entitlement.is_entitled, own_uplink.egress)
+        around = ExchangeContext(
+            sessions.rtt_s, uplink, late_joiners, entitlement.is_entitled,
+            chooses=lambda peer: sessions.shard_of(peer) is not None,
+            egress_budget=own_uplink.egress,
+        )  # fmt: skip
         exchange = Exchange(chunks, tuning, outbox, around, gives=own_uplink.gives)
         uploads = Uploads(tuning, outbox, chunks, exchange)
         return cls(
             key, swarm, tuning, rng, outbox, chunks, uplink, exchange, late_joiners, uploads, sessions, leases, rosters,
-            own_lease, lost_peers, latest_boot, succession,
+            own_lease, lost_peers, latest_boot, succession, shard=shard,
         )  # fmt: skip
 
     @property

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from codec import ChunkHeader
 from codec.errors import SwarmError
 from swarm.guard import Source, guarded
 from swarm.protocol.core.events import (
@@ -99,7 +100,7 @@ class Runtime:
         parts = PartReceiver(self._blobs, self._loop.post, self._failure, self.counts)
         inbound = Inbound(
             None if self._is_authority else manifests.authority, store.chunks, self._chunks, parts, self._applied,
-            self._loop.post, self.counts, limits,
+            self._loop.post, self.counts, limits, self._needs,
         )  # fmt: skip
         self.peers = Peers(
             transport, manifests.authority, core.admits, inbound, self._outbound_queue, self._loop, self.counts, limits
@@ -222,9 +223,18 @@ class Runtime:
             if self._is_authority and (self.manifests.get(version) is None or not chunk.whole):
                 self._store.chunks.drop(version, chunk.key.attempt)
                 continue
+            if chunk.bodiless and self._needs(chunk.header):  # what a disk says of bodies is not signed
+                self._store.chunks.expect_body(chunk.key)
             await self.post(header_stored(chunk, None, None))
             for index in chunk.held():
                 await self.post(PieceStored(None, None, chunk.key, index))
+
+    def _needs(self, header: ChunkHeader) -> bool:
+        """Whether this member needs the pieces of a chunk, and not its header only. A relay passes all on."""
+        if self._jobs is None:
+            return True
+        model = self._jobs.model
+        return model.holding.needs(header, model.layout)
 
     # ------------------------------------------------------------ called by the core loop
 

@@ -41,6 +41,8 @@ class StoredChunk:
     """Pieces not yet in the pack, or kept beside it."""
     body: int | None = None
     """Offset of the body in the pack; None before the first `spill`."""
+    bodiless: bool = False
+    """Only the header is kept: this member holds no block that the chunk changes."""
 
     @property
     def whole(self) -> bool:
@@ -79,23 +81,30 @@ class ChunkStore:
 
     # ------------------------------------------------------------ writing
 
-    def put_header(self, header: ChunkHeader, sealed: bytes) -> tuple[StoredChunk, bool]:
-        """Store a header that `open_header` accepted: (its chunk, whether it is new)."""
+    def put_header(self, header: ChunkHeader, sealed: bytes, *, bodiless: bool = False) -> tuple[StoredChunk, bool]:
+        """Store a header that `open_header` accepted: (its chunk, whether it is new). `bodiless`: no pieces follow."""
         with self._lock:
             known = self._chunks.get(header.key)
             if known is not None:
                 return known, False
-            chunk = StoredChunk(header.key, header, sealed, _sizes(header))
+            chunk = StoredChunk(header.key, header, sealed, _sizes(header), bodiless=bodiless)
             self._chunks[header.key] = chunk
             self._dropped.pop(_attempt(header.key), None)
             return chunk, True
+
+    def expect_body(self, key: ChunkKey) -> None:
+        """Of this chunk only the header was kept, but its pieces are needed: they may be stored from now on."""
+        with self._lock:
+            chunk = self._chunks.get(key)
+            if chunk is not None and chunk.bodiless:
+                chunk.bodiless, chunk.body = False, None
 
     def put_piece(self, key: ChunkKey, index: int, data: bytes | memoryview) -> bool:
         """Store a piece that `verify_piece` accepted; whether it is new. It stays in memory until `spill`, and is not
         copied: what is behind a view must not change any more."""
         with self._lock:
             chunk = self._chunks.get(key)
-            if chunk is None or chunk.have >> index & 1:
+            if chunk is None or chunk.bodiless or chunk.have >> index & 1:
                 return False
             chunk.memory[index] = data
             chunk.have |= 1 << index
@@ -115,9 +124,12 @@ class ChunkStore:
     def _spill(self, key: ChunkKey, wanted: bool, keep: bool) -> None:
         with self._lock:
             chunk = self._chunks.get(key)
-            if chunk is None or not chunk.memory or key in self._written:
+            if chunk is None or not (chunk.memory or chunk.bodiless) or key in self._written:
                 return
             pack = self._pack(key)
+            if chunk.bodiless:
+                chunk.body = pack.add(chunk.sealed_header, 0) if chunk.body is None else chunk.body
+                return
             pieces = dict(chunk.memory)
         if chunk.body is None and len(pieces) == len(chunk.sizes) and not wanted:
             chunk.body = pack.put(chunk.sealed_header, [pieces[index] for index in range(len(pieces))])
@@ -280,10 +292,13 @@ class ChunkStore:
             header = open_header(sealed, self._authority)
         except PeerError:
             return
-        if _attempt(header.key) != attempt or header.key in self._chunks or header.body_bytes != size:
+        known = self._chunks.get(header.key)
+        if _attempt(header.key) != attempt or size not in (0, header.body_bytes):
             return
-        chunk = StoredChunk(header.key, header, sealed, _sizes(header), body=body)
-        for index, at in enumerate(accumulate(chunk.sizes[:-1], initial=0)):
+        if known is not None and not (known.bodiless and size):  # see `expect_body`
+            return
+        chunk = StoredChunk(header.key, header, sealed, _sizes(header), body=body, bodiless=size == 0)
+        for index, at in enumerate(accumulate(chunk.sizes[:-1], initial=0) if size else ()):
             data = pack.read(body + at, chunk.sizes[index])
             if data is None:
                 break

@@ -175,10 +175,11 @@ class Store:
         return tuple(chain)
 
     def whole(self, seal: Seal) -> bool:
-        """Whether all chunks of a sealed version are stored, by the byte count of the seal."""
+        """Whether all chunks of a sealed version are stored, of some perhaps the header only, by the byte count of the
+        seal."""
         held = self.chunks.of(seal.id, seal.attempt)
         payload = sum(len(chunk.sealed_header) + chunk.body_bytes for chunk in held)
-        return all(chunk.whole for chunk in held) and payload == seal.payload_bytes
+        return all(chunk.whole or chunk.bodiless for chunk in held) and payload == seal.payload_bytes
 
     def evict(self, newest: VersionId, keep: int) -> list[VersionId]:
         """Drop the chunks and hash lists of old versions; returns the versions dropped.
@@ -195,7 +196,7 @@ class Store:
         gone = sorted(id_ for id_ in held if id_ <= newest and id_ not in needed)
         for id_ in gone:
             self.chunks.drop(id_)
-        self._evict_hashes(needed)
+        self._evict_hashes(needed | {saved.version for saved in checkpoints})
         return gone
 
     def _evict_seals(self, seals: list[VersionId], checkpoint: VersionId) -> None:

@@ -25,7 +25,8 @@ _MAX_BODY: Final = 64 << 20
 
 
 class Extent(NamedTuple):
-    """A chunk in the file. `header`: sealed. `body`: offset of the body in the file. `size`: bytes of the body."""
+    """A chunk in the file. `header`: sealed. `body`: offset of the body in the file. `size`: bytes of the body; 0: only
+    the header is kept."""
 
     header: bytes
     body: int

@@ -131,6 +131,8 @@ def _walk(info: types.Type, sample: Any, path: Path, name: str, cls: Any) -> Ite
     yield Field(name, path, tuple(mutations_of(info)))
     if isinstance(info, types.StructType):
         for place, field in _places(info):
+            if isinstance(place, int) and place >= len(sample):
+                return  # an optional field that is not sent
             yield from _walk(field.type, sample[place], (*path, place), f"{name}.{field.name}", None)
     elif isinstance(info, types.ListType | types.VarTupleType):
         if sample:

@@ -33,7 +33,7 @@ def _successor(scene: Scene) -> Successor:
 
 
 BUILD: Final[dict[type, Callable[[Scene], wire.Message]]] = {
-    wire.Join: lambda s: wire.Join(s.seal_of(s.capability()), _ADDRS, "n", "eu", 100.0, 100.0, False),
+    wire.Join: lambda s: wire.Join(s.seal_of(s.capability()), _ADDRS, "n", "eu", 100.0, 100.0, False, 4, (1,)),
     wire.Welcome: lambda s: wire.Welcome(
         s.seal_of(s.grant()), s.sealed_roster(), s.sealed_heartbeat(), s.sealed_manifest(),
         (wire.Neighbour(s.me.public, _ADDRS),),
@@ -226,6 +226,12 @@ def document_kinds() -> list[Kind]:
         _flood_kind(),
         _document("Bye/Report", Report, lambda s: s.report(leaving=True), lambda s, d: wire.Bye(d)),
         _document("Hello/Grant", Grant, lambda s: s.grant(), lambda s, d: wire.Hello(d, 1, 1, 0, s.version)),
+        _document(
+            "Hello/Grant of a shard",
+            Grant,
+            lambda s: msgspec.structs.replace(s.grant(), shards=4, ranks=(1,)),
+            lambda s, d: wire.Hello(d, 1, 1, 0, s.version),
+        ),
         _document("Welcome/Grant", Grant, lambda s: s.grant(), lambda s, d: _welcome(s, grant=d)),
         _document(
             "Join/Capability",

@@ -15,7 +15,8 @@ from typing import Annotated, NewType
 import msgspec
 from blake3 import blake3
 
-from codec.errors import PeerError
+from codec.errors import PeerError, UsageError
+from codec.shards import MAX_RANKS, Shard
 from codec.sign import SIGNATURE_BYTES, Key, open_sealed
 from codec.unpack import unpack
 from swarm.protocol.core.version import VersionId
@@ -48,6 +49,7 @@ AuthorityTime = NewType("AuthorityTime", float)
 Key32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Ranks = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)], ...], msgspec.Meta(max_length=MAX_RANKS)]
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Time = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 """Authority time, in seconds. The bounds also keep NaN and infinity out of arithmetic."""
@@ -87,6 +89,16 @@ class Grant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """Fencing: higher in each further grant of this authority, across restarts too."""
     issued: Time
     capability: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    shards: Annotated[int, msgspec.Meta(ge=0, le=MAX_RANKS)] = 0
+    """Over how many ranks the experts are dealt of which the peer holds some; 0: it holds the whole model. The grant of
+    such a peer lacks this field and the next, as those of the first releases do."""
+    ranks: Ranks = ()
+    """The ranks whose blocks it holds."""
+
+    @property
+    def shard(self) -> Shard | None:
+        """What of the model the peer holds; None: all of it."""
+        return Shard(self.shards, self.ranks) if self.shards or self.ranks else None
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -197,7 +209,10 @@ def seal(document: Capability | Grant | Heartbeat | Report, key: Key) -> bytes:
         # Nearly all live leases are fresh, and nearly all slots live: the packed bits are a tenth as large.
         soft = _xor(document.live, document.fresh)
         document = msgspec.structs.replace(document, live=_packed(document.live), fresh=_packed(soft))
-    return key.seal(_DOMAINS[type(document)], _encoder.encode(document))
+    fields: object = document
+    if isinstance(document, Grant) and document.shard is None:
+        fields = msgspec.structs.astuple(document)[:-2]
+    return key.seal(_DOMAINS[type(document)], _encoder.encode(fields))
 
 
 def _open(kind: type, sealed: bytes, signer: bytes):
@@ -243,8 +258,13 @@ def _xor(a: bytes, b: bytes) -> bytes:
 
 @lru_cache(maxsize=1024)
 def open_grant(sealed: bytes, swarm: bytes) -> Grant:
-    """Verify, then decode. `PeerError` when it is not this swarm's."""
-    return _of_swarm(_open(Grant, sealed, swarm), swarm)
+    """Verify, then decode. `PeerError` when it is not this swarm's, or names a shard that cannot be."""
+    grant = _of_swarm(_open(Grant, sealed, swarm), swarm)
+    try:
+        grant.shard  # noqa: B018 - it is checked by being built
+    except UsageError as error:
+        raise PeerError(f"grant.ranks: {error}") from error
+    return grant
 
 
 @lru_cache(maxsize=64)

@@ -123,6 +123,9 @@ class HeaderStored(Event):
     piece_bytes: tuple[int, ...]
     """Size of each piece."""
     header_bytes: int
+    wanted: bool = True
+    """Whether the chunk changes a block that this member holds. If not, its header is all that the member needs: it has
+    the hashes that the chunk's blocks get."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import msgspec
 
 from codec import ChunkKey
 from codec.errors import PeerError
+from codec.shards import MAX_RANKS
 from codec.unpack import unpack
 
 __all__ = [
@@ -81,6 +82,7 @@ Text = Annotated[str, msgspec.Meta(max_length=512)]
 Address = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Ranks = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)], ...], msgspec.Meta(max_length=MAX_RANKS)]
 Mbit = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
 
 
@@ -98,6 +100,10 @@ class Join(Message, frozen=True, tag=1):
     up_mbit: Mbit
     down_mbit: Mbit
     relay_only: bool
+    shards: Annotated[int, msgspec.Meta(ge=0, le=MAX_RANKS)] = 0
+    """Over how many ranks the joiner takes experts to be dealt, of which it is to hold `ranks`; 0: it is to hold the
+    whole model. Without a shard neither field is sent, as the first releases did not."""
+    ranks: Ranks = ()
 
 
 class Neighbour(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -336,7 +342,10 @@ _decoder = msgspec.msgpack.Decoder(_ALL)
 
 def encode(message: Message) -> bytes:
     """`message` as it travels (without the stream's length prefix)."""
-    data = bytes((PROTOCOL,)) + _encoder.encode(message)
+    fields: object = message
+    if isinstance(message, Join) and not message.shards and not message.ranks:
+        fields = (Join.__struct_config__.tag, *msgspec.structs.astuple(message)[:-2])
+    data = bytes((PROTOCOL,)) + _encoder.encode(fields)
     if len(data) > MAX_MESSAGE_BYTES:
         raise ValueError(f"{type(message).__name__}: {len(data)} bytes is more than a message may have")
     return data

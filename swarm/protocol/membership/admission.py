@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from codec.errors import PeerError
+from codec.errors import PeerError, UsageError
+from codec.shards import Shard
 from swarm.protocol.core.documents import AuthorityTime, Grant, Report, open_capability, open_grant
 from swarm.protocol.core.events import Persist, Persisted
 from swarm.protocol.core.notices import MemberJoined, MemberLeft
@@ -24,6 +25,8 @@ __all__ = ["Admission"]
 ROSTER_IN_WELCOME = 64 << 10
 """Bytes: a welcome includes the roster of up to about 400 members. A larger one would cost the trainer up to a megabyte
 for each newcomer, which gets it from neighbours instead."""
+SHARD = "shard"
+"""Code of the refusal of a joiner that asks for a shard which this swarm does not have."""
 NEIGHBOURS = 8
 """Neighbours named in a welcome without roster."""
 
@@ -39,7 +42,11 @@ class Admission:
         replanner: Replanner,
         time: Callable[[float], AuthorityTime],
         heartbeats: Heartbeats,
+        *,
+        shards: int = 0,
     ) -> None:
+        """`shards`: over how many ranks the model's experts are dealt; 0: over none."""
+        self._shards = shards
         self._state = state
         self._book = book
         self._enrolled = enrolled
@@ -79,7 +86,7 @@ class Admission:
         if now - session.asked_at < self._state.tuning.heartbeat_s or peer in self._awaiting.values():
             return
         session.asked_at = now
-        if session.ready and self._book.slot_of.get(peer) == session.slot:
+        if session.ready and self._book.slot_of.get(peer) == session.slot and self._shard(message) == session.shard:
             self._welcome(session)
             return
         lease = self._admit(message, peer, now)
@@ -102,8 +109,26 @@ class Admission:
         if self._state.succession:  # members follow to the new key; others cannot
             self._state.outbox.send(peer, Succession(self._state.succession))
             return Refused(LATER, "This swarm has a new key: ask for a new ticket (swarm-node invite).")
-        lease = self._book.admit(capability, peer, self._time(now))
+        shard = self._shard(message)
+        if isinstance(shard, Refused):
+            return shard
+        lease = self._book.admit(capability, peer, self._time(now), shard)
         return lease if isinstance(lease, Lease) else Refused(lease.code, lease.why)
+
+    def _shard(self, message: Join) -> Shard | Refused | None:
+        """What of the model a joiner asks to hold, None: all of it; or why it cannot."""
+        if not message.shards and not message.ranks:
+            return None
+        if message.shards != self._shards:
+            dealt = f"deals experts over {self._shards} ranks" if self._shards else "does not deal experts over ranks"
+            return Refused(
+                SHARD, f"This swarm {dealt}, not over {message.shards}. Ask its trainer; without --shard this machine "
+                "holds the whole model."
+            )  # fmt: skip
+        try:
+            return Shard(message.shards, message.ranks)
+        except UsageError as error:
+            return Refused(SHARD, str(error))
 
     def _persist_ticket(self, id_: bytes) -> None:
         self._state.outbox.emit(Persist(f"ticket/{id_.hex()}", f"ticket/{id_.hex()}", self._book.tickets.record(id_)))
@@ -125,6 +150,7 @@ class Admission:
             slot, session = self._book.slot_of.get(peer), self._state.sessions.get(peer)
             if slot is not None and session is not None:
                 session.ready, session.slot = True, slot
+                session.shard = self._book.leases[slot].grant.shard
                 self._welcome(session)
                 self._state.outbox.notify(MemberJoined(peer, slot, self._enrolled[peer].join.name))
 
@@ -158,7 +184,7 @@ class Admission:
         if grant is None or not self._current(grant):
             state.outbox.send(session.peer, Refused("unknown", "Your lease is over: join again with your ticket."))
             return
-        session.ready, session.slot = True, grant.slot
+        session.ready, session.slot, session.shard = True, grant.slot, grant.shard
         enrolment = self._enrolled[session.peer]
         if session.address not in (None, enrolment.seen_at):
             enrolment.seen_at = session.address

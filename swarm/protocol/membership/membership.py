@@ -81,7 +81,7 @@ class Membership:
             grant = open_grant(message.grant, state.swarm)
             if grant.peer != session.peer:
                 raise PeerError("grant: belongs to another peer")
-            session.slot, session.issued = grant.slot, grant.issued
+            session.slot, session.issued, session.shard = grant.slot, grant.issued, grant.shard
             if self._is_over(session, now):
                 state.close(session.peer, "its lease is over")
                 return
@@ -104,6 +104,8 @@ class Membership:
         grant = open_grant(message.grant, state.swarm)
         if grant.peer != state.key.public:
             raise PeerError("welcome: the grant is for another peer")
+        if (grant.shards, grant.ranks) != (self._join.shards, self._join.ranks):
+            raise PeerError("welcome: the grant is for another shard of the model")
         state.own_lease.grant, state.own_lease.sealed = grant, message.grant
         self.renewals.begin()
         session.ready = True
@@ -268,7 +270,7 @@ class Membership:
         attached = edge is not None and edge.peer == parent
         if attached and state.sessions.get(parent) is not None:
             return  # the usual case, several times a second: there is nobody to dial
-        if self._reach(roster, parent, now) and state.sessions.ready(parent) and not attached:
+        if self._reach(roster, parent, now) and state.sessions.ready(parent) and not attached and state.may_attach:
             failover = planned != AUTHORITY and parent != state.peer_of(planned)
             state.exchange.parents.attach_to(stripe, parent, state.floor, now, failover=failover)
 
@@ -373,7 +375,7 @@ class Membership:
         """Whether data should arrive: a known version is incomplete, or a stripe made progress lately."""
         state = self._state
         begun = [v for v in state.chunks.versions.values() if v.id > state.floor and not v.complete]
-        known = any(v.manifest is not None or v.whole_chunks < len(v.chunks) for v in begun)
+        known = any(v.manifest is not None or v.done_chunks < len(v.chunks) for v in begun)
         newest = max(state.exchange.parents.progress_at.values(), default=float("-inf"))
         return known or (bool(begun) and now - newest < 2 * DOUBT_S)
 

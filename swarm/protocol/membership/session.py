@@ -5,6 +5,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 from codec.errors import PeerError
+from codec.shards import Shard
 from swarm.protocol.core.bucket import Bucket
 from swarm.protocol.core.events import Close, Dial
 from swarm.protocol.core.outbox import Outbox
@@ -39,6 +40,8 @@ class Session:
     """The slot of its grant, after its hello; None before, and for the authority."""
     issued: float = 0.0
     """When its grant was issued (authority time)."""
+    shard: Shard | None = None
+    """What of the model it holds, by its grant; None: all of it."""
     asked_at: float = float("-inf")
     """When it last asked to join."""
     roster: int = 0
@@ -112,6 +115,11 @@ class Sessions:
         """The round trip to a peer in seconds; 0 while it is not known."""
         session = self._open.get(peer)
         return 0.0 if session is None else session.rtt_s
+
+    def shard_of(self, peer: bytes) -> Shard | None:
+        """What of the model `peer` holds; None: all of it, or there is no session with it."""
+        session = self._open.get(peer)
+        return None if session is None else session.shard
 
     def ready(self, peer: bytes) -> bool:
         """Whether there is a session with `peer` over which content may flow."""

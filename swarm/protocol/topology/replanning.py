@@ -132,7 +132,7 @@ class Replanner:
         them are left. A member that joined since lacks the chunks before, so its children would wait for it to catch
         up.
         """
-        peers = {lease.grant.peer for lease in self._book.leases.values()}
+        peers = {lease.grant.peer for lease in self._book.leases.values() if lease.grant.shard is None}
         held = {peer for peer in peers if self._enrolled[peer].held_once}
         proven = {peer for peer in held if self._enrolled[peer].proven}
         able = proven if 2 * len(proven) > len(held) else held
@@ -143,7 +143,8 @@ class Replanner:
         peer = self._book.leases[slot].grant.peer
         enrolment = self._enrolled[peer]
         fresh = self._book.standing(slot, self._time(now)).rights.interior and slot not in self.lost
-        offered = 0.0 if enrolment.saving else enrolment.join.up_mbit
+        has_part = self._book.leases[slot].grant.shard is not None  # so it lacks what children would need
+        offered = 0.0 if enrolment.saving or has_part else enrolment.join.up_mbit
         uplink = round(self._rates.uplink(slot, offered, typical), 1)
         before = self._state.roster.member(slot) if self._state.roster is not None else None
         if before is not None and before.peer == peer and abs(before.up_mbit - uplink) < UNCHANGED_SHARE * uplink:

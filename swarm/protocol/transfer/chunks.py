@@ -13,7 +13,10 @@ from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.core.version import VersionId
 from swarm.protocol.core.wire import Have, LacksChunk, Offer, Skip, WantChunk
 
-__all__ = ["Chunk", "Chunks", "Version", "bits_of", "key_of", "mask_of"]
+__all__ = ["NO_PIECES", "Chunk", "Chunks", "Version", "bits_of", "key_of", "mask_of"]
+
+NO_PIECES = b"\0"
+"""The wire bit set of a `WantChunk` for a header alone."""
 
 
 def key_of(message: Skip | LacksChunk | WantChunk | Offer) -> ChunkKey:
@@ -40,6 +43,8 @@ class Chunk:
     sizes: tuple[int, ...]
     header_bytes: int
     stripe: int | None
+    wanted: bool = True
+    """Whether we need the pieces: it changes a block that we hold."""
     have: int = 0
     """Bit i is set if piece i is in the store."""
     source: bytes | None = None
@@ -53,6 +58,11 @@ class Chunk:
     @property
     def whole(self) -> bool:
         return self.have == self.full
+
+    @property
+    def done(self) -> bool:
+        """Whether we have all of it that we need."""
+        return not self.wanted or self.whole
 
     def held(self) -> Iterator[int]:
         """The indices of the stored pieces."""
@@ -78,18 +88,18 @@ class Version:
     """Local time at which one of its pieces or headers last arrived."""
     unstaged: dict[int, Chunk] = field(default_factory=dict)
     """Complete chunks that are not decoded yet, by sequence number."""
-    whole_chunks: int = 0
+    done_chunks: int = 0
     told: bool = False
     """Whether the application was told that the version is complete."""
 
     @property
     def complete(self) -> bool:
-        """Whether every chunk of the manifest is complete. (After the seal no other chunk is accepted.)"""
-        return self.manifest is not None and self.whole_chunks == len(self.manifest.chunk_ids)
+        """Whether every chunk of the manifest is done. (After the seal no other chunk is accepted.)"""
+        return self.manifest is not None and self.done_chunks == len(self.manifest.chunk_ids)
 
     def fill(self, chunk: Chunk) -> None:
         """Mark one of our chunks as completely stored."""
-        self.whole_chunks += not chunk.whole
+        self.done_chunks += not chunk.done
         chunk.have = chunk.full
 
     def staged(self, chunk: Chunk) -> None:
@@ -97,14 +107,17 @@ class Version:
         self.unstaged.pop(chunk.key.seq, None)
 
     def missing(self) -> Iterator[int]:
-        """Sequence numbers of incomplete chunks: of the manifest, or before the seal of those up to the newest."""
+        """Sequence numbers of chunks that are not done: of the manifest, or before the seal up to the newest."""
         seqs = range(len(self.manifest.chunk_ids) if self.manifest is not None else max(self.chunks, default=-1) + 1)
-        return (s for s in seqs if s not in self.chunks or not self.chunks[s].whole)
+        return (s for s in seqs if s not in self.chunks or not self.chunks[s].done)
 
-    def want(self, seq: int) -> WantChunk:
-        """A request for the missing pieces of a chunk; for all if its header has not arrived."""
+    def want(self, seq: int, *, header_first: bool = False) -> WantChunk:
+        """A request for the missing pieces of a chunk. If its header has not arrived: for that, and all pieces unless
+        `header_first`."""
         chunk = self.chunks.get(seq)
-        return chunk.want() if chunk is not None else WantChunk(*self.id, self.attempt, seq, b"")
+        if chunk is not None:
+            return chunk.want()
+        return WantChunk(*self.id, self.attempt, seq, NO_PIECES if header_first else b"")
 
     @property
     def assigned(self) -> bool:
@@ -167,21 +180,21 @@ class Chunks:
             if known.stripe is None:
                 known.stripe = event.stripe
             return known, False
-        chunk = Chunk(key, event.chunk_id, event.piece_bytes, event.header_bytes, event.stripe)
+        chunk = Chunk(key, event.chunk_id, event.piece_bytes, event.header_bytes, event.stripe, event.wanted)
         if version.manifest is not None and not _listed(chunk, version.manifest):
             return None
         version.parent_root = event.parent_root
         version.progress_at = now
         version.chunks[key.seq] = chunk
-        if chunk.whole:  # a chunk without pieces
-            version.whole_chunks += 1
+        version.done_chunks += chunk.done
+        if chunk.whole and chunk.wanted:  # a chunk without pieces
             version.unstaged[key.seq] = chunk
         return chunk, True
 
     def piece(self, key: ChunkKey, index: int, now: float) -> tuple[Chunk, bool] | None:
-        """Record a piece: (its chunk, whether it is new). None if the chunk is not known (any more)."""
+        """Record a piece: (its chunk, whether it is new). None if the chunk is not known (any more), or not wanted."""
         chunk = self.find(key)
-        if chunk is None or index >= len(chunk.sizes):
+        if chunk is None or index >= len(chunk.sizes) or not chunk.wanted:
             return None
         if chunk.have >> index & 1:
             return chunk, False
@@ -189,7 +202,7 @@ class Chunks:
         version = self.versions[VersionId(key.epoch, key.version)]
         version.progress_at = now
         if chunk.have == chunk.full:
-            version.whole_chunks += 1
+            version.done_chunks += 1
             version.unstaged[key.seq] = chunk
         return chunk, True
 
@@ -203,7 +216,7 @@ class Chunks:
         version.parent_root = manifest.parent_root
         version.progress_at = now
         for seq in [s for s, c in version.chunks.items() if not _listed(c, manifest)]:
-            version.whole_chunks -= version.chunks.pop(seq).whole
+            version.done_chunks -= version.chunks.pop(seq).done
             version.unstaged.pop(seq, None)
         return version
 
@@ -211,13 +224,13 @@ class Chunks:
         self.versions.pop(id_, None)
 
     def haves(self, after: VersionId) -> tuple[Have, ...]:
-        """The chunks that we hold of the versions after this one, for an `Attach` message."""
+        """The chunks of the versions after this one that we hold, or do not need, for an `Attach` message."""
         return tuple(
-            Have(chunk.key.epoch, chunk.key.version, chunk.key.attempt, chunk.key.seq, bits_of(chunk.have, chunk.full))
+            Have(*chunk.key, bits_of(chunk.have if chunk.wanted else chunk.full, chunk.full))
             for id_ in sorted(self.versions)
             if id_ > after
             for _, chunk in sorted(self.versions[id_].chunks.items())
-            if chunk.have
+            if chunk.have or not chunk.wanted
         )
 
 

@@ -43,10 +43,12 @@ class ChildEdge:
     """The child has taken nothing for too long: see `Exchange.tick`."""
     late_joiner: bool = False
     """It joined during the newest version, or the plan gives it another parent: it is served after the others."""
+    chooses: bool = False
+    """It gets headers, and pieces only of chunks that it asks for: all others count as skipped."""
     current: ChunkKey | None = None
     """The chunk whose pieces are being sent."""
     skipped: set[ChunkKey] = field(default_factory=set)
-    """Chunks that the child gets from another peer."""
+    """Chunks that the child gets from another peer, or has not asked for (`chooses`)."""
     unpaid: set[ChunkKey] = field(default_factory=set)
     """Chunks for which the egress budget was used up: the child may pull them later."""
 

@@ -7,7 +7,8 @@ With its credit a child reports how far *behind* its own children are. No peer s
 in turn. But the authority assigns the next chunk to a stripe that is not behind.
 
 Headers are sent ahead of pieces, so a child knows at once which chunks its parent will bring. It gets late chunks from
-neighbours with spare uplink (see `repair`), and then tells the parent to *skip* them.
+neighbours with spare uplink (see `repair`), and then tells the parent to *skip* them. A child that holds a shard of the
+model gets headers only, and asks for the chunks that it needs: for its parent, all others are skipped.
 
 A *late joiner* gets pieces only while little is queued for the other children and at our uplink. Late joiners are the
 children that joined during the version in flight, and those to which the plan gives another parent that is present;
@@ -60,6 +61,7 @@ class Exchange:
         self._uplink = around.uplink
         self._late_joiners = around.late_joiners
         self._entitled = around.entitled
+        self._chooses = around.chooses
         self._egress_budget = around.egress_budget
         self._late_joiner_edges: dict[tuple[int, bytes], ChildEdge] = {}
         """The edges to late joiners, by stripe and peer."""
@@ -77,7 +79,7 @@ class Exchange:
         after = VersionId(message.epoch, message.version)
         if not any(peer in edges for edges in self.children.values()):
             self._outbox.emit(Ready(peer))
-        edge = ChildEdge(peer, after, message.credit, moved_at=now)
+        edge = ChildEdge(peer, after, message.credit, moved_at=now, chooses=self._chooses(peer))
         old = self.children.setdefault(message.stripe, {}).get(peer)
         if old is not None:  # what was handed over is still on its way
             edge.flying, edge.flying_bytes = old.flying, old.flying_bytes
@@ -95,8 +97,12 @@ class Exchange:
                 if chunk.stripe != message.stripe:
                     continue
                 given = mask_of(has[chunk.key], chunk.full) if chunk.key in has else 0
-                if chunk.key not in has and not self._push_header(peer, message.stripe, edge, chunk, now):
-                    continue
+                if chunk.key not in has:
+                    sent = self._push_header(peer, message.stripe, edge, chunk, now)
+                    if not sent or edge.chooses:
+                        continue
+                elif edge.chooses and given == chunk.full:  # it has all, or needs none
+                    edge.skipped.add(chunk.key)
                 for index in chunk.held():
                     if not given >> index & 1:
                         self._enqueue(edge, chunk, index, now)
@@ -202,6 +208,12 @@ class Exchange:
             self._egress_budget.refund_part(chunk.key, HEADER, chunk.header_bytes, peer)
         return paid
 
+    def paid_header(self, peer: bytes, chunk: Chunk) -> bool:
+        """Pay for the header of a chunk, which `peer` pulls alone; whether it may be sent."""
+        if self._egress_budget is None:
+            return self._gives
+        return self._egress_budget.pay_for_part(chunk.key, HEADER, chunk.header_bytes, peer)
+
     def spare(self, stripe: int, peer: bytes) -> int:
         """Bytes of credit that this child has to spare; -1 if it is not attached."""
         edge = self.children.get(stripe, {}).get(peer)
@@ -239,6 +251,12 @@ class Exchange:
             return
         edge.skipped.add(key)
         self._refund(peer, edge.remove_waiting(lambda chunk, index: chunk.key == key and index != HEADER))
+
+    def is_choice(self, peer: bytes, key: ChunkKey) -> bool:
+        """Whether `peer` is a child that has not asked for this chunk yet, whose header it has."""
+        chunk = self._chunks.find(key)
+        edge = None if chunk is None or chunk.stripe is None else self.children.get(chunk.stripe, {}).get(peer)
+        return edge is not None and edge.chooses and key in edge.skipped
 
     def take_back(self, peer: bytes, chunk: Chunk, pieces: int, now: float) -> bool:
         """Queue pieces of a skipped chunk that the child did not get elsewhere; False if it was not skipped."""
@@ -302,6 +320,8 @@ class Exchange:
         """
         if not self._enqueue(edge, chunk, HEADER, now):
             return False
+        if edge.chooses:
+            edge.skipped.add(chunk.key)
         if self._gives and edge.flying_bytes < MAX_AHEAD_BYTES:
             edge.pop_last_waiting()
             self._hand_over(peer, stripe, edge, chunk, HEADER, now)

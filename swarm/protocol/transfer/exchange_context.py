@@ -21,5 +21,7 @@ class ExchangeContext:
     """Which peers wait for the others; None: none."""
     entitled: Callable[[int, bytes], bool] = lambda stripe, peer: True
     """Whether the plan attaches this peer to us in this stripe, or to a member that is lost."""
+    chooses: Callable[[bytes], bool] = lambda peer: False
+    """Whether this peer holds a shard of the model: as a child it gets headers, and the pieces that it asks for."""
     egress_budget: Egress | None = None
     """The budget that pays for all content sent; None: there is none."""

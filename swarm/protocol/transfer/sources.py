@@ -1,5 +1,6 @@
 """The neighbours that a member asks for data outside the trees, in order, and those that it tells its late chunks."""
 
+from swarm.protocol.membership.session import Session
 from swarm.protocol.state import State
 
 __all__ = ["block_sources", "chunk_sources", "near_neighbours"]
@@ -11,10 +12,20 @@ MOST_NEAR = 24
 """Upper bound of the neighbours that are told."""
 
 
+def _has_what_we_hold(state: State, session: Session) -> bool:
+    """Whether this member has every block, and every chunk, that we need."""
+    return session.shard is None or (state.shard is not None and session.shard.covers(state.shard))
+
+
 def block_sources(state: State) -> list[bytes]:
-    """Peers to ask for blocks, lists, files and manifests: members with a session, the authority last."""
+    """Peers to ask for blocks, lists, files and manifests: members with a session, the authority last. None that holds
+    less of the model than we need."""
     lost = state.lost_peers.is_lost
-    ready = sorted(s.peer for s in state.sessions if s.ready and s.slot is not None and not lost(s.slot))
+    ready = sorted(
+        s.peer
+        for s in state.sessions
+        if s.ready and s.slot is not None and not lost(s.slot) and _has_what_we_hold(state, s)
+    )
     turn = state.grant.slot % len(ready) if ready and state.grant is not None else 0
     authority = [state.swarm] if state.sessions.ready(state.swarm) else []
     return ready[turn:] + ready[:turn] + authority

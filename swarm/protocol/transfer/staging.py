@@ -14,7 +14,7 @@ from swarm.protocol.core.notices import Equivocation, ReplicaDamaged, VersionCom
 from swarm.protocol.core.version import VersionId
 from swarm.protocol.core.wire import ManifestNews, WantManifest
 from swarm.protocol.state import State
-from swarm.protocol.transfer.chunks import Version
+from swarm.protocol.transfer.chunks import Chunk, Version
 from swarm.protocol.transfer.exchange import HEADER
 from swarm.protocol.transfer.repair.repair import Repair
 
@@ -64,9 +64,21 @@ class Progress:
             state.exchange.parents.moved(chunk.stripe, now)
         if news or (unplaced and chunk.stripe is not None):
             state.exchange.push(chunk, HEADER, event.peer, now)
-            self._repair.header_arrived(chunk, now)
+            if chunk.wanted:
+                self._repair.header_arrived(chunk, now)
+        if state.shard is not None and event.peer is not None:
+            self._choose(chunk, event.peer, news=news)
+        if news and not chunk.wanted:  # no piece will come that would ask whether the version can go on
+            self.advance(now)
         for index in chunk.held() if unplaced and chunk.stripe is not None else ():
             state.exchange.push(chunk, index, event.peer, now)
+
+    def _choose(self, chunk: Chunk, peer: bytes, *, news: bool) -> None:
+        """We hold a shard, and `peer` sent a header: ask it for the pieces if we need them and nobody else is asked."""
+        parent = None if chunk.stripe is None else self._state.exchange.parents.parent(chunk.stripe)
+        again = peer == parent and not chunk.have and not self._repair.fetches(chunk.key)
+        if not chunk.done and (news or again):
+            self._state.outbox.send(peer, chunk.want())
 
     def _believes_stripe(self, event: HeaderStored) -> bool:
         """Whether to believe the stripe that a frame names, since frames are not signed.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from codec import Checkpoint, Layered, Layout, Replica
 from codec.block_files import BlockFiles
@@ -35,23 +36,26 @@ class BaseFolder:
         """Set when all bits of a replica came from the folder, and its files did not change meanwhile. Never set when
         the store needs its own copy: tensors are missing or have other names, or the files are no regular ones."""
 
-    def load_replica(self, checkpoint: Checkpoint, layout: Layout) -> Replica:
+    def load_replica(self, checkpoint: Checkpoint, layout: Layout, held: NDArray[np.bool_] | None = None) -> Replica:
         """A replica in memory with the checkpoint's bits, copied and hashed on all cores. A tensor that it does not
-        have with the same shape and dtype has no bits. Raises `UsageError` when the checkpoint is of another model."""
-        reference, replica = Reference.of(checkpoint.path, checkpoint.weight_files), Replica.create(layout)
+        have with the same shape and dtype has no bits. `held`: the blocks to copy; None: all. Raises `UsageError` when
+        the checkpoint is of another model."""
+        reference, replica = Reference.of(checkpoint.path, checkpoint.weight_files), Replica.create(layout, held=held)
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             replica.load(checkpoint, pool.map)
         self._note(checkpoint, replica, reference)
         return replica
 
-    def load(self, layout: Layout, payload: Payload, *, on_disk: bool) -> Replica | Layered:
+    def load(
+        self, layout: Layout, payload: Payload, *, on_disk: bool, held: NDArray[np.bool_] | None = None
+    ) -> Replica | Layered:
         """A replica with the folder's bits, or without bits. On disk the bits are hashed where they are, and nothing is
         copied. Raises `UsageError` as `load_replica`, and when the folder cannot be read."""
         if self.path is None:
-            return Layered(layout, payload) if on_disk else Replica.create(layout)
+            return Layered(layout, payload) if on_disk else Replica.create(layout, held=held)
         checkpoint = Checkpoint.open(self.path)
         if not on_disk:
-            return self.load_replica(checkpoint, layout)
+            return self.load_replica(checkpoint, layout, held)
         reference, layered = Reference.of(checkpoint.path, checkpoint.weight_files), Layered(layout, payload)
         try:
             files = BlockFiles.matching(layout, checkpoint)

@@ -95,7 +95,8 @@ class ReplicaFiles:
         self._store.partial.clear()
 
     def finish_partial(self, replica: Replica | Layered, version: VersionId, give_way: Callable[[], None]) -> None:
-        """Make the unfinished checkpoint the one of `version`: write the blocks that it lacks, and rename it.
+        """Make the unfinished checkpoint the one of `version`: write the blocks that it lacks, and rename it. Blocks
+        that the replica does not hold stay holes of its files.
 
         `give_way` is called between blocks, and may raise; what is written stays. No version may be applied meanwhile.
         A replica on disk rests on the checkpoint afterwards. Raises `DiskFull`, `Torn`.
@@ -104,6 +105,8 @@ class ReplicaFiles:
         self._store.put_file(layout.to_bytes())
         files = unfinished.blocks(layout)
         for block in range(layout.n_blocks):
+            if isinstance(replica, Replica) and not replica.holds(block):
+                continue
             digest = replica.hashes[block].tobytes()
             if isinstance(replica, Layered):
                 if not replica.rests_on(block, files):

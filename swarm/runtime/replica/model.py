@@ -21,11 +21,12 @@ from codec.staging import block_hash, check_block
 from swarm.protocol.core.events import VersionId
 from swarm.runtime.replica.base_folder import BaseFolder
 from swarm.runtime.replica.files import Loan, ReplicaFiles
+from swarm.runtime.replica.holding import Holding
 from swarm.runtime.replica.own import BELIEVED, OWN, PROVEN, OwnChunk, hashes_after, write_known
-from swarm.runtime.replica.replay import Mismatch, listed_chunks, replay_chunks
+from swarm.runtime.replica.replay import Mismatch, bring_to, listed_chunks
 from swarm.runtime.replica.restore import replay_from, restore
 from swarm.runtime.replica.scratch import Scratch
-from swarm.runtime.replica.write_gate import WriteGate
+from swarm.runtime.replica.write_gate import WriteGate, WriterWaits
 from swarm.store import Seal, Store, StoredChunk
 
 __all__ = ["Model"]
@@ -36,12 +37,6 @@ T = TypeVar("T")
 AUDIT_BYTES: Final = 64 << 20
 """What one call of `audit` hashes: some milliseconds."""
 _NO_HASH: Final = bytes(32)
-CHECKPOINT_S: Final = 30.0
-"""A version waits at most this long for a checkpoint of the one before: 30 GB on an ordinary disk."""
-
-
-class _VersionWaits(Exception):
-    """A version has waited for `CHECKPOINT_S`: the checkpoint is abandoned."""
 
 
 class Model:
@@ -50,7 +45,8 @@ class Model:
     `base`: the user's own model folder, from which blocks are read instead of fetched. `refer`: it may serve as a
     checkpoint, without being copied to the store. `on_disk`: called with the model's bytes, whether to keep the replica
     in the store's folder instead of in memory; may raise `UsageError`. On disk the replica is a checkpoint and the
-    chunks since (`Layered`); while it catches up, blocks of several files.
+    chunks since (`Layered`); while it catches up, blocks of several files. `holding`: which blocks it has; not all of
+    them only in memory.
     """
 
     def __init__(
@@ -61,8 +57,10 @@ class Model:
         refer: bool = True,
         stage_bytes: int = 2 << 30,
         on_disk: Callable[[int], bool] = lambda model_bytes: False,
+        holding: Holding | None = None,
     ) -> None:
         self._store = store
+        self.holding = holding or Holding()
         self._on_disk = on_disk
         self._unproven: NDArray[np.uint8] = np.zeros(0, np.uint8)
         """By block: `PROVEN`, or why its bits have yet to be hashed: `OWN` or `BELIEVED`."""
@@ -109,11 +107,13 @@ class Model:
         """
         self._files.remove_file()
         self.changed_base = self._store.checkpoints.changed_folder
-        found = restore(self._store, self._on_disk)
+        found = restore(self._store, self._on_disk, self.holding)
         if found is None:
             return None
         self.replica = found.replica
         self._unproven = np.full(found.replica.layout.n_blocks, BELIEVED if found.believed else PROVEN, np.uint8)
+        if (held := self.holding.blocks(found.replica.layout)) is not None:
+            self._unproven[~held] = PROVEN
         if found.wrong:
             self.nearly, self.lost = found.seal, len(found.wrong)
             return None
@@ -173,12 +173,14 @@ class Model:
         with self._gate.writing():
             if self.replica is None or self.replica.layout.hash != layout_hash:
                 self.replica = None
-                on_disk = self._on_disk(layout.nbytes)  # raises when neither memory nor disk has room
-                self.replica = self._base.load(layout, self._store.chunks.payload, on_disk=on_disk)
+                on_disk = self._on_disk(self.holding.nbytes(layout))  # raises when neither memory nor disk has room
+                held = self.holding.blocks(layout)
+                self.replica = self._base.load(layout, self._store.chunks.payload, on_disk=on_disk, held=held)
                 self.read_live(self._live)
                 for block, data, digest in self._store.partial.load(layout):
-                    self._put(self.replica, block, data, digest)
-                    self._started = True
+                    if held is None or held[block]:
+                        self._put(self.replica, block, data, digest)
+                        self._started = True
             self._forget_version()
             if len(self._unproven) != layout.n_blocks:
                 self._unproven = np.zeros(layout.n_blocks, np.uint8)
@@ -231,7 +233,10 @@ class Model:
         chunks = listed_chunks(self._store.chunks, manifest)
         if replica.root != manifest.parent_root:
             raise Mismatch("the replica is not the version that this one follows")
-        hashes = hashes_after(replica.hashes, ((chunk, self._staged_or_decoded(chunk)) for chunk in chunks))
+        for chunk in chunks:
+            if not chunk.bodiless or self.holding.needs(chunk.header, replica.layout):
+                self._staged_or_decoded(chunk)  # raises unless each block gets the hash that the header lists
+        hashes = hashes_after(replica.hashes, chunks)
         if state_root(replica.layout.hash, hashes) != manifest.root:
             raise Mismatch("the chunks do not lead to the root that the manifest names")
         self._store.seal(Seal.of(manifest, sealed), hashes)
@@ -239,7 +244,8 @@ class Model:
     def apply(self, manifest: Manifest) -> tuple[StagedChunk, ...] | None:
         """Write the bits of a prepared version. Returns what was written, if all of it was in scratch, decoded."""
         replica, id_ = self._whole(), VersionId(manifest.epoch, manifest.version)
-        chunks = listed_chunks(self._store.chunks, manifest)
+        listed = listed_chunks(self._store.chunks, manifest)
+        chunks = [chunk for chunk in listed if not chunk.bodiless]
         held = [self._scratch.get(chunk.key) for chunk in chunks]
         staged = tuple(chunk for chunk in held if isinstance(chunk, StagedChunk))
         changes = staged if len(staged) == len(chunks) else None
@@ -251,6 +257,8 @@ class Model:
                 proven = known is None or write_known(replica, chunk, known, self._store.chunks)
                 blocks = [entry.block for entry in chunk.header.blocks]
                 self._unproven[blocks] = PROVEN if proven else np.maximum(self._unproven[blocks], OWN)
+            if isinstance(replica, Replica) and replica.held is not None:
+                replica.note_hashes((entry.block, entry.new_hash) for chunk in listed for entry in chunk.header.blocks)
             self.version = id_
         self._scratch.drop_up_to(id_)
         return changes
@@ -262,8 +270,8 @@ class Model:
     # ------------------------------------------------------------ catching up
 
     def differing(self, hashes: Hashes) -> tuple[int, ...]:
-        """The blocks whose hash is not the one in this list, uint8 (n_blocks, 32)."""
-        return tuple(int(block) for block in np.flatnonzero((self._whole().hashes != hashes).any(axis=1)))
+        """The blocks, of those that are held, whose hash is not the one in this list, uint8 (n_blocks, 32)."""
+        return self.holding.differing(self._whole(), hashes)
 
     def write_block(self, block: int, data: bytes, expected_hash: bytes, label: VersionId) -> None:
         """Write a fetched block, of version `label`, into the replica and to disk, so that a kill does not lose it.
@@ -296,16 +304,12 @@ class Model:
         When no label is newer, the root is compared too, and the version is confirmed.
         """
         replica, id_ = self._whole(), VersionId(manifest.epoch, manifest.version)
-        store = self._store.chunks
         bad: tuple[int, ...] = ()
         if replica.root != manifest.root:
             newer = {block for block, label in self._labels.items() if label > id_}
             with self._gate.writing():
                 self.version = None
-                bad = tuple(replay_chunks(replica, store.of(id_, manifest.attempt), store, newer))
-            if not bad and not newer and replica.root != manifest.root:
-                hashes = self._store.hashes(manifest.root)
-                bad = tuple(range(replica.layout.n_blocks)) if hashes is None else self.differing(hashes)
+                bad = bring_to(manifest, replica, self._store, self.holding, newer)
         if not bad and replica.root == manifest.root:
             self.confirm(manifest, sealed)
         return bad
@@ -333,6 +337,8 @@ class Model:
                 with self._gate.unchanged():  # a version is being written, which takes milliseconds
                     continue
             replica = self.replica
+            if isinstance(replica, Replica) and not replica.holds(block):
+                return None
             if self._unproven[block] and not self._prove(replica, block):
                 return None
             try:
@@ -409,7 +415,7 @@ class Model:
                     return None
                 if self._write_blocking(replica, version):
                     return version
-        except _VersionWaits:
+        except WriterWaits:
             return None
         except Torn as error:
             self._recheck(error.blocks)
@@ -423,8 +429,8 @@ class Model:
         proven = self._base.proven
         if proven is not None and not self.spoiled and self._files.refer(replica, version, proven):
             return True
-        if self._store.partial.holds(replica.layout):
-            self._files.finish_partial(replica, version, self._give_way)
+        if self._store.partial.holds(replica.layout) or (isinstance(replica, Replica) and replica.held is not None):
+            self._files.finish_partial(replica, version, self._gate.give_way)
         elif isinstance(replica, Replica):
             self._files.write_checkpoint(replica, version, self._bits_unless_version_waits)
         else:
@@ -450,13 +456,9 @@ class Model:
     # ------------------------------------------------------------ within
 
     def _bits_unless_version_waits(self, name: str) -> Bits:
-        """A tensor's bits, for a reader of all tensors that holds the write gate. Raises `_VersionWaits`."""
-        self._give_way()
+        """A tensor's bits, for a reader of all tensors that holds the write gate. Raises `WriterWaits`."""
+        self._gate.give_way()
         return self._whole().bits(name)
-
-    def _give_way(self) -> None:
-        if self._gate.writer_waits_s > CHECKPOINT_S:
-            raise _VersionWaits
 
     def _whole(self) -> Replica | Layered:
         if self.replica is None:

@@ -41,14 +41,12 @@ class OwnChunk:
         return StagedChunk(self.blocks).nbytes
 
 
-def hashes_after(
-    before: NDArray[np.uint8], changes: Iterable[tuple[StoredChunk, StagedChunk | OwnChunk]]
-) -> NDArray[np.uint8]:
-    """The block hashes, uint8 (n_blocks, 32), that a version with these changes will have. `before`: its parent's."""
+def hashes_after(before: NDArray[np.uint8], chunks: Iterable[StoredChunk]) -> NDArray[np.uint8]:
+    """The block hashes, uint8 (n_blocks, 32), that a version of these chunks will have. `before`: its parent's."""
     hashes = before.copy()
-    for chunk, known in changes:
-        for block in chunk.header.blocks if isinstance(known, OwnChunk) else known:
-            hashes[block.block] = np.frombuffer(block.new_hash, np.uint8)
+    for chunk in chunks:
+        for entry in chunk.header.blocks:
+            hashes[entry.block] = np.frombuffer(entry.new_hash, np.uint8)
     return hashes
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from codec import Checkpoint, Layered, Layout, Replica, Torn, state_root
 from codec.errors import PeerError, UsageError
 from codec.staging import block_hash
+from swarm.runtime.replica.holding import Holding
 from swarm.store import Recovery, SavedCheckpoint, Seal, Store
 
 __all__ = ["Found", "OnDisk", "open_layered", "replay_from", "restore"]
@@ -35,15 +36,15 @@ class Found(NamedTuple):
     believed: bool
 
 
-def restore(store: Store, on_disk: OnDisk) -> Found | None:
-    """The newest version that the store proves; None when it proves none.
+def restore(store: Store, on_disk: OnDisk, holding: Holding) -> Found | None:
+    """The newest version that the store proves; None when it proves none. `holding`: which blocks it has.
 
     A checkpoint with wrong bits is removed and the next one tried. The last one is returned even so, with its wrong
     blocks.
     """
     clean_end = store.clean.take()
     while (checkpoint := (recovery := store.recover()).checkpoint) is not None:
-        found = _found(store, recovery, on_disk, believed=clean_end.vouches_for(checkpoint))
+        found = _found(store, recovery, on_disk, holding, believed=clean_end.vouches_for(checkpoint))
         if found is not None and not found.wrong:
             return found
         store.checkpoints.remove(checkpoint)
@@ -52,7 +53,7 @@ def restore(store: Store, on_disk: OnDisk) -> Found | None:
     return None
 
 
-def _found(store: Store, recovery: Recovery, on_disk: OnDisk, *, believed: bool) -> Found | None:
+def _found(store: Store, recovery: Recovery, on_disk: OnDisk, holding: Holding, *, believed: bool) -> Found | None:
     assert recovery.checkpoint is not None
     seal = store.records.seal(recovery.checkpoint.version)
     layered = None if seal is None else open_layered(store, recovery.checkpoint)
@@ -65,10 +66,10 @@ def _found(store: Store, recovery: Recovery, on_disk: OnDisk, *, believed: bool)
             layered = before
             break
         seal = following
-    keep = on_disk(layered.layout.nbytes)
+    keep = on_disk(holding.nbytes(layered.layout))
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         if not keep:
-            replica = Replica.create(layered.layout)
+            replica = Replica.create(layered.layout, held=holding.blocks(layered.layout))
             return Found(replica, seal, replica.take_from(layered, pool.map, believed=believed), believed)
         blocks = range(0 if believed else layered.layout.n_blocks)
         wrong = [block for block, bad in zip(blocks, pool.map(layered.wrong, blocks), strict=True) if bad]

@@ -9,8 +9,16 @@ import math
 import threading
 import time
 from collections.abc import Iterator
+from typing import Final
 
-__all__ = ["WriteGate"]
+__all__ = ["WriteGate", "WriterWaits"]
+
+CHECKPOINT_S: Final = 30.0
+"""A version waits at most this long for a checkpoint of the one before: 30 GB on an ordinary disk."""
+
+
+class WriterWaits(Exception):
+    """A version has waited for `CHECKPOINT_S`: the checkpoint is abandoned."""
 
 
 class WriteGate:
@@ -39,7 +47,7 @@ class WriteGate:
         with self._lock:
             yield
 
-    @property
-    def writer_waits_s(self) -> float:
-        """For how long a writer has been waiting; 0 when none is."""
-        return max(0.0, time.monotonic() - self._wanted_at)
+    def give_way(self) -> None:
+        """Called now and then by a reader that holds the gate for long. Raises `WriterWaits`."""
+        if time.monotonic() - self._wanted_at > CHECKPOINT_S:
+            raise WriterWaits

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from codec import chunk_id, open_header, verify_piece
+from codec import ChunkHeader, chunk_id, open_header, verify_piece
 from codec.errors import PeerError
 from swarm.protocol.core.events import HeaderStored, PieceStored, Stray
 from swarm.protocol.core.wire import FRAME_HEAD, NO_STRIPE, Frame, FrameKind, unpack_frame_head
@@ -36,7 +36,7 @@ def header_stored(chunk: StoredChunk, peer: bytes | None, stripe: int | None) ->
     """The event that tells the core of a stored header. `peer`, `stripe`: where it came from, if from a peer."""
     return HeaderStored(
         peer, stripe, chunk.key, chunk_id(chunk.sealed_header), chunk.header.parent_root, chunk.sizes,
-        len(chunk.sealed_header),
+        len(chunk.sealed_header), wanted=not chunk.bodiless,
     )  # fmt: skip
 
 
@@ -75,9 +75,11 @@ class Inbound:
         post: PostEvent,
         counts: Counts,
         limits: RuntimeLimits,
+        needs: Callable[[ChunkHeader], bool] = lambda header: True,
     ) -> None:
         """`authority`: the key that must have signed headers; None when this member is the authority, which takes
-        none."""
+        none. `needs(header)`: whether this member needs the pieces of a chunk."""
+        self._needs = needs
         self._authority = authority
         self._chunks = chunks
         self._writer = writer
@@ -131,7 +133,7 @@ class Inbound:
                 self._counts.stray += len(body)
                 await self._post(Stray(peer, stripe, len(body)))
                 return
-            known, _ = self._chunks.put_header(header, body)
+            known, _ = self._chunks.put_header(header, body, bodiless=not self._needs(header))
             self._counts.received += len(body)
         else:
             self._counts.duplicates += len(body)
@@ -142,6 +144,10 @@ class Inbound:
         if chunk is None:
             if self._authority is None or (not self._chunks.was_dropped(frame.key) and not self._is_out_of_date(frame)):
                 raise PeerError(f"piece: of a chunk {tuple(frame.key)} whose header did not come first")
+            self._counts.stray += len(body)
+            await self._post(Stray(peer, stripe, len(body)))
+            return
+        if chunk.bodiless:  # nobody was asked for it; it is not even hashed
             self._counts.stray += len(body)
             await self._post(Stray(peer, stripe, len(body)))
             return

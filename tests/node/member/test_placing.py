@@ -84,3 +84,27 @@ def test_too_little_for_the_place_that_was_asked_for(free: dict[str, int], tmp_p
     with pytest.raises(UsageError, match=r"^This node needs 4\.\d GB .* 3\.0 GB are free: --replica disk needs 0"):
         a_node(tmp_path, engine="none", replica="ram").on_disk(MODEL)
     assert a_node(tmp_path, engine="none").on_disk(MODEL) is True
+
+
+def test_a_shard_is_kept_in_memory_or_refused(free: dict[str, int], tmp_path: Path) -> None:
+    """Its size is that of its blocks, which the caller says."""
+    node = a_node(tmp_path, engine="none", shard="1/4")
+    free["memory"] = 5 * GB
+    assert node.on_disk(MODEL) is False
+    free["memory"] = 4 * GB
+    with pytest.raises(UsageError, match="name fewer ranks"):
+        node.on_disk(MODEL)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"engine": "transformers"}, "--engine none"),
+        ({"engine": "none", "replica": "disk"}, "--replica disk"),
+        ({"engine": "none", "replica": "none"}, "--replica none"),
+        ({"engine": "none", "raw_out": Path("out")}, "--raw-out"),
+    ],
+)
+def test_what_needs_the_whole_model_does_not_go_with_a_shard(settings: dict, why: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=why):
+        JoinConfig(home=tmp_path, shard="1/4", **settings)

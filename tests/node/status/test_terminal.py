@@ -50,6 +50,13 @@ def shown(status: Status, **more: Any) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
+def test_the_ranks_that_a_node_holds_are_shown() -> None:
+    nodes = [{"slot": 0, "name": "a", "held": [0, 3], "shard": "0,1/8"}, {"slot": 1, "name": "b", "held": [0, 3]}]
+    lines = shown(seed(STATUS | {"nodes": nodes})).splitlines()
+    assert lines[3].split()[:6] == ["0", "a", "v3", "of", "0,1/8", "-"]
+    assert lines[4].split()[:4] == ["1", "b", "v3", "-"]
+
+
 def test_the_view_of_a_seed() -> None:
     text = shown(seed(STATUS), message="node box-b was killed", rewards={(0, 3): 0.4})
     lines = [line.rstrip() for line in text.splitlines()]

@@ -10,13 +10,13 @@ from codec.chunk import BlockDelta, ChunkKey, seal_chunk
 from codec.layout import BLOCK_ELEMENTS, Layout, TensorSpec
 from codec.manifest import Manifest
 from codec.pack import piece_target
+from codec.shards import Parallel, block_ranks, exact_bytes, has_experts, per_rank
 from codec.sign import Key
 from codec.staging import encode
 from node.tools.made_up import amplitude_of, made_up_norm, made_up_step
 from node.tools.packed import Packed, pack
 from node.tools.reckon import reckon, render
 from node.tools.shapes import Kind, Shapes
-from node.tools.shards import Parallel, block_ranks, exact_bytes, has_experts, per_rank
 
 MIXTURE = Shapes(
     "a small mixture",

@@ -38,11 +38,11 @@ def clock(now: float) -> AuthorityTime:
 
 
 def an_authority(
-    *, boot: int = 1, grants: list[bytes] | None = None, up_mbit: float = 0.0, now: float = 0.0
+    *, boot: int = 1, grants: list[bytes] | None = None, up_mbit: float = 0.0, now: float = 0.0, shards: int = 0
 ) -> Authority:
     core = Authority(
         AUTHORITY, TUNING, random.Random(1), Boot(boot, clock), Saved(manifest(0, 0), grants or []),
-        Site(("/sim/authority",), up_mbit=up_mbit), now=now,
+        Site(("/sim/authority",), up_mbit=up_mbit, shards=shards), now=now,
     )  # fmt: skip
     core.start(now)
     return core

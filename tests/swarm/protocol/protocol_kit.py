@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from blake3 import blake3
 
 from codec import ChunkKey, Manifest
+from codec.shards import Shard
 from codec.sign import Key
 from swarm.protocol.core.documents import Capability, Grant, Heartbeat, Report, bit_set, seal
 from swarm.protocol.core.events import Effect, HeaderStored, Heard, PeerUp, Send, VersionId
@@ -53,11 +54,12 @@ def header(
     stripe: int | None = 0,
     peer: bytes | None = None,
     epoch: int = 0,
+    wanted: bool = True,
 ) -> HeaderStored:
     """The event of a stored header of version `number`."""
     key = ChunkKey(epoch, number, attempt, seq)
     parent = root_of(VersionId(epoch, number - 1))
-    return HeaderStored(peer, stripe, key, chunk_id(key), parent, (piece_bytes,) * pieces, 100)
+    return HeaderStored(peer, stripe, key, chunk_id(key), parent, (piece_bytes,) * pieces, 100, wanted=wanted)
 
 
 def manifest(
@@ -85,8 +87,17 @@ def book_with(chunks: Iterable[HeaderStored], *, held: bool = True) -> tuple[Chu
 # ---------------------------------------------------------------- the authority's documents
 
 
-def grant(slot: int, peer: bytes, *, serial: int = 1, issued: float = 1000.0, key: Key = AUTHORITY) -> bytes:
-    return seal(Grant(SWARM, peer, slot, serial, issued, bytes(16)), key)
+def grant(
+    slot: int,
+    peer: bytes,
+    *,
+    serial: int = 1,
+    issued: float = 1000.0,
+    key: Key = AUTHORITY,
+    shard: Shard | None = None,
+) -> bytes:
+    held = () if shard is None else (shard.shards, shard.ranks)
+    return seal(Grant(SWARM, peer, slot, serial, issued, bytes(16), *held), key)
 
 
 def heartbeat(
@@ -158,16 +169,26 @@ def capability(*, nodes: int = 4, expires: float = 1e9, name: int = 0, swarm: by
 # ---------------------------------------------------------------- a peer among made-up neighbours
 
 
-def join_message(sealed_capability: bytes = b"", *, up_mbit: float = 100.0, relay: bool = False) -> Join:
-    return Join(sealed_capability, ("/sim/me",), "me", "", up_mbit, 1000.0, relay)
+def join_message(
+    sealed_capability: bytes = b"", *, up_mbit: float = 100.0, relay: bool = False, shard: Shard | None = None
+) -> Join:
+    held = () if shard is None else (shard.shards, shard.ranks)
+    return Join(sealed_capability, ("/sim/me",), "me", "", up_mbit, 1000.0, relay, *held)
 
 
-def new_peer(slot: int = 0, *, held: int | None = 0, relay: bool = False, tuning: Tuning = TUNING) -> Peer:
+def new_peer(
+    slot: int = 0,
+    *,
+    held: int | None = 0,
+    relay: bool = False,
+    tuning: Tuning = TUNING,
+    shard: Shard | None = None,
+) -> Peer:
     """A peer that has not joined yet. `held`: the version that its replica is."""
     sealed = manifest(held, 0) if held is not None else None
     layout = LAYOUT if held is not None else None
     peer = Peer(
-        key_of(slot), SWARM, ("/sim/authority",), join_message(relay=relay), tuning, random.Random(7),
+        key_of(slot), SWARM, ("/sim/authority",), join_message(relay=relay, shard=shard), tuning, random.Random(7),
         SavedReplica(sealed, layout),
     )  # fmt: skip
     peer.start(0.0)
@@ -189,15 +210,20 @@ def admit(
     apply = peer.apply
     effects = apply(PeerUp(SWARM, True), now)
     welcome = Welcome(
-        grant(slot, peer.state.key.public), roster(parents, members), heartbeat(1), head or manifest(0, 0)
+        grant(slot, peer.state.key.public, shard=peer.state.shard),
+        roster(parents, members),
+        heartbeat(1),
+        head or manifest(0, 0),
     )
     return effects + apply(Heard(SWARM, welcome), now)
 
 
-def meet(peer: Peer, slot: int, now: float = 0.0, *, key: Key | None = None, held: int = 0) -> list[Effect]:
+def meet(
+    peer: Peer, slot: int, now: float = 0.0, *, key: Key | None = None, held: int = 0, shard: Shard | None = None
+) -> list[Effect]:
     """The holder of `slot` opens a session and says hello."""
     other = (key or key_of(slot)).public
-    hello = Hello(grant(slot, other), 0, 0, 0, held)
+    hello = Hello(grant(slot, other, shard=shard), 0, 0, 0, held)
     return peer.apply(PeerUp(other, False), now) + peer.apply(Heard(other, hello), now)
 
 

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import trio
+from msgspec import structs
 
 from codec import BlockDelta, FileSpec, Key, Layout, Manifest, Replica, StagedChunk, TensorSpec
 from codec.chunk import CODER_RICE
+from codec.shards import Parallel, Shard, block_ranks
 from codec.staging import block_hash, encode
 from swarm.protocol.authority import Authority
 from swarm.protocol.core.documents import AuthorityTime, Capability
@@ -25,6 +27,7 @@ from swarm.protocol.startup import Boot, Budget, Saved, SavedReplica, Site
 from swarm.protocol.transfer.egress import Egress
 from swarm.runtime import Manifests, RunSync, Runtime, RuntimeLimits
 from swarm.runtime.publishing import Attempt, SeedPublisher, genesis
+from swarm.runtime.replica.holding import Holding
 from swarm.runtime.replica.model import Model
 from swarm.runtime.services import ReplicaServices
 from swarm.runtime.sessions.blob_service import cost_of, model_bytes
@@ -140,8 +143,11 @@ class Swarm:
         run_sync: RunSync = here_and_now,
         via: tuple[str, ...] = (),
         copies: float | None = None,
+        shards: int = 0,
     ) -> None:
-        """`via`: the seed cannot be dialed and has reservations at these relays. `copies`: the cap on what it sends."""
+        """`via`: the seed cannot be dialed and has reservations at these relays. `copies`: the cap on what it sends.
+        `shards`: over how many ranks it deals experts."""
+        self.shards = shards
         self.folder = folder
         self.nursery = nursery
         self.network = MemoryNetwork()
@@ -174,7 +180,8 @@ class Swarm:
         core = Authority(
             AUTHORITY, self.tuning, random.Random(0), Boot(self.boot, clock=lambda local: local),
             Saved(restored.manifest, [record for record in store.records.all("grant/").values() if record]),
-            Site(addrs), Budget(Egress(self.copies, model_bytes(layout())), partial(cost_of, layout())), now=now,
+            Site(addrs, shards=self.shards),
+            Budget(Egress(self.copies, model_bytes(layout())), partial(cost_of, layout())), now=now,
         )  # fmt: skip
         host = await self._start(core, transport, store, model)
         manifests = host.runtime.manifests
@@ -185,10 +192,16 @@ class Swarm:
         return host
 
     async def start_member(
-        self, number: int, *, base: Path | None = None, relay: bool = False, disk: Disk | None = None
+        self,
+        number: int,
+        *,
+        base: Path | None = None,
+        relay: bool = False,
+        disk: Disk | None = None,
+        shard: Shard | None = None,
     ) -> Host:
         store = Store(self.folder / f"member{number}", AUTHORITY.public, disk)
-        model = None if relay else Model(store, base=base, stage_bytes=self.limits.stage_bytes)
+        model = None if relay else Model(store, base=base, stage_bytes=self.limits.stage_bytes, holding=Holding(shard))
         restored = None if model is None else model.restore()
         transport = MemoryTransport(self.network, key(number))
         core_authority = self.authority.core
@@ -197,6 +210,8 @@ class Swarm:
         )
         layout = None if restored is None or model is None or model.layout is None else model.layout.hash
         join = Join(capability, (transport.address,), f"n{number}", "here", 100.0, 100.0, relay)
+        if shard is not None:
+            join = structs.replace(join, shards=shard.shards, ranks=shard.ranks)
         core = Peer(
             key(number), AUTHORITY.public, core_authority.addrs, join, self.tuning, random.Random(number),
             SavedReplica(None if restored is None else restored.manifest, layout),
@@ -242,7 +257,8 @@ class Swarm:
 
         seed = self.authority.seed
         assert seed is not None
-        publisher = Publisher(seed)
+        classes = block_ranks(seed.replica.layout, self.shards, Parallel.EXPERT) if self.shards else None
+        publisher = Publisher(seed, classes)
         await publisher.begin()
         deltas = step(seed.replica, number, density)
         await publisher.add(deltas)

@@ -215,7 +215,7 @@ def test_a_checkpoint_gives_way_to_a_version_that_has_waited_long(
         model.stage(chunk)
     model.prepare(manifest, sealed)
     writer = threading.Thread(target=model.apply, args=(manifest,))
-    monkeypatch.setattr("swarm.runtime.replica.model.CHECKPOINT_S", 0.05)
+    monkeypatch.setattr("swarm.runtime.replica.write_gate.CHECKPOINT_S", 0.05)
 
     def slow_disk(folder: Path, *, layout, bits, files, write_file) -> None:
         folder.mkdir()

@@ -217,6 +217,49 @@ def test_pieces_of_an_unfinished_version_are_found_again(tmp_path: Path) -> None
         assert store.chunks.body(found.key) == chunks[0].body
 
 
+def test_a_chunk_without_a_body_counts_once_it_is_sealed(tmp_path: Path) -> None:
+    """Of a chunk that changes nothing which is held here, the header is kept. Before its seal it may be lost."""
+    replica = new_replica()
+    manifest, sealed, chunks = make_version(replica, 1)
+    seal = Seal.of(manifest, sealed)
+    with Store(tmp_path, AUTHORITY.public) as store:
+        put(store, chunks[1:])
+        header = open_header(chunks[0].header, AUTHORITY.public)
+        store.chunks.put_header(header, chunks[0].header, bodiless=True)
+        assert not store.chunks.put_piece(header.key, 0, chunks[0].body[: len(header.piece_range(0))])
+        assert store.whole(seal)
+    with Store(tmp_path, AUTHORITY.public) as store:
+        assert not store.whole(seal)
+        store.chunks.put_header(header, chunks[0].header, bodiless=True)
+        store.seal(seal)
+        store.seal(seal)  # again: it is written once
+    with Store(tmp_path, AUTHORITY.public) as store:
+        assert store.whole(seal)
+        found = store.chunks.chunk(header.key)
+        assert found is not None
+        assert (found.bodiless, found.whole, found.have) == (True, False, 0)
+        assert store.chunks.payload(header.key, header.blocks[0].block) is None
+        assert all(chunk.whole for chunk in store.chunks.all() if chunk.key != header.key)
+
+
+def test_a_body_that_is_needed_after_all_is_stored(tmp_path: Path) -> None:
+    """What a damaged disk says of bodies is not signed: a member that needs one takes it, also over a restart."""
+    manifest, sealed, chunks = make_version(new_replica(), 1)
+    with Store(tmp_path, AUTHORITY.public) as store:
+        put(store, chunks[1:])
+        header = open_header(chunks[0].header, AUTHORITY.public)
+        store.chunks.put_header(header, chunks[0].header, bodiless=True)
+        store.seal(Seal.of(manifest, sealed))
+        store.chunks.expect_body(header.key)
+        assert not store.whole(Seal.of(manifest, sealed))
+        put(store, chunks[:1])
+        assert store.chunks.body(header.key) == chunks[0].body
+    with Store(tmp_path, AUTHORITY.public) as store:
+        assert store.chunks.body(header.key) == chunks[0].body
+        assert store.whole(Seal.of(manifest, sealed))
+        assert [store.chunks.body(chunk.opened.key) for chunk in chunks if chunk.opened] == [c.body for c in chunks]
+
+
 def test_memory_is_counted_and_spilled(tmp_path: Path) -> None:
     _, _, chunks = make_version(new_replica(), 1)
     with Store(tmp_path, AUTHORITY.public) as store:

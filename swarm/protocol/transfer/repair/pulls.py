@@ -38,7 +38,9 @@ class Pull:
 class Pulls:
     """The pulls of one member, by version and sequence number."""
 
-    def __init__(self, tuning: Tuning, outbox: Outbox) -> None:
+    def __init__(self, tuning: Tuning, outbox: Outbox, *, header_first: bool = False) -> None:
+        """`header_first`: ask for a header before the pieces, since they may not be needed."""
+        self._header_first = header_first
         self._tuning = tuning
         self._outbox = outbox
         self._pulls: dict[tuple[VersionId, int], Pull] = {}
@@ -120,6 +122,10 @@ class Pulls:
         if pull is not None and pull.source == peer:
             pull.deadline = 0.0
 
+    def __contains__(self, key: ChunkKey) -> bool:
+        """Whether the chunk is being pulled."""
+        return self._pull_of(key) is not None
+
     def asked_of(self, peer: bytes, key: ChunkKey) -> bool:
         """Whether this pull has asked `peer` for the chunk."""
         pull = self._pull_of(key)
@@ -148,4 +154,4 @@ class Pulls:
         pull.deadline = now + self._tuning.pull_deadline_s
         pull.source, pull.asked_at = fresh[0], now
         pull.tried.append(fresh[0])
-        self._outbox.send(fresh[0], version.want(seq))
+        self._outbox.send(fresh[0], version.want(seq, header_first=self._header_first))

@@ -25,7 +25,7 @@ class Repair:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._pulls = Pulls(state.tuning, state.outbox)
+        self._pulls = Pulls(state.tuning, state.outbox, header_first=state.shard is not None)
         self._load_shedding = LoadShedding(
             state.tuning,
             state.outbox,
@@ -50,6 +50,10 @@ class Repair:
         """Whether we have asked `peer` for this chunk."""
         return self._pulls.asked_of(peer, key) or self._load_shedding.asked_of(peer, key)
 
+    def fetches(self, key: ChunkKey) -> bool:
+        """Whether this chunk is on its way from another peer than our parent."""
+        return key in self._pulls or key in self._load_shedding
+
     def forget(self, floor: VersionId) -> None:
         """Versions up to `floor` are applied: their chunks are not late any more."""
         self._load_shedding.forget(floor)
@@ -69,7 +73,7 @@ class Repair:
     def asked_for(self, peer: bytes, message: WantChunk, now: float) -> None:
         """`peer` pulls a chunk, or takes our offer. A late joiner's pull waits for the other children."""
         state = self._state
-        taken = self._offers.taken(peer, key_of(message))
+        taken = self._offers.taken(peer, key_of(message)) or state.exchange.is_choice(peer, key_of(message))
         if taken or state.exchange.has_time(now) or not state.late_joiners.has(peer):
             state.uploads.serve(peer, message, now)
 

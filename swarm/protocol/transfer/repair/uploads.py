@@ -5,7 +5,7 @@ from swarm.protocol.core.events import SendHeader, SendPiece
 from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.core.tuning import Tuning
 from swarm.protocol.core.wire import LacksChunk, WantChunk
-from swarm.protocol.transfer.chunks import Chunks, key_of, mask_of
+from swarm.protocol.transfer.chunks import Chunk, Chunks, key_of, mask_of
 from swarm.protocol.transfer.exchange import Exchange
 
 __all__ = ["Uploads"]
@@ -28,6 +28,9 @@ class Uploads:
         """
         key, exchange = key_of(want), self._exchange
         chunk = self._chunks.find(key) if exchange.gives else None
+        if chunk is not None and want.pieces and not any(want.pieces):
+            self._serve_header(peer, chunk, now)
+            return
         pieces = mask_of(want.pieces, chunk.full) & chunk.have if chunk is not None else 0
         if self.busy(peer, key) or (chunk is not None and exchange.take_back(peer, chunk, pieces, now)):
             return
@@ -42,6 +45,17 @@ class Uploads:
         self._outbox.emit(SendHeader(peer, chunk.stripe, key, pull=True))
         for index in paid:
             self._outbox.emit(SendPiece(peer, chunk.stripe, key, index, pull=True))
+
+    def _serve_header(self, peer: bytes, chunk: Chunk, now: float) -> None:
+        """Answer with the header alone: the peer will ask for the pieces if it needs them."""
+        if self.busy(peer, chunk.key):
+            return
+        if self.full(peer) or not self._exchange.paid_header(peer, chunk):
+            self._outbox.send(peer, LacksChunk(*chunk.key))
+            return
+        self.begin(peer, chunk.key, 1)
+        self._exchange.gave(peer, chunk, (), now)
+        self._outbox.emit(SendHeader(peer, chunk.stripe, chunk.key, pull=True))
 
     def busy(self, peer: bytes, key: ChunkKey) -> bool:
         """Whether this chunk is already being sent to `peer`."""

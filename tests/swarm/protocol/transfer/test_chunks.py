@@ -74,7 +74,7 @@ def test_a_later_attempt_drops_what_an_earlier_one_left() -> None:
     assert effects == [Drop(version(1), 0)]
     assert list(book.versions[version(1)].chunks) == [0]
     assert book.versions[version(1)].generation > before
-    assert book.versions[version(1)].whole_chunks == 0
+    assert book.versions[version(1)].done_chunks == 0
 
 
 def test_an_earlier_attempt_is_dropped_on_arrival() -> None:
@@ -176,7 +176,7 @@ def test_counts_are_consistent_after_any_events(news: list[tuple[int, int, int, 
             seal(book, manifest(1, 1 + seq, attempt=attempt))
         for entry in book.versions.values():
             whole = {s for s, c in entry.chunks.items() if c.whole}
-            assert entry.whole_chunks == len(whole)
+            assert entry.done_chunks == len(whole)
             assert set(entry.unstaged) == whole
             assert all(c.key.attempt == entry.attempt for c in entry.chunks.values())
             if entry.manifest is not None:

@@ -7,7 +7,7 @@ from bench_kit import ME, PEER, bench, chunks, ended, header_frame, part_frame, 
 from runtime_kit import AUTHORITY
 
 from codec import Chunk, ChunkKey, open_header
-from swarm.protocol.core.events import HeaderStored, PeerDown, PieceBad, PieceStored, VersionId
+from swarm.protocol.core.events import HeaderStored, PeerDown, PieceBad, PieceStored, Stray, VersionId
 from swarm.protocol.core.wire import Detach, Frame, FrameKind, pack_frame
 from swarm.runtime import RuntimeLimits
 from swarm.runtime.framing import frame_message
@@ -30,6 +30,23 @@ async def test_pieces_are_verified_stored_and_posted(tmp_path: Path, autojump_cl
         assert b.store.chunks.body(header.key) == made.body
         # Complete, so written to disk; it stays in memory as well for children that are behind.
         assert b.store.chunks.written_bytes == b.store.chunks.memory_bytes == len(made.body)
+
+
+async def test_pieces_of_a_chunk_that_is_not_needed_are_thrown_away(tmp_path: Path, autojump_clock: object) -> None:
+    """A member with a shard keeps the header only. Its peer is not to blame: it may have been asked before."""
+    async with bench(tmp_path) as b:
+        await b.control()
+        stream = await b.bulk()
+        made = chunks()[0]
+        b.store.chunks.put_header(open_header(made.header, AUTHORITY.public), made.header, bodiless=True)
+        await stream.send_all(header_frame(made, 3) + piece_frame(made, 0, 3))
+        await b.settle()
+        (header,) = b.core.of(HeaderStored)
+        assert not header.wanted
+        assert b.core.of(PieceStored) == []
+        assert b.core.of(Stray) == [Stray(PEER.public, 3, len(made.body))]
+        assert b.store.chunks.body(header.key) is None
+        assert b.store.chunks.memory_bytes == 0
 
 
 async def test_several_bulk_streams_at_once(tmp_path: Path, autojump_clock: object) -> None:

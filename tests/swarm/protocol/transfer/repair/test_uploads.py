@@ -7,6 +7,7 @@ from swarm.protocol.core.events import Effect, HeaderStored, PeerDown, PieceStor
 from swarm.protocol.core.outbox import Outbox
 from swarm.protocol.core.wire import LacksChunk, WantChunk
 from swarm.protocol.member import Peer
+from swarm.protocol.transfer.chunks import NO_PIECES
 from swarm.protocol.transfer.exchange import Exchange
 from swarm.protocol.transfer.repair.uploads import Uploads
 
@@ -37,11 +38,20 @@ def test_a_pull_is_answered_with_the_header_and_the_pieces_asked_for() -> None:
     assert frames(say(giver(), 1, want(0, b"\x05"))) == [-1, 0, 2]
 
 
-@pytest.mark.parametrize("message", [want(99), want(0, attempt=1), want(0, b"\x00"), want(0, b"\xf0")])
+@pytest.mark.parametrize("message", [want(99), want(0, attempt=1), want(0, b"\xf0")])
 def test_a_pull_of_a_missing_chunk_is_answered_with_lacks(message: WantChunk) -> None:
     effects = say(giver(), 1, message)
     assert frames(effects) == []
     assert len(sends(effects, LacksChunk, to=1)) == 1
+
+
+def test_a_header_is_given_alone() -> None:
+    """To a member that does not know yet whether it needs the pieces."""
+    peer = giver()
+    assert frames(say(peer, 1, want(0, NO_PIECES))) == [-1]
+    assert say(peer, 1, want(0, NO_PIECES)) == []
+    peer.apply(SendDone(key_of(1).public, 0, header(1, 0).key, -1, pull=True), 0.0)
+    assert len(frames(say(peer, 1, want(0)))) == 5
 
 
 def test_a_chunk_that_is_being_sent_is_not_sent_again() -> None:

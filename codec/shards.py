@@ -3,21 +3,83 @@
 Pure. A block is a fixed range of a tensor's elements in their stored order, so a tensor that is cut by rows gives each
 rank a run of blocks, and one that is cut by columns gives every rank a part of every block: all ranks need all of it.
 What a rank cannot be shown to do without counts as needed.
+
+A swarm whose seed has such a rule (`seed --shards N`, experts only) cuts its chunks by *class*: the set of ranks that
+need a block. A member may then hold a `Shard`, the blocks of some ranks.
 """
 
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from codec.errors import UsageError
 from codec.layout import BLOCK_ELEMENTS, Layout, TensorSpec
 
-__all__ = ["MAX_SHARDS", "Parallel", "block_ranks", "exact_bytes", "has_experts", "per_rank"]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = [
+    "MAX_RANKS",
+    "MAX_SHARDS",
+    "Parallel",
+    "Shard",
+    "block_ranks",
+    "exact_bytes",
+    "has_experts",
+    "per_rank",
+]
 
 MAX_SHARDS: Final = 1024
 """Ranks of one engine that are reckoned: more than any engine has, and the arithmetic takes a second."""
+MAX_RANKS: Final = 64
+"""Ranks over which a swarm deals experts. There are at most twice as many classes (`block_ranks`), each of which keeps
+a chunk of at most 1 MiB open at the seed: 128 MiB."""
+_WIDEST: Final = 2
+"""Ranks of a class in expert parallel, unless all ranks need it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The blocks that `ranks` of an engine need, of the `shards` ranks over which experts are dealt."""
+
+    shards: int
+    ranks: tuple[int, ...]
+    """Ascending, at least one."""
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.shards <= MAX_RANKS:
+            raise UsageError(f"A model is divided over 2 to {MAX_RANKS} ranks, not {self.shards}.")
+        if not self.ranks or list(self.ranks) != sorted(set(self.ranks)) or self.ranks[-1] >= self.shards:
+            raise UsageError(f"Name ranks from 0 to {self.shards - 1}, each once, of {self.shards}.")
+
+    @classmethod
+    def parse(cls, text: str) -> "Shard":
+        """The shard that `3/8` or `0,1/8` names. Raises `UsageError`."""
+        if not re.fullmatch(r"\d{1,3}(,\d{1,3})*/\d{1,4}", text):
+            raise UsageError(f"A shard is named as 3/8 (rank 3 of 8, from 0 on) or 0,1/8, not as {text!r}.")
+        ranks, _, shards = text.partition("/")
+        return cls(int(shards), tuple(sorted(int(rank) for rank in ranks.split(","))))
+
+    def __str__(self) -> str:
+        return f"{','.join(map(str, self.ranks))}/{self.shards}"
+
+    def covers(self, other: "Shard") -> bool:
+        """Whether this shard has every block of `other`."""
+        return self.shards == other.shards and set(other.ranks) <= set(self.ranks)
+
+    def blocks(self, layout: Layout) -> "NDArray[np.bool_]":
+        """For each block of the model, whether it is in this shard."""
+        import numpy as np  # a relay knows shards, and loads no numpy
+
+        mine = sum(1 << rank for rank in self.ranks)
+        found = (bool(ranks & mine) for ranks in block_ranks(layout, self.shards, Parallel.EXPERT))
+        return np.fromiter(found, np.bool_, layout.n_blocks)
+
 
 _EXPERT: Final = re.compile(r"\.experts\.(\d+)\.")
 _ATTENTION_ROWS: Final = ("q_proj", "k_proj", "v_proj", "q_b_proj", "kv_b_proj")
@@ -89,13 +151,19 @@ def _row_ranks(rows: int, columns: int, shards: int) -> tuple[int, ...]:
 
 def block_ranks(layout: Layout, shards: int, parallel: Parallel) -> list[int]:
     """For each block of the model, the ranks that need it: bit r stands for rank r. Blocks with equal bits are of one
-    class: the same ranks need them."""
+    class: the same ranks need them.
+
+    In expert parallel a block of three ranks or more (of a tensor with many small experts) counts as needed by all. So
+    there are at most 2 x `shards` classes: one for each rank, one for each two that follow another, and one for all.
+    """
     everyone, experts = (1 << shards) - 1, _experts(layout)
     found: list[int] = []
     for tensor in layout.tensors:
         cut = _cut(tensor, parallel)
         if cut is _Cut.ROWS and tensor.elements:
-            found += _row_ranks(tensor.shape[0], tensor.elements // tensor.shape[0], shards)
+            rows = _row_ranks(tensor.shape[0], tensor.elements // tensor.shape[0], shards)
+            narrow = parallel is Parallel.EXPERT
+            found += (everyone if narrow and ranks.bit_count() > _WIDEST else ranks for ranks in rows)
         elif cut is _Cut.ONE:
             found += [1 << _rank_of_expert(tensor.name, experts, shards)] * tensor.n_blocks
         else:
