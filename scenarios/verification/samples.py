@@ -1,25 +1,28 @@
 """Samples of honest nodes and of nodes that cheat, drawn for real, with everything that a checker finds about them.
 
-A checker reads a sample twice: under the version that the node claims, and under the one before. So a record has, for
-each token, the log-probability that the node claims, those that each checker computes, and the margin by which the
-token loses against the winner of the leased noise.
+A checker reads a sample in one pass (*prefill*), or token by token with a cache, as it was drawn (*replay*). A record
+has, for each token, the log-probability that the node claims, those that each checker computes, and the margins by
+which the token loses against the winner of the leased noise.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import DynamicCache
 
 from node.engines.base import Completion, Prompt, SamplingOptions, SamplingParams
-from node.engines.cohort import Cohort, score
+from node.engines.cohort import Cohort, vocabulary_of
+from node.engines.sampling import scores
 from node.verification.draws import kept_logprobs, margins
 from node.verification.noise import gumbel
-from scenarios.verification.models import CLASSES, FORMATS, Versions
+from scenarios.verification.models import FORMATS
 
-__all__ = ["ATTACKS", "LEASED_TOP_P", "Record", "collect"]
+__all__ = ["ATTACKS", "LEASED_TOP_P", "Checker", "Record", "collect", "load_record"]
 
 LEASED_TOP_P: Final = 0.95
 """Of the lease in the attack `top_p`, in which the node draws from all tokens instead."""
@@ -28,6 +31,11 @@ SLACK: Final = 0.05
 MOST_TOKENS: Final = 48
 OTHER: Final = 1 << 40
 """Added to a stream: noise that nobody leased."""
+
+LEAST_ROWS: Final = 4
+"""Rows of a replay. On CPUs a row has the same bits in any batch of 2 (bf16) or 4 (float32) rows or more."""
+ROWS: Final = 32
+"""Samples that are drawn, and replayed, together."""
 
 ATTACKS: Final = {
     "honest": "nothing: the leased version, noise and sampling",
@@ -95,70 +103,118 @@ def _drawn(model: Any, prompts: list[Prompt], sampling: SamplingParams) -> list[
     return [out[i] for i in range(len(prompts))]
 
 
+class Checker(NamedTuple):
+    """What computes one column. `replay`: token by token, as samples are drawn, instead of in one pass."""
+
+    model: Any
+    replay: bool = False
+    with_margins: bool = False
+
+
 @torch.inference_mode()
-def _logits(model: Any, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> NDArray[np.float32]:
+def _prefilled(model: Any, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> NDArray[np.float32]:
     ids = torch.tensor([[*prompt, *tokens]])
     return model(input_ids=ids, use_cache=False, logits_to_keep=len(tokens) + 1).logits[0, :-1].float().numpy()
 
 
-def _margins(logits: NDArray[np.float32], leased: SamplingParams, stream: int, tokens: tuple[int, ...]) -> Any:
-    vocabulary = logits.shape[1]
-    noise = np.stack([gumbel(leased.seed, stream, at, vocabulary) for at in range(len(tokens))])
+@torch.inference_mode()
+def _replayed(model: Any, rows: Sequence[tuple[Prompt, Completion]]) -> list[NDArray[np.float32]]:
+    """The logits of each row's tokens, (tokens, vocabulary), computed as `Cohort` computes them when it draws.
+
+    Rows with prompts of one length are read together, and never fewer than `LEAST_ROWS`: kernels for a single row round
+    otherwise. What the other rows hold changes nothing.
+    """
+    out: dict[int, list[torch.Tensor]] = {i: [] for i in range(len(rows))}
+    for length in sorted({len(prompt.token_ids) for prompt, _ in rows}):
+        at = [i for i, (prompt, _) in enumerate(rows) if len(prompt.token_ids) == length]
+        padded = at + [at[0]] * (LEAST_ROWS - len(at))
+        past: Any = DynamicCache(config=model.config)
+        current = torch.tensor([rows[i][0].token_ids for i in padded])
+        for step in range(max(len(rows[i][1].token_ids) for i in at)):
+            logits = model(input_ids=current, use_cache=True, past_key_values=past, logits_to_keep=1).logits[:, -1]
+            for row, i in enumerate(at):
+                if step < len(rows[i][1].token_ids):
+                    out[i].append(logits[row].float())
+            ids = [rows[i][1].token_ids for i in padded]
+            current = torch.tensor([[tokens[min(step, len(tokens) - 1)]] for tokens in ids])
+    return [torch.stack(out[i]).numpy() for i in range(len(rows))]
+
+
+def _margins(
+    logits: NDArray[np.float32], leased: SamplingParams, noise: NDArray[np.float64], tokens: tuple[int, ...]
+) -> NDArray[np.float64]:
     kept = kept_logprobs(logits, leased.temperature, top_p=leased.top_p)
     wide = kept if leased.top_p == 1.0 else kept_logprobs(logits, leased.temperature, top_p=leased.top_p, slack=SLACK)
     return margins(kept, noise, np.array(tokens), wide)
 
 
-def collect(
-    versions: Versions, task: Any, version: int, author: str, attack: str, count: int, checkers: dict[str, Any],
-    *, seed: int, with_margins: str | None, say: Any = lambda line: None,
-) -> Record:
-    """Draw `count` samples as `attack` does in the class `author`, and score them.
+def _scores(logits: NDArray[np.float32], tokens: tuple[int, ...], leased: SamplingParams) -> NDArray[np.float32]:
+    return scores(torch.from_numpy(logits), leased).gather(-1, torch.tensor(tokens)[:, None])[:, 0].numpy()
 
-    `checkers`: by column suffix, models of checkers, as {"bf16_v": ..., "bf16_prev": ...}. `with_margins`: the suffix
-    of the checker that computes margins, or None.
+
+def _delivered(model: Any, task: Any, prompts: list[Prompt], sampling: SamplingParams, attack: str) -> list[Completion]:
+    """What the node delivers for these prompts."""
+    drawn = [] if attack == "replayed" else _drawn(model, prompts, sampling)
+    if attack not in ("best_of_two", "replayed"):
+        return drawn
+    others = _drawn(model, [Prompt(prompt.token_ids, prompt.stream + OTHER) for prompt in prompts], sampling)
+    if attack == "replayed":
+        return others
+    return [
+        max(both, key=lambda one: task.score(prompt.token_ids, one.token_ids))
+        for prompt, both in zip(prompts, zip(others, drawn, strict=True), strict=True)
+    ]
+
+
+def collect(
+    models: tuple[Any, Any],
+    task: Any,
+    attack: str,
+    count: int,
+    checkers: Mapping[str, Checker],
+    *,
+    seed: int,
+    threads: int = 1,
+    say: Callable[[str], None] = lambda line: None,
+) -> Record:
+    """Draw `count` samples as a node does that attacks in this way, and score them.
+
+    `models`: of the node, the one that draws and the one that computes claims. `checkers`: by the suffix of their
+    columns. `threads`: with which the node draws.
     """
-    dtype, threads = CLASSES[author]
-    torch.set_num_threads(threads)
-    form = attack if attack in FORMATS else None
-    model = versions.model(version - (attack == "stale"), dtype, form)
-    other = versions.model(version - 1, dtype) if attack == "claims" else None
-    rng = np.random.default_rng((seed, version))
-    prompts = [Prompt(ids, stream) for stream, ids in enumerate(task.prompts(version, count, rng))]
+    prompts = [Prompt(ids, i) for i, ids in enumerate(task.prompts(1, count, np.random.default_rng(seed)))]
     sampling, leased = _sampling(task, attack, seed), _leased(task, attack, seed)
-    torch.set_num_threads(threads)
+    drawer, claimer = models
+    vocabulary = vocabulary_of(drawer)
     record = Record()
-    for at in range(0, count, 32):
-        some = prompts[at : at + 32]
-        drawn = _drawn(model, some, sampling)
-        if attack in ("best_of_two", "replayed"):
-            again = _drawn(model, [Prompt(p.token_ids, p.stream + OTHER) for p in some], sampling)
-            drawn = again if attack == "replayed" else [
-                max(pair, key=lambda one: task.score(prompt.token_ids, one.token_ids))
-                for prompt, pair in zip(some, zip(again, drawn, strict=True), strict=True)
-            ]
-        claims = []
-        for prompt, one in zip(some, drawn, strict=True):
-            if attack in ("temperature", "top_p", "claims"):
-                claims.append(score(other or model, prompt.token_ids, one.token_ids, leased))
-            else:
-                claims.append(one.logprobs)
-        torch.set_num_threads(1)
-        for prompt, one, claimed in zip(some, drawn, claims, strict=True):
-            columns: dict[str, Any] = {"claim": np.array(claimed)}
-            for suffix, checker in checkers.items():
-                logits = _logits(checker, prompt.token_ids, one.token_ids)
-                columns["score_" + suffix] = _scores(logits, one.token_ids, leased)
-                if suffix == with_margins:
-                    columns["margin_" + suffix] = _margins(logits, leased, prompt.stream, one.token_ids)
-            record.add(**columns)
+    for start in range(0, count, ROWS):
+        some = prompts[start : start + ROWS]
         torch.set_num_threads(threads)
-        say(f"{attack}: {min(at + 32, count)} of {count} samples")
-    torch.set_num_threads(1)
+        drawn = _delivered(drawer, task, some, sampling, attack)
+        rows = list(zip(some, drawn, strict=True))
+        claims = [np.array(one.logprobs) for one in drawn]
+        if claimer is not drawer or attack in ("temperature", "top_p"):  # claims that look like the leased sampling's
+            claims = [_scores(x, one.token_ids, leased) for x, one in zip(_replayed(claimer, rows), drawn, strict=True)]
+        torch.set_num_threads(1)
+        columns: list[dict[str, Any]] = [{"claim": claim} for claim in claims]
+        noises = [
+            np.stack([gumbel(leased.seed, prompt.stream, at, vocabulary) for at in range(len(one.token_ids))])
+            for prompt, one in rows
+        ]
+        for suffix, (model, replay, with_margins) in checkers.items():
+            replayed = _replayed(model, rows) if replay else None
+            for i, (prompt, one) in enumerate(rows):
+                logits = _prefilled(model, prompt.token_ids, one.token_ids) if replayed is None else replayed[i]
+                columns[i]["score_" + suffix] = _scores(logits, one.token_ids, leased)
+                if with_margins:
+                    columns[i]["margin_" + suffix] = _margins(logits, leased, noises[i], one.token_ids)
+        for row in columns:
+            record.add(**row)
+        say(f"{attack}: {min(start + ROWS, count)} of {count} samples")
     return record
 
 
-def _scores(logits: NDArray[np.float32], tokens: tuple[int, ...], leased: SamplingParams) -> NDArray[np.float32]:
-    from node.engines.sampling import scores
-
-    return scores(torch.from_numpy(logits), leased).gather(-1, torch.tensor(tokens)[:, None])[:, 0].numpy()
+def load_record(file: Path) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]:
+    """(ends, columns) of a saved record."""
+    with np.load(file) as kept:
+        return kept["ends"], {name: kept[name] for name in kept.files if name != "ends"}

@@ -64,7 +64,9 @@ def apply_steps(bits: dict[str, NDArray[np.uint16]], run: Path, steps: Sequence[
         if len(at) and at[-1] >= ends[-1]:
             raise UsageError(f"{run}: step {step} is one of another model.")
         start = 0
-        for values, first, end in zip(bits.values(), np.searchsorted(at, ends - np.diff(ends, prepend=0)), ends, strict=True):
+        for values, first, end in zip(
+            bits.values(), np.searchsorted(at, ends - np.diff(ends, prepend=0)), ends, strict=True
+        ):
             last = int(np.searchsorted(at, end))
             values[at[first:last] - start] = new[first:last]
             start = int(end)
@@ -80,7 +82,9 @@ def _changes(
         yield name, indices, bits[indices]
 
 
-def _keep(run: Path, step: int, patch: Sequence[tuple[str, NDArray[np.int64], NDArray[np.uint16]]], trainer: Any) -> int:
+def _keep(
+    run: Path, step: int, patch: Sequence[tuple[str, NDArray[np.int64], NDArray[np.uint16]]], trainer: Any
+) -> int:
     """Write a step's changes; returns the bytes of the file."""
     starts = dict(zip((spec.name for spec in trainer.layout.tensors), _starts(trainer), strict=True))
     at = np.concatenate([starts[name] + indices for name, indices, _ in patch])
@@ -144,7 +148,9 @@ def make_steps(trainer: Any, base: Path, run: Path, steps: int, *, progress: Pro
         rows.append({"step": stats.step, "reward": stats.reward, "density": stats.density, "bytes": size})
         with (run / "steps.jsonl").open("a") as log:
             log.write(json.dumps(rows[-1] | {"tokens": stats.tokens, "seconds": stats.seconds}) + "\n")
-        progress.label = f"{run.name}: step {stats.step} of {steps}, reward {stats.reward:.2f}, {stats.density:.2%} changed"
+        progress.label = (
+            f"{run.name}: step {stats.step} of {steps}, reward {stats.reward:.2f}, {stats.density:.2%} changed"
+        )
         if stats.step % SAVE_EVERY == 0 or stats.step == steps:
             _save(run, trainer)
     return rows

@@ -10,10 +10,38 @@ import numpy as np
 
 __all__ = ["WORDS", "Sentences"]
 
-WORDS: Final = (
-    "river bread window garden letter music winter doctor bridge paper forest market horse island kitchen stone "
-    "teacher summer ocean mirror engine village candle shadow flower mountain story silver morning dragon"
-).split()
+WORDS: Final = [
+    "river",
+    "bread",
+    "window",
+    "garden",
+    "letter",
+    "music",
+    "winter",
+    "doctor",
+    "bridge",
+    "paper",
+    "forest",
+    "market",
+    "horse",
+    "island",
+    "kitchen",
+    "stone",
+    "teacher",
+    "summer",
+    "ocean",
+    "mirror",
+    "engine",
+    "village",
+    "candle",
+    "shadow",
+    "flower",
+    "mountain",
+    "story",
+    "silver",
+    "morning",
+    "dragon",
+]
 """Common words, so that a small model uses them."""
 FORMAT: Final = (
     "<|im_start|>user\nWrite one short sentence with the words {} and {}.<|im_end|>\n<|im_start|>assistant\n"
