@@ -12,10 +12,10 @@ from node.engines.live import LiveParameters
 from node.engines.load import load_model
 from scenarios.verification.steps import apply_steps
 
-__all__ = ["CLASSES", "FORMATS", "GROUP", "Versions", "quantised"]
+__all__ = ["DTYPES", "FORMATS", "GROUP", "Versions", "quantised"]
 
-CLASSES: Final = {"bf16": (torch.bfloat16, 1), "f32": (torch.float32, 1), "bf16-2t": (torch.bfloat16, 2)}
-"""Arithmetic classes by name: the dtype in which transformers computes, and the CPU threads."""
+DTYPES: Final = {"bf16": torch.bfloat16, "f32": torch.float32}
+"""By name: in which transformers computes."""
 FORMATS: Final = ("fp8", "int8", "int4")
 GROUP: Final = 128
 """Weights that share a scale."""
@@ -45,8 +45,9 @@ class Versions:
         self._held = version, bits
         return bits
 
-    def model(self, version: int, dtype: torch.dtype, form: str | None = None) -> Any:
-        """A model with the bits of a version, which computes in `dtype`. `form`: one of `FORMATS`, or None."""
+    def model(self, version: int, arithmetic: str, form: str | None = None) -> Any:
+        """A model with the bits of a version. `arithmetic`: a key of `DTYPES`. `form`: one of `FORMATS`, or None."""
+        dtype = DTYPES[arithmetic]
         model = load_model(self.base, dtype, torch.device("cpu")).requires_grad_(False)
         live = LiveParameters(model, self.layout, dtype)
         shapes = {spec.name: spec.shape for spec in self.layout.tensors}

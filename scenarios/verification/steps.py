@@ -50,7 +50,7 @@ def kept_steps(run: Path) -> int:
 
 
 def apply_steps(bits: dict[str, NDArray[np.uint16]], run: Path, steps: Sequence[int]) -> None:
-    """Write the changes of these steps, which follow one another, into `bits`: flat uint16 arrays in the layout's order.
+    """Write the changes of steps that follow one another into `bits`: flat uint16 arrays in the layout's order.
 
     Raises `UsageError` when a step is missing, or is one of another model.
     """
