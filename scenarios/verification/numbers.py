@@ -61,7 +61,7 @@ def _claims(claimed: Floats, scored: Floats) -> float:
 
 NUMBERS: Final[Mapping[str, Number]] = {
     "slope": Number(1.0, ("score_{}_v", "score_{}_prev"), slopes.slope),
-    "nearer": Number(0.0, ("score_{}_v", "score_{}_prev"), nearer),
+    "nearer": Number(1.0, ("score_{}_v", "score_{}_prev"), nearer),
     "claims": Number(0.1, ("score_{}_v",), _claims),
     "unlike": Number(1.0, ("score_{}_v",), unlike),
     "unreplayed": Number(1.0, ("score_{}_v", "margin_{}_v"), unreplayed),

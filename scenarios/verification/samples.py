@@ -17,7 +17,7 @@ from transformers import DynamicCache
 
 from node.engines.base import Completion, Prompt, SamplingOptions, SamplingParams
 from node.engines.cohort import Cohort, vocabulary_of
-from node.engines.sampling import scores
+from node.engines.sampling import log_probabilities, scores
 from node.verification.draws import kept_logprobs, margins
 from node.verification.noise import gumbel
 from scenarios.verification.models import FORMATS
@@ -26,9 +26,6 @@ __all__ = ["ATTACKS", "LEASED_TOP_P", "Checker", "Record", "collect", "load_reco
 
 LEASED_TOP_P: Final = 0.95
 """Of the lease in the attack `top_p`, in which the node draws from all tokens instead."""
-SLACK: Final = 0.05
-"""See `node.verification.draws.kept_logprobs`: the border of top-p is raised by this for the claimed token."""
-MOST_TOKENS: Final = 48
 OTHER: Final = 1 << 40
 """Added to a stream: noise that nobody leased."""
 
@@ -36,6 +33,11 @@ LEAST_ROWS: Final = 4
 """Rows of a replay. On CPUs a row has the same bits in any batch of 2 (bf16) or 4 (float32) rows or more."""
 ROWS: Final = 32
 """Samples that are drawn, and replayed, together."""
+
+FAKED: Final = ("temperature", "top_p", "no_end")
+"""Attacks whose node claims what the leased sampling would give to the tokens that it drew by another one."""
+FAKED_LOGPROB: Final = -8.0
+"""What it claims for a token that the leased sampling cannot draw, in nats."""
 
 ATTACKS: Final = {
     "honest": "nothing: the leased version, noise and sampling",
@@ -73,9 +75,9 @@ class Record:
 
 
 def _sampling(task: Any, attack: str, seed: int) -> SamplingParams:
-    options = SamplingOptions(portable=True, min_tokens=MOST_TOKENS if attack == "no_end" else 0)
+    options = SamplingOptions(portable=True, min_tokens=task.max_tokens if attack == "no_end" else 0)
     return SamplingParams(
-        max_tokens=MOST_TOKENS,
+        max_tokens=task.max_tokens,
         temperature=0.9 if attack == "temperature" else 1.0,
         top_p=LEASED_TOP_P if attack == "honest_top_p" else 1.0,
         seed=seed,
@@ -87,7 +89,7 @@ def _sampling(task: Any, attack: str, seed: int) -> SamplingParams:
 def _leased(task: Any, attack: str, seed: int) -> SamplingParams:
     """What the lease of an attacked sample says."""
     top_p = LEASED_TOP_P if attack in ("top_p", "honest_top_p") else 1.0
-    return SamplingParams(max_tokens=MOST_TOKENS, top_p=top_p, seed=seed, stop_tokens=task.stop_tokens)
+    return SamplingParams(max_tokens=task.max_tokens, top_p=top_p, seed=seed, stop_tokens=task.stop_tokens)
 
 
 def _drawn(model: Any, prompts: list[Prompt], sampling: SamplingParams) -> list[Completion]:
@@ -143,13 +145,18 @@ def _replayed(model: Any, rows: Sequence[tuple[Prompt, Completion]]) -> list[NDA
 def _margins(
     logits: NDArray[np.float32], leased: SamplingParams, noise: NDArray[np.float64], tokens: tuple[int, ...]
 ) -> NDArray[np.float64]:
-    kept = kept_logprobs(logits, leased.temperature, top_p=leased.top_p)
-    wide = kept if leased.top_p == 1.0 else kept_logprobs(logits, leased.temperature, top_p=leased.top_p, slack=SLACK)
-    return margins(kept, noise, np.array(tokens), wide)
+    """Without slack at the border of top-p: with it a token outside the border would not lose at all, because it is the
+    winner among all tokens. What rounding puts outside is part of the honest traffic that nulls are learned from."""
+    return margins(kept_logprobs(logits, leased.temperature, top_p=leased.top_p), noise, np.array(tokens))
 
 
-def _scores(logits: NDArray[np.float32], tokens: tuple[int, ...], leased: SamplingParams) -> NDArray[np.float32]:
-    return scores(torch.from_numpy(logits), leased).gather(-1, torch.tensor(tokens)[:, None])[:, 0].numpy()
+def _scores(
+    logits: NDArray[np.float32], tokens: tuple[int, ...], leased: SamplingParams, replayed: bool
+) -> NDArray[np.float32]:
+    """Log-probabilities of the tokens. `replayed`: as engines claim them when they draw, not as they score them."""
+    rows = torch.from_numpy(logits)
+    found = log_probabilities(rows, leased) if replayed else scores(rows, leased)
+    return found.gather(-1, torch.tensor(tokens)[:, None])[:, 0].numpy()
 
 
 def _delivered(model: Any, task: Any, prompts: list[Prompt], sampling: SamplingParams, attack: str) -> list[Completion]:
@@ -193,8 +200,10 @@ def collect(
         drawn = _delivered(drawer, task, some, sampling, attack)
         rows = list(zip(some, drawn, strict=True))
         claims = [np.array(one.logprobs) for one in drawn]
-        if claimer is not drawer or attack in ("temperature", "top_p"):  # claims that look like the leased sampling's
-            claims = [_scores(x, one.token_ids, leased) for x, one in zip(_replayed(claimer, rows), drawn, strict=True)]
+        if claimer is not drawer or attack in FAKED:
+            replays = zip(_replayed(claimer, rows), drawn, strict=True)
+            claims = [_scores(logits, one.token_ids, leased, True) for logits, one in replays]
+            claims = [np.where(np.isfinite(claim), claim, FAKED_LOGPROB) for claim in claims]
         torch.set_num_threads(1)
         columns: list[dict[str, Any]] = [{"claim": claim} for claim in claims]
         noises = [
@@ -205,7 +214,7 @@ def collect(
             replayed = _replayed(model, rows) if replay else None
             for i, (prompt, one) in enumerate(rows):
                 logits = _prefilled(model, prompt.token_ids, one.token_ids) if replayed is None else replayed[i]
-                columns[i]["score_" + suffix] = _scores(logits, one.token_ids, leased)
+                columns[i]["score_" + suffix] = _scores(logits, one.token_ids, leased, replay)
                 if with_margins:
                     columns[i]["margin_" + suffix] = _margins(logits, leased, noises[i], one.token_ids)
         for row in columns:
