@@ -5,15 +5,16 @@ what `node.verification.evidence.Evidence` computes for one; a test compares the
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from node.verification.evidence import DELTA, LEAST_CHECKERS, THRESHOLD, Bets, Null, trimmed
+from scenarios.verification.candidates import PriorBets, learn_null
 
-__all__ = ["KINDS", "Found", "Lives", "false_accusations", "learned", "power"]
+__all__ = ["CANDIDATE", "KINDS", "PRODUCT", "Found", "Lives", "Rules", "false_accusations", "learned", "power"]
 
 KINDS: Final = 5
 """Kinds of tests among which a node's evidence is averaged, and `DELTA` is divided."""
@@ -21,11 +22,22 @@ KINDS: Final = 5
 Floats = NDArray[np.float64]
 
 
+class Rules(NamedTuple):
+    """How a null is learned (honest numbers, reach, delta), and how bets are made of it (shape)."""
+
+    null: Callable[[Floats, float, float], Null]
+    bets: Callable[[tuple[int, ...]], Bets]
+
+
+PRODUCT: Final = Rules(Null.learn, Bets)
+CANDIDATE: Final = Rules(learn_null, PriorBets)
+
+
 class Lives:
     """The evidence against many nodes, by one kind of number."""
 
-    def __init__(self, lives: int, checkers: int = LEAST_CHECKERS) -> None:
-        self._bets = [Bets((lives,)) for _ in range(checkers)]
+    def __init__(self, lives: int, checkers: int = LEAST_CHECKERS, rules: Rules = PRODUCT) -> None:
+        self._bets = [rules.bets((lives,)) for _ in range(checkers)]
         self._logs = np.zeros((checkers, lives))
         self._kept = round(trimmed([1.0] * checkers))
         """How many of the checkers' logarithms count: the smallest ones."""
@@ -46,9 +58,9 @@ class Lives:
         return np.sort(self._logs, axis=0)[: self._kept].sum(0)
 
 
-def learned(honest: Floats, reach: float, count: int, rng: np.random.Generator) -> Null:
+def learned(honest: Floats, reach: float, count: int, rng: np.random.Generator, rules: Rules = PRODUCT) -> Null:
     """A null from `count` honest numbers, drawn anew from the measured ones."""
-    return Null.learn(rng.choice(honest, count), reach, DELTA / KINDS)
+    return rules.null(rng.choice(honest, count), reach, DELTA / KINDS)
 
 
 class Found(NamedTuple):
@@ -71,6 +83,7 @@ def power(
     wanted: float = 0.99,
     history: int = 2048,
     checkers: int = LEAST_CHECKERS,
+    rules: Rules = PRODUCT,
 ) -> Found:
     """How many tokens of a cheating node are checked until it is quarantined.
 
@@ -82,7 +95,7 @@ def power(
     crossed = np.full(lives, np.inf)
     for start in range(0, lives, 100):
         size = min(100, lives - start)
-        null, some = learned(honest, reach, history, rng), Lives(size, checkers)
+        null, some = learned(honest, reach, history, rng, rules), Lives(size, checkers, rules)
         part = crossed[start : start + size]
         for step in range(1, steps + 1):
             some.add(null, rng.choice(attacked, size))
@@ -110,6 +123,7 @@ def false_accusations(
     lives: int = 1_000_000,
     history: int = 2048,
     checkers: int = LEAST_CHECKERS,
+    rules: Rules = PRODUCT,
     at_once: int = 50_000,
 ) -> tuple[int, float]:
     """(honest nodes that are quarantined in `checks` checks, the largest evidence that any had).
@@ -120,7 +134,7 @@ def false_accusations(
     accused, most = 0, 0.0
     for start in range(0, lives, at_once):
         size = min(at_once, lives - start)
-        null, some, highest = learned(honest, reach, history, rng), Lives(size, checkers), np.zeros(size)
+        null, some, highest = learned(honest, reach, history, rng, rules), Lives(size, checkers, rules), np.zeros(size)
         for _ in range(checks):
             some.add(null, rng.choice(honest, size))
             np.maximum(highest, some.log, out=highest)

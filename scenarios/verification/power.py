@@ -25,10 +25,9 @@ from numpy.typing import NDArray
 
 from codec.errors import UsageError
 from node.status.progress import ProgressLine
-from node.verification.evidence import LEAST_CHECKERS
 from scenarios.harness.command import json_parser, run_as_program
 from scenarios.harness.plot import drawing, png
-from scenarios.verification.lives import false_accusations, power
+from scenarios.verification.lives import CANDIDATE, PRODUCT, Rules, false_accusations, power
 from scenarios.verification.numbers import NUMBERS, per_sample
 from scenarios.verification.records import KINDS_OF_SAMPLES, OTHER_CLASS, make_records, record_file
 from scenarios.verification.samples import load_record
@@ -36,6 +35,9 @@ from scenarios.verification.steps import RATES, kept_steps, run_folder
 
 __all__ = ["ASKED", "Asked", "honest_rows", "measure"]
 
+RULES: Final = {"product": PRODUCT, "candidate": CANDIDATE}
+CHECKERS: Final = 5
+"""Of a node, in turn. Two of them may lie."""
 MOST_TOKENS: Final = 200_000
 """Checked tokens of a life. One that is not found by then counts as not found."""
 
@@ -89,6 +91,7 @@ def measure(
     lives: int,
     history: int,
     checkers: int,
+    rules: Rules = PRODUCT,
     most_tokens: float = MOST_TOKENS,
     names: Sequence[str] = tuple(NUMBERS),
     say: Any = lambda line: None,
@@ -114,6 +117,7 @@ def measure(
                     lives=lives,
                     history=history,
                     checkers=checkers,
+                    rules=rules,
                 )
                 rows.append(
                     {
@@ -139,6 +143,7 @@ def honest_rows(
     checks: int,
     history: int,
     checkers: int,
+    rules: Rules = PRODUCT,
     say: Any = lambda line: None,
 ) -> list[dict[str, Any]]:
     """How many of `lives` honest nodes are quarantined in `checks` checks, by number and checker."""
@@ -150,7 +155,7 @@ def honest_rows(
                 continue
             say(f"honest lives: {name}, {checker}")
             accused, most = false_accusations(
-                honest, number.reach, lives=lives, checks=checks, history=history, checkers=checkers
+                honest, number.reach, lives=lives, checks=checks, history=history, checkers=checkers, rules=rules
             )
             rows.append({"checker": checker, "number": name, "lives": lives, "accused": accused, "most": most})
     return rows
@@ -210,7 +215,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--honest-lives", type=int, default=1_000_000, help="default 1000000; 0: none")
     parser.add_argument("--honest-checks", type=int, default=200, help="checks of an honest life (default 200)")
     parser.add_argument("--history", type=int, default=2048, help="honest numbers of a null (default 2048)")
-    parser.add_argument("--checkers", type=int, default=LEAST_CHECKERS, help="of a node, in turn (default 3)")
+    parser.add_argument("--checkers", type=int, default=CHECKERS, help="of a node, in turn (default 5)")
+    parser.add_argument(
+        "--rules",
+        default="product",
+        choices=tuple(RULES),
+        help="product (default): node.verification.evidence; candidate: with the changes of candidates.py",
+    )
     parser.add_argument("--all", action="store_true", help="all numbers and checkers, not only the best")
     parser.add_argument("--plot", type=png, metavar="FILE", help="draw power against tokens as a PNG")
     options = parser.parse_args(arguments)
@@ -232,7 +243,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         _draw_missing(options, run, version, file, say)
         records = {kind.attack: load_record(file(kind.attack)) for kind in KINDS_OF_SAMPLES}
-        settings = {"history": options.history, "checkers": options.checkers, "say": say}
+        settings: dict[str, Any] = {"history": options.history, "checkers": options.checkers}
+        settings |= {"rules": RULES[options.rules], "say": say}
         rows = measure(records, options.author, lives=options.lives, **settings)
         honest = (
             honest_rows(records, options.author, lives=options.honest_lives, checks=options.honest_checks, **settings)
@@ -246,6 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "author": options.author,
         "checkers": options.checkers,
         "history": options.history,
+        "rules": options.rules,
         "rows": rows,
         "honest": honest,
         "cpu_s": time.process_time() - began,
