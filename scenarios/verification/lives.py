@@ -14,7 +14,18 @@ from numpy.typing import NDArray
 from node.verification.evidence import DELTA, LEAST_CHECKERS, THRESHOLD, Bets, Null, trimmed
 from scenarios.verification.candidates import PriorBets, learn_null
 
-__all__ = ["CANDIDATE", "KINDS", "PRODUCT", "Found", "Lives", "Rules", "false_accusations", "learned", "power"]
+__all__ = [
+    "CANDIDATE",
+    "KINDS",
+    "PRODUCT",
+    "Found",
+    "Lives",
+    "Rules",
+    "false_accusations",
+    "gains_of",
+    "learned",
+    "power",
+]
 
 KINDS: Final = 5
 """Kinds of tests among which a node's evidence is averaged, and `DELTA` is divided."""
@@ -47,6 +58,15 @@ class Lives:
         """One more check of each node."""
         turn = self._checks % len(self._bets)
         self._bets[turn].add(null, numbers)
+        self._end_check(turn)
+
+    def add_drawn(self, gains: Floats, drawn: NDArray[np.int64]) -> None:
+        """As `add`, with numbers whose `gains` are known: node i's number is number `drawn[i]` of them."""
+        turn = self._checks % len(self._bets)
+        self._bets[turn]._logs += gains[drawn]
+        self._end_check(turn)
+
+    def _end_check(self, turn: int) -> None:
         self._logs[turn] = self._bets[turn].log_wealth
         self._checks += 1
 
@@ -61,6 +81,13 @@ class Lives:
 def learned(honest: Floats, reach: float, count: int, rng: np.random.Generator, rules: Rules = PRODUCT) -> Null:
     """A null from `count` honest numbers, drawn anew from the measured ones."""
     return rules.null(rng.choice(honest, count), reach, DELTA / KINDS)
+
+
+def gains_of(null: Null, numbers: Floats, rules: Rules = PRODUCT) -> Floats:
+    """What each number adds to the logarithms of the products: (numbers, bets)."""
+    bets = rules.bets(numbers.shape)
+    bets.add(null, numbers)
+    return bets._logs
 
 
 class Found(NamedTuple):
@@ -134,9 +161,10 @@ def false_accusations(
     accused, most = 0, 0.0
     for start in range(0, lives, at_once):
         size = min(at_once, lives - start)
-        null, some, highest = learned(honest, reach, history, rng, rules), Lives(size, checkers, rules), np.zeros(size)
+        gains = gains_of(learned(honest, reach, history, rng, rules), honest, rules)
+        some, highest = Lives(size, checkers, rules), np.zeros(size)
         for _ in range(checks):
-            some.add(null, rng.choice(honest, size))
+            some.add_drawn(gains, rng.integers(0, len(honest), size))
             np.maximum(highest, some.log, out=highest)
         accused += int(np.sum(highest >= THRESHOLD + math.log(KINDS)))
         most = max(most, float(highest.max()))

@@ -174,7 +174,7 @@ def best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _table(result: dict[str, Any]) -> str:
     lines = [f"{'attack':<38} {'asked':>7} {'measured':>9}  {'checker':<7} {'number':<11} honest, attack (mean)"]
     for row in result["rows"] if result["all"] else best(result["rows"]):
-        tokens = f"> {MOST_TOKENS:,}" if row["tokens"] is None else f"{row['tokens']:,.0f}"
+        tokens = f"> {result['most_tokens']:,}" if row["tokens"] is None else f"{row['tokens']:,.0f}"
         lines.append(
             f"{row['attack']:<38} {row['asked']:>7,} {tokens:>9}  {row['checker']:<7} {row['number']:<11} "
             f"{row['honest'][0]:.3f}, {row['attacked'][0]:.3f}"
@@ -196,8 +196,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
             axes.step(
                 np.maximum(tokens, 1.0), shares, where="post", label=label, linestyle=("-", "--", ":")[i // 5 % 3]
             )
-        axes.set(xscale="log", xlim=(30, MOST_TOKENS), ylim=(0, 1.02))
-        axes.set(xlabel="checked tokens of the node", ylabel="share of 1,000 nodes in quarantine")
+        axes.set(xscale="log", xlim=(30, result["most_tokens"]), ylim=(0, 1.02))
+        axes.set(xlabel="checked tokens of the node", ylabel="share of cheating nodes in quarantine")
         axes.legend(fontsize=7, loc="center right")
         axes.grid(alpha=0.3)
 
@@ -212,6 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1, help="threads with which nodes draw (default 1)")
     parser.add_argument("--samples", type=int, default=64, help="honest samples; other kinds have half (default 64)")
     parser.add_argument("--lives", type=int, default=1000, help="lives of cheating nodes (default 1000)")
+    parser.add_argument("--most-tokens", type=int, default=MOST_TOKENS, help="checked of a life (default 200000)")
     parser.add_argument("--honest-lives", type=int, default=1_000_000, help="default 1000000; 0: none")
     parser.add_argument("--honest-checks", type=int, default=200, help="checks of an honest life (default 200)")
     parser.add_argument("--history", type=int, default=2048, help="honest numbers of a null (default 2048)")
@@ -245,7 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         records = {kind.attack: load_record(file(kind.attack)) for kind in KINDS_OF_SAMPLES}
         settings: dict[str, Any] = {"history": options.history, "checkers": options.checkers}
         settings |= {"rules": RULES[options.rules], "say": say}
-        rows = measure(records, options.author, lives=options.lives, **settings)
+        rows = measure(records, options.author, lives=options.lives, most_tokens=options.most_tokens, **settings)
         honest = (
             honest_rows(records, options.author, lives=options.honest_lives, checks=options.honest_checks, **settings)
             if options.honest_lives
@@ -258,6 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "author": options.author,
         "checkers": options.checkers,
         "history": options.history,
+        "most_tokens": options.most_tokens,
         "rules": options.rules,
         "rows": rows,
         "honest": honest,

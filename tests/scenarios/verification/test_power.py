@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from codec.errors import UsageError
 from node.verification.evidence import Evidence, Null
-from scenarios.verification.lives import Lives, false_accusations, power
+from scenarios.verification.lives import Lives, false_accusations, gains_of, power
 from scenarios.verification.numbers import NUMBERS, nearer, per_sample, unlike, unreplayed
 from scenarios.verification.power import ASKED, best, draw, honest_rows, main, measure
 
@@ -56,9 +56,12 @@ def test_a_record_without_the_columns_of_a_number_has_none_of_it():
 def test_many_lives_at_once_are_the_evidence_of_each(checkers):
     rng = np.random.default_rng(checkers)
     numbers = rng.normal(0.9, 0.8, (4 * checkers + 1, 3))
-    many, single = Lives(3, checkers), [Evidence() for _ in range(3)]
+    many, drawn, single = Lives(3, checkers), Lives(3, checkers), [Evidence() for _ in range(3)]
+    gains = gains_of(NULL, numbers.reshape(-1))
     for check, row in enumerate(numbers):
         many.add(NULL, row)
+        drawn.add_drawn(gains, 3 * check + np.arange(3))
+        assert drawn.log == pytest.approx(many.log)
         for life, evidence in enumerate(single):
             evidence.add(bytes([check % checkers]), NULL, float(row[life]))
         if check + 1 >= checkers:
@@ -124,7 +127,7 @@ def test_every_attack_has_a_row_and_the_best_one_is_shown(tmp_path: Path):
         others = [other["tokens"] for other in rows if other["attack"] == row["attack"] and other["tokens"] is not None]
         assert row["tokens"] == min(others)
     pytest.importorskip("matplotlib")
-    draw({"rows": rows}, tmp_path / "power.png")
+    draw({"rows": rows, "most_tokens": 4000}, tmp_path / "power.png")
     assert (tmp_path / "power.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -145,7 +148,18 @@ def test_the_command_prints_what_kept_samples_say(tmp_path: Path, capsys: pytest
     for kind in KINDS_OF_SAMPLES:
         ends, columns = records[kind.attack]
         np.savez(tmp_path / "records" / f"1e-06_v1_bf16_{kind.attack}.npz", ends=ends, **columns)
-    few = ["--lives", "20", "--honest-lives", "100", "--honest-checks", "6", "--history", "256"]
+    few = [
+        "--lives",
+        "20",
+        "--most-tokens",
+        "2000",
+        "--honest-lives",
+        "100",
+        "--honest-checks",
+        "6",
+        "--history",
+        "256",
+    ]
     assert main([str(tmp_path), *few, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["version"], result["author"], result["scenario"]) == (1, "bf16", "verification_power")
