@@ -30,6 +30,9 @@ __all__ = [
 KINDS: Final = 5
 """Kinds of tests among which a node's evidence is averaged, and `DELTA` is divided."""
 
+SAME_NULL: Final = 100
+"""Lives of cheating nodes that share a learned null."""
+
 Floats = NDArray[np.float64]
 
 
@@ -115,21 +118,22 @@ def power(
     """How many tokens of a cheating node are checked until it is quarantined.
 
     `honest`, `attacked`: measured numbers, one a sample, resampled. `tokens`: of a sample of the attack, on average.
-    `history`: honest numbers that the null is learned from. Every hundred lives have a null of their own.
+    `history`: honest numbers that the null is learned from. `SAME_NULL` lives share a null.
     """
     rng = np.random.default_rng(seed)
     steps = max(1, math.ceil(most_tokens / tokens))
     crossed = np.full(lives, np.inf)
-    for start in range(0, lives, 100):
-        size = min(100, lives - start)
-        null, some = learned(honest, reach, history, rng, rules), Lives(size, checkers, rules)
-        part = crossed[start : start + size]
-        for step in range(1, steps + 1):
-            some.add(null, rng.choice(attacked, size))
-            hit = np.isinf(part) & (some.log >= THRESHOLD + math.log(KINDS))
-            part[hit] = step
-            if np.isfinite(part).all():
-                break
+    nulls = [learned(honest, reach, history, rng, rules) for _ in range(math.ceil(lives / SAME_NULL))]
+    if all(float(null.scale(attacked).mean()) <= null.mean for null in nulls):
+        return Found(None, [(0.0, 0.0), (steps * tokens, 0.0)])  # no bet grows: none is found but by chance
+    gains = np.concatenate([gains_of(null, attacked, rules) for null in nulls])
+    first = np.arange(lives) // SAME_NULL * len(attacked)
+    some = Lives(lives, checkers, rules)
+    for step in range(1, steps + 1):
+        some.add_drawn(gains, first + rng.integers(0, len(attacked), lives))
+        crossed[np.isinf(crossed) & (some.log >= THRESHOLD + math.log(KINDS))] = step
+        if np.isfinite(crossed).all():
+            break
     ordered = np.sort(crossed)
     at = float(ordered[math.ceil(wanted * lives) - 1])
     shares = [(step * tokens, float(np.mean(crossed <= step))) for step in _steps(crossed, steps)]

@@ -211,6 +211,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--author", default="bf16", choices=tuple(OTHER_CLASS), help="dtype of nodes (default bf16)")
     parser.add_argument("--threads", type=int, default=1, help="threads with which nodes draw (default 1)")
     parser.add_argument("--samples", type=int, default=64, help="honest samples; other kinds have half (default 64)")
+    kinds = [kind.attack for kind in KINDS_OF_SAMPLES]
+    parser.add_argument(
+        "--kinds", nargs="+", default=kinds, choices=kinds, metavar="KIND", help=f"of {', '.join(kinds)}"
+    )
     parser.add_argument("--lives", type=int, default=1000, help="lives of cheating nodes (default 1000)")
     parser.add_argument("--most-tokens", type=int, default=MOST_TOKENS, help="checked of a life (default 200000)")
     parser.add_argument("--honest-lives", type=int, default=1_000_000, help="default 1000000; 0: none")
@@ -243,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return record_file(options.cache, options.lr, version, options.author, attack)
 
         _draw_missing(options, run, version, file, say)
-        records = {kind.attack: load_record(file(kind.attack)) for kind in KINDS_OF_SAMPLES}
+        records = {kind: load_record(file(kind)) for kind in options.kinds}
         settings: dict[str, Any] = {"history": options.history, "checkers": options.checkers}
         settings |= {"rules": RULES[options.rules], "say": say}
         rows = measure(records, options.author, lives=options.lives, most_tokens=options.most_tokens, **settings)
@@ -273,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _draw_missing(options: Any, run: Path, version: int, file: Any, say: Any) -> None:
-    if all(file(kind.attack).exists() for kind in KINDS_OF_SAMPLES):
+    if all(file(kind).exists() for kind in options.kinds):
         return
     import torch
 
@@ -286,7 +290,15 @@ def _draw_missing(options: Any, run: Path, version: int, file: Any, say: Any) ->
     base = size.folder(lambda line: print(line, file=sys.stderr, flush=True))
     task = Sentences.of(base) if options.size == "smollm2" else size.task(base)
     make_records(
-        Versions(base, run), task, file, version, options.author, options.samples, threads=options.threads, say=say
+        Versions(base, run),
+        task,
+        file,
+        version,
+        options.author,
+        options.samples,
+        threads=options.threads,
+        wanted=[kind for kind in KINDS_OF_SAMPLES if kind.attack in options.kinds],
+        say=say,
     )
 
 
