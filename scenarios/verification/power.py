@@ -138,6 +138,7 @@ def measure(
 def honest_rows(
     records: RecordOf,
     author: str,
+    tried: Sequence[tuple[str, str]],
     *,
     lives: int,
     checks: int,
@@ -146,18 +147,24 @@ def honest_rows(
     rules: Rules = PRODUCT,
     say: Any = lambda line: None,
 ) -> list[dict[str, Any]]:
-    """How many of `lives` honest nodes are quarantined in `checks` checks, by number and checker."""
+    """How many of `lives` honest nodes are quarantined in `checks` checks. `tried`: (checker, number)."""
     rows = []
-    for checker in ("replay", "own", "other"):
-        for name, number in NUMBERS.items():
-            honest = _numbers(records, "honest", name, _suffix(checker, author))
-            if honest is None:
-                continue
-            say(f"honest lives: {name}, {checker}")
-            accused, most = false_accusations(
-                honest, number.reach, lives=lives, checks=checks, history=history, checkers=checkers, rules=rules
-            )
-            rows.append({"checker": checker, "number": name, "lives": lives, "accused": accused, "most": most})
+    for checker, name in tried:
+        honest = _numbers(records, "honest", name, _suffix(checker, author))
+        if honest is None:
+            continue
+        say(f"honest lives: {name}, {checker}")
+        accused, most = false_accusations(
+            honest,
+            NUMBERS[name].reach,
+            lives=lives,
+            checks=checks,
+            history=history,
+            checkers=checkers,
+            rules=rules,
+        )
+        row = {"checker": checker, "number": name, "lives": lives, "checks": checks}
+        rows.append(row | {"accused": accused, "most": most})
     return rows
 
 
@@ -181,7 +188,7 @@ def _table(result: dict[str, Any]) -> str:
         )
     for row in result["honest"]:
         lines.append(
-            f"honest, {row['lives']:,} lives: {row['accused']} quarantined ({row['number']}, {row['checker']}; largest "
+            f"honest, {row['lives']:,} lives of {row['checks']} checks: {row['accused']} quarantined ({row['number']}, {row['checker']}; largest "
             f"evidence e^{row['most']:.1f})"
         )
     return "\n".join(lines)
@@ -251,11 +258,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings: dict[str, Any] = {"history": options.history, "checkers": options.checkers}
         settings |= {"rules": RULES[options.rules], "say": say}
         rows = measure(records, options.author, lives=options.lives, most_tokens=options.most_tokens, **settings)
-        honest = (
-            honest_rows(records, options.author, lives=options.honest_lives, checks=options.honest_checks, **settings)
-            if options.honest_lives
-            else []
-        )
+        honest = []
+        if options.honest_lives:
+            tried = sorted({(row["checker"], row["number"]) for row in best(rows) if row["tokens"] is not None})
+            counts = {"lives": options.honest_lives, "checks": options.honest_checks}
+            honest = honest_rows(records, options.author, tried, **counts, **settings)
     result = {
         "scenario": "verification_power",
         "run": run.name,

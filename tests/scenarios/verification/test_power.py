@@ -132,8 +132,9 @@ def test_every_attack_has_a_row_and_the_best_one_is_shown(tmp_path: Path):
 
 
 def test_honest_rows_name_what_was_tried():
-    rows = honest_rows(_records(), "bf16", lives=200, checks=12, history=256, checkers=3)
-    assert {(row["checker"], row["number"]) for row in rows} >= {("replay", "unreplayed"), ("own", "slope")}
+    tried = [("replay", "unreplayed"), ("own", "slope"), ("other", "margins"), ("own", "nearer")]
+    rows = honest_rows(_records(), "bf16", tried, lives=200, checks=12, history=256, checkers=3)
+    assert [(row["checker"], row["number"]) for row in rows] == tried
     assert all(row["accused"] == 0 and row["lives"] == 200 for row in rows)
 
 
