@@ -188,8 +188,8 @@ def _table(result: dict[str, Any]) -> str:
         )
     for row in result["honest"]:
         lines.append(
-            f"honest, {row['lives']:,} lives of {row['checks']} checks: {row['accused']} quarantined ({row['number']}, {row['checker']}; largest "
-            f"evidence e^{row['most']:.1f})"
+            f"honest, {row['lives']:,} lives of {row['checks']} checks: {row['accused']} quarantined "
+            f"by {row['number']}, {row['checker']}; largest evidence e^{row['most']:.1f}"
         )
     return "\n".join(lines)
 

@@ -32,7 +32,9 @@ OTHER: Final = 1 << 40
 LEAST_ROWS: Final = 4
 """Rows of a replay. On CPUs a row has the same bits in any batch of 2 (bf16) or 4 (float32) rows or more."""
 ROWS: Final = 32
-"""Samples that are drawn, and replayed, together."""
+"""Samples that are drawn together."""
+REPLAYED_ROWS: Final = 8
+"""Samples that a checker replays together: others than they were drawn with."""
 
 FAKED: Final = ("temperature", "top_p", "no_end")
 """Attacks whose node claims what the leased sampling would give to the tokens that it drew by another one."""
@@ -211,7 +213,10 @@ def collect(
             for prompt, one in rows
         ]
         for suffix, (model, replay, with_margins) in checkers.items():
-            replayed = _replayed(model, rows) if replay else None
+            replayed = None
+            if replay:
+                parts = [rows[at : at + REPLAYED_ROWS] for at in range(0, len(rows), REPLAYED_ROWS)]
+                replayed = [logits for part in parts for logits in _replayed(model, part)]
             for i, (prompt, one) in enumerate(rows):
                 logits = _prefilled(model, prompt.token_ids, one.token_ids) if replayed is None else replayed[i]
                 columns[i]["score_" + suffix] = _scores(logits, one.token_ids, leased, replay)
