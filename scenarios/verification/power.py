@@ -196,7 +196,7 @@ def _table(result: dict[str, Any]) -> str:
 
 def draw(result: dict[str, Any], path: Path) -> None:
     """The share of cheating nodes that are quarantined against the tokens that were checked, a line an attack."""
-    with drawing(path, inches=(8.5, 5.0)) as axes:
+    with drawing(path, inches=(8.5, 6.0)) as axes:
         for i, row in enumerate(best(result["rows"])):
             tokens, shares = zip(*row["curve"], strict=True)
             label = f"{row['attack']} ({row['number']}, {row['checker']})"
@@ -205,7 +205,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
             )
         axes.set(xscale="log", xlim=(30, result["most_tokens"]), ylim=(0, 1.02))
         axes.set(xlabel="checked tokens of the node", ylabel="share of cheating nodes in quarantine")
-        axes.legend(fontsize=7, loc="center right")
+        axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)
         axes.grid(alpha=0.3)
 
 
