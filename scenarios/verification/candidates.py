@@ -24,7 +24,7 @@ __all__ = ["PRIOR", "PriorBets", "learn_null"]
 RANGE_SHARE: Final = 1 / 8
 """Of the honest numbers, those that fix the range; at least `LEAST_RANGE` of them."""
 LEAST_RANGE: Final = 8
-PRIOR: Final = np.where(FRACTIONS == FRACTIONS.max(), 0.5, 0.5 / (len(FRACTIONS) - 1))
+PRIOR: Final = np.where(np.arange(len(FRACTIONS)) == np.argmax(FRACTIONS), 0.5, 0.5 / (len(FRACTIONS) - 1))
 """Of the bets in `FRACTIONS`: half for the largest, and the rest in equal parts."""
 
 _upper_mean = getattr(evidence, "upper_mean", None) or evidence.__dict__["_upper_mean"]

@@ -7,8 +7,8 @@ A run that was stopped goes on from its last saved state.
     python -m scenarios.verification.steps ~/steps                            # 50 steps at 1e-6, 3e-6 and 1e-5
     python -m scenarios.verification.steps ~/steps --lr 1e-6 --steps 60       # one learning rate; goes on where it was
 
-At 135 million parameters and 24 samples a step, a step takes about 25 s of one CPU core, so 50 steps take some 20 minutes
-of it, and 1.4 MB of the folder at 1e-6. The optimizer's state takes 1.6 GB there.
+At 135 million parameters and 24 samples a step, a step takes about 25 s of one CPU core and, at 1e-6, 1.4 MB of
+the folder; 50 steps take some 20 minutes. The optimizer's state takes 1.6 GB there.
 """
 
 import json
