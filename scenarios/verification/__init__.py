@@ -1,0 +1,14 @@
+"""How many tokens convict a node that cheats: measured on real GRPO steps, with the statistics of `node.verification`.
+
+Modules:
+
+- `candidates`: Changes of the product's evidence that convict sooner
+- `lives`: Lives of nodes, simulated from measured numbers
+- `models`: Models of kept versions, as they are or quantised
+- `numbers`: The numbers that a check of one sample may yield
+- `power`: The command: tokens until a cheat is quarantined, and honest lives
+- `records`: Which samples are drawn, and which checkers read them
+- `samples`: Samples of honest and cheating nodes, drawn and scored for real
+- `steps`: Makes real GRPO steps and keeps each as the bits that changed
+- `task`: The task of these steps: chat answers of some ten tokens that end by themselves
+"""
