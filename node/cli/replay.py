@@ -108,7 +108,7 @@ def _draw_again(
     from node.settings.extras import how_to_get, lacking
 
     if missing := lacking(("torch", "transformers")):
-        raise UsageError(f"replay needs {' and '.join(missing)}: {how_to_get('transformers')}")
+        raise UsageError(f"replay needs {' and '.join(missing)}: {how_to_get('torch')}")
     from node.coordinator.samples import weights_of
     from node.engines.replay import draw_again
     from node.engines.transformers import TransformersEngine
