@@ -190,6 +190,19 @@ def test_a_file_is_read_by_the_seed(home: Path, tmp_path: Path) -> None:
         assert (again["version"], again["changed"]) == (2, 0)
 
 
+def raw_replica(nbytes: int) -> Replica:
+    """A replica for a raw file of up to `nbytes`, in blocks of 16 KiB."""
+    parts = tuple(TensorSpec(f"file.bytes.{i:04}", "U8", (1 << 14,)) for i in range((nbytes >> 14) + 1))
+    replica = Replica.create(Layout((*parts, TensorSpec("file.length", "I64", ()))))
+    replica.rehash()
+    return replica
+
+
+def random_file(folder: Path, nbytes: int) -> Path:
+    (folder / "file").write_bytes(np.random.default_rng(1).bytes(nbytes))
+    return folder / "file"
+
+
 def test_chunks_leave_while_later_blocks_are_read_but_not_each_block_by_itself(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,12 +215,8 @@ def test_chunks_leave_while_later_blocks_are_read_but_not_each_block_by_itself(
 
     really_add = Publisher.add
     monkeypatch.setattr(Publisher, "add", add)
-    parts = tuple(TensorSpec(f"file.bytes.{i:04}", "U8", (1 << 14,)) for i in range(257))
-    replica = Replica.create(Layout((*parts, TensorSpec("file.length", "I64", ()))))
-    replica.rehash()
-    (tmp_path / "file").write_bytes(np.random.default_rng(1).bytes(1 << 22))
-    with running(home, FakeSeed(replica)):
-        publish_file(home, tmp_path / "file")
+    with running(home, FakeSeed(raw_replica(1 << 22))):
+        publish_file(home, random_file(tmp_path, 1 << 22))
     assert TURNS // 2 < len(turns) <= TURNS + default_threads(1)
     assert max(turns) < 2 * (1 << 22) // TURNS
 
@@ -224,12 +233,8 @@ def test_a_rank_sends_no_batch_smaller_than_the_smallest_chunk(
 
     really_add = RankGroup.add_shared
     monkeypatch.setattr(RankGroup, "add_shared", add_shared)
-    parts = tuple(TensorSpec(f"file.bytes.{i:04}", "U8", (1 << 14,)) for i in range(65))
-    replica = Replica.create(Layout((*parts, TensorSpec("file.length", "I64", ()))))
-    replica.rehash()
-    (tmp_path / "file").write_bytes(np.random.default_rng(1).bytes(1 << 20))
-    with running(home, FakeSeed(replica)):
-        publish_file_here(home, tmp_path / "file")
+    with running(home, FakeSeed(raw_replica(1 << 20))):
+        publish_file_here(home, random_file(tmp_path, 1 << 20))
     assert len(batches) == (1 << 20) // MIN_CHUNK_BYTES + 1
     assert min(batches[:-1]) >= MIN_CHUNK_BYTES
 

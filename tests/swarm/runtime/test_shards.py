@@ -64,6 +64,13 @@ async def at_version(hosts: list[Host], number: int) -> None:
     await until(lambda: all(host.core.state.held == VersionId(0, number) for host in hosts))
 
 
+async def publish_up_to(last: int, started: Swarm, hosts: list[Host]) -> None:
+    """Publish versions 1 to `last`, each when these hosts hold the one before."""
+    for number in range(1, last + 1):
+        await started.publish(number)
+        await at_version(hosts, number)
+
+
 async def five(started: Swarm) -> tuple[list[Host], dict[int, Shard]]:
     shards = {3: Shard(4, (1,)), 4: Shard(4, (0, 2))}
     hosts = [await started.start_member(number) for number in (1, 2)]
@@ -75,9 +82,7 @@ async def five(started: Swarm) -> tuple[list[Host], dict[int, Shard]]:
 async def test_members_with_a_shard_take_only_its_chunks(tmp_path: Path, autojump_clock: object) -> None:
     async with swarm(tmp_path, shards=4) as started:
         hosts, shards = await five(started)
-        for number in range(1, 6):
-            await started.publish(number)
-            await at_version(hosts, number)
+        await publish_up_to(5, started, hosts)
         for host, shard in zip(hosts[2:], shards.values(), strict=True):
             check_replica(host, started.authority, shard)
             wanted, has = needed(host, shard)
@@ -94,9 +99,7 @@ async def test_blocks_that_are_not_held_take_no_memory(tmp_path: Path, autojump_
     """They are holes, also after versions, a checkpoint and a restart; pages at the ends of blocks are shared."""
     async with swarm(tmp_path, shards=4) as started:
         hosts, shards = await five(started)
-        for number in range(1, 6):
-            await started.publish(number)
-            await at_version(hosts, number)
+        await publish_up_to(5, started, hosts)
         await started.stop(hosts[2])
         hosts[2] = await started.start_member(3, shard=shards[3])
         await at_version(hosts, 5)
@@ -116,9 +119,7 @@ async def test_blocks_that_are_not_held_take_no_memory(tmp_path: Path, autojump_
 async def test_a_member_with_a_shard_is_a_leaf(tmp_path: Path, autojump_clock: object) -> None:
     async with swarm(tmp_path, shards=4) as started:
         hosts, _ = await five(started)
-        for number in range(1, 4):
-            await started.publish(number)
-            await at_version(hosts, number)
+        await publish_up_to(3, started, hosts)
         roster = started.authority.core.state.roster
         for number in (3, 4):
             member = roster.member_of(key(number).public)
