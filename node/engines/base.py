@@ -19,6 +19,7 @@ __all__ = [
     "JUDGES",
     "OPTIONS",
     "PORTABLE_DRAWS",
+    "REPLAYS",
     "SCORE_OPTIONS",
     "Completion",
     "EngineError",
@@ -62,7 +63,9 @@ PORTABLE_DRAWS: Final = "portable-draws"
 """The ability to draw by the noise of `node.verification.noise`, which others can compute."""
 JUDGES: Final = "judges"
 """The ability to judge tokens that another node says it drew (`node.engines.judgement`)."""
-ABILITIES: Final = frozenset({OPTIONS, SCORE_OPTIONS, EXACT_SEED, PORTABLE_DRAWS, JUDGES})
+REPLAYS: Final = "replays"
+"""The ability to judge tokens by computing them as they were drawn, bit for bit: see `Claim.replay`."""
+ABILITIES: Final = frozenset({OPTIONS, SCORE_OPTIONS, EXACT_SEED, PORTABLE_DRAWS, JUDGES, REPLAYS})
 """Everything that an engine may be able to do beyond `SamplingParams` without options."""
 
 MAX_LISTED: Final = 4096

@@ -8,7 +8,7 @@ import trio
 
 from node.engines.base import Completion, Prompt, SamplingParams, Version
 from node.engines.host import Commitment, Counts, EngineFailed, EngineHost, EngineLost
-from node.engines.judgement import Judgement
+from node.engines.judgement import Claim, Judgement
 
 __all__ = ["EngineGroup"]
 
@@ -123,10 +123,8 @@ class EngineGroup:
     ) -> tuple[tuple[float, ...], Version]:
         return await self._oldest.score(prompt, token_ids, sampling)
 
-    async def judge(
-        self, prompt: Sequence[int], tokens: Sequence[int], sampling: SamplingParams, stream: int, *, previous: bool
-    ) -> Judgement:
-        return await self._oldest.judge(prompt, tokens, sampling, stream, previous=previous)
+    async def judge(self, claim: Claim) -> Judgement:
+        return await self._oldest.judge(claim)
 
     # ------------------------------------------------------------ versions
 

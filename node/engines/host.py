@@ -331,15 +331,9 @@ class EngineHost:
             raise EngineLost("the engine's answer is invalid: its scores are not one a token")
         return answer.logprobs, answer.version
 
-    async def judge(
-        self, prompt: Sequence[int], tokens: Sequence[int], sampling: SamplingParams, stream: int, *, previous: bool
-    ) -> Judgement:
-        """A judgement of tokens that a node says it drew as sample `stream`. `previous`: see `Claim`.
-
-        Raises `ValueError` when there is nothing to judge. Calls that overlap share a rewind.
-        """
+    async def judge(self, claim: Claim) -> Judgement:
+        """A judgement of tokens that a node says it drew. Calls that overlap share a rewind."""
         link = self._ready_link()
-        claim = Claim(tuple(prompt), tuple(tokens), sampling, stream, previous)
         try:
             answer = await link.ask(Judge(link.next_number(), claim), Judged, self._deadlines.prove_s)
         except EngineFailed as error:
@@ -354,8 +348,8 @@ class EngineHost:
 
     def _wrong_judgement(self, judgement: Judgement, claim: Claim) -> str:
         """Why this cannot be the judgement of `claim`; empty if it can."""
-        if len(judgement.scores) != len(claim.token_ids):
-            return f"{len(judgement.scores)} scores for {len(claim.token_ids)} tokens"
+        if len(judgement.scores) != claim.tokens:
+            return f"{len(judgement.scores)} scores for {claim.tokens} tokens"
         if bool(judgement.margins) != claim.sampling.extra.portable:
             return "margins without portable draws, or none with them"
         if judgement.previous and not claim.previous:

@@ -12,10 +12,12 @@ __all__ = ["Claim", "Judgement"]
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """Tokens that a node says it drew after `prompt`, as the sample of number `stream`.
+    """Tokens that a node says it drew after `prompt`, as the sample of number `stream`: judge those from `start` on.
 
-    `previous`: score them under the version before the engine's, too. Raises `ValueError` when there is nothing to
-    judge.
+    `previous`: score them under the version before the engine's, too. `replay`: compute the numbers as the engine does
+    when it draws, and not in one pass over the text: read the text before `start`, then one token after the other with
+    a cache. An engine that names the ability `REPLAYS` then has the bits of every engine of its arithmetic class.
+    Raises `ValueError` when there is nothing to judge.
     """
 
     prompt: tuple[int, ...]
@@ -23,14 +25,23 @@ class Claim(msgspec.Struct, frozen=True):
     sampling: SamplingParams
     stream: int
     previous: bool = False
+    start: int = 0
+    replay: bool = False
 
     def __post_init__(self) -> None:
-        if not self.prompt or not self.token_ids:
+        if not self.prompt or not 0 <= self.start < len(self.token_ids):
             raise ValueError("claim: no prompt, or no tokens to judge")
+        if self.previous and self.replay:
+            raise ValueError("claim: a replay is of one version")
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens to judge."""
+        return len(self.token_ids) - self.start
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """What an engine computed for the tokens of one `Claim`, one number a token.
+    """What an engine computed for the tokens of one `Claim` from its `start` on, one number a token.
 
     Raises `ValueError` for numbers that are not log-probabilities and margins, or not as many of each.
     """

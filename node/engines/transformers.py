@@ -22,6 +22,7 @@ from node.engines.base import (
     ABILITIES,
     BASE_VERSION,
     PORTABLE_DRAWS,
+    REPLAYS,
     Completion,
     EngineError,
     Prompt,
@@ -72,7 +73,7 @@ def _usable(name: str) -> torch.device:
 class TransformersEngine(InProcessEngine, SteppedEngine):
     """See `InProcessEngine` and `SteppedEngine`. Also a `ScoringEngine` and a `JudgingEngine`."""
 
-    abilities = ABILITIES
+    abilities = ABILITIES - {REPLAYS}
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         self._arithmetic: Arithmetic = arithmetic
         self.kind = f"transformers/{arithmetic}/{self.device.type}"
         if self.device.type == "mps":  # it has no float64
-            self.abilities = ABILITIES - {PORTABLE_DRAWS}
+            self.abilities = self.abilities - {PORTABLE_DRAWS}
         self._dtype = torch.float32
         self._texts: Path | None = None
         """The tokenizer's file; it may be missing."""
@@ -230,8 +231,10 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
 
     def _judge_now(self, model: PreTrainedModel, claim: Claim) -> Judgement | Exception:
         try:
+            if claim.replay:
+                raise ValueError("this engine cannot replay tokens")
             scores, margins = judge(model, claim)
-            return Judgement(self.version, scores, margins=margins)
+            return Judgement(self.version, scores[claim.start :], margins=margins[claim.start :])
         except (ValueError, RuntimeError) as error:  # a text that the model cannot read, or too little memory for it
             return error
 
@@ -243,7 +246,9 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         with self._weights:
             try:
                 with undo.undone():
-                    return [score(model, claim.prompt, claim.token_ids, claim.sampling) for claim in claims]
+                    return [
+                        score(model, claim.prompt, claim.token_ids, claim.sampling)[claim.start :] for claim in claims
+                    ]
             except BaseException as error:  # not before the rewind: patches may be staged meanwhile
                 self.poisoned = f"tokens were scored under the version before, and that failed: {error}"
                 raise

@@ -305,7 +305,8 @@ class JudgeRequest(WorkMessage, frozen=True, tag=16):
     """Asks for a judgement of tokens [start, end) of `token_ids`, which follow `prompt`, under exactly this version.
 
     `sampling` and `stream` are those of the lease. `previous`: score them under the version before, too. What the
-    author claims is not said. Sent only to nodes that named the ability `JUDGES`.
+    author claims is not said. `replay`: compute it as the tokens were drawn (`node.engines.judgement.Claim`). Sent only
+    to nodes that named the ability `JUDGES`, and `REPLAYS` for a replay.
     """
 
     check: U63
@@ -318,6 +319,7 @@ class JudgeRequest(WorkMessage, frozen=True, tag=16):
     start: U32
     end: U32
     previous: bool
+    replay: bool = False
 
 
 class JudgeAnswer(WorkMessage, frozen=True, tag=17):

@@ -8,6 +8,7 @@ import trio
 from codec.errors import PeerError
 from node.engines.base import MIN_LOGPROB, Prompt
 from node.engines.host import EngineFailed, EngineLost
+from node.engines.judgement import Claim
 from node.ledger.messages import JudgeAnswer, JudgeRequest, encode, pack_floats, unpack_tokens
 from node.member.engine_client import EngineClient
 from node.settings.event_log import EventLog
@@ -35,6 +36,7 @@ class JudgeQueue:
             raise PeerError("judge request: no tokens to judge")
         try:
             Prompt(unpack_tokens(request.prompt), request.stream)
+            _claim(request)
         except ValueError as error:
             raise PeerError(f"judge request: {error}") from error
         try:
@@ -58,21 +60,27 @@ class JudgeQueue:
     async def _judge(self, request: JudgeRequest) -> JudgeAnswer:
         await self._engine.wait_ready()
         if self._engine.version == (request.epoch, request.version):
-            tokens = unpack_tokens(request.token_ids)[: request.end]
             try:
-                found = await self._engine.judge(
-                    unpack_tokens(request.prompt),
-                    tokens,
-                    request.sampling,
-                    request.stream,
-                    previous=request.previous,
-                )
+                found = await self._engine.judge(_claim(request))
             except (EngineLost, EngineFailed, ValueError) as error:
                 _log.warning("not_judged", why=str(error))
             else:
-                parts = [_packed(values[request.start :]) for values in (found.scores, found.previous, found.margins)]
+                parts = [_packed(values) for values in (found.scores, found.previous, found.margins)]
                 return JudgeAnswer(request.check, *found.version, *parts)
         return JudgeAnswer(request.check, *self._engine.version, b"")
+
+
+def _claim(request: JudgeRequest) -> Claim:
+    tokens = unpack_tokens(request.token_ids)[: request.end]
+    return Claim(
+        unpack_tokens(request.prompt),
+        tokens,
+        request.sampling,
+        request.stream,
+        request.previous,
+        request.start,
+        request.replay,
+    )
 
 
 def _packed(values: tuple[float, ...]) -> bytes:

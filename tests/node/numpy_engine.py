@@ -78,9 +78,9 @@ class NumpyEngine(InProcessEngine):
             (self.folder / "die").unlink()
             first[0] ^= 1
             os._exit(9)
-        margins = [(0.5,) * len(claim.token_ids) if claim.sampling.extra.portable else () for claim in claims]
-        previous = [(-2.0,) * len(claim.token_ids) if claim.previous else () for claim in claims]
-        scores = [tuple(-1.0 - token for token in claim.token_ids) for claim in claims]
+        margins = [(0.5,) * claim.tokens if claim.sampling.extra.portable else () for claim in claims]
+        previous = [(-2.0,) * claim.tokens if claim.previous else () for claim in claims]
+        scores = [tuple(-1.0 - token for token in claim.token_ids[claim.start :]) for claim in claims]
         return [Judgement(self.version, *found) for found in zip(scores, previous, margins, strict=True)]
 
     def hash_live(self) -> blake3:

@@ -15,7 +15,7 @@ from codec.errors import UsageError
 from node.engines.base import Prompt, SamplingOptions, SamplingParams
 from node.engines.group import EngineGroup
 from node.engines.host import EngineFailed, EngineHost, EngineLost, EngineSpec, worker_command
-from node.engines.judgement import Judgement
+from node.engines.judgement import Claim, Judgement
 from node.engines.messages import Commit, Done
 
 SAMPLING = SamplingParams(max_tokens=4, stop_tokens=(2,))
@@ -197,9 +197,9 @@ PORTABLE = SamplingParams(max_tokens=4, options=SamplingOptions(portable=True))
 async def test_it_judges_claims_under_its_version(tmp_path, monkeypatch):
     node = NodeReplica(tmp_path)
     async with engine(tmp_path, node, monkeypatch) as host:
-        found = await host.judge((1,), (2, 3), PORTABLE, 7, previous=True)
+        found = await host.judge(Claim((1,), (2, 3), PORTABLE, 7, previous=True))
         assert found == Judgement((0, 0), (-3.0, -4.0), (-2.0, -2.0), (0.5, 0.5))
-        found = await host.judge((1,), (2, 3), SAMPLING, 7, previous=False)
+        found = await host.judge(Claim((1,), (2, 3), SAMPLING, 7))
         assert (found.previous, found.margins) == ((), ())
         group = EngineGroup([host])
         assert await group.judge((1,), (2, 3), SAMPLING, 7, previous=False) == found
@@ -214,8 +214,8 @@ async def test_an_engine_that_fails_in_a_rewind_is_never_left_with_other_bits(tm
     async with engine(tmp_path, node, monkeypatch) as host:
         (tmp_path / how).touch()
         with pytest.raises(EngineLost):
-            await host.judge((1,), (2, 3), PORTABLE, 7, previous=True)
+            await host.judge(Claim((1,), (2, 3), PORTABLE, 7, previous=True))
         await host.wait_ready()
         assert (host.reloads, host.restarts) == ((1, 0) if how == "torn" else (0, 1))
         assert await host.prove() == node.replica.root
-        assert (await host.judge((1,), (2, 3), PORTABLE, 7, previous=True)).previous
+        assert (await host.judge(Claim((1,), (2, 3), PORTABLE, 7, previous=True))).previous

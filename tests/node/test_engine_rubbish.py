@@ -13,6 +13,7 @@ from engine_kit import NodeReplica
 
 from node.engines.base import Prompt, SamplingParams
 from node.engines.host import EngineDeadlines, EngineFailed, EngineHost, EngineLost, EngineSpec
+from node.engines.judgement import Claim
 from swarm import guard
 from swarm.guard import Source
 
@@ -168,9 +169,9 @@ async def test_an_invalid_judgement_ends_the_engines_process(tmp_path: Path, how
     async with engine(tmp_path, how) as host:
         await host.wait_ready()
         with pytest.raises(EngineLost):
-            await host.judge((1,), (2,), SAMPLING, 0, previous=False)
+            await host.judge(Claim((1,), (2,), SAMPLING, 0))
         await host.wait_ready()
-        assert (await host.judge((1,), (2,), SAMPLING, 0, previous=False)).scores == (-1.0,)
+        assert (await host.judge(Claim((1,), (2,), SAMPLING, 0))).scores == (-1.0,)
         assert host.restarts == 1
 
 

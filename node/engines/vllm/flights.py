@@ -100,6 +100,8 @@ def begin_score(
 def begin_judge(front: PluginLink, claim: Claim, done: JudgeDone) -> None:
     """Judge a claim (see `interface.BackgroundEngine`). `done(outcome)` is called from another thread; with
     `PluginFailed` when the engine stopped in a rewind."""
+    if claim.replay:
+        raise EngineError("this engine cannot replay tokens")
     if not getattr(front.hello, "judges", False):
         raise EngineError("vLLM's plugin is older than this node: install it anew (docs/vllm.md)")
     sampling = claim.sampling
@@ -115,7 +117,8 @@ def _judgement(future: Future[Any], claim: Claim) -> Judgement | EngineError:
         answer = wait(future, Judged, 0.0)
         if len(answer.scores) != len(claim.token_ids):
             return EngineError(f"{len(answer.scores)} scores for {len(claim.token_ids)} tokens")
-        return Judgement(_version(answer.version), answer.scores, answer.previous, answer.margins)
+        parts = (found[claim.start :] for found in (answer.scores, answer.previous, answer.margins))
+        return Judgement(_version(answer.version), *parts)
     except ValueError as error:
         return EngineError(f"vLLM's answer is not a judgement: {error}")
     except EngineError as error:

@@ -52,7 +52,7 @@ SAMPLES: Final[dict[type, WorkMessage]] = {
     work.Cannot: work.Cannot(1, 1, "no"),
     work.Ask: work.Ask(1, _PROMPT, _PROMPT, SHAPED, 0, 3, 0, 3),
     work.WorkAnswer: work.WorkAnswer(1, 0, 3, work.pack_floats((-0.5,) * 3)),
-    work.JudgeRequest: work.JudgeRequest(1, _PROMPT, _PROMPT, SHAPED, 7, 0, 3, 0, 3, True),
+    work.JudgeRequest: work.JudgeRequest(1, _PROMPT, _PROMPT, SHAPED, 7, 0, 3, 0, 3, False, True),
     work.JudgeAnswer: work.JudgeAnswer(
         1, 0, 3, work.pack_floats((-0.5,) * 3), work.pack_floats((-0.4,) * 3), work.pack_floats((0.0,) * 3)
     ),

@@ -31,7 +31,7 @@ class JudgingEngine(TimedEngine):
         ]
         return changed, seconds
 
-    async def judge(self, prompt, tokens, sampling, stream, *, previous):
+    async def judge(self, claim):
         self.judging += 1
         self.most = max(self.most, self.judging)
         await trio.sleep(0.2)
@@ -39,10 +39,10 @@ class JudgingEngine(TimedEngine):
         if self.fails:
             raise EngineFailed("no memory", poisoned=False)
         self.judged += 1
-        n = len(tokens)
-        scores = (-1.0,) * (n - 1) + (float("-inf"),) if tokens[0] == 7 else (-1.0,) * n
-        margins = (0.0,) * n if sampling.extra.portable else ()
-        return Judgement(self.version, scores, (-1.001,) * n if previous else (), margins)
+        n = claim.tokens
+        scores = (-1.0,) * (n - 1) + (float("-inf"),) if claim.token_ids[0] == 7 else (-1.0,) * n
+        margins = (0.0,) * n if claim.sampling.extra.portable else ()
+        return Judgement(self.version, scores, (-1.001,) * n if claim.previous else (), margins)
 
 
 @pytest.fixture
