@@ -204,7 +204,7 @@ async def test_it_judges_claims_under_its_version(tmp_path, monkeypatch):
         group = EngineGroup([host])
         assert await group.judge(Claim((1,), (2, 3), SAMPLING, 7)) == found
         with pytest.raises(ValueError, match="claim"):
-            await host.judge((), (2,), SAMPLING, 7, previous=False)
+            await host.judge(Claim((), (2,), SAMPLING, 7))
 
 
 @pytest.mark.parametrize("how", ["torn", "die"])
