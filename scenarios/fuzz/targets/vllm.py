@@ -51,8 +51,13 @@ def _loaded() -> tuple[Any, Any]:
         "vllm.distributed.weight_transfer.base": _stub("b", WeightTransferInitRequest=_Any),
         "vllm.sampling_params": _stub("vllm.sampling_params", RequestOutputKind=_Any, SamplingParams=_Any),
         "swarm_vllm.scores": _stub(
-            "swarm_vllm.scores", scoring=lambda message: message, read=lambda logprobs, ids: ids
+            "swarm_vllm.scores",
+            scoring=lambda message, **more: message,
+            read=lambda logprobs, ids: (-1.0,) * len(ids),
+            read_margins=lambda logprobs, ids: (0.0,) * len(ids),
         ),
+        "swarm_vllm.draws": _stub("swarm_vllm.draws", NOISE="swarm_noise"),
+        "swarm_vllm.rewind": _stub("swarm_vllm.rewind", LABEL="-1", PREVIOUS="swarm_previous"),
     }
     before = {name: sys.modules.get(name) for name in stubs}
     sys.modules.update(stubs)

@@ -2,15 +2,12 @@
 
 import msgspec
 import pytest
-import trio
-from ledger_kit import ALICE, PROMPT, SAMPLING, group_id
+from ledger_kit import PROMPT, SAMPLING, group_id
 
 from codec.errors import PeerError
-from node.engines.base import OPTIONS, PORTABLE_DRAWS, SamplingOptions
+from node.engines.base import SamplingOptions
 from node.ledger.assignment.draws import sampling_of
 from node.ledger.messages import (
-    Abilities,
-    Ask,
     JudgeAnswer,
     JudgeRequest,
     WorkLease,
@@ -73,16 +70,3 @@ def test_a_lease_for_a_node_that_is_not_able_has_the_bytes_of_older_releases():
     assert encode(lease) == encode(msgspec.structs.replace(lease, sampling=SAMPLING))
     assert b"portable" not in encode(lease)
     assert b"portable" in encode(msgspec.structs.replace(lease, sampling=sampling_of(group, True)))
-
-
-@pytest.mark.parametrize("names", [(), (OPTIONS, PORTABLE_DRAWS)])
-async def test_nodes_that_cannot_judge_get_the_messages_of_today(names, autojump_clock):
-    from test_hostile import LedgerBench, request
-
-    bench = LedgerBench(check_share=1.0)
-    bench.hear(ALICE, request())
-    bench.hear(ALICE, Abilities(names, "old"))
-    sent = bench.hear(ALICE, request())
-    assert not any(isinstance(message, JudgeRequest) for message in sent)
-    assert all(message.sampling.options is msgspec.UNSET for message in sent if isinstance(message, WorkLease | Ask))
-    await trio.lowlevel.checkpoint()
