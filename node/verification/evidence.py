@@ -150,7 +150,7 @@ class Bets:
 
 @dataclass(slots=True)
 class Evidence:
-    """All that is held against one node, by checker. One object for each kind of test; see `mean_of`."""
+    """All that is held against one node, by checker. One object for each kind of test."""
 
     checkers: dict[bytes, Bets] = field(default_factory=dict)
 
@@ -171,12 +171,6 @@ class Evidence:
     def proven(self) -> bool:
         """Whether the node is to be quarantined, if this is the only test of it."""
         return self.log >= THRESHOLD
-
-    @staticmethod
-    def mean_of(tests: Iterable["Evidence"]) -> float:
-        """The evidence of several tests of one node together: the average of the products is a supermartingale, too."""
-        logs = [test.log for test in tests]
-        return float(np.logaddexp.reduce(logs)) - math.log(len(logs)) if logs else 0.0
 
 
 def dropped(checkers: int) -> int:

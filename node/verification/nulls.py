@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from node.verification.classes import ArithmeticClass
 from node.verification.evidence import DELTA, LEAST_SPREAD, Null, dropped, scaled, upper_mean
-from node.verification.opinions import Kind
+from node.verification.opinions import REACH, Kind
 
 __all__ = ["CONTEXTS", "Nulls", "context_of"]
 
@@ -40,7 +40,7 @@ CHECKERS: Final = 16
 GROWTH: Final = 1.5
 """The null is learned again when this many times as many numbers are known, and after each half of `WINDOW` of one
 checker's."""
-SHARE: Final = 1.0 / (len(Kind) * CONTEXTS)
+SHARE: Final = 1.0 / (len(REACH) * CONTEXTS)
 """The part of `DELTA` that is spent on one context."""
 
 

@@ -160,12 +160,3 @@ def test_products_survive_a_file_and_others_are_refused():
     for bad in (bets.saved[1:], [math.nan] * len(bets.saved)):
         with pytest.raises(ValueError, match="fractions"):
             Bets.restored(bad)
-
-
-def test_the_evidence_of_several_tests_is_their_mean():
-    one = Evidence()
-    for checker in (b"a", b"b", b"c", b"d", b"e"):
-        for _ in range(40):
-            one.add(checker, NULL, 1.5)
-    assert Evidence.mean_of([one, Evidence()]) == pytest.approx(one.log - math.log(2), abs=1e-3)
-    assert Evidence.mean_of([]) == 0.0
