@@ -48,6 +48,7 @@ def highest(lives: int, checks: int, rng: np.random.Generator, liars: int) -> np
     """The most evidence that each life ever had, all kinds together. `liars` of its checkers always find the worst."""
     nulls = {kind: learned(kind, rng, liars) for kind in HONEST}
     bets = {kind: [Bets((lives,)) for _ in range(CHECKERS)] for kind in HONEST}
+    wealth = {kind: np.zeros((CHECKERS, lives)) for kind in HONEST}
     most = np.zeros(lives)
     for check in range(checks):
         checker = check % CHECKERS
@@ -55,8 +56,8 @@ def highest(lives: int, checks: int, rng: np.random.Generator, liars: int) -> np
         for kind, draw in HONEST.items():
             found = np.full(lives, 99.0) if checker < liars else draw(rng, lives)
             bets[kind][checker].add(nulls[kind], found)
-            ordered = np.sort(np.stack([one.log_wealth for one in bets[kind]]), axis=0)
-            logs.append(ordered[: CHECKERS // 2].sum(0))
+            wealth[kind][checker] = bets[kind][checker].log_wealth
+            logs.append(np.sort(wealth[kind], axis=0)[: CHECKERS // 2].sum(0))
         most = np.maximum(most, np.logaddexp.reduce(logs, axis=0) - math.log(len(Kind)))
     return most
 
@@ -131,6 +132,19 @@ def test_few_numbers_or_few_checkers_are_no_null_and_other_contexts_are_others()
     assert nulls.of(others[1], b"b", 0.1) is None
     with pytest.raises(ValueError, match="finite"):
         nulls.add(here, b"x", b"a", math.nan)
+
+
+def test_a_checker_keeps_its_newest_numbers_and_none_about_the_convicted():
+    nulls, context = Nulls(), bytes(16)
+    for i in range(3 * WINDOW):
+        nulls.add(context, b"checker", bytes([i % 2]), float(i))
+    kept = nulls._contexts[context].numbers[b"checker"]
+    assert kept.about_others(None).tolist() == list(range(2 * WINDOW, 3 * WINDOW))
+    assert kept.about_others(b"\0").tolist() == list(range(2 * WINDOW + 1, 3 * WINDOW, 2))
+    nulls.forget(b"\1")
+    assert not (kept.about_others(None) % 2).any()
+    nulls.forget(b"checker")
+    assert not nulls._contexts[context].numbers
 
 
 def test_contexts_and_checkers_are_bounded():
