@@ -15,6 +15,7 @@ import trio.testing
 from codec.errors import PeerError, SwarmError
 from node.engines.base import Prompt
 from node.engines.host import EngineHost, EngineSpec, ReplicaRef
+from node.engines.judgement import Claim
 from node.engines.messages import FromEngine
 from node.ipc.channel import ChannelClosed
 from node.ledger.messages import pack_floats, pack_tokens
@@ -91,7 +92,7 @@ class _World(World):
             ("stage", lambda: host.stage(0, (0, 4))),
             ("commit", lambda: host.commit((0, 4), _ROOT)),
             ("prove", host.prove),
-            ("judge", lambda: host.judge((1, 2), (3,), SAMPLING, 7, previous=True)),
+            ("judge", lambda: host.judge(Claim((1, 2), (3,), SAMPLING, 7, previous=True))),
         ]
         async with trio.open_nursery() as nursery:
             for name, call in calls:
