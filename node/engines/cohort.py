@@ -1,9 +1,9 @@
 """Equally long prompts that are continued together, a token at a time, by a plain loop with a KV cache.
 
 A row's random numbers depend on (seed, stream), and its tokens on those and its own logits. So a row gets the same
-tokens in any cohort, provided that the machine's matrix kernels sum a row in the same order for every batch of
-`LEAST_ROWS` or more (`node.engines.rows`, `node.engines.invariance`). Where they do not, only the same rows together
-give the same tokens. The rows have equal length, so there is no mask, and no row can change another.
+tokens in any cohort, provided that the machine's matrix kernels sum a row in the same order in every batch that is
+padded (`node.engines.rows`, `node.engines.invariance`). Where they do not, only the same rows together give the same
+tokens. The rows have equal length, so there is no mask, and no row can change another.
 
 Between any two tokens the weights may become another version. Each token's log-probability is that of the version that
 drew it, and its span names that version. The cache of the older version is either computed anew or kept. If it is

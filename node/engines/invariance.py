@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from node.engines.base import SamplingParams
-from node.engines.rows import LEAST_ROWS, UNREADABLE, Rows, vocabulary_of
+from node.engines.rows import ROW_MULTIPLE, UNREADABLE, Rows, vocabulary_of
 
 __all__ = ["rows_alike"]
 
@@ -18,7 +18,7 @@ TEXT: Final = 5
 """Tokens that are read at once."""
 STEPS: Final = 2
 """Tokens that are read one by one after them."""
-BATCHES: Final = ((LEAST_ROWS, 0), (LEAST_ROWS, LEAST_ROWS - 1), (9, 4), (24, 17))
+BATCHES: Final = ((ROW_MULTIPLE, 0), (ROW_MULTIPLE, ROW_MULTIPLE - 1), (5, 4), (10, 9), (24, 17))
 """(rows, the place of the row that is compared) of batches in which all rows differ."""
 LARGEST_BATCH: Final = (128, 77)
 """The same for devices that are fast enough: `node.engines.transformers.BATCH_ROWS`."""

@@ -1,8 +1,9 @@
 """The texts of a batch's rows, read by the model a token at a time: what drawing and replaying have in common.
 
-Matrix kernels for one row round otherwise than those for several, and a row's bits would then depend on how many rows
-are beside it. So no batch has fewer than `LEAST_ROWS` rows: the first one is repeated. Whether a row's bits are then
-the same in every batch is measured for each model on each machine (`node.engines.invariance`).
+Matrix kernels for a few rows, or for the last ones of many, round otherwise than the others, and a row's bits would
+then depend on how many rows are beside it. So every batch has a multiple of `ROW_MULTIPLE` rows: the first one is
+repeated. Whether a row's bits are then the same in every batch is measured for each model on each machine
+(`node.engines.invariance`).
 """
 
 import inspect
@@ -15,10 +16,11 @@ from transformers import DynamicCache, PreTrainedModel
 from node.engines.base import SamplingParams
 from node.engines.sampling import reshaped
 
-__all__ = ["LEAST_ROWS", "UNREADABLE", "Rows", "can_cache", "check_tokens", "read_all", "vocabulary_of"]
+__all__ = ["ROW_MULTIPLE", "UNREADABLE", "Rows", "can_cache", "check_tokens", "read_all", "vocabulary_of"]
 
-LEAST_ROWS: Final = 4
-"""Rows of every batch. On CPUs a row has the same bits in any batch of 2 (bfloat16) or 4 (float32) rows or more."""
+ROW_MULTIPLE: Final = 4
+"""Every batch has a multiple of so many rows. On CPUs one row alone rounds otherwise in bfloat16, one to three do in
+float32, and, with several threads, also the last rows of 5 to 7 and of 9 to 11."""
 
 UNREADABLE: Final = (*(RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError, NotImplementedError),)
 """What models raise for a text, or a cache, that they cannot read."""
@@ -56,8 +58,8 @@ class Rows:
     def read(self, sampling: SamplingParams, prompt: int) -> torch.Tensor:
         """The logits after the texts so far, after the changes of `sampling`'s options: (rows, vocabulary).
 
-        `prompt`: the length of the part of each text that was not drawn. There are at least `LEAST_ROWS` rows: those
-        beyond the texts are padding.
+        `prompt`: the length of the part of each text that was not drawn. The rows beyond the
+        texts are padding.
         """
         unread = self._text if self._past is None else self._unread
         logits = read_all(self._model, unread) if self._past is None else self._past.read(unread)
@@ -72,8 +74,8 @@ class Rows:
 
 
 def _padded(ids: torch.Tensor) -> torch.Tensor:
-    """`ids`, and the first row as often as it takes until there are `LEAST_ROWS`."""
-    return torch.cat([ids, ids[:1].expand(max(0, LEAST_ROWS - len(ids)), -1)])
+    """`ids`, and the first row as often as it takes until there is a multiple of `ROW_MULTIPLE`."""
+    return torch.cat([ids, ids[:1].expand(-len(ids) % ROW_MULTIPLE, -1)])
 
 
 class _Past:

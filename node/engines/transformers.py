@@ -41,6 +41,7 @@ from node.engines.load import build_model, chosen_dtype, load_model
 from node.engines.rows import can_cache
 from node.engines.undo import MOST_SHARE, Undo
 from node.engines.vllm.plugin.swarm_vllm.fingerprint import device_name, fingerprint
+from node.verification.classes import KEEPS_KEYS
 
 __all__ = ["Arithmetic", "Carry", "TransformersEngine"]
 
@@ -167,14 +168,14 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
             return
         model = self._loaded()
         self._refuse_if_poisoned()
-        alike = self._carry == "recompute" and rows_alike(model, cached=self._can_cache())
+        alike = rows_alike(model, cached=self._can_cache())
         attention = str(getattr(model.config, "_attn_implementation", None) or "plain")
         label = class_label(
             "transformers",
             transformers.__version__,
             device_name(self.device),
             str(self._dtype).removeprefix("torch."),
-            attention if alike else f"{attention}-loose",  # nobody can replay its samples: keep it apart from others
+            (KEEPS_KEYS if self._carry == "stale" else "") + ("" if alike else "loose-") + attention,
             1,
             fingerprint(self.device, self._dtype),
         )

@@ -5,9 +5,11 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["ArithmeticClass", "ClassPair", "names_class"]
+__all__ = ["KEEPS_KEYS", "ArithmeticClass", "ClassPair", "names_class"]
 
 PREFIX: Final = "class:"
+KEEPS_KEYS: Final = "kept-"
+"""Before the attention: at a commit, running sequences keep keys and values that older versions computed."""
 
 
 class ArithmeticClass(msgspec.Struct, frozen=True, order=True):
@@ -30,6 +32,11 @@ class ArithmeticClass(msgspec.Struct, frozen=True, order=True):
         """A label for tables and logs."""
         parts = (self.engine, self.engine_version, self.device, self.dtype, self.attention, f"tp{self.parallelism}")
         return "/".join(parts)
+
+    @property
+    def keeps_keys(self) -> bool:
+        """Whether nobody can compute a sample's tokens after a commit, because keys of older versions decide them."""
+        return self.attention.startswith(KEEPS_KEYS)
 
     @classmethod
     def named(cls, abilities: Iterable[str], kind: str) -> "ArithmeticClass":

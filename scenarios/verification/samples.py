@@ -17,7 +17,7 @@ from transformers import DynamicCache
 
 from node.engines.base import Completion, Prompt, SamplingOptions, SamplingParams
 from node.engines.cohort import Cohort
-from node.engines.rows import LEAST_ROWS, vocabulary_of
+from node.engines.rows import ROW_MULTIPLE, vocabulary_of
 from node.engines.sampling import log_probabilities, scores
 from node.verification.draws import kept_logprobs, margins
 from node.verification.noise import gumbel
@@ -124,13 +124,13 @@ def _prefilled(model: Any, prompt: tuple[int, ...], tokens: tuple[int, ...]) -> 
 def _replayed(model: Any, rows: Sequence[tuple[Prompt, Completion]]) -> list[NDArray[np.float32]]:
     """The logits of each row's tokens, (tokens, vocabulary), computed as `Cohort` computes them when it draws.
 
-    Rows with prompts of one length are read together, and never fewer than `LEAST_ROWS`: kernels for a single row round
-    otherwise. What the other rows hold changes nothing.
+    Rows with prompts of one length are read together, padded as engines pad them (`node.engines.rows`). What the other
+    rows hold changes nothing.
     """
     out: dict[int, list[torch.Tensor]] = {i: [] for i in range(len(rows))}
     for length in sorted({len(prompt.token_ids) for prompt, _ in rows}):
         at = [i for i, (prompt, _) in enumerate(rows) if len(prompt.token_ids) == length]
-        padded = at + [at[0]] * (LEAST_ROWS - len(at))
+        padded = at + [at[0]] * (-len(at) % ROW_MULTIPLE)
         past: Any = DynamicCache(config=model.config)
         current = torch.tensor([rows[i][0].token_ids for i in padded])
         for step in range(max(len(rows[i][1].token_ids) for i in at)):

@@ -237,8 +237,7 @@ class VllmEngine(BackgroundEngine):
         """The class of the engine's arithmetic, and whether it can replay what others of the class draw."""
         attached = self._attached()
         found = {name for name in [class_of(attached.front, attached.ranks, self.policy)] if name}
-        # A sequence that continued with the keys of an older version cannot be computed again.
-        if JUDGES in self._can and self.policy != "continue":
+        if JUDGES in self._can:
             invariant = is_invariant(attached.front)
             _log.info("measured", invariant=invariant)
             found |= {REPLAYS} if invariant else set()

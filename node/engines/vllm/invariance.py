@@ -16,6 +16,7 @@ from node.engines.judgement import Claim, Judgement
 from node.engines.vllm.flights import Flights, begin_judge
 from node.engines.vllm.links import PluginLink
 from node.engines.vllm.plugin.swarm_vllm.messages import Front, Policy, Rank
+from node.verification.classes import KEEPS_KEYS
 
 __all__ = ["class_of", "is_invariant"]
 
@@ -35,8 +36,7 @@ def class_of(front: PluginLink, ranks: Sequence[PluginLink], policy: Policy) -> 
         return ""
     parts = ("-".join(sorted({getattr(rank, name) for rank in hello})) for name in ("device", "dtype", "attention"))
     device, dtype, attention = parts
-    # Tokens that continue with the keys of an older version are of an arithmetic that no replay has.
-    attention += "-kept" if policy == "continue" else ""
+    attention = (KEEPS_KEYS if policy == "continue" else "") + attention
     fingerprint = "-".join(sorted({rank.fingerprint for rank in hello}))
     return class_label("vllm", front.hello.vllm.partition("+")[0], device, dtype, attention, len(hello), fingerprint)
 

@@ -129,10 +129,13 @@ class Judgements:
         wanted: int,
         now: float,
         replays: ArithmeticClass | None = None,
+        *,
+        first_span: bool = False,
     ) -> OpenJudgement:
-        """Begin a check of the longest span of an accepted `rollout`."""
+        """Begin a check of the longest span of an accepted `rollout`, or of its first one."""
         starts = [0, *(span.end for span in rollout.spans)]
-        span, start = max(zip(rollout.spans, starts, strict=False), key=lambda pair: (pair[0].end - pair[1], -pair[1]))
+        spans = list(zip(rollout.spans, starts, strict=False))[: 1 if first_span else None]
+        span, start = max(spans, key=lambda pair: (pair[0].end - pair[1], -pair[1]))
         check = OpenJudgement(
             id=self._next,
             author=author,

@@ -183,7 +183,17 @@ class Verifier:
         wanted = len(order) if author in self._doubted else wanted
         stream = stream_of(group.id, rollout.sample, sampling)
         self.judgements.begin(
-            author, group.id, rollout, group.prompt, sampling, stream, order, wanted, now, replays=replays
+            author,
+            group.id,
+            rollout,
+            group.prompt,
+            sampling,
+            stream,
+            order,
+            wanted,
+            now,
+            replays,
+            first_span=classes[author].keeps_keys,
         )
         return True
 

@@ -16,7 +16,7 @@ from node.engines.arithmetic import MOST_CHARACTERS, class_label
 from node.engines.base import JUDGES, REPLAYS, EngineError, Prompt, SamplingOptions, SamplingParams
 from node.engines.invariance import rows_alike
 from node.engines.judgement import Claim
-from node.engines.rows import LEAST_ROWS, Rows
+from node.engines.rows import ROW_MULTIPLE, Rows
 from node.engines.sampling import draw_portable, log_probabilities, replayed
 from node.engines.transformers import TransformersEngine
 from node.engines.vllm.plugin.swarm_vllm.fingerprint import device_name, fingerprint
@@ -104,7 +104,7 @@ def test_a_row_has_the_same_bits_in_every_batch(tied_folder, arithmetic, cached,
     check()
 
 
-def test_no_batch_has_fewer_rows_than_kernels_need(tied_folder):
+def test_every_batch_has_the_rows_that_kernels_need(tied_folder):
     """One row alone would be read by other kernels, and be another row's bits."""
     engine = engine_on(tied_folder)
     engine.generate(PROMPTS, SAMPLINGS["plain"])  # tries the cache, in one row
@@ -113,11 +113,10 @@ def test_no_batch_has_fewer_rows_than_kernels_need(tied_folder):
     for prompts in (PROMPTS[2:3], [Prompt((4,))], [Prompt((1, 2), i) for i in range(6)]):
         completions = engine.generate(prompts, SamplingParams(5, seed=1, stop_tokens=tuple(range(20))))
         assert len(completions) == len(prompts)
-    assert min(seen) == LEAST_ROWS
-    assert max(seen) == 6
+    assert set(seen) == {ROW_MULTIPLE, 2 * ROW_MULTIPLE}
     seen.clear()
     engine.generate([Prompt((4,))], SamplingParams(3, options=SamplingOptions(exact=True)))
-    assert set(seen) == {LEAST_ROWS}
+    assert set(seen) == {ROW_MULTIPLE}
 
 
 @SAMPLED
@@ -370,10 +369,13 @@ def test_an_engine_whose_rows_depend_on_their_batch_cannot_replay(tied_folder, m
     assert classes[0] != classes[1], "its samples are never compared bit for bit"
 
 
-def test_a_stale_cache_cannot_be_replayed(tied_folder):
-    engine = replaying(tied_folder, carry="stale", arithmetic="float32")
-    assert REPLAYS not in engine.abilities
-    assert "loose" in next(name for name in engine.abilities if name.startswith("class:"))
+def test_an_engine_that_keeps_its_cache_is_a_class_of_its_own(tied_folder):
+    """Its samples can be replayed up to the first commit only, which the class tells."""
+    engines = [replaying(tied_folder, carry=carry, arithmetic="float32") for carry in ("stale", "recompute")]
+    kept, fresh = (ArithmeticClass.named(engine.abilities, engine.kind) for engine in engines)
+    assert REPLAYS in engines[0].abilities
+    assert kept.keeps_keys
+    assert not fresh.keeps_keys
 
 
 def test_a_model_that_cannot_run_is_not_alike(tied_folder, monkeypatch):

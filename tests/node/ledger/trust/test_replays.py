@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 from verify_kit import EXACT, SAMPLING, Arena, BestOfTwo, Cold, Exact, Lies, Model, NeverEnds, Player, Stale, head
 
+from node.engines.arithmetic import class_label
 from node.engines.base import REPLAYS
 from node.ledger.book import Book
-from node.ledger.messages import JudgeAnswer, pack_floats
+from node.ledger.messages import JudgeAnswer, Rollout, VersionSpan, pack_floats, pack_tokens
 from node.ledger.node_messages import _judge_request
 from node.ledger.settings import Settings
+from node.ledger.trust.judgements import Judgements
 from node.verification.assignment import FIRST
+from node.verification.classes import ArithmeticClass
 from node.verification.evidence import THRESHOLD
 from node.verification.mismatches import replay_context
 from node.verification.opinions import Kind
@@ -236,6 +239,23 @@ def test_the_panel_of_an_author_in_doubt_is_asked_at_once():
     assert of_cheat[0] in (1, 3)
     assert of_cheat[1:] == [8, 8]
     assert max(count for author, count in wanted if author != cheat.node) == 3
+
+
+@pytest.mark.parametrize(("first", "judged"), [(False, (2, 7, (0, 4))), (True, (0, 2, (0, 3)))])
+def test_of_an_engine_that_keeps_old_keys_the_first_span_is_judged(first, judged):
+    spans = tuple(VersionSpan(0, version, bytes(32), end) for version, end in ((3, 2), (4, 7), (5, 9)))
+    floats = pack_floats((-1.0,) * 9)
+    rollout = Rollout(1, 1, 0, bytes(32), pack_tokens(range(9)), floats, "stop", spans)
+    check = Judgements(Settings()).begin(
+        b"author", b"group", rollout, b"", SAMPLING, 7, [b"checker"], 1, 0.0, first_span=first
+    )
+    assert (check.start, check.end, check.version) == judged
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "kept-sdpa"])
+def test_the_class_tells_whether_an_engine_keeps_old_keys(attention):
+    label = class_label("transformers", "5.23.0", "cpu-avx512", "float32", attention, 1, "1f3a9c02")
+    assert ArithmeticClass.named({label}, "").keeps_keys == (attention == "kept-sdpa")
 
 
 # ------------------------------------------------------------ what survives
