@@ -251,7 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             progress.label = line
 
         def file(attack: str) -> Path:
-            return record_file(options.cache, options.lr, version, options.author, attack)
+            return record_file(options.cache, run.name, version, options.author, options.threads, attack)
 
         _draw_missing(options, run, version, file, say)
         records = {kind: load_record(file(kind)) for kind in options.kinds}

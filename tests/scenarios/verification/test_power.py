@@ -148,7 +148,7 @@ def test_the_command_prints_what_kept_samples_say(tmp_path: Path, capsys: pytest
 
     for kind in KINDS_OF_SAMPLES:
         ends, columns = records[kind.attack]
-        np.savez(tmp_path / "records" / f"1e-06_v1_bf16_{kind.attack}.npz", ends=ends, **columns)
+        np.savez(tmp_path / "records" / f"smollm2-1e-06_v1_bf16_{kind.attack}.npz", ends=ends, **columns)
     few = [
         "--lives",
         "20",
