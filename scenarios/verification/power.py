@@ -6,7 +6,9 @@ Samples of honest nodes and of nodes that cheat are drawn and scored for real, o
 honest nodes. The samples are kept beside the steps, so a second call takes only the time of the simulation.
 
     python -m scenarios.verification.power ~/steps                              # 1e-6, the newest version, bf16
-    python -m scenarios.verification.power ~/steps --author f32 --lr 1e-5       # another class, other steps
+    python -m scenarios.verification.power ~/steps --lr 1e-5 --version 12 --kinds honest stale
+    python -m scenarios.verification.power ~/steps --author f32 --threads 2     # nodes of another class, of two threads
+    python -m scenarios.verification.power ~/samples --checkpoints ~/run/step_16 ~/run/step_17
     python -m scenarios.verification.power ~/steps --samples 256 --plot power.png --json
 
 A *checker* column names how the sample was read: `replay`, token by token as it was drawn; `bf16` or `f32`, in one pass
@@ -14,7 +16,6 @@ in that dtype. 64 samples of each kind take about 15 minutes of one CPU core, an
 """
 
 import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from codec.errors import UsageError
 from node.status.progress import ProgressLine
 from scenarios.harness.command import json_parser, run_as_program
 from scenarios.harness.plot import drawing, png
@@ -31,7 +31,8 @@ from scenarios.verification.lives import CANDIDATE, PRODUCT, Rules, false_accusa
 from scenarios.verification.numbers import NUMBERS, per_sample
 from scenarios.verification.records import KINDS_OF_SAMPLES, OTHER_CLASS, make_records, record_file
 from scenarios.verification.samples import load_record
-from scenarios.verification.steps import RATES, kept_steps, run_folder
+from scenarios.verification.sources import Source, from_checkpoints, from_steps
+from scenarios.verification.steps import RATES
 
 __all__ = ["ASKED", "Asked", "honest_rows", "measure"]
 
@@ -211,7 +212,17 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = json_parser(__doc__)
-    parser.add_argument("cache", type=Path, help="the folder with the steps; samples are kept in it")
+    parser.add_argument(
+        "cache", type=Path, help="the folder with the steps; samples are kept in it, and a second call draws none again"
+    )
+    parser.add_argument(
+        "--checkpoints",
+        type=Path,
+        nargs=2,
+        metavar=("OLDER", "NEWER"),
+        help="Hugging Face folders, in bf16, of the version before and of the one that honest nodes have; "
+        "then the first argument may be any folder",
+    )
     parser.add_argument("--lr", type=float, default=RATES[0], help="learning rate of the run (default 1e-6)")
     parser.add_argument("--version", type=int, help="the version that honest nodes have (default: the newest)")
     parser.add_argument("--size", default="smollm2", choices=("tiny", "small", "smollm2"), help="default smollm2")
@@ -237,13 +248,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--all", action="store_true", help="all numbers and checkers, not only the best")
     parser.add_argument("--plot", type=png, metavar="FILE", help="draw power against tokens as a PNG")
     options = parser.parse_args(arguments)
-    run = run_folder(options.cache, options.size, options.lr)
-    newest = kept_steps(run)
-    version = newest if options.version is None else options.version
-    if not 1 <= version <= newest:
-        raise UsageError(
-            f"{run} has {newest} steps: run `python -m scenarios.verification.steps {options.cache}` first."
-        )
+    if options.checkpoints is None:
+        source = from_steps(options.cache, options.size, options.lr, options.version)
+    else:
+        source = from_checkpoints(*options.checkpoints)
     began = time.process_time()
     with ProgressLine("Reading the versions") as progress:
 
@@ -251,9 +259,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             progress.label = line
 
         def file(attack: str) -> Path:
-            return record_file(options.cache, run.name, version, options.author, options.threads, attack)
+            return record_file(options.cache, source.name, source.version, options.author, options.threads, attack)
 
-        _draw_missing(options, run, version, file, say)
+        _draw_missing(options, source, file, say)
         records = {kind: load_record(file(kind)) for kind in options.kinds}
         settings: dict[str, Any] = {"history": options.history, "checkers": options.checkers}
         settings |= {"rules": RULES[options.rules], "say": say}
@@ -265,8 +273,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             honest = honest_rows(records, options.author, tried, **counts, **settings)
     result = {
         "scenario": "verification_power",
-        "run": run.name,
-        "version": version,
+        "run": source.name,
+        "version": source.version,
         "author": options.author,
         "checkers": options.checkers,
         "history": options.history,
@@ -283,24 +291,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if any(row["accused"] for row in honest) else 0
 
 
-def _draw_missing(options: Any, run: Path, version: int, file: Any, say: Any) -> None:
+def _draw_missing(options: Any, source: Source, file: Any, say: Any) -> None:
     if all(file(kind).exists() for kind in options.kinds):
         return
     import torch
 
-    from node.trainers.grpo import SIZES
-    from scenarios.verification.models import Versions
-    from scenarios.verification.task import Sentences
-
     torch.set_num_threads(1)
-    size = SIZES[options.size]
-    base = size.folder(lambda line: print(line, file=sys.stderr, flush=True))
-    task = Sentences.of(base) if options.size == "smollm2" else size.task(base)
+    versions, task = source.open()
     make_records(
-        Versions(base, run),
+        versions,
         task,
         file,
-        version,
+        source.version,
         options.author,
         options.samples,
         threads=options.threads,

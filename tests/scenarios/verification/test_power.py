@@ -13,6 +13,7 @@ from node.verification.evidence import Evidence, Null
 from scenarios.verification.lives import Lives, false_accusations, gains_of, power
 from scenarios.verification.numbers import NUMBERS, nearer, per_sample, unlike, unreplayed
 from scenarios.verification.power import ASKED, best, draw, honest_rows, main, measure
+from scenarios.verification.sources import from_steps
 
 NULL = Null(-1.0, 2.0, 0.45)
 vectors = st.lists(st.floats(-20, 0, allow_subnormal=False), min_size=3, max_size=3)
@@ -168,5 +169,18 @@ def test_the_command_prints_what_kept_samples_say(tmp_path: Path, capsys: pytest
     printed = capsys.readouterr().out
     assert all(asked.label in printed for asked in ASKED)
     assert "0 quarantined" in printed
-    with pytest.raises(UsageError, match="has 1 steps"):
+
+
+def test_what_is_not_there_is_named_with_the_command_that_makes_it(tmp_path: Path):
+    run = tmp_path / "smollm2-1e-06"
+    run.mkdir()
+    np.savez(run / "step_0001.npz", gaps=np.zeros(0, np.uint32), bits=np.zeros(0, np.uint16))
+    assert from_steps(tmp_path, "smollm2", 1e-6, None)[:2] == ("smollm2-1e-06", 1)
+    with pytest.raises(UsageError, match=r"has 1 steps, so --version is 1 to 1.*--steps 2`"):
         main([str(tmp_path), "--version", "2"])
+    with pytest.raises(UsageError, match=r"no folder smollm2-3e-06\. It has smollm2-1e-06: choose .*--lr 3e-06` first"):
+        main([str(tmp_path), "--lr", "3e-6"])
+    with pytest.raises(UsageError, match="It has no run, or run"):
+        main([str(run)])
+    with pytest.raises(UsageError, match="older does not exist"):
+        main([str(tmp_path), "--checkpoints", str(tmp_path / "older"), str(tmp_path / "newer")])
