@@ -17,7 +17,7 @@ from node.trainers.grpo.task import SortLetters
 from node.trainers.grpo.tiny import TinyRecipe
 from node.trainers.grpo.warmup import random_model, save_bf16
 from scenarios.verification.models import FORMATS, Checkpoints, Versions, quantised
-from scenarios.verification.numbers import per_sample
+from scenarios.verification.numbers import mismatches
 from scenarios.verification.records import KINDS_OF_SAMPLES, make_records
 from scenarios.verification.samples import load_record
 from scenarios.verification.sources import from_checkpoints
@@ -136,7 +136,7 @@ def test_honest_samples_are_replayed_exactly_and_attacks_are_not(base: Path, run
     records = record(tmp_path, base, run, NearlyTrue(), author, 16)
     share = {}
     for attack, (ends, columns) in records.items():
-        found = per_sample("unreplayed", "replay", ends, columns)
+        found = mismatches("replay", ends, columns)
         assert found is not None
         share[attack] = float(found.mean())
     assert share.pop("honest") == 0.0
@@ -197,6 +197,7 @@ def test_a_real_model_one_version_older_is_found_by_its_replays(tmp_path: Path):
     with ProgressLine("steps") as progress:
         make_steps(GrpoTrainer(folder, task, config, device="cpu"), folder, tmp_path / "run", 2, progress=progress)
     records = record(tmp_path, folder, tmp_path / "run", task, "bf16", 4)
-    found = {kind: per_sample("unlike", "replay", *records[kind]) for kind in ("honest", "stale")}
-    assert found["honest"].max() == 0.0
-    assert found["stale"].min() > 0.5
+    assert not mismatches("replay", *records["honest"]).any()
+    ends, columns = records["stale"]
+    assert mismatches("replay", ends, columns).all()
+    assert np.mean(columns["claim"] != columns["score_replay_v"]) > 0.5
