@@ -120,6 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     engine = TransformersEngine(threads=1, device="cpu", arithmetic=options.arithmetic)
     engine.load(folder)
     engine.attach(Checkpoint.open(folder).layout)
+    engine.measure()
     found = measure(engine, Sentences.of(folder), rounds=options.rounds)
     if options.json:
         print(json.dumps({"scenario": "verification_cost", "model": folder.name, "rows": [found]}))

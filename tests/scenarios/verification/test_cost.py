@@ -21,6 +21,7 @@ def test_each_way_of_reading_has_a_ratio_to_drawing(tmp_path: Path):
     engine = TransformersEngine(threads=1, device="cpu", arithmetic="float32")
     engine.load(tmp_path)
     engine.attach(Checkpoint.open(tmp_path).layout)
+    engine.measure()
     found = measure(engine, SortLetters(), rounds=2)
     assert found["samples"] == 8
     assert found["tokens"] >= 8
