@@ -11,6 +11,7 @@ from codec.errors import UsageError
 from node.verification.evidence import Evidence, Null
 from node.verification.mismatches import GRID, MOST_STARTS, Tally
 from node.verification.opinions import Kind
+from scenarios.verification import simulate
 from scenarios.verification.lives import NEEDED, Lives, ReplayLives, gains_of
 from scenarios.verification.numbers import ONE_PASS, mismatches, numbers, proven_at_once
 from scenarios.verification.power import ASKED, best, draw, honest_rows, main, measure
@@ -171,6 +172,13 @@ def test_honest_nodes_with_some_mismatches_are_not_accused(rate: float):
     if rate > 0.0:
         accused, _ = honest_replays(rate, checks=60, lives=1_000, history=1_000_000, others=0, seed=1)
         assert accused == 0, "however much is known of the others"
+
+
+def test_nodes_with_more_mismatches_than_the_others_would_be_counted(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(simulate, "OTHERS_SHARE", 0.0)
+    accused, most = honest_replays(0.1, checks=60, lives=200, at_once=100)
+    assert accused > 50
+    assert most >= NEEDED
 
 
 def _records(seed: int = 0) -> dict[str, tuple[np.ndarray, dict[str, np.ndarray]]]:
