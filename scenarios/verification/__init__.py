@@ -2,12 +2,15 @@
 
 Modules:
 
-- `lives`: Lives of nodes, simulated from measured numbers
-- `models`: Models of kept versions, as they are or quantised
-- `numbers`: The numbers that a check of one sample may yield
+- `cost`: The command: what a replay and a reading in one pass cost
+- `lives`: Lives of nodes, many at once, by the product's rules
+- `models`: Models of versions, as they are or quantised
+- `numbers`: What the product finds in samples that were recorded
 - `power`: The command: tokens until a cheat is quarantined, and honest lives
 - `records`: Which samples are drawn, and which checkers read them
 - `samples`: Samples of honest and cheating nodes, drawn and scored for real
+- `simulate`: How soon simulated nodes that cheat are quarantined, and how many honest ones are
+- `sources`: Where the versions come from: kept steps, or two checkpoints of the user
 - `steps`: Makes real GRPO steps and keeps each as the bits that changed
-- `task`: The task of these steps: chat answers of some ten tokens that end by themselves
+- `task`: The task of these steps: chat answers of some thirty tokens that end by themselves
 """

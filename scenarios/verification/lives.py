@@ -1,40 +1,30 @@
-"""Lives of nodes, simulated from measured numbers by the product's bets: many at once.
+"""Lives of nodes, many at once, by the product's rules.
 
-A node is checked sample after sample, by `checkers` honest checkers in turn. `Lives` computes for many nodes at once
-what `node.verification.evidence.Evidence` computes for one; a test compares them.
+`Lives` computes for many nodes what `node.verification.evidence.Evidence` computes for one, and `ReplayLives` what
+`node.verification.mismatches.Tally` does; tests compare them. `scenarios.verification.simulate` draws the lives.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from node.verification.evidence import DELTA, LEAST_CHECKERS, THRESHOLD, Bets, Null, trimmed
+from node.verification.evidence import LEAST_CHECKERS, THRESHOLD, Bets, Null, trimmed
+from node.verification.mismatches import GRID, RATE_WEIGHTS, RATES, SAME_CLASS, SHARE_WEIGHTS, SHARES
 from node.verification.opinions import Kind
 
-__all__ = [
-    "KINDS",
-    "Found",
-    "Lives",
-    "false_accusations",
-    "gains_of",
-    "learned",
-    "power",
-]
+__all__ = ["NEEDED", "Lives", "ReplayLives", "gains_of"]
 
-KINDS: Final = len(Kind)
-"""Kinds of tests among which a node's evidence is averaged, and `DELTA` is divided."""
-
-SAME_NULL: Final = 100
-"""Lives of cheating nodes that share a learned null."""
+NEEDED: Final = THRESHOLD + math.log(len(Kind))
+"""The evidence of one kind, a natural logarithm, at which a node is quarantined against which there is no other."""
 
 Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
 
 
 class Lives:
-    """The evidence against many nodes, by one kind of number."""
+    """The evidence against many nodes by one kind of number, found by `checkers` honest checkers in turn."""
 
     def __init__(self, lives: int, checkers: int = LEAST_CHECKERS) -> None:
         self._bets = [Bets((lives,)) for _ in range(checkers)]
@@ -49,7 +39,7 @@ class Lives:
         self._bets[turn].add(null, numbers)
         self._end_check(turn)
 
-    def add_drawn(self, gains: Floats, drawn: NDArray[np.int64]) -> None:
+    def add_drawn(self, gains: Floats, drawn: Counts) -> None:
         """As `add`, with numbers whose `gains` are known: node i's number is number `drawn[i]` of them."""
         turn = self._checks % len(self._bets)
         self._bets[turn]._logs += gains[drawn]
@@ -64,12 +54,7 @@ class Lives:
         """The evidence against each node: a natural logarithm. 0 until `LEAST_CHECKERS` have answered."""
         if min(self._checks, len(self._bets)) < LEAST_CHECKERS:
             return np.zeros(self._logs.shape[1])
-        return np.sort(self._logs, axis=0)[: self._kept].sum(0)
-
-
-def learned(honest: Floats, reach: float, count: int, rng: np.random.Generator) -> Null:
-    """A null from `count` honest numbers, drawn anew from the measured ones."""
-    return Null.learn(rng.choice(honest, count), reach, DELTA / KINDS)
+        return np.partition(self._logs, self._kept - 1, axis=0)[: self._kept].sum(0)
 
 
 def gains_of(null: Null, numbers: Floats) -> Floats:
@@ -79,81 +64,47 @@ def gains_of(null: Null, numbers: Floats) -> Floats:
     return bets._logs
 
 
-class Found(NamedTuple):
-    """`tokens`: checked until the share `wanted` of the nodes is convicted, or None when that was not reached.
-    `curve`: (tokens, share convicted) after each check."""
+class ReplayLives:
+    """The evidence against many nodes by mismatches of their replays.
 
-    tokens: float | None
-    curve: list[tuple[float, float]]
-
-
-def power(
-    honest: Floats,
-    attacked: Floats,
-    tokens: float,
-    reach: float,
-    *,
-    most_tokens: float,
-    seed: int = 0,
-    lives: int = 1000,
-    wanted: float = 0.99,
-    history: int = 2048,
-    checkers: int = LEAST_CHECKERS,
-) -> Found:
-    """How many tokens of a cheating node are checked until it is quarantined.
-
-    `honest`, `attacked`: measured numbers, one a sample, resampled. `tokens`: of a sample of the attack, on average.
-    `history`: honest numbers that the null is learned from. `SAME_NULL` lives share a null.
+    It rises with a mismatch only, so that is when it is computed: `add` is called once for each. `Tally` keeps the last
+    `MOST_STARTS` mismatches of a node, and this class all of them: after so many it has more evidence than the product.
     """
-    rng = np.random.default_rng(seed)
-    steps = max(1, math.ceil(most_tokens / tokens))
-    crossed = np.full(lives, np.inf)
-    nulls = [learned(honest, reach, history, rng) for _ in range(math.ceil(lives / SAME_NULL))]
-    if all(float(null.scale(attacked).mean()) <= null.mean for null in nulls):
-        return Found(None, [(0.0, 0.0), (steps * tokens, 0.0)])  # no bet grows: none is found but by chance
-    gains = np.concatenate([gains_of(null, attacked) for null in nulls])
-    first = np.arange(lives) // SAME_NULL * len(attacked)
-    some = Lives(lives, checkers)
-    for step in range(1, steps + 1):
-        some.add_drawn(gains, first + rng.integers(0, len(attacked), lives))
-        crossed[np.isinf(crossed) & (some.log >= THRESHOLD + math.log(KINDS))] = step
-        if np.isfinite(crossed).all():
-            break
-    ordered = np.sort(crossed)
-    at = float(ordered[math.ceil(wanted * lives) - 1])
-    shares = [(step * tokens, float(np.mean(crossed <= step))) for step in _steps(crossed, steps)]
-    return Found(at * tokens if math.isfinite(at) else None, shares)
 
+    def __init__(self, lives: int, *, step: int = 1) -> None:
+        """`step`: 1 computes the evidence, the least over all rates of the product's grid. A larger one takes only each
+        `step`-th rate: sooner done, and no less than the evidence."""
+        self.numbers = np.zeros(lives, np.int64)
+        """Samples of each node so far."""
+        self._at = np.arange(len(GRID))[::step]
+        rates = np.minimum(2.0 * GRID[self._at], 1.0 - 1e-9)
+        self._won = np.log(RATES[:, None] / rates)
+        self._lost = np.log1p(-RATES)[:, None] - np.log1p(-rates)
+        self._allowed = RATES[:, None] > np.minimum(2.0 * GRID[self._at], 1.0)
+        self._begun = np.full((lives, *self._won.shape), -math.log(2.0))
+        """log of the bets that have begun, (lives, bets, rates): those that begin with the first number, or with a
+        mismatch."""
 
-def _steps(crossed: Floats, most: int) -> Sequence[int]:
-    last = crossed[np.isfinite(crossed)]
-    return range(most + 1) if len(last) == 0 else range(min(most, int(last.max())) + 1)
+    def add(self, good: Counts, others: tuple[Counts | int, Counts | int]) -> Floats:
+        """For each node, so many more samples that are alike, and one mismatch. `others`: see `Tally.add`. Returns the
+        evidence, natural logarithms."""
+        at = self.numbers + good + 1
+        self._begun += good[:, None, None] * self._lost
+        first = -np.log(at * (at + 1.0))[:, None, None]
+        new = np.where((at > 1)[:, None, None], first, -np.inf)  # the bet of the first number is there already
+        self._begun = np.logaddexp(self._begun, new) + self._won
+        self.numbers = at
+        waiting = -np.log(at + 1.0)[:, None, None]
+        bets = np.where(self._allowed, np.logaddexp(self._begun, waiting), 0.0)
+        own = np.logaddexp.reduce(bets + np.log(RATE_WEIGHTS)[:, None], axis=1)
+        return math.log(SAME_CLASS) + (own + self._of_others(*others)).min(1)
 
-
-def false_accusations(
-    honest: Floats,
-    reach: float,
-    *,
-    checks: int,
-    seed: int = 0,
-    lives: int = 1_000_000,
-    history: int = 2048,
-    checkers: int = LEAST_CHECKERS,
-    at_once: int = 50_000,
-) -> tuple[int, float]:
-    """(honest nodes that are quarantined in `checks` checks, the largest evidence that any had).
-
-    Every `at_once` lives have a null of their own.
-    """
-    rng = np.random.default_rng(seed)
-    accused, most = 0, 0.0
-    for start in range(0, lives, at_once):
-        size = min(at_once, lives - start)
-        gains = gains_of(learned(honest, reach, history, rng), honest)
-        some, highest = Lives(size, checkers), np.zeros(size)
-        for _ in range(checks):
-            some.add_drawn(gains, rng.integers(0, len(honest), size))
-            np.maximum(highest, some.log, out=highest)
-        accused += int(np.sum(highest >= THRESHOLD + math.log(KINDS)))
-        most = max(most, float(highest.max()))
-    return accused, most
+    def _of_others(self, ones: Counts | int, numbers: Counts | int) -> Floats:
+        """(lives or 1, rates). As in the product, of two neighbours in the grid the smaller rate counts."""
+        many = np.atleast_1d(ones)[:, None, None]
+        good = np.atleast_1d(numbers)[:, None, None] - many
+        rates, shares = GRID[np.maximum(self._at - 1, 0)], SHARES[:, None]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            lost = np.where(many == 0, 0.0, many * np.log(shares))
+        logs = lost + good * (np.log1p(-shares * rates) - np.log1p(-rates)) + np.log(SHARE_WEIGHTS)[:, None]
+        return np.where(self._at > 0, np.logaddexp.reduce(logs, axis=1), 0.0)

@@ -1,47 +1,60 @@
 """How many tokens of a cheating node are checked until it is quarantined, and how many honest nodes ever are.
 
 Samples of honest nodes and of nodes that cheat are drawn and scored for real, on versions that
-`python -m scenarios.verification.steps` made. Their numbers (`scenarios.verification.numbers`) are resampled through
-`node.verification.evidence`: 1,000 lives of cheating nodes for the tokens until 99 % are quarantined, and 10^6 lives of
-honest nodes. The samples are kept beside the steps, so a second call takes only the time of the simulation.
+`python -m scenarios.verification.steps` made, or on any two checkpoints. What the product finds in them is drawn anew
+for 1,000 lives of cheating nodes, for the tokens until 99 % are quarantined by the product's rules, and for 10^6 lives
+of honest nodes. The samples are kept, so a second call takes only the time of the simulation.
 
     python -m scenarios.verification.power ~/steps                              # 1e-6, the newest version, bf16
-    python -m scenarios.verification.power ~/steps --author f32 --lr 1e-5       # another class, other steps
+    python -m scenarios.verification.power ~/steps --lr 1e-5 --version 12 --kinds honest stale
+    python -m scenarios.verification.power ~/steps --author f32 --threads 2     # nodes of another class, of two threads
+    python -m scenarios.verification.power ~/samples --checkpoints ~/run/step_16 ~/run/step_17
     python -m scenarios.verification.power ~/steps --samples 256 --plot power.png --json
 
-A *checker* column names how the sample was read: `replay`, token by token as it was drawn; `bf16` or `f32`, in one pass
-in that dtype. 64 samples of each kind take about 15 minutes of one CPU core, and 4 GB of memory.
+The *checker* says how a sample was read: `replay`, token by token as it was drawn; `own`, in one pass in the author's
+dtype; `other`, in one pass in the other dtype. The *number* is a kind of `node.verification.opinions`, or `at once`
+where one sample convicts. 64 samples of each kind take about 15 minutes of one CPU core, and 4 GB of memory.
 """
 
 import json
-import sys
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codec.errors import UsageError
 from node.status.progress import ProgressLine
+from node.verification.assignment import PANEL, most_checked
+from node.verification.opinions import Kind
 from scenarios.harness.command import json_parser, run_as_program
 from scenarios.harness.plot import drawing, png
-from scenarios.verification.lives import false_accusations, power
-from scenarios.verification.numbers import NUMBERS, per_sample
+from scenarios.verification.numbers import ONE_PASS, Columns, mismatches, numbers, proven_at_once
 from scenarios.verification.records import KINDS_OF_SAMPLES, OTHER_CLASS, make_records, record_file
 from scenarios.verification.samples import load_record
-from scenarios.verification.steps import RATES, kept_steps, run_folder
+from scenarios.verification.simulate import (
+    Found,
+    honest_lives,
+    honest_replays,
+    power_at_once,
+    power_of_numbers,
+    power_of_replays,
+)
+from scenarios.verification.sources import Source, from_checkpoints, from_steps
+from scenarios.verification.steps import RATES
 
 __all__ = ["ASKED", "Asked", "honest_rows", "measure"]
 
-CHECKERS: Final = 5
-"""Of a node, in turn. Two of them may lie."""
 MOST_TOKENS: Final = 200_000
-"""Checked tokens of a life. One that is not found by then counts as not found."""
+"""Checked tokens of a life. A node that is not found by then counts as not found."""
+HONEST_SAMPLES: Final = 50_000
+"""Samples in the life of an honest node."""
+AT_ONCE: Final = "at once"
 
 Floats = NDArray[np.float64]
-RecordOf = Mapping[str, tuple[NDArray[np.int64], Mapping[str, Floats]]]
+RecordOf = Mapping[str, tuple[NDArray[np.int64], Columns]]
 """(ends, columns) by kind of samples."""
 
 
@@ -62,7 +75,7 @@ ASKED: Final = (
     Asked("best of two draws", "best_of_two", 512, ("replay", "own")),
     Asked("end of text suppressed", "no_end", 512, ("replay", "own")),
     Asked("temperature .9, leased 1", "temperature", 512, ("replay", "own")),
-    Asked("all tokens, leased top-p .95", "top_p", 512, ("replay", "own"), null="honest_top_p"),
+    Asked("all tokens, leased top-p .95", "top_p", 512, ("replay",), null="honest_top_p"),
     Asked("fp8", "fp8", 2_048, ("replay", "own", "other")),
     Asked("int8", "int8", 2_048, ("replay", "own", "other")),
     Asked("int4", "int4", 300, ("replay", "own", "other")),
@@ -71,16 +84,32 @@ ASKED: Final = (
 )
 
 
-def _numbers(records: RecordOf, kind: str, name: str, checker: str) -> Floats | None:
-    found = per_sample(name, checker, *records[kind]) if kind in records else None
-    if found is None:
-        return None
-    found = found[np.isfinite(found)]
-    return found if len(found) else None
-
-
 def _suffix(checker: str, author: str) -> str:
     return {"replay": "replay", "own": author, "other": OTHER_CLASS[author]}[checker]
+
+
+def _tried(
+    asked: Asked, checker: str, records: RecordOf, author: str, settings: Mapping[str, Any]
+) -> Iterator[tuple[str, NDArray[Any], NDArray[Any], Found]]:
+    """(name of the number, those of honest samples, those of attacked ones, what they find) for one checker."""
+    if asked.null not in records or asked.attack not in records:
+        return
+    honest, attacked = records[asked.null], records[asked.attack]
+    ends, suffix = attacked[0], _suffix(checker, author)
+    tokens = float(ends[-1] / len(ends))
+    ours = {name: value for name, value in settings.items() if name != "checkers"}
+    if checker == "replay":
+        before, after = mismatches(suffix, *honest), mismatches(suffix, *attacked)
+        if before is not None and after is not None:
+            yield str(Kind.UNLIKE), before, after, power_of_replays(before, after, tokens, **ours)
+    before, after = proven_at_once(suffix, *honest), proven_at_once(suffix, *attacked)
+    if before is not None and after is not None and after.any():
+        limits = {name: value for name, value in ours.items() if name != "history"}
+        yield AT_ONCE, before, after, power_at_once(after, tokens, **limits)
+    for kind in ONE_PASS if checker != "replay" else ():
+        first, second = numbers(kind, suffix, *honest), numbers(kind, suffix, *attacked)
+        if first is not None and second is not None:
+            yield str(kind), first, second, power_of_numbers(kind, first, second, tokens, **settings)
 
 
 def measure(
@@ -89,39 +118,23 @@ def measure(
     *,
     lives: int,
     history: int,
-    checkers: int,
+    checkers: int = PANEL,
     most_tokens: float = MOST_TOKENS,
-    names: Sequence[str] = tuple(NUMBERS),
     say: Any = lambda line: None,
 ) -> list[dict[str, Any]]:
     """One row for each attack, checker and number that the records allow."""
     rows = []
+    settings = {"lives": lives, "history": history, "checkers": checkers, "most_tokens": most_tokens}
     for asked in ASKED:
         for checker in asked.checkers:
-            for name in names:
-                suffix = _suffix(checker, author)
-                honest = _numbers(records, asked.null, name, suffix)
-                attacked = _numbers(records, asked.attack, name, suffix)
-                if honest is None or attacked is None:
-                    continue
-                say(f"{asked.label}: {name}, {checker}")
-                ends = records[asked.attack][0]
-                found = power(
-                    honest,
-                    attacked,
-                    float(ends[-1] / len(ends)),
-                    NUMBERS[name].reach,
-                    most_tokens=most_tokens,
-                    lives=lives,
-                    history=history,
-                    checkers=checkers,
-                )
+            say(f"{asked.label}: {checker}")
+            for number, honest, attacked, found in _tried(asked, checker, records, author, settings):
                 rows.append(
                     {
                         "attack": asked.label,
                         "asked": asked.tokens,
                         "checker": checker,
-                        "number": name,
+                        "number": number,
                         "honest": [float(honest.mean()), float(honest.std())],
                         "attacked": [float(attacked.mean()), float(attacked.std())],
                         "samples": [len(honest), len(attacked)],
@@ -136,30 +149,32 @@ def honest_rows(
     records: RecordOf,
     author: str,
     tried: Sequence[tuple[str, str]],
+    rates: Sequence[float],
     *,
     lives: int,
     checks: int,
     history: int,
-    checkers: int,
+    checkers: int = PANEL,
     say: Any = lambda line: None,
 ) -> list[dict[str, Any]]:
-    """How many of `lives` honest nodes are quarantined in `checks` checks. `tried`: (checker, number)."""
+    """How many of `lives` honest nodes are quarantined in `checks` checks, each of one sample. `tried`: (checker,
+    number). `rates`: of mismatches, made up; honest samples that are alike in all bits leave nothing to simulate."""
     rows = []
-    for checker, name in tried:
-        honest = _numbers(records, "honest", name, _suffix(checker, author))
-        if honest is None:
-            continue
-        say(f"honest lives: {name}, {checker}")
-        accused, most = false_accusations(
-            honest,
-            NUMBERS[name].reach,
-            lives=lives,
-            checks=checks,
-            history=history,
-            checkers=checkers,
-        )
-        row = {"checker": checker, "number": name, "lives": lives, "checks": checks}
-        rows.append(row | {"accused": accused, "most": most})
+    for checker, number in tried:
+        row = {"checker": checker, "number": number, "lives": lives, "checks": checks}
+        if number == Kind.UNLIKE:
+            for rate in rates:
+                say(f"honest lives: {rate:.0%} mismatches")
+                found = honest_replays(rate, lives=lives, checks=checks, history=history)
+                rows.append(row | {"rate": rate} | found._asdict())
+        elif number != AT_ONCE:
+            honest = numbers(Kind(number), _suffix(checker, author), *records["honest"])
+            if honest is not None:
+                say(f"honest lives: {number}, {checker}")
+                found = honest_lives(
+                    Kind(number), honest, lives=lives, checks=checks, history=history, checkers=checkers
+                )
+                rows.append(row | {"rate": None} | found._asdict())
     return rows
 
 
@@ -174,7 +189,13 @@ def best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _table(result: dict[str, Any]) -> str:
-    lines = [f"{'attack':<38} {'asked':>7} {'measured':>9}  {'checker':<7} {'number':<11} honest, attack (mean)"]
+    counts = (
+        f"{result['run']}, version {result['version']}, {result['author']}; nulls from {result['history']:,} samples"
+    )
+    lines = [
+        counts,
+        f"{'attack':<38} {'asked':>7} {'measured':>9}  {'checker':<7} {'number':<11} honest, attack (mean)",
+    ]
     for row in result["rows"] if result["all"] else best(result["rows"]):
         tokens = f"> {result['most_tokens']:,}" if row["tokens"] is None else f"{row['tokens']:,.0f}"
         lines.append(
@@ -182,9 +203,10 @@ def _table(result: dict[str, Any]) -> str:
             f"{row['honest'][0]:.3f}, {row['attacked'][0]:.3f}"
         )
     for row in result["honest"]:
+        rate = "" if row["rate"] is None else f" of {row['rate']:.0%} mismatches"
         lines.append(
-            f"honest, {row['lives']:,} lives of {row['checks']} checks: {row['accused']} quarantined "
-            f"by {row['number']}, {row['checker']}; largest evidence e^{row['most']:.1f}"
+            f"honest, {row['lives']:,} lives of {row['checks']} checks{rate}: {row['accused']} quarantined "
+            f"by {row['number']}, {row['checker']}; evidence of e^{row['most']:.1f} at most"
         )
     return "\n".join(lines)
 
@@ -206,7 +228,17 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = json_parser(__doc__)
-    parser.add_argument("cache", type=Path, help="the folder with the steps; samples are kept in it")
+    parser.add_argument(
+        "cache", type=Path, help="the folder with the steps; samples are kept in it, and a second call draws none again"
+    )
+    parser.add_argument(
+        "--checkpoints",
+        type=Path,
+        nargs=2,
+        metavar=("OLDER", "NEWER"),
+        help="Hugging Face folders, in bf16, of the version before and of the one that honest nodes have; "
+        "then the first argument may be any folder",
+    )
     parser.add_argument("--lr", type=float, default=RATES[0], help="learning rate of the run (default 1e-6)")
     parser.add_argument("--version", type=int, help="the version that honest nodes have (default: the newest)")
     parser.add_argument("--size", default="smollm2", choices=("tiny", "small", "smollm2"), help="default smollm2")
@@ -220,19 +252,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lives", type=int, default=1000, help="lives of cheating nodes (default 1000)")
     parser.add_argument("--most-tokens", type=int, default=MOST_TOKENS, help="checked of a life (default 200000)")
     parser.add_argument("--honest-lives", type=int, default=1_000_000, help="default 1000000; 0: none")
-    parser.add_argument("--honest-checks", type=int, default=200, help="checks of an honest life (default 200)")
-    parser.add_argument("--history", type=int, default=2048, help="honest numbers of a null (default 2048)")
-    parser.add_argument("--checkers", type=int, default=CHECKERS, help="of a node, in turn (default 5)")
+    checks = math.ceil(most_checked(HONEST_SAMPLES))
+    parser.add_argument(
+        "--honest-checks",
+        type=int,
+        default=checks,
+        help=f"checks of an honest life (default {checks}: of {HONEST_SAMPLES:,} samples)",
+    )
+    parser.add_argument(
+        "--honest-rates",
+        type=float,
+        nargs="*",
+        default=(0.01, 0.1),
+        help="mismatches of honest replays, made up (default 0.01 0.1)",
+    )
+    parser.add_argument("--history", type=int, default=2048, help="honest samples of other nodes (default 2048)")
+    parser.add_argument("--checkers", type=int, default=PANEL, help=f"of a node, in turn (default {PANEL})")
     parser.add_argument("--all", action="store_true", help="all numbers and checkers, not only the best")
     parser.add_argument("--plot", type=png, metavar="FILE", help="draw power against tokens as a PNG")
     options = parser.parse_args(arguments)
-    run = run_folder(options.cache, options.size, options.lr)
-    newest = kept_steps(run)
-    version = newest if options.version is None else options.version
-    if not 1 <= version <= newest:
-        raise UsageError(
-            f"{run} has {newest} steps: run `python -m scenarios.verification.steps {options.cache}` first."
-        )
+    if options.checkpoints is None:
+        source = from_steps(options.cache, options.size, options.lr, options.version)
+    else:
+        source = from_checkpoints(*options.checkpoints)
     began = time.process_time()
     with ProgressLine("Reading the versions") as progress:
 
@@ -240,22 +282,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             progress.label = line
 
         def file(attack: str) -> Path:
-            return record_file(options.cache, options.lr, version, options.author, attack)
+            return record_file(options.cache, source.name, source.version, options.author, options.threads, attack)
 
-        _draw_missing(options, run, version, file, say)
+        _draw_missing(options, source, file, say)
         records = {kind: load_record(file(kind)) for kind in options.kinds}
-        settings: dict[str, Any] = {"history": options.history, "checkers": options.checkers}
-        settings |= {"say": say}
+        settings: dict[str, Any] = {"history": options.history, "checkers": options.checkers, "say": say}
         rows = measure(records, options.author, lives=options.lives, most_tokens=options.most_tokens, **settings)
         honest = []
         if options.honest_lives:
             tried = sorted({(row["checker"], row["number"]) for row in best(rows) if row["tokens"] is not None})
             counts = {"lives": options.honest_lives, "checks": options.honest_checks}
-            honest = honest_rows(records, options.author, tried, **counts, **settings)
+            honest = honest_rows(records, options.author, tried, options.honest_rates, **counts, **settings)
     result = {
         "scenario": "verification_power",
-        "run": run.name,
-        "version": version,
+        "run": source.name,
+        "version": source.version,
         "author": options.author,
         "checkers": options.checkers,
         "history": options.history,
@@ -271,24 +312,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if any(row["accused"] for row in honest) else 0
 
 
-def _draw_missing(options: Any, run: Path, version: int, file: Any, say: Any) -> None:
+def _draw_missing(options: Any, source: Source, file: Any, say: Any) -> None:
     if all(file(kind).exists() for kind in options.kinds):
         return
     import torch
 
-    from node.trainers.grpo import SIZES
-    from scenarios.verification.models import Versions
-    from scenarios.verification.task import Sentences
-
     torch.set_num_threads(1)
-    size = SIZES[options.size]
-    base = size.folder(lambda line: print(line, file=sys.stderr, flush=True))
-    task = Sentences.of(base) if options.size == "smollm2" else size.task(base)
+    versions, task = source.open()
     make_records(
-        Versions(base, run),
+        versions,
         task,
         file,
-        version,
+        source.version,
         options.author,
         options.samples,
         threads=options.threads,

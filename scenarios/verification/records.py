@@ -36,9 +36,10 @@ KINDS_OF_SAMPLES: Final = (
 )
 
 
-def record_file(cache: Path, lr: float, version: int, author: str, attack: str) -> Path:
-    """Where the samples of one kind are kept."""
-    return cache / "records" / f"{lr:g}_v{version}_{author}_{attack}.npz"
+def record_file(cache: Path, run: str, version: int, author: str, threads: int, attack: str) -> Path:
+    """Where the samples of one kind are kept. `run`: the name of the run's folder."""
+    drawn = author if threads == 1 else f"{author}_t{threads}"
+    return cache / "records" / f"{run}_v{version}_{drawn}_{attack}.npz"
 
 
 def make_records(

@@ -1,4 +1,4 @@
-"""A task whose answers look like those of a chat model: a sentence of some ten tokens that ends by itself.
+"""A task whose answers look like those of a chat model: a sentence of some thirty tokens that ends by itself.
 
 The task of the size `smollm2` (`node.trainers.grpo.smollm2.Sums`) has answers of four tokens, too few to measure on.
 """
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+
+from codec.errors import UsageError
 
 __all__ = ["WORDS", "Sentences"]
 
@@ -43,10 +45,11 @@ WORDS: Final = [
     "dragon",
 ]
 """Common words, so that a small model uses them."""
-FORMAT: Final = (
-    "<|im_start|>user\nWrite one short sentence with the words {} and {}.<|im_end|>\n<|im_start|>assistant\n"
-)
+ASK: Final = "Write one short sentence with the words {} and {}."
+FORMAT: Final = f"<|im_start|>user\n{ASK}<|im_end|>\n<|im_start|>assistant\n"
 END: Final = "<|im_end|>"
+PLAIN: Final = f"{ASK}\nSentence:"
+"""For a tokenizer that has no token `END`: its answers end with the token that ends its texts."""
 
 Tokens = tuple[int, ...]
 
@@ -56,15 +59,20 @@ class Sentences:
     within `max_tokens`. See `node.trainers.grpo.task.Task`."""
 
     def __init__(self, tokenizer: Any, max_tokens: int = 48) -> None:
-        """`tokenizer`: of a chat model whose turns are written as in `FORMAT`."""
+        """`tokenizer`: of a model whose turns are written as in `FORMAT`, or of any other. Raises `UsageError` for one
+        that has no token for the end of a text."""
         self._tokenizer = tokenizer
         self.max_tokens = max_tokens
-        self.stop_tokens: Tokens = (tokenizer.convert_tokens_to_ids(END),)
+        chat = END in tokenizer.get_vocab()
+        end = tokenizer.convert_tokens_to_ids(END) if chat else tokenizer.eos_token_id
+        if end is None:
+            raise UsageError("The model's tokenizer has no token that ends a text, so no answer of it ends by itself.")
+        self.stop_tokens: Tokens = (end,)
         self._asked: dict[Tokens, tuple[str, str]] = {}
         for first in WORDS:
             for second in WORDS:
                 if first != second:
-                    text = FORMAT.format(first, second)
+                    text = (FORMAT if chat else PLAIN).format(first, second)
                     self._asked[tuple(tokenizer.encode(text, add_special_tokens=False))] = (first, second)
         self._prompts = list(self._asked)
 
@@ -80,7 +88,13 @@ class Sentences:
 
     @classmethod
     def of(cls, folder: Path) -> "Sentences":
-        """The task for the tokenizer in a model's folder."""
+        """The task for the tokenizer in a model's folder. Raises `UsageError` when it has none."""
         from transformers import AutoTokenizer
 
-        return cls(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+        if not any(folder.glob("tokenizer*")):  # transformers would make an empty one
+            raise UsageError(f"{folder} has no tokenizer: copy the files tokenizer* of its base into it.")
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{folder} has a tokenizer that cannot be loaded: {error}") from error
+        return cls(tokenizer)

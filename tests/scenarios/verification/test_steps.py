@@ -16,10 +16,11 @@ from node.trainers.grpo import GrpoConfig, GrpoTrainer
 from node.trainers.grpo.task import SortLetters
 from node.trainers.grpo.tiny import TinyRecipe
 from node.trainers.grpo.warmup import random_model, save_bf16
-from scenarios.verification.models import FORMATS, Versions, quantised
-from scenarios.verification.numbers import per_sample
+from scenarios.verification.models import FORMATS, Checkpoints, Versions, quantised
+from scenarios.verification.numbers import mismatches
 from scenarios.verification.records import KINDS_OF_SAMPLES, make_records
 from scenarios.verification.samples import load_record
+from scenarios.verification.sources import from_checkpoints
 from scenarios.verification.steps import STATE, apply_steps, kept_steps, make_steps
 from scenarios.verification.task import Sentences
 
@@ -82,6 +83,29 @@ def test_versions_go_forward_and_back(base: Path, run: Path):
         apply_steps({"one": np.zeros(2, np.uint16)}, run, [1])
 
 
+def test_two_checkpoints_are_two_versions_of_one_model(base: Path, run: Path, tmp_path: Path):
+    wanted = {name: bits.copy() for name, bits in Versions(base, run).bits(2).items()}
+    newer = tmp_path / "newer"
+    model = Versions(base, run).model(2, "bf16")
+    save_bf16(model, newer)
+    both = Checkpoints(base, newer)
+    assert all((both.bits(1)[name] == bits).all() for name, bits in wanted.items())
+    assert all((both.bits(0)[name] == bits).all() for name, bits in Versions(base, run).bits(0).items())
+    assert both.name == Checkpoints(base, newer).name != Checkpoints(newer, base).name
+    source = from_checkpoints(base, newer)
+    assert source[:2] == (both.name, 1)
+    with pytest.raises(UsageError, match="no tokenizer"):
+        source.open()
+    other = tmp_path / "other"
+    save_bf16(random_model(TinyRecipe(vocabulary=33, hidden=64, inner=96, layers=2, seed=5)), other)
+    with pytest.raises(UsageError, match="do not have the same tensors"):
+        Checkpoints(base, other)
+    whole = tmp_path / "float32"
+    model.float().save_pretrained(whole)
+    with pytest.raises(UsageError, match="Give checkpoints in bf16"):
+        Checkpoints(whole, whole)
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_formats_round_within_their_group(form: str):
     values = torch.randn(4, 200, generator=torch.Generator().manual_seed(0))
@@ -112,7 +136,7 @@ def test_honest_samples_are_replayed_exactly_and_attacks_are_not(base: Path, run
     records = record(tmp_path, base, run, NearlyTrue(), author, 16)
     share = {}
     for attack, (ends, columns) in records.items():
-        found = per_sample("unreplayed", "replay", ends, columns)
+        found = mismatches("replay", ends, columns)
         assert found is not None
         share[attack] = float(found.mean())
     assert share.pop("honest") == 0.0
@@ -122,7 +146,13 @@ def test_honest_samples_are_replayed_exactly_and_attacks_are_not(base: Path, run
 
 
 class Letters:
-    """A tokenizer of a chat model, as far as `Sentences` uses one."""
+    """A tokenizer, as far as `Sentences` uses one. `chat`: it has the token that ends a turn."""
+
+    def __init__(self, chat: bool = True, end: int | None = 3) -> None:
+        self.chat, self.eos_token_id = chat, end
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"<|im_end|>": 7} if self.chat else {"a": 0}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         assert not add_special_tokens
@@ -132,7 +162,7 @@ class Letters:
         return "".join(map(chr, tokens))
 
     def convert_tokens_to_ids(self, token: str) -> int:
-        return {"<|im_end|>": 7}[token]
+        return self.get_vocab()[token]
 
 
 def test_sentences_are_worth_their_words_and_an_end():
@@ -143,6 +173,15 @@ def test_sentences_are_worth_their_words_and_an_end():
     assert task.score(prompt, tuple(map(ord, f"The {words[0]}"))) == pytest.approx(1 / 3)
     assert task.score(prompt, (*map(ord, f"{words[1].upper()} {words[0]}"), 7)) == 1.0
     assert task.score(prompt, (65, 66)) == 0.0
+
+
+def test_a_model_without_turns_is_asked_in_plain_text_and_ends_it():
+    task = Sentences(Letters(chat=False), max_tokens=9)
+    assert task.stop_tokens == (3,)
+    (prompt,) = task.prompts(1, 1, np.random.default_rng(0))
+    assert "".join(map(chr, prompt)).startswith("Write one short sentence with the words ")
+    with pytest.raises(UsageError, match="no token that ends a text"):
+        Sentences(Letters(chat=False, end=None))
 
 
 @pytest.mark.slow
@@ -158,6 +197,7 @@ def test_a_real_model_one_version_older_is_found_by_its_replays(tmp_path: Path):
     with ProgressLine("steps") as progress:
         make_steps(GrpoTrainer(folder, task, config, device="cpu"), folder, tmp_path / "run", 2, progress=progress)
     records = record(tmp_path, folder, tmp_path / "run", task, "bf16", 4)
-    found = {kind: per_sample("unlike", "replay", *records[kind]) for kind in ("honest", "stale")}
-    assert found["honest"].max() == 0.0
-    assert found["stale"].min() > 0.5
+    assert not mismatches("replay", *records["honest"]).any()
+    ends, columns = records["stale"]
+    assert mismatches("replay", ends, columns).all()
+    assert np.mean(columns["claim"] != columns["score_replay_v"]) > 0.5
