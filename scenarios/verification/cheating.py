@@ -188,7 +188,7 @@ class CheatingClient:
         return [self._as_claimed(one) for one in found], seconds
 
     async def _faked(self, attack: str, prompt: Prompt, drawn: Completion, leased: SamplingParams) -> Completion:
-        """The same tokens with the log-probabilities that a cheat would claim; as drawn where it cannot compute them."""
+        """The same tokens with the log-probabilities that a cheat would claim; as drawn where they are not known."""
         of_before = attack == "claims"
         replay = not of_before and REPLAYS in self._engine.abilities
         claim = Claim(prompt.token_ids, drawn.token_ids, leased, prompt.stream, previous=of_before, replay=replay)

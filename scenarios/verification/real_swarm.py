@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from node.engines.base import Completion
-from node.status.schema import LedgerNode, MemberStatus
+from node.status.schema import MemberStatus
 from node.trainers.grpo.task import SortLetters
 from node.trainers.grpo.tiny import TinyRecipe, make_tiny
 from node.trainers.grpo.trainer import GrpoConfig, GrpoTrainer, SampleGroup
