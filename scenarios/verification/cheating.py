@@ -156,10 +156,10 @@ class CheatingClient:
             return await self._engine.commit(version, root)
         finally:
             self._close(fd)
-            if kept is not None and kept is not self._kept:
-                self._close(kept.fd)
             if not is_stale:
                 self._kept = None
+            if kept is not None and kept is not self._kept:
+                self._close(kept.fd)
 
     @staticmethod
     def _close(fd: int) -> None:
