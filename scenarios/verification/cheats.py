@@ -19,8 +19,7 @@ minutes; each node takes 0.6 GB, with vLLM 2 GB.
 import json
 import tempfile
 import time
-from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -37,10 +36,17 @@ HARMLESS_STEPS: Final = 2
 """Versions for which such a checker lies."""
 MOST_OPINIONS: Final = 1000
 """Of a lying checker, until it has to be found."""
+MOST_TOKENS: Final = 8192
+"""Checked of a cheating author, until it has to be found."""
 MOST_STEPS: Final = 400
 """Versions of one run. Ends a run in which a cheat is not checked any more."""
+LEAST_LEARNING: Final = 4
+"""Versions in which all are honest, so that each node has some numbers."""
 MOST_LEARNING: Final = 80
 """Versions until every node of the swarm is compared with honest numbers."""
+
+
+Say = Callable[[str], None]
 
 
 class Counts(NamedTuple):
@@ -68,7 +74,7 @@ class _Trial(NamedTuple):
 class Trials:
     """Attacks, acted out one after the other by the cheating nodes of a `RealSwarm`. `rows`: what became of them."""
 
-    def __init__(self, arena: Any, most_tokens: int, say: Any = lambda line: None) -> None:
+    def __init__(self, arena: Any, most_tokens: int, say: Say = lambda line: None) -> None:
         self.arena = arena
         self.rows: list[dict[str, Any]] = []
         self.harmed: dict[str, str] = {}
@@ -81,11 +87,10 @@ class Trials:
 
     def learn(self, versions: int | None) -> None:
         """Publish so many versions with all nodes honest; None: until the samples of each node are compared."""
-        last = self.arena.version + (MOST_LEARNING if versions is None else versions)
-        while self.arena.version < last:
-            self._step("all are honest")
-            if versions is None and all(self._is_measured(name) for name in self.arena.cheats):
+        for done in range(MOST_LEARNING if versions is None else versions):
+            if versions is None and done >= LEAST_LEARNING and all(map(self._is_measured, self.arena.cheats)):
                 return
+            self._step("all are honest")
 
     def _is_measured(self, name: str) -> bool:
         evidence = self.arena.member(name).evidence
@@ -165,32 +170,45 @@ def engine_words(engine: str) -> tuple[str, ...]:
     return (*vllm, "--vllm-arg=--max-model-len=64", "--vllm-arg=--max-num-seqs=16")
 
 
-def act_out(folder: Path, attacks: Sequence[str], options: Namespace, say: Any) -> dict[str, Any]:
-    """Run a swarm in `folder` in which the attacks are acted out; returns what `--json` prints."""
+def act_out(
+    folder: Path,
+    attacks: Sequence[str],
+    *,
+    engine: str = "transformers",
+    honest: int = 5,
+    cheats: int = 2,
+    lr: float = 1e-6,
+    check_share: float = 1.0,
+    honest_until: int | None = None,
+    most_tokens: int = MOST_TOKENS,
+    say: Say = lambda line: None,
+) -> dict[str, Any]:
+    """Run a swarm in `folder` in which the attacks are acted out; returns what `--json` prints. `say`: gets a line
+    about each version."""
     from scenarios.verification.real_swarm import LEASED_TOP_P, real_swarm
 
     began = time.monotonic()
-    numbers = {"honest": options.honest, "cheats": options.cheats, "lr": options.lr}
-    with real_swarm(folder, engine=engine_words(options.engine), check_share=options.check_share, **numbers) as arena:
-        trials = Trials(arena, options.most_tokens, say)
+    numbers = {"honest": honest, "cheats": cheats, "lr": lr}
+    with real_swarm(folder, engine=engine_words(engine), check_share=check_share, **numbers) as arena:
+        trials = Trials(arena, most_tokens, say)
         for top_p in (1.0, LEASED_TOP_P):
             some = [attack for attack in attacks if (attack == "top_p") == (top_p < 1.0)]
             if some and not trials.harmed:
                 arena.top_p = top_p
-                trials.learn(options.honest_until)
+                trials.learn(honest_until)
                 trials.run(some)
         checks = arena.swarm.seed_status().work.checks
-    return {
-        "scenario": "verification_cheats",
-        "engine": options.engine,
-        **numbers,
-        "versions": arena.version,
-        "judged": checks.judged,
-        "not_judged": checks.not_judged,
-        "honest_in_quarantine": trials.harmed,
-        "rows": trials.rows,
-        "seconds": time.monotonic() - began,
-    }
+        return {
+            "scenario": "verification_cheats",
+            "engine": engine,
+            **numbers,
+            "versions": arena.version,
+            "judged": checks.judged,
+            "not_judged": checks.not_judged,
+            "honest_in_quarantine": trials.harmed,
+            "rows": trials.rows,
+            "seconds": time.monotonic() - began,
+        }
 
 
 def _table(result: dict[str, Any]) -> str:
@@ -223,7 +241,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--honest-until", type=int, help="versions in which all are honest (default: until the class is learned)"
     )
     parser.add_argument(
-        "--most-tokens", type=int, default=8192, help="checked tokens until an attack has to be found (default 8192)"
+        "--most-tokens",
+        type=int,
+        default=MOST_TOKENS,
+        help=f"checked tokens until an attack has to be found (default {MOST_TOKENS:,})",
     )
     parser.add_argument("--folder", type=Path, help="keep the logs of all processes here")
     options = parser.parse_args(arguments)
@@ -237,7 +258,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         def say(line: str) -> None:
             progress.label = line
 
-        result = act_out(options.folder or Path(scratch), attacks, options, say)
+        result = act_out(
+            options.folder or Path(scratch),
+            attacks,
+            engine=options.engine,
+            honest=options.honest,
+            cheats=options.cheats,
+            lr=options.lr,
+            check_share=options.check_share,
+            honest_until=options.honest_until,
+            most_tokens=options.most_tokens,
+            say=say,
+        )
     print(json.dumps(result, indent=1) if options.json else _table(result))
     return 1 if result["honest_in_quarantine"] or any("failed" in row for row in result["rows"]) else 0
 

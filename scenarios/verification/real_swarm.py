@@ -31,6 +31,10 @@ JUDGED_WITHIN_S: Final = 60.0
 """For the samples of a version to be judged, before the next is published."""
 COMMITTED_WITHIN_S: Final = 120.0
 LOOK_EVERY_S: Final = 0.05
+PROMPTS: Final = 4
+"""Of a step, for each node."""
+SAMPLES: Final = 2
+"""Of each prompt. The ledger leases groups whole where it can: of larger ones, slow nodes would get none."""
 CHEATING: Final = "scenarios.verification.cheating"
 
 
@@ -124,11 +128,9 @@ def real_swarm(
     engine: Sequence[str],
     lr: float,
     check_share: float = 1.0,
-    samples: int = 8,
     seed: int = 0,
 ) -> Iterator[RealSwarm]:
-    """A seed, and nodes whose engines have version 0. `engine`: flags of `join`. `samples`: of each prompt; a
-    step has as many prompts as there are nodes."""
+    """A seed, and nodes whose engines have version 0. `engine`: flags of `join`."""
     import torch
 
     from node.trainers.api import Swarm as Handle
@@ -136,7 +138,7 @@ def real_swarm(
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     make_tiny(base := folder / "base", RECIPE, lambda line: None)
-    config = GrpoConfig(lr=lr, lr_warmup_steps=1, prompts=honest + cheats, samples=samples)
+    config = GrpoConfig(lr=lr, lr_warmup_steps=1, prompts=PROMPTS * (honest + cheats), samples=SAMPLES)
     trainer = GrpoTrainer(base, WordsInOrder(), config, seed=seed, device="cpu")
     names = [[f"{kind}{i}" for i in range(1, count + 1)] for kind, count in (("honest", honest), ("cheat", cheats))]
     with swarm_in(folder / "swarm", patience_s=STARTED_WITHIN_S) as swarm:
