@@ -51,6 +51,7 @@ from node.ledger.facts import (
     Quarantined,
     Released,
     Requeued,
+    SampleCounted,
     Taken,
 )
 from node.ledger.messages import Rollout
@@ -67,8 +68,10 @@ FORMAT: Final = 4
 """`pragma user_version` of the file."""
 KEEP_TAKEN: Final = 20_000
 """Groups kept after the trainer took them: as a record, and to be handed over again if it dies before it uses them."""
-KEEP_NUMBERS: Final = 50_000
-"""Numbers of checks kept: some hundred for each pair of checker and context (`node.verification.nulls`)."""
+KEEP_NUMBERS: Final = 200_000
+"""Numbers of checks kept: two thousand for each pair of checker and context (`node.verification.nulls`)."""
+KEEP_COUNTS: Final = 65_536
+"""Counts of mismatches kept, one for each node and class: those that began last."""
 KEEP_RECORDS: Final = 16_384
 """Nodes whose evidence is kept, the ones checked last: as many as a swarm has slots."""
 KEEP_HEADS: Final = 64
@@ -100,12 +103,18 @@ create table if not exists requeues (id integer primary key, lease integer, grp 
 create table if not exists secrets (name text primary key, value blob not null) without rowid;
 create table if not exists check_numbers (id integer primary key, context blob not null, checker blob not null,
     node blob not null, value real not null);
+create table if not exists check_counts (context blob not null, node blob not null, mismatches integer not null,
+    numbers integer not null, primary key (context, node));
 create table if not exists evidence (node blob primary key, record blob not null);
 """
 """`conduct`: quarantines and releases, with wall-clock time for people. `slots`: leased samples. A sample is free, or
 in `slots`, or in `rollouts`; the primary keys allow it only once in each. A release that does not know a table leaves
 it alone, so new tables need no new format."""
 
+_COUNT: Final = """
+insert into check_counts values (?, ?, ?, 1)
+    on conflict do update set mismatches = mismatches + excluded.mismatches, numbers = numbers + 1
+"""
 _LATER: Final = {
     1: """
 alter table groups add column max_lag integer not null default 1;
@@ -211,10 +220,14 @@ class Book:
                 self._write_reputation(node, "released", why, None, None)
             case NumberFound():
                 run("insert into check_numbers (context, checker, node, value) values (?, ?, ?, ?)", fact)
+            case SampleCounted():
+                run(_COUNT, fact)
             case NumbersDropped(None):
                 run("delete from check_numbers")
+                run("delete from check_counts")
             case NumbersDropped(node):
                 run("delete from check_numbers where node = ? or checker = ?", (node, node))
+                run("delete from check_counts where node = ?", (node,))
             case EvidenceHeld(node, record):
                 run("insert or replace into evidence values (?, ?)", (node, record))
 
@@ -267,6 +280,9 @@ class Book:
         query = "select context, checker, node, value from check_numbers order by id desc limit ?"
         for context, checker, node, value in reversed(self._db.execute(query, (KEEP_NUMBERS,)).fetchall()):
             verifier.nulls.add(context, checker, node, value)
+        query = "select context, node, mismatches, numbers from check_counts order by rowid"
+        for row in self._db.execute(query).fetchall():
+            verifier.counts.add(*row)
         for node, record in self._db.execute("select node, record from evidence").fetchall():
             with contextlib.suppress(ValueError):  # of another release: the node's evidence begins anew
                 verifier.resume(node, NodeRecord.from_bytes(record))
@@ -318,6 +334,8 @@ class Book:
             run("delete from requeues where grp not in (select id from groups)")
             last = "select rowid from evidence order by rowid desc limit 1 offset ?"
             run(f"delete from evidence where rowid <= ({last})", (KEEP_RECORDS,))
+            last = "select rowid from check_counts order by rowid desc limit 1 offset ?"
+            run(f"delete from check_counts where rowid <= ({last})", (KEEP_COUNTS,))
             last = "select id from check_numbers order by id desc limit 1 offset ?"
             run(f"delete from check_numbers where id <= ({last})", (KEEP_NUMBERS,))
             run(

@@ -23,6 +23,7 @@ __all__ = [
     "Quarantined",
     "Released",
     "Requeued",
+    "SampleCounted",
     "Taken",
 ]
 
@@ -116,6 +117,14 @@ class NumberFound(NamedTuple):
     value: float
 
 
+class SampleCounted(NamedTuple):
+    """One more number of a node from a replay; see `node.verification.mismatches.Counts`."""
+
+    context: bytes
+    node: bytes
+    mismatches: int
+
+
 class NumbersDropped(NamedTuple):
     """Numbers about and by this node (None: all numbers) no longer count."""
 
@@ -142,6 +151,7 @@ Fact = (
     | Quarantined
     | Released
     | NumberFound
+    | SampleCounted
     | NumbersDropped
     | EvidenceHeld
 )

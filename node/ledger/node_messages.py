@@ -262,5 +262,6 @@ def _judge_request(check: OpenJudgement) -> JudgeRequest:
         version=version,
         start=check.start,
         end=check.end,
-        previous=version > 0,
+        previous=version > 0 and check.replays is None,
+        replay=check.replays is not None,
     )

@@ -76,7 +76,7 @@ def _checks(checks: Checks, verifier: Verifier) -> CheckCounts:
 def _evidence(record: NodeRecord, node: Node) -> EvidenceStatus:
     return EvidenceStatus(
         factor=_factor(record.log),
-        kinds={str(kind): _factor(evidence.log) for kind, evidence in sorted(record.kinds.items())},
+        kinds={str(kind): _factor(log) for kind, log in sorted(record.logs.items())},
         checks=record.checks,
         tokens=record.tokens,
         opinions=record.opinions,

@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["ArithmeticClass", "ClassPair"]
+__all__ = ["ArithmeticClass", "ClassPair", "names_class"]
 
 PREFIX: Final = "class:"
 
@@ -48,3 +48,8 @@ class ArithmeticClass(msgspec.Struct, frozen=True, order=True):
 
 ClassPair = tuple[ArithmeticClass, ArithmeticClass]
 """(the author's class, the checker's class): drawing rounds otherwise than scoring, so the order counts."""
+
+
+def names_class(abilities: Iterable[str]) -> bool:
+    """Whether a node says in which class its engine is."""
+    return any(name.startswith(PREFIX) for name in abilities)

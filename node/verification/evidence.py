@@ -2,15 +2,16 @@
 
 **The null.** A check yields a number (a slope, or the mean margin of some tokens). It is clipped to a range and scaled
 to [0, 1]. The assumption is that an honest node's numbers then have, whatever came before, a mean of at most that of
-the honest traffic of its pair of classes. `Null.learn` fixes the range by the first half of honest numbers, and bounds
-the mean by the second half, so that the bound fails with probability `delta` at most (inverted betting: Waudby-Smith
-and Ramdas, "Estimating means of bounded random variables by betting", JRSS B 2024).
+the honest traffic of its pair of classes. `Null.learn` fixes the range by the first eighth of honest numbers, and
+bounds the mean by the rest, so that the bound fails with probability `delta` at most (inverted betting: Waudby-Smith
+and Ramdas, "Estimating means of bounded random variables by betting", JRSS B 2024). Where honest numbers do not spread,
+the range begins at their centre; clipping at any fixed point keeps a number in [0, 1].
 
 **The bet.** For x in [0, 1] with conditional mean at most m, and 0 <= b < 1, the factor 1 + b (x - m) / m is not
-negative and has mean at most 1. So the product over checks, and the average of such products over a grid of b, and half
-of that plus 1/2, are test supermartingales. By Ville's inequality (1939) one ever reaches 1 / alpha with probability
-alpha at most. With a learned null an honest node is accused, in all its life, with probability alpha + delta at most
-(union bound); `THRESHOLD` makes that 1e-6.
+negative and has mean at most 1. So the product over checks, and the average of such products over a grid of b with
+fixed weights, and half of that plus 1/2, are test supermartingales. By Ville's inequality (1939) one ever reaches
+1 / alpha with probability alpha at most. With a learned null an honest node is accused, in all its life, with
+probability alpha + delta at most (union bound); `THRESHOLD` makes that 1e-6.
 
 **Lying checkers.** Each checker of a node has a product of its own. The evidence is the sum of their logarithms without
 the largest `dropped(m)` of m: half of them, and always two. If no more than that lie, at least s = m - dropped(m) are
@@ -33,8 +34,8 @@ __all__ = [
     "ALPHA",
     "DELTA",
     "LEAST_CHECKERS",
-    "LEAST_SPREAD",
     "MOST_CHECKERS",
+    "RANGE_SHARE",
     "THRESHOLD",
     "Bets",
     "Evidence",
@@ -56,10 +57,11 @@ MOST_CHECKERS: Final = 64
 """Checkers whose products are kept for one node and one kind of test. Beyond it the largest product goes: that never
 raises evidence above 0."""
 FRACTIONS: Final = np.array([0.9, 0.5, 0.2, 0.06])
-"""The grid of bets, as shares of the largest. Each entry costs every checker's product a part of its start (ln 4 in
-all), so there are few."""
-LEAST_SPREAD: Final = 0.005
-"""Range units below the honest centre, where honest numbers do not spread at all."""
+"""The grid of bets, as shares of the largest."""
+WEIGHTS: Final = np.array([0.5, 1 / 6, 1 / 6, 1 / 6])
+"""Of the bets: what a bet does not have costs every checker's product a part of its start (ln 2 or ln 6)."""
+RANGE_SHARE: Final = 1 / 8
+"""Of the honest numbers, those that fix the range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +84,16 @@ class Null:
         values = np.asarray(honest, np.float64)
         if len(values) < 16 or not np.isfinite(values).all():
             raise ValueError("null: at least 16 numbers, all of them finite")
-        first, second = values[: len(values) // 2], values[len(values) // 2 :]
+        cut = max(8, int(len(values) * RANGE_SHARE))
+        return cls.fitted(values[:cut], values[cut:], reach, delta)
+
+    @classmethod
+    def fitted(cls, first: NDArray[np.float64], rest: NDArray[np.float64], reach: float, delta: float) -> "Null":
+        """The range by `first`, and the mean by the `rest`."""
         centre = float(np.median(first))
-        spread = max(1.4826 * float(np.median(np.abs(first - centre))), LEAST_SPREAD * reach)
+        spread = 1.4826 * float(np.median(np.abs(first - centre)))
         low, high = centre - 2.0 * spread, centre + max(reach, 2.0 * spread)
-        return cls(low, high, upper_mean(scaled(second, low, high), delta))
+        return cls(low, high, upper_mean(scaled(rest, low, high), delta))
 
     def scale(self, value: ArrayLike) -> NDArray[np.float64]:
         """Numbers of checks in [0, 1]; those that are not numbers count as the mean, which changes no evidence much."""
@@ -110,7 +117,7 @@ def upper_mean(x: NDArray[np.float64], delta: float) -> float:
     for _ in range(50):
         middle = (low + high) / 2
         logs = np.log1p(FRACTIONS[:, None] * (middle - x) / (1.0 - middle)).sum(1)
-        won = float(np.logaddexp.reduce(logs)) - math.log(len(FRACTIONS)) >= wanted
+        won = float(np.logaddexp.reduce(logs + np.log(WEIGHTS))) >= wanted
         low, high = (low, middle) if won else (middle, high)
     return high
 
@@ -129,8 +136,8 @@ class Bets:
 
     @property
     def log_wealth(self) -> NDArray[np.float64]:
-        """Natural logarithm of (1 + the average product) / 2."""
-        average = np.logaddexp.reduce(self._logs, axis=-1) - math.log(len(FRACTIONS))
+        """Natural logarithm of (1 + the weighted average product) / 2."""
+        average = np.logaddexp.reduce(self._logs + np.log(WEIGHTS), axis=-1)
         return np.logaddexp(average, 0.0) - math.log(2.0)
 
     @property
@@ -150,7 +157,7 @@ class Bets:
 
 @dataclass(slots=True)
 class Evidence:
-    """All that is held against one node, by checker. One object for each kind of test; see `mean_of`."""
+    """All that is held against one node, by checker. One object for each kind of test."""
 
     checkers: dict[bytes, Bets] = field(default_factory=dict)
 
@@ -171,12 +178,6 @@ class Evidence:
     def proven(self) -> bool:
         """Whether the node is to be quarantined, if this is the only test of it."""
         return self.log >= THRESHOLD
-
-    @staticmethod
-    def mean_of(tests: Iterable["Evidence"]) -> float:
-        """The evidence of several tests of one node together: the average of the products is a supermartingale, too."""
-        logs = [test.log for test in tests]
-        return float(np.logaddexp.reduce(logs)) - math.log(len(logs)) if logs else 0.0
 
 
 def dropped(checkers: int) -> int:

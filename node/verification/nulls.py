@@ -12,8 +12,8 @@ learning is allowed to fail with a smaller probability than the one before, so t
 """
 
 import math
-from collections import OrderedDict, deque
-from collections.abc import Callable
+from array import array
+from collections import OrderedDict
 from typing import Final
 
 import numpy as np
@@ -21,8 +21,8 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from node.verification.classes import ArithmeticClass
-from node.verification.evidence import DELTA, LEAST_SPREAD, Null, dropped, scaled, upper_mean
-from node.verification.opinions import Kind
+from node.verification.evidence import DELTA, RANGE_SHARE, Null, dropped
+from node.verification.opinions import REACH, Kind
 
 __all__ = ["CONTEXTS", "Nulls", "context_of"]
 
@@ -31,8 +31,9 @@ LEAST_NUMBERS: Final = 16
 LEAST_KEPT: Final = 384
 """Numbers that a null is learned from, at least. The bound on n numbers lies about 25 / n of the range above their
 mean, because it may fail so seldom; with fewer numbers the test has hardly any power."""
-WINDOW: Final = 512
-"""The newest numbers of a checker that count: honest numbers may drift with the version."""
+WINDOW: Final = 2048
+"""The newest numbers of a checker that count: honest numbers may drift with the version. 16 bytes each, so all
+contexts together have 38 MB at most."""
 CONTEXTS: Final = 64
 """Contexts remembered, the last ones used."""
 CHECKERS: Final = 16
@@ -40,7 +41,7 @@ CHECKERS: Final = 16
 GROWTH: Final = 1.5
 """The null is learned again when this many times as many numbers are known, and after each half of `WINDOW` of one
 checker's."""
-SHARE: Final = 1.0 / (len(Kind) * CONTEXTS)
+SHARE: Final = 1.0 / (len(REACH) * CONTEXTS)
 """The part of `DELTA` that is spent on one context."""
 
 
@@ -53,11 +54,40 @@ def context_of(
     return blake3("\0".join(parts).encode() + b"\0" + drawn).digest(16)
 
 
-class _Context:
-    """The numbers of one context, by checker: (the node that the number is about, the number)."""
+class _Numbers:
+    """The last numbers of one checker, and whom each is about."""
 
     def __init__(self) -> None:
-        self.numbers: dict[bytes, deque[tuple[bytes, float]]] = {}
+        self._values, self._subjects = array("d"), array("q")
+
+    def add(self, subject: bytes, value: float) -> None:
+        self._values.append(value)
+        self._subjects.append(_short(subject))
+        if len(self._values) >= WINDOW + WINDOW // 8:  # now and then, because it moves all of them
+            self._take(np.arange(len(self._values)) >= len(self._values) - WINDOW)
+
+    def about_others(self, subject: bytes | None) -> NDArray[np.float64]:
+        """The numbers that are not about `subject`, oldest first."""
+        values = np.array(self._values[-WINDOW:])
+        return values if subject is None else values[np.array(self._subjects[-WINDOW:]) != _short(subject)]
+
+    def forget(self, subject: bytes) -> None:
+        self._take(np.array(self._subjects) != _short(subject))
+
+    def _take(self, kept: NDArray[np.bool_]) -> None:
+        self._values = array("d", np.array(self._values)[kept].tobytes())
+        self._subjects = array("q", np.array(self._subjects)[kept].tobytes())
+
+
+def _short(subject: bytes) -> int:
+    return int.from_bytes(blake3(subject).digest(8), "little", signed=True)
+
+
+class _Context:
+    """The numbers of one context, by checker."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[bytes, _Numbers] = {}
         self.seen = 0
         self.learned_at = 0
         self.learned = 0
@@ -66,7 +96,7 @@ class _Context:
     def add(self, checker: bytes, subject: bytes, value: float) -> None:
         if checker not in self.numbers and len(self.numbers) >= CHECKERS:
             return
-        self.numbers.setdefault(checker, deque(maxlen=WINDOW)).append((subject, value))
+        self.numbers.setdefault(checker, _Numbers()).add(subject, value)
         self.seen += 1
         step = min(self.learned_at * (GROWTH - 1.0), WINDOW / 2 * len(self.numbers))
         if self.seen >= LEAST_KEPT and self.seen >= self.learned_at + max(step, LEAST_KEPT / 4):
@@ -79,25 +109,22 @@ class _Context:
         return self.nulls[subject]
 
     def _learn(self, subject: bytes, reach: float) -> Null | None:
-        found = self._numbers(lambda about: about != subject)
+        found = self._numbers(subject)
         if not found:  # it is alone in its class
-            found = self._numbers(lambda about: True)
+            found = self._numbers(None)
         found = [values for values in found if len(values) >= LEAST_NUMBERS]
         found.sort(key=lambda values: float(np.mean(values)))
         kept = found[dropped(len(found)) :]
         if sum(len(values) for values in kept) < LEAST_KEPT:
             return None
-        firsts = np.concatenate([values[: len(values) // 4] for values in kept])
-        centre = float(np.median(firsts))
-        spread = max(1.4826 * float(np.median(np.abs(firsts - centre))), LEAST_SPREAD * reach)
-        low, high = centre - 2.0 * spread, centre + max(reach, 2.0 * spread)
-        rest = np.concatenate([values[len(values) // 4 :] for values in kept])
-        delta = DELTA * SHARE / (self.learned * (self.learned + 1))
-        return Null(low, high, upper_mean(scaled(rest, low, high), delta))
+        cuts = [int(len(values) * RANGE_SHARE) for values in kept]
+        first = np.concatenate([values[:cut] for values, cut in zip(kept, cuts, strict=True)])
+        rest = np.concatenate([values[cut:] for values, cut in zip(kept, cuts, strict=True)])
+        return Null.fitted(first, rest, reach, DELTA * SHARE / (self.learned * (self.learned + 1)))
 
-    def _numbers(self, counts: Callable[[bytes], bool]) -> list[NDArray[np.float64]]:
-        """By checker, its numbers about the nodes that count."""
-        found = (np.array([value for about, value in numbers if counts(about)]) for numbers in self.numbers.values())
+    def _numbers(self, left_out: bytes | None) -> list[NDArray[np.float64]]:
+        """By checker, its numbers about all nodes but one."""
+        found = (numbers.about_others(left_out) for numbers in self.numbers.values())
         return [values for values in found if len(values)]
 
 
@@ -129,6 +156,6 @@ class Nulls:
         """Numbers about and by `node` no longer count: it was proven to lie."""
         for context in self._contexts.values():
             context.numbers.pop(node, None)
-            for checker, numbers in context.numbers.items():
-                context.numbers[checker] = deque((pair for pair in numbers if pair[0] != node), maxlen=WINDOW)
+            for numbers in context.numbers.values():
+                numbers.forget(node)
             context.nulls = {}

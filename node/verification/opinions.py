@@ -16,7 +16,17 @@ from numpy.typing import ArrayLike, NDArray
 from node.verification.draws import MOST_MARGIN
 from node.verification.slopes import LEAST_STEP, WORST, slope
 
-__all__ = ["AT_ONCE", "AT_ONCE_TOKENS", "OF_AUTHORS", "REACH", "Kind", "Opinion", "author_numbers", "checker_numbers"]
+__all__ = [
+    "AT_ONCE",
+    "AT_ONCE_TOKENS",
+    "BY_REPLAY",
+    "OF_AUTHORS",
+    "REACH",
+    "Kind",
+    "Opinion",
+    "author_numbers",
+    "checker_numbers",
+]
 
 AT_ONCE: Final = 0.25
 """Nats per token. Rounding by e loses 2 e at most, so an honest node's margins have this mean only if each of its
@@ -30,7 +40,7 @@ Floats = NDArray[np.float64]
 
 
 class Kind(StrEnum):
-    """What a number is about. The first three tell against authors, the others against checkers."""
+    """What a number is about: an author's claims, or a checker's opinions."""
 
     STALE = "stale"
     """The slope towards the version before (`node.verification.slopes`)."""
@@ -42,9 +52,15 @@ class Kind(StrEnum):
     """The mean difference between two checkers' scores and margins, in nats."""
     STEPS = "steps"
     """The difference between two checkers' scores of both versions, relative to the step between the versions."""
+    UNLIKE = "unlike"
+    """Whether the claims differ from a replay, in one bit or by a token that loses (`node.verification.replays`)."""
+    APART = "apart"
+    """Whether a checker's replay differs from those of the rest of its panel."""
 
 
-OF_AUTHORS: Final = (Kind.STALE, Kind.DRAWN, Kind.CLAIMS)
+OF_AUTHORS: Final = (Kind.STALE, Kind.DRAWN, Kind.CLAIMS, Kind.UNLIKE)
+BY_REPLAY: Final = (Kind.UNLIKE, Kind.APART)
+"""Mismatches: counted by `node.verification.mismatches`, without a null."""
 REACH: Final = {Kind.STALE: 0.5, Kind.DRAWN: 0.5, Kind.CLAIMS: 0.1, Kind.SCORES: 0.1, Kind.STEPS: 0.5}
 """How far above an honest node's numbers those of a liar are expected: what is further away counts no more."""
 

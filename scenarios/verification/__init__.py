@@ -2,7 +2,6 @@
 
 Modules:
 
-- `candidates`: Changes of the product's evidence that convict sooner
 - `lives`: Lives of nodes, simulated from measured numbers
 - `models`: Models of kept versions, as they are or quantised
 - `numbers`: The numbers that a check of one sample may yield

@@ -5,29 +5,26 @@ what `node.verification.evidence.Evidence` computes for one; a test compares the
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from node.verification.evidence import DELTA, LEAST_CHECKERS, THRESHOLD, Bets, Null, trimmed
-from scenarios.verification.candidates import PriorBets, learn_null
+from node.verification.opinions import Kind
 
 __all__ = [
-    "CANDIDATE",
     "KINDS",
-    "PRODUCT",
     "Found",
     "Lives",
-    "Rules",
     "false_accusations",
     "gains_of",
     "learned",
     "power",
 ]
 
-KINDS: Final = 5
+KINDS: Final = len(Kind)
 """Kinds of tests among which a node's evidence is averaged, and `DELTA` is divided."""
 
 SAME_NULL: Final = 100
@@ -36,22 +33,11 @@ SAME_NULL: Final = 100
 Floats = NDArray[np.float64]
 
 
-class Rules(NamedTuple):
-    """How a null is learned (honest numbers, reach, delta), and how bets are made of it (shape)."""
-
-    null: Callable[[Floats, float, float], Null]
-    bets: Callable[[tuple[int, ...]], Bets]
-
-
-PRODUCT: Final = Rules(Null.learn, Bets)
-CANDIDATE: Final = Rules(learn_null, PriorBets)
-
-
 class Lives:
     """The evidence against many nodes, by one kind of number."""
 
-    def __init__(self, lives: int, checkers: int = LEAST_CHECKERS, rules: Rules = PRODUCT) -> None:
-        self._bets = [rules.bets((lives,)) for _ in range(checkers)]
+    def __init__(self, lives: int, checkers: int = LEAST_CHECKERS) -> None:
+        self._bets = [Bets((lives,)) for _ in range(checkers)]
         self._logs = np.zeros((checkers, lives))
         self._kept = round(trimmed([1.0] * checkers))
         """How many of the checkers' logarithms count: the smallest ones."""
@@ -81,14 +67,14 @@ class Lives:
         return np.sort(self._logs, axis=0)[: self._kept].sum(0)
 
 
-def learned(honest: Floats, reach: float, count: int, rng: np.random.Generator, rules: Rules = PRODUCT) -> Null:
+def learned(honest: Floats, reach: float, count: int, rng: np.random.Generator) -> Null:
     """A null from `count` honest numbers, drawn anew from the measured ones."""
-    return rules.null(rng.choice(honest, count), reach, DELTA / KINDS)
+    return Null.learn(rng.choice(honest, count), reach, DELTA / KINDS)
 
 
-def gains_of(null: Null, numbers: Floats, rules: Rules = PRODUCT) -> Floats:
+def gains_of(null: Null, numbers: Floats) -> Floats:
     """What each number adds to the logarithms of the products: (numbers, bets)."""
-    bets = rules.bets(numbers.shape)
+    bets = Bets(numbers.shape)
     bets.add(null, numbers)
     return bets._logs
 
@@ -113,7 +99,6 @@ def power(
     wanted: float = 0.99,
     history: int = 2048,
     checkers: int = LEAST_CHECKERS,
-    rules: Rules = PRODUCT,
 ) -> Found:
     """How many tokens of a cheating node are checked until it is quarantined.
 
@@ -123,12 +108,12 @@ def power(
     rng = np.random.default_rng(seed)
     steps = max(1, math.ceil(most_tokens / tokens))
     crossed = np.full(lives, np.inf)
-    nulls = [learned(honest, reach, history, rng, rules) for _ in range(math.ceil(lives / SAME_NULL))]
+    nulls = [learned(honest, reach, history, rng) for _ in range(math.ceil(lives / SAME_NULL))]
     if all(float(null.scale(attacked).mean()) <= null.mean for null in nulls):
         return Found(None, [(0.0, 0.0), (steps * tokens, 0.0)])  # no bet grows: none is found but by chance
-    gains = np.concatenate([gains_of(null, attacked, rules) for null in nulls])
+    gains = np.concatenate([gains_of(null, attacked) for null in nulls])
     first = np.arange(lives) // SAME_NULL * len(attacked)
-    some = Lives(lives, checkers, rules)
+    some = Lives(lives, checkers)
     for step in range(1, steps + 1):
         some.add_drawn(gains, first + rng.integers(0, len(attacked), lives))
         crossed[np.isinf(crossed) & (some.log >= THRESHOLD + math.log(KINDS))] = step
@@ -154,7 +139,6 @@ def false_accusations(
     lives: int = 1_000_000,
     history: int = 2048,
     checkers: int = LEAST_CHECKERS,
-    rules: Rules = PRODUCT,
     at_once: int = 50_000,
 ) -> tuple[int, float]:
     """(honest nodes that are quarantined in `checks` checks, the largest evidence that any had).
@@ -165,8 +149,8 @@ def false_accusations(
     accused, most = 0, 0.0
     for start in range(0, lives, at_once):
         size = min(at_once, lives - start)
-        gains = gains_of(learned(honest, reach, history, rng, rules), honest, rules)
-        some, highest = Lives(size, checkers, rules), np.zeros(size)
+        gains = gains_of(learned(honest, reach, history, rng), honest)
+        some, highest = Lives(size, checkers), np.zeros(size)
         for _ in range(checks):
             some.add_drawn(gains, rng.integers(0, len(honest), size))
             np.maximum(highest, some.log, out=highest)

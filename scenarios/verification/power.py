@@ -27,7 +27,7 @@ from codec.errors import UsageError
 from node.status.progress import ProgressLine
 from scenarios.harness.command import json_parser, run_as_program
 from scenarios.harness.plot import drawing, png
-from scenarios.verification.lives import CANDIDATE, PRODUCT, Rules, false_accusations, power
+from scenarios.verification.lives import false_accusations, power
 from scenarios.verification.numbers import NUMBERS, per_sample
 from scenarios.verification.records import KINDS_OF_SAMPLES, OTHER_CLASS, make_records, record_file
 from scenarios.verification.samples import load_record
@@ -35,7 +35,6 @@ from scenarios.verification.steps import RATES, kept_steps, run_folder
 
 __all__ = ["ASKED", "Asked", "honest_rows", "measure"]
 
-RULES: Final = {"product": PRODUCT, "candidate": CANDIDATE}
 CHECKERS: Final = 5
 """Of a node, in turn. Two of them may lie."""
 MOST_TOKENS: Final = 200_000
@@ -91,7 +90,6 @@ def measure(
     lives: int,
     history: int,
     checkers: int,
-    rules: Rules = PRODUCT,
     most_tokens: float = MOST_TOKENS,
     names: Sequence[str] = tuple(NUMBERS),
     say: Any = lambda line: None,
@@ -117,7 +115,6 @@ def measure(
                     lives=lives,
                     history=history,
                     checkers=checkers,
-                    rules=rules,
                 )
                 rows.append(
                     {
@@ -144,7 +141,6 @@ def honest_rows(
     checks: int,
     history: int,
     checkers: int,
-    rules: Rules = PRODUCT,
     say: Any = lambda line: None,
 ) -> list[dict[str, Any]]:
     """How many of `lives` honest nodes are quarantined in `checks` checks. `tried`: (checker, number)."""
@@ -161,7 +157,6 @@ def honest_rows(
             checks=checks,
             history=history,
             checkers=checkers,
-            rules=rules,
         )
         row = {"checker": checker, "number": name, "lives": lives, "checks": checks}
         rows.append(row | {"accused": accused, "most": most})
@@ -228,12 +223,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--honest-checks", type=int, default=200, help="checks of an honest life (default 200)")
     parser.add_argument("--history", type=int, default=2048, help="honest numbers of a null (default 2048)")
     parser.add_argument("--checkers", type=int, default=CHECKERS, help="of a node, in turn (default 5)")
-    parser.add_argument(
-        "--rules",
-        default="product",
-        choices=tuple(RULES),
-        help="product (default): node.verification.evidence; candidate: with the changes of candidates.py",
-    )
     parser.add_argument("--all", action="store_true", help="all numbers and checkers, not only the best")
     parser.add_argument("--plot", type=png, metavar="FILE", help="draw power against tokens as a PNG")
     options = parser.parse_args(arguments)
@@ -256,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _draw_missing(options, run, version, file, say)
         records = {kind: load_record(file(kind)) for kind in options.kinds}
         settings: dict[str, Any] = {"history": options.history, "checkers": options.checkers}
-        settings |= {"rules": RULES[options.rules], "say": say}
+        settings |= {"say": say}
         rows = measure(records, options.author, lives=options.lives, most_tokens=options.most_tokens, **settings)
         honest = []
         if options.honest_lives:
@@ -271,7 +260,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "checkers": options.checkers,
         "history": options.history,
         "most_tokens": options.most_tokens,
-        "rules": options.rules,
         "rows": rows,
         "honest": honest,
         "cpu_s": time.process_time() - began,

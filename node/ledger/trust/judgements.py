@@ -2,22 +2,30 @@
 
     drawn --the first checker answers--> it counts for the author's evidence
       |                                      |
-      |  more were wanted from the start, or what it found is beyond any rounding
+      |  more were wanted from the start, or what it found is beyond any rounding, or other bits than claimed
       |                                      v
       |                       more checkers answer: they are compared, and the author may be proven at once
       +--none can in time: given up
+
+Where author and panel are of one class and replay, an opinion is a replay: it has the author's bits, or the whole panel
+is asked (`node.verification.replays`). A checker can replay only the version that its engine holds. One whose engine
+has moved on is not asked; an escalated check stays open for its whole time, so that each member is asked if it comes
+to hold that version. Where versions follow each other within the time of one replay, a panel that is asked only after
+a first opinion has moved on: so the panel of an author in doubt is asked at once.
 
 A checker that does not answer is passed over for the next one after a while: that costs time and nothing else. An
 answer with other lengths, another version, or a number that is not finite is no answer.
 """
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import Final
 
 from node.engines.base import SamplingParams, Version
 from node.ledger.messages import JudgeAnswer, Rollout, unpack_floats
 from node.ledger.settings import Settings
+from node.verification.classes import ArithmeticClass
 from node.verification.opinions import Opinion
 
 __all__ = ["OPINIONS", "Judgements", "OpenJudgement"]
@@ -51,6 +59,8 @@ class OpenJudgement:
     """Opinions."""
     until: float
     """When it is given up."""
+    replays: ArithmeticClass | None = None
+    """The class of its author and panel, if they replay."""
     asked: dict[bytes, float] = field(default_factory=dict)
     """checker -> when it was asked"""
     found: dict[bytes, Opinion] = field(default_factory=dict)
@@ -71,15 +81,22 @@ class OpenJudgement:
         left = [checker for checker in self.checkers if checker not in self.declined and checker not in self.found]
         return len(self.found) >= self.wanted or not left
 
-    def to_ask(self, now: float) -> Iterator[bytes]:
-        """The checkers to ask now, one for each opinion that is wanted and not on its way."""
-        lost = {checker for checker, at in self.asked.items() if checker not in self.found and now - at >= LOST_S}
+    def waits_for(self) -> Iterator[tuple[bytes, float]]:
+        """The checkers that have not answered yet, and when they were asked."""
+        for checker, at in self.asked.items():
+            if checker not in self.found and checker not in self.declined:
+                yield checker, at
+
+    def to_ask(self, now: float, silent: Set[bytes]) -> Iterator[bytes]:
+        """The checkers to ask now, one for each opinion that is wanted and not on its way. `silent` ones are passed
+        over: they have too many requests that they do not answer."""
+        lost = {checker for checker, at in self.waits_for() if now - at >= LOST_S}
         gone = self.declined | lost
         coming = sum(checker not in gone for checker in self.asked)
         for checker in self.checkers:
             if coming >= self.wanted:
                 return
-            if checker not in self.asked and checker not in self.declined:
+            if checker not in self.asked and checker not in self.declined and checker not in silent:
                 coming += 1
                 yield checker
 
@@ -111,6 +128,7 @@ class Judgements:
         checkers: list[bytes],
         wanted: int,
         now: float,
+        replays: ArithmeticClass | None = None,
     ) -> OpenJudgement:
         """Begin a check of the longest span of an accepted `rollout`."""
         starts = [0, *(span.end for span in rollout.spans)]
@@ -129,6 +147,7 @@ class Judgements:
             checkers=checkers,
             wanted=wanted,
             until=now + self._settings.check_ttl_s,
+            replays=replays,
         )
         self.open[check.id] = check
         self._next += 1
@@ -137,17 +156,16 @@ class Judgements:
 
     def due(self, can: Callable[[bytes, OpenJudgement], bool], now: float) -> list[tuple[bytes, OpenJudgement]]:
         """Who should be asked now. `can(node, check)`: whether this node can make it at the moment."""
-        busy: dict[bytes, int] = {}
-        for check in self.open.values():
-            for checker in check.asked:
-                if checker not in check.found and checker not in check.declined:
-                    busy[checker] = busy.get(checker, 0) + 1
+        waiting = [pair for check in self.open.values() for pair in check.waits_for()]
+        busy = Counter(checker for checker, _ in waiting)
+        lost = Counter(checker for checker, at in waiting if now - at >= LOST_S)
+        silent = {checker for checker, count in lost.items() if count >= AT_A_TIME}
         found = []
-        for check in self.open.values():
-            for checker in check.to_ask(now):
-                if busy.get(checker, 0) < AT_A_TIME and can(checker, check):
+        for check in sorted(self.open.values(), key=lambda check: not check.found):  # a second opinion is urgent
+            for checker in check.to_ask(now, silent):
+                if busy[checker] < AT_A_TIME and can(checker, check):
                     check.asked[checker] = now
-                    busy[checker] = busy.get(checker, 0) + 1
+                    busy[checker] += 1
                     found.append((checker, check))
         return found
 

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from node.engines.base import JUDGES, PORTABLE_DRAWS, SamplingParams, Version, scoring_needs
-from node.ledger.facts import EvidenceHeld, NumberFound, NumbersDropped
+from node.engines.base import JUDGES, PORTABLE_DRAWS, REPLAYS, SamplingParams, Version, scoring_needs
+from node.ledger.facts import EvidenceHeld, NumberFound, NumbersDropped, SampleCounted
 from node.ledger.messages import JudgeAnswer, Rollout, stream_of
 from node.ledger.settings import Settings
 from node.ledger.state import Group, Node
@@ -22,12 +22,14 @@ from node.ledger.transitions import Transitions
 from node.ledger.trust.checks import tolerated
 from node.ledger.trust.judgements import OPINIONS, Judgements, OpenJudgement
 from node.verification.assignment import check_share, checkers, commitment, is_checked, nonce_of, panel, wants_more
-from node.verification.classes import ArithmeticClass
+from node.verification.classes import ArithmeticClass, names_class
 from node.verification.evidence import LEAST_CHECKERS, THRESHOLD, dropped
+from node.verification.mismatches import Counts, replay_context
 from node.verification.nulls import Nulls, context_of
 from node.verification.opinions import (
     AT_ONCE,
     AT_ONCE_TOKENS,
+    BY_REPLAY,
     OF_AUTHORS,
     REACH,
     Kind,
@@ -37,18 +39,24 @@ from node.verification.opinions import (
     difference,
 )
 from node.verification.record import NodeRecord
+from node.verification.replays import all_alike, weigh
 
 __all__ = ["Liar", "Verifier"]
 
 SUSPICIOUS: Final = math.log(20.0)
 """What one checker holds against a node, from which on that checker is compared with others more often, and the node's
 own opinions are always: one honest node in twenty ever gets there with a given checker."""
+KNOWN: Final = 384
+"""Numbers of other nodes beside which a few mismatches weigh enough: until then all of a new node's first samples are
+checked."""
 SUMS: Final[Mapping[Kind, str]] = {
     Kind.STALE: "its log-probabilities are those of the version before",
     Kind.DRAWN: "its tokens were not drawn as they were leased",
     Kind.CLAIMS: "its log-probabilities are not those of its tokens",
     Kind.SCORES: "its opinions on other nodes' samples disagree with those of other checkers",
     Kind.STEPS: "its opinions on other nodes' samples disagree with those of other checkers",
+    Kind.UNLIKE: "its tokens are not those that its weights and the leased noise give",
+    Kind.APART: "its opinions differ from those of the rest of its panel",
 }
 
 
@@ -57,6 +65,13 @@ class Liar(NamedTuple):
 
     node: bytes
     why: str
+
+
+class Panel(NamedTuple):
+    """The nodes that may judge what an author drew. `replays`: their class and the author's, if all of them replay."""
+
+    nodes: list[bytes]
+    replays: ArithmeticClass | None
 
 
 class Verifier:
@@ -69,7 +84,10 @@ class Verifier:
         self.judgements = Judgements(transitions.settings)
         self.records: dict[bytes, NodeRecord] = {}
         self.nulls = Nulls()
-        self._panels: dict[tuple[bytes, frozenset[str]], list[bytes]] = {}
+        self.counts = Counts()
+        self._doubted: set[bytes] = set()
+        """Authors whose last sample was not alike: the whole panel is asked about the next one at once."""
+        self._panels: dict[tuple[bytes, frozenset[str]], Panel] = {}
         """By author and what its sampling needs; of the nodes as they are."""
         self._changed: set[bytes] = set()
         """Nodes whose evidence has changed since the last look at it."""
@@ -119,21 +137,26 @@ class Verifier:
         """Whether a rollout of a node that no panel can judge is checked by a second node."""
         return is_checked(self._nonce, sealed, self._settings.check_share)
 
-    def panel(self, author: bytes, sampling: SamplingParams) -> list[bytes]:
+    def panel(self, author: bytes, sampling: SamplingParams) -> Panel:
         """The nodes that may judge what `author` drew by `sampling`."""
         needed = {JUDGES, *scoring_needs(sampling)} | ({PORTABLE_DRAWS} if sampling.extra.portable else set())
         if (key := (author, frozenset(needed))) not in self._panels:
             self._panels[key] = self._draw_panel(author, needed)
         return self._panels[key]
 
-    def _draw_panel(self, author: bytes, needed: Set[str]) -> list[bytes]:
+    def _draw_panel(self, author: bytes, needed: Set[str]) -> Panel:
         able = {
             key: node
             for key in self._members
             if (node := self._transitions.nodes.get(key)) is not None
             and (key == author or (node.reputation.penalty is None and needed <= (node.abilities or frozenset())))
         }
-        return panel(self._secret, author, {key: class_of(node) for key, node in able.items()})
+        classes = {key: class_of(node) for key, node in able.items()}
+        own = classes.get(author)
+        replaying = {key for key, node in able.items() if own == classes[key] and _replays(node)}
+        if own is not None and author in replaying and len(replaying) > LEAST_CHECKERS:
+            return Panel(panel(self._secret, author, dict.fromkeys(replaying, own)), own)
+        return Panel(panel(self._secret, author, classes), None)
 
     def pick(
         self, author: bytes, group: Group, sampling: SamplingParams, rollout: Rollout, sealed: bytes, now: float
@@ -142,12 +165,12 @@ class Verifier:
         unknown, because it has not said what its engine is."""
         if self._settings.check_share == 0.0 or self._transitions.node(author).abilities is None:
             return False
-        chosen = self.panel(author, sampling)
+        chosen, replays = self.panel(author, sampling)
         if len(chosen) < LEAST_CHECKERS:
             return False
         record = self.record(author)
         floor = min(1.0, self._settings.check_share / 2.0)
-        share = check_share(record.samples, record.log, floor, measured=bool(record.kinds))
+        share = check_share(record.samples, record.log, floor, measured=self._is_measured(author, replays))
         record.samples += 1
         if not is_checked(self._nonce, sealed, share) or self.judgements.full:
             return True
@@ -157,9 +180,18 @@ class Verifier:
         order = sorted(order, key=lambda checker: (checker != order[0], checker not in suspects))
         samples = 0 if record.suspicious(SUSPICIOUS) else record.samples
         wanted = OPINIONS if suspects or wants_more(self._nonce, sealed, samples) else 1
+        wanted = len(order) if author in self._doubted else wanted
         stream = stream_of(group.id, rollout.sample, sampling)
-        self.judgements.begin(author, group.id, rollout, group.prompt, sampling, stream, order, wanted, now)
+        self.judgements.begin(
+            author, group.id, rollout, group.prompt, sampling, stream, order, wanted, now, replays=replays
+        )
         return True
+
+    def _is_measured(self, author: bytes, replays: ArithmeticClass | None) -> bool:
+        """Whether enough is known to compare the author with others."""
+        if replays is None:
+            return bool(self.record(author).kinds)
+        return self.counts.others(replay_context(Kind.UNLIKE, replays), author)[1] >= KNOWN
 
     def nodes_changed(self) -> None:
         """A node came, left, was quarantined or released, or said what it can do."""
@@ -182,7 +214,8 @@ class Verifier:
             record = self.record(node)
             record.opinions += 1
             self._count(check, node)
-            if self._is_beyond_rounding(check, check.found[node]):
+            unlike = check.replays is not None and not all_alike(check.claimed, check.found)
+            if unlike or self._is_beyond_rounding(check, check.found[node]):
                 check.wanted = len(check.checkers)
         return self.tick(now)
 
@@ -190,7 +223,10 @@ class Verifier:
         """End the judgements that are over. Returns the nodes that are proven to lie by now."""
         liars: dict[bytes, Liar] = {}
         for check in self.judgements.close_settled(now):
-            self._compare(check)
+            if check.replays is None:
+                self._compare(check)
+            else:
+                self._weigh(check, check.replays)
             if (liar := self._at_once(check)) is not None:
                 liars[liar.node] = liar
         for node in sorted(self._changed):
@@ -201,12 +237,13 @@ class Verifier:
         return list(liars.values())
 
     def _count(self, check: OpenJudgement, node: bytes) -> None:
-        """The first opinion on a sample counts for its author's evidence. A second one would repeat the same chance."""
+        """The first opinion on a sample counts for its author's evidence. A second one would repeat the same chance.
+        Replays count when all have answered."""
         record, opinion = self.record(check.author), check.found[node]
         record.checks += 1
         record.tokens += check.tokens
         self._note(check.author)
-        if len(check.found) > 1:
+        if len(check.found) > 1 or check.replays is not None:
             return
         for kind, value in author_numbers(check.claimed, opinion, check.sampling.temperature).items():
             self._bet(check, kind, check.author, node, value)
@@ -219,6 +256,24 @@ class Verifier:
                 return
             for kind, value in checker_numbers(theirs, ours, check.sampling.temperature).items():
                 self._bet(check, kind, subject, checker, value)
+
+    def _weigh(self, check: OpenJudgement, own: ArithmeticClass) -> None:
+        """All opinions are in: one number of the author, and one of each checker that another one answered with."""
+        weighed = weigh(check.claimed, check.found, len(check.checkers))
+        self._tally(Kind.UNLIKE, own, check.author, weighed.author)
+        for checker, apart in weighed.checkers.items():
+            self._tally(Kind.APART, own, checker, apart)
+        (self._doubted.discard if all_alike(check.claimed, check.found) else self._doubted.add)(check.author)
+
+    def _tally(self, kind: Kind, own: ArithmeticClass, node: bytes, mismatch: bool | None) -> None:
+        """None: undecided, which is no mismatch of the node's own, but one where it is somebody's measure."""
+        context = replay_context(kind, own)
+        others = self.counts.others(context, node)
+        self.record(node).count(kind, context, mismatch=mismatch is True, others=others)
+        self.counts.add(context, node, mismatch is not False)
+        self._transitions.facts.append(SampleCounted(context, node, mismatch is not False))
+        self._changed.add(node)
+        self._note(node)
 
     def _bet(self, check: OpenJudgement, kind: Kind, subject: bytes, checker: bytes, value: float) -> None:
         theirs, ours = (class_of(self._transitions.node(node)) for node in (subject, checker))
@@ -276,7 +331,7 @@ class Verifier:
         if len(others) < 2 or 2 * suspected < len(others):
             return False
         self.drifts += 1
-        self.nulls = Nulls()
+        self.nulls, self.counts = Nulls(), Counts()
         self._transitions.facts.append(NumbersDropped(None))
         for key in (node, *others):
             self.clear(key)
@@ -284,20 +339,27 @@ class Verifier:
 
     def _why(self, record: NodeRecord) -> str:
         kind = record.worst
+        evidence = f"evidence {math.exp(min(record.log, 700.0)):.1e}"
+        if kind in BY_REPLAY:
+            tally = record.tallies[kind]
+            return f"{SUMS[kind]}: {len(tally.starts)} of {tally.numbers:,} replayed samples, {evidence}"
         checkers = len(record.of(kind).checkers)
         amount = f"{record.tokens:,} of its tokens" if kind in OF_AUTHORS else f"{record.opinions:,} of its opinions"
-        return f"{SUMS[kind]}: {checkers} nodes, {amount}, evidence {math.exp(min(record.log, 700.0)):.1e}"
+        return f"{SUMS[kind]}: {checkers} nodes, {amount}, {evidence}"
 
     # ------------------------------------------------------------ the life of a record
 
     def convicted(self, node: bytes) -> None:
         """`node` was proven to lie: what it found does not count any more."""
         self.nulls.forget(node)
+        self.counts.forget(node)
+        self._doubted.discard(node)
         self._transitions.facts.append(NumbersDropped(node))
         self.judgements.refuse(node)
 
     def clear(self, node: bytes) -> None:
         """The record of `node` begins anew: a person released it."""
+        self._doubted.discard(node)
         if self.records.pop(node, None) is not None:
             self._note(node)
 
@@ -309,11 +371,17 @@ class Verifier:
         """Drop the records of nodes that the ledger has forgotten."""
         for node in [node for node in self.records if not keep(node)]:
             del self.records[node]
+            self._doubted.discard(node)
 
 
 def class_of(node: Node) -> ArithmeticClass:
     """The class that a node's engine names."""
     return _named(node.abilities or frozenset(), node.kind)
+
+
+def _replays(node: Node) -> bool:
+    """Whether its engine replays, and names the class in which it does."""
+    return node.abilities is not None and REPLAYS in node.abilities and names_class(node.abilities)
 
 
 _named = lru_cache(4096)(ArithmeticClass.named)

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from codec.sign import Key
-from node.engines.base import JUDGES, OPTIONS, PORTABLE_DRAWS, SamplingParams
+from node.engines.base import JUDGES, OPTIONS, PORTABLE_DRAWS, REPLAYS, SamplingParams
 from node.ledger.assignment.draws import sampling_of
 from node.ledger.messages import (
     JudgeAnswer,
@@ -33,6 +33,7 @@ from node.ledger.trust.judgements import OpenJudgement
 
 VOCABULARY, END = 48, 2
 ABLE = frozenset({OPTIONS, PORTABLE_DRAWS, JUDGES})
+EXACT = ABLE | {REPLAYS, "class:transformers/5.0/cpu-avx512-1f3a9c02/bfloat16/sdpa/tp1"}
 SAMPLING = SamplingParams(max_tokens=64, stop_tokens=(END,), seed=11)
 PROMPT = (5, 6, 7)
 
@@ -70,6 +71,8 @@ Draws = tuple[list[int], list[float]]
 
 class Player:
     """A node. `rounding`: nats by which its log-probabilities are off. `kind`: its class. `draw`: how it draws."""
+
+    abilities = ABLE
 
     def __init__(self, number: int, model: Model, rounding: float = 0.0015, kind: str = "transformers/f32/cpu") -> None:
         self.key = Key(bytes([number + 1]) * 32)
@@ -119,8 +122,18 @@ class Player:
         noisy = now[lasts] + noise + self.off(noise.shape)
         margins = np.minimum(noisy.max(1) - noisy[np.arange(len(tokens)), tokens], 8.0)
         portable = check.sampling.extra.portable
-        parts = [pack_floats(values[check.start :]) for values in (scores, previous, margins if portable else [])]
+        values = (scores, [] if check.replays else previous, margins if portable else [])
+        parts = [pack_floats(list(part[check.start :])) for part in values]
         return JudgeAnswer(check.id, *check.version, *parts)
+
+
+class Exact(Player):
+    """Its engine replays: all nodes of its class have the same bits."""
+
+    abilities = EXACT
+
+    def __init__(self, number: int, model: Model) -> None:
+        super().__init__(number, model, rounding=0.0)
 
 
 class Stale(Player):
@@ -183,7 +196,7 @@ class Arena:
         for player in players:
             self.ledger.member_up(player.node)
             node = self.ledger.nodes[player.node]
-            node.abilities, node.kind = ABLE, player.kind
+            node.abilities, node.kind = player.abilities, player.kind
         self.now = 1.0
         self.groups = 0
         self.verdicts: list[Reason | None] = []

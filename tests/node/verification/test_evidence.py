@@ -7,7 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.verification.evidence import ALPHA, DELTA, MOST_CHECKERS, THRESHOLD, Bets, Evidence, Null, dropped, trimmed
+from node.verification.evidence import (
+    ALPHA,
+    DELTA,
+    FRACTIONS,
+    MOST_CHECKERS,
+    THRESHOLD,
+    WEIGHTS,
+    Bets,
+    Evidence,
+    Null,
+    dropped,
+    trimmed,
+)
 from node.verification.slopes import slope
 
 NULL = Null(-1.0, 2.0, 0.45)
@@ -51,7 +63,7 @@ def test_bad_scores_say_nothing_and_bad_claims_tell_against_their_node():
         slope(scored[:5], scored, other)
 
 
-@given(st.floats(0.01, 0.99), st.lists(st.floats(-3, 4) | st.just(math.nan), max_size=30))
+@given(st.floats(0.001, 0.99), st.lists(st.floats(-3, 4) | st.just(math.nan), max_size=30))
 def test_a_bet_on_any_number_is_never_ruin_and_fair_at_the_null(mean, values):
     null = Null(-1.0, 2.0, mean)
     bets = Bets()
@@ -87,6 +99,24 @@ def test_a_learned_mean_is_above_the_true_one(seed):
     null = Null.learn(0.3 + 0.2 * rng.standard_t(3, 400), reach=1.0)
     many = 0.3 + 0.2 * np.random.default_rng(seed + 1).standard_t(3, 20_000)
     assert null.scale(many).mean() < null.mean
+
+
+def test_the_bound_of_numbers_that_do_not_spread_falls_as_one_over_n():
+    means = [Null.learn(np.zeros(n), 1.0).mean for n in (1_000, 4_000)]
+    assert 0.01 < means[0] < 0.04
+    assert means[1] == pytest.approx(means[0] / 4, rel=0.2)
+
+
+def test_the_bound_holds_at_small_evidence_with_the_largest_mean_that_an_exact_null_allows():
+    null, rng = Null.learn(np.zeros(400), 1.0), np.random.default_rng(3)
+    bets, highest = Bets((20_000,)), np.full(20_000, -np.inf)
+    for _ in range(100):
+        bets.add(null, np.where(rng.random(20_000) < null.mean, null.high, null.low))
+        highest = np.maximum(highest, bets.log_wealth)
+    assert np.mean(highest >= math.log(20)) <= 0.05
+    assert highest.max() < THRESHOLD
+    assert sum(WEIGHTS) == pytest.approx(1.0)
+    assert len(WEIGHTS) == len(FRACTIONS)
 
 
 def test_nulls_need_numbers():
@@ -160,12 +190,3 @@ def test_products_survive_a_file_and_others_are_refused():
     for bad in (bets.saved[1:], [math.nan] * len(bets.saved)):
         with pytest.raises(ValueError, match="fractions"):
             Bets.restored(bad)
-
-
-def test_the_evidence_of_several_tests_is_their_mean():
-    one = Evidence()
-    for checker in (b"a", b"b", b"c", b"d", b"e"):
-        for _ in range(40):
-            one.add(checker, NULL, 1.5)
-    assert Evidence.mean_of([one, Evidence()]) == pytest.approx(one.log - math.log(2), abs=1e-3)
-    assert Evidence.mean_of([]) == 0.0

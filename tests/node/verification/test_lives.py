@@ -133,6 +133,19 @@ def test_few_numbers_or_few_checkers_are_no_null_and_other_contexts_are_others()
         nulls.add(here, b"x", b"a", math.nan)
 
 
+def test_a_checker_keeps_its_newest_numbers_and_none_about_the_convicted():
+    nulls, context = Nulls(), bytes(16)
+    for i in range(3 * WINDOW):
+        nulls.add(context, b"checker", bytes([i % 2]), float(i))
+    kept = nulls._contexts[context].numbers[b"checker"]
+    assert kept.about_others(None).tolist() == list(range(2 * WINDOW, 3 * WINDOW))
+    assert kept.about_others(b"\0").tolist() == list(range(2 * WINDOW + 1, 3 * WINDOW, 2))
+    nulls.forget(b"\1")
+    assert not (kept.about_others(None) % 2).any()
+    nulls.forget(b"checker")
+    assert not nulls._contexts[context].numbers
+
+
 def test_contexts_and_checkers_are_bounded():
     nulls = Nulls()
     for i in range(200):

@@ -352,7 +352,7 @@ def test_a_panel_follows_the_nodes_as_they_are():
     verifier, author = arena.verifier, players[0].node
 
     def panel() -> set[bytes]:
-        return set(verifier.panel(author, arena.sampling))
+        return set(verifier.panel(author, arena.sampling).nodes)
 
     assert panel() == {player.node for player in players[1:]}
     arena.ledger.member_lost(players[1].node, arena.now)
