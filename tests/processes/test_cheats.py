@@ -1,4 +1,4 @@
-"""Nodes that cheat and checkers that lie, among honest nodes and under real GRPO steps: real processes, real engines."""
+"""Nodes that cheat and checkers that lie, among honest ones and under real GRPO steps: real processes and engines."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
