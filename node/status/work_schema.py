@@ -70,8 +70,8 @@ class EvidenceStatus(Struct, kw_only=True):
     """The evidence of all kinds together; at 1.1 million the node is quarantined. An honest node's grows beyond x with
     a probability of at most 1 / x."""
     kinds: dict[str, float] = {}
-    """The same by kind: "stale", "drawn" and "claims" against its samples, "scores" and "steps" against its opinions
-    on others'."""
+    """The same by kind: "stale", "drawn", "claims" and "unlike" against its samples, "scores", "steps" and "apart"
+    against its opinions on others'."""
     checks: int = 0
     """Opinions of other nodes on its samples."""
     tokens: int = 0

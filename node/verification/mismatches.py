@@ -123,37 +123,51 @@ def replay_context(kind: str, own: ArithmeticClass) -> bytes:
     return blake3(b"replay\0" + kind.encode() + b"\0" + own.name.encode()).digest(16)
 
 
+class _Class:
+    """(mismatches, numbers) of each node, and of all."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[bytes, tuple[int, int]] = {}
+        self.all = (0, 0)
+
+    def add(self, node: bytes, mismatches: int, numbers: int) -> None:
+        before = self.nodes.get(node, (0, 0))
+        self.nodes[node] = (before[0] + mismatches, before[1] + numbers)
+        self.all = (self.all[0] + mismatches, self.all[1] + numbers)
+
+    def take(self, node: bytes) -> tuple[int, int]:
+        mismatches, numbers = self.nodes.pop(node, (0, 0))
+        self.all = (self.all[0] - mismatches, self.all[1] - numbers)
+        return mismatches, numbers
+
+
 class Counts:
     """The mismatches of all nodes, by class. An undecided sample counts as one."""
 
     def __init__(self) -> None:
-        self._contexts: OrderedDict[bytes, dict[bytes, tuple[int, int]]] = OrderedDict()
+        self._classes: OrderedDict[bytes, _Class] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._contexts)
+        return len(self._classes)
 
     def add(self, context: bytes, node: bytes, mismatches: int, numbers: int = 1) -> None:
         """So many more `numbers` of `node`."""
-        nodes = self._contexts.setdefault(context, {})
-        self._contexts.move_to_end(context)
-        _count(nodes, node, mismatches, numbers)
-        if len(nodes) > SUBJECTS:
-            first = next(key for key in nodes if key != NOBODY)
-            _count(nodes, NOBODY, *nodes.pop(first))
-        while len(self._contexts) > CLASSES:
-            self._contexts.popitem(last=False)
+        found = self._classes.setdefault(context, _Class())
+        self._classes.move_to_end(context)
+        found.add(node, mismatches, numbers)
+        if len(found.nodes) > SUBJECTS:
+            found.add(NOBODY, *found.take(next(key for key in found.nodes if key != NOBODY)))
+        while len(self._classes) > CLASSES:
+            self._classes.popitem(last=False)
 
     def others(self, context: bytes, node: bytes) -> tuple[int, int]:
         """(mismatches, numbers) of all but `node`."""
-        found = [counts for key, counts in self._contexts.get(context, {}).items() if key != node]
-        return sum(counts[0] for counts in found), sum(counts[1] for counts in found)
+        if (found := self._classes.get(context)) is None:
+            return 0, 0
+        own = found.nodes.get(node, (0, 0))
+        return found.all[0] - own[0], found.all[1] - own[1]
 
     def forget(self, node: bytes) -> None:
         """The numbers of `node` no longer count: it was proven to lie."""
-        for nodes in self._contexts.values():
-            nodes.pop(node, None)
-
-
-def _count(nodes: dict[bytes, tuple[int, int]], node: bytes, mismatches: int, numbers: int) -> None:
-    before = nodes.get(node, (0, 0))
-    nodes[node] = (before[0] + mismatches, before[1] + numbers)
+        for found in self._classes.values():
+            found.take(node)

@@ -1,7 +1,7 @@
 """The ledger service among honest nodes and hostile ones, with a real book (in memory).
 
 A rollout may count only from the node that holds the lease of its sample. No honest node may be quarantined, or refused
-for a reason that only a dishonest node gives.
+for a reason that only a dishonest node gives. All are of one class and judge each other by replays.
 """
 
 import random
@@ -31,6 +31,8 @@ __all__ = ["LedgerTarget"]
 HONEST: Final = 4
 HOSTILE: Final = 3
 """Half of those that check an honest node."""
+CAN: Final = (*sorted(ABILITIES), "class:engine/1/cpu/float32/eager/tp1")
+"""All engines are of one class and replay."""
 STEP_S: Final = 0.02
 WRITE_EVERY: Final = 8
 """Cases between two turns of the writing task, which handles all messages received meanwhile."""
@@ -68,7 +70,7 @@ class _World(World):
         self.offered = 0
         for node in names:
             self.service.member_up(node)
-            self.service.hear(node, work.encode(work.Abilities(tuple(sorted(ABILITIES)), "engine")))
+            self.service.hear(node, work.encode(work.Abilities(CAN, "engine")))
             self._ask(node)
         self._write()
 
@@ -109,7 +111,8 @@ class _World(World):
             case work.JudgeRequest() if node in self.honest:
                 scores = work.pack_floats((-0.5,) * (message.end - message.start))
                 margins = bytes(len(scores)) if message.sampling.extra.portable else b""
-                answer = work.JudgeAnswer(message.check, message.epoch, message.version, scores, scores, margins)
+                previous = scores if message.previous else b""
+                answer = work.JudgeAnswer(message.check, message.epoch, message.version, scores, previous, margins)
                 self.service.hear(node, work.encode(answer))
             case work.Verdict(refused=refused) if node in self.honest and refused not in _NO_SHAME:
                 raise Broken(f"the rollout of an honest node was refused: {refused}")
@@ -212,6 +215,8 @@ class _World(World):
                 raise Broken("an honest node is in quarantine")
         if self.cases > 2000 and self.groups_done == 0:
             raise Broken("no group was ever done")
+        if self.cases > 2000 and not self.ledger.quarantine.verifier.counts:
+            raise Broken("no sample was ever replayed")
         for group in self.ledger.groups.values():
             if sorted([*group.free, *group.leased, *group.done]) != list(range(group.n)):
                 raise Broken("a sample has no state, or two")

@@ -5,7 +5,7 @@ import trio
 from work_kit import SAMPLING, TOKENS, Swarm, TimedEngine, collect
 
 from codec.sign import Key
-from node.engines.base import JUDGES, OPTIONS, PORTABLE_DRAWS
+from node.engines.base import JUDGES, OPTIONS, PORTABLE_DRAWS, REPLAYS
 from node.engines.host import EngineFailed
 from node.engines.judgement import Judgement
 from node.ledger.binding import Binding
@@ -43,6 +43,20 @@ class JudgingEngine(TimedEngine):
         scores = (-1.0,) * (n - 1) + (float("-inf"),) if claim.token_ids[0] == 7 else (-1.0,) * n
         margins = (0.0,) * n if claim.sampling.extra.portable else ()
         return Judgement(self.version, scores, (-1.001,) * n if claim.previous else (), margins)
+
+
+class ReplayingEngine(JudgingEngine):
+    """All of these have the same bits."""
+
+    def __init__(self, rate: float, claims: float = -1.0) -> None:
+        super().__init__(rate, claims)
+        self.abilities |= {REPLAYS, "class:timed/1/cpu-avx512-0000/float32/eager/tp1"}
+        self.asked: set[tuple[bool, bool]] = set()
+
+    async def judge(self, claim):
+        self.asked.add((claim.replay, claim.previous))
+        found = await super().judge(claim)
+        return Judgement(found.version, (-1.0,) * claim.tokens, found.previous, found.margins)
 
 
 @pytest.fixture
@@ -88,6 +102,23 @@ async def test_able_nodes_judge_each_other_and_one_that_lies_is_found(swarm, aut
     assert any(isinstance(message, JudgeRequest) for message in sent)
     assert service.status().checks.judged > 50
     assert liar.judged >= 0
+
+
+async def test_nodes_of_one_class_replay_each_other_and_one_bit_is_found(swarm, autojump_clock):
+    service = await swarm.start_service()
+    engines = [await swarm.add_node(i, 0, engine=ReplayingEngine(1000.0)) for i in range(1, 6)]
+    await swarm.add_node(6, 0, engine=ReplayingEngine(1000.0, claims=-1.0 + 2**-24))
+    session = service.open("s", Binding(2, SAMPLING))
+    await collect(service, session, 60)
+    await trio.sleep(10)
+    await collect(service, session, 120, first=100)
+    await trio.sleep(30)
+    nodes = service.status().nodes
+    key = Key(bytes([6]) * 32).public.hex()
+    assert "not those that its weights and the leased noise give" in nodes[key].quarantine.why
+    assert [name for name, node in nodes.items() if node.quarantine is not None] == [key]
+    assert all(engine.asked == {(True, False)} for engine in engines)
+    assert nodes[key].evidence.kinds["unlike"] > 1e6
 
 
 async def test_evidence_and_quarantine_survive_a_restart_of_the_seed(swarm, autojump_clock):

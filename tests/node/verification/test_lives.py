@@ -48,6 +48,7 @@ def highest(lives: int, checks: int, rng: np.random.Generator, liars: int) -> np
     """The most evidence that each life ever had, all kinds together. `liars` of its checkers always find the worst."""
     nulls = {kind: learned(kind, rng, liars) for kind in HONEST}
     bets = {kind: [Bets((lives,)) for _ in range(CHECKERS)] for kind in HONEST}
+    wealth = {kind: np.zeros((CHECKERS, lives)) for kind in HONEST}
     most = np.zeros(lives)
     for check in range(checks):
         checker = check % CHECKERS
@@ -55,8 +56,8 @@ def highest(lives: int, checks: int, rng: np.random.Generator, liars: int) -> np
         for kind, draw in HONEST.items():
             found = np.full(lives, 99.0) if checker < liars else draw(rng, lives)
             bets[kind][checker].add(nulls[kind], found)
-            ordered = np.sort(np.stack([one.log_wealth for one in bets[kind]]), axis=0)
-            logs.append(ordered[: CHECKERS // 2].sum(0))
+            wealth[kind][checker] = bets[kind][checker].log_wealth
+            logs.append(np.sort(wealth[kind], axis=0)[: CHECKERS // 2].sum(0))
         most = np.maximum(most, np.logaddexp.reduce(logs, axis=0) - math.log(len(Kind)))
     return most
 

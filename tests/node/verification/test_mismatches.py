@@ -159,6 +159,23 @@ def test_the_bound_holds_at_small_evidence(rate):
     assert most < THRESHOLD
 
 
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize(("rate", "lives"), [(0.003, 1_000_000), (0.02, 100_000)])
+def test_a_million_honest_lives(rate, lives):
+    """200 samples each among 7 others with 200 each, of which three are never unlike."""
+    rng, most = np.random.default_rng(7), 0.0
+    for _ in range(lives):
+        own = np.flatnonzero(rng.random(200) < rate)
+        if len(own) < 2:  # one mismatch is never enough
+            continue
+        others = np.cumsum(rng.binomial(4, rate, 200))
+        starts = (own + 1).tolist()
+        for i, end in enumerate(starts[1:], 2):
+            most = max(most, evidence(Tally(b"c", 0, end, starts[:i]), int(others[end - 1]), 7 * end))
+    assert most < THRESHOLD, most
+
+
 # ------------------------------------------------------------ what is kept
 
 
@@ -193,7 +210,7 @@ def test_counts_are_bounded_and_lose_nothing_of_a_class():
     for i in range(SUBJECTS + 50):
         counts.add(b"k", i.to_bytes(4, "little"), 1, 2)
     assert counts.others(b"k", b"x") == (SUBJECTS + 50, 2 * (SUBJECTS + 50))
-    assert len(counts._contexts[b"k"]) <= SUBJECTS + 1
+    assert len(counts._classes[b"k"].nodes) <= SUBJECTS + 1
     for i in range(CLASSES + 5):
         counts.add(i.to_bytes(4, "little"), b"a", 0)
     assert len(counts) == CLASSES
