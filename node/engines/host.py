@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
 import trio
 
 from codec import Layout
@@ -158,7 +159,7 @@ class EngineHost:
 
     @property
     def abilities(self) -> frozenset[str]:
-        """A subset of `node.engines.base.ABILITIES`."""
+        """See `node.engines.interface.Engine.abilities`. What is measured is there once the engine is ready."""
         return frozenset(self._facts.abilities)
 
     @property
@@ -245,7 +246,7 @@ class EngineHost:
                 )  # fmt: skip
                 proof = await link.ask(message, Proof, self._deadlines.attach_s, fds)
                 if proof.root == ref.root:
-                    self._mark_ready(ref)
+                    self._mark_ready(ref, proof)
                     return
             self._kill("its live parameters are not the replica's bits")
         except EngineLost:
@@ -256,7 +257,9 @@ class EngineHost:
             self._mark_not_ready()
             self._process.refuse(error)
 
-    def _mark_ready(self, ref: ReplicaRef) -> None:
+    def _mark_ready(self, ref: ReplicaRef, proof: Proof) -> None:
+        if proof.abilities is not None:
+            self._facts = msgspec.structs.replace(self._facts, abilities=proof.abilities)
         self._become(ref.version, ref.root)
         self._process.mark_served()
         self._ready.set()
@@ -402,7 +405,7 @@ class EngineHost:
                 self._kill(str(error))
                 raise EngineLost("the engine cannot be reloaded; it is being started again") from error
             if proof.root == ref.root:
-                self._mark_ready(ref)
+                self._mark_ready(ref, proof)
                 return
         self._kill("its live parameters are not the replica's bits")
         raise EngineLost("the engine cannot be reloaded; it is being started again")

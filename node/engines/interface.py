@@ -120,7 +120,10 @@ class Engine(ABC):
     """Why the engine may not serve, or None."""
 
     abilities: frozenset[str] = frozenset()
-    """A subset of `ABILITIES`. An engine gets no work that needs an ability which it does not name."""
+    """A subset of `ABILITIES`, and possibly the engine's arithmetic class (`node.engines.arithmetic.class_label`).
+
+    An engine gets no work that needs an ability which it does not name. What is measured is known once the engine holds
+    a model: the node asks before the first attachment, and after every attachment and reload."""
 
     kind: str = ""
     """Engines of one kind draw the same tokens for the same seed, as far as their machines compute alike."""

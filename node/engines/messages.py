@@ -59,6 +59,7 @@ MAX_BLOCKS: Final = 4096
 Root = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Name = tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)], Number]
+Abilities = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=64)], ...], msgspec.Meta(max_length=64)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
 """The bounds are those of `node.ledger.messages`: the ledger gets these numbers, and drops a node that exceeds them."""
 
@@ -147,15 +148,16 @@ class Reload(msgspec.Struct, frozen=True, tag="reload"):
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The process runs, and has loaded nothing yet.
 
-    `preemptible`, `continuous_batching`: see the module. `scores`: it answers `Score`. `abilities`: a subset of
-    `node.engines.base.ABILITIES`. `kind`: engines of one kind draw the same tokens for the same seed.
+    `preemptible`, `continuous_batching`: see the module. `scores`: it answers `Score`. `abilities`:
+    `node.engines.interface.Engine.abilities`, those that it has whatever it loads. `kind`: engines of one kind draw the
+    same tokens for the same seed.
     """
 
     pid: int
     preemptible: bool = msgspec.field(default=False, name="carries")
     scores: bool = False
     continuous_batching: bool = msgspec.field(default=False, name="joins")
-    abilities: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=64)], ...], msgspec.Meta(max_length=64)] = ()
+    abilities: Abilities = ()
     kind: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
@@ -202,10 +204,15 @@ class Judged(msgspec.Struct, frozen=True, tag="judged"):
 
 
 class Proof(msgspec.Struct, frozen=True, tag="proof"):
-    """The root of the live parameters, read back out of the engine."""
+    """The root of the live parameters, read back out of the engine.
+
+    `abilities`: what the engine can do with the model that it holds, some of which is measured on this machine. Answers
+    to `Attach` and `Reload` have them.
+    """
 
     number: Number
     root: Root
+    abilities: Abilities | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

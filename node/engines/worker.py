@@ -83,7 +83,7 @@ class Worker:
             preemptible=generation.preemptible,
             scores=isinstance(engine, ScoringEngine),
             continuous_batching=generation.continuous_batching,
-            abilities=tuple(sorted(engine.abilities)),
+            abilities=self._abilities(),
             kind=engine.kind,
         )
         self._channel.send(ready)
@@ -143,7 +143,7 @@ class Worker:
             case Prove(number):
                 return Proof(number, self._engine.live_root())
             case Reload(number, version, root):
-                return Proof(number, self._reload(version, root))
+                return self._proof(number, self._reload(version, root))
 
     def _attach(self, message: Attach, fds: list[int]) -> Proof:
         fd = fds[0]
@@ -158,7 +158,13 @@ class Worker:
                     f"--replica engine: {self._engine.unreadable}. Use --replica disk, or ram where there is room."
                 )
             self._window = np.frombuffer(mmap.mmap(fds[1], WINDOW_BYTES), np.uint8)
-        return Proof(message.number, held)
+        return self._proof(message.number, held)
+
+    def _proof(self, number: int, root: bytes) -> Proof:
+        return Proof(number, root, self._abilities())
+
+    def _abilities(self) -> tuple[str, ...]:
+        return tuple(sorted(self._engine.abilities))
 
     def _read(self, blocks: Sequence[int]) -> float:
         started = time.perf_counter()

@@ -100,24 +100,24 @@ def begin_score(
 def begin_judge(front: PluginLink, claim: Claim, done: JudgeDone) -> None:
     """Judge a claim (see `interface.BackgroundEngine`). `done(outcome)` is called from another thread; with
     `PluginFailed` when the engine stopped in a rewind."""
-    if claim.replay:
-        raise EngineError("this engine cannot replay tokens")
-    if not getattr(front.hello, "judges", False):
+    if not getattr(front.hello, "replays" if claim.replay else "judges", False):
         raise EngineError("vLLM's plugin is older than this node: install it anew (docs/vllm.md)")
     sampling = claim.sampling
     borders = sampling.top_p, sampling.widest_top_p, sampling.tightest_top_p
     how = sampling.temperature, *borders, sampling.stop_tokens, _options(front, sampling)
     noise = (sampling.seed, claim.stream) if sampling.extra.portable else None
-    future = front.ask(lambda n: Judge(n, claim.prompt, claim.token_ids, *how, noise, claim.previous))
+    more = claim.previous, claim.start, claim.replay, sampling.extra.portable
+    future = front.ask(lambda n: Judge(n, claim.prompt, claim.token_ids, *how, noise, *more))
     future.add_done_callback(lambda future: done(_judgement(future, claim)))
 
 
 def _judgement(future: Future[Any], claim: Claim) -> Judgement | EngineError:
     try:
         answer = wait(future, Judged, 0.0)
-        if len(answer.scores) != len(claim.token_ids):
-            return EngineError(f"{len(answer.scores)} scores for {len(claim.token_ids)} tokens")
-        parts = (found[claim.start :] for found in (answer.scores, answer.previous, answer.margins))
+        given = claim.tokens if claim.replay else len(claim.token_ids)
+        if len(answer.scores) != given:
+            return EngineError(f"{len(answer.scores)} scores for {given} tokens")
+        parts = (found[-claim.tokens :] for found in (answer.scores, answer.previous, answer.margins))
         return Judgement(_version(answer.version), *parts)
     except ValueError as error:
         return EngineError(f"vLLM's answer is not a judgement: {error}")

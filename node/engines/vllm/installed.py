@@ -8,12 +8,24 @@ from typing import Final, NamedTuple
 
 from codec.errors import UsageError
 
-__all__ = ["JUDGING_PLUGIN", "OLDEST", "PLUGIN", "Installed", "Packages", "installed", "is_too_old", "packages_of"]
+__all__ = [
+    "JUDGING_PLUGIN",
+    "OLDEST",
+    "PLUGIN",
+    "REPLAYING_PLUGIN",
+    "Installed",
+    "Packages",
+    "installed",
+    "is_too_old",
+    "packages_of",
+]
 
 OLDEST: Final = "0.32"
 """The first release of vLLM that lets a plugin register a weight-transfer engine."""
 JUDGING_PLUGIN: Final = "0.2"
 """The first version of the plugin that judges tokens and draws portably."""
+REPLAYING_PLUGIN: Final = "0.3"
+"""The first version of the plugin that replays tokens."""
 PLUGIN: Final = Path(__file__).with_name("plugin")
 PROBE_WITHIN_S: Final = 60.0
 """For a Python to start and list two packages."""

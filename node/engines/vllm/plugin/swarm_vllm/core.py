@@ -16,6 +16,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request, RequestStatus
 
+from . import replays
 from .rank import check_on, commit_on, load_on
 
 __all__ = ["add_request", "finish_batches", "install", "stop", "together"]
@@ -39,6 +40,7 @@ def install() -> None:
 
 def add_request(core: Any, request: Request, request_wave: int = 0) -> None:
     """Add a request to the scheduler."""
+    replays.begin(core, request)
     _salt(core, request)
     _original_add(core, request, request_wave)
 
@@ -61,6 +63,7 @@ def _salt(core: Any, request: Request) -> None:
 
 def _set_version(core: Any, version: str) -> None:
     """The weights are `version` now: later tokens get this name, and requests without any computation this salt."""
+    replays.abort_begun(core)
     core._weight_version = core._swarm_version = version
     for request in core.scheduler.requests.values():
         if request.status != RequestStatus.RUNNING and request.num_computed_tokens == 0:

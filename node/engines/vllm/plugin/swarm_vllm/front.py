@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
-from vllm import SamplingParams, __version__
+from vllm import __version__
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
-from vllm.sampling_params import RequestOutputKind
+from vllm.platforms import current_platform
 
 from . import scores
 from .channel import Channel, Closed, connect
-from .draws import NOISE
 from .judging import Judging, RewindFailed
 from .messages import (
     Changed,
@@ -45,12 +44,12 @@ from .messages import (
     Learned,
     Load,
     Open,
-    Options,
     Output,
     Score,
     Scored,
     Told,
 )
+from .requests import MIN_LOGPROB, drawing
 
 __all__ = ["SwarmFront"]
 
@@ -69,8 +68,6 @@ _DEV = (
 """vLLM's development routes. They need no password, and can change the weights, so only this machine may use them."""
 _MAX_BODY_BYTES = 4096
 """Of `POST /swarm/attach`: one path."""
-_MIN_LOGPROB = -1e4
-"""As in `node.engines.base`."""
 _REPORT_EVERY_S = 0.5
 """Between two `Told` messages."""
 
@@ -276,32 +273,7 @@ class SwarmFront:
                 task.cancel()
 
     async def _generate_one(self, client: Any, message: Generate, i: int, counts: list[int]) -> Output:
-        options = message.options or Options()
-        portable = bool(message.streams)
-        sampling = SamplingParams(
-            max_tokens=message.max_tokens,
-            temperature=message.temperature,
-            top_p=message.top_p,
-            seed=None if portable else message.seeds[i],
-            extra_args={NOISE: [message.seed, message.streams[i]]} if portable else None,
-            stop_token_ids=list(message.stop_tokens),
-            ignore_eos=True,
-            logprobs=0,
-            detokenize=bool(options.stop_texts),
-            output_kind=RequestOutputKind.DELTA,
-            min_tokens=options.min_tokens,
-            top_k=options.top_k,
-            min_p=options.min_p,
-            presence_penalty=options.presence_penalty,
-            frequency_penalty=options.frequency_penalty,
-            repetition_penalty=options.repetition_penalty,
-            logit_bias=dict(options.logit_bias) or None,
-            allowed_token_ids=list(options.allowed) or None,
-            stop=list(options.stop_texts),
-            skip_special_tokens=not options.special,
-        )
-        if options.banned:  # vLLM makes these of `bad_words`; the gateway has done that already
-            sampling._bad_words_token_ids = [list(banned) for banned in options.banned]
+        sampling = drawing(message, i)
         ids: list[int] = []
         logprobs: list[float] = []
         delta = None
@@ -309,7 +281,7 @@ class SwarmFront:
             delta = output.outputs[0]
             ids += delta.token_ids
             for by_token, token in zip(delta.logprobs or (), delta.token_ids, strict=True):
-                logprobs.append(min(0.0, max(_MIN_LOGPROB, by_token[token].logprob)))
+                logprobs.append(min(0.0, max(MIN_LOGPROB, by_token[token].logprob)))
             counts[i] = len(ids)
         assert delta is not None
         spans = tuple((span.version, span.start, span.end) for span in delta.weight_versions or ())
@@ -325,7 +297,8 @@ def _facts(config: Any, state: Any, learned: dict[str, str] | None) -> Front:
     drafts = config.speculative_config is not None  # then vLLM does not make `PortableDraws`
     return Front(
         os.getpid(), __version__, int(parallel.world_size), files, refusal, learned,
-        options=True, judges=True, portable=not drafts,
+        options=True, judges=True, portable=not drafts, replays=not drafts and current_platform.is_cpu(),
+        vocabulary=model.get_vocab_size(), longest=model.max_model_len,
     )  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""The front's side of judgements: scores and margins at any time, and rewinds for scores under the version before."""
+"""The front's side of judgements: scores and margins at any time, replays, and rewinds for scores under the version
+before."""
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 # vLLM is installed in another environment.
@@ -10,6 +11,8 @@ from typing import Any
 
 from . import scores
 from .messages import Judge, Judged
+from .replays import margin_of
+from .requests import MIN_LOGPROB, replaying
 from .rewind import LABEL, PREVIOUS
 
 __all__ = ["Judging", "RewindFailed"]
@@ -43,12 +46,32 @@ class Judging:
 
     async def judge(self, client: Any, message: Judge) -> Judged:
         """Raises `RewindFailed` when the core has stopped, `ValueError` or `RuntimeError` when nothing was judged."""
+        if message.replay:
+            return await self._replay(client, message)
         sampling = scores.scoring(message)
         found, version = await self._read(client, message, sampling)
         given = scores.read(found, message.token_ids)
         margins = () if message.noise is None else scores.read_margins(found, message.token_ids)
         previous = await self._previous(client, message, version) if message.previous else ()
         return Judged(message.number, version, given, previous, margins)
+
+    async def _replay(self, client: Any, message: Judge) -> Judged:
+        """The log-probabilities and margins of the tokens from `start` on, as they would have been drawn."""
+        logprobs: list[float] = []
+        margins: list[float] = []
+        delta = None
+        prompt = {"prompt_token_ids": list(message.prompt)}
+        async for output in client.generate(prompt, replaying(message), self._name()):
+            delta = output.outputs[0]
+            for by_token, token in zip(delta.logprobs or (), delta.token_ids, strict=True):
+                logprobs.append(min(0.0, max(MIN_LOGPROB, by_token[token].logprob)))
+                margins.append(margin_of(by_token[token].rank))
+        assert delta is not None
+        spans = delta.weight_versions or ()
+        if delta.finish_reason == "abort" or len(spans) != 1:
+            raise RuntimeError("the engine was stopped, or became another version, in a replay")
+        told = tuple(margins) if message.portable else ()
+        return Judged(message.number, spans[0].version, tuple(logprobs), (), told)
 
     async def _read(self, client: Any, message: Judge, sampling: Any) -> tuple[Any, str]:
         """(vLLM's log-probabilities of the text, the version that gave them)."""

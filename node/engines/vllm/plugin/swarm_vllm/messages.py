@@ -249,6 +249,9 @@ class Judge(msgspec.Struct, frozen=True, tag="judge"):
 
     `noise`: seed and stream of portable draws. `previous`: score under the version before, too. Sent only to a front
     whose `Front.judges` is true.
+
+    `replay`: compute the tokens from `start` on as if they were drawn; sent only to a front whose `Front.replays` is
+    true. `portable`: tell the margins of a replay, also without `noise`, where the draw is greedy.
     """
 
     number: int
@@ -262,6 +265,9 @@ class Judge(msgspec.Struct, frozen=True, tag="judge"):
     options: Options | None
     noise: tuple[int, int] | None
     previous: bool
+    start: int = 0
+    replay: bool = False
+    portable: bool = False
 
 
 # ---------------------------------------------------------------- from the plugin
@@ -272,7 +278,8 @@ class Front(msgspec.Struct, frozen=True, tag="front"):
 
     `files`: BLAKE3 of the small files in its model's folder. `refusal`: why it cannot be updated, or empty. `learned`:
     see `Learned`; None before. `options`: it knows the field `options` of `Generate` and `Score`. `judges`: it knows
-    `Judge`. `portable`: it can draw portably.
+    `Judge`. `portable`: it can draw portably. `replays`: it knows `Judge.replay`.
+    `vocabulary`: the number of token ids. `longest`: tokens that a sequence may have, prompt included.
     """
 
     pid: int
@@ -284,14 +291,25 @@ class Front(msgspec.Struct, frozen=True, tag="front"):
     options: bool = False
     judges: bool = False
     portable: bool = False
+    replays: bool = False
+    vocabulary: int = 0
+    longest: int = 0
 
 
 class Rank(msgspec.Struct, frozen=True, tag="rank"):
-    """The first message of a worker process."""
+    """The first message of a worker process.
+
+    `device`, `fingerprint`: see `fingerprint`; measured with vLLM's own threads. `dtype`: in which the model computes.
+    `attention`: the kernels of its attention. Empty from an older plugin.
+    """
 
     pid: int
     rank: int
     ranks: int
+    device: str = ""
+    fingerprint: str = ""
+    dtype: str = ""
+    attention: str = ""
 
 
 class Loader(msgspec.Struct, frozen=True, tag="loader"):
@@ -376,7 +394,10 @@ class Scored(msgspec.Struct, frozen=True, tag="scored"):
 
 
 class Judged(msgspec.Struct, frozen=True, tag="judged"):
-    """Answer to `Judge`. `version`: that of `scores`. `previous`, `margins`: empty where there are none."""
+    """Answer to `Judge`. `version`: that of `scores`. `previous`, `margins`: empty where there are none.
+
+    A replay has numbers of the tokens from `start` on, other judgements of all tokens.
+    """
 
     number: int
     version: str

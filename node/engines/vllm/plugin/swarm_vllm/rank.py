@@ -26,6 +26,7 @@ from vllm.distributed.weight_transfer.base import (
 
 from . import loader
 from .channel import Channel, Closed, connect
+from .fingerprint import device_name, fingerprint
 from .messages import (
     Compare,
     Did,
@@ -87,7 +88,7 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         self.shutdown()
         parallel = self.parallel_config
         channel = connect(init_info.socket, FromDriver)
-        channel.send(Rank(os.getpid(), int(parallel.rank), int(parallel.world_size)))
+        channel.send(Rank(os.getpid(), int(parallel.rank), int(parallel.world_size), *self._rounding()))
         message, fds = channel.recv()
         if not isinstance(message, Model) or len(fds) != 1:
             raise RuntimeError("the driver did not begin with the model")
@@ -105,6 +106,23 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         channel.send(Mapped(message.number, *found))
         self._channel = channel
         threading.Thread(target=self._serve_driver, args=(channel, weights), name="swarm", daemon=True).start()
+
+    def _rounding(self) -> tuple[str, str, str, str]:
+        """What decides how this rank rounds: device, fingerprint, dtype, attention."""
+        device, dtype = next(self.model.parameters()).device, self.model_config.dtype
+        layers = self.vllm_config.compilation_config.static_forward_context.values()
+        # On CPUs one backend has several kernels, and the layer says which.
+        kernels = {
+            getattr(layer, "isa", "") or layer.attn_backend.get_name()
+            for layer in layers
+            if hasattr(layer, "attn_backend")
+        }
+        return (
+            device_name(device),
+            fingerprint(device, dtype),
+            str(dtype).removeprefix("torch."),
+            "-".join(sorted(kernels)),
+        )
 
     def _fed_modules(self, tensors: list[Tensor]) -> dict[str, tuple[set[str], list[str]]]:
         from .modules import fed_modules  # imports vLLM's reload, which engines without quantized weights do not need
