@@ -32,6 +32,8 @@ __all__ = ["HARMLESS", "Trials", "act_out", "engine_words"]
 
 HARMLESS: Final = frozenset(LIES) - {"judges_all_false"}
 """Lies that cost nobody anything: no answers, or answers that are true of honest nodes."""
+WITH_A_VERSION: Final = frozenset({"stale", *FORMATS})
+"""Attacks that begin when the engine commits the next version."""
 HARMLESS_STEPS: Final = 2
 """Versions for which such a checker lies."""
 MOST_OPINIONS: Final = 1000
@@ -40,7 +42,7 @@ MOST_TOKENS: Final = 8192
 """Checked of a cheating author, until it has to be found."""
 MOST_STEPS: Final = 400
 """Versions of one run. Ends a run in which a cheat is not checked any more."""
-LEAST_LEARNING: Final = 4
+LEAST_LEARNING: Final = 8
 """Versions in which all are honest, so that each node has some numbers."""
 MOST_LEARNING: Final = 80
 """Versions until every node of the swarm is compared with honest numbers."""
@@ -68,7 +70,8 @@ class Counts(NamedTuple):
 
 class _Trial(NamedTuple):
     attack: str
-    began: Counts
+    began: Counts | None
+    """None: it begins with the next version."""
 
 
 class Trials:
@@ -115,7 +118,7 @@ class Trials:
         self.rows += [{"attack": attack, "failed": "not begun"} for attack in left]
 
     def _begin(self, name: str, attack: str) -> None:
-        self._trials[name] = _Trial(attack, self._counts(name))
+        self._trials[name] = _Trial(attack, None if attack in WITH_A_VERSION else self._counts(name))
         self.arena.tell(name, attack)
 
     def _step(self, what: str) -> None:
@@ -130,7 +133,7 @@ class Trials:
 
     def _progress(self) -> Iterator[str]:
         for name, trial in self._trials.items():
-            counts = self._counts(name).since(trial.began)
+            counts = self._since(name, trial)
             amount = f"{counts.opinions} opinions" if trial.attack in LIES else f"{counts.tokens} tokens"
             yield f"{trial.attack} {amount}"
 
@@ -140,10 +143,16 @@ class Trials:
         judged = (0, 0, 0) if evidence is None else (evidence.checks, evidence.tokens, evidence.opinions)
         return Counts(node.accepted, *judged, self.arena.version)
 
+    def _since(self, name: str, trial: _Trial) -> Counts:
+        now = self._counts(name)
+        return now.since(now if trial.began is None else trial.began)
+
     def _look_at(self, name: str) -> None:
-        attack, began = self._trials[name]
-        penalty, counts = self.arena.member(name).quarantine, self._counts(name).since(began)
-        if penalty is not None:
+        attack = self._trials[name].attack
+        penalty, counts = self.arena.member(name).quarantine, self._since(name, self._trials[name])
+        if penalty is None and self._trials[name].began is None:
+            self._trials[name] = _Trial(attack, self._counts(name))
+        elif penalty is not None:
             self._found.append(name)
             self._end(name, why=penalty.why)
         elif attack in HARMLESS and counts.versions >= HARMLESS_STEPS:
@@ -156,7 +165,7 @@ class Trials:
     def _end(self, name: str, **outcome: str) -> None:
         trial = self._trials.pop(name)
         self.arena.tell(name, "")
-        counts = self._counts(name).since(trial.began)
+        counts = self._since(name, trial)
         self.rows.append({"attack": trial.attack, "node": name, **counts._asdict(), **outcome})
 
 
