@@ -27,6 +27,8 @@ RECIPE: Final = TinyRecipe(letters=8, hidden=128, inner=128, layers=2, heads=2, 
 MAX_TOKENS: Final = 16
 """Most texts end before it."""
 LEASED_TOP_P: Final = 0.95
+ENGINES_WITHIN_S: Final = 600.0
+"""For all engines to start: several vLLMs on two cores take minutes."""
 JUDGED_WITHIN_S: Final = 60.0
 """For the samples of a version to be judged, before the next is published."""
 COMMITTED_WITHIN_S: Final = 120.0
@@ -147,8 +149,10 @@ def real_swarm(
         for name in (*names[0], *names[1]):
             words = ("join", ticket, "--model", str(base), *LOOPBACK, "--name", name, "--threads", "1", *engine)
             swarm.start(name, *words, module="node.cli" if name in names[0] else CHEATING)
-        swarm.until_seed(
-            "all engines run", lambda found: sum(node.engine is not None for node in found.nodes) == honest + cheats
+        swarm.wait(
+            "all engines run",
+            lambda: sum(node.engine is not None for node in swarm.seed_status().nodes) == honest + cheats,
+            ENGINES_WITHIN_S,
         )
         with Handle.attach(base=base, home=swarm.home(), start=False) as handle:
             yield RealSwarm(swarm, trainer, handle, *names)
