@@ -1,6 +1,7 @@
 """Drawing tokens from logits, with random numbers that depend on the row alone, not on its batch."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import torch
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 
 from node.engines.base import SamplingOptions, SamplingParams
 from node.engines.vllm.plugin.swarm_vllm import noise
+from node.engines.vllm.plugin.swarm_vllm.margins import MOST_MARGIN
 from node.engines.vllm.plugin.swarm_vllm.margins import margins as claimed_margins
 from node.engines.vllm.plugin.swarm_vllm.reshape import BORDER_NATS, keep, reshape
 
@@ -17,10 +19,14 @@ __all__ = [
     "draw_portable",
     "log_probabilities",
     "margins",
+    "replayed",
     "reshaped",
     "scores",
     "uniforms",
 ]
+
+LEAST_MARGIN: Final = 1e-12
+"""Nats by which a token that would not be drawn loses in a replay, if it is tied with the winner."""
 
 
 def uniforms(seed: int, streams: Sequence[int], count: int) -> NDArray[np.float64]:
@@ -35,11 +41,12 @@ def uniforms(seed: int, streams: Sequence[int], count: int) -> NDArray[np.float6
 def draw(logits: torch.Tensor, uniform: torch.Tensor, sampling: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
     """One token a row and its log-probability, by inverting the cumulative distribution at `uniform`.
 
-    `logits`: (rows, vocabulary), any float dtype. `uniform`: float64, (rows,). Returns int64 and float32, both (rows,);
+    `logits`: (rows, vocabulary), any float dtype. `uniform`: float64, (rows,), or fewer: the rows beyond are padding,
+    which only decides the shape of the kernels. Returns int64 and float32, one for each of `uniform`;
     `Completion.logprobs` defines the distribution. When logits change in their last bits only, the drawn token stays
     the same, except where `uniform` is at the border between two tokens.
     """
-    logprobs = log_probabilities(logits, sampling)
+    logprobs = log_probabilities(logits, sampling)[: len(uniform)]
     if sampling.temperature == 0.0:
         token = logprobs.argmax(-1)
         return token, logprobs.gather(-1, token[:, None])[:, 0]
@@ -51,20 +58,43 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, sampling: SamplingParams) 
 
 
 def draw_portable(
-    logits: torch.Tensor, sampling: SamplingParams, streams: Sequence[int], position: int
+    logits: torch.Tensor, sampling: SamplingParams, places: Sequence[tuple[int, int, int]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `draw`, but each row's token is the argmax of log-probability plus the noise of (seed, stream, position).
+    """As `draw`, but each row's token is the argmax of log-probability plus the noise of its place.
 
-    They are added in float64, which the device must have. When logits change in their last bits only, the token stays
+    `places`: (seed, stream, position) of each row; the rows of `logits` beyond them are padding. Log-probability and
+    noise are added in float64, which the device must have. When logits change in their last bits only, the token stays
     the same, except where two tokens are nearly tied.
     """
-    logprobs = log_probabilities(logits, sampling)
-    if sampling.temperature == 0.0:
-        token = logprobs.argmax(-1)
-    else:
-        rows = noise.places((sampling.seed, stream, position) for stream in streams)
-        token = noise.draw(logprobs, rows.to(logits.device))
+    logprobs = log_probabilities(logits, sampling)[: len(places)]
+    token = _winners(logprobs, sampling, noise.places(places).to(logits.device))
     return token, logprobs.gather(-1, token[:, None])[:, 0]
+
+
+def replayed(
+    logits: torch.Tensor, tokens: torch.Tensor, sampling: SamplingParams, places: Sequence[tuple[int, int, int]]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the log-probability of each of `tokens`, float32; by how many nats it loses, float64), both (rows,).
+
+    `logits`, `places`: as `draw_portable` takes them. The log-probability has the bits that drawing the token gives,
+    and the margin is 0 if that would draw the token, and above 0 if not. Without portable draws all margins are 0.
+    """
+    logprobs = log_probabilities(logits, sampling)[: len(places)]
+    found = logprobs.gather(-1, tokens[:, None])[:, 0]
+    if not sampling.extra.portable:
+        return found, torch.zeros_like(found)
+    rows = noise.places(places).to(logits.device)
+    both = torch.stack([_winners(logprobs, sampling, rows), tokens], 1)
+    values = logprobs.gather(-1, both).double()
+    if sampling.temperature != 0.0:
+        values = values + noise.exact_noise(rows, both)
+    lost = torch.nan_to_num(values[:, 0] - values[:, 1], nan=MOST_MARGIN, posinf=MOST_MARGIN)
+    return found, torch.where(both[:, 0] == tokens, 0.0, lost.clamp(LEAST_MARGIN, MOST_MARGIN))
+
+
+def _winners(logprobs: torch.Tensor, sampling: SamplingParams, rows: torch.Tensor) -> torch.Tensor:
+    """The portable draws. `rows`: see `noise.places`."""
+    return logprobs.argmax(-1) if sampling.temperature == 0.0 else noise.draw(logprobs, rows)
 
 
 def margins(logits: torch.Tensor, tokens: torch.Tensor, sampling: SamplingParams, stream: int) -> torch.Tensor:

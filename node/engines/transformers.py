@@ -12,12 +12,14 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import torch
+import transformers
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from codec.checkpoint import Checkpoint
 from codec.errors import UsageError
 from codec.layout import Layout
+from node.engines.arithmetic import class_label
 from node.engines.base import (
     ABILITIES,
     BASE_VERSION,
@@ -29,12 +31,16 @@ from node.engines.base import (
     SamplingParams,
     Version,
 )
-from node.engines.cohort import Cohort, can_cache, judge, score
+from node.engines.cohort import Cohort, judge, score
+from node.engines.forced import replay
 from node.engines.interface import InProcessEngine, SteppedEngine, TensorChanges
+from node.engines.invariance import rows_alike
 from node.engines.judgement import Claim, Judgement
 from node.engines.live import DevicePatch, LiveParameters
 from node.engines.load import build_model, chosen_dtype, load_model
+from node.engines.rows import can_cache
 from node.engines.undo import MOST_SHARE, Undo
+from node.engines.vllm.plugin.swarm_vllm.fingerprint import device_name, fingerprint
 
 __all__ = ["Arithmetic", "Carry", "TransformersEngine"]
 
@@ -73,8 +79,6 @@ def _usable(name: str) -> torch.device:
 class TransformersEngine(InProcessEngine, SteppedEngine):
     """See `InProcessEngine` and `SteppedEngine`. Also a `ScoringEngine` and a `JudgingEngine`."""
 
-    abilities = ABILITIES - {REPLAYS}
-
     def __init__(
         self,
         *,
@@ -97,8 +101,11 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         self.device = _usable(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._arithmetic: Arithmetic = arithmetic
         self.kind = f"transformers/{arithmetic}/{self.device.type}"
-        if self.device.type == "mps":  # it has no float64
-            self.abilities = self.abilities - {PORTABLE_DRAWS}
+        self._abilities = ABILITIES - {REPLAYS, *((PORTABLE_DRAWS,) if self.device.type == "mps" else ())}
+        """Whatever is loaded. MPS has no float64."""
+        self.abilities = self._abilities
+        self._measured = False
+        """`measure` has run for the loaded model."""
         self._dtype = torch.float32
         self._texts: Path | None = None
         """The tokenizer's file; it may be missing."""
@@ -125,6 +132,7 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         self.poisoned: str | None = None
 
     def load(self, folder: Path, *, weights: bool = True) -> None:
+        self.abilities, self._measured = self._abilities, False
         self._dtype = chosen_dtype(folder, self._arithmetic, self.device)
         self._model = (load_model if weights else build_model)(folder, self._dtype, self.device)
         self._model.requires_grad_(False)
@@ -144,6 +152,39 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         self._live, self._layout = live, layout
         self._staged, self._staged_undo, self._undo = [], None, None
         self.version, self.root = version, root
+
+    def reload_replica(self, version: Version, root: bytes) -> bytes:
+        held = super().reload_replica(version, root)
+        self.measure()
+        return held
+
+    def measure(self) -> None:
+        """Find out how this model rounds here, and name its arithmetic class and, if it can, `REPLAYS`.
+
+        Call it when the weights are there. A second call for the same model does nothing: the kernels are the same.
+        """
+        if self._measured:
+            return
+        model = self._loaded()
+        self._refuse_if_poisoned()
+        alike = self._carry == "recompute" and rows_alike(model, cached=self._can_cache())
+        attention = str(getattr(model.config, "_attn_implementation", None) or "plain")
+        label = class_label(
+            "transformers",
+            transformers.__version__,
+            device_name(self.device),
+            str(self._dtype).removeprefix("torch."),
+            attention if alike else f"{attention}-loose",  # nobody can replay its samples: keep it apart from others
+            1,
+            fingerprint(self.device, self._dtype),
+        )
+        self.abilities = self._abilities | {label, *((REPLAYS,) if alike else ())}
+        self._measured = True
+
+    def _can_cache(self) -> bool:
+        if self._cached is None:
+            self._cached = can_cache(self._loaded())
+        return self._cached
 
     def stage(self, changes: Iterable[TensorChanges]) -> None:
         live = self._attached()
@@ -185,9 +226,7 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
             by_length.setdefault(len(prompt.token_ids), []).append(i)
         most = 1 if sampling.extra.exact else BATCH_ROWS  # the rounding of matrix kernels depends on the number of rows
         parts = [rows[at : at + most] for rows in by_length.values() for at in range(0, len(rows), most)]
-        if self._cached is None:
-            self._cached = can_cache(model)
-        cached = self._cached
+        cached = self._can_cache()
         tokenizer = self._read_tokenizer() if sampling.extra.stop_texts else None
         self._flights[flight] = [
             (Cohort(model, [prompts[i] for i in rows], sampling, cached=cached, tokenizer=tokenizer), rows)
@@ -221,7 +260,8 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
     def judge(self, claims: Sequence[Claim]) -> list[Judgement | Exception]:
         model = self._loaded()
         self._refuse_if_poisoned()
-        judged = [self._judge_now(model, claim) for claim in claims]
+        replays = iter(self._replay(model, [claim for claim in claims if claim.replay]))
+        judged = [next(replays) if claim.replay else self._judge_now(model, claim) for claim in claims]
         wanted = [i for i, found in enumerate(judged) if isinstance(found, Judgement) and claims[i].previous]
         if wanted and self._undo is not None:
             previous = self._score_before(model, self._undo, [claims[i] for i in wanted])
@@ -231,12 +271,18 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
 
     def _judge_now(self, model: PreTrainedModel, claim: Claim) -> Judgement | Exception:
         try:
-            if claim.replay:
-                raise ValueError("this engine cannot replay tokens")
             scores, margins = judge(model, claim)
             return Judgement(self.version, scores[claim.start :], margins=margins[claim.start :])
         except (ValueError, RuntimeError) as error:  # a text that the model cannot read, or too little memory for it
             return error
+
+    def _replay(self, model: PreTrainedModel, claims: list[Claim]) -> list[Judgement | Exception]:
+        if claims and REPLAYS not in self.abilities:
+            return [ValueError("this engine cannot replay tokens")] * len(claims)
+        return [
+            found if isinstance(found, Exception) else _judgement(self.version, *found)
+            for found in replay(model, claims, cached=self._can_cache())
+        ]
 
     def _score_before(self, model: PreTrainedModel, undo: Undo, claims: Sequence[Claim]) -> list[tuple[float, ...]]:
         """Score the claims under the version before, in one rewind.
@@ -319,6 +365,13 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def _judgement(version: Version, scores: tuple[float, ...], margins: tuple[float, ...]) -> Judgement | Exception:
+    try:
+        return Judgement(version, scores, margins=margins)
+    except ValueError as error:  # weights that give no numbers
+        return error
 
 
 def _with_previous(judgement: Judgement | Exception, scores: tuple[float, ...]) -> Judgement | Exception:

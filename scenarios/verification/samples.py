@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 
 from node.engines.base import Completion, Prompt, SamplingOptions, SamplingParams
-from node.engines.cohort import Cohort, vocabulary_of
+from node.engines.cohort import Cohort
+from node.engines.rows import LEAST_ROWS, vocabulary_of
 from node.engines.sampling import log_probabilities, scores
 from node.verification.draws import kept_logprobs, margins
 from node.verification.noise import gumbel
@@ -29,8 +30,6 @@ LEASED_TOP_P: Final = 0.95
 OTHER: Final = 1 << 40
 """Added to a stream: noise that nobody leased."""
 
-LEAST_ROWS: Final = 4
-"""Rows of a replay. On CPUs a row has the same bits in any batch of 2 (bf16) or 4 (float32) rows or more."""
 ROWS: Final = 32
 """Samples that are drawn together."""
 REPLAYED_ROWS: Final = 8

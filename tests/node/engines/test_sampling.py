@@ -100,12 +100,12 @@ def test_portable_draws_are_those_of_the_definition(temperature: float, top_k: i
     logits = torch.randn(40, 33, generator=torch.Generator().manual_seed(1)) * 2
     options = SamplingOptions(top_k=top_k, portable=True)
     sampling = SamplingParams(1, temperature, top_p, seed=5, options=options)
-    token, logprob = draw_portable(logits, sampling, range(40), 7)
+    token, logprob = draw_portable(logits, sampling, [(5, stream, 7) for stream in range(40)])
     wanted = draws.kept_logprobs(logits.numpy(), temperature, top_k=top_k, top_p=top_p)
     noise = np.stack([gumbel(5, stream, 7, 33) for stream in range(40)])
     assert token.tolist() == draws.draw(wanted, noise).tolist()
     assert torch.isfinite(logprob).all()
-    alone, _ = draw_portable(logits[3:4], sampling, [3], 7)
+    alone, _ = draw_portable(logits[3:4], sampling, [(5, 3, 7)])
     assert int(alone) == int(token[3])
 
 
