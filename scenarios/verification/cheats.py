@@ -175,8 +175,9 @@ def engine_words(engine: str) -> tuple[str, ...]:
         return ("--device", "cpu")
     from scenarios.engines.vllm_environment import vllm_python
 
-    vllm = ("--engine", "vllm", "--vllm-python", str(vllm_python()), "--engine-port", "0")
-    return (*vllm, "--vllm-arg=--max-model-len=64", "--vllm-arg=--max-num-seqs=16")
+    vllm = ("--engine", "vllm", "--vllm-python", str(vllm_python()), "--engine-port", "0", "--running", "recompute")
+    small = ("--max-model-len=64", "--max-num-seqs=16", "--num-gpu-blocks-override=64")  # a gigabyte less for each
+    return (*vllm, *(f"--vllm-arg={flag}" for flag in small))
 
 
 def act_out(
