@@ -44,4 +44,4 @@ def _ability(engine: str, version: str, device: str, dtype: str, attention: str,
 
 
 def _plain(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-")
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-") or "unknown"

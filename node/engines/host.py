@@ -131,6 +131,8 @@ class EngineHost:
         self._ready = trio.Event()
         self._reloading = trio.Lock()
         self._held: deque[Version] = deque(maxlen=VERSIONS)
+        self._coming: tuple[Version, trio.Event] | None = None
+        """The version of a commit that has not been answered, and the end of that commit."""
         self.version: Version = BASE_VERSION
         """The version that the engine holds, while it is ready."""
         self.root: bytes = b""
@@ -303,10 +305,25 @@ class EngineHost:
             raise
         finally:
             link.forget_progress(message.number)
+        await self._wait_committed(answer.completions)
         if why := self._wrong(answer.completions, message):
             self._kill(why)
             raise EngineLost(f"the engine's answer is invalid: {why}")
         return answer.completions, answer.seconds
+
+    async def _wait_committed(self, completions: Sequence[Completion]) -> None:
+        """Wait for the commit of a version that the completions name. Raises `EngineLost` when it failed.
+
+        vLLM draws tokens of a version as soon as it is written, and reads some of its bits back before it answers the
+        commit.
+        """
+        coming = self._coming
+        if coming is None or not any(span.version == coming[0] for one in completions for span in one.spans):
+            return
+        version, ended = coming
+        await ended.wait()
+        if version not in self._held:
+            raise EngineLost("the engine was reloaded: tokens were drawn from a version whose commit failed")
 
     def _wrong(self, completions: Sequence[Completion], asked: Generate) -> str:
         """Why these cannot be the completions of `asked`; empty if they can."""
@@ -370,15 +387,19 @@ class EngineHost:
     async def commit(self, version: Version, root: bytes) -> Commitment | None:
         """Switch to `version`, which was staged. None: the commit failed, and the engine was reloaded."""
         link = self._ready_link()
+        self._coming = version, trio.Event()
         try:
             message = Commit(link.next_number(), version, root)
             done = await link.ask(message, Done, self._deadlines.commit_s)
+            self._become(version, root)
+            return Commitment(done.seconds, done.resume_s)
         except EngineFailed as error:
             _log.warning("commit_failed", version="{}.{}".format(*version), why=str(error))
-            await self.reload()
-            return None
-        self._become(version, root)
-        return Commitment(done.seconds, done.resume_s)
+        finally:
+            self._coming[1].set()
+            self._coming = None
+        await self.reload()
+        return None
 
     async def reload(self) -> None:
         """Take every bit from the replica again, at the version that it holds now, and prove it.

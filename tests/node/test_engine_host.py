@@ -52,6 +52,16 @@ async def test_it_follows_the_replica_bit_for_bit(tmp_path, monkeypatch):
     assert not alive(pid), "no process is left when the node stops"
 
 
+async def test_it_knows_what_the_engine_measured_after_loading_and_after_a_reload(tmp_path, monkeypatch):
+    node = NodeReplica(tmp_path)
+    async with engine(tmp_path, node, monkeypatch) as host:
+        assert host.abilities == {"class:numpy/1/cpu/float32/none/tp1"}
+        await host.reload()
+        assert host.abilities == {"class:numpy/2/cpu/float32/none/tp1"}
+        await host.prove()
+        assert host.abilities == {"class:numpy/2/cpu/float32/none/tp1"}
+
+
 async def test_staging_goes_on_while_it_generates(tmp_path, monkeypatch):
     node = NodeReplica(tmp_path)
     (tmp_path / "slow").touch()

@@ -94,7 +94,7 @@ def test_a_row_has_the_same_bits_in_every_batch(tied_folder, arithmetic, cached,
     mine = [(5 * i + 2) % 40 for i in range(length + 3)]
     alone = logits([mine], 0)
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=8, deadline=None)
     @given(st.data())
     def check(data: Any) -> None:
         others = data.draw(st.lists(st.lists(st.integers(0, 39), min_size=10, max_size=10), max_size=11))

@@ -68,10 +68,10 @@ def unlike(claim: Claim, drawn: Completion, found: Judgement) -> int:
 
 @pytest.fixture(scope="module")
 def live(untied: Path, python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A vLLM whose running sequences read their text again after a commit. Two threads, so that rows are divided."""
+    """A vLLM whose running sequences read their text again after a commit."""
     from scenarios.engines.engine_bench import bench
 
-    with bench(untied, tmp_path_factory.mktemp("replay"), python, threads=2) as found:
+    with bench(untied, tmp_path_factory.mktemp("replay"), python, threads=1) as found:
         found.engine.policy = "recompute"
         yield found
 
