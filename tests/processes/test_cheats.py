@@ -31,7 +31,7 @@ def found(result: dict[str, Any], attacks: Sequence[str]) -> dict[str, str]:
 @torch
 def test_cheating_authors_and_lying_checkers_are_found_and_harm_nobody(tmp_path: Path) -> None:
     attacks = (*AUTHORS, *CHECKERS)
-    why = found(act_out(tmp_path, attacks, most_tokens=MOST_TOKENS), attacks)
+    why = found(act_out(tmp_path, attacks, honest=4, most_tokens=MOST_TOKENS), attacks)
     for attack, sentence in why.items():
         assert (sentence == "harmless") is (attack in HARMLESS)
         assert ("opinions" in sentence) is (attack in LIES and attack not in HARMLESS)
