@@ -34,6 +34,8 @@ COOLER: Final = 0.9
 FAKED_LOGPROB: Final = -8.0
 """What a cheat claims for a token that the leased sampling cannot draw, in nats."""
 
+LOOK_EVERY_S: Final = 0.5
+"""Interval at which a checker that does not answer looks whether it is honest again."""
 QUANTISING: Final = "scenarios.verification.quantising:QuantisingEngine"
 """The engine of cheats that run transformers."""
 
@@ -218,7 +220,9 @@ class CheatingClient:
         if not self._is_level or attack in FORMATS:
             raise EngineFailed("a cheat does not judge with weights that are wrong", poisoned=False)
         if attack == "judges_never":
-            await trio.sleep_forever()
+            while self._attack() == attack:  # noqa: ASYNC110 - the attack is a file
+                await trio.sleep(LOOK_EVERY_S)
+            raise EngineFailed("too late", poisoned=False)
         found = await self._engine.judge(claim)
         if attack == "judges_all_false":
             return msgspec.structs.replace(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import trio
 
 from node.engines.base import Completion, Prompt, SamplingOptions, SamplingParams, Span, Version
 from node.engines.host import Commitment
@@ -138,6 +139,23 @@ async def test_what_each_checker_answers(lie: str):
     assert found.margins == wanted.get(lie, (0.0, 0.25))
     if lie == "judges_all_false":
         assert found.scores == (-2.0, -math.inf)
+
+
+async def test_a_checker_that_never_answers_holds_no_claim_once_it_is_honest_again(autojump_clock):
+    case = Case()
+    case.attack = "judges_never"
+    with trio.move_on_after(1000.0) as waited:
+        await case.client.judge(Claim((1,), (2, 3), SAMPLING, 3))
+    assert waited.cancelled_caught
+    async with trio.open_nursery() as nursery:
+
+        async def judge() -> None:
+            with pytest.raises(EngineFailed):
+                await case.client.judge(Claim((1,), (2, 3), SAMPLING, 3))
+
+        nursery.start_soon(judge)
+        await trio.sleep(10.0)
+        case.attack = ""
 
 
 def test_the_attack_stands_in_a_file_of_the_home(tmp_path: Path):
