@@ -16,7 +16,8 @@ from node.settings.event_log import EventLog
 __all__ = ["JudgeQueue"]
 
 MOST: Final = 8
-"""Samples that are judged or wait for it. One more is answered with nothing, and the ledger asks another node."""
+"""Samples that are judged, and as many that wait. One more is not answered, and the ledger asks another node after a
+while; it has no more than a few open requests of one node."""
 
 _log = EventLog(__name__)
 

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, processors
 
 from node.engines.base import Prompt, SamplingParams
 from node.engines.host import Commitment, EngineFailed
+from node.engines.judgement import Claim, Judgement
 from node.engines.transformers import TransformersEngine
 from node.gateway.parameters import ENDPOINTS
 
@@ -96,6 +97,12 @@ class LocalEngine:
 
     async def score(self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams) -> Any:
         return self.engine.score(prompt, token_ids, sampling), self.version
+
+    async def judge(self, claim: Claim) -> Judgement:
+        (found,) = self.engine.judge([claim])
+        if isinstance(found, Exception):
+            raise EngineFailed(str(found), poisoned=False) from found
+        return found
 
     async def stage(self, patch_fd: int, version: Any) -> float:
         raise AssertionError

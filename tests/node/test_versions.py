@@ -60,6 +60,9 @@ class ContinuingEngine:
     async def score(self, prompt, token_ids, sampling):
         return (-1.0,) * len(token_ids), self.version
 
+    async def judge(self, claim):
+        raise AssertionError("it does not name the ability JUDGES")
+
     async def stage(self, patch_fd, version):
         await trio.sleep(0.5)
         return 0.5

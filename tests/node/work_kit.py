@@ -64,6 +64,9 @@ class TimedEngine:
     async def score(self, prompt, token_ids, sampling):
         return self.scored(token_ids), self.version
 
+    async def judge(self, claim):
+        raise AssertionError("it does not name the ability JUDGES")
+
     async def generate(self, prompts: Sequence, sampling, counts=None) -> tuple[list[Completion], float]:
         if any(p.token_ids[-1] == 666 for p in prompts):
             raise EngineFailed("prompt: a token id outside 0 to 600", poisoned=False)

@@ -18,7 +18,7 @@ answer with other lengths, another version, or a number that is not finite is no
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -87,16 +87,16 @@ class OpenJudgement:
             if checker not in self.found and checker not in self.declined:
                 yield checker, at
 
-    def to_ask(self, now: float, silent: Set[bytes]) -> Iterator[bytes]:
-        """The checkers to ask now, one for each opinion that is wanted and not on its way. `silent` ones are passed
-        over: they have too many requests that they do not answer."""
+    def to_ask(self, now: float, able: Callable[[bytes], bool]) -> Iterator[bytes]:
+        """The checkers to ask now, one for each opinion that is wanted and not on its way. Those that are not `able` at
+        the moment are passed over: an engine that has moved on never comes back to the version."""
         lost = {checker for checker, at in self.waits_for() if now - at >= LOST_S}
         gone = self.declined | lost
         coming = sum(checker not in gone for checker in self.asked)
         for checker in self.checkers:
             if coming >= self.wanted:
                 return
-            if checker not in self.asked and checker not in self.declined and checker not in silent:
+            if checker not in self.asked and checker not in self.declined and able(checker):
                 coming += 1
                 yield checker
 
@@ -158,15 +158,16 @@ class Judgements:
         return check
 
     def due(self, can: Callable[[bytes, OpenJudgement], bool], now: float) -> list[tuple[bytes, OpenJudgement]]:
-        """Who should be asked now. `can(node, check)`: whether this node can make it at the moment."""
+        """Who should be asked now. `can(node, check)`: whether this node can make it at the moment. A node that has too
+        many requests without an answer is asked no more."""
         waiting = [pair for check in self.open.values() for pair in check.waits_for()]
         busy = Counter(checker for checker, _ in waiting)
         lost = Counter(checker for checker, at in waiting if now - at >= LOST_S)
         silent = {checker for checker, count in lost.items() if count >= AT_A_TIME}
         found = []
         for check in sorted(self.open.values(), key=lambda check: not check.found):  # a second opinion is urgent
-            for checker in check.to_ask(now, silent):
-                if busy[checker] < AT_A_TIME and can(checker, check):
+            for checker in check.to_ask(now, lambda node, check=check: node not in silent and can(node, check)):
+                if busy[checker] < AT_A_TIME:
                     check.asked[checker] = now
                     busy[checker] += 1
                     found.append((checker, check))

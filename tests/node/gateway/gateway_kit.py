@@ -89,6 +89,9 @@ class EchoEngine:
     async def score(self, prompt, token_ids, sampling):
         raise AssertionError
 
+    async def judge(self, claim):
+        raise AssertionError
+
     async def stage(self, patch_fd, version):
         return 0.0
 

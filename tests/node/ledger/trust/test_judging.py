@@ -202,6 +202,18 @@ def test_a_checker_that_leaves_is_replaced_and_an_author_in_quarantine_is_not_ch
     assert check.id not in arena.verifier.judgements.open
 
 
+def test_a_checker_whose_engine_holds_another_version_is_passed_over():
+    _, author, arena = swarm(Player, honest=5)
+    arena._judge = lambda: None
+    arena.play(1)
+    judgements = arena.verifier.judgements
+    (check,) = (check for check in judgements.open.values() if check.author == author.node)
+    judgements.open = {check.id: check}
+    arena.ledger.nodes[check.checkers[0]].version = (0, 4)
+    asked = [node for node, _ in arena.ledger.quarantine.due_judgements(arena.now)]
+    assert asked == check.checkers[1 : 1 + check.wanted]
+
+
 def test_judgements_are_given_up_after_their_time_and_bounded():
     _, _, arena = swarm(Player, honest=5)
     arena._judge = lambda: None
