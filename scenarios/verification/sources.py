@@ -28,9 +28,9 @@ def from_steps(cache: Path, size: str, lr: float, version: int | None) -> Source
     run = run_folder(cache, size, lr)
     if not run.is_dir():
         runs = sorted(path.name for path in cache.glob("*-*") if kept_steps(path)) if cache.is_dir() else []
-        found = f"It has {', '.join(runs)}: choose with --size and --lr" if runs else "It has no run"
+        found = f"It has {', '.join(runs)}: choose with --size and --lr, or run" if runs else "Run"
         raise UsageError(
-            f"{cache} has no folder {run.name}. {found}, or run "
+            f"{cache} has no folder {run.name}. {found} "
             f"`python -m scenarios.verification.steps {cache} --size {size} --lr {lr:g}` first."
         )
     newest = kept_steps(run)

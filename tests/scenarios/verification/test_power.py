@@ -267,7 +267,7 @@ def test_what_is_not_there_is_named_with_the_command_that_makes_it(tmp_path: Pat
         main([str(tmp_path), "--version", "2"])
     with pytest.raises(UsageError, match=r"no folder smollm2-3e-06\. It has smollm2-1e-06: choose .*--lr 3e-06` first"):
         main([str(tmp_path), "--lr", "3e-6"])
-    with pytest.raises(UsageError, match="It has no run, or run"):
+    with pytest.raises(UsageError, match="Run `python -m"):
         main([str(run)])
     with pytest.raises(UsageError, match="older does not exist"):
         main([str(tmp_path), "--checkpoints", str(tmp_path / "older"), str(tmp_path / "newer")])
