@@ -22,10 +22,13 @@ __all__ = [
     "BY_REPLAY",
     "OF_AUTHORS",
     "REACH",
+    "TOKEN_AT_ONCE",
     "Kind",
     "Opinion",
     "author_numbers",
     "checker_numbers",
+    "difference",
+    "worst_token",
 ]
 
 AT_ONCE: Final = 0.25
@@ -33,6 +36,9 @@ AT_ONCE: Final = 0.25
 log-probabilities is off by an eighth; a text drawn by other noise has a mean of half a nat or more."""
 AT_ONCE_TOKENS: Final = 32
 """Fewer tokens prove nothing at once."""
+TOKEN_AT_ONCE: Final = 1.0
+"""Nats by which one token of a replay is off. In its class an honest node is off by 0, and weights one step older move
+its tokens by some hundredths. Another text, noise, or distribution moves one of them by more than this soon."""
 SCORE_SLACK: Final = 1e-3
 """Rounding may make a log-probability exceed 0 by this much."""
 
@@ -94,6 +100,12 @@ class Opinion:
     def mean_margin(self) -> float:
         """Nats per token; 0 where there are no margins."""
         return 0.0 if self.margins is None else float(self.margins.mean())
+
+
+def worst_token(claimed: ArrayLike, opinion: Opinion) -> float:
+    """The most by which one claim is off, or one token loses its draw, in nats."""
+    off = float(np.abs(np.asarray(claimed, np.float64) - opinion.scores).max())
+    return max(off, 0.0 if opinion.margins is None else float(opinion.margins.max()))
 
 
 def difference(a: Floats, b: Floats) -> float:

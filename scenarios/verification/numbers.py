@@ -10,7 +10,16 @@ from numpy.typing import NDArray
 
 from node.engines.base import MIN_LOGPROB
 from node.ledger.settings import Settings
-from node.verification.opinions import AT_ONCE, AT_ONCE_TOKENS, Kind, Opinion, author_numbers, difference
+from node.verification.opinions import (
+    AT_ONCE,
+    AT_ONCE_TOKENS,
+    TOKEN_AT_ONCE,
+    Kind,
+    Opinion,
+    author_numbers,
+    difference,
+    worst_token,
+)
 from node.verification.replays import is_alike
 
 __all__ = ["ONE_PASS", "Columns", "mismatches", "numbers", "proven_at_once"]
@@ -71,10 +80,14 @@ def proven_at_once(checker: str, ends: NDArray[np.int64], columns: Columns) -> N
     if scored not in columns:
         return None
     names = ("claim", scored, *((lost,) if lost in columns else ()))
-    return np.array([_is_proven(*sample) for sample in _samples(ends, columns, names)])
+    replayed = checker == "replay"
+    return np.array([_is_proven(replayed, *sample) for sample in _samples(ends, columns, names)])
 
 
-def _is_proven(claimed: Floats, scores: Floats, lost: Floats | None = None) -> bool:
+def _is_proven(replayed: bool, claimed: Floats, scores: Floats, lost: Floats | None = None) -> bool:
+    opinion = Opinion.of(len(claimed), _heard(scores), (), () if lost is None else lost)
+    if replayed and worst_token(claimed, opinion) >= TOKEN_AT_ONCE:
+        return True
     few = max(1.0, (AT_ONCE_TOKENS / len(claimed)) ** 0.5)
     if difference(claimed, _heard(scores)) > Settings().check_tolerance * few:
         return True

@@ -8,17 +8,17 @@
       +--none can in time: given up
 
 Where author and panel are of one class and replay, an opinion is a replay: it has the author's bits, or the whole panel
-is asked (`node.verification.replays`). A checker can replay only the version that its engine holds. One whose engine
-has moved on is not asked; an escalated check stays open for its whole time, so that each member is asked if it comes
-to hold that version. Where versions follow each other within the time of one replay, a panel that is asked only after
-a first opinion has moved on: so the panel of an author in doubt is asked at once.
+is asked (`node.verification.replays`), until so many agree that nobody else can change what they say. A checker can
+replay only the version that its engine holds: one whose engine is behind is asked when it gets there, and one that has
+moved on never is. Where versions follow each other within the time of one replay, a panel that is asked only after a
+first opinion has moved on: so the panel of an author in doubt is asked at once.
 
 A checker that does not answer is passed over for the next one after a while: that costs time and nothing else. An
 answer with other lengths, another version, or a number that is not finite is no answer.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,6 +27,7 @@ from node.ledger.messages import JudgeAnswer, Rollout, unpack_floats
 from node.ledger.settings import Settings
 from node.verification.classes import ArithmeticClass
 from node.verification.opinions import Opinion
+from node.verification.replays import all_alike, weigh
 
 __all__ = ["OPINIONS", "Judgements", "OpenJudgement"]
 
@@ -34,6 +35,8 @@ OPINIONS: Final = 3
 """Opinions where more than one is wanted."""
 LOST_S: Final = 30.0
 """A checker that has not answered for so long is passed over. Its answer still counts if it comes."""
+SILENT_S: Final = 600.0
+"""A checker that answers nothing is asked again so long after the last time."""
 AT_A_TIME: Final = 4
 """Open requests of one checker: it drops the oldest of more than eight."""
 
@@ -75,11 +78,18 @@ class OpenJudgement:
     def claimed(self) -> tuple[float, ...]:
         return unpack_floats(self.rollout.logprobs)[self.start : self.end]
 
-    @property
-    def settled(self) -> bool:
-        """Whether no further opinion is wanted, or none is to come."""
-        left = [checker for checker in self.checkers if checker not in self.declined and checker not in self.found]
-        return len(self.found) >= self.wanted or not left
+    def is_settled(self, now: float) -> bool:
+        """Whether no further opinion is wanted, none is to come, or those that came decide."""
+        if len(self.found) >= self.wanted or self._is_decided():
+            return True
+        lost = {checker for checker, at in self.waits_for() if now - at >= LOST_S}
+        return all(checker in self.declined or checker in self.found or checker in lost for checker in self.checkers)
+
+    def _is_decided(self) -> bool:
+        """Whether so many replays agree that no other one can change what they say of the author."""
+        if self.replays is None or all_alike(self.claimed, self.found):
+            return False
+        return weigh(self.claimed, self.found, len(self.checkers)).author is not None
 
     def waits_for(self) -> Iterator[tuple[bytes, float]]:
         """The checkers that have not answered yet, and when they were asked."""
@@ -87,16 +97,16 @@ class OpenJudgement:
             if checker not in self.found and checker not in self.declined:
                 yield checker, at
 
-    def to_ask(self, now: float, able: Callable[[bytes], bool]) -> Iterator[bytes]:
+    def to_ask(self, now: float, able: Set[bytes]) -> Iterator[bytes]:
         """The checkers to ask now, one for each opinion that is wanted and not on its way. Those that are not `able` at
-        the moment are passed over: an engine that has moved on never comes back to the version."""
+        the moment are passed over."""
         lost = {checker for checker, at in self.waits_for() if now - at >= LOST_S}
         gone = self.declined | lost
         coming = sum(checker not in gone for checker in self.asked)
         for checker in self.checkers:
             if coming >= self.wanted:
                 return
-            if checker not in self.asked and checker not in self.declined and able(checker):
+            if checker in able and checker not in self.asked and checker not in self.declined:
                 coming += 1
                 yield checker
 
@@ -112,6 +122,8 @@ class Judgements:
         """Judgements with an opinion at least."""
         self.given_up = 0
         self._next = 1
+        self._unanswered: dict[bytes, list[float]] = {}
+        """By node, when it was asked what it has not answered, since its last answer; of judgements that are over."""
 
     @property
     def full(self) -> bool:
@@ -157,24 +169,36 @@ class Judgements:
         self.begun += 1
         return check
 
-    def due(self, can: Callable[[bytes, OpenJudgement], bool], now: float) -> list[tuple[bytes, OpenJudgement]]:
-        """Who should be asked now. `can(node, check)`: whether this node can make it at the moment. A node that has too
-        many requests without an answer is asked no more."""
+    def due(self, version_of: Callable[[bytes], Version | None], now: float) -> list[tuple[bytes, OpenJudgement]]:
+        """Who should be asked now. `version_of(node)`: what its engine holds; None: it is not there."""
         waiting = [pair for check in self.open.values() for pair in check.waits_for()]
         busy = Counter(checker for checker, _ in waiting)
-        lost = Counter(checker for checker, at in waiting if now - at >= LOST_S)
-        silent = {checker for checker, count in lost.items() if count >= AT_A_TIME}
+        silent = self._silent(waiting, now)
         found = []
         for check in sorted(self.open.values(), key=lambda check: not check.found):  # a second opinion is urgent
-            for checker in check.to_ask(now, lambda node, check=check: node not in silent and can(node, check)):
+            held = {node: version_of(node) for node in check.checkers if node not in check.asked}
+            check.declined |= {
+                node for node, version in held.items() if version is not None and version > check.version
+            }
+            able = {node for node, version in held.items() if version == check.version} - silent
+            for checker in check.to_ask(now, able):
                 if busy[checker] < AT_A_TIME:
                     check.asked[checker] = now
                     busy[checker] += 1
                     found.append((checker, check))
         return found
 
+    def _silent(self, waiting: list[tuple[bytes, float]], now: float) -> set[bytes]:
+        """Nodes that left `AT_A_TIME` requests in a row without an answer. They are asked again after a while."""
+        asked = {node: list(times) for node, times in self._unanswered.items()}
+        for node, at in waiting:
+            if now - at >= LOST_S:
+                asked.setdefault(node, []).append(at)
+        return {node for node, times in asked.items() if len(times) >= AT_A_TIME and now - max(times) < SILENT_S}
+
     def answer(self, node: bytes, answer: JudgeAnswer) -> OpenJudgement | None:
         """The check to which `node` added an opinion; None when its answer is none."""
+        self._unanswered.pop(node, None)
         check = self.open.get(answer.check)
         if check is None or node not in check.asked or node in check.found or node in check.declined:
             return None
@@ -194,6 +218,7 @@ class Judgements:
 
     def refuse(self, node: bytes) -> None:
         """`node` is gone or in quarantine: neither its opinions nor its samples are wanted."""
+        self._unanswered.pop(node, None)
         for number, check in list(self.open.items()):
             if check.author == node:
                 del self.open[number]
@@ -202,8 +227,11 @@ class Judgements:
 
     def close_settled(self, now: float) -> list[OpenJudgement]:
         """End the judgements that are settled or too old; those with an opinion are returned."""
-        over = [check for check in self.open.values() if check.settled or check.until <= now]
+        over = [check for check in self.open.values() if check.until <= now or check.is_settled(now)]
         for check in over:
             del self.open[check.id]
             self.given_up += not check.found
+            for checker, at in check.waits_for():
+                if now - at >= LOST_S:
+                    self._unanswered[checker] = [*self._unanswered.get(checker, [])[1 - AT_A_TIME :], at]
         return [check for check in over if check.found]
