@@ -215,13 +215,13 @@ def test_a_replay_without_room_is_refused_and_users_own_are_harmless(live):
 
 
 def test_an_engine_names_what_it_measured(live):
-    """The ability is named only where judging is, and not where sequences keep the keys of an older version."""
+    """Replays only where it judges; and its class tells whether sequences keep the keys of an older version."""
     engine: VllmEngine = live.engine
-    engine._can = frozenset({OPTIONS, JUDGES})
-    for policy, replays in (("recompute", True), ("continue", False), ("drain", True)):
-        engine.policy, engine._measured = policy, None  # type: ignore[assignment]
+    for can, policy in (({OPTIONS, JUDGES}, "recompute"), ({OPTIONS, JUDGES}, "continue"), ({OPTIONS}, "drain")):
+        engine._can, engine.policy, engine._measured = frozenset(can), policy, None  # type: ignore[assignment]
         live.reload()
-        assert (REPLAYS in engine.abilities, OPTIONS in engine.abilities) == (replays, True)
+        assert (REPLAYS in engine.abilities, OPTIONS in engine.abilities) == (JUDGES in can, True)
         assert sum(name.startswith("class:vllm/") for name in engine.abilities) == 1
+        assert ArithmeticClass.named(engine.abilities, "vllm").keeps_keys == (policy == "continue")
     engine.policy = "recompute"
     assert np.all(engine.live_hashes() == live.replica.hashes)

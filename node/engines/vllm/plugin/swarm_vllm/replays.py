@@ -71,6 +71,7 @@ def begin(core: Any, request: Any) -> None:
         return
     if _fits(core, request, claimed):
         request.append_output_token_ids(list(claimed.tokens[: claimed.start]))
+        request.skip_reading_prefix_cache = True  # vLLM stops if a new request finds more than its prompt there
     else:  # the front finds no margins in its output, and a user's own request is an ordinary one
         request.sampling_params.extra_args.pop(REPLAY)
 
