@@ -75,7 +75,7 @@ class EvidenceStatus(Struct, kw_only=True):
     checks: int = 0
     """Opinions of other nodes on its samples."""
     tokens: int = 0
-    """Of its samples that were checked, each counted once an opinion."""
+    """Of its samples that were checked, whatever the number of opinions on them."""
     opinions: int = 0
     """That it gave on samples of others."""
     arithmetic: str = ""

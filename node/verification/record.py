@@ -37,7 +37,7 @@ class NodeRecord:
     checks: int = 0
     """Opinions on its samples."""
     tokens: int = 0
-    """Its tokens that were checked, each counted once an opinion."""
+    """Its tokens that were checked, whatever the number of opinions on them."""
     opinions: int = 0
     """Opinions that it gave on samples of others."""
     kinds: dict[Kind, Evidence] = field(default_factory=dict)

@@ -59,7 +59,7 @@ class Counts(NamedTuple):
     checks: int
     """Opinions of others on them."""
     tokens: int
-    """Checked, each counted once an opinion."""
+    """Checked, whatever the number of opinions on them."""
     opinions: int
     """That it gave."""
     versions: int

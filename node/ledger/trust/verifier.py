@@ -253,7 +253,7 @@ class Verifier:
         Replays count when all have answered."""
         record, opinion = self.record(check.author), check.found[node]
         record.checks += 1
-        record.tokens += check.tokens
+        record.tokens += check.tokens if len(check.found) == 1 else 0
         self._note(check.author)
         if len(check.found) > 1 or check.replays is not None:
             return
