@@ -184,8 +184,13 @@ class Asker:
 
 
 @contextlib.asynccontextmanager
-async def asking(folder: Path, engine: TransformersEngine, **config: Any) -> AsyncIterator[Asker]:
+async def asking(
+    folder: Path, engine: TransformersEngine, *, abilities: frozenset[str] | None = None, **config: Any
+) -> AsyncIterator[Asker]:
+    """`abilities`: those that the engine names instead of its own."""
     async with gateway(folder, files(), **config) as (swarm, url), httpx.AsyncClient(timeout=60) as client:
         local = LocalEngine(engine)
+        if abilities is not None:
+            local.abilities = abilities
         await swarm.add(1, engine=local)
         yield Asker(url, client, local, swarm)
