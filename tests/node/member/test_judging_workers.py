@@ -156,6 +156,20 @@ async def test_nodes_that_are_not_able_are_checked_as_before_and_get_no_new_mess
     assert not any(message.sampling.extra.portable for message in sent if isinstance(message, WorkLease))
 
 
+async def test_abilities_that_change_are_told_again(swarm, autojump_clock):
+    service = await swarm.start_service()
+    engine = JudgingEngine(1000.0)
+    await swarm.add_node(1, 0, engine=engine)
+    await trio.sleep(60)
+    (node,) = service.status().nodes.values()
+    before = node.evidence.arithmetic
+    engine.abilities = engine.abilities | {"class:timed/1/cpu-1f3a9c02/float32/plain/tp1"}
+    await trio.sleep(60)
+    (node,) = service.status().nodes.values()
+    assert before.startswith("timed/f32")
+    assert node.evidence.arithmetic == "timed/1/cpu-1f3a9c02/float32/plain/tp1"
+
+
 async def test_an_engine_that_fails_to_judge_answers_nothing_and_others_judge(swarm, autojump_clock):
     service = await swarm.start_service()
     broken = await swarm.add_node(1, 0, engine=JudgingEngine(1000.0))
