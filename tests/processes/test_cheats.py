@@ -37,7 +37,7 @@ def test_cheating_authors_and_lying_checkers_are_found_and_harm_nobody(tmp_path:
         assert ("opinions" in sentence) is (attack in LIES and attack not in HARMLESS)
 
 
-@pytest.mark.vllm
+@pytest.mark.long
 @torch
 def test_cheats_that_run_vllm_are_found(tmp_path: Path) -> None:
     attacks = ("stale", "temperature")
