@@ -175,7 +175,7 @@ def _list(home: Path, as_json: bool) -> None:
             "node": peer_id(found.node),
             "tokens": rollout.length,
             "oldest": list(rollout.oldest),
-            "portable": found.sampling.extra.portable,
+            "portable": found.leased.extra.portable,
         })  # fmt: skip
     if as_json:
         print_json(rows)

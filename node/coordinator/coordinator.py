@@ -224,8 +224,12 @@ class Coordinator:
         config, manifest = self._config, self.core.state.manifest
         assert manifest is not None
         head = Head(manifest.epoch, manifest.version, manifest.root)
-        settings = Settings(check_share=config.check_share, check_tolerance=config.check_tolerance)
-        ledger = book.restore(settings, head, now, random.Random(secrets.randbits(64)))
+        settings = Settings(
+            check_share=config.check_share,
+            check_tolerance=config.check_tolerance,
+            portable_draws=not config.own_draws,
+        )
+        ledger = book.restore(settings, head, now)
         return LedgerService(
             ledger,
             book,

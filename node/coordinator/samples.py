@@ -41,7 +41,7 @@ def bundle_of(home: Path, group: str, sample: int) -> SampleBundle:
     if layout is None:
         raise UsageError(f"{home} does not have the list of the model's tensors any more.")
     return SampleBundle.of(
-        authority, found.group, found.sample, found.prompt, found.sampling, found.node, found.sealed, seals, layout
+        authority, found.group, found.sample, found.prompt, found.leased, found.node, found.sealed, seals, layout
     )
 
 

@@ -6,21 +6,27 @@ are `transformers` and `vllm`.
 Modules:
 
 - `vllm/`
+- `arithmetic`: The name that an engine gives its arithmetic class
 - `base`: The values that a node and its engines exchange
 - `cohort`: Equally long prompts that are continued together, a token at a time
+- `forced`: Replays: claimed tokens judged by the computation that draws tokens
 - `generation`: How an engine process generates, for each style of engine
 - `group`: Several engines of one node, used as one
 - `host`: The node's side of its engine
 - `interface`: The interface between a node's engine process and the engine in it
+- `invariance`: Whether a row's bits depend on the batch beside it
+- `judgement`: What an engine finds out about tokens that another node says it drew
 - `link`: One connection of the node to an engine process
 - `live`: The bits of a torch model's live parameters, by checkpoint name
 - `load`: Loads a Hugging Face folder, for engines and trainers
 - `messages`: The messages between a node and its engine's process
 - `process`: The engine's process, started and killed by the node
 - `replay`: Draws a sample again, token by token
+- `rows`: The texts of a batch's rows, read by the model a token at a time
 - `sampling`: Drawing tokens from logits
 - `texts`: The text of a continuation, and the stop texts in it
 - `transformers`: The reference engine
+- `undo`: The bits that the last commit replaced
 - `widths`: Converts a checkpoint's bits to those of a live tensor of another dtype, and back
 - `window`: The shared memory through which a node reads blocks back out of its engine
 - `worker`: The engine's own process

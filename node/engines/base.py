@@ -16,8 +16,10 @@ __all__ = [
     "ABILITIES",
     "BASE_VERSION",
     "EXACT_SEED",
+    "JUDGES",
     "OPTIONS",
     "PORTABLE_DRAWS",
+    "REPLAYS",
     "SCORE_OPTIONS",
     "Completion",
     "EngineError",
@@ -59,7 +61,11 @@ EXACT_SEED: Final = "exact-seed"
 """The ability to draw the same tokens for the same seed, whatever else the engine draws at the same time."""
 PORTABLE_DRAWS: Final = "portable-draws"
 """The ability to draw by the noise of `node.verification.noise`, which others can compute."""
-ABILITIES: Final = frozenset({OPTIONS, SCORE_OPTIONS, EXACT_SEED, PORTABLE_DRAWS})
+JUDGES: Final = "judges"
+"""The ability to judge tokens that another node says it drew (`node.engines.judgement`)."""
+REPLAYS: Final = "replays"
+"""The ability to judge tokens by computing them as they were drawn, bit for bit: see `Claim.replay`."""
+ABILITIES: Final = frozenset({OPTIONS, SCORE_OPTIONS, EXACT_SEED, PORTABLE_DRAWS, JUDGES, REPLAYS})
 """Everything that an engine may be able to do beyond `SamplingParams` without options."""
 
 MAX_LISTED: Final = 4096
@@ -212,6 +218,11 @@ class SamplingParams(msgspec.Struct, frozen=True):
     def widest_top_p(self) -> float:
         """The largest top-p cut that another engine's rounding may have made."""
         return min(1.0, self.top_p + TOP_P_BORDER)
+
+    @property
+    def tightest_top_p(self) -> float:
+        """The smallest top-p cut that another engine's rounding may have made; above 0: the likeliest token stays."""
+        return 1.0 if self.top_p == 1.0 else max(1e-9, self.top_p - TOP_P_BORDER)
 
     @property
     def extra(self) -> SamplingOptions:

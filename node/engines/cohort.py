@@ -1,9 +1,9 @@
 """Equally long prompts that are continued together, a token at a time, by a plain loop with a KV cache.
 
 A row's random numbers depend on (seed, stream), and its tokens on those and its own logits. So a row gets the same
-tokens in any cohort, provided that the machine's matrix kernels sum a row in the same order for every batch size. Where
-they do not, only the same rows together give the same tokens. The rows have equal length, so there is no padding and
-no mask, and no row can change another.
+tokens in any cohort, provided that the machine's matrix kernels sum a row in the same order in every batch that is
+padded (`node.engines.rows`, `node.engines.invariance`). Where they do not, only the same rows together give the same
+tokens. The rows have equal length, so there is no mask, and no row can change another.
 
 Between any two tokens the weights may become another version. Each token's log-probability is that of the version that
 drew it, and its span names that version. The cache of the older version is either computed anew or kept. If it is
@@ -11,27 +11,19 @@ computed anew, every token is drawn from its version's own distribution over the
 can check that. Keeping it is cheaper and cannot be checked.
 """
 
-import inspect
 from collections.abc import Sequence
-from typing import Any, Final, cast
+from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from node.engines.base import Completion, Prompt, SamplingParams, Span, Version
-from node.engines.sampling import check_options, draw, draw_portable, portable_noise, reshaped, scores, uniforms
+from node.engines.judgement import Claim
+from node.engines.rows import Rows, check_tokens, vocabulary_of
+from node.engines.sampling import check_options, draw, draw_portable, margins, reshaped, scores, uniforms
 from node.engines.texts import StopText
 
-__all__ = ["Cohort", "can_cache", "score"]
-
-CACHE_PROBE_TOKENS: Final = 8
-"""Tokens of the text that `can_cache` tries: a prompt and two steps."""
-CACHE_WITHIN: Final = 0.001
-"""The largest difference of logits, in their standard deviations, at which a cache counts as correct. Sums in another
-order differ by 1e-6, and a cache that the model does not use by 1. Bamba's two ways of computing differ by 0.006 in
-transformers 5.23, in float64 too."""
-CACHE_WITHIN_HALVES: Final = 0.3
-"""The same for 16-bit arithmetic, whose rounding differs by some hundredths."""
+__all__ = ["Cohort", "judge", "score"]
 
 
 class Cohort:
@@ -46,19 +38,17 @@ class Cohort:
         cached: bool = True,
         tokenizer: Any = None,
     ) -> None:
-        """`prompts`: of equal length. `cached`: see `can_cache`; if false, the whole text is read for each token.
-        `tokenizer`: a `tokenizers.Tokenizer`, for stop texts.
+        """`prompts`: of equal length. `cached`: see `node.engines.rows.can_cache`. `tokenizer`: a
+        `tokenizers.Tokenizer`, for stop texts.
 
         Raises `ValueError` for a token id that the model does not have, and for stop texts without a tokenizer.
         """
-        self._model = model
-        self._cached = cached
         self._sampling = sampling
         device = model.device
-        ids = torch.tensor([prompt.token_ids for prompt in prompts], dtype=torch.int64)
-        check_tokens(model, ids)
+        self._rows = Rows(model, [prompt.token_ids for prompt in prompts], cached=cached)
         check_options(sampling, vocabulary_of(model))
-        self._prompts = ids.to(device)
+        self._prompt = len(prompts[0].token_ids)
+        """The length of each prompt."""
         self._streams = [prompt.stream for prompt in prompts]
         uniform = uniforms(sampling.seed, self._streams, 0 if sampling.extra.portable else sampling.max_tokens)
         self._uniform = torch.from_numpy(uniform).to(device)
@@ -75,24 +65,19 @@ class Cohort:
         self._versions: list[tuple[Version, int]] = []
         """(version, index of the first token that it drew), for each version that drew tokens."""
         self.done = False
-        self.refresh()
 
     def refresh(self) -> None:
         """Drop the cache: the next step reads the whole text again, under the weights that are live then."""
-        self._past = _Past(self._model) if self._cached else None
-        self._current = torch.cat([self._prompts, *(token[:, None] for token in self._tokens)], 1)
+        self._rows.refresh()
 
     @torch.inference_mode()
     def step(self, version: Version) -> None:
         """Draw one more token for each row. `version`: the one that the model holds.
 
-        A row that has ended stays in the batch until all have, because dropping it would change the batch's shape for
-        the others.
+        A row that has ended stays in the batch until all have.
         """
         at = len(self._tokens)
-        logits = _read_all(self._model, self._current) if self._past is None else self._past.read(self._current)
-        logits = reshaped(logits, self._prompts, self._tokens, self._sampling)
-        token, logprob = self._draw(logits, at)
+        token, logprob = self._draw(self._rows.read(self._sampling, self._prompt), at)
         self._tokens.append(token)
         self._logprobs.append(logprob)
         if not self._versions or self._versions[-1][0] != version:
@@ -102,14 +87,13 @@ class Cohort:
             ended[row] = True
         self._lengths[ended] = at + 1
         self._running &= ~ended
-        self._current = token[:, None] if self._cached else torch.cat([self._current, token[:, None]], 1)
+        self._rows.add(token)
         self.done = at + 1 == self._sampling.max_tokens or not bool(self._running.any())
 
     def _draw(self, logits: torch.Tensor, at: int) -> tuple[torch.Tensor, torch.Tensor]:
         if not self._sampling.extra.portable:
             return draw(logits, self._uniform[:, at], self._sampling)
-        noise = portable_noise(self._sampling.seed, self._streams, at, logits.shape[-1])
-        return draw_portable(logits, noise.to(logits.device), self._sampling)
+        return draw_portable(logits, self._sampling, [(self._sampling.seed, stream, at) for stream in self._streams])
 
     def _find_stop_texts(self, token: torch.Tensor, ended: torch.Tensor) -> list[int]:
         """The rows whose stop text this token completes. Rows that a stop token just ended are skipped: a stop token is
@@ -150,49 +134,6 @@ class Cohort:
         return tuple(Span(version, start, end) for (version, start), end in zip(starts, ends, strict=True))
 
 
-class _Past:
-    """A model's cache of the text so far: keys and values, states, or both."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
-        self._given: dict[str, Any] = {_cache_argument(model): DynamicCache(config=model.config)}
-
-    def read(self, ids: torch.Tensor) -> torch.Tensor:
-        """Read `ids` after the text so far. Returns the logits after the last of them: (rows, vocabulary)."""
-        return self._model(input_ids=ids, use_cache=True, logits_to_keep=1, **self._given).logits[:, -1]
-
-
-def _read_all(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor:
-    return model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1]
-
-
-def _cache_argument(model: PreTrainedModel) -> str:
-    """The name of the cache argument of the model's `forward`."""
-    known = inspect.signature(model.forward).parameters
-    return "cache_params" if "cache_params" in known and "past_key_values" not in known else "past_key_values"
-
-
-@torch.inference_mode()
-def can_cache(model: PreTrainedModel) -> bool:
-    """Whether this model gives the same logits for a short text read in parts, with a cache, as for the text at once.
-
-    Some architectures need another kind of cache. Others accept ours and do not use it: they would draw from the last
-    token alone, without any error.
-    """
-    vocabulary = vocabulary_of(model)
-    ids = (torch.arange(CACHE_PROBE_TOKENS, device=model.device) * 7 + 3).remainder(vocabulary)[None]
-    try:
-        past = _Past(model)
-        past.read(ids[:, :-2])
-        past.read(ids[:, -2:-1])
-        found = past.read(ids[:, -1:]).float()
-    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError, NotImplementedError):
-        return False
-    wanted = _read_all(model, ids).float()
-    most = wanted.std() * (CACHE_WITHIN if model.dtype == torch.float32 else CACHE_WITHIN_HALVES)
-    return bool((found - wanted).abs().max() <= most)
-
-
 @torch.inference_mode()
 def score(
     model: PreTrainedModel, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams
@@ -203,6 +144,30 @@ def score(
     some 1e-2 (bfloat16) mean nothing. -inf for a token that is outside the top-p cut by more than rounding explains.
     Raises `ValueError` for a token id that the model does not have.
     """
+    logits, chosen = _read_given(model, prompt, token_ids, sampling)
+    return _score_given(logits, chosen, sampling)
+
+
+@torch.inference_mode()
+def judge(model: PreTrainedModel, claim: Claim) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """(the scores of the claimed tokens, as `score` gives them; their margins, see `Judgement`)."""
+    sampling = claim.sampling
+    logits, chosen = _read_given(model, claim.prompt, claim.token_ids, sampling)
+    found: tuple[float, ...] = ()
+    if sampling.extra.portable:
+        found = tuple(margins(logits, chosen, sampling, claim.stream).tolist())
+    return _score_given(logits, chosen, sampling), found
+
+
+def _score_given(logits: torch.Tensor, chosen: torch.Tensor, sampling: SamplingParams) -> tuple[float, ...]:
+    found = scores(logits, sampling).gather(-1, chosen[:, None])[:, 0]
+    return tuple(found.float().clamp_max(0.0).tolist())  # where one token has all the probability, rounding adds 1e-7
+
+
+def _read_given(
+    model: PreTrainedModel, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the logits of each of `token_ids`, after the options' changes, `token_ids`), read in one pass."""
     ids = torch.tensor([[*prompt, *token_ids]], dtype=torch.int64)
     check_tokens(model, ids)
     kept = len(token_ids) + 1
@@ -214,21 +179,7 @@ def score(
             for i, row in enumerate(logits)
         ]
         logits = torch.cat(rows)
-    chosen = ids[0, len(prompt) :].to(logits.device)
-    found = scores(logits, sampling).gather(-1, chosen[:, None])[:, 0]
-    return tuple(found.float().cpu().tolist())
-
-
-def check_tokens(model: PreTrainedModel, ids: torch.Tensor) -> None:
-    """Raises `ValueError` for a token id that `model` does not have."""
-    vocabulary = vocabulary_of(model)
-    if ids.min() < 0 or ids.max() >= vocabulary:
-        raise ValueError(f"prompt: a token id outside 0 to {vocabulary - 1}")
-
-
-def vocabulary_of(model: PreTrainedModel) -> int:
-    """The number of tokens in `model`'s vocabulary."""
-    return len(cast(torch.nn.Embedding, model.get_input_embeddings()).weight)
+    return logits, ids[0, len(prompt) :].to(logits.device)
 
 
 def _stop_text(tokenizer: Any, prompt: Prompt, sampling: SamplingParams) -> StopText:

@@ -15,10 +15,23 @@ from typing import ClassVar, Final, NoReturn
 
 from codec.errors import UsageError
 from node.engines.base import Completion, EngineError
-from node.engines.interface import BackgroundEngine, Engine, ScoringEngine, SteppedEngine
-from node.engines.messages import Completions, Done, Failed, FromEngine, Generate, Progress, Score, Scores
+from node.engines.interface import BackgroundEngine, Engine, JudgingEngine, ScoringEngine, SteppedEngine
+from node.engines.judgement import Judgement
+from node.engines.messages import (
+    Completions,
+    Done,
+    Failed,
+    FromEngine,
+    Generate,
+    Judge,
+    Judged,
+    Progress,
+    Score,
+    Scores,
+)
 
 __all__ = [
+    "GATHER_S",
     "PROGRESS_EVERY_S",
     "BackgroundGeneration",
     "BatchGeneration",
@@ -31,6 +44,10 @@ __all__ = [
 
 PROGRESS_EVERY_S: Final = 0.5
 """Seconds between two `Progress` messages: often enough for leases of seconds to be renewed, and cheap."""
+GATHER_S: Final = 1.0
+"""Seconds that a claim waits for others while sequences run, so that they are paused at most once a second."""
+MOST_TOGETHER: Final = 8
+"""Claims judged at once. So many wait at a node (`node.member.scorer.ASKS_HELD`), and the pause stays bounded."""
 
 Tasks = queue.Queue[Callable[[], None]]
 """The node's requests, in the order of their arrival."""
@@ -73,6 +90,10 @@ class Generation(ABC):
         """The answer, or None when it comes later. Raises `ValueError` for an engine that cannot score."""
 
     @abstractmethod
+    def judge(self, message: Judge) -> Judged | None:
+        """The answer, or None when it comes later. Raises `ValueError` or `EngineError` for an engine that cannot."""
+
+    @abstractmethod
     def cancel(self, number: int) -> None:
         """Drop the flight of request `number`, if it still runs."""
 
@@ -92,6 +113,18 @@ def _score_now(engine: Engine, message: Score) -> Scores:
     return Scores(message.number, tuple(found), engine.version)
 
 
+def _judge_now(engine: Engine, messages: list[Judge]) -> list[Judged | Failed]:
+    """The answers, in the order of the messages. Raises what `JudgingEngine.judge` raises."""
+    if not isinstance(engine, JudgingEngine):
+        raise ValueError("this engine cannot judge tokens")
+    outcomes = engine.judge([message.claim for message in messages])
+    return [_judged(engine, message.number, outcome) for message, outcome in zip(messages, outcomes, strict=True)]
+
+
+def _judged(engine: Engine, number: int, outcome: Judgement | Exception) -> Judged | Failed:
+    return failure(engine, number, outcome) if isinstance(outcome, Exception) else Judged(number, outcome)
+
+
 def _completions(number: int, completions: list[Completion], seconds: float) -> Completions:
     return Completions(number, tuple(completions), seconds)
 
@@ -106,6 +139,7 @@ class BatchGeneration(Generation):
 
     def __init__(self, engine: Engine, send: SendToNode) -> None:
         self._engine = engine
+        self._send = send
 
     def run(self, tasks: Tasks) -> NoReturn:
         _run_tasks(tasks)
@@ -117,6 +151,10 @@ class BatchGeneration(Generation):
 
     def score(self, message: Score) -> Scores:
         return _score_now(self._engine, message)
+
+    def judge(self, message: Judge) -> None:
+        (answer,) = _judge_now(self._engine, [message])
+        self._send(answer)
 
     def cancel(self, number: int) -> None:
         """A batch cannot be stopped; the node drops its answer."""
@@ -141,16 +179,21 @@ class SteppedGeneration(Generation):
         self._unanswered_commit: tuple[int, float] | None = None
         """(request number, pause in seconds) of a commit whose answer waits for the next step."""
         self._progress_sent_at = 0.0
+        self._claims: list[Judge] = []
+        """Claims that wait to be judged together."""
+        self._claims_since = 0.0
 
     def run(self, tasks: Tasks) -> NoReturn:
         while True:
-            if not self._began_at:
+            if not self._began_at and not self._claims:
                 tasks.get()()
                 continue
             try:
                 tasks.get_nowait()()
             except queue.Empty:
-                self._step()
+                if self._began_at:
+                    self._step()  # first, because it answers a commit, and claims may be judged by its version
+                self._judge_waiting()
 
     def _step(self) -> None:
         """Compute one token for every flight, answer the flights that are done, and report progress now and then."""
@@ -190,6 +233,27 @@ class SteppedGeneration(Generation):
 
     def score(self, message: Score) -> Scores:
         return _score_now(self._engine, message)
+
+    def judge(self, message: Judge) -> None:
+        if not self._claims:
+            self._claims_since = time.perf_counter()
+        self._claims.append(message)
+
+    def _judge_waiting(self) -> None:
+        """Judge the claims that wait, unless sequences run and more claims may still come."""
+        alone = not self._began_at
+        if not self._claims or not (
+            alone or len(self._claims) >= MOST_TOGETHER or time.perf_counter() - self._claims_since >= GATHER_S
+        ):
+            return
+        messages, self._claims = self._claims[:MOST_TOGETHER], self._claims[MOST_TOGETHER:]
+        try:
+            answers = _judge_now(self._engine, messages)
+        except Exception as error:  # an engine may raise anything; the node decides, as in `Worker._answer`
+            traceback.print_exc()
+            answers = [failure(self._engine, message.number, error) for message in messages]
+        for answer in answers:
+            self._send(answer)
 
     def cancel(self, number: int) -> None:
         self._engine.cancel(number)
@@ -249,6 +313,10 @@ class BackgroundGeneration(Generation):
                 self._send(Scores(message.number, outcome, version))
 
         self._engine.begin_score(message.prompt, message.token_ids, message.sampling, done)
+
+    def judge(self, message: Judge) -> None:
+        number = message.number
+        self._engine.begin_judge(message.claim, lambda outcome: self._send(_judged(self._engine, number, outcome)))
 
     def cancel(self, number: int) -> None:
         self._began_at.pop(number, None)

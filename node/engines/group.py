@@ -6,8 +6,10 @@ from typing import TypeVar
 
 import trio
 
-from node.engines.base import Completion, Prompt, SamplingParams, Version
+from node.engines.base import REPLAYS, Completion, Prompt, SamplingParams, Version
 from node.engines.host import Commitment, Counts, EngineFailed, EngineHost, EngineLost
+from node.engines.judgement import Claim, Judgement
+from node.verification.classes import PREFIX
 
 __all__ = ["EngineGroup"]
 
@@ -54,7 +56,11 @@ class EngineGroup:
 
     @property
     def abilities(self) -> frozenset[str]:
-        return frozenset.intersection(*(host.abilities for host in self.hosts))
+        """Those that every ready host has. Hosts of several arithmetic classes promise no bits together."""
+        named = [host.abilities for host in self._ready or self.hosts]
+        classes = {name for abilities in named for name in abilities if name.startswith(PREFIX)}
+        found = frozenset.intersection(*named)
+        return found if len(classes) < 2 else found - {REPLAYS}
 
     @property
     def kind(self) -> str:
@@ -121,6 +127,9 @@ class EngineGroup:
         self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams
     ) -> tuple[tuple[float, ...], Version]:
         return await self._oldest.score(prompt, token_ids, sampling)
+
+    async def judge(self, claim: Claim) -> Judgement:
+        return await self._oldest.judge(claim)
 
     # ------------------------------------------------------------ versions
 

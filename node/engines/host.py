@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
 import trio
 
 from codec import Layout
 from codec.errors import PeerError, UsageError
 from node.engines.base import BASE_VERSION, MAX_TOKEN, Completion, Prompt, SamplingParams, Version
+from node.engines.judgement import Claim, Judgement
 from node.engines.link import Counts, EngineFailed, EngineLink, EngineLost
 from node.engines.messages import (
     Attach,
@@ -25,6 +27,8 @@ from node.engines.messages import (
     Done,
     FromEngine,
     Generate,
+    Judge,
+    Judged,
     Proof,
     Prove,
     Read,
@@ -127,6 +131,8 @@ class EngineHost:
         self._ready = trio.Event()
         self._reloading = trio.Lock()
         self._held: deque[Version] = deque(maxlen=VERSIONS)
+        self._coming: tuple[Version, trio.Event] | None = None
+        """The version of a commit that has not been answered, and the end of that commit."""
         self.version: Version = BASE_VERSION
         """The version that the engine holds, while it is ready."""
         self.root: bytes = b""
@@ -155,7 +161,7 @@ class EngineHost:
 
     @property
     def abilities(self) -> frozenset[str]:
-        """A subset of `node.engines.base.ABILITIES`."""
+        """See `node.engines.interface.Engine.abilities`. What is measured is there once the engine is ready."""
         return frozenset(self._facts.abilities)
 
     @property
@@ -242,7 +248,7 @@ class EngineHost:
                 )  # fmt: skip
                 proof = await link.ask(message, Proof, self._deadlines.attach_s, fds)
                 if proof.root == ref.root:
-                    self._mark_ready(ref)
+                    self._mark_ready(ref, proof)
                     return
             self._kill("its live parameters are not the replica's bits")
         except EngineLost:
@@ -253,7 +259,9 @@ class EngineHost:
             self._mark_not_ready()
             self._process.refuse(error)
 
-    def _mark_ready(self, ref: ReplicaRef) -> None:
+    def _mark_ready(self, ref: ReplicaRef, proof: Proof) -> None:
+        if proof.abilities is not None:
+            self._facts = msgspec.structs.replace(self._facts, abilities=proof.abilities)
         self._become(ref.version, ref.root)
         self._process.mark_served()
         self._ready.set()
@@ -297,10 +305,25 @@ class EngineHost:
             raise
         finally:
             link.forget_progress(message.number)
+        await self._wait_committed(answer.completions)
         if why := self._wrong(answer.completions, message):
             self._kill(why)
             raise EngineLost(f"the engine's answer is invalid: {why}")
         return answer.completions, answer.seconds
+
+    async def _wait_committed(self, completions: Sequence[Completion]) -> None:
+        """Wait for the commit of a version that the completions name. Raises `EngineLost` when it failed.
+
+        vLLM draws tokens of a version as soon as it is written, and reads some of its bits back before it answers the
+        commit.
+        """
+        coming = self._coming
+        if coming is None or not any(span.version == coming[0] for one in completions for span in one.spans):
+            return
+        version, ended = coming
+        await ended.wait()
+        if version not in self._held:
+            raise EngineLost("the engine was reloaded: tokens were drawn from a version whose commit failed")
 
     def _wrong(self, completions: Sequence[Completion], asked: Generate) -> str:
         """Why these cannot be the completions of `asked`; empty if they can."""
@@ -328,6 +351,31 @@ class EngineHost:
             raise EngineLost("the engine's answer is invalid: its scores are not one a token")
         return answer.logprobs, answer.version
 
+    async def judge(self, claim: Claim) -> Judgement:
+        """A judgement of tokens that a node says it drew. Calls that overlap share a rewind."""
+        link = self._ready_link()
+        try:
+            answer = await link.ask(Judge(link.next_number(), claim), Judged, self._deadlines.prove_s)
+        except EngineFailed as error:
+            if not error.poisoned:
+                raise
+            await self.reload()
+            raise EngineLost(f"the engine was reloaded: {error}") from error
+        if why := self._wrong_judgement(answer.judgement, claim):
+            self._kill(why)
+            raise EngineLost(f"the engine's answer is invalid: {why}")
+        return answer.judgement
+
+    def _wrong_judgement(self, judgement: Judgement, claim: Claim) -> str:
+        """Why this cannot be the judgement of `claim`; empty if it can."""
+        if len(judgement.scores) != claim.tokens:
+            return f"{len(judgement.scores)} scores for {claim.tokens} tokens"
+        if bool(judgement.margins) != claim.sampling.extra.portable:
+            return "margins without portable draws, or none with them"
+        if judgement.previous and not claim.previous:
+            return "scores of the version before that nobody asked for"
+        return ""
+
     # ------------------------------------------------------------ versions
 
     async def stage(self, patch_fd: int, version: Version) -> float:
@@ -339,15 +387,19 @@ class EngineHost:
     async def commit(self, version: Version, root: bytes) -> Commitment | None:
         """Switch to `version`, which was staged. None: the commit failed, and the engine was reloaded."""
         link = self._ready_link()
+        self._coming = version, trio.Event()
         try:
             message = Commit(link.next_number(), version, root)
             done = await link.ask(message, Done, self._deadlines.commit_s)
+            self._become(version, root)
+            return Commitment(done.seconds, done.resume_s)
         except EngineFailed as error:
             _log.warning("commit_failed", version="{}.{}".format(*version), why=str(error))
-            await self.reload()
-            return None
-        self._become(version, root)
-        return Commitment(done.seconds, done.resume_s)
+        finally:
+            self._coming[1].set()
+            self._coming = None
+        await self.reload()
+        return None
 
     async def reload(self) -> None:
         """Take every bit from the replica again, at the version that it holds now, and prove it.
@@ -374,7 +426,7 @@ class EngineHost:
                 self._kill(str(error))
                 raise EngineLost("the engine cannot be reloaded; it is being started again") from error
             if proof.root == ref.root:
-                self._mark_ready(ref)
+                self._mark_ready(ref, proof)
                 return
         self._kill("its live parameters are not the replica's bits")
         raise EngineLost("the engine cannot be reloaded; it is being started again")

@@ -30,12 +30,15 @@ from numpy.typing import NDArray
 
 from codec import Layout, Replica, patch_hashes, read_patch, state_root
 from node.engines.base import BASE_VERSION, Completion, EngineError, Prompt, SamplingParams, Version
+from node.engines.judgement import Claim, Judgement
 
 __all__ = [
     "BackgroundEngine",
     "Engine",
     "FlightDone",
     "InProcessEngine",
+    "JudgeDone",
+    "JudgingEngine",
     "ScoreDone",
     "ScoringEngine",
     "SharedReplica",
@@ -55,6 +58,8 @@ FlightDone = Callable[[int, list[Completion] | EngineError], None]
 """Called with a flight's number and its completions, or the reason why there are none."""
 ScoreDone = Callable[[tuple[float, ...] | EngineError], None]
 """Called with one log-probability a token, or the reason why there are none."""
+JudgeDone = Callable[[Judgement | EngineError], None]
+"""Called with a judgement, or the reason why there is none."""
 
 Outcome = TypeVar("Outcome")
 
@@ -115,7 +120,10 @@ class Engine(ABC):
     """Why the engine may not serve, or None."""
 
     abilities: frozenset[str] = frozenset()
-    """A subset of `ABILITIES`. An engine gets no work that needs an ability which it does not name."""
+    """A subset of `ABILITIES`, and possibly the engine's arithmetic class (`node.engines.arithmetic.class_label`).
+
+    An engine gets no work that needs an ability which it does not name. What is measured is known once the engine holds
+    a model: the node asks before the first attachment, and after every attachment and reload."""
 
     kind: str = ""
     """Engines of one kind draw the same tokens for the same seed, as far as their machines compute alike."""
@@ -185,6 +193,20 @@ class ScoringEngine(Protocol):
         ...
 
 
+@runtime_checkable
+class JudgingEngine(Protocol):
+    """An engine in this process that can judge what other nodes say they drew. It names the ability `JUDGES`."""
+
+    def judge(self, claims: Sequence[Claim]) -> list[Judgement | Exception]:
+        """A judgement of each claim under the live version, or the error for which there is none.
+
+        Claims with `previous` are scored together under the version before, in one rewind: the last commit is undone
+        for a moment; no step, no commit and no reader of the live bits falls into it. Raises `EngineError` when the
+        engine cannot serve. Any exception in a rewind poisons the engine.
+        """
+        ...
+
+
 class SteppedEngine(Engine):
     """An engine that computes one token at a time in the caller's thread.
 
@@ -247,6 +269,10 @@ class BackgroundEngine(Engine):
         self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams, done: ScoreDone
     ) -> None:
         """Start scoring (see `ScoringEngine`). Calls `done` once; with an error when a commit fell into the scoring."""
+
+    def begin_judge(self, claim: Claim, done: JudgeDone) -> None:
+        """Start judging (see `JudgingEngine`). Calls `done` once. Raises `EngineError` when the engine cannot."""
+        raise EngineError("this engine cannot judge tokens")
 
     @abstractmethod
     def cancel(self, flight: int) -> None:

@@ -181,6 +181,12 @@ class LiveParameters:
         """The tensors whose bits are kept on the host. They must be written before they can be read."""
         return tuple(name for name, tensor in self._tensors.items() if not tensor.exact)
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of the live parameters."""
+        storages = {b.storage.data_ptr(): b.storage for tensor in self._tensors.values() for b in tensor.boxes}
+        return sum(storage.nbytes for storage in storages.values())
+
     def prepare(self, name: str, indices: NDArray[np.int64], bits: Bits) -> DevicePatch:
         """Check one tensor's changes and copy them to the device. Raises `ValueError` when they do not fit."""
         tensor = self._tensors.get(name)

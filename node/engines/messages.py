@@ -10,6 +10,7 @@ No message contains weights: the replica and the patches are descriptors of shar
       Generate --------------------------->  Progress..., Completions
       Cancel ----------------------------->                 drops a Generate, which gets no answer any more
       Score ------------------------------>  Scores
+      Judge ------------------------------>  Judged         several at a time
       Read ------------------------------->  Done           in the background; generation goes on
       Prove ------------------------------>  Proof
       Reload ----------------------------->  Proof
@@ -26,6 +27,7 @@ from typing import Annotated, Final
 import msgspec
 
 from node.engines.base import Completion, Prompt, SamplingParams
+from node.engines.judgement import Claim, Judgement
 
 __all__ = [
     "MAX_BLOCKS",
@@ -38,6 +40,8 @@ __all__ = [
     "FromEngine",
     "FromNode",
     "Generate",
+    "Judge",
+    "Judged",
     "Progress",
     "Proof",
     "Prove",
@@ -55,6 +59,7 @@ MAX_BLOCKS: Final = 4096
 Root = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Name = tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)], Number]
+Abilities = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=64)], ...], msgspec.Meta(max_length=64)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
 """The bounds are those of `node.ledger.messages`: the ledger gets these numbers, and drops a node that exceeds them."""
 
@@ -112,6 +117,13 @@ class Score(msgspec.Struct, frozen=True, tag="score"):
     sampling: SamplingParams
 
 
+class Judge(msgspec.Struct, frozen=True, tag="judge"):
+    """Judge the tokens of this claim under the version that the engine holds."""
+
+    number: Number
+    claim: Claim
+
+
 class Read(msgspec.Struct, frozen=True, tag="read"):
     """Write the live bits of these blocks into the window."""
 
@@ -136,15 +148,16 @@ class Reload(msgspec.Struct, frozen=True, tag="reload"):
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The process runs, and has loaded nothing yet.
 
-    `preemptible`, `continuous_batching`: see the module. `scores`: it answers `Score`. `abilities`: a subset of
-    `node.engines.base.ABILITIES`. `kind`: engines of one kind draw the same tokens for the same seed.
+    `preemptible`, `continuous_batching`: see the module. `scores`: it answers `Score`. `abilities`:
+    `node.engines.interface.Engine.abilities`, those that it has whatever it loads. `kind`: engines of one kind draw the
+    same tokens for the same seed.
     """
 
     pid: int
     preemptible: bool = msgspec.field(default=False, name="carries")
     scores: bool = False
     continuous_batching: bool = msgspec.field(default=False, name="joins")
-    abilities: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=64)], ...], msgspec.Meta(max_length=64)] = ()
+    abilities: Abilities = ()
     kind: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
@@ -183,11 +196,23 @@ class Scores(msgspec.Struct, frozen=True, tag="scores"):
     version: Name
 
 
+class Judged(msgspec.Struct, frozen=True, tag="judged"):
+    """Answer to `Judge`."""
+
+    number: Number
+    judgement: Judgement
+
+
 class Proof(msgspec.Struct, frozen=True, tag="proof"):
-    """The root of the live parameters, read back out of the engine."""
+    """The root of the live parameters, read back out of the engine.
+
+    `abilities`: what the engine can do with the model that it holds, some of which is measured on this machine. Answers
+    to `Attach` and `Reload` have them.
+    """
 
     number: Number
     root: Root
+    abilities: Abilities | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -199,6 +224,6 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     poisoned: bool
 
 
-FromNode = Attach | Stage | Commit | Generate | Cancel | Score | Read | Prove | Reload
-FromEngine = Ready | Done | Completions | Progress | Scores | Proof | Failed
+FromNode = Attach | Stage | Commit | Generate | Cancel | Score | Judge | Read | Prove | Reload
+FromEngine = Ready | Done | Completions | Progress | Scores | Judged | Proof | Failed
 """A message is at most as large as a frame: `node.ipc.framing.MAX_BODY_BYTES`."""

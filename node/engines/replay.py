@@ -1,8 +1,9 @@
 """Draws a sample again, token by token, from the weights that it was drawn from.
 
 The reference engine does what a node does: it draws each token from the text before it, and at a later version's first
-token it commits that version and reads the text again. With portable draws the result is the sample of any engine, up
-to tokens that rounding puts at a tie; without, that of a transformers engine with the same arithmetic.
+token it commits that version and reads the text again. The result is the sample of a transformers engine of the same
+arithmetic class, bit for bit, in whatever batch it was drawn, if both name the ability `REPLAYS`. With portable draws
+it is the sample of any engine, up to tokens that rounding puts at a tie.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,25 +1,32 @@
 """Drawing tokens from logits, with random numbers that depend on the row alone, not on its batch."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from node.engines.base import SamplingOptions, SamplingParams
+from node.engines.vllm.plugin.swarm_vllm import noise
+from node.engines.vllm.plugin.swarm_vllm.margins import MOST_MARGIN
+from node.engines.vllm.plugin.swarm_vllm.margins import margins as claimed_margins
 from node.engines.vllm.plugin.swarm_vllm.reshape import BORDER_NATS, keep, reshape
-from node.verification.noise import gumbel
 
 __all__ = [
     "check_options",
     "draw",
     "draw_portable",
     "log_probabilities",
-    "portable_noise",
+    "margins",
+    "replayed",
     "reshaped",
     "scores",
     "uniforms",
 ]
+
+LEAST_MARGIN: Final = 1e-12
+"""Nats by which a token that would not be drawn loses in a replay, if it is tied with the winner."""
 
 
 def uniforms(seed: int, streams: Sequence[int], count: int) -> NDArray[np.float64]:
@@ -34,11 +41,12 @@ def uniforms(seed: int, streams: Sequence[int], count: int) -> NDArray[np.float6
 def draw(logits: torch.Tensor, uniform: torch.Tensor, sampling: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
     """One token a row and its log-probability, by inverting the cumulative distribution at `uniform`.
 
-    `logits`: (rows, vocabulary), any float dtype. `uniform`: float64, (rows,). Returns int64 and float32, both (rows,);
+    `logits`: (rows, vocabulary), any float dtype. `uniform`: float64, (rows,), or fewer: the rows beyond are padding,
+    which only decides the shape of the kernels. Returns int64 and float32, one for each of `uniform`;
     `Completion.logprobs` defines the distribution. When logits change in their last bits only, the drawn token stays
     the same, except where `uniform` is at the border between two tokens.
     """
-    logprobs = log_probabilities(logits, sampling)
+    logprobs = log_probabilities(logits, sampling)[: len(uniform)]
     if sampling.temperature == 0.0:
         token = logprobs.argmax(-1)
         return token, logprobs.gather(-1, token[:, None])[:, 0]
@@ -49,22 +57,61 @@ def draw(logits: torch.Tensor, uniform: torch.Tensor, sampling: SamplingParams) 
     return token[:, 0], logprobs.gather(-1, token)[:, 0]
 
 
-def portable_noise(seed: int, streams: Sequence[int], position: int, vocabulary: int) -> torch.Tensor:
-    """The noise of each row's token number `position`: float64, (len(streams), vocabulary), on the CPU."""
-    return torch.from_numpy(np.stack([gumbel(seed, stream, position, vocabulary) for stream in streams]))
-
-
 def draw_portable(
-    logits: torch.Tensor, noise: torch.Tensor, sampling: SamplingParams
+    logits: torch.Tensor, sampling: SamplingParams, places: Sequence[tuple[int, int, int]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `draw`, but the token is the argmax of log-probability plus `noise`, added in float64.
+    """As `draw`, but each row's token is the argmax of log-probability plus the noise of its place.
 
-    `noise`: as `portable_noise` returns it, on the device of `logits`; one without float64 cannot draw so. When logits
-    change in their last bits only, the token stays the same, except where two tokens are nearly tied.
+    `places`: (seed, stream, position) of each row; the rows of `logits` beyond them are padding. Log-probability and
+    noise are added in float64, which the device must have. When logits change in their last bits only, the token stays
+    the same, except where two tokens are nearly tied.
     """
-    logprobs = log_probabilities(logits, sampling)
-    token = (logprobs if sampling.temperature == 0.0 else logprobs.double() + noise).argmax(-1)
+    logprobs = log_probabilities(logits, sampling)[: len(places)]
+    token = _winners(logprobs, sampling, noise.places(places).to(logits.device))
     return token, logprobs.gather(-1, token[:, None])[:, 0]
+
+
+def replayed(
+    logits: torch.Tensor, tokens: torch.Tensor, sampling: SamplingParams, places: Sequence[tuple[int, int, int]]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the log-probability of each of `tokens`, float32; by how many nats it loses, float64), both (rows,).
+
+    `logits`, `places`: as `draw_portable` takes them. The log-probability has the bits that drawing the token gives,
+    and the margin is 0 if that would draw the token, and above 0 if not. Without portable draws all margins are 0.
+    """
+    logprobs = log_probabilities(logits, sampling)[: len(places)]
+    found = logprobs.gather(-1, tokens[:, None])[:, 0]
+    if not sampling.extra.portable:
+        return found, torch.zeros_like(found)
+    rows = noise.places(places).to(logits.device)
+    both = torch.stack([_winners(logprobs, sampling, rows), tokens], 1)
+    values = logprobs.gather(-1, both).double()
+    if sampling.temperature != 0.0:
+        values = values + noise.exact_noise(rows, both)
+    lost = torch.nan_to_num(values[:, 0] - values[:, 1], nan=MOST_MARGIN, posinf=MOST_MARGIN)
+    return found, torch.where(both[:, 0] == tokens, 0.0, lost.clamp(LEAST_MARGIN, MOST_MARGIN))
+
+
+def _winners(logprobs: torch.Tensor, sampling: SamplingParams, rows: torch.Tensor) -> torch.Tensor:
+    """The portable draws. `rows`: see `noise.places`."""
+    return logprobs.argmax(-1) if sampling.temperature == 0.0 else noise.draw(logprobs, rows)
+
+
+def margins(logits: torch.Tensor, tokens: torch.Tensor, sampling: SamplingParams, stream: int) -> torch.Tensor:
+    """By how many nats each token loses against the winner of its portable draw: float64, (rows,), on the CPU.
+
+    `logits[i]`: those of token i, as `reshaped` returns them.
+    """
+    if logits.device.type == "mps":  # it has no float64
+        logits, tokens = logits.cpu(), tokens.cpu()
+    if sampling.temperature == 0.0:
+        logprobs = log_probabilities(logits, sampling)
+        return claimed_margins(logprobs, logprobs, logprobs, tokens, None).cpu()
+    logprobs = torch.log_softmax(logits.float() / sampling.temperature, -1)
+    tight = _cut(logprobs, sampling.extra, sampling.tightest_top_p, 0.0)
+    wide = _cut(logprobs, sampling.extra, sampling.widest_top_p, 0.0)
+    rows = noise.places((sampling.seed, stream, at) for at in range(len(tokens)))
+    return claimed_margins(logprobs, tight, wide, tokens, rows.to(logits.device)).cpu()
 
 
 def check_options(sampling: SamplingParams, vocabulary: int) -> None:

@@ -12,26 +12,36 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import torch
+import transformers
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from codec.checkpoint import Checkpoint
 from codec.errors import UsageError
 from codec.layout import Layout
+from node.engines.arithmetic import class_label
 from node.engines.base import (
     ABILITIES,
     BASE_VERSION,
     PORTABLE_DRAWS,
+    REPLAYS,
     Completion,
     EngineError,
     Prompt,
     SamplingParams,
     Version,
 )
-from node.engines.cohort import Cohort, can_cache, score
+from node.engines.cohort import Cohort, judge, score
+from node.engines.forced import replay
 from node.engines.interface import InProcessEngine, SteppedEngine, TensorChanges
+from node.engines.invariance import rows_alike
+from node.engines.judgement import Claim, Judgement
 from node.engines.live import DevicePatch, LiveParameters
 from node.engines.load import build_model, chosen_dtype, load_model
+from node.engines.rows import can_cache
+from node.engines.undo import MOST_SHARE, Undo
+from node.engines.vllm.plugin.swarm_vllm.fingerprint import device_name, fingerprint
+from node.verification.classes import KEEPS_KEYS
 
 __all__ = ["Arithmetic", "Carry", "TransformersEngine"]
 
@@ -68,9 +78,7 @@ def _usable(name: str) -> torch.device:
 
 
 class TransformersEngine(InProcessEngine, SteppedEngine):
-    """See `InProcessEngine` and `SteppedEngine`. Also a `ScoringEngine`."""
-
-    abilities = ABILITIES
+    """See `InProcessEngine` and `SteppedEngine`. Also a `ScoringEngine` and a `JudgingEngine`."""
 
     def __init__(
         self,
@@ -94,8 +102,11 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         self.device = _usable(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._arithmetic: Arithmetic = arithmetic
         self.kind = f"transformers/{arithmetic}/{self.device.type}"
-        if self.device.type == "mps":  # it has no float64
-            self.abilities = ABILITIES - {PORTABLE_DRAWS}
+        self._abilities = ABILITIES - {REPLAYS, *((PORTABLE_DRAWS,) if self.device.type == "mps" else ())}
+        """Whatever is loaded. MPS has no float64."""
+        self.abilities = self._abilities
+        self._measured = False
+        """`measure` has run for the loaded model."""
         self._dtype = torch.float32
         self._texts: Path | None = None
         """The tokenizer's file; it may be missing."""
@@ -107,8 +118,14 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         self._live: LiveParameters | None = None
         self._layout: Layout | None = None
         self._staged: list[DevicePatch] = []
+        self._staged_undo: tuple[Undo, int] | None = None
+        """Leads back over the staged commit, if live parameters were written as often as this before it."""
+        self._undo: Undo | None = None
+        """Leads back over the last commit; None: it is not known, or too large."""
+        self._writes = 0
+        """How often live parameters were written."""
         self._weights = threading.Lock()
-        """Held while the live parameters are written, or read back by `read_blocks`."""
+        """Held while the live parameters are not the version's, or another thread reads them."""
         self._cached: bool | None = None
         """Whether the model can generate with a cache; None: not tried yet."""
         self.version = BASE_VERSION
@@ -116,12 +133,14 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         self.poisoned: str | None = None
 
     def load(self, folder: Path, *, weights: bool = True) -> None:
+        self.abilities, self._measured = self._abilities, False
         self._dtype = chosen_dtype(folder, self._arithmetic, self.device)
         self._model = (load_model if weights else build_model)(folder, self._dtype, self.device)
         self._model.requires_grad_(False)
         self._folder = folder if weights else None
         self._texts, self._tokenizer = folder / "tokenizer.json", None
         self._live, self._layout, self._staged, self.poisoned = None, None, [], None
+        self._staged_undo = self._undo = None
         self._cached = None
         self._flights.clear()
 
@@ -132,13 +151,52 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
             for name in live.kept:
                 live.write(name, checkpoint.bits(name))
         self._live, self._layout = live, layout
-        self._staged, self.version, self.root = [], version, root
+        self._staged, self._staged_undo, self._undo = [], None, None
+        self.version, self.root = version, root
+
+    def reload_replica(self, version: Version, root: bytes) -> bytes:
+        held = super().reload_replica(version, root)
+        self.measure()
+        return held
+
+    def measure(self) -> None:
+        """Find out how this model rounds here, and name its arithmetic class and, if it can, `REPLAYS`.
+
+        Call it when the weights are there. A second call for the same model does nothing: the kernels are the same.
+        """
+        if self._measured:
+            return
+        model = self._loaded()
+        self._refuse_if_poisoned()
+        alike = rows_alike(model, cached=self._can_cache())
+        attention = str(getattr(model.config, "_attn_implementation", None) or "plain")
+        label = class_label(
+            "transformers",
+            transformers.__version__,
+            device_name(self.device),
+            str(self._dtype).removeprefix("torch."),
+            (KEEPS_KEYS if self._carry == "stale" else "") + ("" if alike else "loose-") + attention,
+            1,
+            fingerprint(self.device, self._dtype),
+        )
+        self.abilities = self._abilities | {label, *((REPLAYS,) if alike else ())}
+        self._measured = True
+
+    def _can_cache(self) -> bool:
+        if self._cached is None:
+            self._cached = can_cache(self._loaded())
+        return self._cached
 
     def stage(self, changes: Iterable[TensorChanges]) -> None:
         live = self._attached()
         self._refuse_if_poisoned()
-        self._staged = []
-        self._staged = [live.prepare(name, indices, bits) for name, indices, bits in changes]
+        self._staged, self._staged_undo = [], None
+        staged, undo, writes = [], Undo(int(MOST_SHARE * live.nbytes)), self._writes
+        for name, indices, bits in changes:
+            staged.append(live.prepare(name, indices, bits))
+            with self._weights:
+                undo.add(staged[-1])
+        self._staged, self._staged_undo = staged, (undo, writes)
 
     @torch.no_grad()
     def commit(self, version: Version, root: bytes) -> float:
@@ -146,11 +204,15 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         self._refuse_if_poisoned()
         started = time.perf_counter()
         self.poisoned = f"the commit of version {version} did not finish"  # stays unless every line below is reached
+        undo, writes = self._staged_undo or (None, 0)
+        self._staged_undo = self._undo = None
         with self._weights:
+            before, self._writes = self._writes, self._writes + 1
             for patch in self._staged:
                 patch.write()
             self._synchronize()
         self.version, self.root, self._staged = version, root, []
+        self._undo = undo if undo is not None and undo.complete and writes == before else None
         self.poisoned = None
         if self._carry == "recompute":
             for cohort in self._cohorts():
@@ -165,9 +227,7 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
             by_length.setdefault(len(prompt.token_ids), []).append(i)
         most = 1 if sampling.extra.exact else BATCH_ROWS  # the rounding of matrix kernels depends on the number of rows
         parts = [rows[at : at + most] for rows in by_length.values() for at in range(0, len(rows), most)]
-        if self._cached is None:
-            self._cached = can_cache(model)
-        cached = self._cached
+        cached = self._can_cache()
         tokenizer = self._read_tokenizer() if sampling.extra.stop_texts else None
         self._flights[flight] = [
             (Cohort(model, [prompts[i] for i in rows], sampling, cached=cached, tokenizer=tokenizer), rows)
@@ -197,6 +257,49 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         self._refuse_if_poisoned()
         return score(model, prompt, token_ids, sampling)
 
+    @torch.inference_mode()
+    def judge(self, claims: Sequence[Claim]) -> list[Judgement | Exception]:
+        model = self._loaded()
+        self._refuse_if_poisoned()
+        replays = iter(self._replay(model, [claim for claim in claims if claim.replay]))
+        judged = [next(replays) if claim.replay else self._judge_now(model, claim) for claim in claims]
+        wanted = [i for i, found in enumerate(judged) if isinstance(found, Judgement) and claims[i].previous]
+        if wanted and self._undo is not None:
+            previous = self._score_before(model, self._undo, [claims[i] for i in wanted])
+            for i, scores in zip(wanted, previous, strict=True):
+                judged[i] = _with_previous(judged[i], scores)
+        return judged
+
+    def _judge_now(self, model: PreTrainedModel, claim: Claim) -> Judgement | Exception:
+        try:
+            scores, margins = judge(model, claim)
+            return Judgement(self.version, scores[claim.start :], margins=margins[claim.start :])
+        except (ValueError, RuntimeError) as error:  # a text that the model cannot read, or too little memory for it
+            return error
+
+    def _replay(self, model: PreTrainedModel, claims: list[Claim]) -> list[Judgement | Exception]:
+        if claims and REPLAYS not in self.abilities:
+            return [ValueError("this engine cannot replay tokens")] * len(claims)
+        return [
+            found if isinstance(found, Exception) else _judgement(self.version, *found)
+            for found in replay(model, claims, cached=self._can_cache())
+        ]
+
+    def _score_before(self, model: PreTrainedModel, undo: Undo, claims: Sequence[Claim]) -> list[tuple[float, ...]]:
+        """Score the claims under the version before, in one rewind.
+
+        Any exception leaves the engine poisoned.
+        """
+        with self._weights:
+            try:
+                with undo.undone():
+                    return [
+                        score(model, claim.prompt, claim.token_ids, claim.sampling)[claim.start :] for claim in claims
+                    ]
+            except BaseException as error:  # not before the rewind: patches may be staged meanwhile
+                self.poisoned = f"tokens were scored under the version before, and that failed: {error}"
+                raise
+
     def live_hashes(self, layout: Layout) -> NDArray[np.uint8]:
         return self._attached().hashes(layout)
 
@@ -219,9 +322,10 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         live, layout = self._attached(), self._layout
         assert layout is not None
         self.poisoned = f"the reload of version {version} did not finish"
-        self._staged = []
+        self._staged, self._staged_undo, self._undo = [], None, None
         self._flights.clear()  # it is unknown whether the weights that they were drawn from were their version's
         with self._weights:
+            self._writes += 1
             for spec in layout.tensors:
                 live.write(spec.name, bits(spec.name))
             self._synchronize()
@@ -262,3 +366,18 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def _judgement(version: Version, scores: tuple[float, ...], margins: tuple[float, ...]) -> Judgement | Exception:
+    try:
+        return Judgement(version, scores, margins=margins)
+    except ValueError as error:  # weights that give no numbers
+        return error
+
+
+def _with_previous(judgement: Judgement | Exception, scores: tuple[float, ...]) -> Judgement | Exception:
+    assert isinstance(judgement, Judgement)
+    try:
+        return Judgement(judgement.version, judgement.scores, scores, judgement.margins)
+    except ValueError as error:
+        return error

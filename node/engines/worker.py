@@ -36,6 +36,7 @@ from node.engines.messages import (
     FromEngine,
     FromNode,
     Generate,
+    Judge,
     Proof,
     Prove,
     Read,
@@ -82,7 +83,7 @@ class Worker:
             preemptible=generation.preemptible,
             scores=isinstance(engine, ScoringEngine),
             continuous_batching=generation.continuous_batching,
-            abilities=tuple(sorted(engine.abilities)),
+            abilities=self._abilities(),
             kind=engine.kind,
         )
         self._channel.send(ready)
@@ -135,12 +136,14 @@ class Worker:
                 return self._generation.cancel(number)
             case Score():
                 return self._generation.score(message)
+            case Judge():
+                return self._generation.judge(message)
             case Read(number, blocks):
                 return Done(number, self._read(blocks))
             case Prove(number):
                 return Proof(number, self._engine.live_root())
             case Reload(number, version, root):
-                return Proof(number, self._reload(version, root))
+                return self._proof(number, self._reload(version, root))
 
     def _attach(self, message: Attach, fds: list[int]) -> Proof:
         fd = fds[0]
@@ -155,7 +158,13 @@ class Worker:
                     f"--replica engine: {self._engine.unreadable}. Use --replica disk, or ram where there is room."
                 )
             self._window = np.frombuffer(mmap.mmap(fds[1], WINDOW_BYTES), np.uint8)
-        return Proof(message.number, held)
+        return self._proof(message.number, held)
+
+    def _proof(self, number: int, root: bytes) -> Proof:
+        return Proof(number, root, self._abilities())
+
+    def _abilities(self) -> tuple[str, ...]:
+        return tuple(sorted(self._engine.abilities))
 
     def _read(self, blocks: Sequence[int]) -> float:
         started = time.perf_counter()

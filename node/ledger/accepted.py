@@ -8,10 +8,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from codec.errors import UsageError
+from codec.errors import PeerError, UsageError
 from codec.unpack import unpack
 from node.engines.base import SamplingParams
-from node.ledger.messages import Rollout, open_rollout
+from node.ledger.assignment.draws import in_its_place
+from node.ledger.messages import Rollout, open_rollout, work_hash
 
 __all__ = ["AcceptedSample", "AcceptedSamples"]
 
@@ -20,7 +21,8 @@ _COLUMNS: Final = "grp, sample, node, sealed, prompt, sampling from rollouts joi
 
 
 class AcceptedSample(NamedTuple):
-    """`sealed`: the rollout as its node (a public key) signed it. `prompt`: packed token ids."""
+    """`sealed`: the rollout as its node (a public key) signed it. `prompt`: packed token ids. `sampling`: of the group,
+    which the lease may have replaced by portable draws."""
 
     group: bytes
     sample: int
@@ -38,6 +40,15 @@ class AcceptedSample(NamedTuple):
     def rollout(self) -> Rollout:
         """Raises `PeerError` when the file was damaged or altered."""
         return open_rollout(self.node, self.sealed)
+
+    @property
+    def leased(self) -> SamplingParams:
+        """The sampling that was leased, and that the node signed. Raises `PeerError` as `rollout` does."""
+        rollout = self.rollout
+        for sampling in (self.sampling, in_its_place(self.sampling)):
+            if rollout.work == work_hash(self.group, self.sample, self.prompt, sampling):
+                return sampling
+        raise PeerError(f"ledger: sample {self.name} was signed for other work")
 
 
 class AcceptedSamples:

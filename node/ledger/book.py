@@ -10,6 +10,8 @@
 - that a group was taken is durable before the group is forgotten; a crash in between hands the group over once more,
   under its old id;
 - a quarantine is durable with its reason, and so is its end; after a restart, a limited one begins again;
+- the evidence against a node, the numbers that honest traffic is known by, and the secret that draws the checks are
+  durable before anybody hears of a check's outcome;
 - not durable, on purpose: rates (they are measured again), deadlines (a lease that is open in the book gets its first
   duration again, because no clock survives a restart), the members, what was handed over and not taken, refusals, open
   checks, and which node has the prefix of which affinity.
@@ -19,7 +21,7 @@ A crash during `write` leaves none of its facts, and nobody was told of them.
 
 import contextlib
 import math
-import random
+import secrets
 import sqlite3
 import threading
 import time
@@ -40,18 +42,24 @@ from node.ledger.facts import (
     Bound,
     Discarded,
     Dropped,
+    EvidenceHeld,
     Fact,
     Leased,
+    NumberFound,
+    NumbersDropped,
     Offered,
     Quarantined,
     Released,
     Requeued,
+    SampleCounted,
     Taken,
 )
 from node.ledger.messages import Rollout
 from node.ledger.rules import Ledger
 from node.ledger.settings import Settings
 from node.ledger.state import AcceptedRollout, Group, Head, LiveLease
+from node.ledger.trust.verifier import Verifier
+from node.verification.record import NodeRecord
 from swarm.store.private import make_private
 
 __all__ = ["Book"]
@@ -60,6 +68,12 @@ FORMAT: Final = 4
 """`pragma user_version` of the file."""
 KEEP_TAKEN: Final = 20_000
 """Groups kept after the trainer took them: as a record, and to be handed over again if it dies before it uses them."""
+KEEP_NUMBERS: Final = 200_000
+"""Numbers of checks kept: two thousand for each pair of checker and context (`node.verification.nulls`)."""
+KEEP_COUNTS: Final = 65_536
+"""Counts of mismatches kept, one for each node and class: those that began last."""
+KEEP_RECORDS: Final = 16_384
+"""Nodes whose evidence is kept, the ones checked last: as many as a swarm has slots."""
 KEEP_HEADS: Final = 64
 """Seals kept; a lag is a few versions."""
 
@@ -86,10 +100,21 @@ create table if not exists bindings (id integer primary key, session text not nu
     count integer not null);
 create table if not exists requeues (id integer primary key, lease integer, grp blob not null, samples blob not null,
     why text not null);
+create table if not exists secrets (name text primary key, value blob not null) without rowid;
+create table if not exists check_numbers (id integer primary key, context blob not null, checker blob not null,
+    node blob not null, value real not null);
+create table if not exists check_counts (context blob not null, node blob not null, mismatches integer not null,
+    numbers integer not null, primary key (context, node));
+create table if not exists evidence (node blob primary key, record blob not null);
 """
 """`conduct`: quarantines and releases, with wall-clock time for people. `slots`: leased samples. A sample is free, or
-in `slots`, or in `rollouts`; the primary keys allow it only once in each."""
+in `slots`, or in `rollouts`; the primary keys allow it only once in each. A release that does not know a table leaves
+it alone, so new tables need no new format."""
 
+_COUNT: Final = """
+insert into check_counts values (?, ?, ?, 1)
+    on conflict do update set mismatches = mismatches + excluded.mismatches, numbers = numbers + 1
+"""
 _LATER: Final = {
     1: """
 alter table groups add column max_lag integer not null default 1;
@@ -193,6 +218,18 @@ class Book:
                 self._write_reputation(node, "quarantined", why, seconds, times)
             case Released(node, why):
                 self._write_reputation(node, "released", why, None, None)
+            case NumberFound():
+                run("insert into check_numbers (context, checker, node, value) values (?, ?, ?, ?)", fact)
+            case SampleCounted():
+                run(_COUNT, fact)
+            case NumbersDropped(None):
+                run("delete from check_numbers")
+                run("delete from check_counts")
+            case NumbersDropped(node):
+                run("delete from check_numbers where node = ? or checker = ?", (node, node))
+                run("delete from check_counts where node = ?", (node,))
+            case EvidenceHeld(node, record):
+                run("insert or replace into evidence values (?, ?)", (node, record))
 
     def _write_reputation(self, node: bytes, what: str, why: str, seconds: float | None, times: int | None) -> None:
         fields = (node, int(time.time()), what, why, seconds, times)
@@ -207,9 +244,10 @@ class Book:
         self._db.executemany("insert into slots values (?, ?, ?)", slots)
         self._db.execute("insert or replace into numbers values ('next_id', ?)", (lease.id + 1,))
 
-    def restore(self, settings: Settings, head: Head, now: float, rng: random.Random | None = None) -> Ledger:
-        """The ledger as its last facts left it. `head` is the swarm's, which may be newer than the book's."""
-        ledger = Ledger(settings, head, rng)
+    def restore(self, settings: Settings, head: Head, now: float, secret: bytes | None = None) -> Ledger:
+        """The ledger as its last facts left it. `head` is the swarm's, which may be newer than the book's. `secret`
+        draws the checks; None: the one that the book keeps, made at the first start."""
+        ledger = Ledger(settings, head, secret or self._secret())
         heads = self._db.execute("select epoch, version, root from heads").fetchall()
         known = {(epoch, version): root for epoch, version, root in heads if (epoch, version) <= head.name}
         ledger.roots = OrderedDict(sorted((known | ledger.roots).items()))
@@ -230,8 +268,24 @@ class Book:
                 ledger.quarantine.resume(entry["node"], entry["why"], entry["seconds"], entry["times"], now)
             else:
                 ledger.quarantine.resume(entry["node"], None, None, None, now)
+        self._restore_evidence(ledger.quarantine.verifier)
         ledger.discard_old()
         return ledger
+
+    def _secret(self) -> bytes:
+        self._db.execute("insert or ignore into secrets values ('checks', ?)", (secrets.token_bytes(32),))
+        return self._db.execute("select value from secrets where name = 'checks'").fetchone()[0]
+
+    def _restore_evidence(self, verifier: Verifier) -> None:
+        query = "select context, checker, node, value from check_numbers order by id desc limit ?"
+        for context, checker, node, value in reversed(self._db.execute(query, (KEEP_NUMBERS,)).fetchall()):
+            verifier.nulls.add(context, checker, node, value)
+        query = "select context, node, mismatches, numbers from check_counts order by rowid"
+        for row in self._db.execute(query).fetchall():
+            verifier.counts.add(*row)
+        for node, record in self._db.execute("select node, record from evidence").fetchall():
+            with contextlib.suppress(ValueError):  # of another release: the node's evidence begins anew
+                verifier.resume(node, NodeRecord.from_bytes(record))
 
     def reputation(self, node: bytes | None = None) -> list[dict[str, Any]]:
         """The quarantines and releases of all nodes, or of `node`, oldest first.
@@ -278,6 +332,12 @@ class Book:
             run("delete from bindings where id not in (select id from bindings order by id desc limit ?)", (KEPT,))
             run("delete from leases where grp not in (select id from groups)")
             run("delete from requeues where grp not in (select id from groups)")
+            last = "select rowid from evidence order by rowid desc limit 1 offset ?"
+            run(f"delete from evidence where rowid <= ({last})", (KEEP_RECORDS,))
+            last = "select rowid from check_counts order by rowid desc limit 1 offset ?"
+            run(f"delete from check_counts where rowid <= ({last})", (KEEP_COUNTS,))
+            last = "select id from check_numbers order by id desc limit 1 offset ?"
+            run(f"delete from check_numbers where id <= ({last})", (KEEP_NUMBERS,))
             run(
                 "delete from heads where (epoch, version) not in "
                 "(select epoch, version from heads order by epoch desc, version desc limit ?)",
@@ -323,6 +383,7 @@ class Book:
                 duration_s=duration_s,
                 minimum=(epoch, version),
                 open=open_now,
+                portable=None,
             )
             leases.append(lease)
         return leases

@@ -14,12 +14,16 @@ __all__ = [
     "Bound",
     "Discarded",
     "Dropped",
+    "EvidenceHeld",
     "Fact",
     "Leased",
+    "NumberFound",
+    "NumbersDropped",
     "Offered",
     "Quarantined",
     "Released",
     "Requeued",
+    "SampleCounted",
     "Taken",
 ]
 
@@ -104,4 +108,50 @@ class Released(NamedTuple):
     why: str
 
 
-Fact = Bound | Offered | Dropped | Leased | Requeued | Accepted | Discarded | Taken | Advanced | Quarantined | Released
+class NumberFound(NamedTuple):
+    """A checker found this number about a node; see `node.verification.nulls`."""
+
+    context: bytes
+    checker: bytes
+    node: bytes
+    value: float
+
+
+class SampleCounted(NamedTuple):
+    """One more number of a node from a replay; see `node.verification.mismatches.Counts`."""
+
+    context: bytes
+    node: bytes
+    mismatches: int
+
+
+class NumbersDropped(NamedTuple):
+    """Numbers about and by this node (None: all numbers) no longer count."""
+
+    node: bytes | None
+
+
+class EvidenceHeld(NamedTuple):
+    """What is held against a node from now on: `node.verification.record.NodeRecord.to_bytes`."""
+
+    node: bytes
+    record: bytes
+
+
+Fact = (
+    Bound
+    | Offered
+    | Dropped
+    | Leased
+    | Requeued
+    | Accepted
+    | Discarded
+    | Taken
+    | Advanced
+    | Quarantined
+    | Released
+    | NumberFound
+    | SampleCounted
+    | NumbersDropped
+    | EvidenceHeld
+)

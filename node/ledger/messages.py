@@ -13,6 +13,8 @@
       <------------------------------------ Unfit  no work for this engine
       <-------------------------------------- Ask  score these tokens of another node's sample
       WorkAnswer       ------------------------->
+      <--------------------------- JudgeRequest  what should these tokens of another node's sample look like?
+      JudgeAnswer  ------------------------->
       Timesheet    ------------------------->  how the node's time divides
       <------------------------------ AskAbilities  what can your engine do?
       Abilities    ------------------------->
@@ -45,6 +47,8 @@ __all__ = [
     "Cannot",
     "Commits",
     "GiveBack",
+    "JudgeAnswer",
+    "JudgeRequest",
     "Reason",
     "Renew",
     "Renewed",
@@ -297,6 +301,42 @@ class Abilities(WorkMessage, frozen=True, tag=15):
     kind: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
 
+class JudgeRequest(WorkMessage, frozen=True, tag=16):
+    """Asks for a judgement of tokens [start, end) of `token_ids`, which follow `prompt`, under exactly this version.
+
+    `sampling` and `stream` are those of the lease. `previous`: score them under the version before, too. What the
+    author claims is not said. `replay`: compute it as the tokens were drawn (`node.engines.judgement.Claim`). Sent only
+    to nodes that named the ability `JUDGES`, and `REPLAYS` for a replay.
+    """
+
+    check: U63
+    prompt: Packed32
+    token_ids: Packed32
+    sampling: SamplingParams
+    stream: int
+    epoch: U32
+    version: U63
+    start: U32
+    end: U32
+    previous: bool
+    replay: bool = False
+
+
+class JudgeAnswer(WorkMessage, frozen=True, tag=17):
+    """What the engine at `version` computed (f32, packed): one finite number for each token in each part that is there.
+
+    `scores`: log-probabilities; empty: it could not judge. `previous`: the same under the version before; empty: not
+    available. `margins`: of portable draws, in nats; empty for other draws.
+    """
+
+    check: U63
+    epoch: U32
+    version: U63
+    scores: Packed32
+    previous: Packed32 = b""
+    margins: Packed32 = b""
+
+
 class VersionSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The tokens from the previous span's end up to `end` (exclusive) were sampled from this version with this root."""
 
@@ -349,6 +389,8 @@ _ALL = (
     | Timesheet
     | AskAbilities
     | Abilities
+    | JudgeRequest
+    | JudgeAnswer
 )
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_ALL)

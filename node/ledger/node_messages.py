@@ -12,6 +12,7 @@ from codec.errors import PeerError
 from node.ledger.assignment.abilities import EngineAbilities
 from node.ledger.assignment.assigner import MOST_LEASES
 from node.ledger.assignment.commit_stats import CommitStats
+from node.ledger.assignment.draws import sampling_of
 from node.ledger.assignment.pending_requests import PendingRequests
 from node.ledger.messages import (
     Abilities,
@@ -19,6 +20,8 @@ from node.ledger.messages import (
     AskAbilities,
     Cannot,
     GiveBack,
+    JudgeAnswer,
+    JudgeRequest,
     Reason,
     Renew,
     Renewed,
@@ -39,6 +42,7 @@ from node.ledger.rules import Ledger
 from node.ledger.state import Group, LiveLease
 from node.ledger.trust.budgets import MessageBudgets
 from node.ledger.trust.checks import OpenCheck
+from node.ledger.trust.judgements import OpenJudgement
 from swarm.guard import Source, guarded
 
 __all__ = ["Expel", "NodeMessages"]
@@ -131,8 +135,11 @@ class NodeMessages:
                     self._give_up(group, why)
             case WorkAnswer(check, epoch, version, logprobs):
                 self._ledger.quarantine.answer_check(node, check, (epoch, version), unpack_floats(logprobs), now)
+            case JudgeAnswer():
+                self._ledger.quarantine.hear_judgement(node, message, now)
             case Abilities():
                 if self.abilities.hear(node, message):
+                    self._ledger.quarantine.verifier.nodes_changed()
                     self.pending.try_soon(node)
             case Timesheet():
                 if (found := self._ledger.nodes.get(node)) is not None:
@@ -151,6 +158,11 @@ class NodeMessages:
         reason = self._ledger.submit(node, rollout, sealed, now)
         self.pending.try_soon(node)
         self.outbox.append((node, Verdict(rollout.lease, rollout.sample, reason)))
+
+    def ask_judgements(self, now: float) -> None:
+        """Ask for the judgements that are due, once the rollouts are durable: the outbox is sent after the write."""
+        for node, check in self._ledger.quarantine.due_judgements(now):
+            self.outbox.append((node, _judge_request(check)))
 
     # ------------------------------------------------------------ requests for work
 
@@ -171,8 +183,6 @@ class NodeMessages:
     def _serve(self, node: bytes, request: WorkRequest, received: float) -> None:
         self.pending.pop(node)
         now = self._clock()
-        if self.abilities.needed:
-            self.abilities.ask(node)
         found = self._ledger.request_work(node, request, now, received)
         leases = found if isinstance(found, list) else []
         self.outbox.extend((node, _lease_message(lease, self._ledger.groups[lease.group], now)) for lease in leases)
@@ -183,6 +193,7 @@ class NodeMessages:
         if void := [lease for lease in request.holding if self._ledger.is_void(node, lease)]:
             self.outbox.append((node, Withdraw(tuple(void[:LEASES_A_MESSAGE]))))
         left = request.capacity - sum(len(self._ledger.leases[lease].open) for lease in unheard)
+        self.abilities.greet(node)
         if isinstance(found, Reason) and found not in NOT_YET:
             self.outbox.append((node, Unfit(request.serial, found)))
         elif left > 0 and request.serial >= self._ledger.nodes[node].serial:
@@ -215,7 +226,7 @@ def _lease_message(lease: LiveLease, group: Group, now: float) -> WorkLease:
         group=lease.group,
         samples=tuple(sorted(lease.open)),
         prompt=group.prompt,
-        sampling=group.sampling,
+        sampling=sampling_of(group, bool(lease.portable)),
         deadline_s=max(lease.deadline - now, 0.0),
         epoch=epoch,
         version=version,
@@ -236,4 +247,21 @@ def _check_message(check: OpenCheck) -> Ask:
         version=version,
         start=check.start,
         end=check.end,
+    )
+
+
+def _judge_request(check: OpenJudgement) -> JudgeRequest:
+    epoch, version = check.version
+    return JudgeRequest(
+        check=check.id,
+        prompt=check.prompt,
+        token_ids=check.rollout.token_ids[: 4 * check.end],
+        sampling=check.sampling,
+        stream=check.stream,
+        epoch=epoch,
+        version=version,
+        start=check.start,
+        end=check.end,
+        previous=version > 0 and check.replays is None,
+        replay=check.replays is not None,
     )

@@ -7,7 +7,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from node.ledger.messages import Reason
 from node.ledger.rules import Ledger
 from node.ledger.state import Node
-from node.status.schema import CheckCounts, CommitTimes, LedgerNode, LedgerStatus, QuarantineStatus, TimeSplit
+from node.ledger.trust.checks import Checks
+from node.ledger.trust.verifier import Verifier, class_of
+from node.status.schema import (
+    CheckCounts,
+    CommitTimes,
+    EvidenceStatus,
+    LedgerNode,
+    LedgerStatus,
+    QuarantineStatus,
+    TimeSplit,
+)
+from node.verification.record import NodeRecord
 
 __all__ = ["report"]
 
@@ -21,7 +32,7 @@ def report(
     members = [ledger.nodes[key] for key in sorted(ledger.members)]
     generating = _generating(members)
     due_s = ledger.assigner.version_timing.due_s(now)
-    checks = ledger.quarantine.checks
+    verifier = ledger.quarantine.verifier
     return LedgerStatus(
         groups_open=sum(not group.complete for group in groups),
         groups_ready=sum(group.complete for group in groups),
@@ -37,13 +48,45 @@ def report(
         next_version_s=None if math.isinf(due_s) else round(due_s, 3),
         accepted=sum(node.accepted for node in nodes),
         refused=_by_reason(node.refused for node in nodes),
-        checks=CheckCounts(
-            begun=checks.begun, confirmed=checks.confirmed, open=len(checks.open), given_up=checks.given_up
-        ),
+        checks=_checks(ledger.quarantine.checks, verifier),
         unread=unread,
         unmet={session: list(options) for session, options in (unmet or {}).items()},
         nodes={node.key.hex(): _node(ledger, node, now) for node in nodes},
     )
+
+
+def _checks(checks: Checks, verifier: Verifier) -> CheckCounts:
+    judgements = verifier.judgements
+    return CheckCounts(
+        begun=checks.begun,
+        confirmed=checks.confirmed,
+        open=len(checks.open),
+        given_up=checks.given_up,
+        judged=judgements.answered,
+        judging=len(judgements.open),
+        not_judged=judgements.given_up,
+        drifts=verifier.drifts,
+        period=verifier.period,
+        commitment=verifier.commitment.hex(),
+        next_commitment=verifier.next_commitment.hex(),
+        opened=verifier.opened.hex(),
+    )
+
+
+def _evidence(record: NodeRecord, node: Node) -> EvidenceStatus:
+    return EvidenceStatus(
+        factor=_factor(record.log),
+        kinds={str(kind): _factor(log) for kind, log in sorted(record.logs.items())},
+        checks=record.checks,
+        tokens=record.tokens,
+        opinions=record.opinions,
+        arithmetic=class_of(node).name.rstrip("/") if node.abilities is not None else "",
+    )
+
+
+def _factor(log: float) -> float:
+    """Three digits, and no infinity, which JSON does not have."""
+    return float(f"{math.exp(min(log, 700.0)):.3g}")
 
 
 def _node(ledger: Ledger, node: Node, now: float) -> LedgerNode:
@@ -65,6 +108,8 @@ def _node(ledger: Ledger, node: Node, now: float) -> LedgerNode:
         used=node.used,
         unused=_by_reason([node.unused]),
     )
+    if (record := ledger.quarantine.verifier.records.get(node.key)) is not None:
+        status.evidence = _evidence(record, node)
     if penalty is not None:
         left_s = None if penalty.until is None else max(0.0, penalty.until - now)
         status.quarantine = QuarantineStatus(why=penalty.why, left_s=left_s)

@@ -5,7 +5,6 @@ durable before it tells anybody of the outcome, so that after a crash the ledger
 """
 
 import math
-import random
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator
 from typing import Final
@@ -13,6 +12,7 @@ from typing import Final
 from node.engines.base import SamplingParams, Version
 from node.ledger.assignment.assigner import WorkAssigner
 from node.ledger.assignment.consumption import Consumption
+from node.ledger.assignment.draws import drawn_with, samplings_of
 from node.ledger.assignment.leases import remember
 from node.ledger.assignment.pool import check_offer
 from node.ledger.binding import KEPT, Binding, refuse_if_different, work_pairs
@@ -35,10 +35,10 @@ STRANGERS: Final = 4096
 class Ledger:
     """The state of all work, and the rules that change it. `now` is any clock that only moves forward, in seconds.
 
-    `rng` picks the rollouts that are checked; nobody else may be able to predict it.
+    `secret`: 32 bytes, by which rollouts are drawn for checks; nobody else may know them.
     """
 
-    def __init__(self, settings: Settings, head: Head, rng: random.Random | None = None) -> None:
+    def __init__(self, settings: Settings, head: Head, secret: bytes = bytes(32)) -> None:
         self.settings = settings
         self.head = head
         self.roots: OrderedDict[Version, bytes] = OrderedDict({head.name: head.root})
@@ -46,7 +46,8 @@ class Ledger:
         self.members: set[bytes] = set()
         self.transitions = transitions = Transitions(settings)
         self.pool, self.table, self.nodes = transitions.pool, transitions.table, transitions.nodes
-        self.quarantine = Quarantine(transitions, self.members, rng or random.Random(0))
+        self.quarantine = Quarantine(transitions, self.members, secret)
+        self.quarantine.verifier.begin_period(head.name)
         self.acceptance = Acceptance(settings, self.table)
         self.consumption: dict[str, Consumption] = {}
         """By trainer's session: how fast its trainer takes samples."""
@@ -209,6 +210,7 @@ class Ledger:
             for consumption in self.consumption.values():
                 consumption.seal(now)
         self.head = head
+        self.quarantine.verifier.begin_period(head.name)
         self.roots[head.name] = head.root
         while len(self.roots) > self._longest_lag() + 16:
             self.roots.popitem(last=False)
@@ -254,6 +256,7 @@ class Ledger:
         """`node` holds a live membership lease."""
         self.members.add(node)
         self.transitions.node(node)
+        self.quarantine.verifier.nodes_changed()
 
     def member_lost(self, node: bytes, now: float) -> None:
         """The membership lease of `node` ended: its work goes to other nodes."""
@@ -262,7 +265,7 @@ class Ledger:
         if found is None:
             return
         found.leave()
-        self.quarantine.checks.refuse(node)
+        self.quarantine.lose(node)
         self.assigner.version_timing.forget(node)
         for lease in sorted(found.leases):
             self.transitions.requeue(self.leases[lease], Reason.NOT_A_MEMBER, now)
@@ -285,6 +288,7 @@ class Ledger:
         ]  # fmt: skip
         for key in gone[: max(0, len(gone) - STRANGERS)]:
             del self.nodes[key]
+        self.quarantine.verifier.forget(self.nodes.__contains__)
 
     def request_work(
         self, node: bytes, request: WorkRequest, now: float, received: float | None = None
@@ -439,4 +443,5 @@ class Ledger:
         self.transitions.accept(lease, rollout.sample, done, now)
         if group.complete and (consumption := self.consumption.get(group.session)) is not None:
             consumption.give(group.n, now)
-        self.quarantine.pick(lease.node, group, rollout, now)
+        sampling = drawn_with(group, rollout, samplings_of(group, lease)) or group.sampling
+        self.quarantine.pick(lease.node, group, sampling, rollout, sealed, now)

@@ -17,7 +17,7 @@ from codec.errors import PeerError
 from node.engines.base import SamplingParams, Version
 from node.ledger.binding import Binding, KeyTaken, refuse_if_different, work_pairs
 from node.ledger.book import Book
-from node.ledger.facts import Fact
+from node.ledger.facts import Fact, NumbersDropped, Quarantined
 from node.ledger.messages import WorkMessage, encode
 from node.ledger.model_limits import NO_LIMITS, ModelLimits
 from node.ledger.node_messages import Expel, NodeMessages
@@ -27,6 +27,7 @@ from node.ledger.session import GroupOffer, WorkSession
 from node.ledger.state import Group, Head
 from node.settings.event_log import EventLog
 from node.status.schema import LedgerStatus
+from swarm.transport.identity import peer_id
 
 __all__ = ["VOLATILE", "LedgerService", "Turn"]
 
@@ -112,6 +113,7 @@ class LedgerService:
                 self._writing = True
                 await self._off_loop(self._book.write, turn.facts)
                 self._writing = False
+                _log_quarantines(turn.facts)
             self._written.set()
             self._written = trio.Event()
             self.take_offers()
@@ -141,6 +143,7 @@ class LedgerService:
             del self._orphans[name]
             self._nodes.withdraw(self._ledger.drop_session(name))
         self._nodes.try_pending(now)
+        self._nodes.ask_judgements(now)
         self._ledger.forget_strangers()
         facts, outbox = self._ledger.take_facts(), self._nodes.take_outbox()
         # The groups that are complete now are durable after this turn's write; then their trainers may have them.
@@ -387,3 +390,12 @@ class LedgerService:
     def status(self) -> LedgerStatus:
         """For people and programs."""
         return report(self._ledger, self._clock(), self._nodes.budgets.left_out, self.abilities.unmet(self._sessions))
+
+
+def _log_quarantines(facts: Iterable[Fact]) -> None:
+    for fact in facts:
+        match fact:
+            case Quarantined(node, why):
+                _log.warning("quarantined", peer=peer_id(node), why=why)
+            case NumbersDropped(None):
+                _log.warning("evidence_dropped")

@@ -55,8 +55,10 @@ class Settings:
     """Affinities whose node is remembered."""
 
     check_share: float = 0.02
-    """The share of accepted rollouts that a second node scores. A node that lies 50 times is found out with 63 %
-    probability. The cost is one prefill per 50 samples, some thousandths of the swarm's time."""
+    """The share of accepted rollouts that another node scores, where the engines cannot judge. Where they can, a node's
+    first samples are all judged, then a share that falls to half of this, so that its mean is below it in the long run.
+    0: nothing is checked. The cost is one prefill per 50 samples, some thousandths of the swarm's time; two where nodes
+    judge."""
     check_tolerance: float = 0.1
     """Nats per token: the tolerated mean difference between a node's log-probabilities and those that another computes.
     A temperature below 1 divides it. Over one sample, rounding alone makes up to 3e-6 where both compute in float32,
@@ -67,6 +69,10 @@ class Settings:
     """Checks waiting for a node; no further check begins."""
     check_ttl_s: float = 120.0
     """A check that no node could make within this time, because none holds its version any more, is given up."""
+
+    portable_draws: bool = True
+    """Whether leases ask nodes that are able for draws that others can repeat, where the sampling has no options; see
+    `node.ledger.assignment.draws`."""
 
     fastest_sequence: float = 5000.0
     """Tokens per second of one sequence that no engine exceeds."""

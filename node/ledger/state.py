@@ -131,6 +131,8 @@ class LiveLease:
     """The samples of which no rollout was accepted or refused yet."""
     progress: int = 0
     """Tokens that the node last reported."""
+    portable: bool | None = False
+    """It asks for portable draws that its group does not ask for itself; None: not known, as the book does not say."""
     begun_at: Version = (0, 0)
     """The head when `progress` was last counted from 0. A new version may make a node generate from the beginning, once
     per version."""
@@ -180,6 +182,8 @@ class Node:
     """What its engine can do beyond what every release can. None: it has not answered."""
     abilities_asked: float = float("-inf")
     """When it was last asked for its abilities."""
+    abilities_questions: int = 0
+    """How often it was asked since it came."""
     kind: str = ""
     """The kind of its engine, as it reported with its abilities."""
     timesheet: Timesheet | None = None
@@ -188,7 +192,7 @@ class Node:
     def leave(self) -> None:
         """Its membership lease ended. It may come back with another release and another engine."""
         self.capacity, self.asked = 0, float("-inf")
-        self.abilities, self.abilities_asked = None, float("-inf")
+        self.abilities, self.abilities_asked, self.abilities_questions = None, float("-inf"), 0
         self.scores = True
 
     def begin_work(self, samples: int, now: float) -> None:

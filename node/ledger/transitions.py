@@ -7,6 +7,7 @@ offered ---> free --lease--> leased --accepted--> done --all n--> ready --taken-
 
 import math
 
+from node.ledger.assignment.draws import is_portable
 from node.ledger.assignment.leases import LeaseTable
 from node.ledger.assignment.pool import Pool
 from node.ledger.facts import Accepted, Discarded, Dropped, Fact, Leased, Offered, Requeued, Taken
@@ -78,6 +79,7 @@ class Transitions:
             duration_s=0.0,
             minimum=(head.epoch, max(0, head.version - group.max_lag)),
             open=set(samples),
+            portable=is_portable(group, node, self.settings),
             begun_at=head.name,
         )
         self.table.add(lease)

@@ -12,6 +12,7 @@ Modules:
 - `finishing`: How a node ends on SIGTERM
 - `following`: A member's move from one swarm to its successor
 - `join`: A member's process
+- `judge_queue`: Has this node's engine judge other nodes' samples, so that the ledger can compare
 - `lease_inventory`: The work leases that a node holds, and where each stands
 - `milestones`: What a node tells the person who started it
 - `pace`: How much work a node holds, and how often it speaks to the ledger

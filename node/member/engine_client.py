@@ -5,6 +5,7 @@ from typing import Protocol
 
 from node.engines.base import Completion, Prompt, SamplingParams, Version
 from node.engines.host import Commitment, Counts
+from node.engines.judgement import Claim, Judgement
 
 __all__ = ["EngineClient"]
 
@@ -45,6 +46,8 @@ class EngineClient(Protocol):
     async def score(
         self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams
     ) -> tuple[tuple[float, ...], Version]: ...
+
+    async def judge(self, claim: Claim) -> Judgement: ...
 
     async def stage(self, patch_fd: int, version: Version) -> float: ...
 

@@ -28,6 +28,7 @@ from node.ledger.messages import (
     AskAbilities,
     Cannot,
     GiveBack,
+    JudgeRequest,
     Reason,
     Renewed,
     Rollout,
@@ -50,6 +51,7 @@ from node.ledger.messages import (
 )
 from node.member.engine_client import EngineClient
 from node.member.engine_updater import EngineUpdater
+from node.member.judge_queue import JudgeQueue
 from node.member.lease_inventory import Held, Job, LeaseInventory, Result, together
 from node.member.pace import PACE, Pace
 from node.member.scorer import Scorer
@@ -103,6 +105,7 @@ class NodeWorker:
         self._inventory = LeaseInventory()
         self._flights: list[_Flight] = []
         self._scorer = Scorer(engine, send)
+        self._judge_queue = JudgeQueue(engine, send)
         self._updater = EngineUpdater(
             engine, clock, idle=self._until_idle, coming=self._coming, paused=self._paused, changed=self._changed
         )
@@ -112,8 +115,8 @@ class NodeWorker:
         """No more work is asked for."""
         self._behind = False
         """The ledger says that this engine's version is too old for the work there is."""
-        self._abilities_wanted = False
-        """The ledger asked what this engine can do."""
+        self._abilities: tuple[bool, frozenset[str] | None] = False, None
+        """Whether the ledger asks what this engine can do, and what it was told last."""
         self._news = trio.Event()
         self._serial = time.time_ns()
         """Of requests; rises over restarts of this process too. Only its order counts."""
@@ -141,6 +144,7 @@ class NodeWorker:
                 nursery.start_soon(self._updater.run)
                 nursery.start_soon(self._talk_for_ever)
                 nursery.start_soon(self._scorer.run)
+                nursery.start_soon(self._judge_queue.run)
                 task_status.started()
         finally:
             with trio.CancelScope(shield=True), trio.move_on_after(2.0):
@@ -211,8 +215,10 @@ class NodeWorker:
                     _log.warning("no_work", why=str(reason))
             case Ask():
                 self._scorer.ask(message)
+            case JudgeRequest():
+                self._judge_queue.ask(message)
             case AskAbilities():
-                self._abilities_wanted = True
+                self._abilities = True, self._abilities[1]
             case _:
                 raise PeerError(f"work message: {type(message).__name__} is not for a node")
 
@@ -435,17 +441,22 @@ class NodeWorker:
                 await self._send(result.body)
             for renewal in self._inventory.renewals(now, self._pace.renew_every_s):
                 await self._send(encode(renewal))
-            if self._abilities_wanted and self._engine.ready:
-                self._abilities_wanted = False
-                await self._send(encode(Abilities(tuple(sorted(self._engine.abilities)), self._engine.kind)))
+            if self._engine.ready:
+                await self._tell_abilities()
             await self._ask_if_due()
-            times = [result.next_send for result in self._inventory.results.values()] + [
-                self._asked_at + self._pace.ask_every_s
-            ]
+            times = [result.next_send for result in self._inventory.results.values()]
+            times.append(self._asked_at + self._pace.ask_every_s)
             if self._flights:
                 times.append(now + self._pace.renew_every_s)
             with trio.move_on_after(max(0.0, min(times) - self._clock())):
                 await news.wait()
+
+    async def _tell_abilities(self) -> None:
+        """Tell what the engine can do: when asked, and when that has changed since, as after a reload."""
+        asked, told = self._abilities
+        if asked or told not in (None, self._engine.abilities):
+            self._abilities = False, self._engine.abilities
+            await self._send(encode(Abilities(tuple(sorted(self._engine.abilities)), self._engine.kind)))
 
     async def _ask_if_due(self) -> None:
         """Ask when the room, version or root has changed, and at least every `ask_every_s`."""

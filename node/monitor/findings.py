@@ -15,6 +15,7 @@ from node.status.schema import (
     Status,
     versions_behind,
 )
+from node.status.work_schema import SUSPICIOUS
 
 __all__ = ["Finding", "findings", "headline"]
 
@@ -126,6 +127,14 @@ def _of_members(status: SeedStatus) -> Iterator[Finding]:
             yield Finding(
                 f"{name} is in quarantine and gets no work: {node.quarantine.why}.",
                 f"swarm-node quarantine {name} --release gives it work again.",
+                node.slot,
+            )
+        elif node.evidence is not None and node.evidence.factor >= SUSPICIOUS:
+            kind = max(node.evidence.kinds, key=node.evidence.kinds.__getitem__, default="none")
+            yield Finding(
+                f"Checks hold evidence of {node.evidence.factor:.1e} against {name} ({kind}); at 1.1e+06 it is "
+                "quarantined.",
+                "Wait: an honest node's evidence falls again. docs/verification.md says what each kind means.",
                 node.slot,
             )
         if node.saving:

@@ -104,7 +104,8 @@ def _of_seed(status: SeedStatus, observations: Observations) -> Iterator[Metric]
 def _of_members(status: SeedStatus) -> Iterator[Metric]:
     """One pass over the members: there may be 10,000."""
     standings, paths = Counter[str](), Counter[str]()
-    on_head = engines = quarantined = saving = lag = 0
+    on_head = engines = quarantined = saving = lag = checked = 0
+    evidence = 0.0
     head = status.head or (0, 0)
     for node in status.nodes:
         standings[node.standing] += 1
@@ -118,12 +119,18 @@ def _of_members(status: SeedStatus) -> Iterator[Metric]:
         engines += node.engine is not None
         quarantined += node.quarantine is not None
         saving += node.saving
+        if node.evidence is not None:
+            evidence, checked = max(evidence, node.evidence.factor), checked + node.evidence.tokens
     yield _gauges("swarm_members", "Members with a lease.", "standing", standings)
     yield _gauges("swarm_peers", "Members by how the seed reaches them.", "path", paths)
     yield _gauge("swarm_members_on_head", "Members that hold the newest version.", on_head)
     yield _gauge("swarm_lag_versions", "Versions that the farthest member with a fresh lease is behind.", lag)
     yield _gauge("swarm_engines_ready", "Members whose engine is ready.", engines)
     yield _gauge("swarm_members_quarantined", "Members that get no work.", quarantined)
+    yield _gauge(
+        "swarm_evidence_most", "The largest evidence of checks against a member; quarantine at 1.1e6.", evidence
+    )
+    yield _gauge("swarm_checked_tokens", "Tokens of the present members that were checked.", checked)
     yield _gauge("swarm_members_saving", "Members that have nearly used up what they may send today.", saving)
 
 
@@ -139,7 +146,11 @@ def _of_ledger(work: LedgerStatus) -> Iterator[Metric]:
     checks = work.checks
     verdicts = {"confirmed": checks.confirmed, "given_up": checks.given_up}
     yield _counters("swarm_checks", "Samples that a second node scored, by the outcome.", "verdict", verdicts)
-    yield _gauge("swarm_checks_open", "Checks that are not decided yet.", checks.open)
+    yield _gauge("swarm_checks_open", "Checks that are not decided yet.", checks.open + checks.judging)
+    outcomes = {"judged": checks.judged, "given_up": checks.not_judged}
+    yield _counters("swarm_judgements", "Samples that nodes judged, by the outcome.", "outcome", outcomes)
+    yield _counter("swarm_evidence_dropped", "Half of a class moved together, so its evidence was dropped.",
+                   checks.drifts)  # fmt: skip
     for name, help_, share in (
         ("swarm_generating_ratio", "Share of the nodes' time in which they generated.", work.generating),
         ("swarm_useful_ratio", "The same, times the share of generated tokens that were used.", work.useful),

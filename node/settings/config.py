@@ -168,6 +168,9 @@ class SeedConfig(PeerConfig):
     check_tolerance: float = 0.1
     """Nats a token, on average, by which honest nodes may differ: 0.1 for different engines and bfloat16. If all nodes
     compute in float32, 0.0001 also finds samples of a too old version (python -m scenarios.bench.check_tolerance)."""
+    own_draws: bool = False
+    """Let engines draw by random numbers of their own, and not by those that others can compute. No check then tells
+    how tokens were drawn."""
     watch: Path | None = None
     """Folder in which a trainer writes checkpoints (at any depth): each is published as soon as it is complete."""
     watch_marker: str = ""

@@ -54,6 +54,14 @@ EVENTS: Final[Mapping[str, Event]] = {
     "rollout_false": Event(
         "The trainer found that a node lied: {why}.", "`swarm-node quarantine` shows which node, and why"
     ),
+    "quarantined": Event(
+        "{who} is in quarantine and gets no work: {why}.",
+        "look at that machine; `swarm-node quarantine NODE --release` gives it work again",
+    ),
+    "evidence_dropped": Event(
+        "What checks find has moved for half of the nodes that compute alike, so it is learned anew.",
+        "nothing, unless half of these nodes may be cheating: then check their samples with your own scores",
+    ),
     "handing_over": Event("Telling {members} members of the new swarm. {hint}.", "wait for `handed_over`"),
     "handed_over": Event(
         "{left} members have left for the new swarm; {lost} were not reached.",
@@ -144,6 +152,7 @@ EVENTS: Final[Mapping[str, Event]] = {
     "work_lost": Event("{sequences} sequences were lost with the engine: {why}. Other nodes generate them."),
     "lease_refused": Event("The engine refuses a lease: {why}.", "nothing, if another node can do it"),
     "not_scored": Event("A sample of another node could not be scored: {why}."),
+    "not_judged": Event("A sample of another node could not be judged: {why}."),
     # ------------------------------------------------------------ of every process
     "announcing": Event("Other machines reach this one at {addrs}."),
     "no_port_for_us": Event(

@@ -18,6 +18,7 @@ from msgspec import UNSET, Struct, UnsetType, field, msgpack
 from node.status.work_schema import (
     CheckCounts,
     CommitTimes,
+    EvidenceStatus,
     LedgerNode,
     LedgerStatus,
     QuarantineStatus,
@@ -34,6 +35,7 @@ __all__ = [
     "CommitTimes",
     "EgressStatus",
     "EngineCommit",
+    "EvidenceStatus",
     "LedgerNode",
     "LedgerStatus",
     "MemberStatus",
@@ -119,6 +121,8 @@ class MemberStatus(Struct, kw_only=True):
     """See `LedgerNode.useful`."""
     seconds: TimeSplit | None = None
     quarantine: QuarantineStatus | None = None
+    evidence: EvidenceStatus | None = None
+    """See `LedgerNode.evidence`."""
     outstanding: int = 0
     """Samples leased to it and still to come."""
     uplink_mbit: float = 0.0

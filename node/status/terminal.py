@@ -17,6 +17,7 @@ from rich.text import Text
 from node.settings.text import printable
 from node.settings.units import size_text, time_text, version_text
 from node.status.schema import MemberStatus, OwnStatus, RelayStatus, SeedStatus, Status, Step, TimeSplit, Version
+from node.status.work_schema import SUSPICIOUS
 
 __all__ = ["Picture", "tree", "view", "watch"]
 
@@ -204,6 +205,28 @@ def _quarantine(rows: Sequence[_Row]) -> RenderableType | None:
     return Text("\n".join(lines), style="red") if lines else None
 
 
+def _suspects(status: Status) -> RenderableType | None:
+    """The members against which checks hold most, from `SUSPICIOUS` on."""
+    if not isinstance(status, SeedStatus):
+        return None
+    members = [
+        (label, member.evidence)
+        for label, member in zip(_labels(status.nodes), status.nodes, strict=True)
+        if member.evidence is not None and member.evidence.factor >= SUSPICIOUS and member.quarantine is None
+    ]
+    table = _table(("checked", "evidence", "kind", "tokens checked", "class"), left="checked")
+    for label, found in sorted(members, key=lambda pair: -pair[1].factor)[:NODES_SHOWN]:
+        kind = max(found.kinds, key=found.kinds.__getitem__, default="-")
+        table.add_row(
+            Text(label),
+            Text(f"{found.factor:.1e}", style="yellow"),
+            kind,
+            f"{found.tokens:,}",
+            printable(found.arithmetic),
+        )
+    return table if members else None
+
+
 def _time_split(rows: Sequence[_Row]) -> RenderableType | None:
     """The shares of each node's time."""
     known = [(row.label, row.seconds) for row in rows if row.seconds is not None and row.seconds.total]
@@ -319,8 +342,8 @@ def view(picture: Picture) -> RenderableType:
     parts += [_heading(status), Text(), _members(rows, status.head)]
     steps = status.steps if isinstance(status, SeedStatus) else []
     for part in (
-        _quarantine(rows), _time_split(rows), _stripes(status), _steps(steps, picture.rewards), _step_times(steps),
-        *_lines(picture),
+        _quarantine(rows), _suspects(status), _time_split(rows), _stripes(status), _steps(steps, picture.rewards),
+        _step_times(steps), *_lines(picture),
     ):  # fmt: skip
         if part is not None:
             parts += [Text(), part]

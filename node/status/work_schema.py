@@ -1,10 +1,14 @@
 """What a process says of its work: where the nodes' time goes, samples and their verdicts. A part of `schema`."""
 
+from typing import Final
+
 from msgspec import Struct, field
 
 __all__ = [
+    "SUSPICIOUS",
     "CheckCounts",
     "CommitTimes",
+    "EvidenceStatus",
     "LedgerNode",
     "LedgerStatus",
     "QuarantineStatus",
@@ -12,6 +16,9 @@ __all__ = [
     "Version",
     "WorkerStatus",
 ]
+
+SUSPICIOUS: Final = 1000.0
+"""Evidence (`EvidenceStatus.factor`) from which on people are shown a node; one honest node in 1,000 gets there."""
 
 Version = tuple[int, int]
 """(epoch, number within the epoch); versions are ordered by it."""
@@ -56,6 +63,25 @@ class QuarantineStatus(Struct, kw_only=True):
     """Until it ends by itself; None: a person has to release the node."""
 
 
+class EvidenceStatus(Struct, kw_only=True):
+    """What checks hold against a node, over its whole life (docs/verification.md)."""
+
+    factor: float = 1.0
+    """The evidence of all kinds together; at 1.1 million the node is quarantined. An honest node's grows beyond x with
+    a probability of at most 1 / x."""
+    kinds: dict[str, float] = {}
+    """The same by kind: "stale", "drawn", "claims" and "unlike" against its samples, "scores", "steps" and "apart"
+    against its opinions on others'."""
+    checks: int = 0
+    """Opinions of other nodes on its samples."""
+    tokens: int = 0
+    """Of its samples that were checked, whatever the number of opinions on them."""
+    opinions: int = 0
+    """That it gave on samples of others."""
+    arithmetic: str = ""
+    """Its class: nodes of one class are expected to round alike. Empty: it has named none."""
+
+
 class LedgerNode(Struct, kw_only=True):
     """One node in the seed's ledger. Counts are since the seed started."""
 
@@ -81,7 +107,9 @@ class LedgerNode(Struct, kw_only=True):
     checked: int = 0
     """Its samples that another node confirmed."""
     disputed: int = 0
-    """Its samples that one node doubted and no third node could judge."""
+    """Its samples that one node doubted and no others could judge."""
+    evidence: EvidenceStatus | None = None
+    """None: its samples are not judged, because it or too few others are able to."""
     arrival_s: float | None = None
     """Until its engine is expected to hold the head; None: not known."""
     seconds: TimeSplit | None = None
@@ -99,12 +127,28 @@ class LedgerNode(Struct, kw_only=True):
 
 
 class CheckCounts(Struct, kw_only=True):
-    """Spot checks of samples by other nodes."""
+    """Spot checks of samples by other nodes: the first four count those of nodes that cannot judge."""
 
     begun: int = 0
     confirmed: int = 0
     open: int = 0
     given_up: int = 0
+    judged: int = 0
+    """Samples on which other nodes gave opinions."""
+    judging: int = 0
+    """Samples on which opinions are to come."""
+    not_judged: int = 0
+    """Samples that were drawn, and that no node could judge in time."""
+    drifts: int = 0
+    """How often the numbers of half of a class moved together, so that its evidence was dropped."""
+    period: Version = (0, 0)
+    """The version whose nonce draws the checks now."""
+    commitment: str = ""
+    """The hash of that nonce, in hex."""
+    next_commitment: str = ""
+    """The hash of the next version's nonce, in hex: published before it counts."""
+    opened: str = ""
+    """The nonce of the version before, in hex; empty: there is none."""
 
 
 class LedgerStatus(Struct, kw_only=True):

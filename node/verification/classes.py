@@ -1,8 +1,15 @@
 """Arithmetic classes: engines of one class round alike, as far as their makers keep to it."""
 
+from collections.abc import Iterable
+from typing import Final
+
 import msgspec
 
-__all__ = ["ArithmeticClass", "ClassPair"]
+__all__ = ["KEEPS_KEYS", "ArithmeticClass", "ClassPair", "names_class"]
+
+PREFIX: Final = "class:"
+KEEPS_KEYS: Final = "kept-"
+"""Before the attention: at a commit, running sequences keep keys and values that older versions computed."""
 
 
 class ArithmeticClass(msgspec.Struct, frozen=True, order=True):
@@ -26,6 +33,30 @@ class ArithmeticClass(msgspec.Struct, frozen=True, order=True):
         parts = (self.engine, self.engine_version, self.device, self.dtype, self.attention, f"tp{self.parallelism}")
         return "/".join(parts)
 
+    @property
+    def keeps_keys(self) -> bool:
+        """Whether nobody can compute a sample's tokens after a commit, because keys of older versions decide them."""
+        return self.attention.startswith(KEEPS_KEYS)
+
+    @classmethod
+    def named(cls, abilities: Iterable[str], kind: str) -> "ArithmeticClass":
+        """The class that a node's abilities name: "class:" and the label. One that names none is of the class of its
+        engine's kind.
+
+        A node may lie about its class: it is then compared with others of that class, or with nobody.
+        """
+        label = next((name.removeprefix(PREFIX) for name in sorted(abilities) if name.startswith(PREFIX)), kind)
+        engine, version, device, dtype, last, *_ = [*label.split("/", 4), "", "", "", ""]
+        attention, _, ranks = last.rpartition("/tp")
+        if attention and ranks.isdecimal() and len(ranks) < 5:
+            return cls(engine, version, device, dtype, attention, int(ranks))
+        return cls(engine, version, device, dtype, last)
+
 
 ClassPair = tuple[ArithmeticClass, ArithmeticClass]
 """(the author's class, the checker's class): drawing rounds otherwise than scoring, so the order counts."""
+
+
+def names_class(abilities: Iterable[str]) -> bool:
+    """Whether a node says in which class its engine is."""
+    return any(name.startswith(PREFIX) for name in abilities)

@@ -6,7 +6,8 @@ tokens only where two tokens are nearly tied, by no more than their rounding. A 
 a nat or more at most tokens. A node that suppresses a likely token loses by several nats at that one. So a check sums
 margins, and does not count matches.
 
-`kept_logprobs` is the definition. Engines compute the same with their own kernels (`node.engines.sampling`).
+`kept_logprobs` is the definition. Engines compute the same with their own kernels (`node.engines.sampling`). Their
+margins allow for rounding at each border: see `node.engines.vllm.plugin.swarm_vllm.margins`.
 """
 
 from typing import Final

@@ -9,7 +9,8 @@ is a function of a counter and a key, so the noise of one token is computed with
     noise = -log(-log(u))
 
 Logarithms of C libraries differ in their last bit. `portable_log` uses only +, -, * and /, which IEEE 754 defines to
-the bit, in a fixed order and one numpy operation each, so that no compiler can fuse two of them.
+the bit, in a fixed order and one numpy operation each, so that no compiler can fuse two of them. Engines compute the
+same bits in torch (`node.engines.vllm.plugin.swarm_vllm.noise`).
 
 The noise has 2^32 values, from -3.1 to 22.9. So a token whose probability is below about 1e-10 may never be drawn.
 """

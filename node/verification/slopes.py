@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-__all__ = ["LEAST_STEP", "slope"]
+__all__ = ["LEAST_STEP", "WORST", "slope"]
 
 LEAST_STEP: Final = 1e-12
 """Nats^2 per token. A step smaller than this (the mean square) cannot be told from none in float32."""

@@ -5,7 +5,6 @@ and signatures. Modelled are the engines' time, a network with a delay, and a tr
 No weights are transferred: a version arrives `arrival_s` after its seal.
 """
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -138,7 +137,7 @@ class LedgerSim:
         self._nursery = nursery
         self._numbers = count(1)
         self.book = Book(Path(":memory:"))
-        self.ledger = self.book.restore(settings, self.head, trio.current_time(), random.Random(seed))
+        self.ledger = self.book.restore(settings, self.head, trio.current_time(), seed.to_bytes(32, "little"))
         self.service = LedgerService(self.ledger, self.book, self._to_node, off_loop=_inline)
 
     async def hire(self, kind: Kind) -> Member:

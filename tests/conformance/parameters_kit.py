@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, processors
 
 from node.engines.base import Prompt, SamplingParams
 from node.engines.host import Commitment, EngineFailed
+from node.engines.judgement import Claim, Judgement
 from node.engines.transformers import TransformersEngine
 from node.gateway.parameters import ENDPOINTS
 
@@ -97,6 +98,12 @@ class LocalEngine:
     async def score(self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams) -> Any:
         return self.engine.score(prompt, token_ids, sampling), self.version
 
+    async def judge(self, claim: Claim) -> Judgement:
+        (found,) = self.engine.judge([claim])
+        if isinstance(found, Exception):
+            raise EngineFailed(str(found), poisoned=False) from found
+        return found
+
     async def stage(self, patch_fd: int, version: Any) -> float:
         raise AssertionError
 
@@ -177,8 +184,13 @@ class Asker:
 
 
 @contextlib.asynccontextmanager
-async def asking(folder: Path, engine: TransformersEngine, **config: Any) -> AsyncIterator[Asker]:
+async def asking(
+    folder: Path, engine: TransformersEngine, *, abilities: frozenset[str] | None = None, **config: Any
+) -> AsyncIterator[Asker]:
+    """`abilities`: those that the engine names instead of its own."""
     async with gateway(folder, files(), **config) as (swarm, url), httpx.AsyncClient(timeout=60) as client:
         local = LocalEngine(engine)
+        if abilities is not None:
+            local.abilities = abilities
         await swarm.add(1, engine=local)
         yield Asker(url, client, local, swarm)

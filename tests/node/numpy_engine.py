@@ -1,7 +1,7 @@
 """An engine of numpy arrays for tests of the engine process. Its completions contain a hash of its live bits.
 
-Files beside the config make it misbehave: `poison` fails the next commit halfway, `die` ends the process in `generate`,
-`hang` never answers, `slow` takes 0.3 s for each batch.
+Files beside the config make it misbehave: `poison` fails the next commit halfway, `torn` the rewind of the next
+judgement, `die` ends the process in `generate` or in a rewind, `hang` never answers, `slow` takes 0.3 s for each batch.
 """
 
 import os
@@ -18,6 +18,7 @@ from codec.errors import UsageError
 from codec.layout import Layout
 from node.engines.base import BASE_VERSION, Completion, EngineError, Prompt, SamplingParams, Span, Version
 from node.engines.interface import InProcessEngine, TensorChanges
+from node.engines.judgement import Claim, Judgement
 from node.engines.window import places
 
 
@@ -26,6 +27,7 @@ class NumpyEngine(InProcessEngine):
         self.bits: dict[str, NDArray[Any]] = {}
         self.staged: list[TensorChanges] = []
         self.version, self.root, self.poisoned = BASE_VERSION, b"", None
+        self.reloads = 0
 
     def load(self, folder: Path, *, weights: bool = True) -> None:
         assert not weights
@@ -65,6 +67,23 @@ class NumpyEngine(InProcessEngine):
         spans = (Span(self.version, 0, 3),)
         return [Completion((marker, p.stream % 1000 + 3, 2), (-0.5, -1.0, -2.0), "stop", spans) for p in prompts]
 
+    def judge(self, claims: Sequence[Claim]) -> list[Judgement | Exception]:
+        self._refuse_if_poisoned()
+        first = self.bits[min(self.bits)]
+        if (self.folder / "torn").exists():
+            (self.folder / "torn").unlink()
+            self.poisoned = "in the middle of a rewind"
+            first[0] ^= 1
+            raise RuntimeError("the accelerator fell off the bus")
+        if (self.folder / "die").exists():
+            (self.folder / "die").unlink()
+            first[0] ^= 1
+            os._exit(9)
+        margins = [(0.5,) * claim.tokens if claim.sampling.extra.portable else () for claim in claims]
+        previous = [(-2.0,) * claim.tokens if claim.previous else () for claim in claims]
+        scores = [tuple(-1.0 - token for token in claim.token_ids[claim.start :]) for claim in claims]
+        return [Judgement(self.version, *found) for found in zip(scores, previous, margins, strict=True)]
+
     def hash_live(self) -> blake3:
         hasher = blake3()
         for name in sorted(self.bits):
@@ -89,6 +108,8 @@ class NumpyEngine(InProcessEngine):
         for name in self.bits:
             self.bits[name][:] = bits(name)
         self.version, self.root, self.poisoned = version, root, None
+        self.reloads += 1  # stands for something that is measured once the weights are there
+        self.abilities = frozenset({f"class:numpy/{self.reloads}/cpu/float32/none/tp1"})
 
     def _refuse_if_poisoned(self) -> None:
         if self.poisoned:

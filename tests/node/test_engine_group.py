@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from node.engines.base import Prompt, SamplingParams
+from node.engines.base import JUDGES, REPLAYS, Prompt, SamplingParams
 from node.engines.group import EngineGroup
 from node.engines.host import Commitment, EngineFailed, EngineHost, EngineLost
 
@@ -25,6 +25,7 @@ class Fake:
         self.up.set()
         self.fails = False
         self.live = b""
+        self.abilities = frozenset[str]()
 
     @property
     def ready(self) -> bool:
@@ -72,6 +73,16 @@ async def test_work_goes_to_the_least_busy_host(autojump_clock):
             nursery.start_soon(one, count)
             await trio.testing.wait_all_tasks_blocked()
     assert sorted(names) == ["a", "b", "b"]
+
+
+def test_hosts_of_several_classes_promise_no_bits_together():
+    one, two, away = Fake("one"), Fake("two"), Fake("away")
+    one.abilities = frozenset({JUDGES, REPLAYS, "class:a"})
+    two.abilities = frozenset({JUDGES, REPLAYS, "class:b"})
+    away.up = trio.Event()
+    assert group_of(one, one).abilities == one.abilities
+    assert group_of(one, two).abilities == {JUDGES}
+    assert group_of(one, away).abilities == one.abilities, "it has measured nothing yet"
 
 
 async def test_each_host_commits_by_itself(autojump_clock):

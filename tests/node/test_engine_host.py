@@ -12,8 +12,10 @@ import trio
 from engine_kit import NodeReplica, engine
 
 from codec.errors import UsageError
-from node.engines.base import Prompt, SamplingParams
+from node.engines.base import Prompt, SamplingOptions, SamplingParams
+from node.engines.group import EngineGroup
 from node.engines.host import EngineFailed, EngineHost, EngineLost, EngineSpec, worker_command
+from node.engines.judgement import Claim, Judgement
 from node.engines.messages import Commit, Done
 
 SAMPLING = SamplingParams(max_tokens=4, stop_tokens=(2,))
@@ -48,6 +50,16 @@ async def test_it_follows_the_replica_bit_for_bit(tmp_path, monkeypatch):
         assert len(seen) == 3
         pid = host._process.pid
     assert not alive(pid), "no process is left when the node stops"
+
+
+async def test_it_knows_what_the_engine_measured_after_loading_and_after_a_reload(tmp_path, monkeypatch):
+    node = NodeReplica(tmp_path)
+    async with engine(tmp_path, node, monkeypatch) as host:
+        assert host.abilities == {"class:numpy/1/cpu/float32/none/tp1"}
+        await host.reload()
+        assert host.abilities == {"class:numpy/2/cpu/float32/none/tp1"}
+        await host.prove()
+        assert host.abilities == {"class:numpy/2/cpu/float32/none/tp1"}
 
 
 async def test_staging_goes_on_while_it_generates(tmp_path, monkeypatch):
@@ -187,3 +199,33 @@ def test_no_orphan_is_left_when_the_node_is_killed(tmp_path, monkeypatch):
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not alive(pid)
+
+
+PORTABLE = SamplingParams(max_tokens=4, options=SamplingOptions(portable=True))
+
+
+async def test_it_judges_claims_under_its_version(tmp_path, monkeypatch):
+    node = NodeReplica(tmp_path)
+    async with engine(tmp_path, node, monkeypatch) as host:
+        found = await host.judge(Claim((1,), (2, 3), PORTABLE, 7, previous=True))
+        assert found == Judgement((0, 0), (-3.0, -4.0), (-2.0, -2.0), (0.5, 0.5))
+        found = await host.judge(Claim((1,), (2, 3), SAMPLING, 7))
+        assert (found.previous, found.margins) == ((), ())
+        group = EngineGroup([host])
+        assert await group.judge(Claim((1,), (2, 3), SAMPLING, 7)) == found
+        with pytest.raises(ValueError, match="claim"):
+            await host.judge(Claim((), (2,), SAMPLING, 7))
+
+
+@pytest.mark.parametrize("how", ["torn", "die"])
+async def test_an_engine_that_fails_in_a_rewind_is_never_left_with_other_bits(tmp_path, monkeypatch, how):
+    """Poisoned, it is reloaded; killed, it is started again and filled."""
+    node = NodeReplica(tmp_path)
+    async with engine(tmp_path, node, monkeypatch) as host:
+        (tmp_path / how).touch()
+        with pytest.raises(EngineLost):
+            await host.judge(Claim((1,), (2, 3), PORTABLE, 7, previous=True))
+        await host.wait_ready()
+        assert (host.reloads, host.restarts) == ((1, 0) if how == "torn" else (0, 1))
+        assert await host.prove() == node.replica.root
+        assert (await host.judge(Claim((1,), (2, 3), PORTABLE, 7, previous=True))).previous

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 from engine_kit import NodeReplica
 
 from node.engines.base import Prompt, SamplingParams
 from node.engines.host import EngineDeadlines, EngineFailed, EngineHost, EngineLost, EngineSpec
+from node.engines.judgement import Claim
 from swarm import guard
 from swarm.guard import Source
 
@@ -62,10 +64,27 @@ WRONG = {
     "not a number": [completion(logprobs=(float("nan"), -1.0))],
     "no utf-8": None,
 }
+JUDGEMENTS = {
+    "other length": {"scores": [-1.0, -1.0]},
+    "not numbers": {"scores": [float("nan")]},
+    "no version": {"version": (-1, 5)},
+    "unasked": {"previous": [-1.0]},
+    "no draw": {"margins": [0.5]},
+    "long before": {"previous": [-1.0] * 3},
+}
 while True:
     message, fds = channel.recv(3600)
     match message:
         case Attach():
+            channel.send(Proof(message.number, message.root))
+        case Generate() if how.startswith("early"):
+            waiting = message
+        case Commit():
+            drawn = completion(spans=({"version": message.version, "start": 0, "end": 2},))
+            answer(waiting, "completions", completions=[drawn], seconds=0.1)
+            time.sleep(0.3)
+            channel.send(Done(message.number, 0.1) if how == "early" else Failed(message.number, "no", False, True))
+        case Reload():
             channel.send(Proof(message.number, message.root))
         case Generate():
             if not first or how not in (*WRONG, "counts", "many counts", "cut", "seconds", "out of turn"):
@@ -90,6 +109,9 @@ while True:
                 os._exit(3)
             else:
                 answer(message, "completions", completions=WRONG[how], seconds=0.1)
+        case Judge() if how in JUDGEMENTS:
+            wrong = JUDGEMENTS[how] if first else {}
+            answer(message, "judged", judgement={"version": (0, 0), "scores": [-1.0]} | wrong)
         case Score():
             answer(message, "scores", logprobs=[-1.0], version=(0, 0))
 """
@@ -152,6 +174,17 @@ async def test_a_wrong_number_of_scores_ends_the_engines_process(tmp_path: Path)
         await host.wait_ready()
 
 
+@pytest.mark.parametrize("how", ["other length", "not numbers", "no version", "unasked", "no draw", "long before"])
+async def test_an_invalid_judgement_ends_the_engines_process(tmp_path: Path, how: str):
+    async with engine(tmp_path, how) as host:
+        await host.wait_ready()
+        with pytest.raises(EngineLost):
+            await host.judge(Claim((1,), (2,), SAMPLING, 0))
+        await host.wait_ready()
+        assert (await host.judge(Claim((1,), (2,), SAMPLING, 0))).scores == (-1.0,)
+        assert host.restarts == 1
+
+
 async def test_a_message_larger_than_a_frame_is_refused_without_a_restart(tmp_path: Path):
     """The worker then tries the prompts one by one."""
     async with engine(tmp_path, "large") as host:
@@ -159,4 +192,30 @@ async def test_a_message_larger_than_a_frame_is_refused_without_a_restart(tmp_pa
         with pytest.raises(EngineFailed, match="more than a local message may have"):
             await host.generate([Prompt((1 << 31,) * 65_536)] * 110, SAMPLING)
         await host.generate([Prompt((1,))], SAMPLING)
+        assert host.restarts == 0
+
+
+@pytest.mark.parametrize("how", ["early", "early and fails"])
+async def test_tokens_of_a_version_wait_for_the_end_of_its_commit(tmp_path: Path, how: str):
+    """vLLM draws from a version before it has answered the commit, because it reads some bits back first."""
+    async with engine(tmp_path, how) as host:
+        await host.wait_ready()
+        found: list[object] = []
+
+        async def generate() -> None:
+            try:
+                completions, _ = await host.generate([Prompt((1,))], SAMPLING)
+                found.append((completions[0].spans[0].version, host.version))
+            except EngineLost as error:
+                found.append(str(error))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(generate)
+            await trio.testing.wait_all_tasks_blocked(0.1)
+            committed = await host.commit((0, 1), bytes(32))
+        assert (committed is not None) == (how == "early")
+        if how == "early":
+            assert found == [((0, 1), (0, 1))]
+        else:
+            assert "whose commit failed" in str(found[0])
         assert host.restarts == 0

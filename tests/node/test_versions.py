@@ -23,6 +23,7 @@ class ContinuingEngine:
         self.step_s = step_s
         self.version, self.root = (0, 0), root(0)
         self.ready, self.preemptible, self.continuous_batching, self.scores = True, True, False, True
+        self.abilities, self.kind = frozenset[str](), "timed"
         self.running = 0
         self.cancelled = 0
         self.frozen = False
@@ -58,6 +59,9 @@ class ContinuingEngine:
 
     async def score(self, prompt, token_ids, sampling):
         return (-1.0,) * len(token_ids), self.version
+
+    async def judge(self, claim):
+        raise AssertionError("it does not name the ability JUDGES")
 
     async def stage(self, patch_fd, version):
         await trio.sleep(0.5)
@@ -184,7 +188,7 @@ async def test_nodes_check_each_other(tmp_path, autojump_clock, lies):
         swarm = Swarm(tmp_path, nursery)
         swarm.settings = type(swarm.settings)(check_share=0.5)
         service = await swarm.start_service()
-        for i in (1, 2, 3):
+        for i in (1, 2, 3, 4):
             engine = await swarm.add_node(i, rate=1000.0, capacity=16, batch=8)
             # The scores that the others compute for node 1's tokens: its own -1.0, or different ones if it lies.
             engine.scored = lambda ids, lie=lies, of=i: (

@@ -51,6 +51,7 @@ class TimedEngine:
         self.committed: list[tuple[int, int]] = []
         self.stage_s = 0.5
         self.preemptible, self.continuous_batching, self.scores = False, False, True
+        self.abilities, self.kind = frozenset[str](), "timed"
         self.scored = lambda token_ids: (-1.0,) * len(token_ids)
 
     @property
@@ -62,6 +63,9 @@ class TimedEngine:
 
     async def score(self, prompt, token_ids, sampling):
         return self.scored(token_ids), self.version
+
+    async def judge(self, claim):
+        raise AssertionError("it does not name the ability JUDGES")
 
     async def generate(self, prompts: Sequence, sampling, counts=None) -> tuple[list[Completion], float]:
         if any(p.token_ids[-1] == 666 for p in prompts):

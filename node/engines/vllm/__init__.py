@@ -11,6 +11,7 @@ Modules:
 - `compatibility`: Whether a vLLM serves the swarm's model
 - `engine`: The driver of one vLLM
 - `flights`: The generations and scorings that run in a vLLM
+- `invariance`: Whether a vLLM rounds a row alike in any batch
 - `installed`: What an environment has of vLLM
 - `launch`: Where a driver's vLLM comes from
 - `links`: The driver's connections to a vLLM

@@ -24,11 +24,23 @@ from numpy.typing import NDArray
 from codec import Layout, state_root
 from codec.errors import UsageError
 from codec.layout import BLOCK_ELEMENTS
-from node.engines.base import BASE_VERSION, OPTIONS, SCORE_OPTIONS, EngineError, Prompt, SamplingParams, Version
-from node.engines.interface import BackgroundEngine, FlightDone, ScoreDone, SharedReplica, WeightPatch
+from node.engines.base import (
+    BASE_VERSION,
+    JUDGES,
+    OPTIONS,
+    REPLAYS,
+    SCORE_OPTIONS,
+    EngineError,
+    Prompt,
+    SamplingParams,
+    Version,
+)
+from node.engines.interface import BackgroundEngine, FlightDone, JudgeDone, ScoreDone, SharedReplica, WeightPatch
+from node.engines.judgement import Claim, Judgement
 from node.engines.vllm.classes import Classes
 from node.engines.vllm.compatibility import check_files, merge_maps, not_reloadable, tensors_of
-from node.engines.vllm.flights import Flights, begin_score
+from node.engines.vllm.flights import Flights, begin_judge, begin_score
+from node.engines.vllm.invariance import class_of, is_invariant
 from node.engines.vllm.launch import Launcher
 from node.engines.vllm.links import Listener, PluginFailed, PluginLink, wait
 from node.engines.vllm.plugin.swarm_vllm.messages import (
@@ -105,15 +117,18 @@ class _Staged:
 class VllmEngine(BackgroundEngine):
     """See `BackgroundEngine`. `policy`: what becomes of running requests at a commit."""
 
-    abilities = frozenset({OPTIONS, SCORE_OPTIONS})
     kind = "vllm"
 
     def __init__(self, listener: Listener, policy: Policy = "continue", launcher: Launcher | None = None) -> None:
         """`listener`: where vLLM's processes connect. `launcher`: makes them connect; None: the caller does it."""
         self._listener = listener
         self._launcher = launcher
+        self._can = frozenset({OPTIONS, SCORE_OPTIONS})
+        """What it can do whatever it loads."""
         if launcher is not None:
-            self.abilities, self.kind = launcher.abilities, launcher.kind
+            self._can, self.kind = launcher.abilities, launcher.kind
+        self._measured: frozenset[str] | None = None
+        """The abilities that are measured when it has been filled; None: not yet."""
         self.policy: Policy = policy
         self._attachment: _Attached | None = None
         self._hashes: NDArray[np.uint8] | None = None
@@ -127,6 +142,11 @@ class VllmEngine(BackgroundEngine):
         self.version: Version = BASE_VERSION
         self.root = b""
         self.poisoned: str | None = "nothing is attached"
+
+    @property
+    def abilities(self) -> frozenset[str]:  # type: ignore[override]
+        """See `Engine`."""
+        return self._can | (self._measured or frozenset())
 
     @property
     def classes(self) -> Classes:
@@ -209,7 +229,19 @@ class VllmEngine(BackgroundEngine):
             if held == root:
                 attached.front.get(lambda n: Open(n, _version_name(version)), Did, SHORT_S)
                 self.version, self.root, self.poisoned = version, root, None
-            return held
+        if held == root and self._measured is None:
+            self._measured = self._measure()
+        return held
+
+    def _measure(self) -> frozenset[str]:
+        """The class of the engine's arithmetic, and whether it can replay what others of the class draw."""
+        attached = self._attached()
+        found = {name for name in [class_of(attached.front, attached.ranks, self.policy)] if name}
+        if JUDGES in self._can:
+            invariant = is_invariant(attached.front)
+            _log.info("measured", invariant=invariant)
+            found |= {REPLAYS} if invariant else set()
+        return frozenset(found)
 
     def _fill(self) -> NDArray[np.uint8]:
         """Load everything from the replica and read it back. Returns the hashes of the bits that were loaded."""
@@ -406,6 +438,18 @@ class VllmEngine(BackgroundEngine):
         front = self._attached().front
         self._refuse_if_poisoned()
         begin_score(front, self.version, prompt, token_ids, sampling, done)
+
+    def begin_judge(self, claim: Claim, done: JudgeDone) -> None:
+        """See `BackgroundEngine`. A failure in a rewind poisons the engine."""
+        front = self._attached().front
+        self._refuse_if_poisoned()
+
+        def judged(outcome: Judgement | EngineError) -> None:
+            if isinstance(outcome, PluginFailed) and outcome.touched:
+                self.poisoned = str(outcome)
+            done(outcome)
+
+        begin_judge(front, claim, judged)
 
     def cancel(self, flight: int) -> None:
         self._flights.cancel(None if self._attachment is None else self._attachment.front, flight)

@@ -9,12 +9,15 @@ import msgspec
 import numpy as np
 
 from node.engines.base import Completion, EngineError, Prompt, SamplingParams, Span, Version
-from node.engines.interface import FlightDone, ScoreDone
+from node.engines.interface import FlightDone, JudgeDone, ScoreDone
+from node.engines.judgement import Claim, Judgement
 from node.engines.vllm.links import PluginLink, wait
 from node.engines.vllm.plugin.swarm_vllm.messages import (
     Forget,
     Generate,
     Generated,
+    Judge,
+    Judged,
     Options,
     Output,
     Score,
@@ -22,7 +25,7 @@ from node.engines.vllm.plugin.swarm_vllm.messages import (
     Told,
 )
 
-__all__ = ["Flights", "begin_score"]
+__all__ = ["Flights", "begin_judge", "begin_score"]
 
 
 @dataclass(slots=True)
@@ -56,7 +59,12 @@ class Flights:
                 done(flight, _completions(future, len(prompts)))
 
         how = sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.stop_tokens, _options(front, sampling)
-        future = front.ask(lambda n: Generate(n, flight, ids, seeds, *how), on_progress=on_progress)
+        noise: tuple[int, tuple[int, ...]] = (0, ())
+        if sampling.extra.portable and sampling.temperature > 0.0:
+            if not getattr(front.hello, "portable", False):
+                raise EngineError("this vLLM cannot draw portably: it drafts tokens, or its plugin is old")
+            noise = sampling.seed, tuple(prompt.stream for prompt in prompts)
+        future = front.ask(lambda n: Generate(n, flight, ids, seeds, *how, *noise), on_progress=on_progress)
         self._flights[flight] = _Flight(future, counts)
         future.add_done_callback(finish)
 
@@ -87,6 +95,34 @@ def begin_score(
     how = sampling.temperature, sampling.top_p, sampling.widest_top_p, sampling.stop_tokens, _options(front, sampling)
     future = front.ask(lambda n: Score(n, *ids, *how))
     future.add_done_callback(lambda future: done(_scores(future, len(token_ids), version)))
+
+
+def begin_judge(front: PluginLink, claim: Claim, done: JudgeDone) -> None:
+    """Judge a claim (see `interface.BackgroundEngine`). `done(outcome)` is called from another thread; with
+    `PluginFailed` when the engine stopped in a rewind."""
+    if not getattr(front.hello, "replays" if claim.replay else "judges", False):
+        raise EngineError("vLLM's plugin is older than this node: install it anew (docs/vllm.md)")
+    sampling = claim.sampling
+    borders = sampling.top_p, sampling.widest_top_p, sampling.tightest_top_p
+    how = sampling.temperature, *borders, sampling.stop_tokens, _options(front, sampling)
+    noise = (sampling.seed, claim.stream) if sampling.extra.portable else None
+    more = claim.previous, claim.start, claim.replay, sampling.extra.portable
+    future = front.ask(lambda n: Judge(n, claim.prompt, claim.token_ids, *how, noise, *more))
+    future.add_done_callback(lambda future: done(_judgement(future, claim)))
+
+
+def _judgement(future: Future[Any], claim: Claim) -> Judgement | EngineError:
+    try:
+        answer = wait(future, Judged, 0.0)
+        given = claim.tokens if claim.replay else len(claim.token_ids)
+        if len(answer.scores) != given:
+            return EngineError(f"{len(answer.scores)} scores for {given} tokens")
+        parts = (found[-claim.tokens :] for found in (answer.scores, answer.previous, answer.margins))
+        return Judgement(_version(answer.version), *parts)
+    except ValueError as error:
+        return EngineError(f"vLLM's answer is not a judgement: {error}")
+    except EngineError as error:
+        return error
 
 
 def _completions(future: Future[Any], count: int) -> list[Completion] | EngineError:

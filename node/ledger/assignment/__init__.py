@@ -5,10 +5,11 @@ samples of one into leases of the other. Times are arguments; only `abilities` h
 
 Modules:
 
-- `abilities`: What nodes' engines can do beyond plain sampling; a node is asked once there is work that needs it
+- `abilities`: What nodes' engines can do beyond plain sampling; a node is asked when it comes
 - `assigner`: Assigns free samples to nodes: how many, which, until when
 - `commit_stats`: The durations of each version's commit at the nodes' engines, by their timesheets
 - `consumption`: How fast a trainer takes samples, and how many may therefore be begun for it
+- `draws`: Which draws a lease asks for: portable ones by default
 - `fair_share`: How many samples each node gets, and for how long: arithmetic over nodes' rates
 - `leases`: The live work leases by deadline; and, for a while, how the ended ones ended
 - `liveness`: Whether a node that has work is alive and generates

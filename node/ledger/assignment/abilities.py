@@ -1,4 +1,4 @@
-"""What nodes' engines can do beyond plain sampling; the ledger asks a node once there is work that needs it."""
+"""What nodes' engines can do beyond plain sampling; the ledger asks each node when it comes."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -14,6 +14,8 @@ __all__ = ["EngineAbilities"]
 
 ASK_AGAIN_S: Final = 2.0
 """An unanswered question is repeated after this time: it or its answer may have been lost."""
+GREETINGS: Final = 3
+"""How often a node is asked while no work needs it. A node of an older release does not know the question."""
 
 
 class EngineAbilities:
@@ -42,12 +44,18 @@ class EngineAbilities:
         self.heard = trio.Event()
         return True
 
+    def greet(self, node: bytes) -> None:
+        """`node` asked for work: ask it, a few times at most unless there is work that needs it."""
+        found = self._ledger.nodes.get(node)
+        if self.needed or (found is not None and found.abilities_questions < GREETINGS):
+            self.ask(node)
+
     def ask(self, node: bytes) -> None:
         """Ask `node`, unless it has answered, or was asked in the last `ASK_AGAIN_S`."""
         found, now = self._ledger.nodes.get(node), self._clock()
         if found is None or found.abilities is not None or now - found.abilities_asked < ASK_AGAIN_S:
             return
-        found.abilities_asked = now
+        found.abilities_asked, found.abilities_questions = now, found.abilities_questions + 1
         self._ask(node)
 
     def able(self, wanted: frozenset[str]) -> bool | None:

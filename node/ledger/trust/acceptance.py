@@ -8,9 +8,10 @@ from typing import Final
 import numpy as np
 from blake3 import blake3
 
-from node.engines.base import MIN_LOGPROB, Version
+from node.engines.base import MIN_LOGPROB, SamplingParams, Version
+from node.ledger.assignment.draws import drawn_with, samplings_of
 from node.ledger.assignment.leases import LeaseTable, remember
-from node.ledger.messages import Reason, Rollout, VersionSpan, work_hash
+from node.ledger.messages import Reason, Rollout, VersionSpan
 from node.ledger.settings import Settings
 from node.ledger.state import AcceptedRollout, Group, Head, LiveLease
 
@@ -32,7 +33,7 @@ class Acceptance:
         self._verdicts: OrderedDict[Key, tuple[bytes, Reason | None]] = OrderedDict()
         """By lease and sample: the digest of the signed rollout, and the verdict on it."""
         self._fingerprints: OrderedDict[bytes, tuple[bytes, int]] = OrderedDict()
-        """Fingerprint of accepted tokens -> (group, sample) that they were accepted for."""
+        """Fingerprint of accepted tokens -> the random stream (`_owner`) that they were accepted for."""
 
     def __len__(self) -> int:
         """The number of verdicts remembered."""
@@ -74,23 +75,29 @@ class Acceptance:
         self, lease: LiveLease, group: Group, rollout: Rollout, head: Head, roots: Mapping[Version, bytes], now: float
     ) -> Reason | None:
         """None when `rollout` may count for its sample; otherwise why not."""
-        if reason := judge(rollout, group, head, roots):
+        if reason := judge(rollout, group, head, roots, samplings_of(group, lease)):
             return reason
         if too_fast(rollout, now - lease.granted, self._settings):
             return Reason.TOO_FAST
-        own = (group.id, rollout.sample)
+        own = _owner(rollout, group)
         found = fingerprint(rollout, group, self._settings)
         return Reason.COPIED if found is not None and self._fingerprints.get(found, own) != own else None
 
     def accepted(self, group: Group, done: AcceptedRollout) -> None:
         """Remember the tokens of `done`: another sample with the same tokens is a copy."""
         if (found := fingerprint(done.rollout, group, self._settings)) is not None:
-            remember(self._fingerprints, found, (group.id, done.rollout.sample), self._settings.remembered)
+            remember(self._fingerprints, found, _owner(done.rollout, group), self._settings.remembered)
 
 
-def judge(rollout: Rollout, group: Group, head: Head, roots: Mapping[Version, bytes]) -> Reason | None:
-    """None when `rollout` is what was asked for, from versions that count; otherwise why not."""
-    if rollout.work != work_hash(group.id, rollout.sample, group.prompt, group.sampling):
+def judge(
+    rollout: Rollout,
+    group: Group,
+    head: Head,
+    roots: Mapping[Version, bytes],
+    samplings: tuple[SamplingParams, ...],
+) -> Reason | None:
+    """None when `rollout` is what was asked for, by one of `samplings`, from versions that count; otherwise why not."""
+    if drawn_with(group, rollout, samplings) is None:
         return Reason.WRONG_WORK
     if not _well_formed(rollout, group):
         return Reason.MALFORMED
@@ -107,15 +114,22 @@ def too_fast(rollout: Rollout, seconds: float, settings: Settings) -> bool:
 
 
 def fingerprint(rollout: Rollout, group: Group, settings: Settings) -> bytes | None:
-    """A hash of prompt and tokens that another sample can share only by copying.
+    """A hash of prompt and tokens that a sample of another random stream can share only by copying.
 
-    None when the tokens were probable, or when the sampling has a seed, with which they are the same every time.
-    It trusts the node's own log-probabilities; a node that claims that every token was certain is found by a check.
+    None when the tokens were probable. It trusts the node's own log-probabilities; a node that claims that every token
+    was certain is found by a check.
     """
     surprise = -float(np.frombuffer(rollout.logprobs, "<f4").sum(dtype=np.float64))
-    if group.sampling.temperature == 0.0 or group.sampling.extra.seeded or surprise < settings.copy_surprise:
+    if group.sampling.temperature == 0.0 or surprise < settings.copy_surprise:
         return None
     return blake3(len(group.prompt).to_bytes(4, "little") + group.prompt + rollout.token_ids).digest(16)
+
+
+def _owner(rollout: Rollout, group: Group) -> tuple[bytes, int]:
+    """Names the random stream of a sample: with a seed, all samples of this number have the same one."""
+    if group.sampling.extra.seeded:
+        return group.sampling.seed.to_bytes(8, "little"), rollout.sample
+    return group.id, rollout.sample
 
 
 def _span_reason(span: VersionSpan, head: Head, roots: Mapping[Version, bytes], max_lag: int) -> Reason | None:

@@ -1,13 +1,13 @@
-"""Checks: a second node scores the tokens of an accepted rollout under the version that the rollout claims. Pure.
+"""Checks: other nodes score the tokens of an accepted rollout under the version that the rollout claims. Pure.
 
     begun --a second node scores--> it agrees: confirmed
-                                    it disagrees --a third node scores--> it agrees with the second: the author lied
-                                                                          it agrees with the author: the second lied
+                                    it disagrees --others score, until three are of one mind:
+                                                                          the author lied, or those who disputed it did
     no node can score in time: given up (disputed, if one disagreed)
 
-A check costs one prefill. It finds tokens that another model generated, or an older version that differs enough, and
-invented log-probabilities. It cannot find that a node selected among several honest samples, and it finds nothing where
-all nodes that score collude.
+This is the check of nodes whose engines cannot judge (`node.ledger.trust.judgements`). It costs one prefill. It finds
+tokens that another model generated, or an older version that differs enough, and invented log-probabilities. It cannot
+find that a node selected among several honest samples. Two nodes that collude convict nobody; three do.
 """
 
 import math
@@ -23,6 +23,8 @@ __all__ = ["Checks", "OpenCheck", "Ruling", "distance", "tolerated"]
 
 WORST: Final = 10.0
 """Nats. The difference at one token counts at most this much: an impossible token is wrong by 10, not by infinity."""
+DECIDING: Final = 3
+"""Nodes of one mind that decide a disputed check: two that collude must not."""
 
 
 @dataclass(slots=True)
@@ -55,10 +57,10 @@ class OpenCheck:
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """A check is over. `liar` is the node that is proven to have lied, if any, and `why` the evidence."""
+    """A check is over. `liars` are the nodes that are proven to have lied, if any, and `why` the evidence."""
 
     check: OpenCheck
-    liar: bytes | None = None
+    liars: tuple[bytes, ...] = ()
     why: str = ""
 
 
@@ -132,19 +134,21 @@ class Checks:
             return None
         check.found[node] = distance(check.claimed, logprobs)
         bound = tolerated(self.settings.check_tolerance, check.sampling)
-        verdicts = {other: found <= bound for other, found in check.found.items()}
-        if len(verdicts) == 1 and not verdicts[node]:
-            return None  # a third node decides
-        del self.open[check_id]
-        if len(verdicts) == 1:
+        agreeing = [other for other, found in check.found.items() if found <= bound]
+        disputing = tuple(other for other, found in check.found.items() if found > bound)
+        if agreeing and not disputing:
+            del self.open[check_id]
             self.confirmed += 1
             return Ruling(check)
-        (first, _), (_, agrees) = verdicts.items()
-        if agrees:
-            why = f"it disputed a sample that a third node confirmed (off by {check.found[first]:.3g} nats a token)"
-            return Ruling(check, first, why)
-        why = f"two nodes computed other log-probabilities for its tokens (off by {check.found[first]:.3g} nats each)"
-        return Ruling(check, check.author, why)
+        if max(len(agreeing), len(disputing)) < DECIDING:
+            return None  # others decide
+        del self.open[check_id]
+        least = min(check.found[other] for other in disputing)
+        if len(agreeing) == DECIDING:
+            why = f"it disputed a sample that {DECIDING} nodes confirmed (off by {least:.3g} nats a token)"
+            return Ruling(check, disputing, why)
+        why = f"{DECIDING} nodes computed other log-probabilities for its tokens (off by {least:.3g} nats each)"
+        return Ruling(check, (check.author,), why)
 
     def refuse(self, node: bytes) -> None:
         """`node` cannot score, or is gone: ask other nodes instead."""

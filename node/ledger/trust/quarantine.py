@@ -1,38 +1,41 @@
 """Quarantine: gives no work to nodes that failed too often or were proven to lie, and releases them. Pure.
 
-`node.ledger.trust.reputation` decides when the failures of a node are too many, and `node.ledger.trust.checks` which
-node lied. This module carries out what follows.
+`node.ledger.trust.reputation` decides when the failures of a node are too many, and `node.ledger.trust.verifier` (of
+nodes whose engines judge) and `node.ledger.trust.checks` (of others) which node lied. This module carries out what
+follows.
 """
 
-import random
-from collections.abc import Set
+from collections.abc import Iterable, Set
 
-from node.engines.base import Version
+from node.engines.base import SamplingParams, Version
 from node.ledger.facts import Quarantined, Released
-from node.ledger.messages import Reason, Rollout
+from node.ledger.messages import JudgeAnswer, Reason, Rollout
 from node.ledger.state import Group, LiveLease, Node
 from node.ledger.transitions import Transitions
 from node.ledger.trust.checks import Checks, OpenCheck
+from node.ledger.trust.judgements import OpenJudgement
 from node.ledger.trust.reputation import Penalty
+from node.ledger.trust.verifier import Liar, Verifier
 
 __all__ = ["Quarantine"]
 
 
 class Quarantine:
-    """`transitions` and `members` belong to the ledger. `rng` picks the rollouts that are checked; nobody else may be
-    able to predict it."""
+    """`transitions` and `members` belong to the ledger. `secret`: 32 bytes, by which rollouts are drawn for checks;
+    nobody else may know them."""
 
-    def __init__(self, transitions: Transitions, members: Set[bytes], rng: random.Random) -> None:
+    def __init__(self, transitions: Transitions, members: Set[bytes], secret: bytes) -> None:
+        self.verifier = Verifier(transitions, members, secret)
         self.checks = Checks(transitions.settings)
         self._settings = transitions.settings
         self._transitions = transitions
         self._members = members
-        self._rng = rng
 
     def tick(self, now: float) -> None:
         """End the checks that no node can make, and the quarantines whose time is over."""
         for check in self.checks.expire(now):
             self._transitions.node(check.author).reputation.disputed += 1
+        self._convict_all(self.verifier.tick(now), now)
         for node in self._transitions.nodes.values():
             penalty = node.reputation.penalty
             if penalty is not None and penalty.until is not None and penalty.until <= now:
@@ -78,10 +81,21 @@ class Quarantine:
 
     # ------------------------------------------------------------ checking
 
-    def pick(self, node: bytes, group: Group, rollout: Rollout, now: float) -> None:
-        """Begin a check of an accepted `rollout` of `node` with probability `Settings.check_share`."""
-        if self._rng.random() < self._settings.check_share:
-            self.checks.begin(node, group.id, group.prompt, group.sampling, rollout, now)
+    def pick(
+        self, node: bytes, group: Group, sampling: SamplingParams, rollout: Rollout, sealed: bytes, now: float
+    ) -> None:
+        """Draw whether an accepted `rollout` of `node`, leased with `sampling` and signed as `sealed`, is checked."""
+        judged = self.verifier.pick(node, group, sampling, rollout, sealed, now)
+        if not judged and self.verifier.draws(sealed):
+            self.checks.begin(node, group.id, group.prompt, sampling, rollout, now)
+
+    def due_judgements(self, now: float) -> list[tuple[bytes, OpenJudgement]]:
+        """Which nodes are to be asked for which judgements now."""
+        return self.verifier.due(now)
+
+    def hear_judgement(self, node: bytes, answer: JudgeAnswer, now: float) -> None:
+        """What `node` computed for a judgement."""
+        self._convict_all(self.verifier.answer(node, answer, now), now)
 
     def next_check(self, node: bytes, now: float) -> OpenCheck | None:
         """A check that `node` should make now, if any."""
@@ -106,10 +120,9 @@ class Quarantine:
         ruling = self.checks.answer(node, check, version, logprobs)
         if ruling is None:
             return
-        if ruling.liar is None or ruling.liar != ruling.check.author:
+        if ruling.check.author not in ruling.liars:
             self._transitions.node(ruling.check.author).reputation.checked += 1
-        if ruling.liar is not None:
-            self._convict(ruling.liar, ruling.why, now)
+        self._convict_all([Liar(liar, ruling.why) for liar in ruling.liars], now)
 
     def accuse(self, group: bytes, sample: int, why: str, now: float) -> bool:
         """The trainer computed other log-probabilities for a sample that it was handed; that needs no confirmation.
@@ -123,6 +136,11 @@ class Quarantine:
         found.handed_over = False
         self._convict(done.node, why, now)
         return True
+
+    def _convict_all(self, liars: Iterable[Liar], now: float) -> None:
+        for liar in liars:
+            self._convict(liar.node, liar.why, now)
+            self.verifier.convicted(liar.node)
 
     def _convict(self, node: bytes, why: str, now: float) -> None:
         """`node` was proven to lie: discard its rollouts that were not handed over, and quarantine it until a person
@@ -143,9 +161,15 @@ class Quarantine:
         found.reputation.penalty = Penalty(why, None if seconds is None else now + seconds)
         found.capacity = 0
         self._transitions.facts.append(Quarantined(node, why, seconds, found.reputation.times))
-        self.checks.refuse(node)
+        self.lose(node)
         for lease in sorted(found.leases):
             self._transitions.requeue(self._transitions.table.leases[lease], Reason.QUARANTINED, now)
+
+    def lose(self, node: bytes) -> None:
+        """`node` is gone or in quarantine: others are asked in its place."""
+        self.checks.refuse(node)
+        self.verifier.judgements.refuse(node)
+        self.verifier.nodes_changed()
 
     def release(self, node: bytes, why: str) -> bool:
         """`node` may work again. False: it was not in quarantine."""
@@ -154,6 +178,8 @@ class Quarantine:
             return False
         found.reputation.penalty = None
         found.reputation.clear()
+        self.verifier.clear(node)
+        self.verifier.nodes_changed()
         self._transitions.facts.append(Released(node, why))
         return True
 

@@ -70,7 +70,10 @@ def work(status: SeedStatus, width: int, rates: Sequence[float]) -> list[Text]:
         f"waiting: {count(ledger.groups_open)} request groups; {count(ledger.samples_leased)} samples at nodes, "
         f"{count(ledger.samples_free)} at none"
     )
-    checks = Text(f"checks: {ledger.checks.confirmed} of {ledger.checks.begun} confirmed, {ledger.checks.open} open")
+    checks = Text(
+        f"checks: {ledger.checks.confirmed} of {ledger.checks.begun} confirmed, {ledger.checks.judged} judged, "
+        f"{ledger.checks.open + ledger.checks.judging} open"
+    )
     lines = [first, samples, _split([node.seconds for node in status.nodes], width), queue, checks]
     return [fit(line, width) for line in lines if line.plain.strip()]
 

@@ -52,6 +52,10 @@ SAMPLES: Final[dict[type, WorkMessage]] = {
     work.Cannot: work.Cannot(1, 1, "no"),
     work.Ask: work.Ask(1, _PROMPT, _PROMPT, SHAPED, 0, 3, 0, 3),
     work.WorkAnswer: work.WorkAnswer(1, 0, 3, work.pack_floats((-0.5,) * 3)),
+    work.JudgeRequest: work.JudgeRequest(1, _PROMPT, _PROMPT, SHAPED, 7, 0, 3, 0, 3, False, True),
+    work.JudgeAnswer: work.JudgeAnswer(
+        1, 0, 3, work.pack_floats((-0.5,) * 3), work.pack_floats((-0.4,) * 3), work.pack_floats((0.0,) * 3)
+    ),
     work.AskAbilities: work.AskAbilities(),
     work.Abilities: work.Abilities(("options",), "transformers"),
     work.Timesheet: work.Timesheet(1.0, 1.0, 1.0, 1.0, (Commits(0, 3, 1.0, 1.0, 1.0, 1.0),)),
@@ -64,10 +68,14 @@ _FLOATS: Final = tuple(
 )  # fmt: skip
 
 
+_PACKED: Final = (".logprobs", ".scores", ".previous", ".margins")
+"""Fields of packed floats."""
+
+
 def _more(kind: Kind) -> Kind:
     """Add mutations of the numbers inside packed log-probabilities, which are only bytes to the type."""
     fields = tuple(
-        msgspec_field_with(field, _FLOATS) if field.name.endswith(".logprobs") else field for field in kind.fields
+        msgspec_field_with(field, _FLOATS) if field.name.endswith(_PACKED) else field for field in kind.fields
     )
     return Kind(kind.name, fields, kind.make, kind.enclose, kind.encode, kind.by_authority)
 

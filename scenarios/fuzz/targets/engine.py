@@ -1,6 +1,6 @@
 """The engine's socket at the node: `EngineHost` with an engine that sends anything.
 
-Meanwhile the node requests completions, scores, proofs and commits.
+Meanwhile the node requests completions, scores, proofs, commits and judgements.
 """
 
 import random
@@ -15,6 +15,7 @@ import trio.testing
 from codec.errors import PeerError, SwarmError
 from node.engines.base import Prompt
 from node.engines.host import EngineHost, EngineSpec, ReplicaRef
+from node.engines.judgement import Claim
 from node.engines.messages import FromEngine
 from node.ipc.channel import ChannelClosed
 from node.ledger.messages import pack_floats, pack_tokens
@@ -28,7 +29,9 @@ from scenarios.fuzz.target import FOREVER, Target, World
 __all__ = ["EngineTarget"]
 
 _ROOT: Final = bytes(32)
-_REQUEST_NUMBERS: Final = {"Completions": 2, "Progress": 2, "Scores": 3, "Done": 5, "Proof": 6, "Failed": 2, "Ready": 0}
+_REQUEST_NUMBERS: Final = {
+    "Completions": 2, "Progress": 2, "Scores": 3, "Done": 5, "Proof": 6, "Judged": 7, "Failed": 2, "Ready": 0,
+}  # fmt: skip
 """By message, the number of the request that it answers. 1 is the attachment; `_World._ask` sends the others in this
 order."""
 
@@ -89,6 +92,7 @@ class _World(World):
             ("stage", lambda: host.stage(0, (0, 4))),
             ("commit", lambda: host.commit((0, 4), _ROOT)),
             ("prove", host.prove),
+            ("judge", lambda: host.judge(Claim((1, 2), (3,), SAMPLING, 7, previous=True))),
         ]
         async with trio.open_nursery() as nursery:
             for name, call in calls:

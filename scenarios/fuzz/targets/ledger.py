@@ -1,7 +1,7 @@
 """The ledger service among honest nodes and hostile ones, with a real book (in memory).
 
 A rollout may count only from the node that holds the lease of its sample. No honest node may be quarantined, or refused
-for a reason that only a dishonest node gives.
+for a reason that only a dishonest node gives. All are of one class and judge each other by replays.
 """
 
 import random
@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final
 from msgspec.structs import replace
 
 from codec.sign import Key
+from node.engines.base import ABILITIES
 from node.ledger import messages as work
 from node.ledger.binding import Binding
 from node.ledger.book import Book
@@ -27,8 +28,11 @@ from scenarios.fuzz.target import Broken, Target, World
 
 __all__ = ["LedgerTarget"]
 
-HONEST: Final = 2
+HONEST: Final = 4
 HOSTILE: Final = 3
+"""Half of those that check an honest node."""
+CAN: Final = (*sorted(ABILITIES), "class:engine/1/cpu/float32/eager/tp1")
+"""All engines are of one class and replay."""
 STEP_S: Final = 0.02
 WRITE_EVERY: Final = 8
 """Cases between two turns of the writing task, which handles all messages received meanwhile."""
@@ -49,7 +53,7 @@ class _World(World):
         self.now, self.cases, self.version, self.groups_done = 100.0, 0, 3, 0
         self.rng = random.Random(rng.random())
         self.book = Book(Path(":memory:"))
-        ledger = self.book.restore(Settings(), Head(0, 0, root_of(0, 0)), self.now, random.Random(rng.random()))
+        ledger = self.book.restore(Settings(), Head(0, 0, root_of(0, 0)), self.now, rng.randbytes(32))
         self.ledger: Ledger = ledger
         self.service = LedgerService(ledger, self.book, _unsent, is_member=lambda node: True, clock=lambda: self.now)
         for version in range(1, 4):
@@ -66,6 +70,7 @@ class _World(World):
         self.offered = 0
         for node in names:
             self.service.member_up(node)
+            self.service.hear(node, work.encode(work.Abilities(CAN, "engine")))
             self._ask(node)
         self._write()
 
@@ -103,6 +108,12 @@ class _World(World):
             case work.WorkLease(lease=lease):
                 self.given[lease] = node, message
                 self.todo.append((node, message))
+            case work.JudgeRequest() if node in self.honest:
+                scores = work.pack_floats((-0.5,) * (message.end - message.start))
+                margins = bytes(len(scores)) if message.sampling.extra.portable else b""
+                previous = scores if message.previous else b""
+                answer = work.JudgeAnswer(message.check, message.epoch, message.version, scores, previous, margins)
+                self.service.hear(node, work.encode(answer))
             case work.Verdict(refused=refused) if node in self.honest and refused not in _NO_SHAME:
                 raise Broken(f"the rollout of an honest node was refused: {refused}")
             case work.Unfit(reason=reason) if node in self.honest and reason is not Reason.TOO_OLD:
@@ -176,6 +187,9 @@ class _World(World):
             case work.WorkAnswer():
                 check = next(iter(self.ledger.quarantine.checks.open), 1)
                 return replace(sample, check=check, version=self.version)
+            case work.JudgeAnswer():
+                check = next(iter(self.ledger.quarantine.verifier.judgements.open), 1)
+                return replace(sample, check=check, version=self.version)
             case work.SignedRollout():
                 return work.SignedRollout(work.seal_rollout(self.me, self.signed()[1]))
         return sample
@@ -201,6 +215,8 @@ class _World(World):
                 raise Broken("an honest node is in quarantine")
         if self.cases > 2000 and self.groups_done == 0:
             raise Broken("no group was ever done")
+        if self.cases > 2000 and not self.ledger.quarantine.verifier.counts:
+            raise Broken("no sample was ever replayed")
         for group in self.ledger.groups.values():
             if sorted([*group.free, *group.leased, *group.done]) != list(range(group.n)):
                 raise Broken("a sample has no state, or two")

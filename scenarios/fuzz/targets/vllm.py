@@ -42,6 +42,12 @@ class _Any:
     DELTA = FINAL_ONLY = None
 
 
+class _Platform:
+    @staticmethod
+    def is_cpu() -> bool:
+        return True
+
+
 def _loaded() -> tuple[Any, Any]:
     """Import the plugin's channel and front modules with stubs of the modules of vLLM."""
     stubs = {
@@ -49,10 +55,17 @@ def _loaded() -> tuple[Any, Any]:
         "vllm.distributed": _stub("vllm.distributed"),
         "vllm.distributed.weight_transfer": _stub("vllm.distributed.weight_transfer"),
         "vllm.distributed.weight_transfer.base": _stub("b", WeightTransferInitRequest=_Any),
+        "vllm.platforms": _stub("vllm.platforms", current_platform=_Platform),
         "vllm.sampling_params": _stub("vllm.sampling_params", RequestOutputKind=_Any, SamplingParams=_Any),
         "swarm_vllm.scores": _stub(
-            "swarm_vllm.scores", scoring=lambda message: message, read=lambda logprobs, ids: ids
+            "swarm_vllm.scores",
+            scoring=lambda message, **more: message,
+            read=lambda logprobs, ids: (-1.0,) * len(ids),
+            read_margins=lambda logprobs, ids: (0.0,) * len(ids),
         ),
+        "swarm_vllm.draws": _stub("swarm_vllm.draws", NOISE="swarm_noise"),
+        "swarm_vllm.replays": _stub("swarm_vllm.replays", REPLAY="swarm_replay", margin_of=lambda rank: 0.0),
+        "swarm_vllm.rewind": _stub("swarm_vllm.rewind", LABEL="-1", PREVIOUS="swarm_previous"),
     }
     before = {name: sys.modules.get(name) for name in stubs}
     sys.modules.update(stubs)

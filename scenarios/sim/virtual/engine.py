@@ -13,7 +13,8 @@ from typing import Final
 import trio
 
 from node.engines.base import BASE_VERSION, Completion, Prompt, SamplingParams, Span, Version
-from node.engines.host import Commitment, Counts
+from node.engines.host import Commitment, Counts, EngineFailed
+from node.engines.judgement import Claim, Judgement
 
 __all__ = ["ModelledEngine", "empty_patch"]
 
@@ -148,6 +149,10 @@ class ModelledEngine:
     ) -> tuple[tuple[float, ...], Version]:
         """Never called: `scores` is False."""
         return (), self.version
+
+    async def judge(self, claim: Claim) -> Judgement:
+        """Refused: the engine does not name the ability `JUDGES`."""
+        raise EngineFailed("this engine cannot judge", poisoned=False)
 
     async def stage(self, patch_fd: int, version: Version) -> float:
         await trio.sleep(self.stage_s)

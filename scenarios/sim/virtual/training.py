@@ -258,9 +258,7 @@ class _Training:
     async def run_for(self, steps: int) -> None:
         """Run this many steps."""
         world = self.world
-        ledger = Ledger(
-            Settings(max_lag=self.max_lag, check_share=0.0), Head(0, 0, root_of(VersionId(0, 0))), random.Random(0)
-        )
+        ledger = Ledger(Settings(max_lag=self.max_lag, check_share=0.0), Head(0, 0, root_of(VersionId(0, 0))))
         with contextlib.closing(_Record()) as self.book:
             self.service = LedgerService(ledger, self.book, self._send, off_loop=_durable)
             for node in self.nodes:

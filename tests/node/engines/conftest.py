@@ -17,6 +17,7 @@ TORCH_TESTS = [
     "test_engine_contract.py",
     "test_live.py",
     "test_options.py",
+    "test_replaying.py",
     "test_sampling.py",
     "test_transformers.py",
 ]

@@ -150,7 +150,10 @@ class EngineContract:
                 left = left[len(placed) :]
 
     def test_it_declares_what_it_can_do(self, subject: Subject) -> None:
-        assert subject.engine.abilities <= ABILITIES
+        named = {name for name in subject.engine.abilities if name.startswith("class:")}
+        assert subject.engine.abilities - named <= ABILITIES
+        assert len(named) < 2
+        assert all(len(name) <= 64 for name in named)
         assert isinstance(subject.engine.kind, str)
 
     def test_the_process_drives_it_by_its_style(self, subject: Subject) -> None:

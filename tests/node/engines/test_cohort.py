@@ -114,7 +114,8 @@ def test_a_cache_that_a_model_does_not_use_is_detected() -> None:
     import torch
     from transformers import MambaConfig, MambaForCausalLM
 
-    from node.engines.cohort import Cohort, can_cache
+    from node.engines.cohort import Cohort
+    from node.engines.rows import can_cache
 
     class Forgetful(MambaForCausalLM):
         def forward(self, input_ids=None, past_key_values=None, use_cache=None, logits_to_keep=0, **_):

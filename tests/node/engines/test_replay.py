@@ -27,24 +27,28 @@ def sampling(portable: bool) -> SamplingParams:
     return SamplingParams(max_tokens=8, seed=3, options=SamplingOptions(portable=True) if portable else msgspec.UNSET)
 
 
-def drawn_across_a_commit(folder: Path, wanted: SamplingParams) -> tuple[dict[tuple[int, int], Weights], Completion]:
+def drawn_across_a_commit(
+    folder: Path, wanted: SamplingParams, beside: int = 0
+) -> tuple[dict[tuple[int, int], Weights], Completion]:
+    """`beside`: other prompts in the same batch."""
     bits = checkpoint(folder)
     patch, new = changed(bits)
     engine = engine_on(folder)
-    engine.begin(0, [PROMPT], wanted)
+    others = [Prompt((4, 5, i), 20 + i) for i in range(beside)]
+    engine.begin(0, [PROMPT, *others], wanted)
     done: list[tuple[int, list[Completion]]] = []
     while not done:
-        if engine.counts()[0] == [3]:
+        if engine.counts()[0][0] == 3:
             engine.stage(iter(patch))
             engine.commit((0, 1), NEXT)
         done = engine.step()
     return {(0, 0): Weights(bits, ROOT), (0, 1): Weights(new, NEXT)}, done[0][1][0]
 
 
-@pytest.mark.parametrize("portable", [False, True])
-def test_the_same_bits_across_a_commit(untied_folder: Path, portable: bool) -> None:
+@pytest.mark.parametrize(("portable", "beside"), [(False, 0), (True, 0), (False, 1), (True, 8)])
+def test_the_same_bits_across_a_commit_in_any_batch(untied_folder: Path, portable: bool, beside: int) -> None:
     wanted = sampling(portable)
-    weights, sample = drawn_across_a_commit(untied_folder, wanted)
+    weights, sample = drawn_across_a_commit(untied_folder, wanted, beside)
     assert [span.start for span in sample.spans] == [0, 3]
     layout = layout_of(checkpoint(untied_folder))
     engine = TransformersEngine(threads=1, device="cpu")

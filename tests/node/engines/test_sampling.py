@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from node.engines.base import OPTIONS, PORTABLE_DRAWS, Prompt, SamplingOptions, SamplingParams, needs, scoring_needs
-from node.engines.sampling import draw, draw_portable, portable_noise, scores, uniforms
+from node.engines.sampling import draw, draw_portable, scores, uniforms
+from node.engines.vllm.plugin.swarm_vllm import noise as torch_noise
 from node.verification import draws
+from node.verification.noise import gumbel
 
 
 def test_random_numbers_depend_on_seed_and_stream_only():
@@ -98,12 +100,12 @@ def test_portable_draws_are_those_of_the_definition(temperature: float, top_k: i
     logits = torch.randn(40, 33, generator=torch.Generator().manual_seed(1)) * 2
     options = SamplingOptions(top_k=top_k, portable=True)
     sampling = SamplingParams(1, temperature, top_p, seed=5, options=options)
-    noise = portable_noise(5, range(40), 7, 33)
-    token, logprob = draw_portable(logits, noise, sampling)
+    token, logprob = draw_portable(logits, sampling, [(5, stream, 7) for stream in range(40)])
     wanted = draws.kept_logprobs(logits.numpy(), temperature, top_k=top_k, top_p=top_p)
-    assert token.tolist() == draws.draw(wanted, noise.numpy()).tolist()
+    noise = np.stack([gumbel(5, stream, 7, 33) for stream in range(40)])
+    assert token.tolist() == draws.draw(wanted, noise).tolist()
     assert torch.isfinite(logprob).all()
-    alone, _ = draw_portable(logits[3:4], portable_noise(5, [3], 7, 33), sampling)
+    alone, _ = draw_portable(logits[3:4], sampling, [(5, 3, 7)])
     assert int(alone) == int(token[3])
 
 
@@ -113,3 +115,28 @@ def test_only_engines_that_can_get_work_with_portable_draws():
     assert not scoring_needs(portable)
     assert not portable.extra.reshapes
     assert msgspec.msgpack.encode(SamplingOptions()) == b"\x80"  # what older releases sign is unchanged
+
+
+def test_noise_in_torch_has_the_bits_of_the_definition():
+    rows = [(7, 9, 3), (2**64 - 1, 2**64 - 1, 2**32 - 1), (0, 0, 0), (5, 2**63, 17)]
+    wanted = np.stack([gumbel(*row, 1003) for row in rows])
+    places = torch_noise.places(rows)
+    exact = torch_noise.exact_noise(places, torch.arange(1003).expand(4, -1))
+    np.testing.assert_array_equal(exact.numpy().view(np.int64), wanted.view(np.int64))
+    some = [1002, 7, 0, 5]
+    found = torch_noise.exact_noise(places, torch.tensor(some)[:, None])
+    np.testing.assert_array_equal(found.numpy()[:, 0], wanted[range(4), some])
+    np.testing.assert_allclose(torch_noise.noise(places, 1003).numpy(), wanted, rtol=0, atol=1e-13)
+    assert torch_noise.places([]).shape == (0, 5)
+
+
+def test_nearly_tied_tokens_are_compared_by_exact_noise(monkeypatch: pytest.MonkeyPatch):
+    logprobs = torch.log_softmax(torch.randn(30, 50, generator=torch.Generator().manual_seed(2)), -1)
+    rows = torch_noise.places((1, 2, at) for at in range(30))
+    noise = np.stack([gumbel(1, 2, at, 50) for at in range(30)])
+    wanted = draws.draw(logprobs.double().numpy(), noise).tolist()
+    assert torch_noise.draw(logprobs, rows).tolist() == wanted
+    monkeypatch.setattr(torch_noise, "_TIE", 6.0)  # now most rows have several tokens that are near the best
+    assert torch_noise.draw(logprobs, rows).tolist() == wanted
+    monkeypatch.setattr(torch_noise, "exact_noise", lambda rows, tokens: torch.zeros(tokens.shape, dtype=torch.float64))
+    assert torch_noise.draw(torch.zeros(1, 50), rows[:1]).tolist() == [int(np.argmax(noise[0] > noise[0].max() - 6.0))]

@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from codec.sign import Key
-from node.engines.base import ABILITIES, Completion, Span
+from node.engines.base import ABILITIES, JUDGES, Completion, Span
 from node.engines.host import Commitment, EngineFailed
 from node.engines.texts import StopText
 from node.gateway import Gateway
@@ -58,7 +58,7 @@ class EchoEngine:
         self.seconds = seconds
         self.version, self.root = (0, 0), ROOT
         self.ready, self.preemptible, self.continuous_batching, self.scores = True, True, False, False
-        self.abilities, self.kind = ABILITIES, "echo"
+        self.abilities, self.kind = ABILITIES - {JUDGES}, "echo"
         self.drawn: list[tuple[int, ...]] = []
         self.tokens = 0
         self._tokenizer = Tokenizer.from_str(base_files()["tokenizer.json"].decode())
@@ -87,6 +87,9 @@ class EchoEngine:
         return completions, self.seconds
 
     async def score(self, prompt, token_ids, sampling):
+        raise AssertionError
+
+    async def judge(self, claim):
         raise AssertionError
 
     async def stage(self, patch_fd, version):

@@ -3,7 +3,6 @@ messages cost them their session."""
 
 import contextlib
 import dataclasses
-import random
 import struct
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,18 @@ from ledger_kit import ALICE, BOB, KEY_OF, KEYS, PROMPT, SAMPLING, group_id, hea
 
 from codec.errors import PeerError
 from codec.sign import Key
-from node.engines.base import SamplingParams
+from node.engines.base import OPTIONS, PORTABLE_DRAWS, SamplingParams
 from node.ledger import messages
 from node.ledger.assignment.fair_share import fill_rooms
 from node.ledger.messages import (
     MAX_CAPACITY,
     ROLLOUT_DOMAIN,
+    Abilities,
+    Ask,
     Cannot,
     Commits,
     GiveBack,
+    JudgeRequest,
     Reason,
     Renew,
     Rollout,
@@ -58,7 +60,7 @@ class LedgerBench:
 
     def __init__(self, groups: int = 8, n: int = 2, sampling: SamplingParams = SAMPLING, **chosen: Any) -> None:
         self.now = 100.0
-        self.ledger = Ledger(Settings(**chosen), head(0), random.Random(1))
+        self.ledger = Ledger(Settings(**chosen), head(0), bytes([1]) * 32)
         for version in range(1, 4):
             self.ledger.advance(head(version), 10.0 * version)
         for i in range(groups):
@@ -430,3 +432,13 @@ def test_the_worst_message_costs_little(tmp_path: Path):
     bench.hear(ALICE, request(capacity=MAX_CAPACITY))
     assert 0 < looked <= 2 * 256
     assert [message for message in bench.hear(BOB, request()) if isinstance(message, WorkLease)]
+
+
+@pytest.mark.parametrize("names", [(), (OPTIONS, PORTABLE_DRAWS)])
+def test_nodes_that_cannot_judge_get_the_messages_of_today(names):
+    bench = LedgerBench(check_share=1.0)
+    bench.hear(ALICE, request())
+    bench.hear(ALICE, Abilities(names, "old"))
+    sent = bench.hear(ALICE, request())
+    assert not any(isinstance(message, JudgeRequest) for message in sent)
+    assert all(message.sampling.options is msgspec.UNSET for message in sent if isinstance(message, WorkLease | Ask))

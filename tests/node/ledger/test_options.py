@@ -19,9 +19,8 @@ from node.ledger.messages import (
     stream_of,
     work_hash,
 )
-from node.ledger.settings import Settings
 from node.ledger.state import Group
-from node.ledger.trust.acceptance import fingerprint, judge
+from node.ledger.trust.acceptance import judge
 
 
 class OldParams(msgspec.Struct, frozen=True):
@@ -68,10 +67,12 @@ def test_work_with_options_goes_only_to_nodes_that_know_them():
     assert ledger.nodes[BOB].abilities is None, "it may return with another release"
 
 
-def rollout(sampling: SamplingParams, tokens: tuple[int, ...], finish: str, lease: int = 1) -> Rollout:
-    work = work_hash(group_id(0), 0, PROMPT, sampling)
+def rollout(
+    sampling: SamplingParams, tokens: tuple[int, ...], finish: str, lease: int = 1, group: int = 0, sample: int = 0
+) -> Rollout:
+    work = work_hash(group_id(group), sample, PROMPT, sampling)
     spans = (VersionSpan(0, 3, root(0, 3), len(tokens)),)
-    return Rollout(lease, lease, 0, work, pack_tokens(tokens), pack_floats((-20.0,) * len(tokens)), finish, spans)  # type: ignore[arg-type]
+    return Rollout(lease, lease, sample, work, pack_tokens(tokens), pack_floats((-20.0,) * len(tokens)), finish, spans)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -92,16 +93,32 @@ def test_results_that_violate_their_options_are_malformed(options, tokens, finis
     ledger = ledger_at()
     group = Group(group_id(0), "s", 0, PROMPT, 1, sampling)
     wanted = None if counts else Reason.MALFORMED
-    assert judge(rollout(sampling, tokens, finish), group, ledger.head, ledger.roots) is wanted
+    assert judge(rollout(sampling, tokens, finish), group, ledger.head, ledger.roots, (sampling,)) is wanted
 
 
-def test_equal_samples_with_a_seed_are_no_copies():
-    for options, known in (({"top_k": 5}, True), ({"seeded": True}, False)):
-        sampling = with_options(**options)
-        group = Group(group_id(0), "s", 0, PROMPT, 1, sampling)
-        assert (fingerprint(rollout(sampling, (5, 6), "stop"), group, Settings()) is not None) is known
-        streams = {stream_of(group_id(i), 1, sampling) for i in range(3)}
-        assert (len(streams) == 1) is not known
+@pytest.mark.parametrize(
+    ("options", "first", "second", "copied"),
+    [
+        ({"top_k": 5}, (0, 0), (1, 0), True),
+        ({"seeded": True}, (0, 0), (1, 0), False),  # the same random stream in every group
+        ({"seeded": True}, (0, 0), (1, 1), True),
+    ],
+)
+def test_equal_samples_are_copies_unless_their_random_stream_is_the_same(options, first, second, copied):
+    sampling = with_options(**options)
+    ledger = ledger_at(groups=0, copy_surprise=0.5, check_share=0.0)
+    for i in range(2):
+        ledger.offer(group_id(i), "s", PROMPT, 2, sampling)
+    ledger.nodes[ALICE].abilities = frozenset({OPTIONS})
+    leases = {lease.group: lease for lease in ledger.request_work(ALICE, ask(4), 0.0)}  # type: ignore[union-attr]
+    streams, verdicts = set(), []
+    for group, sample in (first, second):
+        lease = leases[group_id(group)]
+        made = rollout(sampling, (5, 6, 7, 8), "length", lease.id, group, sample)
+        streams.add(stream_of(group_id(group), sample, sampling))
+        verdicts.append(ledger.submit(ALICE, made, seal_rollout(KEY_OF[ALICE], made), 1.0))
+    assert verdicts == [None, Reason.COPIED if copied else None]
+    assert (len(streams) == 2) is copied
 
 
 def test_checks_of_samples_with_options_go_only_to_nodes_that_can_score_them():

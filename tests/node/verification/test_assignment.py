@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from node.verification.assignment import (
     FIRST,
+    PANEL,
     check_share,
     checkers,
     commitment,
@@ -17,6 +18,8 @@ from node.verification.assignment import (
     most_checked,
     nonce_of,
     opens,
+    panel,
+    wants_more,
 )
 from node.verification.classes import ArithmeticClass
 
@@ -76,6 +79,60 @@ def test_more_evidence_never_means_fewer_checks(samples, evidence, more):
 def test_the_bound_on_colluders():
     assert framed(0, 10, 3) == 0.0
     assert framed(1, 10, 3) == 0.0
-    assert framed(2, 10, 3) == pytest.approx(8 / 120)
+    assert framed(2, 10, 3) == framed(2, 10, 5) == 0.0, "two colluders never suffice"
+    assert framed(3, 10, 3) == pytest.approx(1 / 120)
+    assert framed(3, 10, 5) == pytest.approx(21 / 252)
     assert framed(10, 10, 3) == 1.0
     assert framed(5, 10, 5) == pytest.approx(sum(math.comb(5, k) * math.comb(5, 5 - k) for k in (3, 4, 5)) / 252)
+
+
+def test_a_panel_is_of_the_authors_class_where_that_has_three_others():
+    author = bytes([0]) * 32
+    chosen = panel(SECRET, author, NODES)
+    assert len(chosen) == 4
+    assert all(NODES[node] == GPU for node in chosen)
+    few = {node: kind for node, kind in NODES.items() if kind == CPU or node in (author, bytes([2]) * 32)}
+    assert len(panel(SECRET, author, few)) == 6, "its class has only one other, so all are asked"
+    assert author not in panel(SECRET, author, few)
+    assert not {bytes([2]) * 32, bytes([4]) * 32} & set(
+        panel(SECRET, author, NODES, [bytes([2]) * 32, bytes([4]) * 32])
+    )
+
+
+@given(st.integers(0, 99))
+def test_a_panel_stays_when_other_nodes_come_and_go(gone):
+    nodes = {bytes([i]) * 32: CPU for i in range(100)}
+    author = bytes([7]) * 32
+    before = panel(SECRET, author, nodes)
+    assert len(before) == PANEL
+    after = panel(
+        SECRET, author, {node: kind for node, kind in nodes.items() if node != bytes([gone]) * 32 or gone == 7}
+    )
+    assert len(set(before) - set(after)) == (bytes([gone]) * 32 in before)
+    assert panel(bytes(32), author, nodes) != before, "without the secret nobody knows it"
+
+
+def test_one_check_in_sixteen_compares_the_checkers_and_one_in_four_at_first():
+    nonce = nonce_of(SECRET, 2)
+    assert sum(wants_more(nonce, b"%d" % i, 1000) for i in range(16_000)) == pytest.approx(1000, abs=150)
+    assert sum(wants_more(nonce, b"%d" % i, 10) for i in range(16_000)) == pytest.approx(4000, abs=300)
+
+
+def test_the_cost_is_two_percent_of_an_established_nodes_samples_with_all_opinions():
+    """One opinion for each check, three for one in sixteen: 1.125 opinions a check."""
+    opinions = most_checked(50_000) * (1 + 2 / 16)
+    assert opinions <= 0.02 * 50_000
+
+
+@pytest.mark.parametrize(
+    ("abilities", "kind", "wanted"),
+    [
+        ({"options", "class:" + CPU.name}, "transformers/x/cpu", CPU),
+        ({"class:" + GPU.name}, "", GPU),
+        ({"options"}, "vllm/0.32.0/gpu", ArithmeticClass("vllm", "0.32.0", "gpu", "", "")),
+        (set(), "", ArithmeticClass("", "", "", "", "")),
+        ({"class:a/b/c/d/e/f/tp99999"}, "", ArithmeticClass("a", "b", "c", "d", "e/f/tp99999")),
+    ],
+)
+def test_a_class_is_read_from_what_a_node_names(abilities, kind, wanted):
+    assert ArithmeticClass.named(abilities, kind) == wanted

@@ -145,3 +145,59 @@ def test_scores_that_vllm_computed_itself_are_refused(scores):
     for wrong in ([None, at(1)], [None, {8: Space(logprob=-1.0, rank=0)}], [None], None, []):
         with pytest.raises(ValueError, match="vLLM"):
             scores.read(wrong, (7,))
+
+
+def test_ranks_tell_margins(scores):
+    """What a worker puts into ranks is what the front reads; a rank of vLLM's own, or none, is refused."""
+    from node.engines.vllm.plugin.swarm_vllm.margins import MOST_MARGIN
+    from node.verification import draws
+
+    assert MOST_MARGIN == draws.MOST_MARGIN
+    by = scores._By(1.0, 1.0, 1.0, noise=(1, 2))
+    ids = torch.tensor([5, 6, 7, 8])
+    told = torch.tensor([0.0, 0.123456789, MOST_MARGIN])
+    packed = scores._as_prompt_logprobs(ids, torch.stack([torch.full((3,), -1.0), told]), by)
+    prompt = [
+        None,
+        *({int(i): Space(logprob=-1.0, rank=int(rank))} for i, rank in zip(ids[1:], packed.ranks, strict=True)),
+    ]
+    assert scores.read_margins(prompt, (6, 7, 8)) == pytest.approx(told.tolist(), abs=1e-6)
+    assert scores.read_margins(prompt, (8,)) == (MOST_MARGIN,)
+    assert scores.read(prompt, (6, 7, 8)) == (-1.0,) * 3
+    with pytest.raises(ValueError, match="judge"):
+        scores.read_margins([{8: Space(logprob=-1.0, rank=0)}], (8,))
+
+
+@pytest.mark.parametrize("how", [{}, {"top_p": 0.7}, {"options": {"top_k": 3}}, {"temperature": 0.0}])
+def test_a_workers_margins_are_those_of_the_transformers_engine(scores, how):
+    import msgspec
+
+    from node.engines.base import SamplingOptions, SamplingParams
+    from node.engines.sampling import margins
+
+    chance = torch.Generator().manual_seed(3)
+    logits, claimed = torch.randn(20, VOCABULARY, generator=chance) * 2, torch.randint(0, VOCABULARY, (20,))
+    options = how.get("options", {})
+    fields = {name: value for name, value in how.items() if name != "options"}
+    sampling = SamplingParams(20, seed=9, options=SamplingOptions(portable=True, **options), **fields)
+    by = scores._By(
+        sampling.temperature, sampling.top_p, sampling.widest_top_p,
+        msgspec.convert(options, scores.Options), (), 4, sampling.tightest_top_p, (9, 6),
+    )  # fmt: skip
+    found = scores._margins(logits, claimed, 3, by)
+    torch.testing.assert_close(found, margins(logits, claimed, sampling, 6), atol=1e-6, rtol=0)
+
+
+def test_a_request_that_asks_wrongly_is_not_ours(scores):
+    for extra in (
+        None,
+        {},
+        {"swarm_score": "x"},
+        {"swarm_score": [1.0, 2.0]},
+        {"swarm_score": [1, 1, 1, {"top_k": "x"}, [], 0]},
+    ):
+        assert scores._asked(Space(extra_args=extra)) is None
+    good = [1.0, 1.0, 1.0, {}, [], 3]
+    assert scores._asked(Space(extra_args={"swarm_score": good})).prompt == 3
+    assert scores._asked(Space(extra_args={"swarm_score": good, "swarm_margins": [0.9, "x", 1]})) is None
+    assert scores._asked(Space(extra_args={"swarm_score": good, "swarm_margins": [0.9, 5, 1]})).noise == (5, 1)

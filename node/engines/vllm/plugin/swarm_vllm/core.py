@@ -16,9 +16,10 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request, RequestStatus
 
+from . import replays
 from .rank import check_on, commit_on, load_on
 
-__all__ = ["install"]
+__all__ = ["add_request", "finish_batches", "install", "stop", "together"]
 
 _original_add = EngineCore.add_request
 
@@ -26,7 +27,7 @@ _original_add = EngineCore.add_request
 def install() -> None:
     """Add the calls to `EngineCore`. A second call does nothing."""
     if EngineCore.add_request is _original_add:
-        EngineCore.add_request = _add_request
+        EngineCore.add_request = add_request
         EngineCore.swarm_commit = _commit  # type: ignore[attr-defined]
         EngineCore.swarm_load = _load  # type: ignore[attr-defined]
         EngineCore.swarm_check = _check  # type: ignore[attr-defined]
@@ -37,7 +38,9 @@ def install() -> None:
 # ---------------------------------------------------------------- the prefix cache
 
 
-def _add_request(core: Any, request: Request, request_wave: int = 0) -> None:
+def add_request(core: Any, request: Request, request_wave: int = 0) -> None:
+    """Add a request to the scheduler."""
+    replays.begin(core, request)
     _salt(core, request)
     _original_add(core, request, request_wave)
 
@@ -60,6 +63,7 @@ def _salt(core: Any, request: Request) -> None:
 
 def _set_version(core: Any, version: str) -> None:
     """The weights are `version` now: later tokens get this name, and requests without any computation this salt."""
+    replays.abort_begun(core)
     core._weight_version = core._swarm_version = version
     for request in core.scheduler.requests.values():
         if request.status != RequestStatus.RUNNING and request.num_computed_tokens == 0:
@@ -94,12 +98,12 @@ def _commit_drained(core: Any, version: str, dense: list) -> dict[str, Any]:
 
 
 def _commit_now(core: Any, version: str, policy: str, dense: list) -> dict[str, Any]:
-    _finish_batches(core)
+    finish_batches(core)
     started = time.perf_counter()
-    result = _together(core, commit_on, version, tuple(dense))
+    result = together(core, commit_on, version, tuple(dense))
     if result["error"]:
         if result["touched"]:
-            _stop(core)
+            stop(core)
         return result
     if policy == "recompute":
         core.scheduler.reset_prefix_cache(reset_running_requests=True)
@@ -109,21 +113,21 @@ def _commit_now(core: Any, version: str, policy: str, dense: list) -> dict[str, 
 
 def _load(core: Any, names: Any) -> Any:
     """Load tensors (None: all) from the replica on every rank, and pause: running requests wait until `_open`."""
-    _finish_batches(core)
+    finish_batches(core)
     if core.scheduler.pause_state == PauseState.UNPAUSED:
         core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
     started = time.perf_counter()
-    result = _together(core, load_on, None if names is None else tuple(names))
+    result = together(core, load_on, None if names is None else tuple(names))
     return result | {"pause_s": time.perf_counter() - started}
 
 
 def _check(core: Any, names: list) -> Any:
     """Check that loading these tensors again leaves what their first load left. Stops the core when it does not."""
-    _finish_batches(core)
+    finish_batches(core)
     started = time.perf_counter()
-    result = _together(core, check_on, tuple(names))
+    result = together(core, check_on, tuple(names))
     if result["error"]:
-        _stop(core)
+        stop(core)
     return result | {"pause_s": time.perf_counter() - started}
 
 
@@ -134,14 +138,16 @@ def _open(core: Any, version: str) -> None:
 
 
 def _close(core: Any) -> None:
-    _finish_batches(core)
-    _stop(core)
+    finish_batches(core)
+    stop(core)
 
 
-def _together(core: Any, call: Any, *args: Any) -> dict[str, Any]:
-    """Call every rank. Returns their outcomes as one."""
+def together(core: Any, call: Any, *args: Any, within_s: float | None = None) -> dict[str, Any]:
+    """Call every rank. Returns their outcomes as one. Raises `TimeoutError` after `within_s`."""
     try:
-        answers = core.model_executor.collective_rpc(call, args=args)
+        answers = core.model_executor.collective_rpc(call, timeout=within_s, args=args)
+    except TimeoutError:
+        raise
     except Exception as error:  # a worker died, and the core has not noticed yet
         return {"error": f"a worker failed: {error}", "touched": True}
     bad = [answer["error"] for answer in answers if answer["error"]]
@@ -151,13 +157,13 @@ def _together(core: Any, call: Any, *args: Any) -> dict[str, Any]:
     return {"error": "", "touched": touched, "loaded_s": max(answer["loaded_s"] for answer in answers)}
 
 
-def _stop(core: Any) -> None:
+def stop(core: Any) -> None:
     """Abort the running requests, which could see a mix of versions, and pause the scheduler."""
     core._send_abort_outputs(core.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED))
     core.scheduler.set_pause_state(PauseState.PAUSED_ALL)
 
 
-def _finish_batches(core: Any) -> None:
+def finish_batches(core: Any) -> None:
     """Take in the output of every running batch, so that its tokens get the name of the version before."""
     while core.batch_queue:
         future, scheduled, executed = core.batch_queue.pop()

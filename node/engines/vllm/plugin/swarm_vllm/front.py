@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
-from vllm import SamplingParams, __version__
+from vllm import __version__
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
-from vllm.sampling_params import RequestOutputKind
+from vllm.platforms import current_platform
 
 from . import scores
 from .channel import Channel, Closed, connect
+from .judging import Judging, RewindFailed
 from .messages import (
     Changed,
     Check,
@@ -38,15 +39,17 @@ from .messages import (
     Front,
     Generate,
     Generated,
+    Judge,
+    Judged,
     Learned,
     Load,
     Open,
-    Options,
     Output,
     Score,
     Scored,
     Told,
 )
+from .requests import MIN_LOGPROB, drawing
 
 __all__ = ["SwarmFront"]
 
@@ -65,8 +68,6 @@ _DEV = (
 """vLLM's development routes. They need no password, and can change the weights, so only this machine may use them."""
 _MAX_BODY_BYTES = 4096
 """Of `POST /swarm/attach`: one path."""
-_MIN_LOGPROB = -1e4
-"""As in `node.engines.base`."""
 _REPORT_EVERY_S = 0.5
 """Between two `Told` messages."""
 
@@ -87,6 +88,7 @@ class SwarmFront:
         self._learned: dict[str, str] | None = None
         self._requests = 0
         self._flights: dict[int, list[asyncio.Task[Output]]] = {}
+        self._judging = Judging(lambda: bool(self._flights), self._name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -215,6 +217,8 @@ class SwarmFront:
                 return Generated(message.number, await self._generate(channel, client, message))
             case Score():
                 return await self._score(client, message)
+            case Judge():
+                return await self._judge(client, message)
         raise RuntimeError(f"{type(message).__name__} is not for the front")
 
     def _changed(self, number: int, result: dict[str, Any]) -> Changed | Failed:
@@ -245,6 +249,14 @@ class SwarmFront:
         (span,) = last.outputs[0].weight_versions
         return Scored(message.number, scores.read(last.prompt_logprobs, message.token_ids), span.version)
 
+    async def _judge(self, client: Any, message: Judge) -> Judged | Failed:
+        self._refuse_if_closed()
+        try:
+            return await self._judging.judge(client, message)
+        except RewindFailed as error:
+            self._closed = str(error)
+            return Failed(message.number, str(error), touched=True)
+
     async def _generate(self, channel: Channel, client: Any, message: Generate) -> tuple[Output, ...]:
         self._refuse_if_closed()
         counts = [0] * len(message.prompts)
@@ -261,30 +273,7 @@ class SwarmFront:
                 task.cancel()
 
     async def _generate_one(self, client: Any, message: Generate, i: int, counts: list[int]) -> Output:
-        options = message.options or Options()
-        sampling = SamplingParams(
-            max_tokens=message.max_tokens,
-            temperature=message.temperature,
-            top_p=message.top_p,
-            seed=message.seeds[i],
-            stop_token_ids=list(message.stop_tokens),
-            ignore_eos=True,
-            logprobs=0,
-            detokenize=bool(options.stop_texts),
-            output_kind=RequestOutputKind.DELTA,
-            min_tokens=options.min_tokens,
-            top_k=options.top_k,
-            min_p=options.min_p,
-            presence_penalty=options.presence_penalty,
-            frequency_penalty=options.frequency_penalty,
-            repetition_penalty=options.repetition_penalty,
-            logit_bias=dict(options.logit_bias) or None,
-            allowed_token_ids=list(options.allowed) or None,
-            stop=list(options.stop_texts),
-            skip_special_tokens=not options.special,
-        )
-        if options.banned:  # vLLM makes these of `bad_words`; the gateway has done that already
-            sampling._bad_words_token_ids = [list(banned) for banned in options.banned]
+        sampling = drawing(message, i)
         ids: list[int] = []
         logprobs: list[float] = []
         delta = None
@@ -292,7 +281,7 @@ class SwarmFront:
             delta = output.outputs[0]
             ids += delta.token_ids
             for by_token, token in zip(delta.logprobs or (), delta.token_ids, strict=True):
-                logprobs.append(min(0.0, max(_MIN_LOGPROB, by_token[token].logprob)))
+                logprobs.append(min(0.0, max(MIN_LOGPROB, by_token[token].logprob)))
             counts[i] = len(ids)
         assert delta is not None
         spans = tuple((span.version, span.start, span.end) for span in delta.weight_versions or ())
@@ -305,7 +294,12 @@ def _facts(config: Any, state: Any, learned: dict[str, str] | None) -> Front:
     folder = Path(model.model)
     files = {path.name: blake3(path.read_bytes()).digest() for path in _small_files(folder)}
     refusal = _refusal(config, state, folder)
-    return Front(os.getpid(), __version__, int(parallel.world_size), files, refusal, learned, options=True)
+    drafts = config.speculative_config is not None  # then vLLM does not make `PortableDraws`
+    return Front(
+        os.getpid(), __version__, int(parallel.world_size), files, refusal, learned,
+        options=True, judges=True, portable=not drafts, replays=not drafts and current_platform.is_cpu(),
+        vocabulary=model.get_vocab_size(), longest=model.max_model_len,
+    )  # fmt: skip
 
 
 def _small_files(folder: Path) -> list[Path]:

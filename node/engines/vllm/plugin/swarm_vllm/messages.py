@@ -6,6 +6,7 @@
       Load, Commit, Open, Close ------------> Did, Changed    one call of the engine core, between two steps
       Generate -----------------------------> Told..., Generated    other requests go on meanwhile
       Score --------------------------------> Scored          other requests go on meanwhile
+      Judge --------------------------------> Judged          the same, but for a rewind between two steps
 
     driver                                   rank (each worker process)
       <------------------------------------- Rank
@@ -37,6 +38,8 @@ __all__ = [
     "Gather",
     "Generate",
     "Generated",
+    "Judge",
+    "Judged",
     "Learned",
     "Load",
     "Loaded",
@@ -201,7 +204,8 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     """Generate one completion a prompt.
 
     `seeds`: one a prompt, for its random numbers. `flight`: the number for `Forget`. `options`: sent only to a front
-    whose `Front.options` is true.
+    whose `Front.options` is true. `streams`: one a prompt, if the draws are portable, with their `seed`; sent only to a
+    front whose `Front.portable` is true.
     """
 
     number: int
@@ -213,6 +217,8 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     top_p: float
     stop_tokens: tuple[int, ...]
     options: Options | None = None
+    seed: int = 0
+    streams: tuple[int, ...] = ()
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):
@@ -238,6 +244,32 @@ class Score(msgspec.Struct, frozen=True, tag="score"):
     options: Options | None = None
 
 
+class Judge(msgspec.Struct, frozen=True, tag="judge"):
+    """Judge `token_ids`, which another node says it drew after `prompt` with these parameters.
+
+    `noise`: seed and stream of portable draws. `previous`: score under the version before, too. Sent only to a front
+    whose `Front.judges` is true.
+
+    `replay`: compute the tokens from `start` on as if they were drawn; sent only to a front whose `Front.replays` is
+    true. `portable`: tell the margins of a replay, also without `noise`, where the draw is greedy.
+    """
+
+    number: int
+    prompt: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    temperature: float
+    top_p: float
+    widest_top_p: float
+    tightest_top_p: float
+    stop_tokens: tuple[int, ...]
+    options: Options | None
+    noise: tuple[int, int] | None
+    previous: bool
+    start: int = 0
+    replay: bool = False
+    portable: bool = False
+
+
 # ---------------------------------------------------------------- from the plugin
 
 
@@ -245,7 +277,9 @@ class Front(msgspec.Struct, frozen=True, tag="front"):
     """The first message of an API server.
 
     `files`: BLAKE3 of the small files in its model's folder. `refusal`: why it cannot be updated, or empty. `learned`:
-    see `Learned`; None before. `options`: it knows the field `options` of `Generate` and `Score`.
+    see `Learned`; None before. `options`: it knows the field `options` of `Generate` and `Score`. `judges`: it knows
+    `Judge`. `portable`: it can draw portably. `replays`: it knows `Judge.replay`.
+    `vocabulary`: the number of token ids. `longest`: tokens that a sequence may have, prompt included.
     """
 
     pid: int
@@ -255,14 +289,27 @@ class Front(msgspec.Struct, frozen=True, tag="front"):
     refusal: str
     learned: dict[str, str] | None
     options: bool = False
+    judges: bool = False
+    portable: bool = False
+    replays: bool = False
+    vocabulary: int = 0
+    longest: int = 0
 
 
 class Rank(msgspec.Struct, frozen=True, tag="rank"):
-    """The first message of a worker process."""
+    """The first message of a worker process.
+
+    `device`, `fingerprint`: see `fingerprint`; measured with vLLM's own threads. `dtype`: in which the model computes.
+    `attention`: the kernels of its attention. Empty from an older plugin.
+    """
 
     pid: int
     rank: int
     ranks: int
+    device: str = ""
+    fingerprint: str = ""
+    dtype: str = ""
+    attention: str = ""
 
 
 class Loader(msgspec.Struct, frozen=True, tag="loader"):
@@ -346,6 +393,19 @@ class Scored(msgspec.Struct, frozen=True, tag="scored"):
     version: str
 
 
+class Judged(msgspec.Struct, frozen=True, tag="judged"):
+    """Answer to `Judge`. `version`: that of `scores`. `previous`, `margins`: empty where there are none.
+
+    A replay has numbers of the tokens from `start` on, other judgements of all tokens.
+    """
+
+    number: int
+    version: str
+    scores: tuple[float, ...]
+    previous: tuple[float, ...]
+    margins: tuple[float, ...]
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The request failed. `touched`: the live weights may be a mix of versions, and the engine has stopped."""
 
@@ -371,5 +431,8 @@ FromDriver = (
     | Generate
     | Forget
     | Score
+    | Judge
 )
-FromPlugin = Front | Rank | Loader | Mapped | Did | Changed | Differs | Sources | Told | Generated | Scored | Failed
+FromPlugin = (
+    Front | Rank | Loader | Mapped | Did | Changed | Differs | Sources | Told | Generated | Scored | Judged | Failed
+)

@@ -26,6 +26,7 @@ from vllm.distributed.weight_transfer.base import (
 
 from . import loader
 from .channel import Channel, Closed, connect
+from .fingerprint import device_name, fingerprint
 from .messages import (
     Compare,
     Did,
@@ -44,9 +45,13 @@ from .messages import (
 )
 from .shared import map_scratch, map_sealed
 from .sources import FolderSource, OtherSource, ReplicaSource, Source
+from .undo import NotUndone
 from .weights import LiveWeights, NotStaged
 
-__all__ = ["SwarmEngine", "check_on", "commit_on", "load_on"]
+__all__ = ["BUSY", "SwarmEngine", "check_on", "commit_on", "load_on", "redo_on", "undo_on"]
+
+BUSY = "busy: "
+"""In the error of an undo that may succeed soon."""
 
 _LOW_PRIORITY = 19
 """The niceness of the thread that stages. At equal priority it would delay a step each time it runs."""
@@ -83,7 +88,7 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         self.shutdown()
         parallel = self.parallel_config
         channel = connect(init_info.socket, FromDriver)
-        channel.send(Rank(os.getpid(), int(parallel.rank), int(parallel.world_size)))
+        channel.send(Rank(os.getpid(), int(parallel.rank), int(parallel.world_size), *self._rounding()))
         message, fds = channel.recv()
         if not isinstance(message, Model) or len(fds) != 1:
             raise RuntimeError("the driver did not begin with the model")
@@ -101,6 +106,23 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         channel.send(Mapped(message.number, *found))
         self._channel = channel
         threading.Thread(target=self._serve_driver, args=(channel, weights), name="swarm", daemon=True).start()
+
+    def _rounding(self) -> tuple[str, str, str, str]:
+        """What decides how this rank rounds: device, fingerprint, dtype, attention."""
+        device, dtype = next(self.model.parameters()).device, self.model_config.dtype
+        layers = self.vllm_config.compilation_config.static_forward_context.values()
+        # On CPUs one backend has several kernels, and the layer says which.
+        kernels = {
+            getattr(layer, "isa", "") or layer.attn_backend.get_name()
+            for layer in layers
+            if hasattr(layer, "attn_backend")
+        }
+        return (
+            device_name(device),
+            fingerprint(device, dtype),
+            str(dtype).removeprefix("torch."),
+            "-".join(sorted(kernels)),
+        )
 
     def _fed_modules(self, tensors: list[Tensor]) -> dict[str, tuple[set[str], list[str]]]:
         from .modules import fed_modules  # imports vLLM's reload, which engines without quantized weights do not need
@@ -153,13 +175,16 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
             case Stage():
                 weights.stage(map_sealed(fds[0]), message.version, frozenset(message.scattered))
             case Gather():
-                weights.gather(message.parts, map_scratch(fds[0]))
+                with weights.rewind.reading():
+                    weights.gather(message.parts, map_scratch(fds[0]))
             case Compare():
-                return Differs(message.number, tuple(weights.differing(message.parts, map_scratch(fds[0]))))
+                with weights.rewind.reading():
+                    return Differs(message.number, tuple(weights.differing(message.parts, map_scratch(fds[0]))))
             case Loaded():
                 return Sources(message.number, dict(weights.sources))
             case Unchanged():
-                return Differs(message.number, tuple(weights.changed(message.names)))
+                with weights.rewind.reading():
+                    return Differs(message.number, tuple(weights.changed(message.names)))
             case _:
                 raise RuntimeError(f"{type(message).__name__} is not for a rank")
         return Did(message.number, time.perf_counter() - started)
@@ -226,6 +251,27 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
             return {"error": str(error), "touched": True}
         return {"error": "", "touched": True, "loaded_s": time.perf_counter() - started}
 
+    def undo(self) -> dict[str, Any]:
+        """Make the version before live. Never raises (see `commit`)."""
+        try:
+            if self._weights is None:
+                raise NotUndone("nothing is attached")
+            self._weights.rewind.undo()
+        except NotUndone as error:
+            return {"error": f"{BUSY if error.busy else ''}{error}", "touched": False}
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}", "touched": True}
+        return {"error": "", "touched": True, "loaded_s": 0.0}
+
+    def redo(self) -> dict[str, Any]:
+        """Make the version live again. Never raises (see `commit`)."""
+        try:
+            if self._weights is not None:
+                self._weights.rewind.redo()
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}", "touched": True}
+        return {"error": "", "touched": True, "loaded_s": 0.0}
+
 
 def _engine_of(worker: Any) -> tuple[SwarmEngine, Any]:
     worker = getattr(worker, "worker", worker)  # an executor within the engine core passes the wrapper
@@ -251,3 +297,17 @@ def load_on(worker: Any, names: tuple[str, ...] | None) -> dict[str, Any]:
     engine, worker = _engine_of(worker)
     with torch.no_grad():
         return engine.load(names, worker)
+
+
+def undo_on(worker: Any) -> dict[str, Any]:
+    """The engine core calls this on each worker to make the version before live."""
+    engine, _ = _engine_of(worker)
+    with torch.no_grad():
+        return engine.undo()
+
+
+def redo_on(worker: Any) -> dict[str, Any]:
+    """The engine core calls this on each worker to make the version live again."""
+    engine, _ = _engine_of(worker)
+    with torch.no_grad():
+        return engine.redo()

@@ -3,8 +3,8 @@
 A request with `prompt_logprobs` reads the text in one pass, without the prefix cache. vLLM then returns each token's
 log-probability at temperature 1 over the whole vocabulary, for any sampling parameters. A rollout has the
 log-probabilities of the distribution that its tokens were drawn from. `install` makes a worker process's model runners
-compute those, for requests that carry `ASK` only. It marks them with rank 0, which vLLM never uses, so vLLM's own
-numbers cannot be taken for them.
+compute those, for requests that carry `ASK` only. It marks them with ranks that vLLM never uses, so vLLM's own numbers
+cannot be taken for them: 0, or, where the margin of a portable draw was asked for too, a negative one that tells it.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -21,14 +21,19 @@ from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from .messages import Options, Score
+from .margins import margins
+from .messages import Judge, Options, Score
+from .noise import places
 from .reshape import BORDER_NATS, keep, reshape
 
-__all__ = ["install", "read", "scoring"]
+__all__ = ["install", "read", "read_margins", "scoring"]
 
 
 class _By(NamedTuple):
-    """How the tokens were drawn. `prompt`: the number of prompt tokens at the start of the text."""
+    """How the tokens were drawn. `prompt`: the number of prompt tokens at the start of the text.
+
+    `noise`: seed and stream of portable draws; None: no margins.
+    """
 
     temperature: float
     top_p: float
@@ -36,47 +41,66 @@ class _By(NamedTuple):
     options: Options | None = None
     stop_tokens: tuple[int, ...] = ()
     prompt: int = 0
+    tightest_top_p: float = 1.0
+    noise: tuple[int, int] | None = None
 
 
 ASK = "swarm_score"
+MARGINS = "swarm_margins"
+"""In `extra_args` beside `ASK`: the tightest top-p, seed and stream."""
+_MARGIN_STEPS = 1 << 20
+"""A nat, in the units in which a rank tells a margin."""
 _ROWS = 256
 """Tokens whose logits are in memory at a time: 150 MB at a vocabulary of 150,000."""
 
+_PLAIN = Options()
 _log = logging.getLogger(__name__)
 _original_v1 = GPUModelRunner._get_prompt_logprobs_dict
 
 
-def scoring(message: Score) -> SamplingParams:
-    """The parameters of a request that scores. It also draws one token, which tells the version of the weights."""
+def scoring(message: Score | Judge, **more: Any) -> SamplingParams:
+    """The parameters of a request that scores. It also draws one token, which tells the version of the weights.
+
+    `more`: for `extra_args`.
+    """
+    asked: list[Any] = [message.temperature, message.top_p, message.widest_top_p]
+    noise = message.noise if isinstance(message, Judge) else None
+    if message.options is not None or noise is not None:
+        options = msgspec.to_builtins(message.options or Options())
+        asked += [options, list(message.stop_tokens), len(message.prompt)]
+    if isinstance(message, Judge) and noise is not None:
+        more[MARGINS] = [message.tightest_top_p, *noise]
     return SamplingParams(
         max_tokens=1,
         temperature=0.0,
         prompt_logprobs=0,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
-        extra_args={
-            ASK: [message.temperature, message.top_p, message.widest_top_p]
-            if message.options is None
-            else [
-                message.temperature,
-                message.top_p,
-                message.widest_top_p,
-                msgspec.to_builtins(message.options),
-                list(message.stop_tokens),
-                len(message.prompt),
-            ]
-        },
+        extra_args={ASK: asked} | more,
     )
 
 
 def read(prompt_logprobs: Any, token_ids: tuple[int, ...]) -> tuple[float, ...]:
     """The scores of the prompt's last tokens, `token_ids`. Raises `ValueError` when they are vLLM's own."""
+    return tuple(min(0.0, at.logprob) for at in _ours(prompt_logprobs, token_ids))
+
+
+def read_margins(prompt_logprobs: Any, token_ids: tuple[int, ...]) -> tuple[float, ...]:
+    """The margins of the prompt's last tokens. Raises `ValueError` when there are none."""
+    ranks = [at.rank for at in _ours(prompt_logprobs, token_ids)]
+    if not all(rank < 0 for rank in ranks):
+        raise ValueError("vLLM's model runner did not judge the tokens")
+    return tuple((-1 - rank) / _MARGIN_STEPS for rank in ranks)
+
+
+def _ours(prompt_logprobs: Any, token_ids: tuple[int, ...]) -> list[Any]:
     last = list(prompt_logprobs or ())[-len(token_ids) :]
     if len(last) != len(token_ids) or any(at is None or token not in at for at, token in zip(last, token_ids)):  # noqa: B905
         raise ValueError("vLLM did not score the tokens")
-    if any(at[token].rank != 0 for at, token in zip(last, token_ids)):  # noqa: B905
+    found = [at[token] for at, token in zip(last, token_ids)]  # noqa: B905
+    if any(at.rank > 0 for at in found):
         raise ValueError("vLLM's model runner cannot score by the sampling parameters of a rollout")
-    return tuple(min(0.0, at[token].logprob) for at, token in zip(last, token_ids))  # noqa: B905
+    return found
 
 
 def install() -> None:
@@ -96,15 +120,21 @@ def install() -> None:
 
 
 def _asked(sampling: Any) -> _By | None:
-    """How to score a request's text; None for a request that does not ask for it."""
-    found = ((getattr(sampling, "extra_args", None) or {}) if sampling is not None else {}).get(ASK)
-    if found is None:
+    """How to score a request's text; None for a request that does not ask for it, or does so wrongly: a user's own."""
+    extra = (getattr(sampling, "extra_args", None) or {}) if sampling is not None else {}
+    if (found := extra.get(ASK)) is None:
         return None
-    by = _By(float(found[0]), float(found[1]), float(found[2]))
-    if len(found) == 3:
-        return by
-    options = msgspec.convert(found[3], Options)
-    return by._replace(options=options, stop_tokens=tuple(found[4]), prompt=int(found[5]))
+    try:
+        by = _By(float(found[0]), float(found[1]), float(found[2]))
+        if len(found) == 3:
+            return by
+        options = msgspec.convert(found[3], Options)
+        by = by._replace(options=options, stop_tokens=tuple(found[4]), prompt=int(found[5]))
+        if (judged := extra.get(MARGINS)) is None:
+            return by
+        return by._replace(tightest_top_p=float(judged[0]), noise=(int(judged[1]), int(judged[2])))
+    except (ValueError, TypeError, KeyError, IndexError, msgspec.ValidationError):
+        return None
 
 
 def _scores(logits: torch.Tensor, by: _By) -> torch.Tensor:
@@ -125,9 +155,27 @@ def _scores(logits: torch.Tensor, by: _By) -> torch.Tensor:
     return _nucleus(logits, by.widest_top_p) - _nucleus(logits, by.top_p).logsumexp(-1, keepdim=True)
 
 
+def _margins(logits: torch.Tensor, claimed: torch.Tensor, first: int, by: _By) -> torch.Tensor:
+    """The margin of each claimed token: float64, (rows,). `logits[i]`: of the token after token `first + i`.
+
+    The number of a token of the prompt means nothing.
+    """
+    assert by.noise is not None
+    logits = logits.to(torch.float32)
+    if by.temperature == 0.0:
+        logprobs = logits.log_softmax(-1)
+        return margins(logprobs, logprobs, logprobs, claimed, None)
+    logprobs = (logits / by.temperature).log_softmax(-1)
+    inside = logprobs if by.options is None else keep(logprobs, by.options)
+    tight, wide = _nucleus(inside, by.tightest_top_p), _nucleus(inside, by.widest_top_p)
+    seed, stream = by.noise
+    rows = places((seed, stream, max(0, first + i + 1 - by.prompt)) for i in range(len(logits)))
+    return margins(logprobs, tight, wide, claimed, rows.to(logits.device))
+
+
 def _reshaped(logits: torch.Tensor, ids: torch.Tensor, first: int, by: _By) -> torch.Tensor:
     """`logits` after the changes of the sampling options. `logits[i]`: of the token after `ids[first + i]`."""
-    if by.options is None:
+    if by.options is None or by.options == _PLAIN:
         return logits
     ids = ids.to(logits.device)
     known = [token for token in by.stop_tokens if token < logits.shape[-1]]
@@ -159,23 +207,30 @@ def _fill(
 ) -> bool:
     """Score the `count` tokens that a step read, from `first` on. Returns whether the text is read to its end.
 
-    `states`: hidden states of the step's batch; those of this text begin at `row`. `out[i]`, float32: the score of
-    token i + 1, given the tokens before it.
+    `states`: hidden states of the step's batch; those of this text begin at `row`. `out[0, i]`, float32: the score of
+    token i + 1, given the tokens before it. `out[1, i]`: its margin, if that is asked for.
     """
     end = min(first + count, len(ids) - 1)
     for at in range(first, end, _ROWS):
         to = min(at + _ROWS, end)
         logits = logits_fn(states[row + at - first : row + to - first])
-        out[at:to] = _scores(_reshaped(logits, ids, at, by), by).gather(
-            -1, ids[at + 1 : to + 1, None].to(logits.device)
-        )[:, 0]
+        logits, claimed = _reshaped(logits, ids, at, by), ids[at + 1 : to + 1].to(logits.device)
+        out[0, at:to] = _scores(logits, by).gather(-1, claimed[:, None])[:, 0]
+        if by.noise is not None:
+            out[1, at:to] = _margins(logits, claimed, at, by)
     return first + count >= len(ids)
 
 
-def _as_prompt_logprobs(ids: torch.Tensor, scores: torch.Tensor) -> Any:
-    """The scores in the form of vLLM's prompt log-probabilities, with rank 0 as the mark of this module."""
-    ranks = torch.zeros(len(scores), dtype=torch.int32, device=scores.device)
-    return LogprobsTensors(ids[1:, None].to(torch.int32), scores[:, None], ranks)
+def _as_prompt_logprobs(ids: torch.Tensor, out: torch.Tensor, by: _By) -> Any:
+    """What `_fill` wrote, in the form of vLLM's prompt log-probabilities, with ranks that are this module's mark."""
+    scores, found = out
+    ranks = torch.zeros_like(found) if by.noise is None else -1 - torch.round(found * _MARGIN_STEPS)
+    return LogprobsTensors(ids[1:, None].to(torch.int32), scores[:, None], ranks.to(torch.int32))
+
+
+def _empty(ids: torch.Tensor, device: Any) -> torch.Tensor:
+    """For `_fill`: scores and margins of all tokens but the first."""
+    return torch.empty((2, len(ids) - 1), dtype=torch.float32, device=device)
 
 
 # ---------------------------------------------------------------- the runner of CPUs, and of GPUs without Triton
@@ -201,12 +256,12 @@ def _score(
     try:
         ids = torch.tensor(request.prompt_token_ids, dtype=torch.int64, device="cpu")
         if request.in_progress_prompt_logprobs_cpu is None:
-            request.in_progress_prompt_logprobs_cpu = torch.empty(len(ids) - 1, dtype=torch.float32, device="cpu")
+            request.in_progress_prompt_logprobs_cpu = _empty(ids, "cpu")
         out = request.in_progress_prompt_logprobs_cpu
         row = int(runner.query_start_loc.np[runner.input_batch.req_id_to_index[name]])
         if not _fill(out, ids, by, runner.model.compute_logits, states, request.num_computed_tokens, row, count):
             return False
-        found[name] = _as_prompt_logprobs(ids, out)
+        found[name] = _as_prompt_logprobs(ids, out, by)
     except Exception:  # a failed check must not end the engine
         _log.exception("tokens could not be scored")
     return True
@@ -247,11 +302,11 @@ def _compute(
             slot, by = int(input_batch.idx_mapping_np[i]), asked[name][0]
             ids = all_token_ids[slot, : int(prompt_lens[slot])].to(torch.int64)
             if asked[name][1] is None:
-                asked[name][1] = torch.empty(len(ids) - 1, dtype=torch.float32, device=hidden_states.device)
+                asked[name][1] = _empty(ids, hidden_states.device)
             first, row = int(input_batch.num_computed_prefill_tokens_np[i]), int(input_batch.query_start_loc_np[i])
             count = int(input_batch.num_scheduled_tokens[i])
             if _fill(asked[name][1], ids, by, logits_fn, hidden_states, first, row, count):
-                found[name] = _as_prompt_logprobs(ids, asked.pop(name)[1])
+                found[name] = _as_prompt_logprobs(ids, asked.pop(name)[1], by)
         except Exception:  # a failed check must not end the engine
             _log.exception("tokens could not be scored")
             asked.pop(name, None)

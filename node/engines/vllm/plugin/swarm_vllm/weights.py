@@ -15,6 +15,7 @@ from .messages import Part, Tensor
 from .patch import entries
 from .sources import DTYPES, Source
 from .trace import Kept, Storages, TensorMap, kept_beside, trace
+from .undo import MOST_SHARE, OldBits, Rewind
 
 __all__ = ["LiveWeights", "NotStaged"]
 
@@ -50,6 +51,11 @@ class LiveWeights:
         self._storages = Storages(model)
         self._maps: dict[str, TensorMap] = {}
         self._staged: tuple[str, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] | None = None
+        self._staged_old: tuple[OldBits, int] | None = None
+        """What the staged patch will replace, if live weights were written as often as this before it."""
+        self._writes = 0
+        """How often live weights were written."""
+        self.rewind = Rewind()
         self.sources: dict[str, bytes] = {}
         """By tensor: the hashes of its blocks, as they were last loaded."""
         self._kept: dict[str, list[Kept]] = {}
@@ -114,7 +120,7 @@ class LiveWeights:
 
         Changes no live weight. Raises `BadPatch`.
         """
-        self._staged = None
+        self._staged = self._staged_old = None
         pace = _Pace()
         found: dict[int, list[tuple[NDArray[np.int64], NDArray[Any]]]] = {}
         for name, indices, bits in entries(patch):
@@ -127,12 +133,18 @@ class LiveWeights:
                     if places.size:
                         found.setdefault(box.storage, []).append((places, new[chosen]))
                 pace.rest()
-        patches = []
+        patches, old, writes = [], OldBits(int(MOST_SHARE * self._nbytes)), self._writes
         for number, parts in found.items():
             patches.append(self._copy_to_device(number, parts))
+            with self.rewind.reading():
+                old.add(*patches[-1][:2])
             pace.rest()
-        self._staged = version, patches
+        self._staged, self._staged_old = (version, patches), (old, writes)
         _synchronize(self._storages)
+
+    @property
+    def _nbytes(self) -> int:
+        return sum(flat.nbytes for flat in self._storages.flat)
 
     def _copy_to_device(
         self, number: int, parts: list[tuple[NDArray[np.int64], NDArray[Any]]]
@@ -206,10 +218,14 @@ class LiveWeights:
         if self._staged is None or self._staged[0] != version:
             raise NotStaged(f"{version} is not what is staged ({self._staged[0] if self._staged else 'nothing'})")
         (_, patches), self._staged = self._staged, None
+        (old, writes), self._staged_old = self._staged_old or (None, 0), None
+        self.rewind.set(None)
+        before, self._writes = self._writes, self._writes + 1
         with torch.no_grad():
             for flat, places, bits in patches:
                 flat.index_copy_(0, places, bits)
         _synchronize(self._storages)
+        self.rewind.set(old if writes == before else None)
 
     def load(
         self, names: Iterable[str] | None, reload_weights: Callable[[Iterable[Any]], None], source: Source | None = None
@@ -218,7 +234,9 @@ class LiveWeights:
 
         Their hashes are in `sources` afterwards.
         """
-        self._staged = None
+        self._staged = self._staged_old = None
+        self._writes += 1
+        self.rewind.set(None)
         self.sources = {}
         wanted = list(self._maps) if names is None else list(names)
         quiet = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")

@@ -1,0 +1,92 @@
+"""Whether a vLLM rounds a row alike in any batch, measured when it has been filled, and the name of its arithmetic.
+
+A few tokens of a made-up text are drawn alone, beside other sequences that began before or end earlier, and replayed
+whole and from the middle. A vLLM replays for other nodes only if all of these have the same bits.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any, Final
+
+import numpy as np
+
+from node.engines.arithmetic import class_label
+from node.engines.base import Completion, EngineError, Prompt, SamplingOptions, SamplingParams
+from node.engines.judgement import Claim, Judgement
+from node.engines.vllm.flights import Flights, begin_judge
+from node.engines.vllm.links import PluginLink
+from node.engines.vllm.plugin.swarm_vllm.messages import Front, Policy, Rank
+from node.verification.classes import KEEPS_KEYS
+
+__all__ = ["class_of", "is_invariant"]
+
+_TOKENS: Final = 12
+_PROMPT_TOKENS: Final = 160
+"""Longer than a block of vLLM's cache on CPUs, and than the 128 keys from which its attention may divide them."""
+_OTHERS: Final = (2, 6)
+"""Sequences beside the one that is compared: batches of 3 and of 7 rows."""
+_WITHIN_S: Final = 600.0
+_SAMPLING: Final = SamplingParams(_TOKENS, top_p=0.9, seed=1, options=SamplingOptions(portable=True))
+
+
+def class_of(front: PluginLink, ranks: Sequence[PluginLink], policy: Policy) -> str:
+    """The ability that names the engine's arithmetic class; empty: its plugin is older and does not tell."""
+    hello = [rank.hello for rank in ranks if isinstance(rank.hello, Rank)]
+    if not isinstance(front.hello, Front) or not hello or not all(rank.fingerprint for rank in hello):
+        return ""
+    parts = ("-".join(sorted({getattr(rank, name) for rank in hello})) for name in ("device", "dtype", "attention"))
+    device, dtype, attention = parts
+    attention = (KEEPS_KEYS if policy == "continue" else "") + attention
+    fingerprint = "-".join(sorted({rank.fingerprint for rank in hello}))
+    return class_label("vllm", front.hello.vllm.partition("+")[0], device, dtype, attention, len(hello), fingerprint)
+
+
+def is_invariant(front: PluginLink) -> bool:
+    """Draw and replay the probe. False also for a plugin that cannot. Raises `EngineError` when vLLM fails."""
+    hello = front.hello
+    if not isinstance(hello, Front) or not (hello.replays and hello.portable):
+        return False
+    flights = Flights()
+    random = np.random.default_rng(0)
+    length = max(1, min(_PROMPT_TOKENS, hello.longest - _TOKENS))
+
+    def text(tokens: int) -> tuple[int, ...]:
+        return tuple(int(token) for token in random.integers(0, hello.vocabulary, tokens))
+
+    asked = Prompt(text(length), 0)
+    (alone,) = _draw(flights, front, 1, [asked]).result(_WITHIN_S)
+    found = []
+    for number, others in enumerate(_OTHERS):
+        more = [Prompt(text(5 + 7 * i), i + 1) for i in range(others)]
+        flight = 10 * (number + 1)
+        before = _draw(flights, front, flight, more[: others // 2])
+        beside = _draw(flights, front, flight + 1, [asked])
+        after = _draw(flights, front, flight + 2, more[others // 2 :])
+        found.append([future.result(_WITHIN_S) for future in (before, after, beside)][-1][0])
+    if any((other.token_ids, other.logprobs) != (alone.token_ids, alone.logprobs) for other in found):
+        return False
+    starts = (0, _TOKENS // 2)
+    claims = [Claim(asked.token_ids, alone.token_ids, _SAMPLING, 0, start=start, replay=True) for start in starts]
+    futures = [_replay(front, claim) for claim in claims]
+    judged = [future.result(_WITHIN_S) for future in futures]
+    scored = all(one.scores == alone.logprobs[start:] for one, start in zip(judged, starts, strict=True))
+    return scored and not any(margin for one in judged for margin in one.margins)
+
+
+def _draw(flights: Flights, front: PluginLink, number: int, prompts: Sequence[Prompt]) -> "Future[list[Completion]]":
+    future: Future[Any] = Future()
+    flights.begin(front, number, prompts, _SAMPLING, lambda _, outcome: _settle(future, outcome))
+    return future
+
+
+def _replay(front: PluginLink, claim: Claim) -> "Future[Judgement]":
+    future: Future[Any] = Future()
+    begin_judge(front, claim, lambda outcome: _settle(future, outcome))
+    return future
+
+
+def _settle(future: "Future[Any]", outcome: Any) -> None:
+    if isinstance(outcome, EngineError):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

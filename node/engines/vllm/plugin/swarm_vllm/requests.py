@@ -1,0 +1,71 @@
+"""vLLM's parameters of a request that draws tokens, or replays claimed ones."""
+
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# vLLM is installed in another environment.
+
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.sampling_params import RequestOutputKind
+
+from .draws import NOISE
+from .messages import Generate, Judge, Options
+from .replays import REPLAY
+
+__all__ = ["MIN_LOGPROB", "drawing", "replaying"]
+
+MIN_LOGPROB = -1e4
+"""As in `node.engines.base`."""
+
+
+def drawing(message: Generate, i: int) -> SamplingParams:
+    """The parameters of the request of prompt `i`."""
+    options = message.options or Options()
+    portable = bool(message.streams)
+    return _sampling(
+        message,
+        options,
+        max_tokens=message.max_tokens,
+        seed=None if portable else message.seeds[i],
+        extra_args={NOISE: [message.seed, message.streams[i]]} if portable else None,
+        stop_token_ids=list(message.stop_tokens),
+        detokenize=bool(options.stop_texts),
+        stop=list(options.stop_texts),
+        skip_special_tokens=not options.special,
+    )
+
+
+def replaying(message: Judge) -> SamplingParams:
+    """The parameters of the request that replays the claimed tokens. It ends after the last one."""
+    noise = {} if message.noise is None else {NOISE: list(message.noise)}
+    sampling = _sampling(
+        message,
+        message.options or Options(),
+        max_tokens=len(message.token_ids),
+        extra_args={REPLAY: [message.start, list(message.token_ids)]} | noise,
+        detokenize=False,
+    )
+    sampling._all_stop_token_ids = set(message.stop_tokens)  # `min_tokens` excludes them, and none of them ends it
+    return sampling
+
+
+def _sampling(message: Generate | Judge, options: Options, **more: Any) -> SamplingParams:
+    sampling = SamplingParams(
+        temperature=message.temperature,
+        top_p=message.top_p,
+        ignore_eos=True,
+        logprobs=0,
+        output_kind=RequestOutputKind.DELTA,
+        min_tokens=options.min_tokens,
+        top_k=options.top_k,
+        min_p=options.min_p,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        repetition_penalty=options.repetition_penalty,
+        logit_bias=dict(options.logit_bias) or None,
+        allowed_token_ids=list(options.allowed) or None,
+        **more,
+    )
+    if options.banned:  # vLLM makes these of `bad_words`; the gateway has done that already
+        sampling._bad_words_token_ids = [list(banned) for banned in options.banned]
+    return sampling

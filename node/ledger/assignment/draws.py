@@ -1,0 +1,57 @@
+"""Which draws a lease asks for: portable ones by default, so that every sample can be drawn again. Pure.
+
+Where a group's sampling has no options, is not greedy, and its node is able to draw and judge portably, the lease asks
+for portable draws in the group's place. Sampling with options is leased as it is, so a trainer that wants the engine's
+own draws gives options without `portable`, or starts the seed without them (`Settings.portable_draws`). So are whole
+groups: their bits must not depend on the node. Nodes that are not able get the messages of older releases, byte for
+byte.
+"""
+
+from typing import Final
+
+import msgspec
+
+from node.engines.base import JUDGES, OPTIONS, PORTABLE_DRAWS, SamplingOptions, SamplingParams
+from node.ledger.messages import Rollout, work_hash
+from node.ledger.settings import Settings
+from node.ledger.state import Group, LiveLease, Node
+
+__all__ = ["drawn_with", "in_its_place", "is_portable", "sampling_of", "samplings_of"]
+
+ABLE: Final = frozenset({OPTIONS, PORTABLE_DRAWS, JUDGES})
+_PORTABLE: Final = SamplingOptions(portable=True)
+
+
+def is_portable(group: Group, node: Node, settings: Settings) -> bool:
+    """Whether a lease of `group` to `node` asks for portable draws that the group does not ask for itself."""
+    able = node.abilities is not None and node.abilities >= ABLE
+    return settings.portable_draws and able and _may_be(group)
+
+
+def _may_be(group: Group) -> bool:
+    return group.sampling.options is msgspec.UNSET and group.sampling.temperature > 0.0 and not group.whole
+
+
+def sampling_of(group: Group, portable: bool) -> SamplingParams:
+    """The sampling that a lease of `group` asks for."""
+    return in_its_place(group.sampling) if portable else group.sampling
+
+
+def in_its_place(sampling: SamplingParams) -> SamplingParams:
+    """The sampling with portable draws that a lease may ask for in the place of `sampling`, which has no options."""
+    return msgspec.structs.replace(sampling, options=_PORTABLE)
+
+
+def samplings_of(group: Group, lease: LiveLease) -> tuple[SamplingParams, ...]:
+    """The sampling that was leased. Both, for a lease that the book kept, which does not say."""
+    if lease.portable is not None:
+        return (sampling_of(group, lease.portable),)
+    return (group.sampling, sampling_of(group, True)) if _may_be(group) else (group.sampling,)
+
+
+def drawn_with(group: Group, rollout: Rollout, samplings: tuple[SamplingParams, ...]) -> SamplingParams | None:
+    """Which of `samplings` the node signed; None: none of them."""
+    for sampling in samplings:
+        if rollout.work == work_hash(group.id, rollout.sample, group.prompt, sampling):
+            return sampling
+    return None
