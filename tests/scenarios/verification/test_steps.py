@@ -184,7 +184,7 @@ def test_a_model_without_turns_is_asked_in_plain_text_and_ends_it():
         Sentences(Letters(chat=False, end=None))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_real_model_one_version_older_is_found_by_its_replays(tmp_path: Path):
     """SmolLM2-135M, two GRPO steps at 1e-6: minutes. The model is downloaded once."""
     from node.trainers.grpo.sizes import SIZES
