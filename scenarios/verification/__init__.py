@@ -17,4 +17,5 @@ Modules:
 - `sources`: Where the versions come from: kept steps, or two checkpoints of the user
 - `steps`: Makes real GRPO steps and keeps each as the bits that changed
 - `task`: The task of these steps: chat answers of some thirty tokens that end by themselves
+- `vllm_author`: A node that draws with vLLM, for checkers of transformers
 """

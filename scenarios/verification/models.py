@@ -3,6 +3,7 @@
 Versions come from kept steps (`Versions`) or from two checkpoints (`Checkpoints`).
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +38,11 @@ class Versions:
         self._checkpoint = Checkpoint.open(base)
         self.layout = self._checkpoint.layout
         self._held: tuple[int, Bits] = (0, _bits_of(self._checkpoint))
+
+    @property
+    def files(self) -> Mapping[str, bytes]:
+        """The small files of the model's folder, by name."""
+        return self._checkpoint.files
 
     def bits(self, version: int) -> Bits:
         """The bits of a version. The next call may change them."""

@@ -32,7 +32,14 @@ from node.verification.opinions import Kind
 from scenarios.harness.command import json_parser, run_as_program
 from scenarios.harness.plot import drawing, png
 from scenarios.verification.numbers import ONE_PASS, Columns, mismatches, numbers, proven_at_once
-from scenarios.verification.records import KINDS_OF_SAMPLES, OTHER_CLASS, make_records, record_file
+from scenarios.verification.records import (
+    DRAWN_BY_VLLM,
+    KINDS_OF_SAMPLES,
+    OTHER_CLASS,
+    OWN_DTYPE,
+    make_records,
+    record_file,
+)
 from scenarios.verification.samples import load_record
 from scenarios.verification.simulate import (
     Found,
@@ -85,7 +92,7 @@ ASKED: Final = (
 
 
 def _suffix(checker: str, author: str) -> str:
-    return {"replay": "replay", "own": author, "other": OTHER_CLASS[author]}[checker]
+    return {"replay": "replay", "own": OWN_DTYPE[author], "other": OTHER_CLASS[author]}[checker]
 
 
 def _tried(
@@ -242,12 +249,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lr", type=float, default=RATES[0], help="learning rate of the run (default 1e-6)")
     parser.add_argument("--version", type=int, help="the version that honest nodes have (default: the newest)")
     parser.add_argument("--size", default="smollm2", choices=("tiny", "small", "smollm2"), help="default smollm2")
-    parser.add_argument("--author", default="bf16", choices=tuple(OTHER_CLASS), help="dtype of nodes (default bf16)")
+    parser.add_argument(
+        "--author",
+        default="bf16",
+        choices=tuple(OTHER_CLASS),
+        help="dtype of nodes (default bf16); vllm: they draw with vLLM, and transformers reads in one pass",
+    )
     parser.add_argument("--threads", type=int, default=1, help="threads with which nodes draw (default 1)")
     parser.add_argument("--samples", type=int, default=64, help="honest samples; other kinds have half (default 64)")
     kinds = [kind.attack for kind in KINDS_OF_SAMPLES]
     parser.add_argument(
-        "--kinds", nargs="+", default=kinds, choices=kinds, metavar="KIND", help=f"of {', '.join(kinds)}"
+        "--kinds",
+        nargs="+",
+        choices=kinds,
+        metavar="KIND",
+        help=f"of {', '.join(kinds)} (default: all that can be drawn)",
     )
     parser.add_argument("--lives", type=int, default=1000, help="lives of cheating nodes (default 1000)")
     parser.add_argument("--most-tokens", type=int, default=MOST_TOKENS, help="checked of a life (default 200000)")
@@ -271,6 +287,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--all", action="store_true", help="all numbers and checkers, not only the best")
     parser.add_argument("--plot", type=png, metavar="FILE", help="draw power against tokens as a PNG")
     options = parser.parse_args(arguments)
+    able = DRAWN_BY_VLLM if options.author == "vllm" else kinds
+    options.kinds = options.kinds or able
+    if odd := sorted({*options.kinds} - {*able}):
+        parser.error(f"--kinds {' '.join(odd)}: not with --author {options.author}")
     if options.checkpoints is None:
         source = from_steps(options.cache, options.size, options.lr, options.version)
     else:

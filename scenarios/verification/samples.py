@@ -94,7 +94,12 @@ def _leased(task: Any, attack: str, seed: int) -> SamplingParams:
 
 
 def _drawn(model: Any, prompts: list[Prompt], sampling: SamplingParams) -> list[Completion]:
-    """Completions in the prompts' order; prompts of one length are a batch, as in the transformers engine."""
+    """Completions in the prompts' order; prompts of one length are a batch, as in the transformers engine.
+
+    `model`: of transformers, or a `scenarios.verification.vllm_author.VllmAuthor`.
+    """
+    if not isinstance(model, torch.nn.Module):
+        return model.draw(prompts, sampling)
     out: dict[int, Completion] = {}
     lengths = {len(prompt.token_ids) for prompt in prompts}
     for length in sorted(lengths):
@@ -193,7 +198,7 @@ def collect(
     prompts = [Prompt(ids, i) for i, ids in enumerate(task.prompts(1, count, np.random.default_rng(seed)))]
     sampling, leased = _sampling(task, attack, seed), _leased(task, attack, seed)
     drawer, claimer = models
-    vocabulary = vocabulary_of(drawer)
+    vocabulary = vocabulary_of(next(iter(checkers.values())).model)
     record = Record()
     for start in range(0, count, ROWS):
         some = prompts[start : start + ROWS]
