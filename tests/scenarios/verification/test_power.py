@@ -271,3 +271,9 @@ def test_what_is_not_there_is_named_with_the_command_that_makes_it(tmp_path: Pat
         main([str(run)])
     with pytest.raises(UsageError, match="older does not exist"):
         main([str(tmp_path), "--checkpoints", str(tmp_path / "older"), str(tmp_path / "newer")])
+
+
+def test_kinds_that_vllm_cannot_draw_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main([str(tmp_path), "--author", "vllm", "--kinds", "honest", "fp8"])
+    assert "--kinds fp8: not with --author vllm" in capsys.readouterr().err
