@@ -11,8 +11,8 @@ import msgspec
 from codec.errors import PeerError, UsageError
 from codec.unpack import unpack
 from node.engines.base import SamplingParams
-from node.ledger.assignment.draws import in_its_place
-from node.ledger.messages import Rollout, open_rollout, work_hash
+from node.ledger.assignment.draws import drawn_with, in_its_place
+from node.ledger.messages import Rollout, open_rollout
 
 __all__ = ["AcceptedSample", "AcceptedSamples"]
 
@@ -44,11 +44,11 @@ class AcceptedSample(NamedTuple):
     @property
     def leased(self) -> SamplingParams:
         """The sampling that was leased, and that the node signed. Raises `PeerError` as `rollout` does."""
-        rollout = self.rollout
-        for sampling in (self.sampling, in_its_place(self.sampling)):
-            if rollout.work == work_hash(self.group, self.sample, self.prompt, sampling):
-                return sampling
-        raise PeerError(f"ledger: sample {self.name} was signed for other work")
+        samplings = (self.sampling, in_its_place(self.sampling))
+        found = drawn_with(self.group, self.prompt, self.rollout, samplings)
+        if found is None or self.rollout.sample != self.sample:
+            raise PeerError(f"ledger: sample {self.name} was signed for other work")
+        return found
 
 
 class AcceptedSamples:

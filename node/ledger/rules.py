@@ -443,5 +443,5 @@ class Ledger:
         self.transitions.accept(lease, rollout.sample, done, now)
         if group.complete and (consumption := self.consumption.get(group.session)) is not None:
             consumption.give(group.n, now)
-        sampling = drawn_with(group, rollout, samplings_of(group, lease)) or group.sampling
+        sampling = drawn_with(group.id, group.prompt, rollout, samplings_of(group, lease)) or group.sampling
         self.quarantine.pick(lease.node, group, sampling, rollout, sealed, now)

@@ -15,6 +15,7 @@ from codec import Checkpoint, Replica, write_patch
 from codec.staging import StagedChunk
 from node.engines.base import Completion, EngineError, Prompt, SamplingParams
 from node.engines.interface import SharedReplica, WeightPatch
+from node.engines.judgement import Claim, Judgement
 from node.engines.vllm.engine import VllmEngine
 from node.engines.vllm.installed import installed
 from node.engines.vllm.links import Listener
@@ -27,7 +28,7 @@ SMALL: Final = ("--max-model-len", "512", "--max-num-seqs", "8")
 PROBE_ENV: Final = {"PYTHONPATH": str(Path(__file__).with_name("vllm_probe")), "VLLM_SERVER_DEV_MODE": "1"}
 """Lets vLLM's workers import the modules of `vllm_probe`, and opens the development route that calls them."""
 WITHIN_S: Final = 300.0
-"""Timeout of one generation or score."""
+"""Timeout of one generation, score or judgement."""
 
 
 def free_port() -> int:
@@ -86,17 +87,10 @@ class Bench:
     def begin(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> "Future[list[Completion]]":
         """Start completions and return a future of them."""
         future: Future[list[Completion]] = Future()
-
-        def done(_: int, outcome: "list[Completion] | EngineError") -> None:
-            if isinstance(outcome, EngineError):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-
         with self._lock:
             self.flights += 1
             flight = self.flights
-        self.engine.begin(flight, prompts, sampling, done)
+        self.engine.begin(flight, prompts, sampling, lambda _, outcome: _settle(future, outcome))
         return future
 
     def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> list[Completion]:
@@ -111,14 +105,17 @@ class Bench:
     ) -> "Future[tuple[float, ...]]":
         """Start scoring and return a future of the log-probabilities."""
         future: Future[tuple[float, ...]] = Future()
+        self.engine.begin_score(prompt, token_ids, sampling, lambda outcome: _settle(future, outcome))
+        return future
 
-        def done(outcome: "tuple[float, ...] | EngineError") -> None:
-            if isinstance(outcome, EngineError):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
+    def judge(self, claims: Sequence[Claim]) -> list[Judgement]:
+        """Judge claims, all at once; see `node.engines.interface.JudgingEngine`."""
+        return [future.result(WITHIN_S) for future in [self.begin_judge(claim) for claim in claims]]
 
-        self.engine.begin_score(prompt, token_ids, sampling, done)
+    def begin_judge(self, claim: Claim) -> "Future[Judgement]":
+        """Start a judgement and return a future of it."""
+        future: Future[Judgement] = Future()
+        self.engine.begin_judge(claim, lambda outcome: _settle(future, outcome))
         return future
 
     def greedy(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[tuple[list[int], list[float]]]:
@@ -127,6 +124,13 @@ class Bench:
         sampling = SamplingParams(max_tokens=tokens, temperature=0.0)
         completions = [self.generate([Prompt(tuple(prompt))], sampling)[0] for prompt in prompts]
         return [(list(completion.token_ids), list(completion.logprobs)) for completion in completions]
+
+
+def _settle(future: "Future[Any]", outcome: Any) -> None:
+    if isinstance(outcome, EngineError):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
 
 
 @contextlib.contextmanager

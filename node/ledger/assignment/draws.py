@@ -49,9 +49,11 @@ def samplings_of(group: Group, lease: LiveLease) -> tuple[SamplingParams, ...]:
     return (group.sampling, sampling_of(group, True)) if _may_be(group) else (group.sampling,)
 
 
-def drawn_with(group: Group, rollout: Rollout, samplings: tuple[SamplingParams, ...]) -> SamplingParams | None:
-    """Which of `samplings` the node signed; None: none of them."""
+def drawn_with(
+    group: bytes, prompt: bytes, rollout: Rollout, samplings: tuple[SamplingParams, ...]
+) -> SamplingParams | None:
+    """Which of `samplings` the node signed, for this group and prompt (packed); None: none of them."""
     for sampling in samplings:
-        if rollout.work == work_hash(group.id, rollout.sample, group.prompt, sampling):
+        if rollout.work == work_hash(group, rollout.sample, prompt, sampling):
             return sampling
     return None

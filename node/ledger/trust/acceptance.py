@@ -97,7 +97,7 @@ def judge(
     samplings: tuple[SamplingParams, ...],
 ) -> Reason | None:
     """None when `rollout` is what was asked for, by one of `samplings`, from versions that count; otherwise why not."""
-    if drawn_with(group, rollout, samplings) is None:
+    if drawn_with(group.id, group.prompt, rollout, samplings) is None:
         return Reason.WRONG_WORK
     if not _well_formed(rollout, group):
         return Reason.MALFORMED

@@ -69,6 +69,8 @@ class OpenJudgement:
     found: dict[bytes, Opinion] = field(default_factory=dict)
     """In the order of the answers; the first counts for the author's evidence."""
     declined: set[bytes] = field(default_factory=set)
+    decided: bool = False
+    """So many replays agree that no other one can change what they say of the author."""
 
     @property
     def tokens(self) -> int:
@@ -80,16 +82,16 @@ class OpenJudgement:
 
     def is_settled(self, now: float) -> bool:
         """Whether no further opinion is wanted, none is to come, or those that came decide."""
-        if len(self.found) >= self.wanted or self._is_decided():
+        if len(self.found) >= self.wanted or self.decided:
             return True
         lost = {checker for checker, at in self.waits_for() if now - at >= LOST_S}
         return all(checker in self.declined or checker in self.found or checker in lost for checker in self.checkers)
 
-    def _is_decided(self) -> bool:
-        """Whether so many replays agree that no other one can change what they say of the author."""
-        if self.replays is None or all_alike(self.claimed, self.found):
-            return False
-        return weigh(self.claimed, self.found, len(self.checkers)).author is not None
+    def add(self, checker: bytes, opinion: Opinion) -> None:
+        """`checker` answered."""
+        self.found[checker] = opinion
+        if self.replays is not None and not all_alike(self.claimed, self.found):
+            self.decided = weigh(self.claimed, self.found, len(self.checkers)).author is not None
 
     def waits_for(self) -> Iterator[tuple[bytes, float]]:
         """The checkers that have not answered yet, and when they were asked."""
@@ -213,7 +215,7 @@ class Judgements:
             check.declined.add(node)
             return None
         self.answered += not check.found
-        check.found[node] = opinion
+        check.add(node, opinion)
         return check
 
     def refuse(self, node: bytes) -> None:

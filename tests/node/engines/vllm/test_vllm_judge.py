@@ -1,7 +1,6 @@
 """A real vLLM draws portably and judges claims: margins, scores under the version before, and failures of rewinds."""
 
 import time
-from concurrent.futures import Future
 from concurrent.futures import wait as wait_all
 from pathlib import Path
 from typing import Any
@@ -36,23 +35,6 @@ def sampling_of(seed: int = 2**63 + 9, tokens: int = TOKENS, **how: Any) -> Samp
     return SamplingParams(tokens, seed=seed, options=SamplingOptions(portable=True, **how), **fields)
 
 
-def begin_judge(one: Any, claim: Claim) -> "Future[Judgement]":
-    future: Future[Judgement] = Future()
-
-    def done(outcome: Judgement | EngineError) -> None:
-        if isinstance(outcome, EngineError):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
-
-    one.engine.begin_judge(claim, done)
-    return future
-
-
-def judge(one: Any, claims: list[Claim]) -> list[Judgement]:
-    return [future.result(WITHIN_S) for future in [begin_judge(one, claim) for claim in claims]]
-
-
 def claims_of(one: Any, sampling: SamplingParams, previous: bool = False) -> list[Claim]:
     found = one.generate(PROMPTS, sampling)
     return [Claim(p.token_ids, c.token_ids, sampling, p.stream, previous) for p, c in zip(PROMPTS, found, strict=True)]
@@ -62,14 +44,14 @@ def claims_of(one: Any, sampling: SamplingParams, previous: bool = False) -> lis
 def test_margins_are_zero_for_honest_tokens_and_large_for_a_second_draw(one, how: str):
     sampling = sampling_of(**HOW[how])
     claims = claims_of(one, sampling)
-    for claim, found in zip(claims, judge(one, claims), strict=True):
+    for claim, found in zip(claims, one.judge(claims), strict=True):
         assert max(found.margins) < ROUNDING
         assert np.mean(found.margins) < 0.01
         assert found.scores == pytest.approx(one.score(claim.prompt, claim.token_ids, sampling), abs=1e-6)
         assert found.previous == ()
     second = claims_of(one, sampling_of(seed=77, **HOW[how]))
     asked = [Claim(claim.prompt, claim.token_ids, sampling, claim.stream) for claim in second]
-    assert min(np.mean(found.margins) for found in judge(one, asked)) > 0.2
+    assert min(np.mean(found.margins) for found in one.judge(asked)) > 0.2
     one.generate(PROMPTS, SamplingParams(3, 0.0, options=SamplingOptions(portable=True)))
 
 
@@ -92,7 +74,7 @@ def test_the_same_request_gives_the_same_tokens_alone_and_in_a_batch(one):
         split = next((i for i in range(TOKENS) if here.token_ids[i] != there.token_ids[i]), TOKENS)
         if split < TOKENS:
             claim = Claim(prompt.token_ids, there.token_ids[: split + 1], sampling, prompt.stream)
-            assert judge(one, [claim])[0].margins[-1] < ROUNDING
+            assert one.judge([claim])[0].margins[-1] < ROUNDING
     assert sum(a.token_ids == b.token_ids for a, b in zip(alone, together, strict=True)) >= 2
     wait_all([other, greedy], WITHIN_S)
     assert len({c.token_ids for c in alone}) == len(alone)
@@ -106,7 +88,7 @@ def test_the_transformers_engine_judges_what_vllm_drew(one, tmp_path: Path):
     other.load(tmp_path / "now")
     for how in ({}, {"top_k": 20, "top_p": 0.9}):
         claims = claims_of(one, sampling_of(**how))
-        for found, ours in zip(other.judge(claims), judge(one, claims), strict=True):
+        for found, ours in zip(other.judge(claims), one.judge(claims), strict=True):
             assert isinstance(found, Judgement)
             assert np.mean(found.margins) < 0.02
             np.testing.assert_allclose(found.scores, ours.scores, atol=ROUNDING)
@@ -114,7 +96,7 @@ def test_the_transformers_engine_judges_what_vllm_drew(one, tmp_path: Path):
         claims = [
             Claim(p.token_ids, c.token_ids, sampling_of(**how), p.stream) for p, c in zip(PROMPTS, drawn, strict=True)
         ]
-        assert max(np.mean(found.margins) for found in judge(one, claims)) < 0.02
+        assert max(np.mean(found.margins) for found in one.judge(claims)) < 0.02
 
 
 def test_scores_under_the_version_before_and_then_the_same_bits(one):
@@ -125,7 +107,7 @@ def test_scores_under_the_version_before_and_then_the_same_bits(one):
     one.update(step_of(one.replica, 901, 0.02))
     running = one.begin(PROMPTS, SamplingParams(max_tokens=400, temperature=0.0))
     time.sleep(0.3)
-    found = judge(one, claims)
+    found = one.judge(claims)
     assert [judgement.previous for judgement in found] == [pytest.approx(scores, abs=0.02) for scores in before]
     for judgement in found:
         assert judgement.version == (0, one.version)
@@ -140,14 +122,14 @@ def test_scores_under_the_version_before_and_then_the_same_bits(one):
 def test_the_version_before_is_unknown_after_a_reload(one):
     one.update(step_of(one.replica, 910, 0.02))
     (claim, *_) = claims_of(one, sampling_of(), previous=True)
-    assert judge(one, [claim])[0].previous
+    assert one.judge([claim])[0].previous
     one.reload()
-    (found,) = judge(one, [claim])
+    (found,) = one.judge([claim])
     assert (found.previous, len(found.scores)) == ((), TOKENS)
     one.update(step_of(one.replica, 911, 0.5))  # more than `MOST_SHARE`
-    assert judge(one, [claim])[0].previous == ()
+    assert one.judge([claim])[0].previous == ()
     one.update(step_of(one.replica, 912, 0.02))
-    assert judge(one, [claim])[0].previous
+    assert one.judge([claim])[0].previous
 
 
 def test_a_commit_and_a_rewind_wait_for_each_other(one):
@@ -160,7 +142,7 @@ def test_a_commit_and_a_rewind_wait_for_each_other(one):
     for i in range(4):
         scores[one.version] = one.score(claim.prompt, claim.token_ids, sampling)
         one.stage(step_of(one.replica, 921 + i, 0.02))
-        futures += [begin_judge(one, claim) for _ in range(3)]
+        futures += [one.begin_judge(claim) for _ in range(3)]
         one.commit()
     for future in futures:
         found = future.result(WITHIN_S)
@@ -176,7 +158,7 @@ def test_readers_of_live_bits_never_see_a_rewind(one):
     one.update(step_of(one.replica, 940, 0.02))
     claims = claims_of(one, sampling_of(), previous=True)
     for _ in range(3):
-        asked = [begin_judge(one, claim) for claim in claims]
+        asked = [one.begin_judge(claim) for claim in claims]
         while not all(future.done() for future in asked):
             assert (one.engine.live_hashes() == one.replica.hashes).all()
         assert all(len(future.result().scores) == TOKENS for future in asked)
@@ -210,9 +192,9 @@ def test_two_ranks_undo_together(two):
     claims = claims_of(two, sampling, previous=True)
     before = [two.score(claim.prompt, claim.token_ids, sampling) for claim in claims]
     two.update(step_of(two.replica, 951, 0.02))
-    found = judge(two, claims)
+    found = two.judge(claims)
     assert [judgement.previous for judgement in found] == [pytest.approx(scores, abs=0.02) for scores in before]
-    assert max(max(judgement.margins) for judgement in judge(two, claims_of(two, sampling))) < ROUNDING
+    assert max(max(judgement.margins) for judgement in two.judge(claims_of(two, sampling))) < ROUNDING
     assert (two.engine.live_hashes() == two.replica.hashes).all()
 
 
@@ -236,11 +218,11 @@ def tear(live: Any, where: str) -> list[Claim]:
 
     live.update(step_of(live.replica, 960 + len(where), 0.02))
     claims = claims_of(live, sampling_of(tokens=12), previous=True)
-    assert all(found.previous for found in judge(live, claims))
+    assert all(found.previous for found in live.judge(claims))
     running = live.begin(PROMPTS, SamplingParams(max_tokens=480, temperature=0.0))
     time.sleep(0.3)
     assert call(live.url, "tear", where) == 1
-    futures = [begin_judge(live, claim) for claim in claims]
+    futures = [live.begin_judge(claim) for claim in claims]
     wait_all(futures, WITHIN_S)
     assert all(future.exception(0) is not None for future in futures)
     with pytest.raises(EngineError):
@@ -264,7 +246,7 @@ def test_a_failure_in_a_rewind_stops_the_engine_until_it_is_reloaded(tearing, wh
         tearing.generate(PROMPTS, sampling_of())
     assert tearing.reload() == tearing.replica.root
     assert (tearing.engine.live_hashes() == tearing.replica.hashes).all()
-    assert [found.previous for found in judge(tearing, claims)] == [()] * len(claims)
+    assert [found.previous for found in tearing.judge(claims)] == [()] * len(claims)
 
 
 def test_a_vllm_that_is_killed_in_a_rewind_is_lost(tearing):

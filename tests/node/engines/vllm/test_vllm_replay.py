@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +35,6 @@ HOW = {
 def sampling_of(seed: int = 2**63 + 9, tokens: int = TOKENS, portable: bool = True, **how: Any) -> SamplingParams:
     fields = {name: how.pop(name) for name in ("temperature", "top_p", "stop_tokens") if name in how}
     return SamplingParams(tokens, seed=seed, options=SamplingOptions(portable=portable, **how), **fields)
-
-
-def begin_judge(live: Any, claim: Claim) -> "Future[Judgement]":
-    future: Future[Judgement] = Future()
-
-    def done(outcome: Judgement | EngineError) -> None:
-        if isinstance(outcome, EngineError):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
-
-    live.engine.begin_judge(claim, done)
-    return future
-
-
-def replay(live: Any, claims: list[Claim]) -> list[Judgement]:
-    return [future.result(WITHIN_S) for future in [begin_judge(live, claim) for claim in claims]]
 
 
 def claim_of(prompt: Prompt, drawn: Completion, sampling: SamplingParams, start: int = 0) -> Claim:
@@ -99,7 +81,7 @@ def test_honest_draws_replay_bit_for_bit_beside_other_sequences(live, how: str):
     middle = [
         claim_of(prompt, one, sampling, len(one.token_ids) // 2) for prompt, one in zip(PROMPTS, drawn, strict=True)
     ]
-    found = replay(live, claims) + replay(live, middle[:1]) + replay(live, middle[1:])
+    found = live.judge(claims) + live.judge(middle[:1]) + live.judge(middle[1:])
     for claim, one, judged in zip(claims + middle, drawn * 2, found, strict=True):
         assert len(judged.margins) == claim.tokens
         assert unlike(claim, one, judged) == 0
@@ -112,7 +94,7 @@ def test_draws_that_are_not_portable_replay_without_margins(live):
     drawn = live.generate(PROMPTS, sampling)
     for prompt, one in zip(PROMPTS, drawn, strict=True):
         claim = claim_of(prompt, one, sampling)
-        (found,) = replay(live, [claim])
+        (found,) = live.judge([claim])
         assert (unlike(claim, one, found), found.margins) == (0, ())
 
 
@@ -123,14 +105,14 @@ def test_a_token_that_is_not_the_winner_has_a_margin(live):
         ids = list(drawn.token_ids)
         ids[5] = next(token for token in range(30, 40) if token != ids[5])
         claim = Claim(PROMPTS[0].token_ids, tuple(ids), sampling, PROMPTS[0].stream, replay=True)
-        (found,) = replay(live, [claim])
+        (found,) = live.judge([claim])
         assert not any(found.margins[:5])
         assert found.margins[5] > 0
         assert found.scores[:5] == drawn.logprobs[:5]
     cut = sampling_of(top_k=2)
     (drawn,) = live.generate(PROMPTS[:1], sampling)
     claim = Claim(PROMPTS[0].token_ids, (500, *drawn.token_ids[1:]), cut, PROMPTS[0].stream, replay=True)
-    (found,) = replay(live, [claim])
+    (found,) = live.judge([claim])
     assert (found.margins[0], found.scores[0]) == (8.0, -1e4)
 
 
@@ -150,11 +132,11 @@ def test_spans_of_two_versions_replay_each_under_its_own(live):
     for prompt, one in zip(PROMPTS, drawn, strict=False):
         start = one.spans[1].start
         claim = claim_of(prompt, one, sampling, start)
-        (found,) = replay(live, [claim])
+        (found,) = live.judge([claim])
         assert found.version == one.spans[1].version == (0, live.version)
         assert unlike(claim, one, found) == 0
         early = Claim(prompt.token_ids, one.token_ids[:start], sampling, prompt.stream, replay=True)
-        (stale,) = replay(live, [early])
+        (stale,) = live.judge([early])
         assert unlike(early, one, stale) > early.tokens // 2
 
 
@@ -167,7 +149,7 @@ def test_a_vllm_that_keeps_old_keys_replays_what_one_version_drew(live):
         drawn = live.generate(PROMPTS, sampling_of())
         for prompt, one in zip(PROMPTS, drawn, strict=True):
             claim = claim_of(prompt, one, sampling_of())
-            assert unlike(claim, one, replay(live, [claim])[0]) == 0
+            assert unlike(claim, one, live.judge([claim])[0]) == 0
         kept.result(WITHIN_S)
     finally:
         live.engine.policy = "recompute"
@@ -178,7 +160,7 @@ def test_a_version_in_the_middle_of_a_replay_is_an_error(live):
     (drawn,) = live.generate(PROMPTS[:1], sampling)
     claim = claim_of(PROMPTS[0], drawn, sampling)
     for attempt in range(5):
-        future = begin_judge(live, claim)
+        future = live.begin_judge(claim)
         time.sleep(0.3)
         if not future.done():
             live.update(step_of(live.replica, 60 + attempt, 0.02))
@@ -187,7 +169,7 @@ def test_a_version_in_the_middle_of_a_replay_is_an_error(live):
         future.result(WITHIN_S)
     (after,) = live.generate(PROMPTS[:1], sampling)
     claim = claim_of(PROMPTS[0], after, sampling)
-    assert unlike(claim, after, replay(live, [claim])[0]) == 0
+    assert unlike(claim, after, live.judge([claim])[0]) == 0
 
 
 def test_a_replay_without_room_is_refused_and_users_own_are_harmless(live):
@@ -197,9 +179,9 @@ def test_a_replay_without_room_is_refused_and_users_own_are_harmless(live):
 
     sampling = sampling_of(tokens=5000)
     with pytest.raises(EngineError):
-        replay(live, [Claim(PROMPTS[0].token_ids, (5,) * 5000, sampling, 0, replay=True)])
+        live.judge([Claim(PROMPTS[0].token_ids, (5,) * 5000, sampling, 0, replay=True)])
     with pytest.raises(EngineError):
-        replay(live, [Claim(PROMPTS[0].token_ids, (2**31,), sampling_of(tokens=1), 0, replay=True)])
+        live.judge([Claim(PROMPTS[0].token_ids, (2**31,), sampling_of(tokens=1), 0, replay=True)])
     for extra in (
         {"swarm_replay": [1]},
         {"swarm_replay": "x"},
