@@ -206,8 +206,12 @@ class SteppedGeneration(Generation):
             return
         now = time.perf_counter()
         self._finish_commit(now - started)
-        for number, completions in finished:
-            self._send(_completions(number, completions, now - self._began_at.pop(number)))
+        for number, outcome in finished:
+            seconds = now - self._began_at.pop(number)
+            if isinstance(outcome, EngineError):
+                self._send(failure(self._engine, number, outcome))
+            else:
+                self._send(_completions(number, outcome, seconds))
         if now - self._progress_sent_at >= PROGRESS_EVERY_S:
             self._progress_sent_at = now
             for number, counts in self._engine.counts().items():

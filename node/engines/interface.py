@@ -196,6 +196,7 @@ class Engine(ABC):
 
     def drop_adapter(self, slot: int) -> None:
         """Forget the slot's adapter; its running sequences fail. Does nothing for an empty slot."""
+        _ = slot  # an engine without adapters has nothing to forget
 
     def adapter_root(self, slot: int) -> bytes:
         """The root of the slot: of the live bits, read back out of the engine, and of the configuration that was given.
@@ -270,8 +271,9 @@ class SteppedEngine(Engine):
         """
 
     @abstractmethod
-    def step(self) -> list[tuple[int, list[Completion]]]:
-        """Compute about one more token for every flight. Returns the flights that are done, with their completions.
+    def step(self) -> list[tuple[int, list[Completion] | EngineError]]:
+        """Compute about one more token for every flight. Returns the flights that are done, with their completions, or
+        why they cannot be continued.
 
         After any exception the caller must cancel every flight.
         """
@@ -290,8 +292,10 @@ class SteppedEngine(Engine):
         self.begin(-1, prompts, sampling, adapter)
         try:
             while True:
-                for _, completions in self.step():
-                    return completions
+                for _, outcome in self.step():
+                    if isinstance(outcome, EngineError):
+                        raise outcome
+                    return outcome
         finally:
             self.cancel(-1)
 

@@ -113,7 +113,7 @@ class Worker:
         self._answer_with(message, lambda: self._handle(message, fds), fds)
 
     def _answer_with(self, message: FromNode, handle: Callable[[], FromEngine | None], fds: list[int]) -> None:
-        """Send what `handle` returns. Every error of the engine ends here, as an answer: the node decides what to do."""
+        """Send what `handle` returns. Every error of the engine ends here, as an answer, and the node decides."""
         try:
             answer = handle()
         except (EngineError, UsageError, ValueError, PeerError) as error:
