@@ -53,15 +53,8 @@ def adapter_flags(base: Layout, slots: AdapterSlots) -> tuple[str, ...]:
 
 def _targets(base: Layout) -> list[str]:
     """The last names of the linear layers that adapters may change."""
-    found = (
-        {name.removesuffix(".weight").rpartition(".")[2] for name in base.linear}
-        if hasattr(base, "linear")
-        else {
-            tensor.name.removesuffix(".weight").rpartition(".")[2]
-            for tensor in base.tensors
-            if len(tensor.shape) == 2 and tensor.name.endswith(".weight")
-        }
-    )
+    matrices = [tensor.name for tensor in base.tensors if len(tensor.shape) == 2 and tensor.name.endswith(".weight")]
+    found = {name.removesuffix(".weight").rpartition(".")[2] for name in matrices}
     return sorted(name for name in found if "embed" not in name and name not in ("wte", "wpe", "lm_head"))
 
 
@@ -139,8 +132,8 @@ class VllmAdapters:
             raise EngineError(f"no adapter is staged for slot {slot}")
         before = self._served.get(slot)
         renamed = before is not None and before.config.name != adapter.config.name
-        version = version_name(adapter.version)
-        took = front.get(lambda n: SwitchAdapter(n, adapter.number, version, policy, renamed), Changed, SWITCH_WITHIN_S)
+        number, version = adapter.number, version_name(adapter.version)
+        took = front.get(lambda n: SwitchAdapter(n, number, version, policy, renamed), Changed, SWITCH_WITHIN_S)
         self._served[slot] = adapter
         _log.info("adapter", name=adapter.config.name, version=version, pause_ms=round(1e3 * took.pause_s, 2))
         return took.pause_s
@@ -148,13 +141,15 @@ class VllmAdapters:
     def drop(self, front: PluginLink, slot: int) -> None:
         """See `Engine.drop_adapter`."""
         if (adapter := self._served.pop(slot, None)) is not None:
-            front.get(lambda n: DropAdapter(n, adapter.number), Changed, SWITCH_WITHIN_S)
+            number = adapter.number
+            front.get(lambda n: DropAdapter(n, number), Changed, SWITCH_WITHIN_S)
 
     def root(self, attached: "Attached", slot: int) -> bytes:
         """See `Engine.adapter_root`."""
         if (adapter := self._served.get(slot)) is None:
             raise EngineError(f"slot {slot} has no adapter")
-        asked = [rank.ask(lambda n: ProveAdapter(n, adapter.number)) for rank in attached.ranks]
+        number = adapter.number
+        asked = [rank.ask(lambda n: ProveAdapter(n, number)) for rank in attached.ranks]
         answers = [wait(answer, Adapted, PREPARE_WITHIN_S) for answer in asked]
         if _wrong(adapter.layers, answers):
             return bytes(32)

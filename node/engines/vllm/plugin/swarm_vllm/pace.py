@@ -7,7 +7,7 @@ __all__ = ["Pace"]
 _WORK_S = 0.001
 """Seconds of work after which the thread rests."""
 _RESTS = 3.0
-"""Rest, as a multiple of the work before it: the thread gets a quarter of the time, because it slows generation down."""
+"""Rest, as a multiple of the work before it: the thread gets a quarter of the time. It slows generation down."""
 
 
 class Pace:

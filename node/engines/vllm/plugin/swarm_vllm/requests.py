@@ -22,7 +22,7 @@ MIN_LOGPROB = -1e4
 def adapting(adapter: int) -> LoRARequest | None:
     """What names the adapter of this id in a request; None for 0. The path is never opened: every rank has the weights.
 
-    The name is the id's alone. A prefix that another version of the adapter computed is kept apart by its salt (`core`).
+    The name is the id's alone. Prefixes that other versions of the adapter computed are kept apart by salts (`core`).
     """
     return LoRARequest(f"swarm-{adapter}", adapter, "/swarm/adapter") if adapter else None
 
