@@ -14,6 +14,7 @@ from codec.errors import SwarmError
 
 __all__ = [
     "ABILITIES",
+    "ADAPTERS",
     "BASE_VERSION",
     "EXACT_SEED",
     "JUDGES",
@@ -65,7 +66,9 @@ JUDGES: Final = "judges"
 """The ability to judge tokens that another node says it drew (`node.engines.judgement`)."""
 REPLAYS: Final = "replays"
 """The ability to judge tokens by computing them as they were drawn, bit for bit: see `Claim.replay`."""
-ABILITIES: Final = frozenset({OPTIONS, SCORE_OPTIONS, EXACT_SEED, PORTABLE_DRAWS, JUDGES, REPLAYS})
+ADAPTERS: Final = "adapters"
+"""The ability to draw, score and judge by an adapter (`node.engines.adapters`)."""
+ABILITIES: Final = frozenset({OPTIONS, SCORE_OPTIONS, EXACT_SEED, PORTABLE_DRAWS, JUDGES, REPLAYS, ADAPTERS})
 """Everything that an engine may be able to do beyond `SamplingParams` without options."""
 
 MAX_LISTED: Final = 4096
