@@ -5,23 +5,23 @@ from typing import Any, Final
 
 import numpy as np
 
-from codec.adapter import AdapterConfig, AdapterModule, AdapterSlots
+from codec.adapter import AdapterConfig, AdapterModule, AdapterSlots, is_adapter_name, linear_layers
 from codec.bits import Bits
 from codec.errors import UsageError
 from codec.layout import Layout
-from node.trainers.tensors.plain_lora import PlainLora
+from node.trainers.tensors.plain_lora import MERGED, PlainLora
 
 __all__ = ["check_name", "slot_bits", "slot_config", "tensors_in"]
 
 _LOADERS_NEED: Final = (
-    "peft_type", "task_type", "base_model_name_or_path", "target_modules", "lora_dropout", "bias", "use_rslora",
+    "task_type", "target_modules", "lora_dropout", "bias",
 )  # fmt: skip
-"""Fields of a peft config that say what the adapter computes, or what loaders ask for. Rank and alpha are set anew."""
+"""Fields of a peft config that loaders ask for. Those of rank and alpha are set anew; the base's folder stays here."""
 
 
 def check_name(name: str) -> None:
     """Raises `UsageError` for a name that no adapter may have."""
-    if not AdapterConfig.is_name(name):
+    if not is_adapter_name(name):
         raise UsageError(f"adapter={name!r}: an adapter's name has 1 to 64 of the characters A-Z a-z 0-9 . _ -")
 
 
@@ -32,15 +32,14 @@ def slot_config(adapter: PlainLora, name: str, base: Layout, slots: AdapterSlots
     `UsageError` for an adapter of another base, or one for which the slots have no room.
     """
     check_name(name)
-    linear = base.linear_layers
+    linear = linear_layers(base)
     for module in adapter.modules:
         found = (module.b.shape[0], module.a.shape[1])
         wanted = linear.get(module.name)
         if wanted is None:
             raise UsageError(
                 f"The adapter {name!r} adapts {module.name}, which is no linear layer of this swarm's base (embeddings "
-                "and the output head are none): train it on this base, or publish the model merged, with publish(model) "
-                "and without adapter=."
+                f"and the output head are none): train it on this base, or {MERGED}."
             )
         if found != wanted:
             raise UsageError(
@@ -78,8 +77,10 @@ def slot_bits(adapter: PlainLora, config: AdapterConfig, slots: AdapterSlots) ->
 
 
 def tensors_in(config: AdapterConfig, weights: Bits, base: Layout) -> Mapping[str, Bits]:
-    """The adapter's tensors by peft's names: uint16, the bits in bfloat16, views of `weights`. Raises `PeerError` for an
-    adapter of another base."""
+    """The adapter's tensors by peft's names: uint16, the bits in bfloat16, views of `weights`.
+
+    Raises `PeerError` for an adapter of another base.
+    """
     return {
         tensor.name: weights[tensor.offset : tensor.offset + tensor.elements].reshape(tensor.shape)
         for tensor in config.tensors(base)

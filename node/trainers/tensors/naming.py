@@ -99,9 +99,9 @@ class Naming:
         def checkpoint_name(name: str) -> str:
             if name not in plain:
                 raise UsageError(
-                    f"{name} is not one tensor of the base checkpoint (the model holds several fused, or one in parts), "
-                    "so its adapter fits no other engine: publish the model merged, with publish(model) and without "
-                    "adapter=."
+                    f"{name} is not one tensor of the base checkpoint (the model holds several fused, or one in "
+                    "parts), so its adapter fits no other engine: publish the model merged, with publish(model) and "
+                    "without adapter=."
                 )
             return plain[name]
 

@@ -24,12 +24,21 @@ from node.trainers.tensors.lora import is_lora
 from node.trainers.tensors.naming import plain_name
 from node.trainers.tensors.rounding import bring, can_bring
 
-__all__ = ["ADAPTER_CONFIG", "ADAPTER_WEIGHTS", "LoraModule", "PlainLora", "plain_lora", "read_folder", "tensors_of"]
+__all__ = [
+    "ADAPTER_CONFIG",
+    "ADAPTER_WEIGHTS",
+    "MERGED",
+    "LoraModule",
+    "PlainLora",
+    "plain_lora",
+    "read_folder",
+    "tensors_of",
+]
 
 ADAPTER_CONFIG: Final = "adapter_config.json"
 ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
 _MAX_CONFIG_BYTES: Final = 1 << 20
-_MERGED: Final = "publish the model merged, with publish(model) and without adapter="
+MERGED: Final = "publish the model merged, with publish(model) and without adapter="
 """The way out of every refusal: merged weights say whatever the adapter does."""
 _ALTERS_BASE: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initialisations that subtract the adapter's first product from the base: the adapter fits no other base."""
@@ -67,17 +76,13 @@ class LoraModule:
 
 @dataclass(frozen=True, slots=True)
 class PlainLora:
-    """An adapter. `modules`: in ascending order of their names, at least one. `peft`: the adapter's peft config as plain
-    JSON values, for loaders; empty for layers that are not peft's. `rslora`: a module's scaling is alpha / sqrt(rank),
-    and not alpha / rank. `base`: the base's folder or name in the peft config."""
+    """An adapter. `modules`: in ascending order of their names, at least one. `peft`: the adapter's peft config as
+    plain JSON values; empty for layers that are not peft's. `rslora`: a module's scaling is alpha / sqrt(rank), and not
+    alpha / rank."""
 
     modules: tuple[LoraModule, ...]
     peft: Mapping[str, Any]
     rslora: bool = False
-
-    @property
-    def base(self) -> str:
-        return str(self.peft.get("base_model_name_or_path") or "")
 
 
 def plain_lora(source: Any, adapter: str, checkpoint_name: Callable[[Any], Callable[[str], str]]) -> PlainLora:
@@ -92,13 +97,13 @@ def plain_lora(source: Any, adapter: str, checkpoint_name: Callable[[Any], Calla
     if isinstance(source, str | Path):
         return read_folder(Path(source))
     if hasattr(source, "named_modules"):
-        return _of_model(source, adapter, checkpoint_name(source))
+        return _of_model(source, adapter, checkpoint_name)
     if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], Mapping):
         config = _config_values(source[0])
         return _of_tensors(config, {name: _Torch(name, tensor) for name, tensor in source[1].items()}, "the adapter")
     raise UsageError(
-        "publish(..., adapter=...) takes a model with adapters, a pair (peft config, tensors by name), or the path of a "
-        f"folder that peft saved, and not {type(source).__name__}."
+        "publish(..., adapter=...) takes a model with adapters, a pair (peft config, tensors by name), or the path of "
+        f"a folder that peft saved, and not {type(source).__name__}."
     )
 
 
@@ -214,7 +219,9 @@ def _config_values(config: Any) -> Mapping[str, Any]:
     """A peft config as plain JSON values."""
     values = config.to_dict() if hasattr(config, "to_dict") else config
     if not isinstance(values, Mapping):
-        raise UsageError(f"The peft config is a {type(config).__name__}; give a LoraConfig, or what its to_dict() gives.")
+        raise UsageError(
+            f"The peft config is a {type(config).__name__}; give a LoraConfig, or what its to_dict() gives."
+        )
     return json.loads(json.dumps(dict(values), default=_json_value))
 
 
@@ -241,7 +248,7 @@ def _check_config(config: Mapping[str, Any], what: str) -> None:
 # ------------------------------------------------------------ from a model
 
 
-def _of_model(model: Any, adapter: str, checkpoint_name: Callable[[str], str]) -> PlainLora:
+def _of_model(model: Any, adapter: str, checkpoint_name: Callable[[Any], Callable[[str], str]]) -> PlainLora:
     layers = {name: module for name, module in model.named_modules() if is_lora(module)}
     configs = _peft_configs(model)
     if not layers and not configs:
@@ -249,10 +256,11 @@ def _of_model(model: Any, adapter: str, checkpoint_name: Callable[[str], str]) -
     own = _own_name(model, adapter, configs, layers)
     config = _config_values(configs[own]) if own in configs else {}
     _check_config(config, f"the adapter {own!r}")
+    in_checkpoint = checkpoint_name(model)
     modules = []
     for name, layer in layers.items():
         if own in layer.lora_A or own in (getattr(layer, "lora_embedding_A", None) or {}):
-            plain = checkpoint_name(f"{plain_name(name)}.weight").removesuffix(".weight")
+            plain = in_checkpoint(f"{plain_name(name)}.weight").removesuffix(".weight")
             modules.append(_of_layer(plain, layer, own, bool(config.get("use_rslora"))))
     return _adapter(sorted(modules, key=lambda module: module.name), config, f"the adapter {own!r}")
 
@@ -320,7 +328,7 @@ def _adapter(modules: list[LoraModule], config: Mapping[str, Any], what: str) ->
 
 
 def _refusal(what: str, does: str) -> UsageError:
-    return UsageError(f"{what[0].upper()}{what[1:]} is not plain LoRA of linear layers: {does}. So {_MERGED}.")
+    return UsageError(f"{what[0].upper()}{what[1:]} is not plain LoRA of linear layers: {does}. So {MERGED}.")
 
 
 def tensors_of(adapter: PlainLora) -> Iterator[tuple[str, Bits]]:
