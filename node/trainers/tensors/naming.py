@@ -89,9 +89,13 @@ class Naming:
     def checkpoint_name(self, source: Any) -> Callable[[str], str]:
         """Maps the name of a parameter of `source` to that of the checkpoint tensor which equals it.
 
-        The function raises `UsageError` for a parameter that is no single tensor of the checkpoint.
+        The function raises `UsageError` for a parameter that is no single tensor of the checkpoint. Names stay as they
+        are where the library's loader cannot tell, as for a model that was quantized when it was loaded (QLoRA).
         """
-        conversion = self._conversion(source)
+        try:
+            conversion = self._conversion(source)
+        except UsageError:
+            conversion = None
         if conversion is None:
             return lambda name: name
         plain = {conversion.plain(spec): spec.name for spec in self._layout.tensors}
