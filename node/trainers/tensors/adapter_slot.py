@@ -5,13 +5,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from codec.adapter import AdapterConfig, AdapterModule, AdapterSlots, is_adapter_name, linear_layers
+from codec.adapter import CONFIG_BYTES, AdapterConfig, AdapterModule, AdapterSlots, is_adapter_name, linear_layers
 from codec.bits import Bits
 from codec.errors import UsageError
 from codec.layout import Layout
 from node.trainers.tensors.plain_lora import MERGED, PlainLora
 
-__all__ = ["check_name", "slot_bits", "slot_config", "tensors_in"]
+__all__ = ["check_name", "fill_slot", "slot_bits", "slot_config", "tensors_in"]
 
 _LOADERS_NEED: Final = (
     "task_type", "target_modules", "lora_dropout", "bias",
@@ -67,13 +67,20 @@ def slot_config(adapter: PlainLora, name: str, base: Layout, slots: AdapterSlots
 
 def slot_bits(adapter: PlainLora, config: AdapterConfig, slots: AdapterSlots) -> tuple[Bits, Bits]:
     """(configuration, uint8 (65536,); weights, uint16 (E,)) of the slot."""
-    weights = np.zeros(slots.elements, np.uint16)
+    raw, weights = np.zeros(CONFIG_BYTES, np.uint8), np.zeros(slots.elements, np.uint16)
+    fill_slot(adapter, config, raw, weights)
+    return raw, weights
+
+
+def fill_slot(adapter: PlainLora, config: AdapterConfig, raw: Bits, weights: Bits) -> None:
+    """Write the slot's two tensors, of the shapes that `slot_bits` gives."""
+    raw[:] = np.frombuffer(config.to_bytes(), np.uint8)
     at = 0
     for module in adapter.modules:
         for matrix in (module.a, module.b):
             weights[at : at + matrix.size] = matrix.reshape(-1)
             at += matrix.size
-    return np.frombuffer(config.to_bytes(), np.uint8), weights
+    weights[at:] = 0
 
 
 def tensors_in(config: AdapterConfig, weights: Bits, base: Layout) -> Mapping[str, Bits]:
