@@ -136,22 +136,23 @@ class Swarm:
         (peft config, tensors by peft's names), or the path of a folder that peft saved. Rank, alpha and modules may
         change from one version to the next.
 
-        At most two versions are unsealed at a time, of the base and of each adapter. `on_busy`: what a third does. "wait": wait for the oldest to be
-        sealed. "coalesce": replace the one that has not begun, which becomes `superseded`. `timeout_s`: for that wait,
-        and for the wait for a seed that has ended; a seed is waited for at most a minute after its end.
+        At most two versions are unsealed at a time, of the base and of each adapter. `on_busy`: what a third does.
+        "wait": wait for the oldest to be sealed. "coalesce": replace the one that has not begun, which becomes
+        `superseded`. `timeout_s`: for that wait, and for the wait for a seed that has ended; a seed is waited for at
+        most a minute after its end.
 
         Nothing is published by itself: with gradient accumulation, call this after the steps that should become
         versions.
 
         Raises `UsageError` when the tensors are not the base's, or the adapter is of another base, needs more than its
-        slot has, or is more than plain LoRA; `SwarmBusy` when two versions are still unsealed after
-        `timeout_s`, `SwarmDown` when the seed stays down (then every call raises it at once), `PublishFailed` or
-        `SwarmTimeout` when another rank ended or does not publish. A failure after this call has returned is in the
-        publication's `error` and in `state`, and is logged.
+        slot has, or is more than plain LoRA; `SwarmBusy` when two versions are still unsealed after `timeout_s`;
+        `SwarmDown` when the seed stays down (then every call raises it at once); `PublishFailed` or `SwarmTimeout` when
+        another rank ended or does not publish, or another process publishes this adapter. A failure after this call has
+        returned is in the publication's `error` and in `state`, and is logged.
         """
         if adapter is None:
-            return self._lines.base.publish(model, step, on_busy, timeout_s)
-        return self._lines.adapter(adapter).publish(model, step, on_busy, timeout_s)
+            return self._lines.base(step, timeout_s).publish(model, step, on_busy, timeout_s)
+        return self._lines.adapter(adapter, step, timeout_s).publish(model, step, on_busy, timeout_s)
 
     def resume(self, root: bytes, model: Any = None, *, timeout_s: float = 600.0) -> tuple[int, int]:
         """Bring the swarm back to the version with this root, after the trainer has loaded its checkpoint.
@@ -172,7 +173,7 @@ class Swarm:
         return self._go_back(VersionRef(version=version), model, timeout_s)
 
     def _go_back(self, wanted: VersionRef, model: Any, timeout_s: float) -> tuple[int, int]:
-        line = self._lines.base
+        line = self._lines.base(timeout_s=timeout_s)
         if model is None:
             line.go_back(wanted, timeout_s)
         elif wanted.root != line.drain(timeout_s):
@@ -263,7 +264,7 @@ class Swarm:
     @property
     def layout(self) -> Layout:
         """The names, shapes and dtypes of the base's tensors."""
-        return self._lines.base.layout
+        return self._lines.base().layout
 
     @property
     def openai_url(self) -> str:

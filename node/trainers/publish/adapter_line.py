@@ -48,10 +48,10 @@ class AdapterLine:
         publication.adapter = self.name
         return publication
 
-    def _count(self, entry: Entry, link: Link, copy: Callable[[str], Any]) -> None:
+    def _count(self, entry: Entry, link: Link, bytes_of: Callable[[str], Any]) -> None:
         """Write the adapter's own version, one more than that of the parent, into the copy of its configuration."""
         version = int.from_bytes(link.replica.block(0)[_VERSION].tobytes(), "little") + 1
         if version >> 64:
-            raise UsageError(f"The adapter {self.name!r} has no further version number: remove it, and publish it anew.")
-        copy(self._config.name)[_VERSION] = np.frombuffer(version.to_bytes(8, "little"), np.uint8)
+            raise UsageError(f"The adapter {self.name!r} has had all 2^64 versions: remove it first.")
+        bytes_of(self._config.name)[_VERSION] = np.frombuffer(version.to_bytes(8, "little"), np.uint8)
         entry.publication.adapter_version = version

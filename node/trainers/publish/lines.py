@@ -6,11 +6,15 @@ from pathlib import Path
 
 from codec.errors import SwarmError
 from node.trainers.attach import Attachment, attach_adapter, attach_base, default_threads
-from node.trainers.connection.seedlink import SeedProcess, ask_state
+from node.trainers.connection.patience import Wait
+from node.trainers.connection.seedlink import ANSWER_WITHIN_S, SeedProcess, ask_state
+from node.trainers.connection.seedwatch import SeedWatch
+from node.trainers.errors import SwarmDown
 from node.trainers.publish.adapter_line import AdapterLine
 from node.trainers.publish.line import PublishLine
 from node.trainers.publish.publication import Publication
 from node.trainers.standing import holders
+from node.trainers.tensors.adapter_slot import check_name
 
 __all__ = ["PublishLines"]
 
@@ -28,23 +32,37 @@ class PublishLines:
         """
         self.home = home
         self._threads, self._seed = threads, seed
+        self._watch = SeedWatch(home, seed)
         self._base = None if attachment is None else self._line(attachment)
         self._adapters: dict[str, AdapterLine] = {}
         self._found: tuple[int, int] = (0, 0)
+        self._closed = False
         if attachment is None:
             self._found = ask_state(home).swarm.head or (0, 0)
 
-    @property
-    def base(self) -> PublishLine:
-        """The line of the base. Raises what `node.trainers.attach.attach` raises."""
+    def base(self, step: int = 0, timeout_s: float = ANSWER_WITHIN_S) -> PublishLine:
+        """The line of the base. `step`, `timeout_s`: of the publish that needs it, which waits as long for a seed that
+        has ended.
+
+        Raises what `node.trainers.attach.attach_base` raises.
+        """
         if self._base is None:
+            self._check_open()
+            self._watch.wait_until_up(None, step, Wait(timeout_s, lambda: f"publish of step {step} waits for the seed"))
             self._base = self._line(attach_base(self.home, self._seed))
         return self._base
 
-    def adapter(self, name: str) -> AdapterLine:
-        """The line of an adapter. Raises `UsageError` when it has no slot and none is free, `PublishFailed` when
-        another process publishes it, `SwarmDown`, `SwarmTimeout`."""
+    def adapter(self, name: str, step: int, timeout_s: float) -> AdapterLine:
+        """The line of an adapter. `step`, `timeout_s`: as in `base`.
+
+        Raises `UsageError` when it has no slot and none is free, `PublishFailed` when another process publishes it,
+        `SwarmDown`, `SwarmTimeout`.
+        """
         if name not in self._adapters:
+            self._check_open()
+            check_name(name)
+            what = f"publish of step {step} of the adapter {name!r} waits for the seed"
+            self._watch.wait_until_up(None, step, Wait(timeout_s, lambda: what))
             threads = self._threads or default_threads(1)
             attachment = attach_adapter(self.home, name, self._seed)
             self._adapters[name] = AdapterLine(attachment, threads, partial(holders, self.home))
@@ -69,6 +87,7 @@ class PublishLines:
 
         Raises the error of the first publication that was not sealed.
         """
+        self._closed = True
         deadline = time.monotonic() + timeout_s
         errors: list[SwarmError] = []
         for line in self._all():
@@ -78,6 +97,10 @@ class PublishLines:
                 errors.append(error)
         if errors:
             raise errors[0]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SwarmDown("This swarm was closed.")
 
     def _line(self, attachment: Attachment) -> PublishLine:
         threads = self._threads or default_threads(attachment.rank_info.world)

@@ -56,7 +56,8 @@ class Publication:
     `changed` as a share of all elements. `seconds`: by stage, "wait" (for a free copy) and "copy" within `publish`;
     "queue" (until the version before was sealed), "encode" (diff, code, hash, stream) and "seal" in the background.
     `error`: why the version was not published. `superseded`: a newer publish took its place before it began
-    (`on_busy="coalesce"`).
+    (`on_busy="coalesce"`). `adapter`, `adapter_version`: of an adapter, its name, and how many versions have changed
+    it; None: the base was published.
     """
 
     step: int
@@ -69,6 +70,8 @@ class Publication:
     seconds: dict[str, float] = field(default_factory=dict)
     error: SwarmError | None = None
     superseded: bool = False
+    adapter: str | None = None
+    adapter_version: int | None = None
     _done: threading.Event = field(default_factory=threading.Event, repr=False)
     _holders: Callable[["Publication", float], Holders] = field(
         default=lambda publication, within_s: Holders(0, ()), repr=False

@@ -65,11 +65,14 @@ class VersionSender:
         watch: SeedWatch,
         encoder: Encoder,
         claim: Callable[[Entry], bool],
+        prepare: Callable[[Entry, Link, Callable[[str], Any]], None] | None = None,
     ) -> None:
-        """`claim(entry)`: mark a publish as begun; False when a newer one has replaced it."""
+        """`claim(entry)`: mark a publish as begun; False when a newer one has replaced it. `prepare`: see
+        `PublishLine`."""
         self.link = attachment.link
         self._rank_info, self._copies = attachment.rank_info, attachment.copies
         self._ranks, self._watch, self._encoder, self._claim = ranks, watch, encoder, claim
+        self._prepare = prepare
         self._layout = attachment.link.replica.layout
         self._cause: Callable[[], str] = lambda: "nothing"
         """What the line's thread waits for at the moment, in words."""
@@ -165,6 +168,8 @@ class VersionSender:
         if opened.parent != self.link.root:
             raise _Stale("Another trainer has published.")
         publication.note_opened(opened.epoch, opened.version)
+        if self._prepare is not None:
+            self._prepare(entry, self.link, lambda name: self._copies.tensor(entry.slot, self._layout.tensor(name)))
         attempt = self._attempt = Attempt(self._encoder.blocks, opened, self.link)
         self._stream(entry, opened, attempt)
         encoded = time.perf_counter()
