@@ -84,9 +84,6 @@ class SeedWatch:
 
         Raises `SwarmDown` when the seed is not restarted within `RECONNECT_S` of its end, or before `wait` is over.
         Logs at once that it waits, because the wait may stop a training loop for a minute.
-        """`channel`: a connection of this process, if it has one. Raises `SwarmDown` when the seed is not restarted within `RECONNECT_S` of its end, or before `wait` is over.
-
-        Logs at once that it waits, because the wait may stop a training loop for a minute.
         """
         logged = False
         while not self.is_up(channel):

@@ -44,7 +44,8 @@ class AdapterLine:
         config = slot_config(adapter, self.name, self._base, self._slots)
         fill_slot(adapter, config, *self._bits)
         tensors = dict(zip((self._config.name, self._weights.name), self._bits, strict=True))
-        publication = self.line.publish(tensors, step, on_busy, timeout_s)
+        elements = sum(m.a.size + m.b.size for m in adapter.modules) + int(np.flatnonzero(self._bits[0])[-1]) + 1
+        publication = self.line.publish(tensors, step, on_busy, timeout_s, elements=elements)
         publication.adapter = self.name
         return publication
 

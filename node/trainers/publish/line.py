@@ -95,15 +95,22 @@ class PublishLine:
     # ------------------------------------------------------------ the trainer's thread
 
     def publish(
-        self, source: Any, step: int, on_busy: OnBusy, timeout_s: float, again: VersionRef | None = None
+        self,
+        source: Any,
+        step: int,
+        on_busy: OnBusy,
+        timeout_s: float,
+        again: VersionRef | None = None,
+        elements: int = 0,
     ) -> Publication:
-        """Copy `source` and queue it; see `Swarm.publish`. `again`: its bits are those of this sealed version."""
+        """Copy `source` and queue it; see `Swarm.publish`. `again`: its bits are those of this sealed version.
+        `elements`: see `Entry`."""
         self._check_open()
         self._number += 1
         started = time.perf_counter()
         publication = Publication(step, _holders=self._holders, _waits_for=self.waits_for)
         slot = self._take_slot(self._number, step, on_busy, timeout_s)
-        entry = Entry(self._number, publication, slot, again)
+        entry = Entry(self._number, publication, slot, again, elements=elements)
         waited = time.perf_counter()
         self._append(entry)
         try:

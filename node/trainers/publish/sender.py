@@ -182,7 +182,7 @@ class VersionSender:
             "encode": encoded - began,
             "seal": time.perf_counter() - encoded,
         }
-        publication.note_sealed(sealed, sum(tensor.elements for tensor in self._layout.tensors))
+        publication.note_sealed(sealed, entry.elements or sum(tensor.elements for tensor in self._layout.tensors))
 
     def _open(self, entry: Entry) -> PublishOpened | None:
         """Begin the version (rank 0), or hear that it has begun. None: a newer publish has replaced it."""
