@@ -114,7 +114,7 @@ def test_what_does_not_fit_is_refused_before_a_version_is_begun(tmp_path: Path) 
     with running(tmp_path, seed_with_slots(rank=8)) as there, Swarm.attach(home=tmp_path) as swarm:
         with pytest.raises(UsageError, match="--adapter-rank 16"):
             swarm.publish(adapter(1, rank=16), step=1, adapter="a")
-        with pytest.raises(UsageError, match="of another base: its layers.0.up is 48 x 64"):
+        with pytest.raises(UsageError, match=r"of another base: its layers\.0\.up is 48 x 64"):
             swarm.publish(adapter(1, modules={"layers.0.up": (48, 64)}), step=1, adapter="a")
         with pytest.raises(UsageError, match="no linear layer of this swarm's base"):
             swarm.publish(adapter(1, modules={"embed": (64, 32)}), step=1, adapter="a")
