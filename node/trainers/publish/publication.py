@@ -53,11 +53,11 @@ class Publication:
 
     `step`: the trainer's own count, as it was given. `epoch`, `version`: the version's name. `root`: its root, 32
     bytes. `bytes`: payload of its chunks. `changed`: elements whose bits differ from the version before. `density`:
-    `changed` as a share of all elements (of the adapter and its configuration). `seconds`: by stage, "wait" (for a free copy) and "copy" within `publish`;
-    "queue" (until the version before was sealed), "encode" (diff, code, hash, stream) and "seal" in the background.
-    `error`: why the version was not published. `superseded`: a newer publish took its place before it began
-    (`on_busy="coalesce"`). `adapter`, `adapter_version`: of an adapter, its name, and how many versions have changed
-    it; None: the base was published.
+    `changed` as a share of all elements: of the base, or of the adapter with its configuration. `seconds`: by stage,
+    "wait" (for a free copy) and "copy" within `publish`; "queue" (until the version before was sealed), "encode" (diff,
+    code, hash, stream) and "seal" in the background. `error`: why the version was not published. `superseded`: a newer
+    publish took its place before it began (`on_busy="coalesce"`). `adapter`, `adapter_version`: of an adapter, its name,
+    and how many versions have changed it; None: the base was published.
     """
 
     step: int

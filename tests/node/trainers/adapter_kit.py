@@ -1,9 +1,12 @@
 """A small base with linear layers, adapters of it, and what a seed with slots must hold of them."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from seed_kit import FakeSeed, random_replica
 
 from codec import Layout, Replica, TensorSpec
@@ -43,6 +46,14 @@ def adapter(seed: int, rank: int = 4, modules: Any = MODULES) -> tuple[dict[str,
         tensors[f"base_model.model.{name}.lora_A.weight"] = torch.randn(rank, in_, generator=random)
         tensors[f"base_model.model.{name}.lora_B.weight"] = torch.randn(out, rank, generator=random)
     return CONFIG | {"r": rank}, tensors
+
+
+def saved(folder: Path, source: tuple[dict[str, Any], dict[str, torch.Tensor]]) -> Path:
+    """The folder that peft would save."""
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps(source[0]))
+    save_file(source[1], folder / "adapter_model.safetensors")
+    return folder
 
 
 def seed_with_slots(count: int = 3, rank: int = 8) -> FakeSeed:

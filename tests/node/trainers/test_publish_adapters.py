@@ -8,24 +8,28 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from adapter_kit import BASE, adapter, adapters_of, assert_adapter, base_weights, blocks_of_slot, seed_with_slots
+from adapter_kit import (
+    BASE,
+    adapter,
+    adapters_of,
+    assert_adapter,
+    base_weights,
+    blocks_of_slot,
+    saved,
+    seed_with_slots,
+)
 from seed_kit import FakeSeed, random_replica, running
 
 from codec.errors import UsageError
 from codec.parts import BASE as BASE_PART
 from codec.parts import Part, part_root
 from node import Swarm
-from node.trainers.connection.seedlink import dial, expect
 from node.trainers.errors import PublishFailed, SwarmDown
-from node.trainers.messages import AdapterRemoved, RemoveAdapter
+from node.trainers.messages import AdapterRemoved
+from node.trainers.publish_adapter import publish_adapter, remove_adapter
+from swarm.transport.base import Unreachable
 
 torch.set_num_threads(1)
-
-
-def remove(home: Path, name: str) -> AdapterRemoved:
-    with dial(home) as channel:
-        channel.send(RemoveAdapter(name))
-        return expect(channel, AdapterRemoved)[0]
 
 
 def remove_once_free(home: Path, name: str) -> AdapterRemoved:
@@ -33,7 +37,7 @@ def remove_once_free(home: Path, name: str) -> AdapterRemoved:
     deadline = time.monotonic() + 20.0
     while True:
         try:
-            return remove(home, name)
+            return remove_adapter(home, name)
         except UsageError as error:
             assert "A trainer publishes" in str(error)
             assert time.monotonic() < deadline
@@ -211,13 +215,13 @@ def test_slots_run_out_and_are_given_back(tmp_path: Path) -> None:
             with pytest.raises(UsageError, match=r"All 2 slots for adapters are in use \(a, b\).*remove-adapter"):
                 swarm.publish(adapter(3), step=1, adapter="c")
             with pytest.raises(UsageError, match="A trainer publishes the adapter 'b'"):
-                remove(tmp_path, "b")
+                remove_adapter(tmp_path, "b")
         removed = remove_once_free(tmp_path, "b")
         assert (removed.epoch, removed.version) == (0, 3)
         assert removed.root == there.seed.receiver.root
         assert set(adapters_of(there.seed)) == {"a"}
         with pytest.raises(UsageError, match=r"no adapter 'b'; it has: a\."):
-            remove(tmp_path, "b")
+            remove_adapter(tmp_path, "b")
         swarm.publish(adapter(3), step=1, adapter="c").wait(timeout_s=30)
         assert_adapter(there.seed, "c", 1, adapter(3))
         assert adapters_of(there.seed)["c"][0] == 1
@@ -290,3 +294,24 @@ def test_after_close_nothing_is_published(tmp_path: Path) -> None:
         swarm.close()
         with pytest.raises(SwarmDown, match="closed"):
             swarm.publish(adapter(1), step=1, adapter="a")
+
+
+def test_the_command_publishes_a_folder_of_peft(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    with running(home, seed_with_slots()) as there:
+        for version in (1, 2):
+            folder = saved(tmp_path / f"step_{version}", adapter(version))
+            report = publish_adapter(home, folder, "a", step=version)
+            assert (report["adapter"], report["adapter_version"], report["version"]) == ("a", version, version)
+            assert report["root"] == there.seed.receiver.root.hex()
+            assert_adapter(there.seed, "a", version, adapter(version))
+        with pytest.raises(UsageError, match=r"has no adapter_config\.json"):
+            publish_adapter(home, tmp_path, "a")
+        with pytest.raises(UsageError, match="characters"):
+            publish_adapter(home, folder, "a/b")
+        assert remove_once_free(home, "a").version == 3
+    with pytest.raises(Unreachable):
+        publish_adapter(home, folder, "a")
+    with pytest.raises(Unreachable):
+        remove_adapter(home, "a")
