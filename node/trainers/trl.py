@@ -34,8 +34,8 @@ class SwarmWeights:
     ) -> None:
         """`quorum`: the share of live nodes, 0 to 1, that must hold a version before TRL goes on and counts it as the
         generating one. With 0, the default, TRL goes on as soon as the weights are copied, and its `max_staleness`
-        counts from the publication. `timeout_s`: for each wait, for the swarm or for the quorum. `adapter`: publish only
-        the trainer's LoRA adapter, under this name; without it, a LoRA run publishes the merged weights.
+        counts from the publication. `timeout_s`: for each wait, for the swarm or for the quorum. `adapter`: publish
+        only the LoRA adapter, under this name; without it, a LoRA run publishes the merged weights.
         """
         self.swarm = swarm
         self.adapter = adapter

@@ -127,8 +127,9 @@ class VersionSender:
                     raise
                 self._reconnect()
                 if isinstance(entry, Entry) and self._attempt is not None and self._attempt.sealed_by(self.link):
-                    entry.publication.root = self.link.swarm_root  # the seed sealed it, and only its answer was lost
-                    return None
+                    if self.link.version == entry.publication.version:  # else others have published since
+                        entry.publication.root = self.link.swarm_root
+                    return None  # the seed sealed it, and only its answer was lost
         return None
 
     def _reconnect(self) -> None:
