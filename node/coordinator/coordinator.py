@@ -27,6 +27,7 @@ from codec.shards import Parallel, block_ranks, has_experts
 from codec.sign import Key
 from node.coordinator.admin import AdminService
 from node.coordinator.handover import Handover, hand_over
+from node.coordinator.home_layout import layout_of
 from node.coordinator.recovery import CHECKPOINTS_KEPT, open_newest_version
 from node.coordinator.seed_log import SeedLog, next_command
 from node.coordinator.seed_status import seed_status
@@ -148,7 +149,8 @@ async def _run_with_key(config: SeedConfig, key: Key, task_status: trio.TaskStat
         if store.records.get("succession"):
             raise UsageError("This key was replaced (swarm-node rotate-key): start the seed with the new one.")
         model = Model(store, base=base, refer=not config.copy_base)
-        head = await in_thread(open_newest_version, store, model, checkpoint, key)
+        layout = await in_thread(layout_of, config, store, checkpoint, key)
+        head = await in_thread(open_newest_version, store, model, checkpoint, layout, key)
         del checkpoint  # its files are mapped, and the pages that were read count as this process's memory
         boot = next_boot(int(store.records.get("boot") or 0), time.time())
         store.records.put([("boot", str(boot).encode())])
