@@ -73,6 +73,7 @@ from swarm.runtime.replica.model import Model
 from swarm.runtime.replica.own import OwnChunk
 from swarm.runtime.sessions.blob_service import cost_of, model_bytes
 from swarm.store import Seal, Store
+from swarm.store.records import Records
 from swarm.transport.identity import peer_id
 
 __all__ = ["Coordinator", "run"]
@@ -284,6 +285,10 @@ class Coordinator:
     @property
     def key(self) -> Key:
         return self._key
+
+    @property
+    def records(self) -> Records:
+        return self._store.records
 
     @property
     def head(self) -> VersionId:
