@@ -22,7 +22,9 @@ from codec.layout import Layout
 from node.engines.arithmetic import class_label
 from node.engines.base import (
     ABILITIES,
+    ADAPTERS,
     BASE_VERSION,
+    JUDGES_ADAPTERS,
     PORTABLE_DRAWS,
     REPLAYS,
     Completion,
@@ -102,7 +104,8 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         self.device = _usable(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._arithmetic: Arithmetic = arithmetic
         self.kind = f"transformers/{arithmetic}/{self.device.type}"
-        self._abilities = ABILITIES - {REPLAYS, *((PORTABLE_DRAWS,) if self.device.type == "mps" else ())}
+        lacking = {REPLAYS, ADAPTERS, JUDGES_ADAPTERS, *((PORTABLE_DRAWS,) if self.device.type == "mps" else ())}
+        self._abilities = ABILITIES - lacking
         """Whatever is loaded. MPS has no float64."""
         self.abilities = self._abilities
         self._measured = False
