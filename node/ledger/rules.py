@@ -18,7 +18,8 @@ from node.ledger.assignment.pool import check_offer
 from node.ledger.binding import KEPT, Binding, refuse_if_different, work_pairs
 from node.ledger.facts import AdaptersHeld, Advanced, Bound, Fact, Taken
 from node.ledger.messages import Reason, Rollout, WorkRequest
-from node.ledger.part_history import BASE, KEPT as KEPT_VERSIONS, WHOLE, Change
+from node.ledger.part_history import BASE, WHOLE, Change
+from node.ledger.part_history import KEPT as KEPT_VERSIONS
 from node.ledger.settings import Settings
 from node.ledger.state import AcceptedRollout, Group, Head, LiveLease
 from node.ledger.transitions import Transitions
@@ -277,6 +278,11 @@ class Ledger:
             self.transitions.discard(found, sample, Reason.TOO_OLD)
         found.handed_over = found.handed_over and not old
         return bool(old)
+
+    def hand_over_again(self, group: bytes) -> None:
+        """The trainer did not take `group`, which it was handed: it is ready again."""
+        if (found := self.groups.get(group)) is not None and found.handed_over:
+            self.pool.return_group(found)
 
     def discard_old(self) -> None:
         """Discard the rollouts that are too old, in groups that were not handed over yet."""

@@ -20,8 +20,8 @@ __all__ = ["Transitions"]
 
 
 class Transitions:
-    """Owns the pool of groups, the table of leases, the nodes, what versions changed, and the facts that are not written
-    yet.
+    """Owns the pool of groups, the table of leases, the nodes, what each version changed, and the facts that are not
+    written yet.
 
     After each method, groups, leases and nodes agree on the state of every sample.
     """

@@ -1,10 +1,10 @@
 """Which draws a lease asks for: portable ones by default, so that every sample can be drawn again. Pure.
 
 Where a group's sampling has no options but an adapter, is not greedy, and its node is able to draw and judge portably,
-the lease asks for portable draws in the group's place. Sampling with other options is leased as it is, so a trainer that wants the engine's
-own draws gives options without `portable`, or starts the seed without them (`Settings.portable_draws`). So are whole
-groups: their bits must not depend on the node. Nodes that are not able get the messages of older releases, byte for
-byte.
+the lease asks for portable draws in the group's place. Sampling with other options is leased as it is, so a trainer
+that wants the engine's own draws gives options without `portable`, or starts the seed without them
+(`Settings.portable_draws`). So are whole groups: their bits must not depend on the node. Nodes that are not able get
+the messages of older releases, byte for byte.
 """
 
 from typing import Final
@@ -19,6 +19,7 @@ from node.ledger.state import Group, LiveLease, Node
 __all__ = ["drawn_with", "in_its_place", "is_portable", "sampling_of", "samplings_of"]
 
 ABLE: Final = frozenset({OPTIONS, PORTABLE_DRAWS, JUDGES})
+
 
 def is_portable(group: Group, node: Node, settings: Settings) -> bool:
     """Whether a lease of `group` to `node` asks for portable draws that the group does not ask for itself."""

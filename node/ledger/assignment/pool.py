@@ -146,8 +146,12 @@ class Pool:
         """Make the groups of `session` that were handed over and not taken ready again."""
         for group in self.groups.values():
             if group.session == session and group.handed_over:
-                group.handed_over = False
-                self._add_ready(group)
+                self.return_group(group)
+
+    def return_group(self, group: Group) -> None:
+        """Make a complete group that was handed over and not taken ready again."""
+        group.handed_over = False
+        self._add_ready(group)
 
     def hand_over(self, session: str, wanted: Container[bytes] | None = None) -> Group | None:
         """The first ready group of `session`, of those in `wanted` if that is given. It stays known until it is

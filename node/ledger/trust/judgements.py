@@ -24,6 +24,7 @@ from typing import Final
 
 from node.engines.base import SamplingParams, Version
 from node.ledger.messages import JudgeAnswer, Rollout, unpack_floats
+from node.ledger.part_history import PartHistory
 from node.ledger.settings import Settings
 from node.verification.classes import ArithmeticClass
 from node.verification.opinions import Opinion
@@ -54,6 +55,7 @@ class OpenJudgement:
     """As it was leased."""
     stream: int
     version: Version
+    """That gave the weights which drew it their bits (`PartHistory.content`)."""
     start: int
     end: int
     checkers: list[bytes]
@@ -75,6 +77,11 @@ class OpenJudgement:
     @property
     def tokens(self) -> int:
         return self.end - self.start
+
+    @property
+    def adapter(self) -> str:
+        """The adapter that drew it; empty: the base alone."""
+        return self.sampling.extra.adapter
 
     @property
     def claimed(self) -> tuple[float, ...]:
@@ -114,10 +121,11 @@ class OpenJudgement:
 
 
 class Judgements:
-    """The open judgements, and counts of all."""
+    """The open judgements, and counts of all. `parts` belongs to the ledger."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, parts: PartHistory) -> None:
         self._settings = settings
+        self._parts = parts
         self.open: dict[int, OpenJudgement] = {}
         self.begun = 0
         self.answered = 0
@@ -158,7 +166,7 @@ class Judgements:
             prompt=prompt,
             sampling=sampling,
             stream=stream,
-            version=(span.epoch, span.version),
+            version=self._parts.content(sampling.extra.adapter, (span.epoch, span.version)),
             start=start,
             end=span.end,
             checkers=checkers,
@@ -171,14 +179,15 @@ class Judgements:
         self.begun += 1
         return check
 
-    def due(self, version_of: Callable[[bytes], Version | None], now: float) -> list[tuple[bytes, OpenJudgement]]:
-        """Who should be asked now. `version_of(node)`: what its engine holds; None: it is not there."""
+    def due(self, version_of: Callable[[bytes, str], Version | None], now: float) -> list[tuple[bytes, OpenJudgement]]:
+        """Who should be asked now. `version_of(node, adapter)`: which version gave the weights that its engine holds
+        their bits; None: it is not there, or has not loaded the adapter."""
         waiting = [pair for check in self.open.values() for pair in check.waits_for()]
         busy = Counter(checker for checker, _ in waiting)
         silent = self._silent(waiting, now)
         found = []
         for check in sorted(self.open.values(), key=lambda check: not check.found):  # a second opinion is urgent
-            held = {node: version_of(node) for node in check.checkers if node not in check.asked}
+            held = {node: version_of(node, check.adapter) for node in check.checkers if node not in check.asked}
             check.declined |= {
                 node for node, version in held.items() if version is not None and version > check.version
             }
@@ -205,7 +214,7 @@ class Judgements:
         if check is None or node not in check.asked or node in check.found or node in check.declined:
             return None
         try:
-            if (answer.epoch, answer.version) != check.version:
+            if self._parts.content(check.adapter, (answer.epoch, answer.version)) != check.version:
                 raise ValueError("another version")
             margins = unpack_floats(answer.margins)
             if bool(margins) != check.sampling.extra.portable:
