@@ -12,6 +12,7 @@ from node.engines.base import REPLAYS
 from node.ledger.book import Book
 from node.ledger.messages import JudgeAnswer, Rollout, VersionSpan, pack_floats, pack_tokens
 from node.ledger.node_messages import _judge_request
+from node.ledger.part_history import PartHistory
 from node.ledger.settings import Settings
 from node.ledger.trust.judgements import Judgements
 from node.verification.assignment import FIRST
