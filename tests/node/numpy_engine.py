@@ -55,8 +55,9 @@ class NumpyEngine(InProcessEngine):
         self.version, self.root, self.poisoned = version, root, None
         return 0.001
 
-    def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> list[Completion]:
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams, adapter: str = "") -> list[Completion]:
         self._refuse_if_poisoned()
+        version = self.version_of(adapter)
         for name in ("die", "hang"):
             if (self.folder / name).exists():
                 (self.folder / name).unlink()
@@ -64,7 +65,7 @@ class NumpyEngine(InProcessEngine):
         if (self.folder / "slow").exists():
             time.sleep(0.3)
         marker = int.from_bytes(self.hash_live().digest(2), "little")
-        spans = (Span(self.version, 0, 3),)
+        spans = (Span(version, 0, 3),)
         return [Completion((marker, p.stream % 1000 + 3, 2), (-0.5, -1.0, -2.0), "stop", spans) for p in prompts]
 
     def judge(self, claims: Sequence[Claim]) -> list[Judgement | Exception]:
