@@ -168,7 +168,9 @@ class NodeMessages:
     def ask_judgements(self, now: float) -> None:
         """Ask for the judgements that are due, once the rollouts are durable: the outbox is sent after the write."""
         for node, check in self._ledger.quarantine.due_judgements(now):
-            self.outbox.append((node, _judge_request(check, self._ledger.nodes[node].version or check.version)))
+            held = self._ledger.nodes[node].version or check.version
+            has_previous = not check.adapter and held == check.version and self._ledger.parts.changes_base(held)
+            self.outbox.append((node, _judge_request(check, held, has_previous=has_previous)))
 
     # ------------------------------------------------------------ requests for work
 
@@ -261,11 +263,10 @@ def _check_message(check: OpenCheck, held: Version) -> Ask:
     )
 
 
-def _judge_request(check: OpenJudgement, held: Version) -> JudgeRequest:
-    """`held`: what the node's engine holds, which has the same bits as the check's version. The bits before it are
-    those before the check's version only where the two are one, and no engine keeps those of an adapter."""
+def _judge_request(check: OpenJudgement, held: Version, *, has_previous: bool) -> JudgeRequest:
+    """`held`: what the node's engine holds, which has the same bits as the check's version. `has_previous`: the bits
+    before its last commit are those before the check's version. No engine keeps those of an adapter."""
     epoch, version = held
-    has_previous = version > 0 and held == check.version and not check.adapter
     return JudgeRequest(
         check=check.id,
         prompt=check.prompt,
@@ -276,6 +277,6 @@ def _judge_request(check: OpenJudgement, held: Version) -> JudgeRequest:
         version=version,
         start=check.start,
         end=check.end,
-        previous=has_previous and check.replays is None,
+        previous=version > 0 and has_previous and check.replays is None,
         replay=check.replays is not None,
     )

@@ -155,6 +155,10 @@ class PartHistory:
         unchanged = _between(self._quiet, low, high) - _between(self._changed.get(part, []), low, high)
         return high - low - unchanged
 
+    def changes_base(self, version: Version) -> bool:
+        """Whether `version` changed the base, as far as is known."""
+        return self.since(BASE, (version[0], version[1] - 1), version) > 0
+
     def oldest(self, part: str, head: Version, max_lag: int) -> Version:
         """The oldest version whose tokens for `part` are at most `max_lag` versions behind `head`."""
         epoch, high = head
@@ -169,10 +173,9 @@ class PartHistory:
                 low = middle + 1
         return epoch, first
 
-    def content(self, part: str, version: Version) -> Version:
-        """The version that gave `part` and the base the bits that they have at `version`: two versions with the same
-        one draw alike for `part`."""
-        return self.oldest(part, version, 0)
+    def same(self, part: str, version: Version, other: Version) -> bool:
+        """Whether `part` and the base have the same bits at both versions, as far as is known: they draw alike."""
+        return version[0] == other[0] and not self.since(part, min(version, other), max(version, other))
 
     def own(self, part: str, version: Version) -> int:
         """The own version of `part` at `version`: for an adapter, the one in its configuration; for the base, how many

@@ -160,7 +160,7 @@ class WorkAssigner:
 
     def _is_behind(self, version: Version, head: Head, group: Group) -> bool:
         """Whether a newer version would draw otherwise for `group`."""
-        return version < self._parts.content(group.adapter, head.name)
+        return version[0] != head.epoch or self._parts.since(group.adapter, version, head.name) > 0
 
     def _too_late(self, node: Node, head: Head, group: Group, now: float) -> bool:
         """Whether one more sample, begun at once, would finish only after the node's version is too old."""

@@ -40,7 +40,6 @@ class OpenCheck:
     sampling: SamplingParams
     rollout: Rollout
     version: Version
-    """That gave the weights which drew it their bits (`PartHistory.content`)."""
     start: int
     end: int
     until: float
@@ -96,7 +95,7 @@ class Checks:
             prompt=prompt,
             sampling=sampling,
             rollout=rollout,
-            version=self._parts.content(sampling.extra.adapter, (span.epoch, span.version)),
+            version=(span.epoch, span.version),
             start=starts[i],
             end=span.end,
             until=now + self.settings.check_ttl_s,
@@ -107,7 +106,7 @@ class Checks:
 
     def holds(self, check: OpenCheck, version: Version) -> bool:
         """Whether an engine at `version` has the bits that drew the sample."""
-        return self._parts.content(check.sampling.extra.adapter, version) == check.version
+        return self._parts.same(check.sampling.extra.adapter, check.version, version)
 
     def ask(
         self,

@@ -55,7 +55,6 @@ class OpenJudgement:
     """As it was leased."""
     stream: int
     version: Version
-    """That gave the weights which drew it their bits (`PartHistory.content`)."""
     start: int
     end: int
     checkers: list[bytes]
@@ -166,7 +165,7 @@ class Judgements:
             prompt=prompt,
             sampling=sampling,
             stream=stream,
-            version=self._parts.content(sampling.extra.adapter, (span.epoch, span.version)),
+            version=(span.epoch, span.version),
             start=start,
             end=span.end,
             checkers=checkers,
@@ -180,24 +179,28 @@ class Judgements:
         return check
 
     def due(self, version_of: Callable[[bytes, str], Version | None], now: float) -> list[tuple[bytes, OpenJudgement]]:
-        """Who should be asked now. `version_of(node, adapter)`: which version gave the weights that its engine holds
-        their bits; None: it is not there, or has not loaded the adapter."""
+        """Who should be asked now: nodes that hold the bits which drew the sample. `version_of(node, adapter)`: what
+        its engine holds; None: it is not there, or has not loaded the adapter."""
         waiting = [pair for check in self.open.values() for pair in check.waits_for()]
         busy = Counter(checker for checker, _ in waiting)
         silent = self._silent(waiting, now)
         found = []
         for check in sorted(self.open.values(), key=lambda check: not check.found):  # a second opinion is urgent
             held = {node: version_of(node, check.adapter) for node in check.checkers if node not in check.asked}
-            check.declined |= {
-                node for node, version in held.items() if version is not None and version > check.version
-            }
-            able = {node for node, version in held.items() if version == check.version} - silent
+            there = {node: version for node, version in held.items() if version is not None}
+            alike = {node for node, version in there.items() if self._is_alike(check, version)}
+            check.declined |= {node for node in there.keys() - alike if there[node] > check.version}
+            able = alike - silent
             for checker in check.to_ask(now, able):
                 if busy[checker] < AT_A_TIME:
                     check.asked[checker] = now
                     busy[checker] += 1
                     found.append((checker, check))
         return found
+
+    def _is_alike(self, check: OpenJudgement, version: Version) -> bool:
+        """Whether an engine that holds `version` has the bits that drew the sample."""
+        return self._parts.same(check.adapter, check.version, version)
 
     def _silent(self, waiting: list[tuple[bytes, float]], now: float) -> set[bytes]:
         """Nodes that left `AT_A_TIME` requests in a row without an answer. They are asked again after a while."""
@@ -214,7 +217,7 @@ class Judgements:
         if check is None or node not in check.asked or node in check.found or node in check.declined:
             return None
         try:
-            if self._parts.content(check.adapter, (answer.epoch, answer.version)) != check.version:
+            if not self._is_alike(check, (answer.epoch, answer.version)):
                 raise ValueError("another version")
             margins = unpack_floats(answer.margins)
             if bool(margins) != check.sampling.extra.portable:

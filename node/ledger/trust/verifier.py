@@ -216,10 +216,9 @@ class Verifier:
 
     def _version_of(self, node: bytes, adapter: str) -> Version | None:
         found = self._transitions.nodes.get(node)
-        if found is None or node not in self._members or found.version is None:
+        if found is None or node not in self._members:
             return None
-        has_part = not adapter or adapter in found.adapters
-        return self._transitions.parts.content(adapter, found.version) if has_part else None
+        return found.version if not adapter or adapter in found.adapters else None
 
     # ------------------------------------------------------------ answers
 

@@ -95,7 +95,7 @@ def requests(arena: Arena, author: Player) -> set[bool]:
     arena.play(1)
     due = arena.ledger.quarantine.due_judgements(arena.now)
     found = {(request.replay, request.previous) for _, check in due if check.author == author.node
-             for request in [_judge_request(check, check.version)]}  # fmt: skip
+             for request in [_judge_request(check, check.version, has_previous=True)]}  # fmt: skip
     assert all(replay != previous for replay, previous in found)
     return {replay for replay, _ in found}
 
