@@ -70,6 +70,11 @@ class PartHistory:
         self.newest: Record | None = None
         """What the book must keep of the version that was noted last."""
 
+    @property
+    def head(self) -> Version:
+        """The newest version that was noted."""
+        return self._epoch, self._newest
+
     def __len__(self) -> int:
         """The number of versions recorded."""
         return len(self._quiet)
