@@ -28,6 +28,7 @@ from codec.sign import Key
 from node.coordinator.adapters import AdaptersHeld
 from node.coordinator.admin import AdminService
 from node.coordinator.handover import Handover, hand_over
+from node.coordinator.home_layout import layout_of
 from node.coordinator.recovery import CHECKPOINTS_KEPT, open_newest_version
 from node.coordinator.seed_log import SeedLog, next_command
 from node.coordinator.seed_status import seed_status
@@ -73,6 +74,7 @@ from swarm.runtime.replica.model import Model
 from swarm.runtime.replica.own import OwnChunk
 from swarm.runtime.sessions.blob_service import cost_of, model_bytes
 from swarm.store import Seal, Store
+from swarm.store.records import Records
 from swarm.transport.identity import peer_id
 
 __all__ = ["Coordinator", "run"]
@@ -148,7 +150,8 @@ async def _run_with_key(config: SeedConfig, key: Key, task_status: trio.TaskStat
         if store.records.get("succession"):
             raise UsageError("This key was replaced (swarm-node rotate-key): start the seed with the new one.")
         model = Model(store, base=base, refer=not config.copy_base)
-        head = await in_thread(open_newest_version, store, model, checkpoint, key)
+        layout = await in_thread(layout_of, config, store, checkpoint, key)
+        head = await in_thread(open_newest_version, store, model, checkpoint, layout, key)
         del checkpoint  # its files are mapped, and the pages that were read count as this process's memory
         boot = next_boot(int(store.records.get("boot") or 0), time.time())
         store.records.put([("boot", str(boot).encode())])
@@ -287,6 +290,10 @@ class Coordinator:
     @property
     def key(self) -> Key:
         return self._key
+
+    @property
+    def records(self) -> Records:
+        return self._store.records
 
     @property
     def head(self) -> VersionId:

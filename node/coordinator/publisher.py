@@ -27,10 +27,11 @@ from codec import (
     state_root,
 )
 from codec.chunk import CODER_RAW
-from codec.errors import PeerError, SwarmError, UsageError
+from codec.errors import PeerError, UsageError
 from codec.pack import ClassPacker
 from codec.part_view import PartView
 from codec.parts import BASE, Part, PartBlocks, part_classes, part_layout, parts
+from node.coordinator.turns import Busy
 from node.trainers.messages import VersionRef
 from swarm.runtime.publishing import Attempt
 from swarm.runtime.replica.own import OwnChunk
@@ -41,10 +42,6 @@ __all__ = ["Attempt", "Busy", "Publisher", "Returned", "Sealed", "VersionSink"]
 
 _GROWS: Final = 2
 """A version that has more payload than was expected is taken to have this many times what it has so far."""
-
-
-class Busy(SwarmError):
-    """Another trainer is publishing to this seed at the moment; one publishes at a time."""
 
 
 class Sealed(NamedTuple):
@@ -157,6 +154,11 @@ class Publisher:
         """The root that the open version has so far, over all blocks of the model. Raises `PeerError` when none is
         open."""
         return self._current().root()
+
+    @property
+    def part_root(self) -> bytes:
+        """As `root`, over the blocks of the open version's part. Raises `PeerError` when none is open."""
+        return self._current().part_root()
 
     def blocks_of(self, part: Part | None) -> PartBlocks:
         """A part of the model as a layout of its own; None: the whole. Raises `PeerError` for one that the model does

@@ -67,6 +67,21 @@ def random_replica(layout: Layout = LAYOUT, seed: int = 0) -> Replica:
     return replica
 
 
+class MemoryRecords:
+    """Implements `node.coordinator.slots.SlotRecords`."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, bytes] = {}
+
+    def put(self, records, *, drop=()) -> None:
+        for name in drop:
+            self.held.pop(name, None)
+        self.held |= dict(records)
+
+    def all(self, prefix: str = "") -> dict[str, bytes]:
+        return {name: value for name, value in self.held.items() if name.startswith(prefix)}
+
+
 class FakeSeed:
     """Implements `node.coordinator.publisher.VersionSink`. `receiver` is the replica of the nodes."""
 
@@ -77,6 +92,7 @@ class FakeSeed:
         for block in range(replica.layout.n_blocks):
             self.receiver.write_block(block, replica.read_block(block), replica.hashes[block].tobytes())
         self.head = (0, 0)
+        self.records = MemoryRecords()
         self.files: dict[str, bytes] = {}
         """The small files of the base."""
         self.seals: list[Seal] = []
