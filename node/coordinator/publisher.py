@@ -90,8 +90,11 @@ class VersionSink(Protocol):
         """A sealed version, by its root or its number. Raises `UsageError` when there is no such version."""
         ...
 
-    async def open_attempt(self, back_to: Seal | None = None, trainer_step: int | None = None) -> Attempt:
-        """Durably begin the next version or its next attempt; `back_to`: an older version again, in a new epoch."""
+    async def open_attempt(
+        self, back_to: Seal | None = None, trainer_step: int | None = None, part: Part = BASE
+    ) -> Attempt:
+        """Durably begin the next version or its next attempt; `back_to`: an older version again, in a new epoch.
+        `part`: the one that its trainer publishes."""
         ...
 
     def rewind(self, to: Seal, skip: range = range(0)) -> AsyncGenerator[list[tuple[BlockDelta, int]], None]:
@@ -195,7 +198,7 @@ class Publisher:
             raise Busy("Another trainer is publishing to this seed. Publish from one process at a time.")
         self._opening = True  # before anything is awaited: two trainers may ask at once
         try:
-            attempt = await self.seed.open_attempt(target, trainer_step)
+            attempt = await self.seed.open_attempt(target, trainer_step, BASE if target is not None else part.part)
             expected_bytes = attempt.last_payload_bytes or expected_bytes or attempt.expected_bytes
             attempt = attempt._replace(expected_bytes=expected_bytes)
             self._open = _Version(attempt, self.seed, target, self._classes, part)
