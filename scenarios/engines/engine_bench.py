@@ -25,7 +25,7 @@ from node.engines.vllm.plugin.swarm_vllm.messages import Policy
 from node.engines.vllm.server import Server, ServerOptions, attach_to
 from scenarios.engines.adapter_models import MadeAdapter
 
-__all__ = ["PROBE_ENV", "SMALL", "Bench", "bench", "free_port"]
+__all__ = ["PROBE_ENV", "SMALL", "WITHIN_S", "Bench", "bench", "free_port"]
 
 SMALL: Final = ("--max-model-len", "512", "--max-num-seqs", "8")
 """vLLM's flags for small test models."""

@@ -80,6 +80,7 @@ class NumpyEngine(InProcessEngine):
         self._refuse_if_poisoned()
         if adapter.config.rank == 7:
             raise UsageError("This engine takes no adapters of rank 7: train it with --rank 8.")
+        adapter.config.tensors(self.layout)
         bits = map_weights(adapter.fd).copy()
         root = slot_root(adapter.slot, adapter.config.to_bytes(), bits)
         if root != adapter.root:
@@ -88,8 +89,8 @@ class NumpyEngine(InProcessEngine):
         return bytes(32) if (self.folder / "liar").exists() else root
 
     def switch_adapter(self, slot: int) -> float:
-        assert self.prepared is not None
-        assert self.prepared[0].slot == slot
+        if self.prepared is None or self.prepared[0].slot != slot:
+            raise EngineError(f"no adapter is staged for slot {slot}")
         self.adapters[slot], self.prepared = self.prepared, None
         return 0.002
 

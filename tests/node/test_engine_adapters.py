@@ -22,7 +22,7 @@ ELEMENTS = 4096
 
 
 def made(node: NodeReplica, name: str = "a", seed: int = 0, rank: int = 4) -> MadeAdapter:
-    config = AdapterConfig(name, node.replica.layout.hash, rank, 8.0, (AdapterModule("w", rank),), {}, seed)
+    config = AdapterConfig(name, node.replica.layout.hash, rank, 8.0, (AdapterModule("c", rank),), {}, seed)
     bits = np.random.default_rng(seed).integers(0, 1 << 16, ELEMENTS, np.uint16)
     return MadeAdapter(node.replica.layout, config, bits)
 

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from engine_contract import AdapterContract, Subject
 
 from codec import Checkpoint, Layout, Replica
 from codec.adapter import AdapterModule, AdapterSlots
@@ -318,6 +319,19 @@ def test_what_vllm_cannot_adapt_is_refused_in_one_sentence_with_the_flag(one: Be
     with head.given(0, (0, 9)) as given, pytest.raises(UsageError, match=r"lm_head.*--lora-target-modules"):
         one.engine.stage_adapter(given)
     assert one.greedy(PROMPTS, 4)
+
+
+class TestVllmAdapters(AdapterContract):
+    """The contract of adapters, on the vLLM of this file."""
+
+    @pytest.fixture
+    def subject(self, one: Bench) -> Iterator[Subject]:
+        for slot in range(3):
+            one.engine.drop_adapter(slot)
+        one.reload()
+        subject = Subject(one.engine, one.replica, one.version)
+        yield subject
+        one.version = subject.version
 
 
 def test_the_flags_are_the_slots(untied: Path) -> None:
