@@ -25,7 +25,7 @@ from node.ledger.part_history import BASE, WHOLE, Change, no_adapter
 from node.ledger.report import report
 from node.ledger.rules import Ledger
 from node.ledger.session import GroupOffer, WorkSession
-from node.ledger.state import Group, Head
+from node.ledger.state import AcceptedRollout, Group, Head
 from node.settings.event_log import EventLog
 from node.status.schema import LedgerStatus
 from swarm.transport.identity import peer_id
@@ -236,6 +236,13 @@ class LedgerService:
         """The adapters that the newest version has, as its weights say (`Change.adapters`); after a restart."""
         self._give_up_orphaned(self._ledger.set_adapters(adapters))
         self._wake()
+
+    def lag_of(self, group: Group, done: AcceptedRollout) -> tuple[Version, int]:
+        """(the version that lags of `group` are counted from now, how many versions behind it `done` is)."""
+        counted = self._ledger.head.counted_from(group.max_lag, group.adapter)
+        if done.oldest[0] != counted[0]:
+            return counted, group.max_lag + 1
+        return counted, max(0, self._ledger.parts.since(group.adapter, done.oldest, counted))
 
     @property
     def adapters(self) -> Mapping[str, int]:
