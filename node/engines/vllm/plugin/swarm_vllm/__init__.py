@@ -7,6 +7,7 @@ Modules:
 - `core`: The engine core's side
 - `cpu`: The kernels of linear layers and of attention on CPUs
 - `draws`: Portable draws and replays in a worker process
+- `experts`: Layers of experts that vLLM's kernel repacks
 - `fingerprint`: How this process rounds
 - `front`: The API server's side
 - `judging`: The front's side of judgements
@@ -15,8 +16,10 @@ Modules:
 - `messages`: The messages between driver and plugin
 - `modules`: Which modules a checkpoint tensor feeds
 - `noise`: Portable draws in torch
+- `packing`: The order in which a kernel keeps the weights of experts
 - `patch`: Reads a weight patch
 - `rank`: A worker process's side
+- `repacked`: Modules that keep their weights in another order than loaders put them in
 - `replays`: Requests whose tokens another node claims
 - `requests`: vLLM's parameters of a request that draws
 - `reshape`: What sampling options do to logits

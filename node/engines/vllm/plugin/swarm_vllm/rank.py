@@ -26,6 +26,7 @@ from vllm.distributed.weight_transfer.base import (
 
 from . import loader
 from .channel import Channel, Closed, connect
+from .experts import repacked_experts
 from .fingerprint import device_name, fingerprint
 from .messages import (
     Compare,
@@ -95,7 +96,8 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         started = time.perf_counter()
         try:
             replica = ReplicaSource(map_sealed(fds[0]), message.block_elements)
-            self._weights = weights = LiveWeights(self.model, message.tensors, replica, self._fed_modules)
+            repacked = repacked_experts(self.model, self.vllm_config)
+            self._weights = weights = LiveWeights(self.model, message.tensors, replica, self._fed_modules, repacked)
             self._find_origin(weights, replica, message.block_elements)
         except Exception as error:
             channel.send(Failed(message.number, str(error)))
