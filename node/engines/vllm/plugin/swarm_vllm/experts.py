@@ -47,13 +47,15 @@ class VllmExperts:
         return self.packings is not None and all(packing.identity for packing in self.packings.values())
 
     def loaded_form(self, device: Any) -> dict[str, torch.Tensor]:
-        from vllm.model_executor.model_loader.reload import meta as vllm_meta
+        from vllm.model_executor.model_loader.reload.layerwise import _get_original_loader
+        from vllm.model_executor.model_loader.reload.meta import restore_layer_refs
 
         found = {}
         for name, kept in self._meta.items():
             twin = torch.nn.Parameter(torch.zeros(kept.shape, dtype=kept.dtype, device=device), requires_grad=False)
-            twin.__dict__.update(kept.__dict__)
-            found[name] = vllm_meta.restore_layer_refs(twin, self.module)
+            # vLLM's reload leaves loaders of its own there, which keep what they get for later
+            twin.__dict__.update(kept.__dict__ | {"weight_loader": _get_original_loader(kept)})
+            found[name] = restore_layer_refs(twin, self.module)
         return found
 
     @contextmanager
