@@ -12,6 +12,7 @@ In reading order:
 - `choice`: The choice between the two coders
 - `varint`, `unpack`, `sign`: Bounded readers and writers, and signatures
 - `chunk`, `pack`: Signed chunks and their pieces, and the sizes of both
+- `experts`: How many elements of each expert of a mixture a step changes
 - `shards`: The blocks that each rank of a divided engine needs
 - `manifest`: The root over all blocks, and the seal of a version
 - `staging`: Decoding a chunk into scratch memory, before anything is written
