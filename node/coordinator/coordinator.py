@@ -22,6 +22,7 @@ from codec import BlockDelta, Checkpoint, Chunk, Layout, Manifest, Replica, Stag
 from codec.choice import arrival_mbit, choose_coder, usual_changes, usual_payload_bytes
 from codec.chunk import CODER_PCO, CODER_RICE
 from codec.errors import SwarmError, UsageError
+from codec.experts import Experts
 from codec.parts import BASE, Part
 from codec.shards import Parallel, block_ranks, has_experts
 from codec.sign import Key
@@ -209,7 +210,8 @@ class Coordinator:
         self._kernels_loaded = trio.Event()
         now = trio.current_time()
         self.core = _authority(config, key, store, model, head, boot, now)
-        self.track = Track(self._sent_bytes, trio.current_time)
+        assert model.layout is not None
+        self.track = Track(self._sent_bytes, trio.current_time, Experts(model.layout))
         self._seed_log = SeedLog(self.core)
         logs.name_peers(self._seed_log.name_of)
         self.ledger = self._restored_ledger(book, now)
@@ -340,7 +342,7 @@ class Coordinator:
 
     async def add_chunk(self, chunk: Chunk, known: OwnChunk | None = None) -> None:
         await self._publisher.add_chunk(chunk, known)
-        self.track.chunk_left()
+        self.track.chunk_left(chunk, known)
 
     async def seal(self, manifest: Manifest, parts: frozenset[Part]) -> bytes:
         members = [lease.grant.peer for lease in self.core.book.leases.values()]
