@@ -2,6 +2,8 @@
 
 import http.client
 import json
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -13,14 +15,18 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+import trio
 from engine_contract import AdapterContract, Subject
 
 from codec import Checkpoint, Layout, Replica
 from codec.adapter import AdapterModule, AdapterSlots
 from codec.errors import UsageError
 from node.engines.base import ADAPTERS, Completion, EngineError, Prompt, SamplingOptions, SamplingParams
+from node.engines.host import EngineHost, ReplicaRef
 from node.engines.judgement import Claim
 from node.engines.vllm.adapters import adapter_flags
+from node.engines.vllm.specs import specs_of
+from node.settings.config import JoinConfig
 from scenarios.engines.adapter_models import MadeAdapter, make_adapter
 from scenarios.engines.engine_bench import PROBE_ENV, SMALL, Bench, bench
 from scenarios.engines.engine_models import step_of
@@ -332,6 +338,44 @@ class TestVllmAdapters(AdapterContract):
         subject = Subject(one.engine, one.replica, one.version)
         yield subject
         one.version = subject.version
+
+
+async def test_a_vllm_that_a_node_starts_again_gets_its_adapters_again(
+    untied: Path, python: Path, tmp_path: Path
+) -> None:
+    checkpoint = Checkpoint.open(untied)
+    replica = Replica.from_checkpoint(checkpoint)
+    for name, data in checkpoint.files.items():
+        (tmp_path / name).write_bytes(data)
+    slots = AdapterSlots.reserve(replica.layout, 3, 16)
+
+    async def source() -> ReplicaRef:
+        fd = replica.seal_for_readers()
+        return ReplicaRef(replica.layout, fd, tmp_path, (0, 1), replica.root, slots=slots)
+
+    settings = JoinConfig(home=tmp_path, engine="vllm", threads=1, vllm_python=python, vllm_arg=SMALL, engine_port=0)
+    host = EngineHost(specs_of(settings)[0], source)
+    adapters = three(replica.layout)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(host.run)
+        for slot, adapter in enumerate(adapters):
+            with adapter.memory() as fd:
+                assert await host.set_adapter(slot, adapter.config, fd, (0, 2 + slot), adapter.root(slot)) is None
+        for restarts in range(2):
+            with trio.fail_after(2 * WITHIN_S):
+                await host.wait_ready()
+            assert host.restarts == restarts
+            assert host.adapters == {"a": (0, 2), "b": (0, 3), "c": (0, 4)}
+            assert ADAPTERS in host.abilities
+            for slot, adapter in enumerate(adapters):
+                assert await host.prove_adapter(slot) == adapter.root(slot)
+            (found,), _ = await host.generate([Prompt((5, 6, 7))], SamplingParams(8), None, "b")
+            assert {span.version for span in found.spans} == {(0, 3)}
+            if not restarts:
+                os.killpg(host._process.pid, signal.SIGKILL)
+                while host.ready:  # noqa: ASYNC110 - as a node sees it
+                    await trio.sleep(0.1)
+        nursery.cancel_scope.cancel()
 
 
 def test_the_flags_are_the_slots(untied: Path) -> None:
