@@ -15,7 +15,8 @@ of blocks too.
 """
 
 import re
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import groupby
@@ -38,7 +39,9 @@ __all__ = [
     "PartBlocks",
     "PartRange",
     "base_layout",
+    "changed_parts",
     "extended",
+    "part_classes",
     "part_layout",
     "part_of",
     "part_root",
@@ -205,6 +208,35 @@ def part_root(layout: Layout, hashes: "NDArray[np.uint8]", part: Part) -> bytes:
     """
     own = part_layout(layout, part)
     return state_root(own.layout.hash, hashes[own.first : own.first + own.layout.n_blocks])
+
+
+def changed_parts(ranges: Sequence[PartRange], blocks: Iterable[int]) -> frozenset[Part]:
+    """The parts that have any of these blocks. `ranges`: of a layout (`parts`). `blocks`: ids in it. Raises `PeerError`
+    for an id beyond it."""
+    starts = [found.blocks.start for found in ranges]
+    changed: set[Part] = set()
+    for block in blocks:
+        found = ranges[bisect_right(starts, block) - 1]
+        if block not in found.blocks:
+            raise PeerError(f"block: {block} of {ranges[-1].blocks.stop}")
+        changed.add(found.part)
+    return frozenset(changed)
+
+
+def part_classes(layout: Layout, base_classes: Sequence[int] | None = None) -> Sequence[int] | None:
+    """For each block its class, for `codec.pack.ClassPacker`: no chunk has blocks of two parts.
+
+    `base_classes`: the classes, 0 or larger, into which the base's blocks are divided (`codec.shards.block_ranks`);
+    None: the base is one class. None for a layout that is one class. Every other part is a class of its own.
+    """
+    ranges = parts(layout)
+    if len(ranges) == 1:
+        return base_classes
+    base = len(ranges[0].blocks)
+    classes = list(base_classes[:base]) if base_classes is not None else [0] * base
+    for number, found in enumerate(ranges[1:], 1):
+        classes += [-number] * len(found.blocks)
+    return classes
 
 
 def extended(

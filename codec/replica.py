@@ -37,6 +37,7 @@ from codec.staging import (
     encode_changes,
     stage_chunk,
 )
+from codec.zeros import are_zeros, zero_hashes
 
 __all__ = ["Replica"]
 
@@ -66,7 +67,9 @@ class Replica:
         memory: Any,
         path: Path | None = None,
         held: NDArray[np.bool_] | None = None,
+        offset: int = 0,
     ) -> None:
+        """`offset`: of the first tensor in `memory`, bytes."""
         self.layout = layout
         self.hashes = hashes
         self.held = held
@@ -74,7 +77,8 @@ class Replica:
         self.path = path
         self._readers_fd: int | None = None
         self._memory = memory
-        self._bytes = np.frombuffer(memory, np.uint8)
+        self._offset = offset
+        self._bytes = np.frombuffer(memory, np.uint8)[offset:]
         tail = _sequence_offset(layout)
         self._sequence = self._bytes[tail : tail + 4 * layout.n_blocks].view(np.uint32)
         if fd is not None:
@@ -82,8 +86,8 @@ class Replica:
 
     @classmethod
     def create(cls, layout: Layout, path: Path | None = None, held: NDArray[np.bool_] | None = None) -> "Replica":
-        """A replica of zeros, hashes included: a block that was never written has no version. `held`: the blocks that
-        it is to have; None: all.
+        """A replica of zeros, hashes included: a block that was never written has no version. Blocks beyond the base
+        have the hash of zeros (`codec.zeros`). `held`: the blocks that it is to have; None: all.
 
         `path`: keep the bits in this file instead of memory, where memory is short. That suits a short time only, since
         each version changes nearly every page; `codec.layered` is for longer. Raises `UsageError` if memory or disk
@@ -95,7 +99,9 @@ class Replica:
         else:
             path.unlink(missing_ok=True)
             fd, memory = shared.map_file(path, nbytes)
-        return cls(layout, np.zeros((layout.n_blocks, 32), np.uint8), fd, memory, path, held)
+        hashes = np.zeros((layout.n_blocks, 32), np.uint8)
+        hashes[layout.base_blocks :] = zero_hashes(layout)
+        return cls(layout, hashes, fd, memory, path, held)
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, layout: Layout | None = None, run: Run = map) -> "Replica":
@@ -121,6 +127,13 @@ class Replica:
 
             def load(block: int) -> None:
                 spec = layout.block(block)
+                if block >= layout.base_blocks:  # into a hole only what is not zeros
+                    bits = np.empty(spec.count, spec.dtype.bits)
+                    files.read(spec, bits)
+                    if bits.any():
+                        self._writable(block)[:] = bits
+                        self.hashes[block] = np.frombuffer(block_hash(bits), np.uint8)
+                    return
                 words = self._writable(block) if self.holds(block) else np.empty(spec.count, spec.dtype.bits)
                 files.read(spec, words)
                 self.hashes[block] = np.frombuffer(block_hash(words), np.uint8)
@@ -131,12 +144,17 @@ class Replica:
             raise UsageError(f"Cannot read {checkpoint.path}: {error.strerror or error}.") from error
 
     @classmethod
-    def attach(cls, fd: int, layout: Layout, hashes: NDArray[np.uint8]) -> "Replica":
-        """Map another process's replica read-only and take ownership of `fd`. Raises `PeerError` for a wrong size."""
-        if os.fstat(fd).st_size < max(1, _sequence_offset(layout) + 4 * layout.n_blocks):
+    def attach(cls, fd: int, layout: Layout, hashes: NDArray[np.uint8], offset: int = 0) -> "Replica":
+        """Map another process's replica read-only and take ownership of `fd`. Raises `PeerError` for a wrong size.
+
+        `layout` may be that of a part (`codec.parts`) of the other replica, which begins at byte `offset` of it. A part
+        has no sequence numbers, so `read`, which relies on them, must not be called then.
+        """
+        size, own = os.fstat(fd).st_size, _sequence_offset(layout) + 4 * layout.n_blocks
+        if size < max(1, own) if not offset else size < offset + layout.nbytes:
             raise PeerError("replica.size: not a replica of this layout")
         assert hashes.shape == (layout.n_blocks, 32)
-        return cls(layout, hashes, fd, shared.map_readonly(fd))
+        return cls(layout, hashes, fd, shared.map_readonly(fd), offset=offset)
 
     def seal_for_readers(self) -> int:
         """A descriptor that other processes can map for reading only; this process can still write.
@@ -176,8 +194,9 @@ class Replica:
         """Map a block's pages in one go, and unmap them at the end: for a process that reads each block once, and
         should not be charged with the memory of all of them."""
         spec = self.layout.block(block)
-        start = spec.offset // _PAGE * _PAGE
-        size = -(-(spec.offset + spec.nbytes) // _PAGE) * _PAGE - start
+        first = self._offset + spec.offset
+        start = first // _PAGE * _PAGE
+        size = -(-(first + spec.nbytes) // _PAGE) * _PAGE - start
         shared.populate(self._memory, start, size)
         try:
             yield
@@ -214,6 +233,8 @@ class Replica:
             if before & 1:
                 os.sched_yield()
                 continue
+            if are_zeros(self.layout, block, digest := self.hashes[block].tobytes()):
+                return bytes(spec.nbytes), digest  # reading a hole would fill it
             data = self._bytes[spec.offset : spec.offset + spec.nbytes].tobytes()
             digest = self.hashes[block].tobytes()
             if int(self._sequence[block]) == before:
@@ -325,7 +346,8 @@ class Replica:
         assert self.path is not None
         assert self.fd is not None
         if shared.punch(self.fd, self._bytes.nbytes):
-            self.hashes[:] = 0
+            self.hashes[: self.layout.base_blocks] = 0
+            self.hashes[self.layout.base_blocks :] = zero_hashes(self.layout)
 
     def refill_file(self) -> None:
         """Allocate the file's disk space again. Raises `UsageError` when there is too little."""

@@ -22,10 +22,12 @@ from codec import BlockDelta, Checkpoint, Chunk, Layout, Manifest, Replica, Stag
 from codec.choice import arrival_mbit, choose_coder, usual_changes, usual_payload_bytes
 from codec.chunk import CODER_PCO, CODER_RICE
 from codec.errors import SwarmError, UsageError
+from codec.parts import Part
 from codec.shards import Parallel, block_ranks, has_experts
 from codec.sign import Key
 from node.coordinator.admin import AdminService
 from node.coordinator.handover import Handover, hand_over
+from node.coordinator.home_layout import layout_of
 from node.coordinator.recovery import CHECKPOINTS_KEPT, open_newest_version
 from node.coordinator.seed_log import SeedLog, next_command
 from node.coordinator.seed_status import seed_status
@@ -146,7 +148,8 @@ async def _run_with_key(config: SeedConfig, key: Key, task_status: trio.TaskStat
         if store.records.get("succession"):
             raise UsageError("This key was replaced (swarm-node rotate-key): start the seed with the new one.")
         model = Model(store, base=base, refer=not config.copy_base)
-        head = await in_thread(open_newest_version, store, model, checkpoint, key)
+        layout = await in_thread(layout_of, config, store, checkpoint, key)
+        head = await in_thread(open_newest_version, store, model, checkpoint, layout, key)
         del checkpoint  # its files are mapped, and the pages that were read count as this process's memory
         boot = next_boot(int(store.records.get("boot") or 0), time.time())
         store.records.put([("boot", str(boot).encode())])
@@ -320,14 +323,14 @@ class Coordinator:
         )  # fmt: skip
         return attempt
 
-    def rewind(self, to: Seal) -> AsyncGenerator[list[tuple[BlockDelta, int]], None]:
-        return self._publisher.rewind(to)
+    def rewind(self, to: Seal, skip: range = range(0)) -> AsyncGenerator[list[tuple[BlockDelta, int]], None]:
+        return self._publisher.rewind(to, skip)
 
     async def add_chunk(self, chunk: Chunk, known: OwnChunk | None = None) -> None:
         await self._publisher.add_chunk(chunk, known)
         self.track.chunk_left()
 
-    async def seal(self, manifest: Manifest) -> bytes:
+    async def seal(self, manifest: Manifest, parts: frozenset[Part]) -> bytes:
         members = [lease.grant.peer for lease in self.core.book.leases.values()]
         elements = sum(spec.elements for spec in self.replica.layout.tensors)
         self.track.sealed(manifest, elements, members)

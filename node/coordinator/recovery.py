@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from codec import Checkpoint, open_manifest
+from codec import Checkpoint, Layout, open_manifest
 from codec.errors import UsageError
 from codec.sign import Key
 from swarm.runtime.publishing import genesis
@@ -15,13 +15,14 @@ CHECKPOINTS_KEPT: Final = 2
 """Checkpoints of a seed: a way back over eight versions or more, also just after a new checkpoint."""
 
 
-def open_newest_version(store: Store, model: Model, checkpoint: Checkpoint, key: Key) -> bytes:
-    """Load the newest sealed version into `model`; its sealed manifest. A new store gets the base as version 0.
+def open_newest_version(store: Store, model: Model, checkpoint: Checkpoint, layout: Layout, key: Key) -> bytes:
+    """Load the newest sealed version into `model`; its sealed manifest. A new store gets the base as version 0, with
+    zeros in all other parts of `layout`.
 
     Never loads an older version: members hold the newest one, so a second version of its number would contradict it.
     Raises `UsageError` when the store's bits do not lead to it.
     """
-    layout, newest = checkpoint.layout, store.newest()
+    newest = store.newest()
     if newest is None and (store.chunks.all() or any(saved.version > (0, 0) for saved in store.checkpoints.list())):
         raise UsageError(
             f"{store.folder} holds versions, but not the record of which were sealed. Restore its swarm.sqlite from a "

@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 from platformdirs import user_data_path
 
+from codec.adapter import MAX_RANK, MAX_SLOTS
 from codec.errors import UsageError
 from codec.shards import MAX_RANKS, Shard
 from node.settings.addresses import address, duration_s, host_and_port, is_loopback, relay_address
@@ -50,6 +51,8 @@ MAX_NODES_EVER: Final = 10_000
 """The seed keeps 32 bytes for each, and writes all of a ticket's again when another machine joins."""
 MAX_RELAYS: Final = 3
 """Each costs a connection, and an address in the ticket."""
+DEFAULT_ADAPTER_RANK: Final = 16
+"""In the middle of the ranks that peft's examples use for reinforcement learning, 8 to 32."""
 KEPT: Final = "swarm-demo"
 """Folder of `demo --keep` without a value, which earlier releases accepted."""
 
@@ -183,6 +186,11 @@ class SeedConfig(PeerConfig):
     shards: int = 0
     """Deal the experts of a mixture over this many ranks (2 to 64), so that a node can hold the blocks of some ranks
     only (join --shard). 0: every node holds the whole model."""
+    adapters: int = 0
+    """Slots for LoRA adapters beside the base (1 to 64), chosen at the first start of a home. An empty slot takes no
+    memory. 0: none at a first start, and later those that the home has."""
+    adapter_rank: int | None = None
+    """The highest rank that an adapter may have, for --adapters; without it 16."""
 
     def __post_init__(self) -> None:
         PeerConfig.__post_init__(self)  # super() cannot find a slotted dataclass
@@ -206,6 +214,12 @@ class SeedConfig(PeerConfig):
             raise UsageError(f"--shards: 2 to {MAX_RANKS} ranks, or 0")
         if self.shards and self.raw_mb:
             raise UsageError("--shards: a swarm that carries files has no experts; leave out --raw-mb")
+        if self.adapters and not 1 <= self.adapters <= MAX_SLOTS:
+            raise UsageError(f"--adapters: 1 to {MAX_SLOTS} slots, or 0")
+        if self.adapter_rank is not None and not (self.adapters and 1 <= self.adapter_rank <= MAX_RANK):
+            raise UsageError(f"--adapter-rank: 1 to {MAX_RANK}, and only with --adapters")
+        if self.adapters and self.raw_mb:
+            raise UsageError("--adapters: a file has no layers to adapt; leave out --raw-mb")
         if "/" in self.watch_marker or len(self.watch_marker) > 255:
             raise UsageError("--watch-marker: the name of a file, without a folder")
         duration_s(self.watch_quiet)
@@ -213,6 +227,11 @@ class SeedConfig(PeerConfig):
     @property
     def watch_quiet_s(self) -> float:
         return duration_s(self.watch_quiet)
+
+    @property
+    def planned_adapter_rank(self) -> int:
+        """The rank that a slot has room for."""
+        return DEFAULT_ADAPTER_RANK if self.adapter_rank is None else self.adapter_rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
