@@ -82,6 +82,8 @@ class HeldAdapters:
         encoded = config.to_bytes()
         async with self._giving:
             self._forget(slot)
+            if slot in self._proven and self._proven[slot].name != config.name:
+                await self._drop(slot)
             adapter = self._wanted[slot] = _Adapter(slot, config.name, encoded, os.dup(fd), version, root)
             return None if self._link is None else await self._give(self._link, adapter)
 
@@ -106,10 +108,13 @@ class HeldAdapters:
         """See `EngineHost.drop_adapter`."""
         async with self._giving:
             self._forget(slot)
-            if (dropped := self._proven.pop(slot, None)) is not None:
-                self._held.pop(dropped.name, None)
-            if self._link is not None:
-                await self._link.ask(DropAdapter(self._link.next_number(), slot), Done, self._set_within_s)
+            await self._drop(slot)
+
+    async def _drop(self, slot: int) -> None:
+        if (dropped := self._proven.pop(slot, None)) is not None:
+            self._held.pop(dropped.name, None)
+        if self._link is not None:
+            await self._link.ask(DropAdapter(self._link.next_number(), slot), Done, self._set_within_s)
 
     def _forget(self, slot: int) -> None:
         if (old := self._wanted.pop(slot, None)) is not None:

@@ -475,7 +475,13 @@ class EngineHost:
         None when it is not ready, and gets the adapter once it is. Raises `EngineFailed`, with a sentence, for an
         adapter that the engine cannot serve; it serves the version before, if it has one, until its next restart.
         """
-        return await self._adapters.set(slot, config, fd, version, root)
+        try:
+            return await self._adapters.set(slot, config, fd, version, root)
+        except EngineFailed as error:
+            if not error.poisoned:
+                raise
+            await self.reload()  # which gives it the adapter again
+            return None
 
     async def drop_adapter(self, slot: int) -> None:
         """Forget the slot's adapter, if it has one. Its running sequences fail."""
