@@ -104,15 +104,25 @@ def set_adapter(live: Bench, adapter: MadeAdapter, slot: int) -> int:
     return version
 
 
-def twenty_updates(live: Bench, folder: Path, fresh: Fresh, home: Path, ranks: int) -> None:
-    """20 updates over three adapters. A third of them changes modules, rank, or both."""
+def update_and_compare(
+    live: Bench,
+    folder: Path,
+    fresh: Fresh,
+    home: Path,
+    *,
+    ranks: int,
+    prompts: list[list[int]],
+    compared: tuple[int, ...],
+) -> None:
+    """Updates of three adapters in turn, some of which change modules and rank, up to the last of those `compared` with
+    a fresh engine. All live bits are proven after each."""
     adapters = three(live.replica.layout)
-    plain = live.greedy(PROMPTS, TOKENS)
+    plain = live.greedy(prompts, TOKENS)
     for slot, adapter in enumerate(adapters):
         set_adapter(live, adapter, slot)
     answers: list[Any] = []
     folders: list[Path] = []
-    for update in range(20):
+    for update in range(max(compared) + 1):
         slot = update % 3
         if update % 7 == 5:  # another shape under the same name
             base, slots = live.replica.layout, AdapterSlots.reserve(live.replica.layout, 3, 16)
@@ -123,24 +133,21 @@ def twenty_updates(live: Bench, folder: Path, fresh: Fresh, home: Path, ranks: i
         version = set_adapter(live, adapters[slot], slot)
         assert live.engine.adapter_root(slot) == adapters[slot].root(slot)
         assert live.engine.version_of("abc"[slot]) == max((0, version), live.engine.version)
-        if update in (5, 12, 17, 18, 19):
+        if update in compared:
             folders.append(adapters[slot].save(home / f"{update}"))
-            answers.append(live.greedy(PROMPTS, TOKENS, "abc"[slot]))
+            answers.append(live.greedy(prompts, TOKENS, "abc"[slot]))
     for slot, adapter in enumerate(adapters):
         assert live.engine.adapter_root(slot) == adapter.root(slot)
-    assert fresh(folder, folders, PROMPTS, TOKENS, ranks) == answers
-    assert live.greedy(PROMPTS, TOKENS) == plain
+    assert fresh(folder, folders, prompts, TOKENS, ranks) == answers
+    assert live.greedy(prompts, TOKENS) == plain
     assert plain not in answers
-    assert fresh(folder, [], PROMPTS, TOKENS, ranks) == [plain]
+    assert fresh(folder, [], prompts, TOKENS, ranks) == [plain]
 
 
 def test_after_20_updates_it_equals_fresh_engines(one: Bench, untied: Path, fresh: Fresh, tmp_path: Path) -> None:
     assert ADAPTERS in one.engine.abilities
-    twenty_updates(one, untied, fresh, tmp_path, 1)
-
-
-def test_so_it_does_on_two_ranks(two: Bench, tied: Path, fresh: Fresh, tmp_path: Path) -> None:
-    twenty_updates(two, tied, fresh, tmp_path, 2)
+    compared = (5, 12, 17, 18, 19)
+    update_and_compare(one, untied, fresh, tmp_path, ranks=1, prompts=PROMPTS, compared=compared)
 
 
 def hits(live: Bench) -> float:
@@ -391,3 +398,7 @@ def test_a_vllm_without_room_says_how_to_start_it(untied: Path, python: Path, tm
         a = three(live.replica.layout)[0]
         with a.given(0, (0, 9)) as given, pytest.raises(UsageError, match="--enable-lora"):
             live.engine.stage_adapter(given)
+
+
+def test_so_it_does_on_two_ranks(two: Bench, tied: Path, fresh: Fresh, tmp_path: Path) -> None:
+    update_and_compare(two, tied, fresh, tmp_path, ranks=2, prompts=PROMPTS[:1], compared=(4, 5))
