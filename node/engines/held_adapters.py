@@ -97,6 +97,8 @@ class HeldAdapters:
                 raise EngineFailed(f"the engine's bits of the adapter {adapter.name} are not what was given", False)
             self._proven[adapter.slot] = adapter
             self._held.setdefault(adapter.name, deque(maxlen=VERSIONS)).append(adapter.version)
+            for name in self._held.keys() - {wanted.name for wanted in self._wanted.values()}:
+                del self._held[name]
             return proof.pause_s
         except UsageError as error:
             raise EngineFailed(str(error), poisoned=False) from error
@@ -126,6 +128,18 @@ class HeldAdapters:
             raise EngineLost("the engine is not ready")
         message = ProveAdapter(self._link.next_number(), slot)
         return (await self._link.ask(message, AdapterProof, self._prove_within_s)).root
+
+    async def prove_all(self) -> bool:
+        """See `EngineHost.prove_adapters`. A version that comes meanwhile may be proven in place of the one before."""
+        for slot, adapter in list(self._proven.items()):
+            try:
+                root = await self.prove(slot)
+            except EngineFailed:
+                root = b""
+            now = self._proven.get(slot)
+            if now is not None and root not in (adapter.root, now.root):
+                return False
+        return True
 
     def close(self) -> None:
         """Close the descriptors."""

@@ -252,7 +252,7 @@ class EngineHost:
                 fds = [ref.fd] if ref.window_fd is None else [ref.fd, ref.window_fd]
                 message = Attach(
                     link.next_number(), ref.layout.to_bytes(), str(ref.folder), ref.version, ref.root,
-                    read_back=ref.window_fd is not None, slots=_room(ref.slots),
+                    read_back=ref.window_fd is not None, slots=Slots.of(ref.slots),
                 )  # fmt: skip
                 proof = await link.ask(message, Proof, self._deadlines.attach_s, fds)
                 if proof.root == ref.root:
@@ -491,6 +491,6 @@ class EngineHost:
         """The root of the slot, of the live bits read back out of the engine; `EngineFailed` for an empty slot."""
         return await self._adapters.prove(slot)
 
-
-def _room(slots: AdapterSlots | None) -> Slots | None:
-    return None if slots is None else Slots(slots.count, slots.rank, slots.elements)
+    async def prove_adapters(self) -> bool:
+        """Whether the live bits of every adapter that the engine serves are those that were given."""
+        return await self._adapters.prove_all()
