@@ -11,6 +11,7 @@ Modules:
 - `codec_bounds`: Entropy bounds on the size of a delta, in bits per change
 - `codec_data`: The input data of the codec benchmark
 - `codec_measure`: The measurement loop of the codec benchmark
+- `experts`: Measures what a version costs of which only some experts of a mixture changed
 - `gossip`: Measures the share and the delay of announcements that reach every peer
 - `monitor`: Measures what a scrape of metrics and a look at the page cost
 - `reckoned`: Compares what `swarm-node delta --shapes` reckons with a step that is really coded
