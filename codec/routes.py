@@ -7,8 +7,8 @@ computes from its own router. Two forms, of which the encoder takes the shorter 
 - *learned*: per layer, the probability of each expert is learned from the tokens before, and so is how much likelier
   the experts of the token before are. Both sides learn the same, by integer arithmetic.
 
-The bytes: `MAGIC`, then as LEB128 the form (0 even, 1 learned), n experts, k of them, layers, tokens; then the code of
-`codec.kernels.routes`. Each form of given routes has exactly one code, and the decoder accepts no other bytes.
+The bytes: `MAGIC`, then as LEB128 the form (0 even, 1 learned), n experts, k of them, layers, tokens, bytes of the
+code; then the code of `codec.kernels.routes`. Each form of given routes has exactly one code, and the decoder accepts no other bytes.
 """
 
 import math
@@ -42,7 +42,7 @@ MAX_TOKENS: Final = 1 << 18
 MAX_IDS: Final = 1 << 28
 """Ids of one text: 512 MiB when decoded."""
 HEADER_BYTES: Final = 16
-"""The longest header: two bytes, a form of one byte, and numbers of 2, 1, 2 and 3 bytes, rounded up."""
+"""The longest header: two bytes, a form of one byte, and numbers of 2, 1, 2, 3 and 5 bytes."""
 
 Routes = NDArray[np.uint16]
 """(tokens, layers, k): the ids of the chosen experts, ascending."""
@@ -140,9 +140,9 @@ def _open(data: bytes) -> tuple[bool, RouteShape, int, bytes]:
     tokens = reader.uint("tokens", MAX_TOKENS)
     if not shape.possible or tokens * shape.layers * shape.chosen > MAX_IDS:
         raise PeerError(f"routes: {_words(shape)} for {tokens} tokens are out of bounds")
-    if reader.left > most_bytes(shape, tokens):
-        raise PeerError(f"routes: {reader.left} bytes for {tokens} tokens")
-    return bool(learned), shape, tokens, reader.raw("code", reader.left)
+    body = reader.raw("code", reader.uint("length", most_bytes(shape, tokens)))
+    reader.end()
+    return bool(learned), shape, tokens, body
 
 
 def _words(shape: RouteShape) -> str:
@@ -167,6 +167,8 @@ def _encode(sets: Routes, experts: int, learned: bool) -> bytes:
     count, length, last = encode_sets(sets, experts, learned, words, *_state(shape))
     if count == NO_ROOM:
         assert learned, "the even form has a bound"
-        return bytes(writer.data) + bytes(words.nbytes)
-    writer.raw(words[:count].astype(">u4").tobytes() + int(last).to_bytes(8, "big")[:length])
+        return bytes(words.nbytes)  # longer than the even form, whatever it is
+    code = words[:count].astype(">u4").tobytes() + int(last).to_bytes(8, "big")[:length]
+    writer.uint(len(code))
+    writer.raw(code)
     return bytes(writer.data)

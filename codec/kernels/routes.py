@@ -25,8 +25,12 @@ ONE = 1 << 16
 """Probability 1."""
 LEAST = 32
 """The least probability of a decision, and of an expert."""
-SLOW = 8
+FINE = 6
+"""Averages have so many bits more than probabilities; otherwise those of rare experts would be rounded to 0."""
+SLOW = 10
 """The average over the whole text moves by 1/2^SLOW a set at least."""
+PRIOR = 16
+"""Sets that the first prediction, that all are as likely, counts for."""
 FAST = 4
 """The average over the last sets moves by 1/2^FAST a set."""
 NEAR = 6
@@ -46,8 +50,8 @@ def _begin(slow, fast, near, k):
     layers, n = slow.shape
     for layer in range(layers):
         for e in range(n):
-            slow[layer, e] = (k * ONE) // n
-            fast[layer, e] = (k * ONE) // n
+            slow[layer, e] = (k * ONE << FINE) // n
+            fast[layer, e] = (k * ONE << FINE) // n
         near[layer, 0] = (k * ONE) // n
         near[layer, 1] = (k * ONE) // n
 
@@ -61,7 +65,7 @@ def _predict(slow, fast, near, before, out):
     up, down = (hit * (ONE - told)) >> 16, ((ONE - hit) * told) >> 16
     total = np.int64(0)
     for e in range(out.size):
-        p = (np.int64(slow[e]) + np.int64(fast[e])) >> 1
+        p = (7 * np.int64(slow[e]) + np.int64(fast[e])) >> (3 + FINE)
         p = min(max(p, np.int64(LEAST)), np.int64(ONE - LEAST))
         if before[e]:
             a, b = p * up, (ONE - p) * down
@@ -76,10 +80,10 @@ def _learn(slow, fast, near, before, chosen, step, seen, k):
     """Move the averages towards the set `chosen` (1 for its experts). `step`: the slow one's, in 1/65536."""
     hits = told = count = np.int64(0)
     for e in range(slow.size):
-        p = (np.int64(slow[e]) + np.int64(fast[e])) >> 1
+        p = (7 * np.int64(slow[e]) + np.int64(fast[e])) >> (3 + FINE)
         hits += before[e] & chosen[e]
         told += before[e] * p
-        target = np.int64(chosen[e]) * ONE
+        target = np.int64(chosen[e]) * (ONE << FINE)
         slow[e] += ((target - np.int64(slow[e])) * step) >> 16
         fast[e] += (target - np.int64(fast[e])) >> FAST
     if seen:
@@ -138,7 +142,7 @@ def encode_sets(ids, n, learned, words, slow, fast, near, now, before, chosen):
     _begin(slow, fast, near, k)
     before[:] = 0
     for t in range(tokens):
-        step = max(ONE // (t + 2), ONE >> SLOW)
+        step = max(ONE // (t + PRIOR), ONE >> SLOW)
         for layer in range(layers):
             chosen[:] = 0
             for i in range(k):
@@ -193,7 +197,7 @@ def decode_sets(data, n, learned, ids, slow, fast, near, now, before, chosen):
     _begin(slow, fast, near, k)
     before[:] = 0
     for t in range(tokens):
-        step = max(ONE // (t + 2), ONE >> SLOW)
+        step = max(ONE // (t + PRIOR), ONE >> SLOW)
         for layer in range(layers):
             chosen[:] = 0
             total = np.int64(0)
