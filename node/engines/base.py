@@ -20,6 +20,7 @@ __all__ = [
     "OPTIONS",
     "PORTABLE_DRAWS",
     "REPLAYS",
+    "ROUTES",
     "SCORE_OPTIONS",
     "Completion",
     "EngineError",
@@ -65,7 +66,9 @@ JUDGES: Final = "judges"
 """The ability to judge tokens that another node says it drew (`node.engines.judgement`)."""
 REPLAYS: Final = "replays"
 """The ability to judge tokens by computing them as they were drawn, bit for bit: see `Claim.replay`."""
-ABILITIES: Final = frozenset({OPTIONS, SCORE_OPTIONS, EXACT_SEED, PORTABLE_DRAWS, JUDGES, REPLAYS})
+ROUTES: Final = "routes"
+"""The ability to record which experts each token took. Only of an engine that holds a mixture of experts."""
+ABILITIES: Final = frozenset({OPTIONS, SCORE_OPTIONS, EXACT_SEED, PORTABLE_DRAWS, JUDGES, REPLAYS, ROUTES})
 """Everything that an engine may be able to do beyond `SamplingParams` without options."""
 
 MAX_LISTED: Final = 4096
@@ -122,6 +125,8 @@ class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
     portable: bool = False
     """Each token is the argmax of log-probability plus `node.verification.noise.gumbel` of (seed, stream, position), so
     that others can draw the sample again. Needs the ability `PORTABLE_DRAWS`; no effect on a greedy completion."""
+    routes: bool = False
+    """The completion says which experts each token took (`Completion.routes`). Needs the ability `ROUTES`."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_tokens <= MAX_LENGTH:
@@ -159,6 +164,7 @@ class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
             seeded=self.seeded,
             exact=self.exact,
             portable=self.portable,
+            routes=self.routes,
         )
 
     @property
@@ -234,7 +240,8 @@ def needs(sampling: SamplingParams) -> frozenset[str]:
     """The abilities that an engine needs to draw by `sampling`."""
     if sampling.options is msgspec.UNSET:
         return frozenset()
-    wanted = {EXACT_SEED: sampling.options.exact, PORTABLE_DRAWS: sampling.options.portable}
+    options = sampling.options
+    wanted = {EXACT_SEED: options.exact, PORTABLE_DRAWS: options.portable, ROUTES: options.routes}
     return frozenset({OPTIONS, *(ability for ability, needed in wanted.items() if needed)})
 
 
@@ -247,11 +254,13 @@ class Prompt(msgspec.Struct, frozen=True):
     """Token ids to continue. The sampling seed and `stream` together determine the random numbers.
 
     Two prompts with the same (seed, stream) draw with the same random numbers at any place of a batch, so every sample
-    of a request group needs a stream of its own. Raises `ValueError` for an empty prompt or a stream out of range.
+    of a request group needs a stream of its own. `routes`: with `SamplingOptions.routes`, those of the prompt's tokens
+    are wanted, too. Raises `ValueError` for an empty prompt or a stream out of range.
     """
 
     token_ids: tuple[int, ...]
     stream: int = 0
+    routes: bool = False
 
     def __post_init__(self) -> None:
         if not self.token_ids:
@@ -275,6 +284,10 @@ class Completion(msgspec.Struct, frozen=True):
     was drawn from, after `SamplingOptions`, temperature and the top-p cut. For a greedy completion it is the
     log-probability at temperature 1, because the true one is 0 everywhere.
 
+    `routes`: with `SamplingOptions.routes`, the experts of the pass that each token was drawn from, coded by
+    `codec.routes`, a row a token: row i is of the position before token i. `prompt_routes`: the same for the prompt's
+    positions but the last, whose row is the first of `routes`; empty unless the prompt asked for it.
+
     Raises `ValueError` when lengths disagree, a log-probability is out of range, or the spans do not cover the tokens
     in order.
     """
@@ -283,6 +296,8 @@ class Completion(msgspec.Struct, frozen=True):
     logprobs: tuple[float, ...]
     finish_reason: Literal["stop", "length"]
     spans: tuple[Span, ...]
+    routes: bytes = b""
+    prompt_routes: bytes = b""
 
     def __post_init__(self) -> None:
         if not self.token_ids or len(self.token_ids) != len(self.logprobs):
