@@ -8,7 +8,8 @@ computes from its own router. Two forms, of which the encoder takes the shorter 
   the experts of the token before are. Both sides learn the same, by integer arithmetic.
 
 The bytes: `MAGIC`, then as LEB128 the form (0 even, 1 learned), n experts, k of them, layers, tokens, bytes of the
-code; then the code of `codec.kernels.routes`. Each form of given routes has exactly one code, and the decoder accepts no other bytes.
+code; then the code of `codec.kernels.routes`. Each form of given routes has exactly one code, and the decoder accepts
+no other bytes.
 """
 
 import math
@@ -19,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codec.errors import PeerError
-from codec.kernels.routes import NO_ROOM, decode_sets, encode_sets
 from codec.varint import Reader, Writer
 
 __all__ = [
@@ -95,7 +95,7 @@ def encode_routes(ids: NDArray[np.integer], experts: int) -> bytes:
     shape = RouteShape(layers, chosen, experts)
     if not shape.possible or tokens > MAX_TOKENS or ids.size > MAX_IDS:
         raise ValueError(f"routes: {tokens} tokens, {layers} layers, {chosen} of {experts} experts are out of bounds")
-    if ids.size and not (0 <= int(ids.min()) and int(ids.max()) < experts):
+    if ids.size and not (int(ids.min()) >= 0 and int(ids.max()) < experts):
         raise ValueError(f"routes: an expert outside 0 to {experts - 1}")
     sets = np.sort(ids.astype(np.uint16), axis=-1)
     if bool((sets[..., 1:] == sets[..., :-1]).any()):
@@ -116,6 +116,10 @@ def decode_routes(data: bytes, shape: RouteShape, tokens: int) -> Routes:
         raise PeerError(f"routes: {_words(found)}, and the model has {_words(shape)}")
     if count != tokens:
         raise PeerError(f"routes: of {count} tokens, and there are {tokens}")
+    from codec.kernels.routes import (
+        decode_sets,  # loads the compiler, which processes that only read headers do not need
+    )
+
     ids = np.empty((tokens, shape.layers, shape.chosen), np.uint16)
     state = _state(shape)
     if decode_sets(np.frombuffer(body, np.uint8), shape.experts, learned, ids, *state) < 0:
@@ -157,6 +161,8 @@ def _state(shape: RouteShape) -> tuple[NDArray[np.generic], ...]:
 
 
 def _encode(sets: Routes, experts: int, learned: bool) -> bytes:
+    from codec.kernels.routes import NO_ROOM, encode_sets
+
     tokens, layers, chosen = sets.shape
     shape = RouteShape(layers, chosen, experts)
     writer = Writer(MAGIC)

@@ -78,7 +78,7 @@ def _predict(slow, fast, near, before, out):
 @kernel
 def _learn(slow, fast, near, before, chosen, step, seen, k):
     """Move the averages towards the set `chosen` (1 for its experts). `step`: the slow one's, in 1/65536."""
-    hits = told = count = np.int64(0)
+    hits = told = np.int64(0)
     for e in range(slow.size):
         p = (7 * np.int64(slow[e]) + np.int64(fast[e])) >> (3 + FINE)
         hits += before[e] & chosen[e]
@@ -93,7 +93,7 @@ def _learn(slow, fast, near, before, chosen, step, seen, k):
 
 @kernel
 def _share(p, total, r, m):
-    """The probability, in 1/65536, that an expert of learned probability `p` is one of r among m that sum to `total`."""
+    """The probability, in 1/65536, that an expert of probability `p` is one of the r among m that sum to `total`."""
     rest = m * ONE - total
     a = (p * r * (rest >> 6)) >> 6
     b = ((ONE - p) * (m - r) * (total >> 6)) >> 6

@@ -38,6 +38,7 @@ from node.host.child import child_environment, python_module
 from node.host.endpoint import Endpoint, NetworkOptions, open_store
 from node.host.raw import write_raw_base
 from node.ledger.book import Book
+from node.ledger.routes import route_shape_of
 from node.ledger.service import LedgerService
 from node.ledger.settings import Settings
 from node.ledger.state import Head
@@ -230,6 +231,7 @@ class Coordinator:
             portable_draws=not config.own_draws,
         )
         ledger = book.restore(settings, head, now)
+        ledger.route_shape = route_shape_of(self._files(), self.replica.layout)
         return LedgerService(
             ledger,
             book,

@@ -13,7 +13,9 @@ Modules:
 - `messages`: The messages between a node and the ledger, and their encoding
 - `model_limits`: The limits of a model by its config.json: how many tokens it reads, and which
 - `node_messages`: The conversation of the ledger with its nodes: reads what they send, and queues what they are told
+- `parts`: Rollouts that are larger than one message
 - `report`: The ledger as people and programs see it
+- `routes`: Routes of experts in rollouts
 - `rules`: The rules of work: request groups become work leases, and work leases become accepted rollouts
 - `service`: The ledger as it runs in the seed: connects rules and book with the nodes' messages and the trainer
 - `session`: What a trainer or the gateway has with the ledger while it waits for request groups

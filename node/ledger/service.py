@@ -22,6 +22,7 @@ from node.ledger.messages import WorkMessage, encode
 from node.ledger.model_limits import NO_LIMITS, ModelLimits
 from node.ledger.node_messages import Expel, NodeMessages
 from node.ledger.report import report
+from node.ledger.routes import why_no_routes
 from node.ledger.rules import Ledger
 from node.ledger.session import GroupOffer, WorkSession
 from node.ledger.state import Group, Head
@@ -123,6 +124,7 @@ class LedgerService:
             if self._clock() >= self._prune_at:
                 self._prune_at = self._clock() + PRUNE_EVERY_S
                 await self._off_loop(self._book.prune)
+                self._nodes.parts.keep_live(self._ledger.leases)
             await trio.lowlevel.checkpoint()
 
     def _sleep_s(self) -> float:
@@ -299,10 +301,16 @@ class LedgerService:
         """Ask for samples of `prompt`; `n` and `sampling` default to the session's. Groups of one `affinity` go to one
         node where possible. Raises `PeerError` for work that no node could do."""
         offer = session.offer(group, prompt, n, sampling, affinity)
+        if offer.sampling.extra.routes and (why := self.why_no_routes(len(prompt) // 4, offer.sampling)) is not None:
+            raise PeerError(why)
         self.abilities.need(offer.sampling)
         self._offers.append(offer)
         self._expect(session)
         self._wake()
+
+    def why_no_routes(self, prompt: int, sampling: SamplingParams) -> str | None:
+        """Why samples after `prompt` tokens cannot come with routes, in a sentence; None: they can."""
+        return why_no_routes(self._ledger.route_shape, prompt, sampling.max_tokens)
 
     def _expect(self, session: WorkSession) -> None:
         if (samples := session.samples_to_come()) is not None:

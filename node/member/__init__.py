@@ -17,6 +17,7 @@ Modules:
 - `milestones`: What a node tells the person who started it
 - `pace`: How much work a node holds, and how often it speaks to the ledger
 - `relay`: A relay's process
+- `rollout`: What an engine is asked for a sample, and the rollout that the node signs
 - `scorer`: Scores other nodes' samples on this node's engine
 - `time_accounting`: How a node's time divides
 - `worker`: The rollout worker

@@ -272,7 +272,7 @@ class Sample(msgspec.Struct, frozen=True, tag="sample"):
     """One sample of a complete group. A group's samples come one after another, and `left` counts down to 0.
 
     `token_ids` (u32) and `logprobs` (f32) are packed little-endian. `spans`: (epoch, version, end) each. `node`: public
-    key of the node that signed it.
+    key of the node that signed it. `routes`, `prompt_routes`: see `node.ledger.messages.Rollout`.
     """
 
     group: GroupId
@@ -283,6 +283,8 @@ class Sample(msgspec.Struct, frozen=True, tag="sample"):
     finish_reason: Literal["stop", "length"]
     spans: tuple[tuple[int, int, int], ...]
     node: Hash
+    routes: bytes = b""
+    prompt_routes: bytes = b""
 
 
 class Taken(msgspec.Struct, frozen=True, tag="taken"):

@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -12,6 +12,7 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from codec.errors import UsageError
+from codec.routes import Routes
 from node.engines.base import Span, Version
 from node.ipc.channel import Channel, ChannelTimeout, close_fds
 from node.ledger.messages import pack_tokens, unpack_floats, unpack_tokens
@@ -21,6 +22,7 @@ from node.trainers.connection.seedlink import dial, speaking
 from node.trainers.errors import PromptRefused, RolloutsFailed, SwarmDown, SwarmTimeout
 from node.trainers.messages import Accuse, Offer, OfferRefused, OpenRollouts, Refusal, Room, Sample, Stale, Taken
 from node.trainers.prompts import BadPrompt
+from node.trainers.routes import BadRoutes, read_routes
 from node.trainers.standing import why_no_group
 
 __all__ = ["Check", "RefusedPrompt", "Rollout", "RolloutGroup", "group_id", "rollouts"]
@@ -36,7 +38,9 @@ class Rollout:
     `token_ids`: the completion, without the prompt. `logprobs`: the natural logarithm of each token's probability in
     the distribution that it was sampled from, after temperature, top-p and options; for a greedy completion, at
     temperature 1. `finish_reason`: "stop" (the last token is a stop token) or "length". `spans`: which version sampled
-    which tokens, in order. `node`: public key (32 bytes) of the node that signed it.
+    which tokens, in order. `node`: public key (32 bytes) of the node that signed it. `routes`: if they were asked for,
+    which experts each token of prompt and completion but the last took: uint16, (tokens - 1, layers, k), ascending; see
+    `node.trainers.routes`.
     """
 
     token_ids: tuple[int, ...]
@@ -44,6 +48,7 @@ class Rollout:
     finish_reason: str
     spans: tuple[Span, ...]
     node: bytes
+    routes: Routes | None = field(default=None, compare=False, repr=False)
 
     @property
     def versions(self) -> tuple[tuple[int, int], ...]:
@@ -311,8 +316,15 @@ class _Batch:
             return
         parts = self._parts.setdefault(sample.group, [])
         parts.append(sample)
-        if not sample.left:
-            self._ready[sample.group] = tuple(_rollout(part) for part in self._parts.pop(sample.group))
+        if sample.left:
+            return
+        samples = self._parts.pop(sample.group)
+        try:
+            routes = read_routes(samples, len(self._open[sample.group].packed or b"") // 4)
+        except BadRoutes as error:
+            channel.send(Accuse(sample.group, error.index, str(error)))
+        else:
+            self._ready[sample.group] = tuple(map(_rollout, samples, routes))
 
     def _first(self, channel: Channel) -> tuple[bytes, RolloutGroup] | None:
         """The ready group of the earliest prompt, or None. Sends back groups that are too old or fail the check."""
@@ -338,8 +350,8 @@ class _Batch:
         return None
 
 
-def _rollout(sample: Sample) -> Rollout:
+def _rollout(sample: Sample, routes: Routes | None) -> Rollout:
     starts = (0, *(end for _, _, end in sample.spans))
     spans = tuple(Span((e, v), start, end) for start, (e, v, end) in zip(starts, sample.spans, strict=False))
     tokens, logprobs = unpack_tokens(sample.token_ids), unpack_floats(sample.logprobs)
-    return Rollout(tokens, logprobs, sample.finish_reason, spans, sample.node)
+    return Rollout(tokens, logprobs, sample.finish_reason, spans, sample.node, routes)
