@@ -22,7 +22,7 @@ from node.trainers.connection.seedlink import dial, speaking
 from node.trainers.errors import PromptRefused, RolloutsFailed, SwarmDown, SwarmTimeout
 from node.trainers.messages import Accuse, Offer, OfferRefused, OpenRollouts, Refusal, Room, Sample, Stale, Taken
 from node.trainers.prompts import BadPrompt
-from node.trainers.routes import BadRoutes, read_routes
+from node.trainers.routes import BadRoutes, Routed, read_routes
 from node.trainers.standing import why_no_group
 
 __all__ = ["Check", "RefusedPrompt", "Rollout", "RolloutGroup", "group_id", "rollouts"]
@@ -319,8 +319,9 @@ class _Batch:
         if sample.left:
             return
         samples = self._parts.pop(sample.group)
+        prompt = len(self._open[sample.group].packed or b"") // 4
         try:
-            routes = read_routes(samples, len(self._open[sample.group].packed or b"") // 4)
+            routes = read_routes([Routed.of(part) for part in samples], prompt)
         except BadRoutes as error:
             channel.send(Accuse(sample.group, error.index, str(error)))
         else:

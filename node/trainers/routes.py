@@ -7,19 +7,20 @@ engine, with weights from its own router logits: rollout routing replay, R3 (Ma 
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codec.errors import PeerError, UsageError
 from codec.routes import Routes, decode_routes, read_header
+from node.engines.base import Completion, Version
 from node.trainers.messages import Sample
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BadRoutes", "padded_routes", "read_routes", "replayed_routes"]
+__all__ = ["BadRoutes", "Routed", "padded_routes", "read_routes", "replayed_routes"]
 
 
 class BadRoutes(PeerError):
@@ -30,7 +31,27 @@ class BadRoutes(PeerError):
         self.index = index
 
 
-def read_routes(samples: Sequence[Sample], prompt: int) -> list[Routes | None]:
+class Routed(NamedTuple):
+    """What `read_routes` needs of a sample. `first`: the version of its first token. `tokens`: how many it has."""
+
+    routes: bytes
+    prompt_routes: bytes
+    tokens: int
+    first: Version
+    node: bytes = b""
+
+    @classmethod
+    def of(cls, sample: Sample | Completion) -> "Routed":
+        """Of a sample from the seed, or a completion of an engine in this process."""
+        if isinstance(sample, Completion):
+            tokens = len(sample.token_ids)
+            return cls(sample.routes, sample.prompt_routes, tokens, sample.spans[0].version)
+        epoch, version, _ = sample.spans[0]
+        tokens = len(sample.token_ids) // 4
+        return cls(sample.routes, sample.prompt_routes, tokens, (epoch, version), sample.node)
+
+
+def read_routes(samples: Sequence[Routed], prompt: int) -> list[Routes | None]:
     """The routes of each sample of a group, over its whole text but the last token, which no token was drawn after.
 
     uint16, (prompt + tokens - 1, layers, k); None where the group has none. `prompt`: tokens of the prompt. A sample
@@ -43,7 +64,7 @@ def read_routes(samples: Sequence[Sample], prompt: int) -> list[Routes | None]:
         if sample.prompt_routes:
             firsts[i] = _decoded(i, sample.prompt_routes, prompt - 1)
     return [
-        np.concatenate([firsts[_first_for(i, samples, firsts)], _decoded(i, sample.routes, len(sample.token_ids) // 4)])
+        np.concatenate([firsts[_first_for(i, samples, firsts)], _decoded(i, sample.routes, sample.tokens)])
         for i, sample in enumerate(samples)
     ]
 
@@ -55,14 +76,14 @@ def _decoded(index: int, data: bytes, tokens: int) -> Routes:
         raise BadRoutes(index, str(error)) from error
 
 
-def _first_for(index: int, samples: Sequence[Sample], firsts: dict[int, Routes]) -> int:
+def _first_for(index: int, samples: Sequence[Routed], firsts: dict[int, Routes]) -> int:
     """The sample whose routes of the prompt are nearest to those of sample `index`."""
     if not firsts:
         raise BadRoutes(0, "routes: none of the prompt")
 
     def distance(other: int) -> tuple[bool, bool, bool, int]:
         one, two = samples[index], samples[other]
-        return other != index, one.spans[0][:2] != two.spans[0][:2], one.node != two.node, other
+        return other != index, one.first != two.first, one.node != two.node, other
 
     return min(firsts, key=distance)
 
