@@ -231,7 +231,8 @@ class Coordinator:
             portable_draws=not config.own_draws,
         )
         ledger = book.restore(settings, head, now)
-        ledger.route_shape = route_shape_of(self._files(), self.replica.layout)
+        assert self._model.layout is not None
+        ledger.route_shape = route_shape_of(self._files(), self._model.layout)
         return LedgerService(
             ledger,
             book,
@@ -385,7 +386,9 @@ class Coordinator:
 
     def _files(self) -> dict[str, bytes]:
         """The base checkpoint's small files by name, such as the tokenizer's."""
-        found = {spec.name: self._store.file(spec.hash) for spec in self.replica.layout.files}
+        layout = self._model.layout
+        assert layout is not None
+        found = {spec.name: self._store.file(spec.hash) for spec in layout.files}
         return {name: data for name, data in found.items() if data is not None}
 
     def status(self) -> SeedStatus:

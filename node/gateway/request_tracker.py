@@ -12,7 +12,7 @@ from typing import Final
 import trio
 
 from codec.errors import SwarmError
-from node.engines.base import EXACT_SEED, OPTIONS, SamplingParams, needs
+from node.engines.base import EXACT_SEED, OPTIONS, ROUTES, SamplingParams, needs
 from node.ledger.binding import Binding
 from node.ledger.messages import pack_tokens
 from node.ledger.service import VOLATILE, LedgerService
@@ -29,6 +29,7 @@ _LACKING: Final = {
     EXACT_SEED: "no engine here draws the same tokens again whatever else it draws meanwhile. Engines of transformers "
     "do, and vLLM on GPUs if its node was started with VLLM_BATCH_INVARIANT=1. Leave seed out, or let it be inexact "
     "(swarm-node gateway --inexact-seeds).",
+    ROUTES: "no engine here records which experts a token took. Only engines that hold a mixture of experts can.",
 }
 
 
@@ -126,7 +127,8 @@ class RequestTracker:
                 found = self._ledger.abilities.able(wanted)
         if not found:
             self.refused += 1
-            lacking = EXACT_SEED if self._ledger.abilities.able(wanted - {EXACT_SEED}) else OPTIONS
+            lacks = (one for one in (EXACT_SEED, ROUTES) if self._ledger.abilities.able(wanted - {one}))
+            lacking = next(lacks, OPTIONS)
             raise Impossible(_LACKING[lacking], lacking)
 
     def kinds(self, groups: Iterable[Group]) -> str:

@@ -16,13 +16,13 @@ from codec.routes import Routes
 from node.engines.base import Span, Version
 from node.ipc.channel import Channel, ChannelTimeout, close_fds
 from node.ledger.messages import pack_tokens, unpack_floats, unpack_tokens
+from node.ledger.route_reader import BadRoutes, Routed, read_routes
 from node.ledger.trust.checks import distance
 from node.trainers.connection.patience import Wait
 from node.trainers.connection.seedlink import dial, speaking
 from node.trainers.errors import PromptRefused, RolloutsFailed, SwarmDown, SwarmTimeout
 from node.trainers.messages import Accuse, Offer, OfferRefused, OpenRollouts, Refusal, Room, Sample, Stale, Taken
 from node.trainers.prompts import BadPrompt
-from node.trainers.routes import BadRoutes, Routed, read_routes
 from node.trainers.standing import why_no_group
 
 __all__ = ["Check", "RefusedPrompt", "Rollout", "RolloutGroup", "group_id", "rollouts"]
@@ -321,7 +321,7 @@ class _Batch:
         samples = self._parts.pop(sample.group)
         prompt = len(self._open[sample.group].packed or b"") // 4
         try:
-            routes = read_routes([Routed.of(part) for part in samples], prompt)
+            routes = read_routes([_routed(part) for part in samples], prompt)
         except BadRoutes as error:
             channel.send(Accuse(sample.group, error.index, str(error)))
         else:
@@ -349,6 +349,12 @@ class _Batch:
             if self._check is not None and (why := self._check.find_lie(group.prompt, rollout)) is not None:
                 return i, why
         return None
+
+
+def _routed(sample: Sample) -> Routed:
+    epoch, version, _ = sample.spans[0]
+    tokens = len(sample.token_ids) // 4
+    return Routed(sample.routes, sample.prompt_routes, tokens, (epoch, version), sample.node)
 
 
 def _rollout(sample: Sample, routes: Routes | None) -> Rollout:

@@ -1,4 +1,4 @@
-"""Routes of experts in the trainer's process: read from samples, and replayed in the trainer's model.
+"""Routes of experts replayed in the trainer's model.
 
 A rollout of the swarm says which experts each token took in the engine. Where the trainer's own routers would choose
 others, because it rounds otherwise or its weights have moved on, `replayed_routes` makes its model take those of the
@@ -7,85 +7,18 @@ engine, with weights from its own router logits: rollout routing replay, R3 (Ma 
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codec.errors import PeerError, UsageError
-from codec.routes import Routes, decode_routes, read_header
-from node.engines.base import Completion, Version
-from node.trainers.messages import Sample
+from codec.errors import UsageError
+from codec.routes import Routes
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BadRoutes", "Routed", "padded_routes", "read_routes", "replayed_routes"]
-
-
-class BadRoutes(PeerError):
-    """The routes of sample `index` cannot be read."""
-
-    def __init__(self, index: int, why: str) -> None:
-        super().__init__(why)
-        self.index = index
-
-
-class Routed(NamedTuple):
-    """What `read_routes` needs of a sample. `first`: the version of its first token. `tokens`: how many it has."""
-
-    routes: bytes
-    prompt_routes: bytes
-    tokens: int
-    first: Version
-    node: bytes = b""
-
-    @classmethod
-    def of(cls, sample: Sample | Completion) -> "Routed":
-        """Of a sample from the seed, or a completion of an engine in this process."""
-        if isinstance(sample, Completion):
-            tokens = len(sample.token_ids)
-            return cls(sample.routes, sample.prompt_routes, tokens, sample.spans[0].version)
-        epoch, version, _ = sample.spans[0]
-        tokens = len(sample.token_ids) // 4
-        return cls(sample.routes, sample.prompt_routes, tokens, (epoch, version), sample.node)
-
-
-def read_routes(samples: Sequence[Routed], prompt: int) -> list[Routes | None]:
-    """The routes of each sample of a group, over its whole text but the last token, which no token was drawn after.
-
-    uint16, (prompt + tokens - 1, layers, k); None where the group has none. `prompt`: tokens of the prompt. A sample
-    without routes of the prompt has those of the same node and version, or of sample 0. Raises `BadRoutes`.
-    """
-    if not any(sample.routes for sample in samples):
-        return [None] * len(samples)
-    firsts: dict[int, Routes] = {}
-    for i, sample in enumerate(samples):
-        if sample.prompt_routes:
-            firsts[i] = _decoded(i, sample.prompt_routes, prompt - 1)
-    return [
-        np.concatenate([firsts[_first_for(i, samples, firsts)], _decoded(i, sample.routes, sample.tokens)])
-        for i, sample in enumerate(samples)
-    ]
-
-
-def _decoded(index: int, data: bytes, tokens: int) -> Routes:
-    try:
-        return decode_routes(data, read_header(data)[0], tokens)  # the seed has compared the shape with the model's
-    except PeerError as error:
-        raise BadRoutes(index, str(error)) from error
-
-
-def _first_for(index: int, samples: Sequence[Routed], firsts: dict[int, Routes]) -> int:
-    """The sample whose routes of the prompt are nearest to those of sample `index`."""
-    if not firsts:
-        raise BadRoutes(0, "routes: none of the prompt")
-
-    def distance(other: int) -> tuple[bool, bool, bool, int]:
-        one, two = samples[index], samples[other]
-        return other != index, one.first != two.first, one.node != two.node, other
-
-    return min(firsts, key=distance)
+__all__ = ["padded_routes", "replayed_routes"]
 
 
 def padded_routes(routes: Sequence[Routes], width: int) -> NDArray[np.int64]:

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from codec.checkpoint import Checkpoint
 from node.engines.base import Completion
 from node.engines.interface import Engine, InProcessEngine
+from node.ledger.route_reader import Routed, read_routes
 from node.trainers.grpo.task import Tokens
 from node.trainers.grpo.trainer import GrpoTrainer, SampleGroup, StepStats
-from node.trainers.routes import Routed, read_routes
 
 __all__ = ["LoopStats", "sample_group", "train_in_process"]
 
@@ -76,7 +76,8 @@ def sample(trainer: GrpoTrainer, engine: Engine) -> list[SampleGroup]:
 
 def sample_group(prompt: Tokens, completions: Sequence[Completion]) -> SampleGroup:
     """The group of these completions, with their routes if they have any."""
-    routes = read_routes([Routed.of(completion) for completion in completions], len(prompt))
+    routed = [Routed(c.routes, c.prompt_routes, len(c.token_ids), c.spans[0].version) for c in completions]
+    routes = read_routes(routed, len(prompt))
     return SampleGroup(prompt, tuple(completions), tuple(ids for ids in routes if ids is not None))
 
 

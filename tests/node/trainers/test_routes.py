@@ -8,7 +8,8 @@ import pytest
 
 from codec.errors import UsageError
 from codec.routes import RouteShape, encode_routes
-from node.trainers.routes import BadRoutes, Routed, padded_routes, read_routes, replayed_routes
+from node.ledger.route_reader import BadRoutes, Routed, read_routes
+from node.trainers.routes import padded_routes, replayed_routes
 
 torch = pytest.importorskip("torch")
 
