@@ -437,9 +437,10 @@ async def _routes(ask: Asker, endpoint: str) -> None:
     def routes(choice: dict[str, Any]) -> Any:
         return np.load(io.BytesIO(base64.b64decode(choice["routed_experts"])))
 
-    plain = await ask(endpoint, max_tokens=5)
+    five = {"max_tokens": 5, "ignore_eos": True}
+    plain = await ask(endpoint, **five)
     assert "routed_experts" not in plain.choices[0]
-    reply = await ask(endpoint, max_tokens=5, n=2, return_routed_experts=True)
+    reply = await ask(endpoint, **five, n=2, return_routed_experts=True)
     assert reply.tokens == plain.tokens
     prompt = len(reply.prompt)
     for choice in reply.choices:
@@ -447,10 +448,10 @@ async def _routes(ask: Asker, endpoint: str) -> None:
         assert (found.shape, found.dtype) == ((prompt + 4, SHAPE.layers, SHAPE.chosen), np.uint8)
         assert found.max() < SHAPE.experts
         np.testing.assert_array_equal(found, routes(reply.choices[0]))
-    later = await ask(endpoint, max_tokens=5, return_routed_experts=True, routed_experts_prompt_start=prompt - 1)
+    later = await ask(endpoint, **five, return_routed_experts=True, routed_experts_prompt_start=prompt - 1)
     np.testing.assert_array_equal(routes(later.choices[0]), routes(reply.choices[0])[prompt - 1 :])
     if endpoint != "sampling_params":
-        streamed = await ask(endpoint, max_tokens=5, return_routed_experts=True, stream=True)
+        streamed = await ask(endpoint, **five, return_routed_experts=True, stream=True)
         (choice,) = [c for event in streamed.events for c in event["choices"] if "routed_experts" in c]
         np.testing.assert_array_equal(routes(choice), routes(reply.choices[0]))
     start = f"{_inside(endpoint)}routed_experts_prompt_start"
