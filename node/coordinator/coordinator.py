@@ -42,6 +42,7 @@ from node.host.child import child_environment, python_module
 from node.host.endpoint import Endpoint, NetworkOptions, open_store
 from node.host.raw import write_raw_base
 from node.ledger.book import Book
+from node.ledger.routes import route_shape_of
 from node.ledger.service import LedgerService
 from node.ledger.settings import Settings
 from node.ledger.state import Head
@@ -241,6 +242,8 @@ class Coordinator:
             portable_draws=not config.own_draws,
         )
         ledger = book.restore(settings, head, now)
+        assert self._model.layout is not None
+        ledger.route_shape = route_shape_of(self._files(), self._model.layout)
         return LedgerService(
             ledger,
             book,
@@ -409,7 +412,9 @@ class Coordinator:
 
     def _files(self) -> dict[str, bytes]:
         """The base checkpoint's small files by name, such as the tokenizer's."""
-        found = {spec.name: self._store.file(spec.hash) for spec in self.replica.layout.files}
+        layout = self._model.layout
+        assert layout is not None
+        found = {spec.name: self._store.file(spec.hash) for spec in layout.files}
         return {name: data for name, data in found.items() if data is not None}
 
     def status(self) -> SeedStatus:

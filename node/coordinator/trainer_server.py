@@ -278,6 +278,8 @@ class TrainerServer:
     async def _rollouts(self, channel: AsyncChannel, asked: OpenRollouts) -> None:
         if asked.session.startswith(VOLATILE):
             raise UsageError(f"The rollouts key {asked.session!r} begins with {VOLATILE!r}: choose another key.")
+        if asked.sampling.extra.routes and (why := self._ledger.why_no_routes(1, asked.sampling)) is not None:
+            raise UsageError(why)
         with trio.move_on_after(HANG_UP_WITHIN_S):
             await self._ledger.wait_closed(asked.session)
         session = self._ledger.open(
@@ -357,6 +359,8 @@ class TrainerServer:
                     own=done.own,
                     counted=counted,
                     lag=lag,
+                    routes=rollout.routes,
+                    prompt_routes=rollout.prompt_routes,
                 )
             )
 

@@ -22,6 +22,7 @@ Modules:
 - `publish_files`: Publishes checkpoint folders and raw files, for `swarm-node publish`
 - `publish_here`: Publishes files from this process, for a seed that does not read them itself
 - `rollouts`: Complete groups from the swarm, as an iterator
+- `routes`: Routes of experts replayed in the trainer's model
 - `standing`: The swarm's state as its seed reports it
 - `trl`: TRL's `AsyncGRPOTrainer` on the swarm, without a change to it
 - `verl`: verl on the swarm, without a change to it

@@ -292,7 +292,8 @@ class Sample(msgspec.Struct, frozen=True, tag="sample"):
     `token_ids` (u32) and `logprobs` (f32) are packed little-endian. `spans`: (epoch, version, end) each. `node`: public
     key of the node that signed it. `own`: for each span, the own version of what drew it, an adapter or the base; empty
     where the swarm has no adapters. `counted`, `lag`: the version that the seed counts from, and how many versions that
-    changed the adapter or the base its oldest token is behind that.
+    changed the adapter or the base its oldest token is behind that. `routes`, `prompt_routes`: see
+    `node.ledger.messages.Rollout`.
     """
 
     group: GroupId
@@ -306,6 +307,8 @@ class Sample(msgspec.Struct, frozen=True, tag="sample"):
     own: tuple[int, ...] = ()
     counted: tuple[U32, U63] | None = None
     lag: U63 = 0
+    routes: bytes = b""
+    prompt_routes: bytes = b""
 
 
 class Taken(msgspec.Struct, frozen=True, tag="taken"):

@@ -4,11 +4,14 @@ import random
 from struct import Struct
 from typing import Any, ClassVar, Final
 
+import numpy as np
+
 from codec import Layout, open_header
 from codec import chunk as chunks
 from codec import layout as layouts
 from codec.errors import PeerError
 from codec.manifest import open_manifest
+from codec.routes import RouteShape, decode_routes, encode_routes, read_header
 from node.ledger import messages as work
 from scenarios.fuzz.inputs import messages
 from scenarios.fuzz.inputs.binary import fields_of_values, write
@@ -24,6 +27,9 @@ from swarm.protocol.membership.succession import open_successor
 
 __all__ = ["Decoders", "open_all"]
 
+_SHAPE: Final = RouteShape(2, 2, 8)
+_IDS: Final = np.array([[[0, 3], [1, 7]], [[0, 3], [2, 7]], [[0, 5], [1, 7]]])
+_CODE: Final = encode_routes(_IDS, _SHAPE.experts)[8:]
 _HEAD: Final = Struct("<BBIQIIIQQI")
 _WIDTHS: Final = (8, 8, 32, 64, 32, 32, 32, 64, 64, 32)
 _HEAD_NAMES: Final = ["kind", "stripe", "epoch", "version", "attempt", "seq", "number", "offset", "total", "length"]
@@ -87,6 +93,20 @@ def layout_kind() -> Kind:
     )
 
 
+_ROUTE_NAMES: Final = ["magic", "form", "experts", "chosen", "layers", "tokens", "length", "code"]
+
+
+def _route_values(scene: Any) -> list[Any]:
+    """Routes of three tokens. A code of other lengths or bytes is no encoder's."""
+    return [b"R1", 1, 8, 2, 2, 3, len(_CODE), _CODE]
+
+
+def routes_kind() -> Kind:
+    """Return the kind of coded routes, as a rollout has them."""
+    names = fields_of_values("Routes", _route_values(None), _ROUTE_NAMES)
+    return Kind("routes", names, _route_values, lambda scene, body: body, write)
+
+
 def open_all(message: wire.Message, scene: Scene) -> None:
     """Open every document in a message, as a peer does."""
     swarm = scene.swarm
@@ -136,6 +156,10 @@ class _World(World, Scene):
                 open_header(data, AUTHORITY.public)
             elif kind.name == "layout":
                 _look_at(Layout.from_bytes(data))
+            elif kind.name == "routes":
+                read_header(data)
+                ids = decode_routes(data, _SHAPE, 3)
+                assert int(ids.max()) < _SHAPE.experts
             elif kind.name.startswith("Work/"):
                 message = work.decode(data)
                 if isinstance(message, work.SignedRollout):
@@ -167,7 +191,15 @@ class Decoders(Target):
     episode: ClassVar[int] = FOREVER
 
     def __init__(self) -> None:
-        self.kinds = [*message_kinds(), *document_kinds(), *work_kinds(), head_kind(), header_kind(), layout_kind()]
+        self.kinds = [
+            *message_kinds(),
+            *document_kinds(),
+            *work_kinds(),
+            head_kind(),
+            header_kind(),
+            layout_kind(),
+            routes_kind(),
+        ]
 
     def world(self, rng: random.Random) -> World:
         return _World()
