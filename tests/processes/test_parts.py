@@ -109,7 +109,9 @@ def test_slots_over_versions_restarts_and_late_joiners(tmp_path: Path) -> None:
         trainer = SlotTrainer(swarm.home("seed"))
         equal(swarm, ["ram", "disk", "late"], 4, trainer.publish(config_of(base, 3)))
         trainer.close()
-        for stored in tmp_path.glob(f"*/**/{PARTS_FILE}"):
+        stored_parts = list(tmp_path.glob(f"*/**/{PARTS_FILE}"))
+        assert stored_parts
+        for stored in stored_parts:
             assert stored.stat().st_blocks * 512 < 4e6, "empty slots are holes of a checkpoint"
 
 
