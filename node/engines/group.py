@@ -157,8 +157,8 @@ class EngineGroup:
         await _together(self._ready, lambda host: host.reload())
 
     async def prove(self) -> tuple[bytes, bool]:
-        """(the root that all ready hosts hold, or empty when they differ; whether each holds the root of its version and
-        those of its adapters).
+        """(the root that all ready hosts hold, or empty when they differ; whether each holds the root of its version,
+        and those of its adapters).
 
         Raises `EngineLost` when none is ready.
         """
