@@ -37,14 +37,11 @@ def model() -> Any:
 
 
 def tensors_of(trained: Any) -> dict[str, Any]:
-    layer = trained.module.layers[0]
-    return {
-        f"base_model.model.layers.0.{name}.lora_{matrix}.weight": getattr(module, f"lora_{matrix}")[
-            "default"
-        ].weight.data
-        for name, module in (("down", layer.down), ("up", layer.up))
-        for matrix in "AB"
-    }
+    found = {}
+    for name, layer in trained.module.layers[0].named_children():
+        for matrix, held in (("A", layer.lora_A), ("B", layer.lora_B)):
+            found[f"base_model.model.layers.0.{name}.lora_{matrix}.weight"] = held["default"].weight.data
+    return found
 
 
 def test_a_lora_run_publishes_the_adapter(tmp_path: Path) -> None:
