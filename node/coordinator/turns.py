@@ -60,8 +60,8 @@ class Turns:
         for other in self._queue:
             if other.part == part:
                 raise Busy(
-                    f"Another trainer is publishing to this seed: {other.who}, the same part of the model ({part}). Publish "
-                    "each part from one process at a time."
+                    f"Another trainer is publishing to this seed: {other.who}, the same part of the model ({part}). "
+                    "Publish each part from one process at a time."
                 )
         turn = Turn(part, who, self._remove)
         self._queue.append(turn)
