@@ -5,6 +5,7 @@ turns block deltas into a sealed version; `admin` removes members and revokes ti
 
 Modules:
 
+- `adapters`: The adapters in the slots of a seed's replica, by name
 - `admin`: Removes members, revokes tickets and undoes both, in a running seed
 - `coordinator`: The seed process
 - `file_publisher`: Publishes checkpoint folders and raw files in the seed's own process

@@ -91,8 +91,11 @@ class VersionSink(Protocol):
         """A sealed version, by its root or its number. Raises `UsageError` when there is no such version."""
         ...
 
-    async def open_attempt(self, back_to: Seal | None = None, trainer_step: int | None = None) -> Attempt:
-        """Durably begin the next version or its next attempt; `back_to`: an older version again, in a new epoch."""
+    async def open_attempt(
+        self, back_to: Seal | None = None, trainer_step: int | None = None, part: Part = BASE
+    ) -> Attempt:
+        """Durably begin the next version or its next attempt; `back_to`: an older version again, in a new epoch.
+        `part`: the one that its trainer publishes."""
         ...
 
     def rewind(self, to: Seal, skip: range = range(0)) -> AsyncGenerator[list[tuple[BlockDelta, int]], None]:
@@ -198,7 +201,7 @@ class Publisher:
             raise Busy("Another trainer is publishing to this seed. Publish from one process at a time.")
         self._opening = True  # before anything is awaited: two trainers may ask at once
         try:
-            attempt = await self.seed.open_attempt(target, trainer_step)
+            attempt = await self.seed.open_attempt(target, trainer_step, BASE if target is not None else part.part)
             if len(self._ranges) > 1:  # the version before may be of another part
                 usual_bytes = usual_payload_bytes(part.layout)
                 last_bytes = self._last_payload_bytes.get(part.part, 0)

@@ -345,6 +345,7 @@ class TrainerServer:
     async def _send_group(self, channel: AsyncChannel, group: Group) -> None:
         for sample, done in sorted(group.done.items()):
             rollout = done.rollout
+            counted, lag = self._ledger.lag_of(group, done)
             await channel.send(
                 Sample(
                     group=group.id,
@@ -355,6 +356,9 @@ class TrainerServer:
                     finish_reason=rollout.finish_reason,
                     spans=tuple((span.epoch, span.version, span.end) for span in rollout.spans),
                     node=done.node,
+                    own=done.own,
+                    counted=counted,
+                    lag=lag,
                 )
             )
 

@@ -12,6 +12,7 @@ model that FSDP2 shards attaches and publishes, with the same calls in the same 
 
 import os
 from collections.abc import Iterable, Iterator, Sized
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ import msgspec
 
 from codec import Layout
 from codec.errors import SwarmError, UsageError
-from node.engines.base import SamplingOptions, SamplingParams
+from node.engines.base import SamplingParams
 from node.trainers.attach import attach, find_or_start
 from node.trainers.connection.patience import log
 from node.trainers.connection.seedlink import SeedProcess, ask_state, home_folder
@@ -47,6 +48,8 @@ __all__ = [
     "SwarmTimeout",
 ]
 
+NEWER_THAN_ALL: Final = 1 << 62
+"""A number that no version reaches."""
 STATE_WITHIN_S: Final = 5.0
 """How long `Swarm.state` waits for the seed: a training loop that logs it must not wait for a seed that is stuck."""
 
@@ -186,6 +189,7 @@ class Swarm:
         n: int,
         sampling: SamplingParams,
         *,
+        adapter: str | None = None,
         key: str | None = None,
         whole: bool = False,
         check: Check | None = None,
@@ -204,6 +208,9 @@ class Swarm:
 
         `n`: samples of each prompt, 1 to 4096. `sampling`: how to sample; see `SamplingParams`.
 
+        `adapter`: the name of a published adapter, which draws the samples; None: the base alone. `max_lag` then counts
+        the versions that changed this adapter or the base, and no others. Only nodes that have loaded it get this work.
+
         `key`: 1 to 128 characters. With a key, finished work outlives this process and the seed: a later call with the
         same key continues it. From its first use the key is bound to these prompts, `n`, `sampling`, `whole` and
         `max_lag`, so give each step its own. The prompts of a list are all compared before any work is given out, those
@@ -213,13 +220,15 @@ class Swarm:
         node. `check`: compares samples with your own scores before you get them; see `Check`. `timeout_s`: the longest
         time without a complete group.
 
-        Raises `UsageError` when `prompts` is a single prompt, `n` or `key` is out of range, or the key is bound to
-        other work; `SwarmTimeout` when no group was completed for `timeout_s`, with the cause; `SwarmDown` when the
-        seed stays down that long; `RolloutsFailed` when the seed refuses the whole batch.
+        Raises `UsageError` when `prompts` is a single prompt, `n` or `key` is out of range, the key is bound to other
+        work, or the swarm has no such adapter; `SwarmTimeout` when no group was completed for `timeout_s`, with the
+        cause; `SwarmDown` when the seed stays down that long; `RolloutsFailed` when the seed refuses the whole batch.
         """
         check_prompts(prompts)
-        if sampling.options == SamplingOptions():  # default options, which nodes of every release can do
-            sampling = msgspec.structs.replace(sampling, options=msgspec.UNSET)
+        try:  # default options are left out, so that nodes of every release can do it
+            sampling = sampling.with_options(**({} if adapter is None else {"adapter": adapter}))
+        except ValueError as error:
+            raise UsageError(f"rollouts: {error}.") from error
         session = os.urandom(16).hex() if key is None else key
         total = len(prompts) if isinstance(prompts, Sized) else None
         request = OpenRollouts(
@@ -229,13 +238,25 @@ class Swarm:
             request = msgspec.convert(msgspec.to_builtins(request), OpenRollouts)
         except msgspec.ValidationError as error:
             raise UsageError(f"rollouts: {error} (session: the key; 1 to 128 characters).") from error
-        return rollouts(self._home, request, prompts, self._tokens.of, timeout_s, check, self._lag_base)
+        return rollouts(
+            self._home,
+            request,
+            prompts,
+            self._tokens.of,
+            timeout_s,
+            check,
+            partial(self._lag_base, sampling.extra.adapter),
+        )
 
-    def _lag_base(self) -> tuple[int, int]:
-        """The version that lags are counted from; see `attach`. Of two unsealed versions, the second has not begun."""
-        epoch, version = self._lines.head
-        unsealed = [] if self._max_lag else [pub for pub in self._lines.unsealed() if not pub.superseded]
-        return epoch, version + any(pub.version is None or pub.version > version for pub in unsealed)
+    def _lag_base(self, adapter: str) -> tuple[int, int]:
+        """The version that lags of `adapter` (empty: of the base) are counted from; see `attach`. Of two unsealed
+        versions, the second has not begun. The number of one that other trainers' may precede is not known: it counts
+        as newer than all."""
+        epoch, version = self._lines.head_of(adapter)
+        unsealed = [] if self._max_lag else [pub for pub in self._lines.unsealed_of(adapter) if not pub.superseded]
+        if not any(pub.version is None or pub.version > version for pub in unsealed):
+            return epoch, version
+        return epoch, NEWER_THAN_ALL if adapter else version + 1
 
     @property
     def state(self) -> dict[str, Any]:

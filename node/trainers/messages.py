@@ -290,7 +290,9 @@ class Sample(msgspec.Struct, frozen=True, tag="sample"):
     """One sample of a complete group. A group's samples come one after another, and `left` counts down to 0.
 
     `token_ids` (u32) and `logprobs` (f32) are packed little-endian. `spans`: (epoch, version, end) each. `node`: public
-    key of the node that signed it.
+    key of the node that signed it. `own`: for each span, the own version of what drew it, an adapter or the base; empty
+    where the swarm has no adapters. `counted`, `lag`: the version that the seed counts from, and how many versions that
+    changed the adapter or the base its oldest token is behind that.
     """
 
     group: GroupId
@@ -301,6 +303,9 @@ class Sample(msgspec.Struct, frozen=True, tag="sample"):
     finish_reason: Literal["stop", "length"]
     spans: tuple[tuple[int, int, int], ...]
     node: Hash
+    own: tuple[int, ...] = ()
+    counted: tuple[U32, U63] | None = None
+    lag: U63 = 0
 
 
 class Taken(msgspec.Struct, frozen=True, tag="taken"):
@@ -319,8 +324,9 @@ class Accuse(msgspec.Struct, frozen=True, tag="accuse"):
 
 
 class Stale(msgspec.Struct, frozen=True, tag="stale"):
-    """A group that the trainer was sent, and has not taken, has tokens that are too old: this version, which lags are
-    counted from, came while the group was on its way. The trainer wants other samples in their place."""
+    """A group that the trainer was sent, and has not taken, may have tokens that are too old: this version, which lags
+    are counted from, came while the group was on its way. The trainer wants the group again, with other samples in the
+    place of those that are."""
 
     group: GroupId
     epoch: U32

@@ -15,7 +15,7 @@ import trio
 from codec import Chunk, Key, Layout, Manifest, Replica, TensorSpec, open_header, open_manifest
 from codec.chunk import CODER_RICE, verify_piece
 from codec.errors import UsageError
-from codec.parts import Part
+from codec.parts import BASE, Part
 from node.coordinator.publisher import Attempt
 from node.coordinator.trainer_server import TrainerServer
 from node.ledger.book import Book
@@ -126,7 +126,9 @@ class FakeSeed:
                 return seal
         raise UsageError("This swarm has no such version.")
 
-    async def open_attempt(self, back_to: Seal | None = None, trainer_step: int | None = None) -> Attempt:
+    async def open_attempt(
+        self, back_to: Seal | None = None, trainer_step: int | None = None, part: Part = BASE
+    ) -> Attempt:
         epoch, version = self.head
         name = (epoch, version + 1) if back_to is None else (epoch + 1, back_to.id.version)
         tries = sum(attempt[:2] == name for attempt in self.attempts)

@@ -25,6 +25,7 @@ class Fake:
         self.up.set()
         self.fails = False
         self.live = b""
+        self.torn = False
         self.abilities = frozenset[str]()
 
     @property
@@ -34,7 +35,7 @@ class Fake:
     async def wait_ready(self) -> None:
         await self.up.wait()
 
-    async def generate(self, prompts: Any, sampling: SamplingParams, counts: Any = None) -> Any:
+    async def generate(self, prompts: Any, sampling: SamplingParams, counts: Any = None, adapter: str = "") -> Any:
         await trio.sleep(1.0)
         return [self.name] * len(prompts), 1.0
 
@@ -52,6 +53,9 @@ class Fake:
 
     async def prove(self) -> bytes:
         return self.live or self.root
+
+    async def prove_adapters(self) -> bool:
+        return not self.torn
 
 
 def group_of(*fakes: Fake) -> EngineGroup:

@@ -73,6 +73,19 @@ class PublishLines:
         """(epoch, version) that was sealed last, as far as this process knows."""
         return max((line.head for line in self._all()), default=self._found)
 
+    def head_of(self, adapter: str) -> tuple[int, int]:
+        """The newest version, as far as this process knows, that may have changed `adapter` (empty: the base) or the
+        base."""
+        return max((line.head for line in self._lines_of(adapter)), default=self._found)
+
+    def unsealed_of(self, adapter: str) -> list[Publication]:
+        """The publications on their way that change `adapter` (empty: the base) or the base."""
+        return [publication for line in self._lines_of(adapter) for publication in line.unsealed()]
+
+    def _lines_of(self, adapter: str) -> list[PublishLine]:
+        base = [] if self._base is None else [self._base]
+        return base + ([self._adapters[adapter].line] if adapter in self._adapters else [])
+
     @property
     def last_error(self) -> SwarmError | None:
         """Of the newest publish of the base that failed in the background; if none did, of an adapter."""

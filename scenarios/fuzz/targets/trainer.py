@@ -71,7 +71,7 @@ class _Seed:
     async def find(self, root: bytes | None, version: int | None) -> Any:
         raise UsageError("This swarm has no such version.")
 
-    async def open_attempt(self, back_to: Any = None, trainer_step: int | None = None) -> Attempt:
+    async def open_attempt(self, back_to: Any = None, trainer_step: int | None = None, part: Part = BASE) -> Attempt:
         self.tries += 1
         return Attempt(0, 4, self.tries, self.replica.root, 0, 1)
 
