@@ -34,6 +34,7 @@ from node.ledger.state import Group
 from node.settings.config import GatewayConfig
 from node.settings.extras import how_to_get, lacking
 from node.status.schema import SeedReport, SeedStatus
+from node.trainers.adapter_messages import AskAdapters, RemoveAdapter
 from node.trainers.messages import (
     MAX_RANKS,
     PROTOCOL,
@@ -58,7 +59,6 @@ from node.trainers.messages import (
     PublishFiles,
     PublishShared,
     Refusal,
-    RemoveAdapter,
     Room,
     Sample,
     Stale,
@@ -146,6 +146,8 @@ class TrainerServer:
                     await channel.send(await self._judge(node, release, why))
                 case Evict():
                     await channel.send(await self._seed.evict(message))
+                case AskAdapters():
+                    await channel.send(self._slots.report())
                 case RemoveAdapter(name):
                     who = process_named(channel.pid)
                     await channel.send(await remove_adapter(self._publisher, self._slots, self._turns, name, who))

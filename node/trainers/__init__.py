@@ -10,6 +10,7 @@ Modules:
 - `publish/`: Publishing a version without stopping training
 - `ranks/`: The ranks of one trainer on one host
 - `tensors/`: A trainer's tensors as the bits of a checkpoint
+- `adapter_messages`: The messages by which a command lists and removes adapters
 - `api`: The trainer's API, `Swarm`
 - `attach`: Attaches a trainer to the seed on its host as a publisher
 - `errors`: The errors that a trainer may have to catch
