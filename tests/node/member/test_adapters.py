@@ -146,11 +146,10 @@ async def test_a_step_of_an_adapter_falls_into_its_own_samples_only(swarm, autoj
             nursery.start_soon(take, name)
         await trio.sleep(4)
         swarm.step("a")
+    done = {name: [done for group in found for done in group.done.values()] for name, found in groups.items()}
     spans = {
-        name: {
-            tuple((span.version, span.end) for span in done.rollout.spans) for g in found for done in g.done.values()
-        }
-        for name, found in groups.items()
+        name: {tuple((span.version, span.end) for span in each.rollout.spans) for each in found}
+        for name, found in done.items()
     }
     assert ((2, 10), (3, TOKENS)) in spans["a"]
     assert all(len(found) == 1 for found in spans["b"])
