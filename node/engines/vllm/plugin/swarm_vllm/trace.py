@@ -8,14 +8,14 @@ value, another dtype) makes the checkpoint tensor opaque: it is loaded, not scat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .boxes import Box
 
-__all__ = ["INTEGERS", "Kept", "Storages", "TensorMap", "kept_beside", "trace"]
+__all__ = ["INTEGERS", "Kept", "Numbered", "Storages", "TensorMap", "kept_beside", "record", "trace"]
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FILLS = (torch.ops.aten.fill_, torch.ops.aten.zero_)
@@ -23,6 +23,14 @@ _FILLS = (torch.ops.aten.fill_, torch.ops.aten.zero_)
 _HELPERS_DEEP = 2
 """How deep derived tensors are looked for: a quantization method has a kernel, and the kernel has the tensors."""
 _NO_HELPERS = (torch.nn.Module, type, ModuleType, FunctionType, MethodType)
+
+
+class Numbered(Protocol):
+    """Live storages that have numbers."""
+
+    def of(self, tensor: torch.Tensor) -> int | None:
+        """The number of the tensor's storage; None for a storage that is not among them."""
+        ...
 
 
 class Storages:
@@ -72,13 +80,17 @@ class TensorMap:
 
 
 class _Recorder(TorchDispatchMode):
-    def __init__(self, storages: Storages, probe: torch.Tensor, found: TensorMap) -> None:
+    """Records and skips copies into live storages. `fills`: carry out what clears them."""
+
+    def __init__(self, storages: Numbered, maps: dict[int, TensorMap], fills: bool) -> None:
+        """`maps`: by the storage of each probe, where what is copied from it is recorded."""
         super().__init__()
-        self._storages, self._found = storages, found
-        self._probe = probe.untyped_storage()._cdata
+        self._storages, self._maps, self._fills = storages, maps, fills
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         packet = func.overloadpacket
+        if packet in _FILLS and not self._fills and self._storages.of(args[0]) is not None:
+            return args[0]
         if packet is torch.ops.aten.copy_ and (number := self._storages.of(args[0])) is not None:
             self._copied(number, args[0], args[1])
             return args[0]
@@ -86,22 +98,26 @@ class _Recorder(TorchDispatchMode):
             for argument, value in zip(func._schema.arguments, args):  # noqa: B905 - defaults are left out of args
                 writes = argument.alias_info is not None and argument.alias_info.is_write
                 if writes and isinstance(value, torch.Tensor) and (number := self._storages.of(value)) is not None:
-                    self._found.storages.add(number)
-                    self._found.opaque = f"its loader does {packet} on a live tensor"
+                    for found in self._maps.values():
+                        found.storages.add(number)
+                        found.opaque = f"its loader does {packet} on a live tensor"
                     return value
         return func(*args, **(kwargs or {}))
 
     def _copied(self, number: int, live: torch.Tensor, source: torch.Tensor) -> None:
-        self._found.storages.add(number)
-        same = source.untyped_storage()._cdata == self._probe
-        if not same:
-            self._found.opaque = "its loader computes what it stores"
-        elif source.dtype != live.dtype:
-            self._found.opaque = f"it is {source.dtype} in the checkpoint and {live.dtype} in the model"
+        found = self._maps.get(source.untyped_storage()._cdata)
+        if found is None:
+            for found in self._maps.values():
+                found.storages.add(number)
+                found.opaque = "its loader computes what it stores"
+            return
+        found.storages.add(number)
+        if source.dtype != live.dtype:
+            found.opaque = f"it is {source.dtype} in the checkpoint and {live.dtype} in the model"
         elif source.shape != live.shape:
-            self._found.opaque = "its loader broadcasts it"
+            found.opaque = "its loader broadcasts it"
         else:
-            self._found.boxes.append(
+            found.boxes.append(
                 Box(
                     number,
                     tuple(live.shape),
@@ -111,6 +127,14 @@ class _Recorder(TorchDispatchMode):
                     tuple(source.stride()),
                 )
             )
+
+
+def record(storages: Numbered, maps: dict[int, TensorMap]) -> TorchDispatchMode:
+    """A context in which nothing is written to the live storages; what would be copied there from probes is recorded.
+
+    `maps`: by the number of each probe's storage (`_cdata`).
+    """
+    return _Recorder(storages, maps, fills=False)
 
 
 @torch.no_grad()
@@ -131,7 +155,7 @@ def trace(
         probe = torch.empty(shape, dtype=dtype)  # its pages are never touched, so it takes no memory
         before = len(found.storages), len(found.boxes)
         try:
-            with _Recorder(storages, probe, found):
+            with _Recorder(storages, {probe.untyped_storage()._cdata: found}, fills=True):
                 load_weights([(name, probe)])
         except (KeyError, ValueError, AttributeError, AssertionError, RuntimeError) as error:
             refusals.append(error)  # a tied model accepts only one of the two names

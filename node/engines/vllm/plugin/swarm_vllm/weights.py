@@ -1,7 +1,6 @@
 """A rank's live weights: mapped, staged, written, read back and loaded again."""
 
 import logging
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from .boxes import Box
 from .messages import Part, Tensor
+from .pace import Pace
 from .patch import entries
 from .sources import DTYPES, Source
 from .trace import Kept, Storages, TensorMap, kept_beside, trace
@@ -21,11 +21,6 @@ __all__ = ["LiveWeights", "NotStaged"]
 
 _AT_ONCE = 1 << 18
 """Changes that staging maps at a time: some milliseconds, during which it holds the interpreter."""
-
-_WORK_S = 0.001
-"""Seconds of work after which staging rests."""
-_RESTS = 3.0
-"""Rest, as a multiple of the work before it: staging gets a quarter of the time, because it slows generation down."""
 
 
 class NotStaged(Exception):
@@ -121,7 +116,7 @@ class LiveWeights:
         Changes no live weight. Raises `BadPatch`.
         """
         self._staged = self._staged_old = None
-        pace = _Pace()
+        pace = Pace()
         found: dict[int, list[tuple[NDArray[np.int64], NDArray[Any]]]] = {}
         for name, indices, bits in entries(patch):
             if name not in scattered:
@@ -263,23 +258,6 @@ class LiveWeights:
             weight, self.sources[name] = source.read(self._tensors[name])
             for accepted in self._maps[name].accepted:
                 yield accepted, weight
-
-
-class _Pace:
-    """Rests after each piece of work, `_RESTS` times as long as it took.
-
-    The generating thread needs the interpreter between any two kernels, so without rests a step would last as long as
-    all the staging that falls into it.
-    """
-
-    def __init__(self) -> None:
-        self._since = time.perf_counter()
-
-    def rest(self) -> None:
-        worked_s = time.perf_counter() - self._since
-        if worked_s >= _WORK_S:
-            time.sleep(_RESTS * worked_s)
-            self._since = time.perf_counter()
 
 
 def _digest(tensor: torch.Tensor | None) -> bytes:
