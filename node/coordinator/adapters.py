@@ -35,7 +35,8 @@ class AdaptersHeld:
         """Read these slots of the replica anew."""
         for slot in slots:
             try:
-                config = AdapterConfig.from_bytes(self._replica.bits(f"~adapter/{slot:02}/config").tobytes())
+                block = self._replica.layout.blocks_of(f"~adapter/{slot:02}/config").start
+                config = AdapterConfig.from_bytes(self._replica.read_block(block))
             except PeerError:
                 config = None
             if config is None:

@@ -22,7 +22,8 @@ from codec import BlockDelta, Checkpoint, Chunk, Layout, Manifest, Replica, Stag
 from codec.choice import arrival_mbit, choose_coder, usual_changes, usual_payload_bytes
 from codec.chunk import CODER_PCO, CODER_RICE
 from codec.errors import SwarmError, UsageError
-from codec.parts import BASE, Part
+from codec.experts import Experts
+from codec.parts import BASE, Part, part_of
 from codec.shards import Parallel, block_ranks, has_experts
 from codec.sign import Key
 from node.coordinator.adapters import AdaptersHeld
@@ -209,7 +210,8 @@ class Coordinator:
         self._kernels_loaded = trio.Event()
         now = trio.current_time()
         self.core = _authority(config, key, store, model, head, boot, now)
-        self.track = Track(self._sent_bytes, trio.current_time)
+        assert model.layout is not None
+        self.track = Track(self._sent_bytes, trio.current_time, Experts(model.layout))
         self._seed_log = SeedLog(self.core)
         logs.name_peers(self._seed_log.name_of)
         self.ledger = self._restored_ledger(book, now)
@@ -309,7 +311,7 @@ class Coordinator:
             return {"rice": CODER_RICE, "pco": CODER_PCO}[config.coder]
         layout = self._publisher.replica.layout
         changed = last.changed if last is not None and last.changed else usual_changes(layout)
-        return choose_coder(layout.full_bytes, changed, self._link_mbit, config.node_cores)
+        return choose_coder(layout.base_bytes, changed, self._link_mbit, config.node_cores)
 
     @property
     def _link_mbit(self) -> float:
@@ -340,11 +342,11 @@ class Coordinator:
 
     async def add_chunk(self, chunk: Chunk, known: OwnChunk | None = None) -> None:
         await self._publisher.add_chunk(chunk, known)
-        self.track.chunk_left()
+        self.track.chunk_left(chunk, known)
 
     async def seal(self, manifest: Manifest, parts: frozenset[Part]) -> bytes:
         members = [lease.grant.peer for lease in self.core.book.leases.values()]
-        elements = sum(spec.elements for spec in self.replica.layout.tensors)
+        elements = self._elements_of(parts)
         self.track.sealed(manifest, elements, members)
         self._changed_parts = parts
         try:
@@ -353,6 +355,10 @@ class Coordinator:
             self._changed_parts = None
         self._seed_log.sealed(manifest, elements, self.track.trainer_step)
         return sealed
+
+    def _elements_of(self, parts: frozenset[Part]) -> int:
+        """Elements of these parts of the model."""
+        return sum(spec.elements for spec in self.replica.layout.tensors if part_of(spec.name) in parts)
 
     async def abandon(self) -> None:
         await self._publisher.abandon()

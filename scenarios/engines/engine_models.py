@@ -10,7 +10,16 @@ from numpy.typing import NDArray
 from codec import Replica
 from codec.staging import StagedBlock, StagedChunk, block_hash
 
-__all__ = ["make_experts", "make_latent", "make_qwen3", "make_tokenizer", "make_wide_norms", "step_of"]
+__all__ = [
+    "make_eagle",
+    "make_experts",
+    "make_latent",
+    "make_llama",
+    "make_qwen3",
+    "make_tokenizer",
+    "make_wide_norms",
+    "step_of",
+]
 
 
 def make_tokenizer(folder: Path, vocabulary: int) -> None:
@@ -70,17 +79,66 @@ def make_qwen3(
     return _save(Qwen3ForCausalLM(config), folder, vocabulary, seed)
 
 
-def make_experts(folder: Path, *, seed: int = 0) -> Path:
-    """Save a Qwen3-MoE of 2.2 million random bf16 parameters."""
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+def make_experts(
+    folder: Path, *, family: str = "qwen3_moe", experts: int = 8, narrow: int = 128, seed: int = 0
+) -> Path:
+    """Save a Qwen3-MoE (2.2 million random bf16 parameters by default), or a Mixtral, of the same sizes.
 
+    `narrow`: rows of each expert's gate.
+    """
+    from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    sizes: dict[str, Any] = {
+        "vocab_size": 512, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "num_experts_per_tok": 2, "max_position_embeddings": 2048, "eos_token_id": 2,
+        "tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": None, "dtype": "bfloat16",
+    }  # fmt: skip
+    if family == "mixtral":
+        config: Any = MixtralConfig(intermediate_size=narrow, num_local_experts=experts, sliding_window=None, **sizes)
+        return _save(MixtralForCausalLM(config), folder, 512, seed)
     config = Qwen3MoeConfig(
-        vocab_size=512, hidden_size=256, intermediate_size=512, moe_intermediate_size=128, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=64, num_experts=8, num_experts_per_tok=2,
-        max_position_embeddings=2048, tie_word_embeddings=False, eos_token_id=2, pad_token_id=0, bos_token_id=None,
-        dtype="bfloat16",
-    )  # fmt: skip
+        intermediate_size=512, moe_intermediate_size=narrow, head_dim=64, num_experts=experts, **sizes
+    )
     return _save(Qwen3MoeForCausalLM(config), folder, 512, seed)
+
+
+def make_llama(folder: Path, *, seed: int = 0) -> Path:
+    """Save a Llama of 3.3 million random bf16 parameters."""
+    from transformers import LlamaForCausalLM
+
+    return _save(LlamaForCausalLM(_llama_config(4)), folder, 512, seed)
+
+
+def make_eagle(folder: Path, *, seed: int = 1) -> Path:
+    """Save an EAGLE head for `make_llama`: one layer of its shape, and a projection of two hidden states to one."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import LlamaModel
+
+    config = _llama_config(1)
+    generator = torch.Generator().manual_seed(seed)
+    width = config.hidden_size
+    weights = {"fc.weight": torch.cat([torch.eye(width), torch.eye(width)], 1)}
+    for name, parameter in LlamaModel(config).named_parameters():
+        if name.startswith("layers."):
+            small = torch.empty_like(parameter).normal_(0, 0.1 / parameter.shape[-1] ** 0.5, generator=generator)
+            weights[name] = small if parameter.ndim == 2 else torch.ones_like(parameter)
+    folder.mkdir(parents=True)
+    kept = {name: weight.detach().to(torch.bfloat16).contiguous() for name, weight in weights.items()}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(folder)
+    return folder
+
+
+def _llama_config(layers: int) -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=512, hidden_size=256, intermediate_size=768, num_hidden_layers=layers, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=64, max_position_embeddings=2048, tie_word_embeddings=False, eos_token_id=2,
+        pad_token_id=0, bos_token_id=None, dtype="bfloat16",
+    )  # fmt: skip
 
 
 def make_latent(folder: Path, *, seed: int = 0) -> Path:

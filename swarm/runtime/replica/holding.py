@@ -40,10 +40,10 @@ class Holding:
         return tuple(map(int, np.flatnonzero(differs)))
 
     def nbytes(self, layout: Layout) -> int:
-        """Bytes of memory of the blocks held, about."""
+        """Bytes of memory of the base's blocks that are held, about. Unused parts beyond the base take none."""
         if self.shard is None:
-            return layout.nbytes
-        return sum(layout.block(block).nbytes for block in self.all(layout))
+            return layout.base_nbytes
+        return sum(layout.block(block).nbytes for block in self.all(layout) if block < layout.base_blocks)
 
     def needs(self, header: ChunkHeader, layout: Layout | None) -> bool:
         """Whether a chunk changes a block that is held. True also while that is not known, and for a chunk of another

@@ -9,6 +9,7 @@ Modules:
 - `core`: The engine core's side
 - `cpu`: The kernels of linear layers and of attention on CPUs
 - `draws`: Portable draws and replays in a worker process
+- `experts`: Layers of experts that vLLM's kernel repacks
 - `fingerprint`: How this process rounds
 - `front`: The API server's side
 - `gates`: The front's side of the policy `drain` for adapters
@@ -21,9 +22,11 @@ Modules:
 - `modules`: Which modules a checkpoint tensor feeds
 - `noise`: Portable draws in torch
 - `pace`: Rests of a thread that works while another one generates
+- `packing`: The order in which a kernel keeps the weights of experts
 - `patch`: Reads a weight patch
 - `policies`: What becomes of running requests at a commit
 - `rank`: A worker process's side
+- `repacked`: Modules that keep their weights in another order than loaders put them in
 - `replays`: Requests whose tokens another node claims
 - `requests`: vLLM's parameters of a request that draws
 - `reshape`: What sampling options do to logits

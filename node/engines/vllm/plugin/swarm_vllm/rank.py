@@ -27,6 +27,7 @@ from vllm.distributed.weight_transfer.base import (
 from . import loader
 from .adapter_messages import Adapted, PrepareAdapter, ProveAdapter
 from .channel import Channel, Closed, connect
+from .experts import repacked_experts
 from .fingerprint import device_name, fingerprint
 from .messages import (
     Compare,
@@ -110,7 +111,8 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         try:
             replica = ReplicaSource(map_sealed(fds[0]), message.block_elements)
             with unwrapped(self.model):
-                self._weights = weights = LiveWeights(self.model, message.tensors, replica, self._fed_modules)
+                repacked = repacked_experts(self.model, self.vllm_config)
+                self._weights = weights = LiveWeights(self.model, message.tensors, replica, self._fed_modules, repacked)
             self._find_origin(weights, replica, message.block_elements)
             self._find_adapters()
         except Exception as error:

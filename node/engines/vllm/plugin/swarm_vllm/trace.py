@@ -5,7 +5,8 @@ copy of a view of the probe into a view of a live tensor, and skips it. Any othe
 value, another dtype) makes the checkpoint tensor opaque: it is loaded, not scattered.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Protocol
@@ -45,7 +46,7 @@ class Storages:
             own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
             for _, tensor in own:
                 storage = tensor.untyped_storage()
-                number = self.numbers.setdefault(storage._cdata, len(self.flat))
+                number = self.numbers.setdefault(self._key(tensor), len(self.flat))
                 if number == len(self.flat):
                     kind, size = INTEGERS[tensor.element_size()], storage.nbytes() // tensor.element_size()
                     flat = torch.empty(0, dtype=kind, device=tensor.device).set_(storage, 0, (size,), (1,))
@@ -53,9 +54,23 @@ class Storages:
                     self.modules.append(set())
                 self.modules[number].add(prefix)
 
+    @contextmanager
+    def standing_for(self, twins: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[None]:
+        """(a tensor, a live one): meanwhile the storage of the first has the number of the second's."""
+        own, kept = dict(self.numbers), list(twins)  # a storage that is freed may give its address to another
+        self.numbers |= {self._key(twin): self.numbers[self._key(live)] for twin, live in kept}
+        try:
+            yield
+        finally:
+            self.numbers = own
+
+    @staticmethod
+    def _key(tensor: torch.Tensor) -> int:
+        return tensor.untyped_storage()._cdata
+
     def of(self, tensor: torch.Tensor) -> int | None:
         """The number of the tensor's storage; None for a storage that is not the model's."""
-        return self.numbers.get(tensor.untyped_storage()._cdata)
+        return self.numbers.get(self._key(tensor))
 
 
 class TensorMap:
