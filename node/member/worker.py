@@ -350,7 +350,7 @@ class NodeWorker:
 
     def _next_jobs(self) -> list[Job]:
         """The samples to begin now."""
-        if (self._updater.taking or self._flights) and not self._engine.preemptible:
+        if self._held.behind or ((self._updater.taking or self._flights) and not self._engine.preemptible):
             return []
         for lease in self._inventory.expired(self._clock()):
             self._drop(lease)

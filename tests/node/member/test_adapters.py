@@ -243,6 +243,33 @@ async def test_which_adapters_it_has_is_said_again_because_messages_are_lost(swa
     assert 5 <= len(swarm.said(LoadedAdapters)) <= 12
 
 
+async def test_an_engine_that_was_loaded_anew_begins_nothing_before_its_adapters_follow(swarm, autojump_clock):
+    """A process that restarts loads the base of the newest version, and then gets the adapters that it had before."""
+    service = await swarm.start_service()
+    engine = await swarm.add_node(1, 0.0, engine=AdapterEngine())
+    swarm.step("a")
+    await trio.sleep(20)
+    engine.up = trio.Event()
+    swarm.step()
+    swarm.step("a")
+    engine.version, engine.root = (0, 3), root(3)
+    session = service.open("s", adapted("a"))
+    service.offer(session, bytes(16), (1).to_bytes(4, "little"))
+    service.offer(service.open("base", Binding(2, SAMPLING)), b"b" * 16, (1).to_bytes(4, "little"))
+    swarm.worker(1).know((0, 3), root(3))
+    held = swarm.worker(1)._held
+    assert held.behind
+    assert not held.has((0, 3), "a")
+    assert swarm.worker(1)._next_jobs() == []
+    engine.up.set()
+    await trio.sleep(20)
+    assert not held.behind
+    (group,) = session.groups
+    assert {done.own for done in group.done.values()} == {(2,)}
+    assert engine.adapters == {"a": (0, 3)}
+    assert service.status().refused == {}
+
+
 def test_names_of_tokens_and_their_roots():
     engine = SimpleNamespace(version=(0, 1), root=b"1" * 32, adapters={"a": (0, 3)})
     held = HeldVersion(engine)  # type: ignore[arg-type]
