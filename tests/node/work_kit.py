@@ -25,7 +25,7 @@ TOKENS = 50
 
 
 def root(version: int) -> bytes:
-    return bytes([version]) * 32
+    return version.to_bytes(4, "big") * 8
 
 
 def head(version: int) -> Head:
