@@ -41,14 +41,13 @@ class EngineFacts:
         if self._asked or self._abilities not in (None, self._engine.abilities):
             self._asked, self._abilities = False, self._engine.abilities
             await self._send(encode(Abilities(tuple(sorted(self._engine.abilities)), self._engine.kind)))
-        if not self._adapters_asked:
-            return
-        now, adapters = self._clock(), frozenset(self._engine.adapters)
-        if now - self._told_at >= (LEAST_S if adapters != self._adapters else AGAIN_S):
-            self._adapters, self._told_at = adapters, now
-            await self._send(encode(LoadedAdapters(tuple(sorted(adapters))[:MAX_ADAPTERS])))
+        if self._adapters_asked and self._clock() >= self.next_s:
+            self._adapters, self._told_at = frozenset(self._engine.adapters), self._clock()
+            await self._send(encode(LoadedAdapters(tuple(sorted(self._adapters))[:MAX_ADAPTERS])))
 
     @property
     def next_s(self) -> float:
-        """When to call `tell` at the latest, by the clock; inf: nothing is asked for."""
-        return self._told_at + AGAIN_S if self._adapters_asked else float("inf")
+        """When to call `tell` next, by the clock; inf: nobody asks for the adapters."""
+        if not self._adapters_asked:
+            return float("inf")
+        return self._told_at + (AGAIN_S if self._adapters == frozenset(self._engine.adapters) else LEAST_S)

@@ -39,6 +39,12 @@ class HeldVersion:
         """The root of `version`, over all parts."""
         return self._roots.get(self.version, self._engine.root)
 
+    @property
+    def behind(self) -> bool:
+        """The engine was loaded with a newer base than its adapters belong to, which follow. Nothing may be begun: its
+        tokens would be named by a version that did not draw them."""
+        return self._followed < self._engine.version and bool(self._engine.adapters)
+
     def know(self, version: Version, root: bytes) -> None:
         """`version` of the swarm has this root, over all parts."""
         self._roots[version] = root
@@ -69,7 +75,7 @@ class HeldVersion:
 
     def has(self, version: Version, adapter: str) -> bool:
         """Whether what draws with `adapter` (empty: the base alone) has the bits that it had at `version`."""
-        if adapter and adapter not in self._engine.adapters:
+        if adapter and (self.behind or adapter not in self._engine.adapters):
             return False
         named = max(self._engine.version, self._engine.adapters[adapter]) if adapter else self._engine.version
         return named <= version <= self.version

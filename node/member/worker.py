@@ -345,7 +345,7 @@ class NodeWorker:
 
     def _next_jobs(self) -> list[Job]:
         """The samples to begin now."""
-        if (self._updater.taking or self._flights) and not self._engine.preemptible:
+        if self._held.behind or ((self._updater.taking or self._flights) and not self._engine.preemptible):
             return []
         for lease in self._inventory.expired(self._clock()):
             self._drop(lease)
@@ -431,7 +431,9 @@ class NodeWorker:
                 await self._facts.tell()
             await self._ask_if_due()
             times = [result.next_send for result in self._inventory.results.values()]
-            times += [self._asked_at + self._pace.ask_every_s, self._facts.next_s]
+            times.append(self._asked_at + self._pace.ask_every_s)
+            if self._engine.ready:
+                times.append(self._facts.next_s)
             if self._flights:
                 times.append(now + self._pace.renew_every_s)
             with trio.move_on_after(max(0.0, min(times) - self._clock())):

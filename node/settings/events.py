@@ -144,6 +144,10 @@ EVENTS: Final[Mapping[str, Event]] = {
         "The engine ended with code {code}; it is started again in {pause_s:time}.", "see `SWARM_HOME/engine.log`"
     ),
     "commit_failed": Event("The engine could not take version {version}: {why}. It is filled again from the replica."),
+    "adapter_refused": Event(
+        "The engine cannot serve the adapter {adapter}: {why}. This node gets no work for it.",
+        "start the node with what the sentence asks for",
+    ),
     "not_staged": Event("Version {version} was not staged: {why}."),
     "no_work": Event(
         "The ledger gives this node no work: {why}.", "`swarm-node quarantine` on the trainer's machine says more"

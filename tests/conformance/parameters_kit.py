@@ -102,6 +102,7 @@ class LocalEngine:
         self.version, self.root = (0, 0), ROOT
         self.ready, self.preemptible, self.continuous_batching, self.scores = True, True, False, True
         self.abilities, self.kind = engine.abilities, engine.kind
+        self.adapters: dict[str, tuple[int, int]] = {}
         self.drawn = 0
         """Tokens generated so far, of all samples."""
         self._flight = 0

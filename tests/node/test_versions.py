@@ -24,6 +24,7 @@ class ContinuingEngine:
         self.version, self.root = (0, 0), root(0)
         self.ready, self.preemptible, self.continuous_batching, self.scores = True, True, False, True
         self.abilities, self.kind = frozenset[str](), "timed"
+        self.adapters: dict[str, tuple[int, int]] = {}
         self.running = 0
         self.cancelled = 0
         self.frozen = False

@@ -25,7 +25,7 @@ TOKENS = 50
 
 
 def root(version: int) -> bytes:
-    return bytes([version]) * 32
+    return version.to_bytes(4, "big") * 8
 
 
 def head(version: int) -> Head:
@@ -52,6 +52,7 @@ class TimedEngine:
         self.stage_s = 0.5
         self.preemptible, self.continuous_batching, self.scores = False, False, True
         self.abilities, self.kind = frozenset[str](), "timed"
+        self.adapters: dict[str, tuple[int, int]] = {}
         self.scored = lambda token_ids: (-1.0,) * len(token_ids)
 
     @property

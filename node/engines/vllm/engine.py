@@ -28,6 +28,7 @@ from node.engines.base import (
     ADAPTERS,
     BASE_VERSION,
     JUDGES,
+    JUDGES_ADAPTERS,
     OPTIONS,
     REPLAYS,
     SCORE_OPTIONS,
@@ -213,7 +214,7 @@ class VllmEngine(BackgroundEngine):
         """The class of the engine's arithmetic, and whether it can replay what others of the class draw."""
         attached = self._attached()
         found = {name for name in [class_of(attached.front, attached.ranks, self.policy)] if name}
-        found |= {ADAPTERS} if room_of(attached.front) else set()
+        found |= {ADAPTERS, JUDGES_ADAPTERS} if room_of(attached.front) else set()
         if JUDGES in self._can:
             invariant = is_invariant(attached.front)
             _log.info("measured", invariant=invariant)

@@ -7,7 +7,7 @@ weights. A commit pauses all sequences; they then continue under the new version
 import os
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import trio
@@ -46,6 +46,7 @@ class ModelledEngine:
     continuous_batching: bool = True
     scores: bool = False
     abilities: frozenset[str] = frozenset()
+    adapters: dict[str, Version] = field(default_factory=dict)
     kind: str = "modelled"
     ready: bool = True
 

@@ -59,6 +59,7 @@ class EchoEngine:
         self.version, self.root = (0, 0), ROOT
         self.ready, self.preemptible, self.continuous_batching, self.scores = True, True, False, False
         self.abilities, self.kind = ABILITIES - {JUDGES}, "echo"
+        self.adapters: dict[str, tuple[int, int]] = {}
         self.drawn: list[tuple[int, ...]] = []
         self.tokens = 0
         self._tokenizer = Tokenizer.from_str(base_files()["tokenizer.json"].decode())

@@ -1,96 +1,20 @@
 """A node's work for adapters: what it says it has, what it draws with, and by which versions it names its tokens."""
 
 import os
+from collections import Counter
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import trio
-from work_kit import SAMPLING, TOKENS, Swarm, TimedEngine, collect, head, root
+from adapter_work_kit import AdapterEngine, AdapterSwarm, adapted
+from work_kit import SAMPLING, TOKENS, collect, root
 
-from node.engines.base import ABILITIES, JUDGES, JUDGES_ADAPTERS, REPLAYS, Span
-from node.engines.host import EngineFailed
+from node.engines.base import Span
 from node.ledger.binding import Binding
-from node.ledger.messages import Abilities, GiveBack, LoadedAdapters, WorkRequest, decode
+from node.ledger.messages import Abilities, GiveBack, LoadedAdapters, WorkRequest
 from node.ledger.part_history import WHOLE, Change
-from node.ledger.settings import Settings
 from node.member.engine_updater import AdapterUpdate
 from node.member.held_version import HeldVersion
-
-CAN = ABILITIES - {JUDGES, JUDGES_ADAPTERS, REPLAYS}
-
-
-class AdapterEngine(TimedEngine):
-    """As `TimedEngine`, with adapters, which it names as a real one does: by the version that last changed them."""
-
-    def __init__(self, rate: float = 1000.0, version: int = 0) -> None:
-        super().__init__(rate, version)
-        self.abilities = CAN
-        self.preemptible = True
-        self.adapters: dict[str, tuple[int, int]] = {}
-        self.slots: dict[int, str] = {}
-        self.drawn: list[tuple[str, Any]] = []
-        self.pause_s = 0.004
-        self.refuses = ""
-
-    async def generate(self, prompts, sampling, counts=None, adapter=""):
-        assert not sampling.extra.adapter, "the engine gets it by its own argument"
-        if adapter and adapter not in self.adapters:
-            raise EngineFailed(f"the adapter {adapter} was removed", poisoned=False)
-        self.drawn.append((adapter, sampling))
-        before = self.version_of(adapter)
-        found, seconds = await super().generate(prompts, sampling, counts)
-        if adapter and adapter not in self.adapters:
-            raise EngineFailed(f"the adapter {adapter} was removed", poisoned=False)
-        after = self.version_of(adapter)
-        spans = (Span(before, 0, TOKENS),)
-        if after != before:
-            spans = (Span(before, 0, 10), Span(after, 10, TOKENS))
-        return [type(one)(one.token_ids, one.logprobs, one.finish_reason, spans) for one in found], seconds
-
-    def version_of(self, adapter: str) -> tuple[int, int]:
-        return max(self.version, self.adapters[adapter]) if adapter else self.version
-
-    async def set_adapter(self, slot, config, fd, version, root):
-        if config.name == self.refuses:
-            raise EngineFailed("rank 64 is more than --max-lora-rank 16", poisoned=False)
-        self.slots[slot], self.adapters[config.name] = config.name, version
-        return self.pause_s
-
-    async def drop_adapter(self, slot):
-        self.adapters.pop(self.slots.pop(slot, ""), None)
-
-
-class AdapterSwarm(Swarm):
-    """Seals versions that change the base or one adapter, and tells the nodes."""
-
-    def __init__(self, folder, nursery) -> None:
-        super().__init__(folder, nursery)
-        self.settings = Settings(min_deadline_s=20.0, max_deadline_s=300.0, check_share=0.0)
-        self.version = 0
-        self.owns: dict[str, int] = {}
-
-    def step(self, name: str = "", *, removed: bool = False, told: bool = True) -> None:
-        self.version += 1
-        if name:
-            self.owns[name] = self.owns.get(name, 0) + 1
-        if removed:
-            del self.owns[name]
-        change = Change(not name, frozenset({name} if name else ()), dict(self.owns))
-        self.head = head(self.version)
-        self.service.sealed(self.head, change)
-        slot = 0 if not name else ord(name) - ord("a")
-        for worker in self.wire.workers.values() if told else ():
-            if not name:
-                worker.update((0, self.version), root(self.version), os.memfd_create("patch"), change, b"\7" * 32)
-                continue
-            config: Any = None if removed else SimpleNamespace(name=name)
-            fd = None if removed else os.memfd_create("weights")
-            update = AdapterUpdate(slot, config, fd, bytes(32))
-            worker.update((0, self.version), root(self.version), None, change, adapters=[update])
-
-    def said(self, kind: type) -> list:
-        return [message for _, body in self.wire.bodies if isinstance(message := decode(body), kind)]
 
 
 @pytest.fixture
@@ -98,10 +22,6 @@ async def swarm(tmp_path):
     async with trio.open_nursery() as nursery:
         yield AdapterSwarm(tmp_path, nursery)
         nursery.cancel_scope.cancel()
-
-
-def adapted(name: str, **more: Any) -> Binding:
-    return Binding(2, SAMPLING.with_options(adapter=name), **more)
 
 
 def open_fds() -> int:
@@ -146,11 +66,10 @@ async def test_a_step_of_an_adapter_falls_into_its_own_samples_only(swarm, autoj
             nursery.start_soon(take, name)
         await trio.sleep(4)
         swarm.step("a")
+    done = {name: [done for group in found for done in group.done.values()] for name, found in groups.items()}
     spans = {
-        name: {
-            tuple((span.version, span.end) for span in done.rollout.spans) for g in found for done in g.done.values()
-        }
-        for name, found in groups.items()
+        name: {tuple((span.version, span.end) for span in each.rollout.spans) for each in found}
+        for name, found in done.items()
     }
     assert ((2, 10), (3, TOKENS)) in spans["a"]
     assert all(len(found) == 1 for found in spans["b"])
@@ -244,6 +163,33 @@ async def test_which_adapters_it_has_is_said_again_because_messages_are_lost(swa
     assert 5 <= len(swarm.said(LoadedAdapters)) <= 12
 
 
+async def test_an_engine_that_was_loaded_anew_begins_nothing_before_its_adapters_follow(swarm, autojump_clock):
+    """A process that restarts loads the base of the newest version, and then gets the adapters that it had before."""
+    service = await swarm.start_service()
+    engine = await swarm.add_node(1, 0.0, engine=AdapterEngine())
+    swarm.step("a")
+    await trio.sleep(20)
+    engine.up = trio.Event()
+    swarm.step()
+    swarm.step("a")
+    engine.version, engine.root = (0, 3), root(3)
+    session = service.open("s", adapted("a"))
+    service.offer(session, bytes(16), (1).to_bytes(4, "little"))
+    service.offer(service.open("base", Binding(2, SAMPLING)), b"b" * 16, (1).to_bytes(4, "little"))
+    swarm.worker(1).know((0, 3), root(3))
+    held = swarm.worker(1)._held
+    assert held.behind
+    assert not held.has((0, 3), "a")
+    assert swarm.worker(1)._next_jobs() == []
+    engine.up.set()
+    await trio.sleep(20)
+    assert not held.behind
+    (group,) = session.groups
+    assert {done.own for done in group.done.values()} == {(2,)}
+    assert engine.adapters == {"a": (0, 3)}
+    assert service.status().refused == {}
+
+
 def test_names_of_tokens_and_their_roots():
     engine = SimpleNamespace(version=(0, 1), root=b"1" * 32, adapters={"a": (0, 3)})
     held = HeldVersion(engine)  # type: ignore[arg-type]
@@ -269,3 +215,69 @@ def test_names_of_tokens_and_their_roots():
     assert not held.has((0, 2), "a"), "it has changed since"
     assert not held.has((0, 4), "b")
     assert held.has((0, 2), ""), "the base is as it was"
+
+
+async def test_eight_adapters_have_equal_shares_of_the_nodes_whatever_one_of_them_asks(swarm, autojump_clock):
+    """Seven trainers that wait for each step's groups, and one that offers without end. Four nodes of 100 tokens/s."""
+    service = await swarm.start_service()
+    names = "abcdefgh"
+    for i in range(1, 5):
+        await swarm.add_node(i, 0.0, engine=AdapterEngine(rate=100.0), capacity=16, batch=8)
+    for name in names:
+        swarm.step(name)
+    await trio.sleep(30)
+    taken = Counter[str]()
+    steps = Counter[str]()
+    lags = Counter[str]()
+
+    async def flood() -> None:
+        session = service.open("flood", adapted("a"))
+        offered = 0
+        while True:
+            news = session.news
+            for _ in range(20 if offered < 400 else 0):  # as a gateway: without asking for room
+                service.offer(session, offered.to_bytes(16, "big"), (offered + 1).to_bytes(4, "little"))
+                offered += 1
+            while session.groups:
+                group = session.groups.popleft()
+                taken["a"] += group.n
+                service.taken(group.id)
+            await news.wait()
+
+    async def train(name: str) -> None:
+        session = service.open(name, adapted(name), paced=True)
+        offered = got = 0
+        while True:
+            news = session.news
+            while offered < session.allowed:
+                number = (ord(name) << 32) + offered
+                service.offer(session, number.to_bytes(16, "big"), (offered + 1).to_bytes(4, "little"))
+                offered += 1
+            while session.groups:
+                group = session.groups.popleft()
+                _, lag = service.lag_of(group, group.done[0])
+                lags[name] = max(lags[name], lag)
+                taken[name] += group.n
+                got += 1
+                service.taken(group.id)
+                if got % 4 == 0:
+                    steps[name] += 1
+                    swarm.step(name)
+            await news.wait()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(flood)
+        for name in names[1:]:
+            nursery.start_soon(train, name)
+        await trio.sleep(60)
+        taken.clear()
+        await trio.sleep(160)
+        nursery.cancel_scope.cancel()
+    share = sum(taken.values()) / len(names)
+    assert sum(taken.values()) * TOKENS >= 0.8 * 160 * 4 * 100, "the nodes are busy"
+    assert min(taken[name] for name in names[1:]) >= 0.75 * share, taken
+    assert max(taken[name] for name in names[1:]) <= 1.35 * share, taken
+    assert max(lags.values()) <= 1
+    assert min(steps.values()) > 5
+    refused = service.status().refused
+    assert sum(refused.values()) <= 0.02 * service.status().accepted, refused
