@@ -89,8 +89,8 @@ def measure(name: str, ids: NDArray[np.int64], experts: int) -> dict[str, Any]:
 
 def main() -> int:
     parser = json_parser(__doc__)
-    parser.add_argument("--tokens", type=int, default=2000)
-    parser.add_argument("--steps", type=int, default=200, help="training steps of the small model")
+    parser.add_argument("--tokens", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=100, help="training steps of the small model")
     options = parser.parse_args()
     rng = np.random.default_rng(0)
     rows = [
