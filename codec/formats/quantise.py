@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from codec.bits import DTYPES, Bits
+from codec.bits import Bits
 from codec.formats.spec import Format, Matrix
 from codec.kernels.quantise import (
     FP8,

@@ -1,4 +1,4 @@
-"""The formats by name, which tensors each of them quantises, and the tensors of a format's part. No numpy: relays import it.
+"""The formats by name, the tensors that they quantise, and the tensors of a format's part. Relays import it: no numpy.
 
 A *tile* is the set of a matrix's elements that share one scale: 128 rows by 128 columns, one row (a *channel*), or 128
 columns of one row (a *group*). `docs/formats.md` specifies every bit.
@@ -144,8 +144,8 @@ _KEPT: Final = frozenset(
         *("conv1d", "dt_proj", "x_proj"),
     ]
 )
-"""Last names of modules whose matrices stay in bf16: the output head, value heads, routers of mixtures (a small error of
-a router sends a token to another expert), and the small matrices of state-space layers."""
+"""Last names of modules whose matrices stay in bf16: the output head, value heads, routers of mixtures (a small error
+of a router sends a token to another expert), and the small matrices of state-space layers."""
 
 
 def is_quantised(tensor: TensorSpec) -> bool:
@@ -171,7 +171,8 @@ def quantised(base: Layout, form: Format) -> tuple[FormatTensor, ...]:
     found = tuple(FormatTensor(form, tensor) for tensor in base.tensors if is_quantised(tensor))
     if not found:
         raise UsageError(
-            f"The model has no bf16 weights of linear layers, so {form.name} has nothing to quantise: leave out --format."
+            f"The model has no bf16 weights of linear layers, so {form.name} has nothing to quantise: leave out "
+            "--format."
         )
     return found
 
