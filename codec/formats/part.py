@@ -101,7 +101,7 @@ class _Blocks:
 
 
 class FormatPart:
-    """One format of one model. `layout`: the whole one, in which the format's part is. Raises `UsageError` if the format
+    """One format of one model. `layout`: the whole one, with the format's part. Raises `UsageError` if the format
     quantises nothing of the base."""
 
     def __init__(self, layout: Layout, form: Format) -> None:
