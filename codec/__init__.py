@@ -13,6 +13,7 @@ In reading order:
 - `varint`, `unpack`, `sign`: Bounded readers and writers, and signatures
 - `chunk`, `pack`: Signed chunks and their pieces, and the sizes of both
 - `shards`: The blocks that each rank of a divided engine needs
+- `parts`, `part_view`, `adapter`: The base, slots of adapters and other parts of a layout
 - `manifest`: The root over all blocks, and the seal of a version
 - `staging`: Decoding a chunk into scratch memory, before anything is written
 - `replica`, `layered`, `shared`: The bits of one version in shared memory, or on disk with deltas on top

@@ -66,7 +66,9 @@ class Replica:
         memory: Any,
         path: Path | None = None,
         held: NDArray[np.bool_] | None = None,
+        offset: int = 0,
     ) -> None:
+        """`offset`: of the first tensor in `memory`, bytes."""
         self.layout = layout
         self.hashes = hashes
         self.held = held
@@ -74,7 +76,8 @@ class Replica:
         self.path = path
         self._readers_fd: int | None = None
         self._memory = memory
-        self._bytes = np.frombuffer(memory, np.uint8)
+        self._offset = offset
+        self._bytes = np.frombuffer(memory, np.uint8)[offset:]
         tail = _sequence_offset(layout)
         self._sequence = self._bytes[tail : tail + 4 * layout.n_blocks].view(np.uint32)
         if fd is not None:
@@ -131,12 +134,17 @@ class Replica:
             raise UsageError(f"Cannot read {checkpoint.path}: {error.strerror or error}.") from error
 
     @classmethod
-    def attach(cls, fd: int, layout: Layout, hashes: NDArray[np.uint8]) -> "Replica":
-        """Map another process's replica read-only and take ownership of `fd`. Raises `PeerError` for a wrong size."""
-        if os.fstat(fd).st_size < max(1, _sequence_offset(layout) + 4 * layout.n_blocks):
+    def attach(cls, fd: int, layout: Layout, hashes: NDArray[np.uint8], offset: int = 0) -> "Replica":
+        """Map another process's replica read-only and take ownership of `fd`. Raises `PeerError` for a wrong size.
+
+        `layout` may be that of a part (`codec.parts`) of the other replica, which begins at byte `offset` of it. A part
+        has no sequence numbers, so `read`, which relies on them, must not be called then.
+        """
+        size, own = os.fstat(fd).st_size, _sequence_offset(layout) + 4 * layout.n_blocks
+        if size < max(1, own) if not offset else size < offset + layout.nbytes:
             raise PeerError("replica.size: not a replica of this layout")
         assert hashes.shape == (layout.n_blocks, 32)
-        return cls(layout, hashes, fd, shared.map_readonly(fd))
+        return cls(layout, hashes, fd, shared.map_readonly(fd), offset=offset)
 
     def seal_for_readers(self) -> int:
         """A descriptor that other processes can map for reading only; this process can still write.
@@ -176,8 +184,9 @@ class Replica:
         """Map a block's pages in one go, and unmap them at the end: for a process that reads each block once, and
         should not be charged with the memory of all of them."""
         spec = self.layout.block(block)
-        start = spec.offset // _PAGE * _PAGE
-        size = -(-(spec.offset + spec.nbytes) // _PAGE) * _PAGE - start
+        first = self._offset + spec.offset
+        start = first // _PAGE * _PAGE
+        size = -(-(first + spec.nbytes) // _PAGE) * _PAGE - start
         shared.populate(self._memory, start, size)
         try:
             yield

@@ -107,18 +107,23 @@ class _Cut(Enum):
 
 
 def _experts(layout: Layout) -> int:
-    """The number of experts whose tensors are stored one by one."""
-    found = (_EXPERT.search(tensor.name) for tensor in layout.tensors)
+    """The number of the base's experts whose tensors are stored one by one."""
+    found = (_EXPERT.search(tensor.name) for tensor in layout.tensors if _is_divided(tensor))
     return 1 + max((int(match[1]) for match in found if match), default=-1)
 
 
 def has_experts(layout: Layout) -> bool:
     """Whether expert parallelism divides anything of this model."""
-    return any(".experts." in tensor.name for tensor in layout.tensors)
+    return any(".experts." in tensor.name for tensor in layout.tensors if _is_divided(tensor))
+
+
+def _is_divided(tensor: TensorSpec) -> bool:
+    """Whether ranks may divide the tensor: those of other parts than the base (`codec.parts`) are needed by all."""
+    return not tensor.name.startswith("~")
 
 
 def _cut(tensor: TensorSpec, parallel: Parallel) -> _Cut:
-    if len(tensor.shape) < 2:
+    if len(tensor.shape) < 2 or not _is_divided(tensor):
         return _Cut.ALL
     stacked = ".experts." in tensor.name and _EXPERT.search(tensor.name) is None  # all experts in one tensor
     if parallel is Parallel.EXPERT:

@@ -22,6 +22,7 @@ from codec import BlockDelta, Checkpoint, Chunk, Layout, Manifest, Replica, Stag
 from codec.choice import arrival_mbit, choose_coder, usual_changes, usual_payload_bytes
 from codec.chunk import CODER_PCO, CODER_RICE
 from codec.errors import SwarmError, UsageError
+from codec.parts import Part
 from codec.shards import Parallel, block_ranks, has_experts
 from codec.sign import Key
 from node.coordinator.admin import AdminService
@@ -320,14 +321,14 @@ class Coordinator:
         )  # fmt: skip
         return attempt
 
-    def rewind(self, to: Seal) -> AsyncGenerator[list[tuple[BlockDelta, int]], None]:
-        return self._publisher.rewind(to)
+    def rewind(self, to: Seal, skip: range = range(0)) -> AsyncGenerator[list[tuple[BlockDelta, int]], None]:
+        return self._publisher.rewind(to, skip)
 
     async def add_chunk(self, chunk: Chunk, known: OwnChunk | None = None) -> None:
         await self._publisher.add_chunk(chunk, known)
         self.track.chunk_left()
 
-    async def seal(self, manifest: Manifest) -> bytes:
+    async def seal(self, manifest: Manifest, parts: frozenset[Part]) -> bytes:
         members = [lease.grant.peer for lease in self.core.book.leases.values()]
         elements = sum(spec.elements for spec in self.replica.layout.tensors)
         self.track.sealed(manifest, elements, members)

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from codec import BlockDelta, Layout, StagedBlock, chunk_target, state_root
 from codec.chunk import CODER_RAW, CODER_RICE
 from codec.errors import SwarmError
+from codec.part_view import PartView
+from codec.parts import BASE
 from codec.rice import bits_at
 from node.coordinator.publisher import Attempt, Publisher
 from node.host.stamp import stamp
@@ -65,7 +67,7 @@ class FilePublisher:
         if not is_ready or not await in_thread(_is_as_told, path, asked):
             await channel.send(FilesUnread())
             return
-        blocks = await in_thread(_open, path, asked, self._publisher.seed.replica.layout)
+        blocks = await in_thread(_open, path, asked, self._publisher.blocks_of(BASE).layout)
         encoder = FileEncoder(self._publisher, blocks, asked.step)
         error: SwarmError | None = None
         try:
@@ -90,11 +92,11 @@ class FilePublisher:
         try:
             await channel.send(FilesOpened(attempt.epoch, attempt.version))
             await encoder.run(attempt)
-            layout = self._publisher.seed.replica.layout
+            layout = encoder.view.layout
             root = encoder.root
             elements = sum(spec.elements for spec in layout.tensors)
             encoded = time.perf_counter()
-            await channel.send(FilesEncoded(root, encoder.changed, elements, layout.full_bytes))
+            await channel.send(FilesEncoded(self._publisher.root, encoder.changed, elements, layout.full_bytes))
             sealed = await self._publisher.end(encoder.changed, root)
         except BaseException:
             with trio.CancelScope(shield=True), trio.move_on_after(ABANDON_WITHIN_S):
@@ -106,7 +108,8 @@ class FilePublisher:
 
 @dataclass(slots=True)
 class FileEncoder:
-    """Compares files with the replica, block by block in several threads, and gives the publisher what differs.
+    """Compares files with the base of the replica, block by block in several threads, and gives the publisher what
+    differs.
 
     `changed`: elements that differ so far. `stop`: set it from any thread to end the run with `ChannelClosed`.
     """
@@ -116,20 +119,25 @@ class FileEncoder:
     trainer_step: int = 0
     changed: int = 0
     stop: bool = False
+    view: PartView = field(init=False)
+    """The base, as the seed has it."""
     _hashes: NDArray[np.uint8] = field(default_factory=lambda: np.zeros((0, 32), np.uint8))
     """Block hashes of the files, uint8 (n_blocks, 32)."""
     _adding: trio.Lock = field(default_factory=trio.Lock)
+
+    def __post_init__(self) -> None:
+        self.view = self.publisher.view(BASE)
 
     @property
     def root(self) -> bytes:
         """The root of the files' bits, from the hashes that this encoder computed: the publisher compares it with that
         of the blocks which reached it."""
-        return state_root(self.publisher.seed.replica.layout.hash, self._hashes)
+        return state_root(self.view.layout.hash, self._hashes)
 
     async def run(self, attempt: Attempt) -> None:
         """Encode every block. Raises `UsageError` when a file has changed meanwhile, and what the publisher raises."""
-        self._hashes = self.publisher.seed.replica.hashes.copy()
-        left = iter(range(self.publisher.seed.replica.layout.n_blocks))
+        self._hashes = self.view.hashes.copy()
+        left = iter(range(self.view.layout.n_blocks))
         expected = attempt.expected_bytes
         batch_bytes = max(chunk_target(expected), min(MAX_TURN_BYTES, expected // TURNS))
         work = partial(self._encode, left, self.publisher.seed.coder(), batch_bytes)
@@ -151,7 +159,7 @@ class FileEncoder:
 
     def _encode(self, left: Iterator[int], coder: int, batch_bytes: int) -> None:
         """In a worker thread: blocks from `left` until there are none."""
-        replica = self.publisher.seed.replica
+        replica = self.view
         deltas: list[BlockDelta] = []
         known: list[StagedBlock] = []
         changed = size = 0

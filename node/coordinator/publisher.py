@@ -6,6 +6,7 @@ that it leaves open is abandoned, and the next attempt has its own number.
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -28,6 +29,8 @@ from codec import (
 from codec.chunk import CODER_RAW
 from codec.errors import PeerError, SwarmError, UsageError
 from codec.pack import ClassPacker
+from codec.part_view import PartView
+from codec.parts import BASE, Part, PartBlocks, part_classes, part_layout, parts
 from node.trainers.messages import VersionRef
 from swarm.runtime.publishing import Attempt
 from swarm.runtime.replica.own import OwnChunk
@@ -45,11 +48,14 @@ class Busy(SwarmError):
 
 
 class Sealed(NamedTuple):
-    """A published version."""
+    """A published version. `root`: over all blocks of the model, as the manifest has it. `part_root`: over those of the
+    part that was published. `parts`: that the version changed, and the published one in any case."""
 
     root: bytes
     payload_bytes: int
     chunks: int
+    part_root: bytes
+    parts: frozenset[Part]
 
 
 class Returned(NamedTuple):
@@ -91,9 +97,11 @@ class VersionSink(Protocol):
         """Durably begin the next version or its next attempt; `back_to`: an older version again, in a new epoch."""
         ...
 
-    def rewind(self, to: Seal) -> AsyncGenerator[list[tuple[BlockDelta, int]], None]:
+    def rewind(self, to: Seal, skip: range = range(0)) -> AsyncGenerator[list[tuple[BlockDelta, int]], None]:
         """The deltas that turn the replica into an older version, from what the store keeps, some at a time; each with
-        its number of changed elements. Raises `UsageError` when the store does not keep enough.
+        its number of changed elements. `skip`: blocks that are left as they are.
+
+        Raises `UsageError` when the store does not keep enough.
         """
         ...
 
@@ -104,8 +112,8 @@ class VersionSink(Protocol):
         """
         ...
 
-    async def seal(self, manifest: Manifest) -> bytes:
-        """Make the version durable, send its seal, apply it to the replica; its root."""
+    async def seal(self, manifest: Manifest, parts: frozenset[Part]) -> bytes:
+        """Make the version durable, send its seal, apply it to the replica; its root. `parts`: that it changes."""
         ...
 
     async def abandon(self) -> None:
@@ -114,12 +122,19 @@ class VersionSink(Protocol):
 
 
 class Publisher:
-    """Publishes the versions of one seed. Calls come one at a time: begin, add..., end, begin, ..."""
+    """Publishes the versions of one seed. Calls come one at a time: begin, add..., end, begin, ...
+
+    A version is published for one part of the model (`codec.parts`): its blocks have their numbers in that part, its
+    trainer signs off the root of that part, and all other blocks stay as they are.
+    """
 
     def __init__(self, seed: VersionSink, classes: Sequence[int] | None = None) -> None:
-        """`classes`: of each block of the model, its class; no chunk then has blocks of two. None: there is one."""
+        """`classes`: of each block of the model, its class; no chunk then has blocks of two. None: there is one. No
+        chunk has blocks of two parts in any case."""
         self.seed = seed
-        self._classes = classes
+        self._classes = part_classes(seed.replica.layout, classes)
+        self._ranges = parts(seed.replica.layout)
+        self._parts: dict[Part | None, PartBlocks] = {}
         self._open: _Version | None = None
         self._opening = False
 
@@ -130,22 +145,50 @@ class Publisher:
 
     @property
     def hashes(self) -> NDArray[np.uint8]:
-        """Block hashes of the open version as far as it is known, uint8 (n_blocks, 32). Raises `PeerError` when none is
+        """Block hashes of the open version's part as far as they are known, uint8 (n_blocks of the part, 32). Raises
+        `PeerError` when none is open."""
+        return self._current().part_hashes
+
+    @property
+    def root(self) -> bytes:
+        """The root that the open version has so far, over all blocks of the model. Raises `PeerError` when none is
         open."""
-        return self._current().hashes
+        return self._current().root()
+
+    def blocks_of(self, part: Part | None) -> PartBlocks:
+        """A part of the model as a layout of its own; None: the whole. Raises `PeerError` for one that the model does
+        not have."""
+        if part not in self._parts:
+            layout = self.seed.replica.layout
+            self._parts[part] = PartBlocks(BASE, layout, 0, 0) if part is None else part_layout(layout, part)
+        return self._parts[part]
+
+    def view(self, part: Part) -> PartView:
+        """A part of the seed's replica, against which its trainer's blocks are compared. Raises `PeerError` for one
+        that the model does not have."""
+        return PartView(self.seed.replica, self.blocks_of(part))
 
     async def begin(
-        self, again: VersionRef | None = None, expected_bytes: int = 0, trainer_step: int | None = None
+        self,
+        again: VersionRef | None = None,
+        expected_bytes: int = 0,
+        trainer_step: int | None = None,
+        part: Part = BASE,
     ) -> Attempt:
         """Open the next version. `again`: an older version instead, whose exact bits the trainer will send.
         `expected_bytes`: of its payload, if the trainer knows. `trainer_step`: the trainer's own count, for people.
+        `part`: the one that the trainer publishes; of an older version, the seed restores the other parts itself.
 
-        Raises `Busy` when a version is open, `UsageError` when there is no such older one.
+        Raises `Busy` when a version is open, `UsageError` when there is no such older one, `PeerError` for a part that
+        the model does not have.
         """
+        blocks = self.blocks_of(part)
         target = None if again is None else await self.seed.find(again.root, again.version)
-        return await self._begin(target, expected_bytes, trainer_step)
+        return await self._begin(blocks, target, expected_bytes, trainer_step)
 
-    async def _begin(self, target: Seal | None, expected_bytes: int = 0, trainer_step: int | None = None) -> Attempt:
+    async def _begin(
+        self, part: PartBlocks, target: Seal | None, expected_bytes: int = 0, trainer_step: int | None = None
+    ) -> Attempt:
         if self.busy:
             raise Busy("Another trainer is publishing to this seed. Publish from one process at a time.")
         self._opening = True  # before anything is awaited: two trainers may ask at once
@@ -153,7 +196,7 @@ class Publisher:
             attempt = await self.seed.open_attempt(target, trainer_step)
             expected_bytes = attempt.last_payload_bytes or expected_bytes or attempt.expected_bytes
             attempt = attempt._replace(expected_bytes=expected_bytes)
-            self._open = _Version(attempt, self.seed, target, self._classes)
+            self._open = _Version(attempt, self.seed, target, self._classes, part)
         finally:
             self._opening = False
         return attempt
@@ -166,7 +209,7 @@ class Publisher:
         target = await self.seed.find(wanted.root, wanted.version)
         if target.root == self.seed.replica.root:
             return Returned(*self.seed.head, target.root, 0)
-        attempt = await self._begin(target)
+        attempt = await self._begin(self.blocks_of(None), target)
         try:
             changed = 0
             async with aclosing(self.seed.rewind(target)) as parts:
@@ -183,9 +226,13 @@ class Publisher:
     async def add(self, deltas: Sequence[BlockDelta], known: Sequence[StagedBlock] = ()) -> None:
         """Add changed blocks, in any order, each once. Raises `PeerError` for an impossible or repeated block.
 
-        `known`: what some of these deltas change, in any order.
+        The blocks have their numbers in the part. `known`: what some of these deltas change, in any order.
         """
         version = self._current()
+        first = version.part.first
+        if first:
+            deltas = [replace(delta, block=delta.block + first) for delta in deltas]
+            known = [replace(block, block=block.block + first) for block in known]
         version.known |= {block.block: block for block in known}
         for delta in deltas:
             version.note(delta)
@@ -193,20 +240,45 @@ class Publisher:
                 await version.send(full)
 
     async def end(self, changed: int, root: bytes) -> Sealed:
-        """Seal the version. `root`: computed by the trainer from its own bits; raises `PeerError` if ours differs."""
+        """Seal the version. `root`: of its part, computed by the trainer from its own bits; raises `PeerError` if ours
+        differs."""
         version = self._current()
-        if version.root() != root:
+        if version.part_root() != root:
             raise PeerError("publish.root: the blocks received do not add up to the trainer's weights")
-        if version.target is not None and root != version.target.root:
+        if version.target is not None:
+            changed += await self._restore_others(version, version.target)
+        if version.target is not None and version.root() != version.target.root:
             raise UsageError(
                 f"These weights are not those of version {version.target.id}, to which you return: load the "
                 "checkpoint that was published as that version."
             )
         for rest in version.packer.flush():
             await version.send(rest)
-        await self.seed.seal(version.manifest(changed))
+        changed_parts = self._changed_parts(version)
+        await self.seed.seal(version.manifest(changed), changed_parts)
         self._open = None
-        return Sealed(root, version.payload_bytes, len(version.chunk_ids))
+        return Sealed(version.root(), version.payload_bytes, len(version.chunk_ids), root, changed_parts)
+
+    def _changed_parts(self, version: "_Version") -> frozenset[Part]:
+        """The parts that the version changes, and the one that is published, also when nothing of it changes."""
+        ranges = [(found.part, found.blocks) for found in self._ranges]
+        changed = frozenset(part for part, blocks in ranges if version.seen[blocks.start : blocks.stop].any())
+        whole = len(version.part.blocks) == len(version.seen)
+        return changed if whole and changed else changed | {version.part.part}
+
+    async def _restore_others(self, version: "_Version", target: Seal) -> int:
+        """Add what the other parts were in an older version. Returns how many elements that changes."""
+        if len(version.part.blocks) == len(version.seen):
+            return 0
+        changed = 0
+        async with aclosing(self.seed.rewind(target, version.part.blocks)) as found:
+            async for some in found:
+                for delta, count in some:
+                    version.note_restored(delta)
+                    changed += count
+                    for full in version.packer.add(delta):
+                        await version.send(full)
+        return changed
 
     async def abandon(self) -> None:
         """Drop the open version, if there is one."""
@@ -223,8 +295,16 @@ class Publisher:
 class _Version:
     """The open version so far."""
 
-    def __init__(self, attempt: Attempt, seed: VersionSink, target: Seal | None, classes: Sequence[int] | None) -> None:
+    def __init__(
+        self,
+        attempt: Attempt,
+        seed: VersionSink,
+        target: Seal | None,
+        classes: Sequence[int] | None,
+        part: PartBlocks,
+    ) -> None:
         self.attempt = attempt
+        self.part = part
         self.target = target
         self.seed = seed
         self.packer = ClassPacker(chunk_target(attempt.expected_bytes), classes)
@@ -236,12 +316,26 @@ class _Version:
         self.payload_bytes = 0
 
     def note(self, delta: BlockDelta) -> None:
-        if delta.block >= len(self.seen):
-            raise PeerError(f"publish.block: {delta.block} of {len(self.seen)}")
+        """Note a block of the trainer. Raises `PeerError` for one that is not in its part, or that came before."""
+        blocks = self.part.blocks
+        if delta.block not in blocks:
+            raise PeerError(f"publish.block: {delta.block - blocks.start} of {len(blocks)}")
         if self.seen[delta.block]:
-            raise PeerError(f"publish.block: {delta.block} came twice")
+            raise PeerError(f"publish.block: {delta.block - blocks.start} came twice")
+        self.note_restored(delta)
+
+    def note_restored(self, delta: BlockDelta) -> None:
+        """Note a block, of any part, that the seed itself has found."""
         self.seen[delta.block] = True
         self.hashes[delta.block] = np.frombuffer(delta.new_hash, np.uint8)
+
+    @property
+    def part_hashes(self) -> NDArray[np.uint8]:
+        blocks = self.part.blocks
+        return self.hashes[blocks.start : blocks.stop]
+
+    def part_root(self) -> bytes:
+        return state_root(self.part.layout.hash, self.part_hashes)
 
     def root(self) -> bytes:
         return state_root(self.seed.replica.layout.hash, self.hashes)

@@ -17,6 +17,7 @@ import trio
 from codec import chunk_target, state_root
 from codec.errors import PeerError, SwarmError, UsageError
 from codec.pack import MIN_CHUNK_BYTES
+from codec.parts import Part
 from node.coordinator.publisher import Publisher
 from node.coordinator.shared_blocks import read_shared, record_end
 from node.ipc.async_channel import AsyncChannel
@@ -49,10 +50,12 @@ smaller ones than the smallest chunk, since each costs the seed a turn of its lo
 
 
 class RankGroup:
-    """One trainer's ranks. `open`: they are publishing a version."""
+    """One trainer's ranks, which publish one part of the model. `open`: they are publishing a version."""
 
-    def __init__(self, publisher: Publisher, world: int) -> None:
+    def __init__(self, publisher: Publisher, world: int, part: Part) -> None:
         self._publisher = publisher
+        self.part = part
+        self._view = publisher.view(part)
         self.world = world
         self._members: dict[int, AsyncChannel] = {}
         self._arrived = trio.Event()
@@ -79,13 +82,13 @@ class RankGroup:
     async def begin(self, message: PublishBegin) -> None:
         """Wait for all ranks, open the version, and tell them. Raises `UsageError`, `Busy`."""
         await self._gather()
-        attempt = await self._publisher.begin(message.again, message.expected_bytes, message.step)
+        attempt = await self._publisher.begin(message.again, message.expected_bytes, message.step, self.part)
         self.open, self._ended = True, {}
         self._check_all_here()
         batch_bytes = max(MIN_CHUNK_BYTES, chunk_target(attempt.expected_bytes) // BATCHES_A_CHUNK)
         await self._tell(
             PublishOpened(
-                message.number, attempt.epoch, attempt.version, attempt.attempt, attempt.parent_root,
+                message.number, attempt.epoch, attempt.version, attempt.attempt, self._view.root,
                 batch_bytes, self._publisher.seed.coder(), ring=True,
             )
         )  # fmt: skip
@@ -97,9 +100,9 @@ class RankGroup:
 
     async def add_shared(self, deltas: Sequence[SharedDelta], ring: RingReader) -> None:
         """As `add`, with blocks in the rank's ring. Raises `PeerError`."""
-        read = [read_shared(delta, ring, self._publisher.seed.replica) for delta in deltas]
+        read = [read_shared(delta, ring, self._view) for delta in deltas]
         if deltas:
-            ring.give_back(record_end(deltas[-1], self._publisher.seed.replica.layout))
+            ring.give_back(record_end(deltas[-1], self._view.layout))
         async with self._sending:
             await self._publisher.add([delta for delta, _ in read], [block for _, block in read if block is not None])
 
@@ -116,7 +119,7 @@ class RankGroup:
         self._sealing = rank
         sealed = await self._publisher.end(changed, root)
         self.open, self._sealing = False, None
-        await self._tell(PublishSealed(sealed.root, sealed.payload_bytes, sealed.chunks, changed))
+        await self._tell(PublishSealed(sealed.part_root, sealed.payload_bytes, sealed.chunks, changed, sealed.root))
 
     async def go_back(self, message: GoBack) -> None:
         """Return to an older version from what the seed keeps, and tell all ranks. Raises `UsageError`, `Busy`."""
@@ -164,18 +167,18 @@ class RankGroup:
             raise PeerError(f"publish.blocks: beyond {len(hashes)}")
         rows = [hashes[first : first + count] for first, count in message.blocks]
         mine = np.concatenate(rows) if rows else hashes[:0]
-        if state_root(self._publisher.seed.replica.layout.hash, mine) != message.root:
+        if state_root(self._view.layout.hash, mine) != message.root:
             raise PeerError("publish.root: the blocks received do not add up to the trainer's weights")
 
     def _whole(self) -> bytes:
-        """The version's root. Raises `PeerError` unless the ranks' ranges cover each block exactly once."""
+        """The part's root. Raises `PeerError` unless the ranks' ranges cover each of its blocks exactly once."""
         runs = sorted(run for ended in self._ended.values() for run in ended.blocks)
         at = 0
         for first, count in runs:
             at = at + count if first == at else math.inf
         if at != len(self._publisher.hashes):
             raise PeerError("publish.blocks: the ranks' shares are not the whole model, each block once")
-        return state_root(self._publisher.seed.replica.layout.hash, self._publisher.hashes)
+        return state_root(self._view.layout.hash, self._publisher.hashes)
 
     async def _tell(self, message: msgspec.Struct) -> None:
         """Send to all ranks, to rank 0 last: it may have started this seed, and may end it on this message."""
@@ -191,12 +194,17 @@ class RankGroups:
         self._rank_groups: dict[bytes, RankGroup] = {}
 
     def join(self, attach: Attach, channel: AsyncChannel) -> RankGroup:
-        """Raises `PeerError` for an impossible rank or world size."""
+        """Raises `PeerError` for an impossible rank or world size, and for a part that the model does not have."""
         if attach.rank >= attach.world:
             raise PeerError(f"attach.rank: {attach.rank} of {attach.world}")
-        rank_group = self._rank_groups.setdefault(attach.session, RankGroup(self._publisher, attach.world))
-        if rank_group.world != attach.world:
-            raise PeerError(f"attach.world: {attach.world}, and another rank said {rank_group.world}")
+        part = Part.parse(attach.part)
+        rank_group = self._rank_groups.get(attach.session)
+        if rank_group is None:
+            rank_group = self._rank_groups[attach.session] = RankGroup(self._publisher, attach.world, part)
+        if (rank_group.world, rank_group.part) != (attach.world, part):
+            raise PeerError(
+                f"attach: {part} of {attach.world} ranks, and another rank said {rank_group.part} of {rank_group.world}"
+            )
         rank_group.join(attach.rank, channel)
         return rank_group
 

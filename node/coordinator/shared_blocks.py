@@ -6,8 +6,9 @@ replica. So lengths and positions are checked here, in a copy that the trainer c
 
 import numpy as np
 
-from codec import BlockDelta, Layout, Replica, StagedBlock
+from codec import BlockDelta, Layout, StagedBlock
 from codec.errors import PeerError
+from codec.part_view import PartView
 from node.ipc.ring import RingReader
 from node.trainers.messages import SharedDelta
 
@@ -21,7 +22,7 @@ def record_end(delta: SharedDelta, layout: Layout) -> int:
     return delta.at + delta.listed * (_POSITION_BYTES + _itemsize(delta, layout)) + delta.payload
 
 
-def read_shared(delta: SharedDelta, ring: RingReader, replica: Replica) -> tuple[BlockDelta, StagedBlock | None]:
+def read_shared(delta: SharedDelta, ring: RingReader, replica: PartView) -> tuple[BlockDelta, StagedBlock | None]:
     """The block's delta, and what it changes, if that is listed. Raises `PeerError` for what no trainer sends."""
     layout = replica.layout
     itemsize = _itemsize(delta, layout)

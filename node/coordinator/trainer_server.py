@@ -14,6 +14,8 @@ import trio
 
 from codec import shared
 from codec.errors import PeerError, SwarmError, UsageError
+from codec.part_view import PartView
+from codec.parts import Part
 from node.coordinator.file_publisher import FilePublisher
 from node.coordinator.publisher import Publisher, VersionSink
 from node.coordinator.rank_group import RankGroups
@@ -98,7 +100,7 @@ class TrainerServer:
         self._files = files
         self._seed = seed
         self._ledger = ledger
-        publisher = Publisher(seed, classes)
+        publisher = self._publisher = Publisher(seed, classes)
         self._rank_groups = RankGroups(publisher)
         self._file_publisher = FilePublisher(publisher, is_ready)
 
@@ -184,7 +186,7 @@ class TrainerServer:
                 f"The trainer speaks protocol {attach.protocol}, this seed {PROTOCOL}: "
                 "install the same version of swarm-node."
             )
-        await self._hand_replica(channel)
+        await self._hand_replica(channel, self._publisher.view(Part.parse(attach.part)))
         rank_group = self._rank_groups.join(attach, channel)
         why: SwarmError | None = None
         try:
@@ -213,15 +215,17 @@ class TrainerServer:
             with trio.CancelScope(shield=True), trio.move_on_after(LEAVE_WITHIN_S):
                 await self._rank_groups.leave(rank_group, attach, channel, why)
 
-    async def _hand_replica(self, channel: AsyncChannel) -> None:
-        replica = self._seed.replica
-        hashes_fd, memory = shared.reserve("swarm-hashes", replica.hashes.nbytes)
+    async def _hand_replica(self, channel: AsyncChannel, view: PartView) -> None:
+        replica, hashes = self._seed.replica, view.hashes
+        hashes_fd, memory = shared.reserve("swarm-hashes", hashes.nbytes)
         if hashes_fd is None:
             raise shared.no_sharing()
         try:
-            memory[: replica.hashes.nbytes] = replica.hashes.tobytes()
+            memory[: hashes.nbytes] = hashes.tobytes()
             epoch, version = self._seed.head
-            attached = Attached(epoch, version, replica.root, replica.layout.to_bytes())
+            attached = Attached(
+                epoch, version, view.root, view.layout.to_bytes(), replica.root, offset=view.part.offset
+            )
             await channel.send(attached, [replica.seal_for_readers(), hashes_fd])
         finally:
             memory.close()

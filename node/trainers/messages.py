@@ -66,7 +66,7 @@ __all__ = [
     "WentBack",
 ]
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 """Number of this protocol. It grows when old and new processes cannot understand each other."""
 MAX_RANKS: Final = 1024
 """Ranks of one trainer. Ranks share a host, so this is far above what exists; it bounds what the seed allocates."""
@@ -77,6 +77,7 @@ Hash = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 SessionId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)]
 GroupId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+PartText = Annotated[str, msgspec.Meta(min_length=1, max_length=80)]
 Packed32 = Annotated[bytes, msgspec.Meta(max_length=4 << 16)]
 
 
@@ -85,7 +86,8 @@ class Attach(msgspec.Struct, frozen=True, tag="attach"):
 
     `protocol`: the trainer's `PROTOCOL`; the seed refuses another. `session`: the same on all ranks of one trainer.
     `world`: the number of its ranks. `ring_bytes`: the message comes with the descriptor of a ring of this size
-    (`node.ipc.ring`) for this rank's blocks; 0: without.
+    (`node.ipc.ring`) for this rank's blocks; 0: without. `part`: the part of the model that it publishes, as
+    `codec.parts.Part` writes it.
     """
 
     protocol: int
@@ -93,16 +95,23 @@ class Attach(msgspec.Struct, frozen=True, tag="attach"):
     rank: Rank = 0
     world: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)] = 1
     ring_bytes: U63 = 0
+    part: PartText = "base"
 
 
 class Attached(msgspec.Struct, frozen=True, tag="attached"):
-    """The rank is attached. Holds the head and the layout's bytes, and comes with two descriptors: the seed's replica,
-    which the memfd seals against writing, and its block hashes."""
+    """The rank is attached. Holds the head, and the root and the layout's bytes of the part that it publishes; blocks
+    have their numbers in that layout. `swarm_root`: over all parts.
+
+    Comes with two descriptors: the seed's replica, in which the part begins at byte `offset`, and which the memfd seals
+    against writing; and the hashes of the part's blocks.
+    """
 
     epoch: U32
     version: U63
     root: Hash
     layout: bytes
+    swarm_root: Hash
+    offset: U63 = 0
 
 
 class VersionRef(msgspec.Struct, frozen=True, array_like=True):
@@ -127,7 +136,8 @@ class PublishBegin(msgspec.Struct, frozen=True, tag="begin"):
 
 
 class PublishOpened(msgspec.Struct, frozen=True, tag="opened"):
-    """The version has a name, which is durable. `parent`: the root of the replica, which the blocks are compared with.
+    """The version has a name, which is durable. `parent`: the root of the part in the seed's replica, which the blocks
+    are compared with.
 
     `batch_bytes`: payload after which a rank sends its blocks, so that chunks leave as they fill. `coder`: of
     `codec.chunk`, to code the blocks with. `ring`: the seed reads the ring of each rank that gave it one, so these
@@ -196,12 +206,14 @@ class PublishEnd(msgspec.Struct, frozen=True, tag="end"):
 
 
 class PublishSealed(msgspec.Struct, frozen=True, tag="sealed"):
-    """The version is durable, signed and on its way, and the replica holds it. `changed`: elements, over all ranks."""
+    """The version is durable, signed and on its way, and the replica holds it. `root`: of the part that was published.
+    `changed`: elements, over all ranks. `swarm_root`: the version's, over all parts."""
 
     root: Hash
     payload_bytes: U63
     chunks: U63
     changed: U63
+    swarm_root: Hash
 
 
 class GoBack(msgspec.Struct, frozen=True, tag="back"):

@@ -178,12 +178,12 @@ class SeedPublisher:
             raise RuntimeError("no attempt is open")
         return self._open
 
-    async def rewind(self, to: Seal) -> AsyncGenerator[list[tuple[BlockDelta, int]], None]:
+    async def rewind(self, to: Seal, skip: range = range(0)) -> AsyncGenerator[list[tuple[BlockDelta, int]], None]:
         """The deltas that turn the replica into an older version: (delta, elements changed), some blocks at a time.
 
-        Raises `UsageError` when what the store keeps does not lead to it.
+        `skip`: blocks that are left as they are. Raises `UsageError` when what the store keeps does not lead to it.
         """
-        blocks = Rewind(self._store, self.replica, self._jobs.model.base).deltas(to)
+        blocks = Rewind(self._store, self.replica, self._jobs.model.base).deltas(to, skip)
         while part := await self._run_sync(_next_blocks, blocks):
             yield part
 

@@ -15,6 +15,7 @@ import trio
 from codec import Chunk, Key, Layout, Manifest, Replica, TensorSpec, open_header, open_manifest
 from codec.chunk import CODER_RICE, verify_piece
 from codec.errors import UsageError
+from codec.parts import Part
 from node.coordinator.publisher import Attempt
 from node.coordinator.trainer_server import TrainerServer
 from node.ledger.book import Book
@@ -92,6 +93,7 @@ class FakeSeed:
         self.staged: list[Any] = []
         self.chunks: list[bytes] = []
         self.manifests: list[Manifest] = []
+        self.sealed_parts: list[frozenset[Part]] = []
         self.trainer_steps: list[int | None] = []
         self.on_sealed: Any = lambda head: None
         self.on_begun: Any = lambda version: None
@@ -118,8 +120,8 @@ class FakeSeed:
         self.on_begun(name)
         return self.attempts[-1]
 
-    async def rewind(self, to: Seal):
-        for block in range(self.replica.layout.n_blocks):
+    async def rewind(self, to: Seal, skip: range = range(0)):
+        for block in (block for block in range(self.replica.layout.n_blocks) if block not in skip):
             new = self.kept[to.root][block]
             delta = self.replica.encode_block(block, new)
             if delta is not None:
@@ -148,13 +150,14 @@ class FakeSeed:
                 np.testing.assert_array_equal(block.bits, decoded[block.block].bits)
         self.chunks.append(chunk.id)
 
-    async def seal(self, manifest: Manifest) -> bytes:
+    async def seal(self, manifest: Manifest, parts: frozenset[Part]) -> bytes:
         found = open_manifest(manifest.seal(self.key), self.key.public)
         assert found.chunk_ids == tuple(self.chunks)
         assert self.receiver.predicted_root(self.staged) == found.root
         self.receiver.scatter(self.staged)
         self.replica.scatter(self.staged)
         self.manifests.append(found)
+        self.sealed_parts.append(parts)
         self.staged, self.chunks = [], []
         self.head = (found.epoch, found.version)
         self._remember(found)

@@ -14,7 +14,7 @@ from codec.shared import map_readonly
 from node.ipc.channel import Channel, close_fds
 from node.ipc.ring import RingWriter
 from node.trainers.connection.seedlink import dial, expect, speaking
-from node.trainers.messages import PROTOCOL, Attach, Attached
+from node.trainers.messages import PROTOCOL, Attach, Attached, PublishSealed
 
 __all__ = ["Link", "RankInfo"]
 
@@ -36,11 +36,12 @@ class RankInfo:
 
 
 class Link:
-    """A connection on which this rank has attached as a publisher, and what the seed's replica holds.
+    """A connection on which this rank has attached as a publisher of one part, and what the seed's replica holds.
 
-    `replica`: mapped read-only; pages that this process does not read cost it nothing. `hashes`: uint8 (n_blocks, 32),
-    the block hashes of version `version` of epoch `epoch`, whose root is `root`: the head when this rank attached,
-    and later the version that it published last. `ring`: for this rank's blocks; None on systems without memfds.
+    `replica`: the part, mapped read-only; pages that this process does not read cost it nothing. `hashes`: uint8
+    (n_blocks of the part, 32), its block hashes in version `version` of epoch `epoch`: the head when this rank
+    attached, and later the version that it published last. `root`: of the part in that version.
+    `swarm_root`: the version's. `ring`: for this rank's blocks; None on systems without memfds.
     """
 
     def __init__(self, rank_info: RankInfo) -> None:
@@ -65,9 +66,11 @@ class Link:
                     self.hashes: NDArray[np.uint8] = table.reshape(-1, 32).copy()
                 finally:
                     close_fds([hashes_fd])
-                self.replica = Replica.attach(replica_fd, layout, self.hashes)  # takes ownership of the descriptor
+                # Takes ownership of the descriptor.
+                self.replica = Replica.attach(replica_fd, layout, self.hashes, attached.offset)
                 undo.pop_all()
-        self.epoch, self.version, self.root = attached.epoch, attached.version, attached.root
+        self.epoch, self.version = attached.epoch, attached.version
+        self.root, self.swarm_root = attached.root, attached.swarm_root
 
     def close(self) -> None:
         """Disconnect, and release the ring. Safe to call twice."""
@@ -75,7 +78,8 @@ class Link:
         if self.ring is not None:
             self.ring.close()
 
-    def note_sealed(self, epoch: int, version: int, root: bytes, hashes: NDArray[np.uint8]) -> None:
+    def note_sealed(self, epoch: int, version: int, sealed: PublishSealed, hashes: NDArray[np.uint8]) -> None:
         """The seed has sealed this version, so the replica now holds it. `hashes`: as the attribute, and copied."""
         self.hashes[:] = hashes
-        self.epoch, self.version, self.root = epoch, version, root
+        self.epoch, self.version = epoch, version
+        self.root, self.swarm_root = sealed.root, sealed.swarm_root

@@ -164,7 +164,7 @@ class PublishLine:
             wait.log_if_due()
             with self._lock:
                 self._lock.wait_for(lambda: not self._line, wait.slice_s())
-        return self._sender.link.root
+        return self._sender.link.swarm_root
 
     def waits_for(self) -> str:
         """What the oldest unsealed publish waits for, in words."""

@@ -140,7 +140,7 @@ class Publication:
 
     def note_sealed(self, sealed: PublishSealed, elements: int) -> None:
         """The seed has sealed the version. `elements`: of the whole model."""
-        self.root, self.bytes, self.changed = sealed.root, sealed.payload_bytes, sealed.changed
+        self.root, self.bytes, self.changed = sealed.swarm_root, sealed.payload_bytes, sealed.changed
         self.density = sealed.changed / max(1, elements)
 
     def supersede(self) -> None:

@@ -124,7 +124,7 @@ class VersionSender:
                     raise
                 self._reconnect()
                 if isinstance(entry, Entry) and self._attempt is not None and self._attempt.sealed_by(self.link):
-                    entry.publication.root = self.link.root  # the seed sealed it, and only its answer was lost
+                    entry.publication.root = self.link.swarm_root  # the seed sealed it, and only its answer was lost
                     return None
         return None
 
@@ -171,7 +171,7 @@ class VersionSender:
         sealed = self._await_sealed(entry)
         if self._rank_info.world == 1 and sealed.root != attempt.root:
             raise PublishFailed("The root that the seed sealed differs from this trainer's.")
-        self.link.note_sealed(opened.epoch, opened.version, sealed.root, attempt.hashes)
+        self.link.note_sealed(opened.epoch, opened.version, sealed, attempt.hashes)
         publication.seconds |= {
             "queue": max(0.0, began - entry.copied_at) if entry.copied_at else 0.0,
             "encode": encoded - began,

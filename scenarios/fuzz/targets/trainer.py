@@ -15,6 +15,7 @@ import trio.testing
 import node.gateway
 from codec import Chunk, Key, Layout, Manifest, Replica, TensorSpec
 from codec.errors import PeerError, UsageError
+from codec.parts import Part
 from node.coordinator.publisher import Attempt
 from node.coordinator.trainer_server import TrainerServer
 from node.ipc.channel import ChannelClosed
@@ -56,14 +57,14 @@ class _Seed:
         self.tries += 1
         return Attempt(0, 4, self.tries, self.replica.root, 0, 1)
 
-    async def rewind(self, to: Any) -> AsyncGenerator[Any, None]:
+    async def rewind(self, to: Any, skip: range = range(0)) -> AsyncGenerator[Any, None]:
         raise UsageError("Not enough of it is kept.")
         yield []
 
     async def add_chunk(self, chunk: Chunk, known: OwnChunk | None = None) -> None:
         await trio.lowlevel.checkpoint()
 
-    async def seal(self, manifest: Manifest) -> bytes:
+    async def seal(self, manifest: Manifest, parts: frozenset[Part]) -> bytes:
         await trio.lowlevel.checkpoint()
         return self.replica.root
 

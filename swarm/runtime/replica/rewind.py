@@ -28,14 +28,17 @@ class Rewind:
         """`base`: the checkpoint folder of version 0, if the swarm began with one."""
         self._store, self._replica, self._base = store, replica, base
 
-    def deltas(self, to: Seal) -> Iterator[tuple[BlockDelta, int]]:
-        """(delta, elements changed) of each block that differs between the replica and the version `to`.
+    def deltas(self, to: Seal, skip: range = range(0)) -> Iterator[tuple[BlockDelta, int]]:
+        """(delta, elements changed) of each block that differs between the replica and the version `to`. `skip`: blocks
+        that are left out.
 
         Raises `UsageError` when the store no longer leads there, or is damaged.
         """
         checkpoint, path = self._path(to)
         changes = self._changes(path)
         for block in range(self._replica.layout.n_blocks):
+            if block in skip:
+                continue
             spec = self._replica.layout.block(block)
             old = self._replica.block(block)
             new = checkpoint.bits(spec.name)[spec.start : spec.start + spec.count].copy()

@@ -10,6 +10,7 @@ from seed_kit import FakeSeed, random_replica
 from codec import BlockDelta, Layout, Replica, TensorSpec, state_root
 from codec.chunk import MIN_PIECE_BYTES
 from codec.errors import PeerError
+from codec.parts import BASE
 from node.coordinator.publisher import Busy, Publisher
 
 WIDE = Layout(tuple(TensorSpec(f"t{i:02}", "BF16", (1 << 18,)) for i in range(24)))
@@ -60,7 +61,7 @@ async def test_a_version_without_changes_is_published(seed):
     before = seed.replica.root
     await publisher.begin()
     sealed = await publisher.end(0, before)
-    assert sealed == (before, 0, 0)
+    assert sealed == (before, 0, 0, before, {BASE})
     assert seed.head == (0, 1)
 
 

@@ -14,6 +14,7 @@ from msgspec import structs
 
 from codec import BlockDelta, FileSpec, Key, Layout, Manifest, Replica, StagedChunk, TensorSpec
 from codec.chunk import CODER_RICE
+from codec.parts import Part
 from codec.shards import Parallel, Shard, block_ranks
 from codec.staging import block_hash, encode
 from swarm.protocol.authority import Authority
@@ -129,6 +130,9 @@ class Sink(SeedPublisher):
 
     async def open_attempt(self, back_to: Seal | None = None, trainer_step: int | None = None) -> Attempt:
         return await super().open_attempt(back_to)
+
+    async def seal(self, manifest: Manifest, parts: frozenset[Part]) -> bytes:
+        return await super().seal(manifest)
 
 
 class Swarm:
@@ -263,7 +267,7 @@ class Swarm:
         deltas = step(seed.replica, number, density)
         await publisher.add(deltas)
         assert publisher._open is not None
-        sealed = await publisher.end(sum(1 for _ in deltas), publisher._open.root())
+        sealed = await publisher.end(sum(1 for _ in deltas), publisher._open.part_root())
         return sealed.root
 
 
