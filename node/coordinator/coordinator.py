@@ -18,14 +18,16 @@ from typing import Final
 import structlog
 import trio
 
-from codec import BlockDelta, Checkpoint, Chunk, Layout, Manifest, Replica, StagedChunk
+from codec import BlockDelta, Checkpoint, Chunk, ChunkKey, Layout, Manifest, Replica, StagedChunk
 from codec.choice import arrival_mbit, choose_coder, usual_changes, usual_payload_bytes
-from codec.chunk import CODER_PCO, CODER_RICE
+from codec.chunk import CODER_PCO, CODER_RICE, BlockEntry
 from codec.errors import SwarmError, UsageError
+from codec.formats.share import formats_of
 from codec.parts import Part
 from codec.shards import Parallel, block_ranks, has_experts
 from codec.sign import Key
 from node.coordinator.admin import AdminService
+from node.coordinator.format_parts import with_formats
 from node.coordinator.handover import Handover, hand_over
 from node.coordinator.recovery import CHECKPOINTS_KEPT, open_newest_version
 from node.coordinator.seed_log import SeedLog, next_command
@@ -140,14 +142,15 @@ async def _run_with_key(config: SeedConfig, key: Key, task_status: trio.TaskStat
     if config.shards and not has_experts(checkpoint.layout):
         raise UsageError(f"--shards deals experts over ranks, and {base} has none: leave it out.")
     smaller = f"carry smaller files (--raw-mb {config.raw_mb})" if config.raw_mb else "use a machine with more"
-    memory_plan.require(memory_plan.seed(checkpoint.layout.nbytes), memory.free_bytes(), smaller)
+    layout = with_formats(checkpoint.layout, config.formats)
+    memory_plan.require(memory_plan.seed(layout.nbytes), memory.free_bytes(), smaller)
     with open_store(config.home, key.public, checkpoints_kept=CHECKPOINTS_KEPT) as store:
         if config.key is None and not _is_in(config.home / keyfile.AUTHORITY_KEY, key):
             raise UsageError(f"Another start in {config.home} failed and took its new key back. Start the seed again.")
         if store.records.get("succession"):
             raise UsageError("This key was replaced (swarm-node rotate-key): start the seed with the new one.")
         model = Model(store, base=base, refer=not config.copy_base)
-        head = await in_thread(open_newest_version, store, model, checkpoint, key)
+        head = await in_thread(open_newest_version, store, model, checkpoint, key, config.formats)
         del checkpoint  # its files are mapped, and the pages that were read count as this process's memory
         boot = next_boot(int(store.records.get("boot") or 0), time.time())
         store.records.put([("boot", str(boot).encode())])
@@ -328,6 +331,9 @@ class Coordinator:
         await self._publisher.add_chunk(chunk, known)
         self.track.chunk_left()
 
+    def payload(self, key: ChunkKey, block: int) -> tuple[BlockEntry, bytes] | None:
+        return self._publisher.payload(key, block)
+
     async def seal(self, manifest: Manifest, parts: frozenset[Part]) -> bytes:
         members = [lease.grant.peer for lease in self.core.book.leases.values()]
         elements = sum(spec.elements for spec in self.replica.layout.tensors)
@@ -415,7 +421,10 @@ def _authority(
         key, Tuning.named(config.preset), random.Random(secrets.randbits(64)),
         Boot(boot, clock=lambda local: started_at + local, latest=lambda local: latest_boot(time.time())),
         Saved(head, grants, list(store.records.all("ticket/").values()), bars),
-        Site(region=config.region, up_mbit=config.planned_up_mbit, shards=config.shards),
+        Site(
+            region=config.region, up_mbit=config.planned_up_mbit, shards=config.shards,
+            formats=formats_of(model.layout),
+        ),
         Budget(Egress(config.egress_copies, model_bytes(model.layout)), partial(cost_of, model.layout)),
         now=now,
     )  # fmt: skip

@@ -13,6 +13,8 @@ from typing import Final, Literal
 from platformdirs import user_data_path
 
 from codec.errors import UsageError
+from codec.formats.share import FormatShare, Share
+from codec.formats.spec import MAX_FORMATS, Format, format_named
 from codec.shards import MAX_RANKS, Shard
 from node.settings.addresses import address, duration_s, host_and_port, is_loopback, relay_address
 from node.settings.memory_plan import ReplicaPlace
@@ -183,6 +185,9 @@ class SeedConfig(PeerConfig):
     shards: int = 0
     """Deal the experts of a mixture over this many ranks (2 to 64), so that a node can hold the blocks of some ranks
     only (join --shard). 0: every node holds the whole model."""
+    format: tuple[str, ...] = ()
+    """Also carry the model in this format, so that a node can hold it instead of bf16 (join --format): int4-group-e8,
+    fp8-block-e8, int8-channel-e8 and others (docs/formats.md); repeat for up to 3. Fixed when the swarm begins."""
 
     def __post_init__(self) -> None:
         PeerConfig.__post_init__(self)  # super() cannot find a slotted dataclass
@@ -206,9 +211,19 @@ class SeedConfig(PeerConfig):
             raise UsageError(f"--shards: 2 to {MAX_RANKS} ranks, or 0")
         if self.shards and self.raw_mb:
             raise UsageError("--shards: a swarm that carries files has no experts; leave out --raw-mb")
+        object.__setattr__(self, "format", tuple(self.format))
+        if len(self.formats) > MAX_FORMATS or len(set(self.format)) < len(self.format):
+            raise UsageError(f"--format: at most {MAX_FORMATS} formats, each once")
+        if self.format and self.raw_mb:
+            raise UsageError("--format: a swarm that carries files has no weights to quantise; leave out --raw-mb")
         if "/" in self.watch_marker or len(self.watch_marker) > 255:
             raise UsageError("--watch-marker: the name of a file, without a folder")
         duration_s(self.watch_quiet)
+
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        """The formats of `format`. Raises `UsageError` for an unknown one."""
+        return tuple(format_named(name) for name in self.format)
 
     @property
     def watch_quiet_s(self) -> float:
@@ -280,11 +295,16 @@ class JoinConfig(MemberConfig):
     shard: str = ""
     """Hold only the blocks that these ranks need, as 3/8 (rank 3 of 8) or 0,1/8; the seed must have been started with
     --shards 8. Needs --engine none, and memory for these blocks."""
+    format: str = ""
+    """Hold the model in this format instead of bf16 (int4-group-e8, for example); the seed must have been started with
+    it (seed --format)."""
 
     def __post_init__(self) -> None:
         MemberConfig.__post_init__(self)
         if self.shard:
             _check_shard(self)
+        if self.format:
+            _check_format(self)
         object.__setattr__(self, "engine_url", tuple(self.engine_url))
         object.__setattr__(self, "vllm_arg", tuple(self.vllm_arg))
         if self.finish_within:
@@ -311,8 +331,10 @@ class JoinConfig(MemberConfig):
             raise UsageError("--device: auto, cpu, mps, cuda or cuda:N")
 
     @property
-    def held_shard(self) -> Shard | None:
+    def held_shard(self) -> Share | None:
         """None: the whole model."""
+        if self.format:
+            return FormatShare(self.format)
         return Shard.parse(self.shard) if self.shard else None
 
     @property
@@ -330,6 +352,19 @@ def _check_shard(config: JoinConfig) -> None:
         raise UsageError("--shard: a file has no experts; leave out --raw-out")
     if config.replica not in ("auto", "ram"):
         raise UsageError(f"--shard: its blocks are kept in memory; leave out --replica {config.replica}")
+
+
+def _check_format(config: JoinConfig) -> None:
+    """Raise `UsageError` if there is no such format, or another setting needs the bf16 model."""
+    format_named(config.format)
+    if config.shard:
+        raise UsageError("--format: a node holds a format or the blocks of some ranks; leave out --shard")
+    if config.engine != "none":
+        raise UsageError("--format: engines load bf16 weights; add --engine none")
+    if config.raw_out is not None:
+        raise UsageError("--format: a file has no weights to quantise; leave out --raw-out")
+    if config.replica not in ("auto", "ram"):
+        raise UsageError(f"--format: its blocks are kept in memory; leave out --replica {config.replica}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
