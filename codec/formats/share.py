@@ -1,4 +1,4 @@
-"""What a member of one format holds: the format's part, and the tensors that no format quantises. No numpy at import."""
+"""What a member of one format holds: the format's part, and the tensors that no format quantises. Imports no numpy."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -55,8 +55,10 @@ Share = Shard | FormatShare
 
 
 def share_of(shards: int, ranks: tuple[int, ...], form: str) -> Share | None:
-    """The share that a joiner asks for, or a grant names; None: the whole model. Raises `UsageError` for one that cannot
-    be: ranks that do not exist, an unknown format, or both a format and ranks."""
+    """The share that a joiner asks for, or a grant names; None: the whole model.
+
+    Raises `UsageError` for one that cannot be: ranks that do not exist, an unknown format, or both a format and ranks.
+    """
     if not form:
         return Shard(shards, ranks) if shards or ranks else None
     if shards or ranks:

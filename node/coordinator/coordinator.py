@@ -27,7 +27,7 @@ from codec.parts import Part
 from codec.shards import Parallel, block_ranks, has_experts
 from codec.sign import Key
 from node.coordinator.admin import AdminService
-from node.coordinator.format_parts import with_formats
+from node.coordinator.format_parts import FormatParts, with_formats
 from node.coordinator.handover import Handover, hand_over
 from node.coordinator.recovery import CHECKPOINTS_KEPT, open_newest_version
 from node.coordinator.seed_log import SeedLog, next_command
@@ -405,8 +405,13 @@ class Coordinator:
 
 
 def _classes(config: SeedConfig, layout: Layout) -> list[int] | None:
-    """Of each block, the ranks that need it, if experts are dealt over ranks."""
-    return block_ranks(layout, config.shards, Parallel.EXPERT) if config.shards else None
+    """Of each block its class, if some members hold only some: by the ranks that need it, if experts are dealt over
+    ranks, and by whether formats replace it."""
+    ranks = block_ranks(layout, config.shards, Parallel.EXPERT) if config.shards else None
+    if not formats_of(layout):
+        return ranks
+    sources = FormatParts(layout)
+    return [2 * (ranks[block] if ranks else 0) + sources.is_source(block) for block in range(layout.n_blocks)]
 
 
 def _authority(

@@ -1,7 +1,7 @@
 """The formats of a seed: computed in full when the swarm begins, and for what each version changes before its seal.
 
-The codes are functions of the base's bits alone (`codec.formats`), so no trainer is asked; and only the formats that the
-seed was started with are computed, so no member can make it compute more.
+The codes are functions of the bits of the base alone (`codec.formats`), so no trainer is asked. Only the formats that
+the seed was started with are computed, so no member can make it compute more.
 """
 
 import os

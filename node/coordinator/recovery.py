@@ -41,8 +41,8 @@ def open_newest_version(
     had = formats_of(saved)
     if forms and had != tuple(sorted(form.name for form in forms)):
         raise UsageError(
-            f"{store.folder} holds a swarm with {' and '.join(had) if had else 'no formats'}, and the formats of a swarm "
-            "do not change: leave out --format to go on with it, or start another swarm in another home (--home)."
+            f"{store.folder} holds a swarm with {' and '.join(had) if had else 'no formats'}, and the formats of a "
+            "swarm do not change: leave out --format to go on with it, or start another swarm in another home (--home)."
         )
     layout = with_formats(checkpoint.layout, tuple(FORMATS[name] for name in had))
     if open_manifest(newest.manifest, key.public).layout_hash != layout.hash:

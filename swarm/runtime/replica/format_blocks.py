@@ -1,4 +1,4 @@
-"""Blocks of formats that this member does not hold, computed from the bits that it does hold, for members that lack them.
+"""Blocks of formats that this member does not hold: computed from the bits that it holds, for members that lack them.
 
 A computed block counts only if it has the hash that the authority signed for it, so nothing that happens meanwhile (a
 version that is being written, a wrong bit) can give a wrong block. One block is computed at a time, and the last ones

@@ -52,8 +52,8 @@ class Holding:
         """Raise `UsageError` if the replica is to be on disk, which keeps whole models only."""
         if on_disk and self.blocks(layout) is not None:
             raise UsageError(
-                "In a swarm with formats a node keeps its replica in memory: leave out --replica, or use a machine with "
-                "more memory."
+                "In a swarm with formats a node keeps its replica in memory: leave out --replica, or use a machine "
+                "with more memory."
             )
 
     def needs(self, header: ChunkHeader, layout: Layout | None) -> bool:
