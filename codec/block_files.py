@@ -19,7 +19,10 @@ __all__ = ["BlockFiles"]
 
 
 class BlockFiles:
-    """The blocks of a layout in open files. Any number of threads may read. `names`: the tensors that are there."""
+    """The blocks of a layout in open files. Any number of threads may read. `names`: the tensors that are there.
+
+    Blocks of other tensors are zeros (`codec.zeros`).
+    """
 
     def __init__(self, places: dict[str, tuple[Path, int]]) -> None:
         """`places`: by tensor, its file and the offset of its first byte. Raises `OSError`."""
@@ -35,9 +38,11 @@ class BlockFiles:
     @classmethod
     def whole(cls, layout: Layout, checkpoint: Checkpoint) -> "BlockFiles":
         """All tensors of `layout`. Raises `KeyError` or `PeerError` unless `checkpoint` has them under these names with
-        the same dtype and shape, `OSError`."""
+        the same dtype and shape, `OSError`. Tensors beyond the base may be absent: they are zeros then."""
         places = {}
         for tensor in layout.tensors:
+            if tensor.name >= "~" and not checkpoint.has(tensor.name):
+                continue
             spec, path, offset = checkpoint.place(tensor.name)
             if (spec.dtype, spec.shape) != (tensor.dtype, tensor.shape):
                 raise PeerError(f"checkpoint: {tensor.name!r} has another dtype or shape")
@@ -59,6 +64,9 @@ class BlockFiles:
 
     def read(self, spec: BlockSpec, into: Bits) -> None:
         """Read a block into `into`. Raises `OSError` if the disk does not return all of it."""
+        if spec.name not in self._places:
+            into[:] = 0
+            return
         fd, offset = self._places[spec.name]
         view = into.view(np.uint8).data
         at = offset + spec.start * into.itemsize

@@ -28,13 +28,17 @@ __all__ = ["Checkpoint", "PlannedFile", "WriteFile", "check_files", "is_model_fi
 
 _MAX_HEADER_BYTES: Final = 100_000_000
 """The safetensors library has the same limit."""
-Parts = Callable[[str], Bits | Iterator[Bits]]
-"""Maps a tensor's name to its elements, flat, or to consecutive parts of them."""
-WriteFile = Callable[[Path, Iterable[bytes | memoryview]], None]
-"""Creates a file with these parts and makes it durable; it must not exist yet."""
+Parts = Callable[[str], Bits | Iterator[Bits | int]]
+"""Maps a tensor's name to its elements, flat, or to consecutive parts of them; an int is a part of so many zeros."""
+WriteFile = Callable[[Path, Iterable[bytes | memoryview | int]], None]
+"""Creates a file with these parts and makes it durable; it must not exist yet. An int is a part of so many zero bytes,
+for which a hole suffices."""
 _PAGE_BYTES: Final = 4096
 _SINGLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
+PARTS_FILE: Final = "swarm.parts"
+"""The file of a checkpoint that has the tensors beyond the base (`codec.parts`): safetensors under a name that no
+library takes for weights. Its blocks of zeros are holes."""
 _SHARD_BYTES: Final = 5 * 10**9
 """Bytes of tensors per shard, unless a single tensor is larger."""
 
@@ -77,14 +81,17 @@ class Checkpoint:
         self._stored = dict(stored)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> "Checkpoint":
-        """Map the checkpoint at `path`: a folder, or a .safetensors file.
+    def open(cls, path: str | os.PathLike[str], *, parts: bool = False) -> "Checkpoint":
+        """Map the checkpoint at `path`: a folder, or a .safetensors file. `parts`: with the tensors beyond the base, if
+        the folder has any (`PARTS_FILE`).
 
         Raises `UsageError` if it does not exist or is damaged.
         """
         path = Path(path)
         try:
             files = _weight_files(path)
+            if parts and (path / PARTS_FILE).is_file():
+                files.append(path / PARTS_FILE)
             stored: dict[str, _Stored] = {}
             for file in files:
                 for tensor in _read_header(file):
@@ -130,6 +137,10 @@ class Checkpoint:
     def bits(self, name: str) -> Bits:
         """The tensor as a flat read-only array of unsigned integers, mapped and not copied. Raises `KeyError`."""
         return self._stored[self.layout.tensor(name).name].bits()
+
+    def has(self, name: str) -> bool:
+        """Whether a tensor is stored under this name."""
+        return name in self._stored
 
     def place(self, name: str) -> tuple[TensorSpec, Path, int]:
         """(spec, file, offset of the first byte in the file) of a tensor. Raises `KeyError`."""
@@ -325,10 +336,12 @@ def check_files(layout: Layout, files: Mapping[str, bytes]) -> None:
 
 
 def plan_files(layout: Layout, shard_bytes: int = _SHARD_BYTES) -> list[PlannedFile]:
-    """The shards of a checkpoint, and their index if there are several. The plan depends on the arguments only."""
+    """The shards of a checkpoint, and their index if there are several; then `PARTS_FILE` if the layout has tensors
+    beyond the base. The plan depends on the arguments only."""
+    base = [tensor for tensor in layout.tensors if tensor.name < "~"]
     shards: list[list[TensorSpec]] = [[]]
     room = shard_bytes
-    for tensor in layout.tensors:
+    for tensor in base:
         if tensor.nbytes > room and shards[-1]:
             shards.append([])
             room = shard_bytes
@@ -342,8 +355,10 @@ def plan_files(layout: Layout, shard_bytes: int = _SHARD_BYTES) -> list[PlannedF
     planned = [_shard(name, shard) for name, shard in zip(names, shards, strict=True)]
     if len(shards) > 1:
         weight_map = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
-        index = {"metadata": {"total_size": layout.full_bytes}, "weight_map": weight_map}
+        index = {"metadata": {"total_size": sum(tensor.nbytes for tensor in base)}, "weight_map": weight_map}
         planned.append(PlannedFile(_INDEX, json.dumps(index, indent=2).encode(), ()))
+    if len(base) < len(layout.tensors):
+        planned.append(_shard(PARTS_FILE, list(layout.tensors[len(base) :])))
     return planned
 
 
@@ -365,12 +380,16 @@ def _shard(name: str, tensors: list[TensorSpec]) -> PlannedFile:
     return PlannedFile(name, len(header).to_bytes(8, "little") + header, tuple(tensors))
 
 
-def _parts(planned: PlannedFile, bits: Parts) -> Iterable[bytes | memoryview]:
+def _parts(planned: PlannedFile, bits: Parts) -> Iterable[bytes | memoryview | int]:
     """The content of a planned file."""
     yield planned.head
     for tensor in planned.tensors:
         found, elements = bits(tensor.name), 0
         for part in (found,) if isinstance(found, np.ndarray) else found:
+            if isinstance(part, int):
+                elements += part
+                yield part * tensor.type.itemsize
+                continue
             data = np.ascontiguousarray(part)
             assert data.dtype == tensor.type.bits, tensor.name
             elements += data.size
@@ -378,10 +397,14 @@ def _parts(planned: PlannedFile, bits: Parts) -> Iterable[bytes | memoryview]:
         assert elements == tensor.elements, tensor.name
 
 
-def _write_file(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+def _write_file(path: Path, parts: Iterable[bytes | memoryview | int]) -> None:
     with path.open("xb") as stream:
         for part in parts:
-            stream.write(part)
+            if isinstance(part, int):
+                stream.seek(part, os.SEEK_CUR)
+            else:
+                stream.write(part)
+        stream.truncate()
         stream.flush()
         os.fsync(stream.fileno())
 

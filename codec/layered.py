@@ -29,6 +29,7 @@ from codec.layout import BlockSpec, Layout
 from codec.live import LiveBlocks, LiveFirst, SnapshotBlocks
 from codec.manifest import state_root
 from codec.staging import BlockSource, StagedBlock, StagedChunk, Torn, block_hash, forward, stage_chunk
+from codec.zeros import are_zeros, with_holes, zero_hashes
 
 __all__ = ["Layered"]
 
@@ -49,6 +50,16 @@ class _Nowhere:
 
     def read(self, spec: BlockSpec, into: Bits) -> None:
         raise OSError(f"{spec.name}: not written yet")
+
+
+class _Zeros:
+    """The base of a block that was zeros (`codec.zeros`) before the chunks of its chain."""
+
+    def read(self, spec: BlockSpec, into: Bits) -> None:
+        into[:] = 0
+
+
+_ZEROS: Final = _Zeros()
 
 
 class _Memory:
@@ -79,13 +90,15 @@ class Layered:
     """
 
     def __init__(self, layout: Layout, payload: Payload) -> None:
-        """A replica without bits. `payload(chunk, block)`: reads the chunk store."""
+        """A replica without bits; blocks beyond the base are zeros. `payload(chunk, block)`: reads the chunk store."""
         self.layout = layout
         self.hashes = np.zeros((layout.n_blocks, 32), np.uint8)
+        self.hashes[layout.base_blocks :] = zero_hashes(layout)
         self.live: LiveBlocks | None = None
         """The engine's memory, from which blocks are read first."""
         self._payload = payload
-        self._blocks = [_BlockState(_Nowhere(), (), bytes(32))] * layout.n_blocks
+        self._blocks = [_BlockState(_Nowhere(), (), bytes(32))] * layout.base_blocks
+        self._blocks += (_BlockState(_ZEROS, (), digest.tobytes()) for digest in self.hashes[layout.base_blocks :])
 
     @classmethod
     def on(cls, layout: Layout, checkpoint: Checkpoint, hashes: NDArray[np.uint8], payload: Payload) -> "Layered":
@@ -127,6 +140,11 @@ class Layered:
         source = self._source(blocks, self._proven)
         return (source.block(block) for block in blocks)
 
+    def with_holes(self, name: str) -> Iterator[Bits | int]:
+        """As `parts`; the number of its elements in place of a block of zeros (`codec.zeros`)."""
+        source = self._source(self.layout.blocks_of(name), self._proven)
+        return with_holes(self.layout, self.hashes, name, source.block)
+
     def _proven(self, block: int) -> Bits:
         """A block from disk, checked against its hash."""
         return self._materialize(block, None, hashed=True)[0]
@@ -163,6 +181,8 @@ class Layered:
 
     def wrong(self, block: int) -> bool:
         """Whether a block cannot be read or does not have its hash."""
+        if are_zeros(self.layout, block, self._blocks[block].digest):
+            return False
         try:
             self._materialize(block, None, hashed=True)
         except Torn:
@@ -175,6 +195,9 @@ class Layered:
         bits = np.empty(spec.count, spec.dtype.bits) if into is None else into
         while True:
             at = self._blocks[block]
+            if are_zeros(self.layout, block, at.digest):
+                bits[:] = 0
+                return bits, at
             try:
                 at.base.read(spec, bits)
                 for key in at.chain:
@@ -224,7 +247,9 @@ class Layered:
                     self._note(header.key, entry.block, entry.new_hash)
 
     def _note(self, key: ChunkKey, block: int, new_hash: bytes) -> None:
-        base, chain, _ = self._blocks[block]
+        base, chain, digest = self._blocks[block]
+        if are_zeros(self.layout, block, digest):  # whatever a file has there
+            base, chain = _ZEROS, ()
         self._blocks[block] = _BlockState(base, (*chain, key), new_hash)  # one assignment, so that no reader sees a mix
         self.hashes[block] = np.frombuffer(new_hash, np.uint8)
 
@@ -265,4 +290,6 @@ class Layered:
         """
         base = BlockFiles.whole(self.layout, checkpoint)
         for block, (now, then) in enumerate(zip(self._blocks, frozen._blocks, strict=True)):
+            if are_zeros(self.layout, block, then.digest) or now.chain[: len(then.chain)] != then.chain:
+                continue  # its chain begins with zeros, at `frozen` or later
             self._blocks[block] = _BlockState(base, now.chain[len(then.chain) :], now.digest)

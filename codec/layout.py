@@ -5,7 +5,7 @@ tokenizer and chat template. Its hash is the model's identity. It also fixes the
 buffer and the division of tensors into blocks; computing both costs time per tensor, never per element.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -116,6 +116,11 @@ class Layout:
     @property
     def n_blocks(self) -> int:
         return self._first_blocks[-1]
+
+    @cached_property
+    def base_blocks(self) -> int:
+        """The number of blocks of tensors whose names sort before `~`; those of other parts follow (`codec.parts`)."""
+        return self._first_blocks[bisect_left([tensor.name for tensor in self.tensors], "~")]
 
     @property
     def nbytes(self) -> int:

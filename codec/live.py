@@ -64,12 +64,12 @@ class LiveFirst:
         present version; whether it could."""
         self.layout, self.hashes = layout, hashes
         self._live, self._bring_forward, self._from_disk = live, bring_forward, from_disk
-        self._left = list(blocks)
+        self._left = [block for block in blocks if block < layout.base_blocks]
         self._ahead: dict[int, Bits] = {}
 
     def block(self, block: int) -> Bits:
         """The block's elements, flat. Raises what `from_disk` raises."""
-        live = self._live
+        live = self._live if block < self.layout.base_blocks else None  # an engine's weights are the base
         if live is not None and block not in self._ahead:
             self._left = [other for other in self._left if other > block]
             wanted = [block, *self._left]

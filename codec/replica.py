@@ -37,6 +37,7 @@ from codec.staging import (
     encode_changes,
     stage_chunk,
 )
+from codec.zeros import are_zeros, zero_hashes
 
 __all__ = ["Replica"]
 
@@ -85,8 +86,8 @@ class Replica:
 
     @classmethod
     def create(cls, layout: Layout, path: Path | None = None, held: NDArray[np.bool_] | None = None) -> "Replica":
-        """A replica of zeros, hashes included: a block that was never written has no version. `held`: the blocks that
-        it is to have; None: all.
+        """A replica of zeros, hashes included: a block that was never written has no version. Blocks beyond the base
+        have the hash of zeros (`codec.zeros`). `held`: the blocks that it is to have; None: all.
 
         `path`: keep the bits in this file instead of memory, where memory is short. That suits a short time only, since
         each version changes nearly every page; `codec.layered` is for longer. Raises `UsageError` if memory or disk
@@ -98,7 +99,9 @@ class Replica:
         else:
             path.unlink(missing_ok=True)
             fd, memory = shared.map_file(path, nbytes)
-        return cls(layout, np.zeros((layout.n_blocks, 32), np.uint8), fd, memory, path, held)
+        hashes = np.zeros((layout.n_blocks, 32), np.uint8)
+        hashes[layout.base_blocks :] = zero_hashes(layout)
+        return cls(layout, hashes, fd, memory, path, held)
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, layout: Layout | None = None, run: Run = map) -> "Replica":
@@ -124,6 +127,13 @@ class Replica:
 
             def load(block: int) -> None:
                 spec = layout.block(block)
+                if block >= layout.base_blocks:  # into a hole only what is not zeros
+                    bits = np.empty(spec.count, spec.dtype.bits)
+                    files.read(spec, bits)
+                    if bits.any():
+                        self._writable(block)[:] = bits
+                        self.hashes[block] = np.frombuffer(block_hash(bits), np.uint8)
+                    return
                 words = self._writable(block) if self.holds(block) else np.empty(spec.count, spec.dtype.bits)
                 files.read(spec, words)
                 self.hashes[block] = np.frombuffer(block_hash(words), np.uint8)
@@ -223,6 +233,8 @@ class Replica:
             if before & 1:
                 os.sched_yield()
                 continue
+            if are_zeros(self.layout, block, digest := self.hashes[block].tobytes()):
+                return bytes(spec.nbytes), digest  # reading a hole would fill it
             data = self._bytes[spec.offset : spec.offset + spec.nbytes].tobytes()
             digest = self.hashes[block].tobytes()
             if int(self._sequence[block]) == before:
@@ -334,7 +346,8 @@ class Replica:
         assert self.path is not None
         assert self.fd is not None
         if shared.punch(self.fd, self._bytes.nbytes):
-            self.hashes[:] = 0
+            self.hashes[: self.layout.base_blocks] = 0
+            self.hashes[self.layout.base_blocks :] = zero_hashes(self.layout)
 
     def refill_file(self) -> None:
         """Allocate the file's disk space again. Raises `UsageError` when there is too little."""

@@ -152,8 +152,9 @@ class Disk:
                 written += _write_all(descriptor, scratch[:whole], offset + written)
             return written
 
-    def write_file(self, path: Path, parts: Iterable[bytes | memoryview]) -> None:
-        """Create a file with `parts`, around the page cache where that is possible, and sync it. Raises `DiskFull`."""
+    def write_file(self, path: Path, parts: Iterable[bytes | memoryview | int]) -> None:
+        """Create a file with `parts`, around the page cache where that is possible, and sync it. A part that is an int
+        is that many zeros; their whole pages are left as holes. Raises `DiskFull`."""
         with self.errors(path):
             self.before("write", path)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
@@ -225,9 +226,9 @@ class PageWriter:
         """Write `parts` in order, then zeros up to the next page boundary. `offset`: of a page."""
         self._around_cache(lambda descriptor: self._disk.write_pages(descriptor, parts, offset, self._path))
 
-    def write_stream(self, parts: Iterable[bytes | memoryview]) -> int:
+    def write_stream(self, parts: Iterable[bytes | memoryview | int]) -> int:
         """Write `parts` from the start of the file on, then zeros up to the next page boundary; returns the bytes of
-        `parts`."""
+        `parts`. A part that is an int is that many zeros; their whole pages are left out."""
         buffer = memoryview(mmap.mmap(-1, _SCRATCH_BYTES))
         filled = written = 0
 
@@ -235,7 +236,19 @@ class PageWriter:
             self._around_cache(lambda descriptor: self._disk.write_at(descriptor, buffer[:size], written, self._path))
 
         for part in parts:
-            view = memoryview(part)
+            if isinstance(part, int):
+                padding = min(part, -filled % PAGE_BYTES)
+                buffer[filled : filled + padding] = bytes(padding)
+                filled += padding
+                if not (hole := (part - padding) // PAGE_BYTES * PAGE_BYTES):
+                    view = memoryview(bytes(part - padding))
+                else:
+                    if filled:
+                        write(filled)
+                    written, filled = written + filled + hole, 0
+                    view = memoryview(bytes(part - padding - hole))
+            else:
+                view = memoryview(part)
             while view:
                 some = view[: len(buffer) - filled]
                 buffer[filled : filled + len(some)] = some

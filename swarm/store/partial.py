@@ -97,6 +97,10 @@ class Partial:
         """Whether the block that was written last has this hash."""
         return self._open is not None and self._open.digests.get(block) == digest
 
+    def written(self, block: int) -> bool:
+        """Whether this process has read or written the block here."""
+        return self._open is not None and block in self._open.digests
+
     def load(self, layout: Layout) -> Iterator[tuple[int, bytes, bytes]]:
         """Yield the blocks of this layout that an earlier process fetched: (block, bytes, their hash), not verified.
 

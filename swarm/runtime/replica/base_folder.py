@@ -53,7 +53,7 @@ class BaseFolder:
         copied. Raises `UsageError` as `load_replica`, and when the folder cannot be read."""
         if self.path is None:
             return Layered(layout, payload) if on_disk else Replica.create(layout, held=held)
-        checkpoint = Checkpoint.open(self.path)
+        checkpoint = Checkpoint.open(self.path, parts=True)
         if not on_disk:
             return self.load_replica(checkpoint, layout, held)
         reference, layered = Reference.of(checkpoint.path, checkpoint.weight_files), Layered(layout, payload)

@@ -14,6 +14,7 @@ from codec import Checkpoint, Layered, Layout, Replica, write_checkpoint
 from codec.bits import Bits
 from codec.checkpoint import check_files
 from codec.errors import PeerError, UsageError
+from codec.zeros import are_zeros
 from swarm.protocol.core.events import VersionId
 from swarm.runtime.replica.base_folder import Proven
 from swarm.store import Store
@@ -81,7 +82,7 @@ class ReplicaFiles:
         return True
 
     def write_checkpoint(
-        self, replica: Replica | Layered, version: VersionId, bits: Callable[[str], Bits | Iterator[Bits]]
+        self, replica: Replica | Layered, version: VersionId, bits: Callable[[str], Bits | Iterator[Bits | int]]
     ) -> None:
         """Write a checkpoint of `replica`; `bits(name)` gives the bits of each tensor. Raises `DiskFull`, and what
         `bits` raises."""
@@ -108,6 +109,8 @@ class ReplicaFiles:
             if isinstance(replica, Replica) and not replica.holds(block):
                 continue
             digest = replica.hashes[block].tobytes()
+            if are_zeros(layout, block, digest) and not unfinished.written(block):
+                continue  # a hole of the file
             if isinstance(replica, Layered):
                 if not replica.rests_on(block, files):
                     give_way()
@@ -129,7 +132,7 @@ class ReplicaFiles:
     def rebase(self, replica: Layered, frozen: Layered, version: VersionId) -> None:
         """`frozen` was written as the checkpoint of `version`: put `replica` on top of it, if it can be read."""
         with contextlib.suppress(UsageError, PeerError, OSError):
-            replica.rebase(Checkpoint.open(self._folder(version)), frozen)
+            replica.rebase(Checkpoint.open(self._folder(version), parts=True), frozen)
 
     def _folder(self, version: VersionId) -> Path:
         return next(saved.folder for saved in self._store.checkpoints.list() if saved.version == version)

@@ -6,7 +6,7 @@ are; it is None while catching up.
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -18,6 +18,7 @@ from codec import Checkpoint, Layered, Layout, Manifest, Replica, StagedChunk, T
 from codec.bits import Bits
 from codec.live import LiveBlocks
 from codec.staging import block_hash, check_block
+from codec.zeros import are_zeros, with_holes
 from swarm.protocol.core.events import VersionId
 from swarm.runtime.replica.base_folder import BaseFolder
 from swarm.runtime.replica.files import Loan, ReplicaFiles
@@ -114,6 +115,9 @@ class Model:
         self._unproven = np.full(found.replica.layout.n_blocks, BELIEVED if found.believed else PROVEN, np.uint8)
         if (held := self.holding.blocks(found.replica.layout)) is not None:
             self._unproven[~held] = PROVEN
+        layout, hashes = found.replica.layout, found.replica.hashes
+        zeros = (are_zeros(layout, b, hashes[b].tobytes()) for b in range(layout.base_blocks, layout.n_blocks))
+        self._unproven[layout.base_blocks :][list(zeros)] = PROVEN  # what is known to be zeros is not read
         if found.wrong:
             self.nearly, self.lost = found.seal, len(found.wrong)
             return None
@@ -445,7 +449,7 @@ class Model:
         if version is None or self.replica is not replica:
             return None
         try:
-            self._files.write_checkpoint(frozen, version, frozen.parts)
+            self._files.write_checkpoint(frozen, version, frozen.with_holes)
         except Torn as error:
             self._recheck(error.blocks)
             return None
@@ -456,10 +460,14 @@ class Model:
 
     # ------------------------------------------------------------ within
 
-    def _bits_unless_version_waits(self, name: str) -> Bits:
-        """A tensor's bits, for a reader of all tensors that holds the write gate. Raises `WriterWaits`."""
+    def _bits_unless_version_waits(self, name: str) -> Bits | Iterator[Bits | int]:
+        """A tensor's bits, for a reader of all tensors that holds the write gate; of one beyond the base, block by
+        block, with holes. Raises `WriterWaits`."""
         self._gate.give_way()
-        return self._whole().bits(name)
+        replica = self._whole()
+        if name < "~":
+            return replica.bits(name)
+        return with_holes(replica.layout, replica.hashes, name, replica.block)
 
     def _whole(self) -> Replica | Layered:
         if self.replica is None:
@@ -478,6 +486,8 @@ class Model:
         replica, wrong = self._whole(), 0
         with self._gate.writing():
             for block in blocks:
+                if are_zeros(replica.layout, block, replica.hashes[block].tobytes()):
+                    continue
                 try:
                     actual = block_hash(replica.block(block))
                 except Torn:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from codec import Checkpoint, Layered, Layout, Replica, Torn, state_root
 from codec.errors import PeerError, UsageError
 from codec.staging import block_hash
+from codec.zeros import zero_hash
 from swarm.runtime.replica.holding import Holding
 from swarm.store import Recovery, SavedCheckpoint, Seal, Store
 
@@ -105,7 +106,7 @@ def open_layered(store: Store, checkpoint: SavedCheckpoint) -> Layered | None:
     if data is None:
         return None
     try:
-        layout, opened = Layout.from_bytes(data), Checkpoint.open(checkpoint.folder)
+        layout, opened = Layout.from_bytes(data), Checkpoint.open(checkpoint.folder, parts=True)
         hashes = store.hashes(checkpoint.root)
         if hashes is None or len(hashes) != layout.n_blocks or state_root(layout.hash, hashes) != checkpoint.root:
             hashes = _hashed(layout, opened)
@@ -120,6 +121,8 @@ def _hashed(layout: Layout, checkpoint: Checkpoint) -> Hashes:
 
     def digest(block: int) -> bytes:
         spec = layout.block(block)
+        if block >= layout.base_blocks and not checkpoint.has(spec.name):
+            return zero_hash(spec.nbytes)
         return block_hash(checkpoint.bits(spec.name)[spec.start : spec.start + spec.count])
 
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:

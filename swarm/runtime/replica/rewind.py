@@ -10,10 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from codec import BlockDelta, Checkpoint, Replica
+from codec import BlockDelta, BlockSpec, Checkpoint, Replica
+from codec.bits import Bits
 from codec.chunk import BlockEntry
 from codec.errors import UsageError
 from codec.staging import block_hash, decode
+from codec.zeros import are_zeros
 from swarm.store import Seal, Store
 
 __all__ = ["Rewind"]
@@ -35,19 +37,21 @@ class Rewind:
         Raises `UsageError` when the store no longer leads there, or is damaged.
         """
         checkpoint, path = self._path(to)
-        changes = self._changes(path)
-        for block in range(self._replica.layout.n_blocks):
+        changes, layout = self._changes(path), self._replica.layout
+        for block in range(layout.n_blocks):
             if block in skip:
                 continue
-            spec = self._replica.layout.block(block)
-            old = self._replica.block(block)
-            new = checkpoint.bits(spec.name)[spec.start : spec.start + spec.count].copy()
+            spec = layout.block(block)
+            new = _bits(checkpoint, spec, beyond_base=block >= layout.base_blocks)
             for entry, payload in changes.get(block, ()):
                 decoded = decode(entry, payload, new, spec.dtype)
                 if decoded is None and block_hash(new) != entry.new_hash:
                     raise _gone(to)
                 if decoded is not None:
                     new[decoded[0]] = decoded[1]
+            if are_zeros(layout, block, self._replica.hashes[block].tobytes()) and not new.any():
+                continue  # zeros then and now: reading the replica would fill a hole
+            old = self._replica.block(block)
             delta = self._replica.encode_block(block, new)
             if delta is not None:
                 yield delta, int(np.count_nonzero(old != new))
@@ -68,7 +72,7 @@ class Rewind:
                 raise _gone(to)
             path.append(at)
             at = before
-        return Checkpoint.open(starts[at.root]), path[::-1]
+        return Checkpoint.open(starts[at.root], parts=True), path[::-1]
 
     def _changes(self, path: list[Seal]) -> _Changes:
         """The changes of those versions by block, oldest first. Holds their chunks in memory."""
@@ -81,6 +85,13 @@ class Rewind:
                 for entry, payload in zip(chunk.header.blocks, chunk.header.payloads(body), strict=True):
                     changes.setdefault(entry.block, []).append((entry, payload))
         return changes
+
+
+def _bits(checkpoint: Checkpoint, spec: BlockSpec, *, beyond_base: bool) -> Bits:
+    """A copy of a block's elements. A tensor beyond the base that the checkpoint does not have is zeros."""
+    if beyond_base and not checkpoint.has(spec.name):
+        return np.zeros(spec.count, spec.dtype.bits)
+    return checkpoint.bits(spec.name)[spec.start : spec.start + spec.count].copy()
 
 
 def _gone(to: Seal) -> UsageError:
