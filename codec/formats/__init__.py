@@ -5,5 +5,7 @@ by name only, never loads the compiler.
 
 - `spec`: The formats by name, which tensors they quantise, and the tensors of a format's part
 - `quantise`: Bits to codes and back, for whole rows of a matrix, in full or only where elements changed
+- `coding`: The coder of a format's block
 - `part`: The blocks of a format's part: all, one, or those that a version changes
+- `share`: What a member of one format holds
 """

@@ -17,11 +17,12 @@ import structlog
 
 from codec import BlockDelta, Layout, Replica, StagedBlock
 from codec.chunk import BlockEntry
+from codec.formats.coding import encode_format_block
 from codec.formats.part import Change, FormatBlock, FormatPart, reader_of
 from codec.formats.share import formats_of
 from codec.formats.spec import FORMATS, Format, FormatTensor, format_tensors, is_quantised
 from codec.parts import extended
-from codec.staging import block_hash, decode, encode_changes
+from codec.staging import block_hash, decode
 from swarm.runtime import in_thread
 
 __all__ = ["BaseChanges", "FormatDelta", "FormatParts", "compute_formats", "with_formats"]
@@ -168,7 +169,7 @@ def _next_deltas(deltas: Iterator[FormatDelta]) -> list[FormatDelta]:
 def _encoded(replica: Replica, block: FormatBlock, coder: int) -> FormatDelta | None:
     assert block.old is not None
     dtype = replica.layout.block(block.block).dtype
-    encoded = encode_changes(block.block, block.old, block.new, dtype, coder)
+    encoded = encode_format_block(block.block, block.old, block.new, dtype, coder)
     if encoded is None:
         return None
     if encoded.positions is None:
