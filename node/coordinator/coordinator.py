@@ -27,8 +27,9 @@ from codec.parts import Part
 from codec.shards import Parallel, block_ranks, has_experts
 from codec.sign import Key
 from node.coordinator.admin import AdminService
-from node.coordinator.format_parts import FormatParts, with_formats
+from node.coordinator.format_parts import FormatParts
 from node.coordinator.handover import Handover, hand_over
+from node.coordinator.home_layout import format_bytes, layout_of
 from node.coordinator.recovery import CHECKPOINTS_KEPT, open_newest_version
 from node.coordinator.seed_log import SeedLog, next_command
 from node.coordinator.seed_status import seed_status
@@ -142,15 +143,16 @@ async def _run_with_key(config: SeedConfig, key: Key, task_status: trio.TaskStat
     if config.shards and not has_experts(checkpoint.layout):
         raise UsageError(f"--shards deals experts over ranks, and {base} has none: leave it out.")
     smaller = f"carry smaller files (--raw-mb {config.raw_mb})" if config.raw_mb else "use a machine with more"
-    layout = with_formats(checkpoint.layout, config.formats)
-    memory_plan.require(memory_plan.seed(layout.nbytes), memory.free_bytes(), smaller)
+    held_bytes = checkpoint.layout.nbytes + format_bytes(checkpoint.layout, config.format)
+    memory_plan.require(memory_plan.seed(held_bytes), memory.free_bytes(), smaller)
     with open_store(config.home, key.public, checkpoints_kept=CHECKPOINTS_KEPT) as store:
         if config.key is None and not _is_in(config.home / keyfile.AUTHORITY_KEY, key):
             raise UsageError(f"Another start in {config.home} failed and took its new key back. Start the seed again.")
         if store.records.get("succession"):
             raise UsageError("This key was replaced (swarm-node rotate-key): start the seed with the new one.")
         model = Model(store, base=base, refer=not config.copy_base)
-        head = await in_thread(open_newest_version, store, model, checkpoint, key, config.formats)
+        layout = await in_thread(layout_of, config, store, checkpoint, key)
+        head = await in_thread(open_newest_version, store, model, checkpoint, layout, key)
         del checkpoint  # its files are mapped, and the pages that were read count as this process's memory
         boot = next_boot(int(store.records.get("boot") or 0), time.time())
         store.records.put([("boot", str(boot).encode())])

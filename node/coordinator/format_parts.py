@@ -20,12 +20,11 @@ from codec.chunk import BlockEntry
 from codec.formats.coding import encode_format_block
 from codec.formats.part import Change, FormatBlock, FormatPart, reader_of
 from codec.formats.share import formats_of
-from codec.formats.spec import FORMATS, Format, FormatTensor, format_tensors, is_quantised
-from codec.parts import extended
+from codec.formats.spec import FORMATS, FormatTensor, is_quantised
 from codec.staging import block_hash, decode
 from swarm.runtime import in_thread
 
-__all__ = ["BaseChanges", "FormatDelta", "FormatParts", "compute_formats", "with_formats"]
+__all__ = ["BaseChanges", "FormatDelta", "FormatParts", "compute_formats"]
 
 _log = structlog.get_logger(__name__)
 _KEPT_BYTES: Final = 512 << 20
@@ -38,17 +37,13 @@ _PROGRESS_BLOCKS: Final = 1024
 """Computed blocks after which the log says how far it is."""
 
 
-def with_formats(base: Layout, forms: tuple[Format, ...]) -> Layout:
-    """The layout of a base model with these formats. Raises `UsageError` for a model that has nothing to quantise."""
-    return extended(base, formats=[tensor for form in forms for tensor in format_tensors(base, form)])
-
-
 def compute_formats(replica: Replica) -> None:
     """Compute every format that the replica's layout has from the base's bits in it, on all cores."""
     parts = [FormatPart(replica.layout, FORMATS[name]) for name in formats_of(replica.layout)]
     work = [(part, tensor) for part in parts for tensor in part.tensors]
     total = sum(tensor.codes.n_blocks + tensor.scales.n_blocks for _, tensor in work)
     done, lock, read = 0, threading.Lock(), reader_of(replica)
+    names = ", ".join(formats_of(replica.layout))
 
     def compute(part: FormatPart, tensor: FormatTensor) -> None:
         nonlocal done
@@ -57,10 +52,10 @@ def compute_formats(replica: Replica) -> None:
             with lock:
                 done += 1
                 if done % _PROGRESS_BLOCKS == 0:
-                    _log.info("computing_formats", done=f"{done / total:.0%}")
+                    _log.info("computing_formats", formats=names, done=round(100 * done / total))
 
     if work:
-        _log.info("computing_formats", formats=", ".join(formats_of(replica.layout)), blocks=total)
+        _log.info("computing_formats", formats=names, done=0)
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             for _ in pool.map(compute, *zip(*work, strict=True)):
                 pass

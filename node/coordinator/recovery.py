@@ -4,10 +4,8 @@ from typing import Final
 
 from codec import Checkpoint, Layout, Replica, open_manifest
 from codec.errors import UsageError
-from codec.formats.share import formats_of
-from codec.formats.spec import FORMATS, Format
 from codec.sign import Key
-from node.coordinator.format_parts import compute_formats, with_formats
+from node.coordinator.format_parts import compute_formats
 from swarm.runtime.publishing import genesis
 from swarm.runtime.replica.model import Model
 from swarm.store import Store
@@ -18,17 +16,14 @@ CHECKPOINTS_KEPT: Final = 2
 """Checkpoints of a seed: a way back over eight versions or more, also just after a new checkpoint."""
 
 
-def open_newest_version(
-    store: Store, model: Model, checkpoint: Checkpoint, key: Key, forms: tuple[Format, ...] = ()
-) -> bytes:
-    """Load the newest sealed version into `model`; its sealed manifest. A new store gets the base as version 0.
-
-    `forms`: the formats of a new swarm. Those of an older one do not change; without any here it keeps what it has.
+def open_newest_version(store: Store, model: Model, checkpoint: Checkpoint, layout: Layout, key: Key) -> bytes:
+    """Load the newest sealed version into `model`; its sealed manifest. A new store gets the base as version 0, with
+    zeros in all other parts of `layout`, but for formats, which are computed.
 
     Never loads an older version: members hold the newest one, so a second version of its number would contradict it.
     Raises `UsageError` when the store's bits do not lead to it.
     """
-    layout, newest = with_formats(checkpoint.layout, forms), store.newest()
+    newest = store.newest()
     if newest is None and (store.chunks.all() or any(saved.version > (0, 0) for saved in store.checkpoints.list())):
         raise UsageError(
             f"{store.folder} holds versions, but not the record of which were sealed. Restore its swarm.sqlite from a "
@@ -36,15 +31,6 @@ def open_newest_version(
         )
     if newest is None:
         return genesis(store, model, _load(model, checkpoint, layout), key, files=checkpoint.files).manifest
-    stored = store.file(open_manifest(newest.manifest, key.public).layout_hash)
-    saved = checkpoint.layout if stored is None else Layout.from_bytes(stored)
-    had = formats_of(saved)
-    if forms and had != tuple(sorted(form.name for form in forms)):
-        raise UsageError(
-            f"{store.folder} holds a swarm with {' and '.join(had) if had else 'no formats'}, and the formats of a "
-            "swarm do not change: leave out --format to go on with it, or start another swarm in another home (--home)."
-        )
-    layout = with_formats(checkpoint.layout, tuple(FORMATS[name] for name in had))
     if open_manifest(newest.manifest, key.public).layout_hash != layout.hash:
         raise UsageError(
             f"{store.folder} holds the swarm of another model than {checkpoint.path}. "

@@ -14,10 +14,10 @@ from platformdirs import user_data_path
 
 from codec.errors import UsageError
 from codec.formats.share import FormatShare, Share
-from codec.formats.spec import MAX_FORMATS, Format, format_named
-from codec.shards import MAX_RANKS, Shard
+from codec.shards import Shard
 from node.settings.addresses import address, duration_s, host_and_port, is_loopback, relay_address
 from node.settings.memory_plan import ReplicaPlace
+from node.settings.shares import check_parts, check_share
 
 __all__ = [
     "DemoConfig",
@@ -52,6 +52,8 @@ MAX_NODES_EVER: Final = 10_000
 """The seed keeps 32 bytes for each, and writes all of a ticket's again when another machine joins."""
 MAX_RELAYS: Final = 3
 """Each costs a connection, and an address in the ticket."""
+DEFAULT_ADAPTER_RANK: Final = 16
+"""In the middle of the ranks that peft's examples use for reinforcement learning, 8 to 32."""
 KEPT: Final = "swarm-demo"
 """Folder of `demo --keep` without a value, which earlier releases accepted."""
 
@@ -187,7 +189,12 @@ class SeedConfig(PeerConfig):
     only (join --shard). 0: every node holds the whole model."""
     format: tuple[str, ...] = ()
     """Also carry the model in this format, so that a node can hold it instead of bf16 (join --format): int4-group-e8,
-    fp8-block-e8, int8-channel-e8 and others (docs/formats.md); repeat for up to 3. Fixed when the swarm begins."""
+    fp8-block-e8, int8-channel-e8 and others (docs/formats.md); repeat for up to 3. Chosen at the first start."""
+    adapters: int = 0
+    """Slots for LoRA adapters beside the base (1 to 64), chosen at the first start of a home. An empty slot takes no
+    memory. 0: none at a first start, and later those that the home has."""
+    adapter_rank: int | None = None
+    """The highest rank that an adapter may have, for --adapters; without it 16."""
 
     def __post_init__(self) -> None:
         PeerConfig.__post_init__(self)  # super() cannot find a slotted dataclass
@@ -207,27 +214,20 @@ class SeedConfig(PeerConfig):
             raise UsageError("--egress-copies: 1 or more; with less than one copy no node would get a whole version")
         if not 1 <= self.node_cores <= 1024:
             raise UsageError("--node-cores: 1 to 1024")
-        if self.shards and not 2 <= self.shards <= MAX_RANKS:
-            raise UsageError(f"--shards: 2 to {MAX_RANKS} ranks, or 0")
-        if self.shards and self.raw_mb:
-            raise UsageError("--shards: a swarm that carries files has no experts; leave out --raw-mb")
         object.__setattr__(self, "format", tuple(self.format))
-        if len(self.formats) > MAX_FORMATS or len(set(self.format)) < len(self.format):
-            raise UsageError(f"--format: at most {MAX_FORMATS} formats, each once")
-        if self.format and self.raw_mb:
-            raise UsageError("--format: a swarm that carries files has no weights to quantise; leave out --raw-mb")
+        check_parts(self)
         if "/" in self.watch_marker or len(self.watch_marker) > 255:
             raise UsageError("--watch-marker: the name of a file, without a folder")
         duration_s(self.watch_quiet)
 
     @property
-    def formats(self) -> tuple[Format, ...]:
-        """The formats of `format`. Raises `UsageError` for an unknown one."""
-        return tuple(format_named(name) for name in self.format)
-
-    @property
     def watch_quiet_s(self) -> float:
         return duration_s(self.watch_quiet)
+
+    @property
+    def planned_adapter_rank(self) -> int:
+        """The rank that a slot has room for."""
+        return DEFAULT_ADAPTER_RANK if self.adapter_rank is None else self.adapter_rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,10 +301,7 @@ class JoinConfig(MemberConfig):
 
     def __post_init__(self) -> None:
         MemberConfig.__post_init__(self)
-        if self.shard:
-            _check_shard(self)
-        if self.format:
-            _check_format(self)
+        check_share(self)
         object.__setattr__(self, "engine_url", tuple(self.engine_url))
         object.__setattr__(self, "vllm_arg", tuple(self.vllm_arg))
         if self.finish_within:
@@ -341,30 +338,6 @@ class JoinConfig(MemberConfig):
     def finish_within_s(self) -> float | None:
         """None: SIGTERM ends the node at once."""
         return duration_s(self.finish_within) if self.finish_within else None
-
-
-def _check_shard(config: JoinConfig) -> None:
-    """Raise `UsageError` if the shard is not one, or another setting needs the whole model."""
-    Shard.parse(config.shard)
-    if config.engine != "none":
-        raise UsageError("--shard: an engine needs the whole model; add --engine none")
-    if config.raw_out is not None:
-        raise UsageError("--shard: a file has no experts; leave out --raw-out")
-    if config.replica not in ("auto", "ram"):
-        raise UsageError(f"--shard: its blocks are kept in memory; leave out --replica {config.replica}")
-
-
-def _check_format(config: JoinConfig) -> None:
-    """Raise `UsageError` if there is no such format, or another setting needs the bf16 model."""
-    format_named(config.format)
-    if config.shard:
-        raise UsageError("--format: a node holds a format or the blocks of some ranks; leave out --shard")
-    if config.engine != "none":
-        raise UsageError("--format: engines load bf16 weights; add --engine none")
-    if config.raw_out is not None:
-        raise UsageError("--format: a file has no weights to quantise; leave out --raw-out")
-    if config.replica not in ("auto", "ram"):
-        raise UsageError(f"--format: its blocks are kept in memory; leave out --replica {config.replica}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ _HEAD: Final = """\
 _AT_TOP: Final = ("home", "name", "region", "up_mbit", "down_mbit")
 """The settings that most commands share: they stand once more at the top."""
 _EXAMPLES: Final[dict[str, Any]] = {
+    "adapter_rank": 32,
     "announce": ["203.0.113.7:4001"],
     "api_key": "a long random text",
     "api_key_file": "/run/secrets/gateway",
