@@ -7,5 +7,6 @@ by name only, never loads the compiler.
 - `quantise`: Bits to codes and back, for whole rows of a matrix, in full or only where elements changed
 - `coding`: The coder of a format's block
 - `part`: The blocks of a format's part: all, one, or those that a version changes
+- `dequantised`: The base that codes stand for, for engines that compute with bf16
 - `share`: What a member of one format holds
 """

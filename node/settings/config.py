@@ -295,12 +295,13 @@ class JoinConfig(MemberConfig):
     shard: str = ""
     """Hold only the blocks that these ranks need, as 3/8 (rank 3 of 8) or 0,1/8; the seed must have been started with
     --shards 8. Needs --engine none, and memory for these blocks."""
-    format: str = ""
+    format: tuple[str, ...] = ()
     """Hold the model in this format instead of bf16 (int4-group-e8, for example); the seed must have been started with
     it (seed --format)."""
 
     def __post_init__(self) -> None:
         MemberConfig.__post_init__(self)
+        object.__setattr__(self, "format", tuple(self.format))
         check_share(self)
         object.__setattr__(self, "engine_url", tuple(self.engine_url))
         object.__setattr__(self, "vllm_arg", tuple(self.vllm_arg))
@@ -331,7 +332,7 @@ class JoinConfig(MemberConfig):
     def held_shard(self) -> Share | None:
         """None: the whole model."""
         if self.format:
-            return FormatShare(self.format)
+            return FormatShare(self.format[0])
         return Shard.parse(self.shard) if self.shard else None
 
     @property

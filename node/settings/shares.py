@@ -36,7 +36,9 @@ def check_parts(config: "SeedConfig") -> None:
 def check_share(config: "JoinConfig") -> None:
     """Raise `UsageError` if what a node is to hold is no shard or format, or another setting needs the whole model."""
     if config.format:
-        format_named(config.format)
+        format_named(config.format[0])
+        if len(config.format) > 1:
+            raise UsageError("--format: a node holds one format")
         if config.shard:
             raise UsageError("--format: a node holds a format or the blocks of some ranks; leave out --shard")
         if config.raw_out is not None:
