@@ -15,18 +15,21 @@ import structlog
 import trio
 
 from codec import StagedChunk, write_patch
+from codec.formats.share import FormatShare
 from codec.sign import Key
 from node.engines.group import EngineGroup
 from node.engines.host import EngineDeadlines, EngineHost, EngineLost, EngineSpec, ReplicaRef, worker_command
 from node.engines.vllm.specs import specs_of
 from node.host.last_line import last_line
 from node.member.engine_memory import EngineMemory
+from node.member.format_engine import FormatEngine
 from node.member.milestones import Look
 from node.member.worker import NodeWorker
 from node.settings.config import JoinConfig
 from node.status.schema import EngineCommit, OwnStatus
 from swarm.protocol.core.events import VersionId
 from swarm.runtime import in_thread
+from swarm.runtime.replica.dequantised import DequantisedReplica
 from swarm.runtime.replica.model import Model
 from swarm.store import Store
 
@@ -82,7 +85,11 @@ class EngineRuntime:
             EngineHost(spec, self._lend_replica, EngineDeadlines(commit_s=_VLLM_COMMIT_S))
             for spec in specs
         ]  # fmt: skip
-        self.host = EngineGroup(hosts)
+        share = config.held_shard
+        form = share.name if isinstance(share, FormatShare) else ""
+        self.host = EngineGroup(hosts, form)
+        self._format = FormatEngine(self.host, DequantisedReplica(model, store, form)) if form else None
+        """What the engines are filled from, if the node holds a format."""
         self._memory = EngineMemory(self.host, model) if config.replica == "engine" else None
         """The engines' memory, where it is the replica."""
         self.worker = NodeWorker(key, self.host, self._send)
@@ -104,6 +111,8 @@ class EngineRuntime:
             nursery.start_soon(self._follow_replica)
             if self._memory is not None:
                 nursery.start_soon(self._memory.run)
+            if self._format is not None:
+                nursery.start_soon(self._format.run)
             await nursery.start(self.worker.run)
             await trio.sleep_forever()
 
@@ -122,11 +131,16 @@ class EngineRuntime:
             self._committed = trio.Event()
             while self._commits:
                 version, root, changes = self._commits.popleft()
+                layout = self._model.layout
+                if self._format is not None and changes is not None:
+                    found = await self._format.changes(version, changes)
+                    layout = self._format.layout
+                    changes, root = (None, root) if found is None else found
                 if changes is None:
                     await self._reload(version)
                 else:
-                    assert self._model.layout is not None
-                    descriptor, _ = await in_thread(write_patch, changes, self._model.layout)
+                    assert layout is not None
+                    descriptor, _ = await in_thread(write_patch, changes, layout)
                     self.worker.update(version, root, descriptor)
 
     async def _reload(self, version: VersionId) -> None:
@@ -143,6 +157,7 @@ class EngineRuntime:
         folder = await in_thread(self._write_files)
         memory = self._memory
         lend = partial(in_thread, self._model.lend) if memory is None else memory.lend
+        lend = lend if self._format is None else self._format.lend
         while (loan := await lend()) is None:  # noqa: ASYNC110 - a catch-up tells nobody its end
             await trio.sleep(_LEND_AGAIN_S)
         window_fd = None if memory is None else memory.window_fd

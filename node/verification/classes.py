@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["KEEPS_KEYS", "ArithmeticClass", "ClassPair", "names_class"]
+__all__ = ["KEEPS_KEYS", "ArithmeticClass", "ClassPair", "in_format", "names_class"]
 
 PREFIX: Final = "class:"
 KEEPS_KEYS: Final = "kept-"
@@ -21,7 +21,7 @@ class ArithmeticClass(msgspec.Struct, frozen=True, order=True):
     device: str
     """As "cpu" or "NVIDIA H100". CPUs of different vector width may round otherwise; only measurement tells."""
     dtype: str
-    """In which the model computes, as "bfloat16"."""
+    """In which the model computes, as "bfloat16"; "bfloat16 of int4-group-e8" where weights stand for codes."""
     attention: str
     """The attention backend, as "sdpa"."""
     parallelism: int = 1
@@ -60,3 +60,17 @@ ClassPair = tuple[ArithmeticClass, ArithmeticClass]
 def names_class(abilities: Iterable[str]) -> bool:
     """Whether a node says in which class its engine is."""
     return any(name.startswith(PREFIX) for name in abilities)
+
+
+def in_format(abilities: frozenset[str], form: str) -> frozenset[str]:
+    """Abilities of an engine whose weights stand for the codes of a format: its class is another than that of engines
+    with the base's weights, so the noise between them is learned for themselves. `form` empty: `abilities`."""
+    if not form:
+        return abilities
+    found: set[str] = set()
+    for name in abilities:
+        parts = name.split("/", 4)
+        if name.startswith(PREFIX) and len(parts) > 3:
+            parts[3] = f"{parts[3]} of {form}"
+        found.add("/".join(parts))
+    return frozenset(found)
