@@ -118,9 +118,23 @@ class Layout:
         return self._first_blocks[-1]
 
     @cached_property
+    def _base_tensors(self) -> int:
+        return bisect_left([tensor.name for tensor in self.tensors], "~")
+
+    @property
     def base_blocks(self) -> int:
         """The number of blocks of tensors whose names sort before `~`; those of other parts follow (`codec.parts`)."""
-        return self._first_blocks[bisect_left([tensor.name for tensor in self.tensors], "~")]
+        return self._first_blocks[self._base_tensors]
+
+    @property
+    def base_nbytes(self) -> int:
+        """Bytes of a replica's buffer that the base takes."""
+        return self._offsets[self._base_tensors]
+
+    @cached_property
+    def base_bytes(self) -> int:
+        """Bytes of the base's tensors without padding: the size of a full copy of the base."""
+        return sum(tensor.nbytes for tensor in self.tensors[: self._base_tensors])
 
     @property
     def nbytes(self) -> int:

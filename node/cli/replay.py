@@ -109,6 +109,7 @@ def _draw_again(
 
     if missing := lacking(("torch", "transformers")):
         raise UsageError(f"replay needs {' and '.join(missing)}: {how_to_get('torch')}")
+    from codec.parts import base_layout
     from node.coordinator.samples import weights_of
     from node.engines.replay import draw_again
     from node.engines.transformers import TransformersEngine
@@ -122,7 +123,7 @@ def _draw_again(
         return draw_again(
             engine,
             found.model,
-            opened.layout,
+            base_layout(opened.layout),
             found.by_version,
             opened.question,
             opened.bundle.sampling,

@@ -23,7 +23,7 @@ from codec.choice import arrival_mbit, choose_coder, usual_changes, usual_payloa
 from codec.chunk import CODER_PCO, CODER_RICE, BlockEntry
 from codec.errors import SwarmError, UsageError
 from codec.formats.share import formats_of
-from codec.parts import Part
+from codec.parts import Part, part_of
 from codec.shards import Parallel, block_ranks, has_experts
 from codec.sign import Key
 from node.coordinator.admin import AdminService
@@ -302,7 +302,7 @@ class Coordinator:
             return {"rice": CODER_RICE, "pco": CODER_PCO}[config.coder]
         layout = self._publisher.replica.layout
         changed = last.changed if last is not None and last.changed else usual_changes(layout)
-        return choose_coder(layout.full_bytes, changed, self._link_mbit, config.node_cores)
+        return choose_coder(layout.base_bytes, changed, self._link_mbit, config.node_cores)
 
     @property
     def _link_mbit(self) -> float:
@@ -338,11 +338,15 @@ class Coordinator:
 
     async def seal(self, manifest: Manifest, parts: frozenset[Part]) -> bytes:
         members = [lease.grant.peer for lease in self.core.book.leases.values()]
-        elements = sum(spec.elements for spec in self.replica.layout.tensors)
+        elements = self._elements_of(parts)
         self.track.sealed(manifest, elements, members)
         sealed = await self._publisher.seal(manifest)
         self._seed_log.sealed(manifest, elements, self.track.trainer_step)
         return sealed
+
+    def _elements_of(self, parts: frozenset[Part]) -> int:
+        """Elements of these parts of the model."""
+        return sum(spec.elements for spec in self.replica.layout.tensors if part_of(spec.name) in parts)
 
     async def abandon(self) -> None:
         await self._publisher.abandon()

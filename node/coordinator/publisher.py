@@ -26,6 +26,7 @@ from codec import (
     seal_chunk,
     state_root,
 )
+from codec.choice import usual_payload_bytes
 from codec.chunk import CODER_RAW, BlockEntry
 from codec.errors import PeerError, SwarmError, UsageError
 from codec.pack import ClassPacker
@@ -141,6 +142,8 @@ class Publisher:
         self._ranges = parts(seed.replica.layout)
         self._formats = FormatParts(seed.replica.layout)
         self._parts: dict[Part | None, PartBlocks] = {}
+        self._last_payload_bytes: dict[Part, int] = {}
+        """By part, of its last version since this process started."""
         self._open: _Version | None = None
         self._opening = False
 
@@ -200,6 +203,10 @@ class Publisher:
         self._opening = True  # before anything is awaited: two trainers may ask at once
         try:
             attempt = await self.seed.open_attempt(target, trainer_step)
+            if len(self._ranges) > 1:  # the version before may be of another part
+                usual_bytes = usual_payload_bytes(part.layout)
+                last_bytes = self._last_payload_bytes.get(part.part, 0)
+                attempt = attempt._replace(expected_bytes=usual_bytes, last_payload_bytes=last_bytes)
             expected_bytes = attempt.last_payload_bytes or expected_bytes or attempt.expected_bytes
             attempt = attempt._replace(expected_bytes=expected_bytes)
             self._open = _Version(attempt, self.seed, target, self._classes, part)
@@ -267,6 +274,7 @@ class Publisher:
         changed_parts = self._changed_parts(version)
         await self.seed.seal(version.manifest(changed), changed_parts)
         self._open = None
+        self._last_payload_bytes[version.part.part] = version.payload_bytes
         return Sealed(version.root(), version.payload_bytes, len(version.chunk_ids), root, changed_parts)
 
     def _changed_parts(self, version: "_Version") -> frozenset[Part]:

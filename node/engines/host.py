@@ -72,8 +72,9 @@ _log = EventLog(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRef:
-    """The node's replica, from which an engine is filled. `fd` stays the replica's; `folder` has config and tokenizer.
-    `window_fd`: memory into which the engine's blocks will be read back (`node.engines.window`); None: they will not.
+    """The base of the node's replica, from which an engine is filled; `layout` and `root` are the base's. `fd` stays
+    the replica's; `folder` has config and tokenizer. `window_fd`: memory into which the engine's blocks will be read
+    back (`node.engines.window`); None: they will not.
 
     The replica may move on at any time. The bits that are read then do not match `root`, and the reload finds out."""
 

@@ -1,6 +1,7 @@
 """The engine, its processes and its worker on one node, from start to end.
 
-replica committed --> patch (memfd) --> worker: staged while the engine generates, committed between two batches
+replica committed --> changes of the base --> patch (memfd) --> worker: staged while the engine generates, committed
+                                                                        between two batches
 replica changed otherwise (catch-up, repair) --> the engine is reloaded from it
 """
 
@@ -16,11 +17,13 @@ import trio
 
 from codec import StagedChunk, write_patch
 from codec.formats.share import FormatShare
+from codec.parts import base_layout
 from codec.sign import Key
 from node.engines.group import EngineGroup
 from node.engines.host import EngineDeadlines, EngineHost, EngineLost, EngineSpec, ReplicaRef, worker_command
 from node.engines.vllm.specs import specs_of
 from node.host.last_line import last_line
+from node.member.changed_parts import ChangedParts, VersionChanges
 from node.member.engine_memory import EngineMemory
 from node.member.format_engine import FormatEngine
 from node.member.milestones import Look
@@ -94,6 +97,8 @@ class EngineRuntime:
         """The engines' memory, where it is the replica."""
         self.worker = NodeWorker(key, self.host, self._send)
         self._proof: _Proof | None = None
+        self._parts: ChangedParts | None = None
+        """Divides the changes of versions; None: it has to begin again with a version whose hashes are known."""
 
     def _own_host(self) -> EngineHost:
         """An engine in a process of this very environment."""
@@ -131,17 +136,32 @@ class EngineRuntime:
             self._committed = trio.Event()
             while self._commits:
                 version, root, changes = self._commits.popleft()
-                layout = self._model.layout
-                if self._format is not None and changes is not None:
-                    found = await self._format.changes(version, changes)
-                    layout = self._format.layout
-                    changes, root = (None, root) if found is None else found
-                if changes is None:
+                self.worker.roots.tell(version, root)
+                divided = await self._divide(version, root, changes)
+                if divided is None:
                     await self._reload(version)
                 else:
-                    assert layout is not None
-                    descriptor, _ = await in_thread(write_patch, changes, layout)
-                    self.worker.update(version, root, descriptor)
+                    assert self._model.layout is not None
+                    descriptor, _ = await in_thread(write_patch, divided.base, self._model.layout)
+                    self.worker.update(version, divided.base_root, descriptor)
+
+    async def _divide(self, version: VersionId, root: bytes, changes: Changes) -> VersionChanges | None:
+        """What a version changes of the base, and which other parts it changes; None: not known."""
+        layout = self._model.layout
+        assert layout is not None
+        if changes is None:
+            self._parts = None
+            return None
+        if self._format is not None:
+            return await self._format.divide(version, changes)
+        if layout.base_blocks == layout.n_blocks:
+            return VersionChanges(tuple(changes), root, frozenset())
+        if self._parts is None:
+            hashes = await in_thread(self._model.hashes_at, version)
+            if hashes is None:  # the replica has gone on to a later version
+                return None
+            self._parts = ChangedParts(layout, hashes)
+        return self._parts.divide(changes)
 
     async def _reload(self, version: VersionId) -> None:
         if not self.host.ready or self.host.version >= version:
@@ -160,6 +180,7 @@ class EngineRuntime:
         lend = lend if self._format is None else self._format.lend
         while (loan := await lend()) is None:  # noqa: ASYNC110 - a catch-up tells nobody its end
             await trio.sleep(_LEND_AGAIN_S)
+        self.worker.roots.tell(loan.version, loan.swarm_root)
         window_fd = None if memory is None else memory.window_fd
         return ReplicaRef(loan.layout, loan.fd, folder, loan.version, loan.root, window_fd)
 
@@ -168,7 +189,7 @@ class EngineRuntime:
         folder = self._config.home / _FILES
         folder.mkdir(parents=True, exist_ok=True)
         assert self._model.layout is not None
-        for spec in self._model.layout.files:
+        for spec in base_layout(self._model.layout).files:
             data = self._store.file(spec.hash)
             if data is not None:
                 (folder / spec.name).write_bytes(data)

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import trio
 
-from codec import Layout, StagedChunk
+from codec import StagedChunk
 from node.engines.group import EngineGroup
+from node.member.changed_parts import VersionChanges
 from swarm.protocol.core.events import VersionId
 from swarm.runtime import in_thread
-from swarm.runtime.replica.dequantised import DequantisedReplica, EngineChanges
+from swarm.runtime.replica.dequantised import DequantisedReplica
 from swarm.runtime.replica.files import Loan
 
 __all__ = ["FormatEngine"]
@@ -21,11 +22,6 @@ class FormatEngine:
         self._engines, self._replica = engines, replica
         self._using = trio.Lock()
         self._lent = trio.Event()
-
-    @property
-    def layout(self) -> Layout:
-        """The layout of what the engines hold."""
-        return self._replica.layout()
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -45,7 +41,8 @@ class FormatEngine:
         self._lent.set()
         return loan
 
-    async def changes(self, version: VersionId, staged: Sequence[StagedChunk]) -> EngineChanges | None:
+    async def divide(self, version: VersionId, staged: Sequence[StagedChunk]) -> VersionChanges | None:
         """What a version changes in the engines; None: not known, so they have to be filled again."""
         async with self._using:
-            return await in_thread(self._replica.changes, version, staged)
+            found = await in_thread(self._replica.changes, version, staged)
+        return None if found is None else VersionChanges(found.changes, found.root, frozenset())

@@ -10,7 +10,6 @@ commits when its running sequences are done, and none is begun meanwhile.
 """
 
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -56,6 +55,7 @@ from node.member.lease_inventory import Held, Job, LeaseInventory, Result, toget
 from node.member.pace import PACE, Pace
 from node.member.scorer import Scorer
 from node.member.time_accounting import TimeAccounting
+from node.member.version_roots import VersionRoots
 from node.settings.event_log import EventLog
 from node.status.schema import TimeSplit, WorkerStatus
 from swarm.guard import Source, guarded
@@ -71,7 +71,7 @@ LOOK_EVERY_S: Final = 1.0
 """While the last leases are finished."""
 
 _Asking = tuple[int, Version, bytes]
-"""What a request for work says: room for sequences, the engine's version, and its root."""
+"""What a request for work says: room for sequences, the engine's version, and the root of that version."""
 
 _log = EventLog(__name__)
 
@@ -124,7 +124,7 @@ class NodeWorker:
         self._asked_at = float("-inf")
         self._tested = not pace.self_test_tokens
         """The self-test is over, so work may be asked for."""
-        self._roots: OrderedDict[Version, bytes] = OrderedDict()
+        self.roots = VersionRoots()
         self.time_accounting = TimeAccounting(clock)
         self.tokens_per_s = 0.0
         self._measured_s = 0.0
@@ -172,7 +172,8 @@ class NodeWorker:
         self._wake()
 
     def update(self, version: Version, root: bytes, patch_fd: int) -> None:
-        """The replica became `version`; the engine follows. Closes `patch_fd` (see `codec.write_patch`) when done."""
+        """The replica became `version`; the engine follows. `root`: of the base. Closes `patch_fd` (see
+        `codec.write_patch`) when done."""
         self._updater.update(version, root, patch_fd)
         self._book_time()
 
@@ -348,7 +349,7 @@ class NodeWorker:
         return [[job] for job in jobs]
 
     async def _generate(self, flight: _Flight) -> None:
-        self._know(self._engine.version, self._engine.root)
+        self.roots.note_engine(self._engine.version, self._engine.root)
         jobs = together(flight.jobs)
         prompts = [
             Prompt(held.prompt, stream_of(held.message.group, sample, held.message.sampling)) for held, sample in jobs
@@ -362,7 +363,7 @@ class NodeWorker:
         completions, _ = await self._engine.generate(prompts, jobs[0][0].message.sampling, count)
         count(tuple(len(completion.token_ids) for completion in completions))
         self._measure()
-        if any(span.version not in self._roots for completion in completions for span in completion.spans):
+        if any(span.version not in self.roots for completion in completions for span in completion.spans):
             raise EngineLost("the engine was reloaded while it generated")
         now = self._clock()
         for (held, sample), completion in zip(jobs, completions, strict=True):
@@ -375,7 +376,7 @@ class NodeWorker:
 
     def _rollout(self, held: Held, sample: int, completion: Completion) -> Rollout:
         lease = held.message
-        spans = [VersionSpan(*span.version, self._roots[span.version], span.end) for span in completion.spans]
+        spans = [VersionSpan(*span.version, self.roots[span.version], span.end) for span in completion.spans]
         return Rollout(
             lease=lease.lease,
             token=lease.token,
@@ -386,12 +387,6 @@ class NodeWorker:
             finish_reason=completion.finish_reason,
             spans=tuple(spans),
         )
-
-    def _know(self, version: Version, root: bytes) -> None:
-        self._roots[version] = root
-        self._roots.move_to_end(version)
-        while len(self._roots) > 64:
-            self._roots.popitem(last=False)
 
     def _measure(self) -> None:
         """Update the rate: tokens by the seconds in which at least one sequence was generated."""
@@ -413,7 +408,7 @@ class NodeWorker:
     def _coming(self, version: Version, root: bytes) -> None:
         """A commit is next. Cancel samples that were begun at a version which `max_lag` will not allow after it: they
         would be refused."""
-        self._know(version, root)
+        self.roots.note_engine(version, root)
         for flight in self._flights:
             epoch, oldest = flight.version
             if all(epoch != version[0] or version[1] - oldest > held.message.max_lag for held, _ in flight.jobs):
@@ -465,14 +460,15 @@ class NodeWorker:
             self._asked_at = now
             return
         capacity = max(0, self._most - self._inventory.waiting - self._rows)
-        asking = (capacity, self._engine.version, self._engine.root)
+        epoch, version = self._engine.version
+        root = self.roots.note_engine((epoch, version), self._engine.root)
+        asking = (capacity, self._engine.version, root)
         if now < self._asked_at + self._pace.ask_every_s and not self._is_news(asking):
             return
         self._asked, self._asked_at = asking, now
         self._serial += 1
-        epoch, version = self._engine.version
         holding = tuple(sorted(self._inventory.leases))[:MAX_CAPACITY]
-        message = WorkRequest(self._serial, capacity, epoch, version, self._engine.root, self.tokens_per_s, holding)
+        message = WorkRequest(self._serial, capacity, epoch, version, root, self.tokens_per_s, holding)
         await self._send(encode(message))
         await self._send(encode(self._timesheet()))
 

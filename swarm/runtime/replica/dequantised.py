@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from codec import Layered, Layout, Replica, StagedBlock, StagedChunk, state_root
+from codec import Layered, Replica, StagedBlock, StagedChunk, state_root
 from codec.formats.dequantised import DequantisedBase
 from codec.formats.part import reader_of
 from codec.formats.spec import format_named
@@ -43,21 +43,15 @@ class DequantisedReplica:
         """uint8 (n_blocks of the base, 32), of the engine's bits at `_version`."""
         self._version: VersionId | None = None
 
-    def layout(self) -> Layout:
-        """The base's. There must be a replica."""
-        assert self._model.layout is not None
-        if self._base is None:
-            self._base = DequantisedBase(self._model.layout, self._form)
-        return self._base.layout
-
     def lend(self) -> Loan | None:
         """The bits for an engine to map; None while the replica is of no version. Raises `UsageError` without room on
         the disk. No version is applied meanwhile."""
         return self._model.read(self._fill)
 
     def _fill(self, replica: Replica | Layered) -> Loan:
-        layout, read = self.layout(), reader_of(replica)
-        assert self._base is not None
+        if self._base is None:
+            self._base = DequantisedBase(replica.layout, self._form)
+        layout, read = self._base.layout, reader_of(replica)
         if self._file is None:
             self._file = Replica.create(layout, self._store.replica_path)
         file, base = self._file, self._base
@@ -72,7 +66,7 @@ class DequantisedReplica:
                 pass
         assert self._model.version is not None
         self._hashes, self._version = file.hashes.copy(), self._model.version
-        return Loan(layout, file.seal_for_readers(), self._version, file.root)
+        return Loan(layout, file.seal_for_readers(), self._version, file.root, replica.root)
 
     def end_loan(self) -> None:
         """No engine reads the file any more: give its disk space back until the next loan."""

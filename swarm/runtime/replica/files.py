@@ -14,6 +14,8 @@ from codec import Checkpoint, Layered, Layout, Replica, write_checkpoint
 from codec.bits import Bits
 from codec.checkpoint import check_files
 from codec.errors import PeerError, UsageError
+from codec.manifest import state_root
+from codec.parts import base_layout
 from codec.zeros import are_zeros
 from swarm.protocol.core.events import VersionId
 from swarm.runtime.replica.base_folder import Proven
@@ -23,12 +25,16 @@ __all__ = ["Loan", "ReplicaFiles"]
 
 
 class Loan(NamedTuple):
-    """A replica's bits for another process to map. The replica keeps ownership of `fd`."""
+    """The bits of a replica's base for another process to map. The replica keeps ownership of `fd`.
+
+    `layout`, `root`: of the base. `swarm_root`: of the whole version.
+    """
 
     layout: Layout
     fd: int
     version: VersionId
     root: bytes
+    swarm_root: bytes
 
 
 class ReplicaFiles:
@@ -40,20 +46,22 @@ class ReplicaFiles:
         self._file: Replica | None = None
 
     def lend(self, replica: Replica | Layered, version: VersionId) -> tuple[Loan | None, tuple[int, ...]]:
-        """The bits for another process to map; or None, and the blocks that are damaged. Raises `UsageError`.
+        """The base's bits for another process to map; or None, and the blocks that are damaged. Raises `UsageError`.
 
-        A replica on disk is copied to the replica file. No version may be applied meanwhile.
+        The base of a replica on disk is copied to the replica file. No version may be applied meanwhile.
         """
         wrong: tuple[int, ...] = ()
+        base, swarm_root = base_layout(replica.layout), replica.root
         if isinstance(replica, Layered):
-            replica, wrong = self._update_file(replica)
+            replica, wrong = self._update_file(replica, base)
         if wrong:
             return None, wrong
-        return Loan(replica.layout, replica.seal_for_readers(), version, replica.root), ()
+        root = state_root(base.hash, replica.hashes[: base.n_blocks])
+        return Loan(base, replica.seal_for_readers(), version, root, swarm_root), ()
 
-    def _update_file(self, layered: Layered) -> tuple[Replica, tuple[int, ...]]:
+    def _update_file(self, layered: Layered, base: Layout) -> tuple[Replica, tuple[int, ...]]:
         if self._file is None:
-            self._file = Replica.create(layered.layout, self._store.replica_path)
+            self._file = Replica.create(base, self._store.replica_path)
         self._file.refill_file()
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             return self._file, self._file.take_from(layered, pool.map)

@@ -43,10 +43,12 @@ class Holding:
         return tuple(map(int, np.flatnonzero(differs)))
 
     def nbytes(self, layout: Layout) -> int:
-        """Bytes of memory of the blocks held, about."""
-        if self.blocks(layout) is None:
-            return layout.nbytes
-        return sum(layout.block(block).nbytes for block in self.all(layout))
+        """Bytes of memory of the blocks held, about. Beyond the base only formats count: unused slots take none."""
+        if self.shard is None:
+            return layout.base_nbytes
+        specs = ((block, layout.block(block)) for block in self.all(layout))
+        prefix = format_prefix("")
+        return sum(spec.nbytes for block, spec in specs if block < layout.base_blocks or spec.name.startswith(prefix))
 
     def check_place(self, layout: Layout, *, on_disk: bool) -> None:
         """Raise `UsageError` if the replica is to be on disk, which keeps whole models only."""

@@ -365,6 +365,11 @@ class Model:
         with self._gate.unchanged():
             return use(self._whole()) if self.version is not None else None
 
+    def hashes_at(self, version: VersionId) -> Hashes | None:
+        """A copy of all block hashes, if the bits are of this version; else None."""
+        with self._gate.unchanged():
+            return self._whole().hashes.copy() if self.version == version else None
+
     def read_live(self, live: LiveBlocks | None) -> None:
         """Read the blocks of a replica on disk from the engine's memory first."""
         self._live = live

@@ -1,0 +1,49 @@
+"""What a version changes, divided for an engine: the base's blocks, which it writes into its weights, and other parts.
+
+Pure: it is told each version in order, and keeps only the hashes of the base's blocks.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codec import Layout, StagedChunk
+from codec.manifest import state_root
+from codec.parts import BASE, Part, base_layout, changed_parts, parts
+
+__all__ = ["ChangedParts", "VersionChanges"]
+
+
+class VersionChanges(NamedTuple):
+    """What one version changes. `base`: the changes of the base. `base_root`: the root of the base in this version.
+    `parts`: the other parts that it changes."""
+
+    base: tuple[StagedChunk, ...]
+    base_root: bytes
+    parts: frozenset[Part]
+
+
+class ChangedParts:
+    """Divides the changes of the versions of one model."""
+
+    def __init__(self, layout: Layout, hashes: NDArray[np.uint8]) -> None:
+        """`hashes`: uint8 (n_blocks, 32), of the whole model in the version before the first that is divided."""
+        self.base = base_layout(layout)
+        self._ranges = parts(layout)
+        self._hashes = hashes[: self.base.n_blocks].copy()
+
+    def divide(self, changes: Sequence[StagedChunk]) -> VersionChanges:
+        """Divide the changes of the next version. A chunk has blocks of one part only, but that is not relied on."""
+        mine: list[StagedChunk] = []
+        others: set[Part] = set()
+        for staged in changes:
+            blocks = tuple(block for block in staged if block.block < self.base.n_blocks)
+            if len(blocks) < len(staged.blocks):
+                others |= changed_parts(self._ranges, (block.block for block in staged)) - {BASE}
+            if blocks:
+                mine.append(staged if len(blocks) == len(staged.blocks) else StagedChunk(blocks, staged.key))
+            for block in blocks:
+                self._hashes[block.block] = np.frombuffer(block.new_hash, np.uint8)
+        return VersionChanges(tuple(mine), state_root(self.base.hash, self._hashes), frozenset(others))
