@@ -12,6 +12,7 @@ In reading order:
 - `choice`: The choice between the two coders
 - `varint`, `unpack`, `sign`: Bounded readers and writers, and signatures
 - `chunk`, `pack`: Signed chunks and their pieces, and the sizes of both
+- `experts`: How many elements of each expert of a mixture a step changes
 - `shards`: The blocks that each rank of a divided engine needs
 - `parts`, `part_view`, `adapter`: The base, slots of adapters and other parts of a layout
 - `manifest`: The root over all blocks, and the seal of a version

@@ -37,6 +37,8 @@ __all__ = [
     "AdapterModule",
     "AdapterSlots",
     "AdapterTensor",
+    "is_adapter_name",
+    "linear_layers",
     "slot_tensors",
 ]
 
@@ -100,6 +102,25 @@ class AdapterSlots:
 
 
 _WEIGHTS: Final = re.compile(r"~adapter/[0-9]{2}/weights")
+
+
+def is_adapter_name(text: str) -> bool:
+    """Whether an adapter may have this name."""
+    return _NAME.fullmatch(text) is not None
+
+
+def linear_layers(base: Layout) -> dict[str, tuple[int, int]]:
+    """(out, in) of each linear layer of the base's body, by its name without `.weight`: matrices of a float type,
+    without embeddings and the output head."""
+    return {
+        tensor.name.removesuffix(".weight"): (tensor.shape[0], tensor.shape[1])
+        for tensor in base.tensors
+        if len(tensor.shape) == 2
+        and tensor.name.endswith(".weight")
+        and DTYPES[tensor.dtype].is_float
+        and not tensor.name.startswith("~")
+        and not _NO_TARGET.search(tensor.name)
+    }
 
 
 def slot_tensors(slot: int, elements: int) -> tuple[TensorSpec, TensorSpec]:
@@ -266,15 +287,7 @@ class AdapterConfig:
 
 def _width(base: Layout) -> int:
     """Sum of in + out over the linear layers of the base."""
-    return sum(
-        sum(tensor.shape)
-        for tensor in base.tensors
-        if len(tensor.shape) == 2
-        and tensor.name.endswith(".weight")
-        and DTYPES[tensor.dtype].is_float
-        and not tensor.name.startswith("~")
-        and not _NO_TARGET.search(tensor.name)
-    )
+    return sum(sum(shape) for shape in linear_layers(base).values())
 
 
 def _read(value: Any, version: int) -> AdapterConfig:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from codec.bits import Bits
 from codec.layout import Layout
 
-__all__ = ["are_zeros", "with_holes", "zero_hash", "zero_hashes"]
+__all__ = ["are_zeros", "with_holes", "zero_blocks", "zero_hash", "zero_hashes"]
 
 
 @lru_cache(maxsize=64)
@@ -33,6 +33,13 @@ def zero_hashes(layout: Layout) -> NDArray[np.uint8]:
 def are_zeros(layout: Layout, block: int, digest: bytes) -> bool:
     """Whether a block is beyond the base, and one with this hash is zeros."""
     return block >= layout.base_blocks and digest == zero_hash(layout.block(block).nbytes)
+
+
+def zero_blocks(layout: Layout, hashes: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """For each block, whether it is beyond the base and zeros. `hashes`: uint8 (n_blocks, 32)."""
+    found = np.zeros(layout.n_blocks, np.bool_)
+    found[layout.base_blocks :] = (hashes[layout.base_blocks :] == zero_hashes(layout)).all(axis=1)
+    return found
 
 
 def with_holes(

@@ -148,14 +148,16 @@ def publish(
     step: int = 0,
     wait: bool = False,
     raw: bool = False,
+    adapter: str = "",
     as_json: AsJson = False,
 ) -> None:
-    """Publish a checkpoint folder as the next version, through the seed that runs on this machine.
+    """Publish a checkpoint folder, or an adapter, as the next version, through the seed that runs on this machine.
 
     Parameters
     ----------
     folder
-        Hugging Face folder (safetensors, of any sharding) of the same model as the seed's base.
+        Hugging Face folder (safetensors, of any sharding) of the same model as the seed's base; with --adapter, a folder
+        that peft's save_pretrained wrote.
     home
         The seed's SWARM_HOME.
     step
@@ -164,7 +166,16 @@ def publish(
         Wait until every live node holds the version; without it, only until it is sealed.
     raw
         FOLDER is any file, and the seed was started with --raw-mb.
+    adapter
+        Publish FOLDER as the adapter of this name, new or known; the seed was started with --adapters. FOLDER has a plain
+        LoRA adapter of the seed's base: adapter_config.json and adapter_model.safetensors. The base and other adapters
+        stay as they are.
     """
+    if adapter:
+        if raw:
+            raise UsageError("--adapter and --raw exclude each other: a file is no adapter.")
+        _publish_adapter(folder, home or default_home(), adapter, step=step, wait=wait, as_json=as_json)
+        return
     import gc
 
     from node.settings.memory import give_back_promptly
@@ -187,6 +198,46 @@ def publish(
         return
     density = 100 * report["density"]
     print(f"Version {report['version']}: {density:.3g} % changed, {size_text(report['delta_bytes'])} on the wire.")
+
+
+def _publish_adapter(folder: Path, home: Path, adapter: str, *, step: int, wait: bool, as_json: bool) -> None:
+    from node.settings.units import size_text
+    from node.status.progress import ProgressLine
+    from node.trainers.publish_adapter import publish_adapter
+
+    with ProgressLine(f"Publishing {folder.name}"):
+        report = publish_adapter(home, folder, adapter, step=step, everywhere=wait)
+    if as_json:
+        print_json(report)
+        return
+    print(
+        f"Version {report['version']}: adapter {adapter} version {report['adapter_version']}, "
+        f"{100 * report['density']:.3g} % changed, {size_text(report['delta_bytes'])} on the wire."
+    )
+
+
+def remove_adapter(name: str, /, *, home: Path | None = None, as_json: AsJson = False) -> None:
+    """Remove an adapter from the swarm: a version in which its slot is empty, and free for another.
+
+    Refused while a trainer publishes the adapter. Samples of it that are on their way are refused from then on.
+
+    Parameters
+    ----------
+    name
+        The adapter's name, as it was given to publish.
+    home
+        The seed's SWARM_HOME.
+    """
+    from node.trainers.publish_adapter import remove_adapter as remove
+
+    done = remove(home or default_home(), name)
+    if as_json:
+        print_json(
+            {"adapter": name, "epoch": done.epoch, "version": done.version, "root": done.root.hex(),
+             "delta_bytes": done.delta_bytes}
+        )  # fmt: skip
+        return
+    print(f"Version {done.version}: without the adapter {name}.")
 
 
 def register(app: App) -> None:
@@ -218,4 +269,6 @@ def register(app: App) -> None:
         "swarm-node publish runs/step_17",
         "swarm-node publish runs/step_17 --wait --json",
         "swarm-node publish --raw data.tar.zst --wait",
+        "swarm-node publish runs/adapter_17 --adapter math --wait",
     )
+    offer(app, remove_adapter, TRAIN, "swarm-node remove-adapter math", "swarm-node remove-adapter math --json")

@@ -5,6 +5,7 @@ turns block deltas into a sealed version; `admin` removes members and revokes ti
 
 Modules:
 
+- `adapters`: The adapters in the slots of a seed's replica, by name
 - `admin`: Removes members, revokes tickets and undoes both, in a running seed
 - `coordinator`: The seed process
 - `file_publisher`: Publishes checkpoint folders and raw files in the seed's own process
@@ -13,10 +14,13 @@ Modules:
 - `publisher`: From block deltas to a sealed version
 - `rank_group`: The ranks of one trainer, which publish a version together
 - `recovery`: The seed's replica at a start
+- `removal`: Removes an adapter: a version that makes its slot zeros
 - `rotation`: Replaces a swarm's key while its seed does not run
 - `samples`: Bundles of accepted samples, and the weights to draw them again from
 - `seed_log`: What the seed's log says of its members and versions
 - `seed_status`: The seed's status
+- `slots`: Which adapter has which slot
 - `track`: What the seed remembers of each version for people
 - `trainer_server`: Answers trainers over a Unix socket
+- `turns`: Whose turn it is to publish
 """

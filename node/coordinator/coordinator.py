@@ -22,10 +22,12 @@ from codec import BlockDelta, Checkpoint, Chunk, ChunkKey, Layout, Manifest, Rep
 from codec.choice import arrival_mbit, choose_coder, usual_changes, usual_payload_bytes
 from codec.chunk import CODER_PCO, CODER_RICE, BlockEntry
 from codec.errors import SwarmError, UsageError
+from codec.experts import Experts
 from codec.formats.share import formats_of
-from codec.parts import Part, part_of
+from codec.parts import BASE, Part, part_of
 from codec.shards import Parallel, block_ranks, has_experts
 from codec.sign import Key
+from node.coordinator.adapters import AdaptersHeld
 from node.coordinator.admin import AdminService
 from node.coordinator.format_parts import FormatParts
 from node.coordinator.handover import Handover, hand_over
@@ -75,6 +77,7 @@ from swarm.runtime.replica.model import Model
 from swarm.runtime.replica.own import OwnChunk
 from swarm.runtime.sessions.blob_service import cost_of, model_bytes
 from swarm.store import Seal, Store
+from swarm.store.records import Records
 from swarm.transport.identity import peer_id
 
 __all__ = ["Coordinator", "run"]
@@ -210,7 +213,8 @@ class Coordinator:
         self._kernels_loaded = trio.Event()
         now = trio.current_time()
         self.core = _authority(config, key, store, model, head, boot, now)
-        self.track = Track(self._sent_bytes, trio.current_time)
+        assert model.layout is not None
+        self.track = Track(self._sent_bytes, trio.current_time, Experts(model.layout))
         self._seed_log = SeedLog(self.core)
         logs.name_peers(self._seed_log.name_of)
         self.ledger = self._restored_ledger(book, now)
@@ -225,6 +229,10 @@ class Coordinator:
         assert self.endpoint.jobs is not None
         self._publisher = SeedPublisher(key, self.endpoint.runtime, store, self.endpoint.jobs, self.endpoint.manifests)
         self._admin = AdminService(self.core, self.endpoint.runtime, trio.current_time)
+        self._adapters = AdaptersHeld(self._publisher.replica)
+        self._changed_parts: frozenset[Part] | None = None
+        """Of the version that is being sealed."""
+        self.ledger.set_adapters(self._adapters.adapters)
 
     def _restored_ledger(self, book: Book, now: float) -> LedgerService:
         config, manifest = self._config, self.core.state.manifest
@@ -289,6 +297,10 @@ class Coordinator:
         return self._key
 
     @property
+    def records(self) -> Records:
+        return self._store.records
+
+    @property
     def head(self) -> VersionId:
         held = self.core.state.held
         assert held is not None
@@ -314,12 +326,14 @@ class Coordinator:
     async def find(self, root: bytes | None, version: int | None) -> Seal:
         return await self._publisher.find(root, version)
 
-    async def open_attempt(self, back_to: Seal | None = None, trainer_step: int | None = None) -> Attempt:
+    async def open_attempt(
+        self, back_to: Seal | None = None, trainer_step: int | None = None, part: Part = BASE
+    ) -> Attempt:
         self.track.begin_publish(trainer_step)
         usual_bytes = usual_payload_bytes(self.replica.layout)
         attempt = await self._publisher.open_attempt(back_to)
         attempt = attempt._replace(link_mbit=self._link_mbit, expected_bytes=usual_bytes)
-        self.ledger.begun((attempt.epoch, attempt.version))
+        self.ledger.begun((attempt.epoch, attempt.version), self._adapters.name_of(part))
         _log.info(
             "publishing", version=str(VersionId(attempt.epoch, attempt.version)), attempt=attempt.attempt,
             step=trainer_step or None,
@@ -331,7 +345,7 @@ class Coordinator:
 
     async def add_chunk(self, chunk: Chunk, known: OwnChunk | None = None) -> None:
         await self._publisher.add_chunk(chunk, known)
-        self.track.chunk_left()
+        self.track.chunk_left(chunk, known)
 
     def payload(self, key: ChunkKey, block: int) -> tuple[BlockEntry, bytes] | None:
         return self._publisher.payload(key, block)
@@ -340,7 +354,11 @@ class Coordinator:
         members = [lease.grant.peer for lease in self.core.book.leases.values()]
         elements = self._elements_of(parts)
         self.track.sealed(manifest, elements, members)
-        sealed = await self._publisher.seal(manifest)
+        self._changed_parts = parts
+        try:
+            sealed = await self._publisher.seal(manifest)
+        finally:
+            self._changed_parts = None
         self._seed_log.sealed(manifest, elements, self.track.trainer_step)
         return sealed
 
@@ -358,7 +376,8 @@ class Coordinator:
     # ------------------------------------------------------------ what the runtime tells us
 
     def committed(self, version: VersionId, manifest: Manifest, changes: tuple[StagedChunk, ...] | None) -> None:
-        self.ledger.sealed(Head(manifest.epoch, manifest.version, manifest.root))
+        change = self._adapters.change(self._changed_parts)
+        self.ledger.sealed(Head(manifest.epoch, manifest.version, manifest.root), change)
 
     def notify(self, notice: Notice) -> None:
         match notice:

@@ -25,9 +25,11 @@ from codec.part_view import PartView
 from codec.parts import BASE
 from codec.rice import bits_at
 from node.coordinator.publisher import Attempt, Publisher
+from node.coordinator.turns import Turns
 from node.host.stamp import stamp
 from node.ipc.async_channel import AsyncChannel
 from node.ipc.channel import ChannelClosed
+from node.ipc.sockets import process_named
 from node.trainers.attach import default_threads
 from node.trainers.file_messages import FilesEncoded, FilesOpened, FilesPublished, FilesUnread, PublishFiles
 from node.trainers.publish.encoding import LISTED_SHARE
@@ -52,8 +54,8 @@ class FilePublisher:
     """Answers `PublishFiles`. `is_ready()`: the default coder is loaded; compiling one would stop the seed for
     seconds."""
 
-    def __init__(self, publisher: Publisher, is_ready: Callable[[], bool]) -> None:
-        self._publisher = publisher
+    def __init__(self, publisher: Publisher, turns: Turns, is_ready: Callable[[], bool]) -> None:
+        self._publisher, self._turns = publisher, turns
         self._is_ready = is_ready
 
     async def converse(self, channel: AsyncChannel, asked: PublishFiles) -> None:
@@ -85,6 +87,13 @@ class FilePublisher:
 
     async def _publish(self, channel: AsyncChannel, encoder: "FileEncoder") -> None:
         began = time.perf_counter()
+        turn = await self._turns.take(BASE, process_named(channel.pid))
+        try:
+            await self._publish_now(channel, encoder, began)
+        finally:
+            turn.end()
+
+    async def _publish_now(self, channel: AsyncChannel, encoder: "FileEncoder", began: float) -> None:
         attempt = await self._publisher.begin(
             expected_bytes=encoder.blocks.nbytes, trainer_step=encoder.trainer_step or None
         )

@@ -28,11 +28,12 @@ from codec import (
 )
 from codec.choice import usual_payload_bytes
 from codec.chunk import CODER_RAW, BlockEntry
-from codec.errors import PeerError, SwarmError, UsageError
+from codec.errors import PeerError, UsageError
 from codec.pack import ClassPacker
 from codec.part_view import PartView
 from codec.parts import BASE, Part, PartBlocks, part_classes, part_layout, parts
 from node.coordinator.format_parts import BaseChanges, FormatParts
+from node.coordinator.turns import Busy
 from node.trainers.messages import VersionRef
 from swarm.runtime.publishing import Attempt
 from swarm.runtime.replica.own import OwnChunk
@@ -43,10 +44,6 @@ __all__ = ["Attempt", "Busy", "Publisher", "Returned", "Sealed", "VersionSink"]
 
 _GROWS: Final = 2
 """A version that has more payload than was expected is taken to have this many times what it has so far."""
-
-
-class Busy(SwarmError):
-    """Another trainer is publishing to this seed at the moment; one publishes at a time."""
 
 
 class Sealed(NamedTuple):
@@ -95,8 +92,11 @@ class VersionSink(Protocol):
         """A sealed version, by its root or its number. Raises `UsageError` when there is no such version."""
         ...
 
-    async def open_attempt(self, back_to: Seal | None = None, trainer_step: int | None = None) -> Attempt:
-        """Durably begin the next version or its next attempt; `back_to`: an older version again, in a new epoch."""
+    async def open_attempt(
+        self, back_to: Seal | None = None, trainer_step: int | None = None, part: Part = BASE
+    ) -> Attempt:
+        """Durably begin the next version or its next attempt; `back_to`: an older version again, in a new epoch.
+        `part`: the one that its trainer publishes."""
         ...
 
     def rewind(self, to: Seal, skip: range = range(0)) -> AsyncGenerator[list[tuple[BlockDelta, int]], None]:
@@ -164,6 +164,11 @@ class Publisher:
         open."""
         return self._current().root()
 
+    @property
+    def part_root(self) -> bytes:
+        """As `root`, over the blocks of the open version's part. Raises `PeerError` when none is open."""
+        return self._current().part_root()
+
     def blocks_of(self, part: Part | None) -> PartBlocks:
         """A part of the model as a layout of its own; None: the whole. Raises `PeerError` for one that the model does
         not have."""
@@ -202,7 +207,7 @@ class Publisher:
             raise Busy("Another trainer is publishing to this seed. Publish from one process at a time.")
         self._opening = True  # before anything is awaited: two trainers may ask at once
         try:
-            attempt = await self.seed.open_attempt(target, trainer_step)
+            attempt = await self.seed.open_attempt(target, trainer_step, BASE if target is not None else part.part)
             if len(self._ranges) > 1:  # the version before may be of another part
                 usual_bytes = usual_payload_bytes(part.layout)
                 last_bytes = self._last_payload_bytes.get(part.part, 0)

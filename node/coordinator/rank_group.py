@@ -20,9 +20,11 @@ from codec.pack import MIN_CHUNK_BYTES
 from codec.parts import Part
 from node.coordinator.publisher import Publisher
 from node.coordinator.shared_blocks import read_shared, record_end
+from node.coordinator.turns import Busy, Turn, Turns
 from node.ipc.async_channel import AsyncChannel
-from node.ipc.channel import ChannelClosed
+from node.ipc.channel import ChannelClosed, close_fds
 from node.ipc.ring import RingReader
+from node.ipc.sockets import process_named
 from node.trainers.messages import (
     Attach,
     Delta,
@@ -52,8 +54,10 @@ smaller ones than the smallest chunk, since each costs the seed a turn of its lo
 class RankGroup:
     """One trainer's ranks, which publish one part of the model. `open`: they are publishing a version."""
 
-    def __init__(self, publisher: Publisher, world: int, part: Part) -> None:
+    def __init__(self, publisher: Publisher, turns: Turns, world: int, part: Part) -> None:
         self._publisher = publisher
+        self._turns = turns
+        self._turn: Turn | None = None
         self.part = part
         self._view = publisher.view(part)
         self.world = world
@@ -80,9 +84,15 @@ class RankGroup:
         return self._members.get(rank) is channel
 
     async def begin(self, message: PublishBegin) -> None:
-        """Wait for all ranks, open the version, and tell them. Raises `UsageError`, `Busy`."""
+        """Wait for all ranks and for this trainer's turn, open the version, and tell the ranks. Raises `UsageError`,
+        `Busy`, and `ChannelClosed` when rank 0 hangs up meanwhile."""
         await self._gather()
-        attempt = await self._publisher.begin(message.again, message.expected_bytes, message.step, self.part)
+        await self._take_turn()
+        try:
+            attempt = await self._publisher.begin(message.again, message.expected_bytes, message.step, self.part)
+        except BaseException:
+            self._end_turn()
+            raise
         self.open, self._ended = True, {}
         self._check_all_here()
         batch_bytes = max(MIN_CHUNK_BYTES, chunk_target(attempt.expected_bytes) // BATCHES_A_CHUNK)
@@ -119,12 +129,17 @@ class RankGroup:
         self._sealing = rank
         sealed = await self._publisher.end(changed, root)
         self.open, self._sealing = False, None
+        self._end_turn()
         await self._tell(PublishSealed(sealed.part_root, sealed.payload_bytes, sealed.chunks, changed, sealed.root))
 
     async def go_back(self, message: GoBack) -> None:
         """Return to an older version from what the seed keeps, and tell all ranks. Raises `UsageError`, `Busy`."""
         await self._gather()
-        head = await self._publisher.go_back(message.wanted)
+        await self._take_turn()
+        try:
+            head = await self._publisher.go_back(message.wanted)
+        finally:
+            self._end_turn()
         await self._tell(WentBack(message.number, head.epoch, head.version, head.root, head.payload_bytes))
 
     async def leave(self, rank: int, channel: AsyncChannel, why: SwarmError | None) -> None:
@@ -142,7 +157,43 @@ class RankGroup:
             other.close()
         if self.open:
             self.open, self._sealing = False, None
-            await self._publisher.abandon()
+            try:
+                await self._publisher.abandon()
+            finally:
+                self._end_turn()
+
+    async def _take_turn(self) -> None:
+        """Wait for the turn to publish, while rank 0 stays connected: it says nothing until it has its turn."""
+        leader = self._members.get(0)
+        if leader is None:
+            raise ChannelClosed("rank 0 has ended")
+        error: BaseException | None = None
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                nonlocal error
+                try:
+                    message, fds = await leader.recv()
+                    close_fds(fds)
+                    error = PeerError(f"publish: {type(message).__name__} out of turn")
+                except (ChannelClosed, PeerError) as found:
+                    error = found
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch)
+            try:
+                self._turn = await self._turns.take(self.part, process_named(leader.pid))
+            except Busy as found:
+                error = found
+            nursery.cancel_scope.cancel()
+        if error is not None:
+            self._end_turn()
+            raise error
+
+    def _end_turn(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            turn.end()
 
     async def _gather(self) -> None:
         with trio.move_on_after(RETURN_WITHIN_S if self._met else GATHER_WITHIN_S) as waiting:
@@ -189,18 +240,19 @@ class RankGroup:
 class RankGroups:
     """The attached trainers, by session."""
 
-    def __init__(self, publisher: Publisher) -> None:
-        self._publisher = publisher
+    def __init__(self, publisher: Publisher, turns: Turns) -> None:
+        self._publisher, self._turns = publisher, turns
         self._rank_groups: dict[bytes, RankGroup] = {}
 
-    def join(self, attach: Attach, channel: AsyncChannel) -> RankGroup:
-        """Raises `PeerError` for an impossible rank or world size, and for a part that the model does not have."""
+    def join(self, attach: Attach, part: Part, channel: AsyncChannel) -> RankGroup:
+        """`part`: that the trainer publishes. Raises `PeerError` for an impossible rank or world size, and for a part
+        that the model does not have."""
         if attach.rank >= attach.world:
             raise PeerError(f"attach.rank: {attach.rank} of {attach.world}")
-        part = Part.parse(attach.part)
         rank_group = self._rank_groups.get(attach.session)
         if rank_group is None:
-            rank_group = self._rank_groups[attach.session] = RankGroup(self._publisher, attach.world, part)
+            rank_group = RankGroup(self._publisher, self._turns, attach.world, part)
+            self._rank_groups[attach.session] = rank_group
         if (rank_group.world, rank_group.part) != (attach.world, part):
             raise PeerError(
                 f"attach: {part} of {attach.world} ranks, and another rank said {rank_group.part} of {rank_group.world}"

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from codec import Manifest
+from codec import Chunk, Manifest
+from codec.experts import ExpertChanges, Experts
 from node.ledger.assignment.commit_stats import Slowest
 from node.status.schema import Step
 from swarm.protocol.core.events import VersionId
+from swarm.runtime.replica.own import OwnChunk
 
 __all__ = ["Arrived", "SentBytes", "Track"]
 
@@ -51,6 +53,9 @@ class _Tracked:
     extract_s: float
     first_chunk_s: float | None
     trainer_step: int | None = None
+    experts: int | None = None
+    """Of the model; None: it has none."""
+    experts_touched: int | None = None
     waiting: set[bytes] = field(default_factory=set)
     """Members that have not reported it."""
     held: int = 0
@@ -63,8 +68,11 @@ class _Tracked:
 class Track:
     """The coordinator tells it what happens, with `sent()` to read the counters; the status reads it."""
 
-    def __init__(self, sent: Callable[[], SentBytes], clock: Callable[[], float]) -> None:
+    def __init__(self, sent: Callable[[], SentBytes], clock: Callable[[], float], experts: Experts) -> None:
         self._sent, self._clock = sent, clock
+        self._experts = experts
+        self._touched = ExpertChanges(experts)
+        """Of the version that is being published."""
         self._versions: dict[VersionId, _Tracked] = {}
         self._began: tuple[float, SentBytes] | None = None
         self._first_chunk_at: float | None = None
@@ -76,9 +84,14 @@ class Track:
         self._began = (self._clock(), self._sent())
         self.trainer_step = trainer_step
         self._first_chunk_at = None
+        self._touched = ExpertChanges(self._experts)
 
-    def chunk_left(self) -> None:
-        """A chunk of the open version was handed to the swarm."""
+    def chunk_left(self, chunk: Chunk, known: OwnChunk | None) -> None:
+        """A chunk of the open version was handed to the swarm. `known`: what it changes, if the trainer has said so."""
+        if self._experts and chunk.opened is not None:
+            positions = {} if known is None else {block.block: block.positions for block in known.blocks}
+            for entry in chunk.opened.blocks:
+                self._touched.add(entry.block, positions.get(entry.block))
         if self._first_chunk_at is None:
             self._first_chunk_at = self._clock()
 
@@ -98,6 +111,8 @@ class Track:
             extract_s=self._clock() - began_at,
             first_chunk_s=None if self._first_chunk_at is None else self._first_chunk_at - began_at,
             trainer_step=self.trainer_step,
+            experts=self._experts.count if self._experts else None,
+            experts_touched=self._touched.touched if self._experts else None,
             waiting=set(members),
         )
         self._versions[tracked.version] = tracked
@@ -153,6 +168,8 @@ def _step(tracked: _Tracked, slowest: Slowest, now: float) -> Step:
         version=tracked.version,
         density=tracked.density,
         bits_per_change=8 * tracked.payload_bytes / tracked.changed if tracked.changed else None,
+        experts=tracked.experts,
+        experts_touched=tracked.experts_touched,
         delta_bytes=tracked.payload_bytes,
         trainer_sent_bytes=after.sockets - before.sockets,
         trainer_control_bytes=after.control - before.control,

@@ -15,13 +15,17 @@ import trio
 from codec import shared
 from codec.errors import PeerError, SwarmError, UsageError
 from codec.part_view import PartView
-from codec.parts import Part
+from codec.parts import BASE, Part
 from node.coordinator.file_publisher import FilePublisher
 from node.coordinator.publisher import Publisher, VersionSink
 from node.coordinator.rank_group import RankGroups
+from node.coordinator.removal import remove_adapter
+from node.coordinator.slots import SlotRecords, Slots
+from node.coordinator.turns import Busy, Turns
 from node.ipc.async_channel import AsyncChannel, serve_socket
 from node.ipc.channel import ChannelClosed, close_fds
 from node.ipc.ring import RingReader
+from node.ipc.sockets import process_named
 from node.ledger.binding import Binding
 from node.ledger.model_limits import limits_of
 from node.ledger.service import VOLATILE, LedgerService
@@ -54,6 +58,7 @@ from node.trainers.messages import (
     PublishFiles,
     PublishShared,
     Refusal,
+    RemoveAdapter,
     Room,
     Sample,
     Stale,
@@ -70,6 +75,8 @@ SAY_WITHIN_S: Final = 60.0
 """Until the first message. A process sends it at once; one that was stopped (SIGSTOP) may need a moment."""
 HANG_UP_WITHIN_S: Final = 2.0
 """A trainer that asks again with the same key has just closed its last connection; wait this long for its end."""
+LOOK_S: Final = 0.05
+"""Interval between two looks whether the trainer that was attached to an adapter has ended."""
 LEAVE_WITHIN_S: Final = 10.0
 """To drop the open version and tell the other ranks."""
 
@@ -82,6 +89,11 @@ class Host(VersionSink, Protocol):
         ...
 
     def status(self) -> SeedStatus: ...
+
+    @property
+    def records(self) -> SlotRecords:
+        """Durable records of the seed."""
+        ...
 
 
 class TrainerServer:
@@ -101,8 +113,10 @@ class TrainerServer:
         self._seed = seed
         self._ledger = ledger
         publisher = self._publisher = Publisher(seed, classes)
-        self._rank_groups = RankGroups(publisher)
-        self._file_publisher = FilePublisher(publisher, is_ready)
+        self._turns = Turns()
+        self._slots = Slots(lambda: seed.replica, seed.records)
+        self._rank_groups = RankGroups(publisher, self._turns)
+        self._file_publisher = FilePublisher(publisher, self._turns, is_ready)
 
     async def run(self, path: Path, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve `path` until cancelled; see `node.ipc.async_channel.serve_socket`."""
@@ -132,6 +146,9 @@ class TrainerServer:
                     await channel.send(await self._judge(node, release, why))
                 case Evict():
                     await channel.send(await self._seed.evict(message))
+                case RemoveAdapter(name):
+                    who = process_named(channel.pid)
+                    await channel.send(await remove_adapter(self._publisher, self._slots, self._turns, name, who))
                 case PublishFiles():
                     await self._file_publisher.converse(channel, message)
                 case _:
@@ -186,8 +203,32 @@ class TrainerServer:
                 f"The trainer speaks protocol {attach.protocol}, this seed {PROTOCOL}: "
                 "install the same version of swarm-node."
             )
-        await self._hand_replica(channel, self._publisher.view(Part.parse(attach.part)))
-        rank_group = self._rank_groups.join(attach, channel)
+        if not attach.adapter:
+            await self._publish_part(channel, attach, ring, Part.parse(attach.part))
+            return
+        if attach.world != 1:
+            raise UsageError("An adapter is published from one process: gather it there.")
+        part = await self._take_slot(attach.adapter)
+        try:
+            await self._publish_part(channel, attach, ring, part)
+        finally:
+            self._slots.detach(attach.adapter)
+
+    async def _take_slot(self, adapter: str) -> Part:
+        """The slot of an adapter. Raises `Busy` when another trainer is attached to it, `UsageError` without a slot."""
+        deadline = trio.current_time() + HANG_UP_WITHIN_S
+        while self._slots.is_attached(adapter):
+            if trio.current_time() > deadline:
+                raise Busy(
+                    f"Another process publishes the adapter {adapter!r}: end it, or have it close the swarm. Publish "
+                    "each adapter from one process."
+                )
+            await trio.sleep(LOOK_S)
+        return await self._slots.attach(adapter)
+
+    async def _publish_part(self, channel: AsyncChannel, attach: Attach, ring: RingReader | None, part: Part) -> None:
+        await self._hand_replica(channel, self._publisher.view(part), with_base=bool(attach.adapter))
+        rank_group = self._rank_groups.join(attach, part, channel)
         why: SwarmError | None = None
         try:
             while True:
@@ -215,7 +256,7 @@ class TrainerServer:
             with trio.CancelScope(shield=True), trio.move_on_after(LEAVE_WITHIN_S):
                 await self._rank_groups.leave(rank_group, attach, channel, why)
 
-    async def _hand_replica(self, channel: AsyncChannel, view: PartView) -> None:
+    async def _hand_replica(self, channel: AsyncChannel, view: PartView, *, with_base: bool) -> None:
         replica, hashes = self._seed.replica, view.hashes
         hashes_fd, memory = shared.reserve("swarm-hashes", hashes.nbytes)
         if hashes_fd is None:
@@ -224,8 +265,9 @@ class TrainerServer:
             memory[: hashes.nbytes] = hashes.tobytes()
             epoch, version = self._seed.head
             attached = Attached(
-                epoch, version, view.root, view.layout.to_bytes(), replica.root, offset=view.part.offset
-            )
+                epoch, version, view.root, view.layout.to_bytes(), replica.root, view.part.offset,
+                self._publisher.blocks_of(BASE).layout.to_bytes() if with_base else b"",
+            )  # fmt: skip
             await channel.send(attached, [replica.seal_for_readers(), hashes_fd])
         finally:
             memory.close()
@@ -301,6 +343,7 @@ class TrainerServer:
     async def _send_group(self, channel: AsyncChannel, group: Group) -> None:
         for sample, done in sorted(group.done.items()):
             rollout = done.rollout
+            counted, lag = self._ledger.lag_of(group, done)
             await channel.send(
                 Sample(
                     group=group.id,
@@ -311,6 +354,9 @@ class TrainerServer:
                     finish_reason=rollout.finish_reason,
                     spans=tuple((span.epoch, span.version, span.end) for span in rollout.spans),
                     node=done.node,
+                    own=done.own,
+                    counted=counted,
+                    lag=lag,
                 )
             )
 

@@ -6,12 +6,14 @@ are `transformers` and `vllm`.
 Modules:
 
 - `vllm/`
+- `adapters`: Adapters (LoRA) as a node gives them to its engines
 - `arithmetic`: The name that an engine gives its arithmetic class
 - `base`: The values that a node and its engines exchange
 - `cohort`: Equally long prompts that are continued together, a token at a time
 - `forced`: Replays: claimed tokens judged by the computation that draws tokens
 - `generation`: How an engine process generates, for each style of engine
 - `group`: Several engines of one node, used as one
+- `held_adapters`: The adapters that a node wants its engine to serve
 - `host`: The node's side of its engine
 - `interface`: The interface between a node's engine process and the engine in it
 - `invariance`: Whether a row's bits depend on the batch beside it
@@ -19,6 +21,7 @@ Modules:
 - `link`: One connection of the node to an engine process
 - `live`: The bits of a torch model's live parameters, by checkpoint name
 - `load`: Loads a Hugging Face folder, for engines and trainers
+- `lora`: Adapters in a transformers model
 - `messages`: The messages between a node and its engine's process
 - `process`: The engine's process, started and killed by the node
 - `replay`: Draws a sample again, token by token

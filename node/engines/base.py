@@ -4,9 +4,10 @@ The interface of an engine is in `node.engines.interface`. Nothing here needs to
 this module.
 """
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -14,9 +15,12 @@ from codec.errors import SwarmError
 
 __all__ = [
     "ABILITIES",
+    "ADAPTERS",
+    "ADAPTER_NAME",
     "BASE_VERSION",
     "EXACT_SEED",
     "JUDGES",
+    "JUDGES_ADAPTERS",
     "OPTIONS",
     "PORTABLE_DRAWS",
     "REPLAYS",
@@ -65,7 +69,14 @@ JUDGES: Final = "judges"
 """The ability to judge tokens that another node says it drew (`node.engines.judgement`)."""
 REPLAYS: Final = "replays"
 """The ability to judge tokens by computing them as they were drawn, bit for bit: see `Claim.replay`."""
-ABILITIES: Final = frozenset({OPTIONS, SCORE_OPTIONS, EXACT_SEED, PORTABLE_DRAWS, JUDGES, REPLAYS})
+ADAPTERS: Final = "adapters"
+"""The ability to draw with an adapter of the swarm (`SamplingOptions.adapter`)."""
+JUDGES_ADAPTERS: Final = "judges-adapters"
+"""The ability to score, judge and replay tokens that were drawn with an adapter, as far as the engine does so for
+tokens of the base: with that adapter, at the engine's version."""
+ABILITIES: Final = frozenset(
+    {OPTIONS, SCORE_OPTIONS, EXACT_SEED, PORTABLE_DRAWS, JUDGES, REPLAYS, ADAPTERS, JUDGES_ADAPTERS}
+)
 """Everything that an engine may be able to do beyond `SamplingParams` without options."""
 
 MAX_LISTED: Final = 4096
@@ -79,6 +90,8 @@ MAX_BANNED_LENGTH: Final = 64
 MAX_STOP_TEXTS: Final = 16
 MAX_STOP_TEXT: Final = 1024
 """Characters of one stop text."""
+ADAPTER_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""The whole name of an adapter; as `codec.AdapterConfig` has it."""
 
 
 class EngineError(SwarmError):
@@ -122,6 +135,9 @@ class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
     portable: bool = False
     """Each token is the argmax of log-probability plus `node.verification.noise.gumbel` of (seed, stream, position), so
     that others can draw the sample again. Needs the ability `PORTABLE_DRAWS`; no effect on a greedy completion."""
+    adapter: str = ""
+    """The name of the adapter that is added to the base's weights; empty: none. Needs the ability `ADAPTERS`, and that
+    adapter in the engine."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_tokens <= MAX_LENGTH:
@@ -149,16 +165,19 @@ class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
             1 <= len(text) <= MAX_STOP_TEXT for text in self.stop_texts
         ):
             raise ValueError(f"stop: at most {MAX_STOP_TEXTS} texts of 1 to {MAX_STOP_TEXT} characters")
+        if self.adapter and not ADAPTER_NAME.fullmatch(self.adapter):
+            raise ValueError("adapter: a name of 1 to 64 of the characters A-Z a-z 0-9 . _ -")
 
     @property
     def reshapes(self) -> bool:
-        """Whether the options change the distribution that tokens are drawn from."""
+        """Whether the options change the distribution that the weights give."""
         return self != SamplingOptions(
             stop_texts=self.stop_texts,
             special=self.special,
             seeded=self.seeded,
             exact=self.exact,
             portable=self.portable,
+            adapter=self.adapter,
         )
 
     @property
@@ -229,18 +248,25 @@ class SamplingParams(msgspec.Struct, frozen=True):
         """`options`, or the defaults when it is unset."""
         return _PLAIN if self.options is msgspec.UNSET else self.options
 
+    def with_options(self, **changes: Any) -> "SamplingParams":
+        """The same with these options changed; `options` is unset if all have their defaults then."""
+        options = msgspec.structs.replace(self.extra, **changes)
+        return msgspec.structs.replace(self, options=msgspec.UNSET if options == _PLAIN else options)
+
 
 def needs(sampling: SamplingParams) -> frozenset[str]:
     """The abilities that an engine needs to draw by `sampling`."""
     if sampling.options is msgspec.UNSET:
         return frozenset()
-    wanted = {EXACT_SEED: sampling.options.exact, PORTABLE_DRAWS: sampling.options.portable}
+    options = sampling.options
+    wanted = {EXACT_SEED: options.exact, PORTABLE_DRAWS: options.portable, ADAPTERS: bool(options.adapter)}
     return frozenset({OPTIONS, *(ability for ability, needed in wanted.items() if needed)})
 
 
 def scoring_needs(sampling: SamplingParams) -> frozenset[str]:
     """The abilities that an engine needs to score tokens that were drawn by `sampling`."""
-    return frozenset({SCORE_OPTIONS} if sampling.extra.reshapes else ())
+    wanted = {SCORE_OPTIONS: sampling.extra.reshapes, JUDGES_ADAPTERS: bool(sampling.extra.adapter)}
+    return frozenset(ability for ability, needed in wanted.items() if needed)
 
 
 class Prompt(msgspec.Struct, frozen=True):

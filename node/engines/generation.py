@@ -109,8 +109,8 @@ class Generation(ABC):
 def _score_now(engine: Engine, message: Score) -> Scores:
     if not isinstance(engine, ScoringEngine):
         raise ValueError("this engine cannot score tokens")
-    found = engine.score(message.prompt, message.token_ids, message.sampling)
-    return Scores(message.number, tuple(found), engine.version)
+    found = engine.score(message.prompt, message.token_ids, message.sampling, message.adapter)
+    return Scores(message.number, tuple(found), engine.version_of(message.adapter))
 
 
 def _judge_now(engine: Engine, messages: list[Judge]) -> list[Judged | Failed]:
@@ -146,7 +146,7 @@ class BatchGeneration(Generation):
 
     def generate(self, message: Generate) -> Completions:
         started = time.perf_counter()
-        completions = self._engine.generate(message.prompts, message.sampling)
+        completions = self._engine.generate(message.prompts, message.sampling, message.adapter)
         return _completions(message.number, completions, time.perf_counter() - started)
 
     def score(self, message: Score) -> Scores:
@@ -206,8 +206,12 @@ class SteppedGeneration(Generation):
             return
         now = time.perf_counter()
         self._finish_commit(now - started)
-        for number, completions in finished:
-            self._send(_completions(number, completions, now - self._began_at.pop(number)))
+        for number, outcome in finished:
+            seconds = now - self._began_at.pop(number)
+            if isinstance(outcome, EngineError):
+                self._send(failure(self._engine, number, outcome))
+            else:
+                self._send(_completions(number, outcome, seconds))
         if now - self._progress_sent_at >= PROGRESS_EVERY_S:
             self._progress_sent_at = now
             for number, counts in self._engine.counts().items():
@@ -228,7 +232,7 @@ class SteppedGeneration(Generation):
             self._send(Done(number, pause_s, resume_s))
 
     def generate(self, message: Generate) -> None:
-        self._engine.begin(message.number, message.prompts, message.sampling)
+        self._engine.begin(message.number, message.prompts, message.sampling, message.adapter)
         self._began_at[message.number] = time.perf_counter()
 
     def score(self, message: Score) -> Scores:
@@ -294,7 +298,7 @@ class BackgroundGeneration(Generation):
 
     def generate(self, message: Generate) -> None:
         self._began_at[message.number] = time.perf_counter()
-        self._engine.begin(message.number, message.prompts, message.sampling, self._finish_flight)
+        self._engine.begin(message.number, message.prompts, message.sampling, self._finish_flight, message.adapter)
 
     def _finish_flight(self, number: int, outcome: list[Completion] | EngineError) -> None:
         began_at = self._began_at.pop(number, None)
@@ -304,7 +308,7 @@ class BackgroundGeneration(Generation):
             self._send(_completions(number, outcome, time.perf_counter() - began_at))
 
     def score(self, message: Score) -> None:
-        version = self._engine.version
+        version = self._engine.version_of(message.adapter)
 
         def done(outcome: tuple[float, ...] | EngineError) -> None:
             if isinstance(outcome, EngineError):
@@ -312,7 +316,7 @@ class BackgroundGeneration(Generation):
             else:
                 self._send(Scores(message.number, outcome, version))
 
-        self._engine.begin_score(message.prompt, message.token_ids, message.sampling, done)
+        self._engine.begin_score(message.prompt, message.token_ids, message.sampling, done, message.adapter)
 
     def judge(self, message: Judge) -> None:
         number = message.number

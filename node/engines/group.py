@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import trio
 
+from codec.adapter import AdapterConfig
 from node.engines.base import REPLAYS, Completion, Prompt, SamplingParams, Version
 from node.engines.host import Commitment, Counts, EngineFailed, EngineHost, EngineLost
 from node.engines.judgement import Claim, Judgement
@@ -107,15 +108,16 @@ class EngineGroup:
     # ------------------------------------------------------------ generating
 
     async def generate(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Counts | None = None
+        self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Counts | None = None, adapter: str = ""
     ) -> tuple[Sequence[Completion], float]:
-        """As `EngineHost.generate`, by the ready host that generates the fewest sequences."""
+        """As `EngineHost.generate`, by the ready host that generates the fewest sequences and holds the adapter."""
         ready = [i for i, host in enumerate(self.hosts) if host.ready]
         if not ready:
             raise EngineLost("no engine is ready")
-        chosen = min(ready, key=lambda i: (self._load[i], i))
+        able = [i for i in ready if not adapter or adapter in self.hosts[i].adapters]
+        chosen = min(able or ready, key=lambda i: (self._load[i], i))
         with self._busy(chosen, len(prompts)):
-            return await self.hosts[chosen].generate(prompts, sampling, counts)
+            return await self.hosts[chosen].generate(prompts, sampling, counts, adapter)
 
     @contextmanager
     def _busy(self, i: int, count: int) -> Iterator[None]:
@@ -126,9 +128,9 @@ class EngineGroup:
             self._load[i] -= count
 
     async def score(
-        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams
+        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams, adapter: str = ""
     ) -> tuple[tuple[float, ...], Version]:
-        return await self._oldest.score(prompt, token_ids, sampling)
+        return await self._oldest.score(prompt, token_ids, sampling, adapter)
 
     async def judge(self, claim: Claim) -> Judgement:
         return await self._oldest.judge(claim)
@@ -170,6 +172,39 @@ class EngineGroup:
         if not roots:
             raise EngineLost("no engine is ready")
         return roots.pop() if len(roots) == 1 else b"", proven
+
+    # ------------------------------------------------------------ adapters
+
+    @property
+    def adapters(self) -> dict[str, Version]:
+        """The adapters that some ready host serves, by name, each with the oldest version that one holds."""
+        found: dict[str, Version] = {}
+        for host in self._ready:
+            for name, version in host.adapters.items():
+                found[name] = min(found.get(name, version), version)
+        return found
+
+    async def set_adapter(
+        self, slot: int, config: AdapterConfig, fd: int, version: Version, root: bytes
+    ) -> float | None:
+        """As `EngineHost.set_adapter`, on all hosts. Returns the longest pause; None when no host is ready.
+
+        Raises `EngineFailed` when no host can serve the adapter.
+        """
+        answers = await _together(self.hosts, lambda host: host.set_adapter(slot, config, fd, version, root))
+        return max((seconds for seconds in answers if seconds is not None), default=None)
+
+    async def drop_adapter(self, slot: int) -> None:
+        """As `EngineHost.drop_adapter`, on all hosts."""
+        await _together(self.hosts, lambda host: host.drop_adapter(slot))
+
+    async def prove_adapter(self, slot: int) -> bytes:
+        """The slot's root that all ready hosts hold, or empty when they differ. Raises as `EngineHost.prove_adapter`,
+        and `EngineLost` when none is ready."""
+        roots = {await host.prove_adapter(slot) for host in self._ready}
+        if not roots:
+            raise EngineLost("no engine is ready")
+        return roots.pop() if len(roots) == 1 else b""
 
 
 async def _together(hosts: Sequence[EngineHost], call: Callable[[EngineHost], Awaitable[AnswerT]]) -> list[AnswerT]:

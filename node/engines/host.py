@@ -15,8 +15,10 @@ import msgspec
 import trio
 
 from codec import Layout
+from codec.adapter import AdapterConfig, AdapterSlots
 from codec.errors import PeerError, UsageError
 from node.engines.base import BASE_VERSION, MAX_TOKEN, Completion, Prompt, SamplingParams, Version
+from node.engines.held_adapters import HeldAdapters
 from node.engines.judgement import Claim, Judgement
 from node.engines.link import Counts, EngineFailed, EngineLink, EngineLost
 from node.engines.messages import (
@@ -36,6 +38,7 @@ from node.engines.messages import (
     Reload,
     Score,
     Scores,
+    Slots,
     Stage,
 )
 from node.engines.process import EngineProcess, EngineSpec, worker_command
@@ -72,9 +75,9 @@ _log = EventLog(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRef:
-    """The base of the node's replica, from which an engine is filled; `layout` and `root` are the base's. `fd` stays
-    the replica's; `folder` has config and tokenizer. `window_fd`: memory into which the engine's blocks will be read
-    back (`node.engines.window`); None: they will not.
+    """The node's replica, from which an engine is filled. `fd` stays the replica's; `folder` has config and tokenizer.
+    `layout`: of the base alone, as `version` and `root` are. `window_fd`: memory into which the engine's blocks will be
+    read back (`node.engines.window`); None: they will not. `slots`: the swarm's room for adapters.
 
     The replica may move on at any time. The bits that are read then do not match `root`, and the reload finds out."""
 
@@ -84,6 +87,7 @@ class ReplicaRef:
     version: Version
     root: bytes
     window_fd: int | None = None
+    slots: AdapterSlots | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +138,9 @@ class EngineHost:
         self._held: deque[Version] = deque(maxlen=VERSIONS)
         self._coming: tuple[Version, trio.Event] | None = None
         """The version of a commit that has not been answered, and the end of that commit."""
+        self._adapters = HeldAdapters(deadlines.stage_s, deadlines.prove_s)
         self.version: Version = BASE_VERSION
-        """The version that the engine holds, while it is ready."""
+        """The version that the engine holds, while it is ready: of the base, if there are adapters."""
         self.root: bytes = b""
         self.reloads = 0
         """How often the engine was reloaded from the replica after it had served."""
@@ -209,6 +214,8 @@ class EngineHost:
                 await self._process.keep_running()
         except* UsageError as errors:
             raise errors.exceptions[0] from None
+        finally:
+            self._adapters.close()
 
     def _kill(self, why: str) -> None:
         self._mark_not_ready()
@@ -245,10 +252,11 @@ class EngineHost:
                 fds = [ref.fd] if ref.window_fd is None else [ref.fd, ref.window_fd]
                 message = Attach(
                     link.next_number(), ref.layout.to_bytes(), str(ref.folder), ref.version, ref.root,
-                    read_back=ref.window_fd is not None,
+                    read_back=ref.window_fd is not None, slots=_room(ref.slots),
                 )  # fmt: skip
                 proof = await link.ask(message, Proof, self._deadlines.attach_s, fds)
                 if proof.root == ref.root:
+                    await self._adapters.give_all(link)
                     self._mark_ready(ref, proof)
                     return
             self._kill("its live parameters are not the replica's bits")
@@ -268,6 +276,7 @@ class EngineHost:
         self._ready.set()
 
     def _mark_not_ready(self) -> None:
+        self._adapters.lose()
         if self._ready.is_set():  # otherwise tasks may be waiting for this very event
             self._ready = trio.Event()
 
@@ -283,14 +292,16 @@ class EngineHost:
     # ------------------------------------------------------------ generating
 
     async def generate(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Counts | None = None
+        self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Counts | None = None, adapter: str = ""
     ) -> tuple[Sequence[Completion], float]:
         """(a completion for each prompt, seconds that it took). `counts` gets the progress, if the engine reports it.
 
-        When the caller is cancelled, the engine is told to drop the flight.
+        `adapter`: the name of the one to draw by; a span's version is then the newer one of the base's and the
+        adapter's. When the caller is cancelled, the engine is told to drop the flight.
         """
         link = self._ready_link()
-        message = Generate(link.next_number(), tuple(prompts), sampling)
+        self._adapters.check_served(adapter)
+        message = Generate(link.next_number(), tuple(prompts), sampling, adapter)
         if counts is not None:
             link.watch_progress(message, counts)
         try:
@@ -307,6 +318,7 @@ class EngineHost:
         finally:
             link.forget_progress(message.number)
         await self._wait_committed(answer.completions)
+        await self._adapters.wait_proven(adapter, answer.completions)
         if why := self._wrong(answer.completions, message):
             self._kill(why)
             raise EngineLost(f"the engine's answer is invalid: {why}")
@@ -336,16 +348,18 @@ class EngineHost:
                 return f"{len(completion.token_ids)} tokens where {max_tokens} were asked for"
             if not all(0 <= token <= MAX_TOKEN for token in completion.token_ids):
                 return "token ids out of range"
-            if any(span.version not in self._held for span in completion.spans):
+            held = [s.version in self._held or self._adapters.held(asked.adapter, s.version) for s in completion.spans]
+            if not all(held):
                 return "tokens of a version that it never held"
         return ""
 
     async def score(
-        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams
+        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams, adapter: str = ""
     ) -> tuple[tuple[float, ...], Version]:
         """(the log-probability of each of `token_ids` after `prompt`, the version that gave them)."""
         link = self._ready_link()
-        message = Score(link.next_number(), tuple(prompt), tuple(token_ids), sampling)
+        self._adapters.check_served(adapter)
+        message = Score(link.next_number(), tuple(prompt), tuple(token_ids), sampling, adapter)
         answer = await link.ask(message, Scores, self._deadlines.prove_s)
         if len(answer.logprobs) != len(token_ids):
             self._kill(f"{len(answer.logprobs)} scores for {len(token_ids)} tokens")
@@ -355,6 +369,7 @@ class EngineHost:
     async def judge(self, claim: Claim) -> Judgement:
         """A judgement of tokens that a node says it drew. Calls that overlap share a rewind."""
         link = self._ready_link()
+        self._adapters.check_served(claim.adapter)
         try:
             answer = await link.ask(Judge(link.next_number(), claim), Judged, self._deadlines.prove_s)
         except EngineFailed as error:
@@ -427,6 +442,7 @@ class EngineHost:
                 self._kill(str(error))
                 raise EngineLost("the engine cannot be reloaded; it is being started again") from error
             if proof.root == ref.root:
+                await self._adapters.give_all(link)
                 self._mark_ready(ref, proof)
                 return
         self._kill("its live parameters are not the replica's bits")
@@ -441,3 +457,34 @@ class EngineHost:
         """The root of the live parameters, read back out of the engine."""
         link = self._ready_link()
         return (await link.ask(Prove(link.next_number()), Proof, self._deadlines.prove_s)).root
+
+    # ------------------------------------------------------------ adapters
+
+    @property
+    def adapters(self) -> dict[str, Version]:
+        """The adapters that the engine serves, by name, with the version that it holds of each."""
+        return self._adapters.served
+
+    async def set_adapter(
+        self, slot: int, config: AdapterConfig, fd: int, version: Version, root: bytes
+    ) -> float | None:
+        """Serve this version of an adapter, now and after every restart and reload of the engine.
+
+        `fd`: the slot's weights tensor in sealed memory; it stays the caller's. `version`: the swarm's, that last
+        changed the adapter. `root`: `part_root` of its slot. Returns the seconds in which the engine computed no token;
+        None when it is not ready, and gets the adapter once it is. Raises `EngineFailed`, with a sentence, for an
+        adapter that the engine cannot serve; it serves the version before, if it has one, until its next restart.
+        """
+        return await self._adapters.set(slot, config, fd, version, root)
+
+    async def drop_adapter(self, slot: int) -> None:
+        """Forget the slot's adapter, if it has one. Its running sequences fail."""
+        await self._adapters.drop(slot)
+
+    async def prove_adapter(self, slot: int) -> bytes:
+        """The root of the slot, of the live bits read back out of the engine; `EngineFailed` for an empty slot."""
+        return await self._adapters.prove(slot)
+
+
+def _room(slots: AdapterSlots | None) -> Slots | None:
+    return None if slots is None else Slots(slots.count, slots.rank, slots.elements)

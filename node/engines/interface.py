@@ -14,8 +14,8 @@ Engines differ in how they generate, and each style has a class:
 directly. `node.engines.transformers`, `node.engines.vllm.engine` and the tests' numpy engine implement the interface.
 `tests/node/engines/test_engine_contract.py` runs one contract on all three.
 
-Threads: `stage_patch` and `read_blocks` may each run in a thread of their own while the engine generates, because they
-change no live parameter. All other calls come from one thread.
+Threads: `stage_patch` and `stage_adapter` may run in a thread of their own, and `read_blocks` in another one, while the
+engine generates, because they change nothing that is served. All other calls come from one thread.
 """
 
 from abc import ABC, abstractmethod
@@ -29,6 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codec import Layout, Replica, patch_hashes, read_patch, state_root
+from codec.adapter import AdapterSlots
+from node.engines.adapters import GivenAdapter
 from node.engines.base import BASE_VERSION, Completion, EngineError, Prompt, SamplingParams, Version
 from node.engines.judgement import Claim, Judgement
 
@@ -70,12 +72,13 @@ class SharedReplica:
 
     The node may write new versions into it at any time. A reader that took bits of two versions finds out by the root.
     `fd`: its sealed memory, for passing on to other processes; open for the duration of the call that gets it.
-    `folder`: config and tokenizer files.
+    `folder`: config and tokenizer files. `slots`: the room that the swarm has for adapters; None: for none.
     """
 
     replica: Replica
     fd: int
     folder: Path
+    slots: AdapterSlots | None = None
 
     @property
     def layout(self) -> Layout:
@@ -172,11 +175,54 @@ class Engine(ABC):
         """
         raise EngineError(self.unreadable)
 
+    # ------------------------------------------------------------ adapters
+
+    def stage_adapter(self, adapter: GivenAdapter) -> bytes:
+        """Make this version of an adapter ready, prove it, and return the root that its bits in the engine have.
+
+        It is not served before `switch_adapter`. Replaces what was staged of any adapter. Raises `UsageError`, with a
+        sentence for the user, for an adapter that the engine cannot serve; `EngineError` when the bits are not those of
+        `adapter.root`; `PeerError` for memory or a configuration that is not an adapter's.
+        """
+        raise EngineError("this engine cannot serve adapters")
+
+    def switch_adapter(self, slot: int) -> float:
+        """Serve what is staged for this slot from the next step on. Returns the seconds without a step.
+
+        Running sequences of the slot's adapter go on with the new bits, or fail if the slot had another adapter. No
+        other sequence is affected. Raises `EngineError`, with nothing changed, when nothing is staged for the slot.
+        """
+        raise EngineError("this engine cannot serve adapters")
+
+    def drop_adapter(self, slot: int) -> None:
+        """Forget the slot's adapter; its running sequences fail. Does nothing for an empty slot."""
+        _ = slot  # an engine without adapters has nothing to forget
+
+    def adapter_root(self, slot: int) -> bytes:
+        """The root of the slot: of the live bits, read back out of the engine, and of the configuration that was given.
+
+        Zeros when a live value is not the adapter's. Raises `EngineError` for an empty slot.
+        """
+        raise EngineError(f"slot {slot} has no adapter")
+
+    def version_of(self, adapter: str) -> Version:
+        """The version that tokens of this adapter (empty: of the base) are drawn from now.
+
+        Raises `EngineError` for an adapter that the engine does not hold.
+        """
+        if adapter:
+            raise EngineError(f"this engine does not hold the adapter {adapter}")
+        return self.version
+
+    # ------------------------------------------------------------ generating
+
     @abstractmethod
-    def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> list[Completion]:
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams, adapter: str = "") -> list[Completion]:
         """One completion for each prompt, in their order. Returns when all are done.
 
-        Raises `EngineError` when the engine cannot serve, `ValueError` for prompts that the model cannot read.
+        `adapter`: the name of the adapter to draw by; empty: the base alone. A span's version is then the newer one of
+        the engine's and the adapter's. Raises `EngineError` when the engine cannot serve, `ValueError` for prompts that
+        the model cannot read.
         """
 
 
@@ -184,7 +230,9 @@ class Engine(ABC):
 class ScoringEngine(Protocol):
     """An engine that can tell the log-probabilities of given tokens. Nodes check each other's rollouts by it."""
 
-    def score(self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams) -> tuple[float, ...]:
+    def score(
+        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams, adapter: str = ""
+    ) -> tuple[float, ...]:
         """The log-probability of each of `token_ids` after `prompt` and the tokens before it, under the live version.
 
         It is defined as `Completion.logprobs`. A token just outside the nucleus (`SamplingParams.widest_top_p`) is
@@ -215,7 +263,7 @@ class SteppedEngine(Engine):
     """
 
     @abstractmethod
-    def begin(self, flight: int, prompts: Sequence[Prompt], sampling: SamplingParams) -> None:
+    def begin(self, flight: int, prompts: Sequence[Prompt], sampling: SamplingParams, adapter: str = "") -> None:
         """Start one completion for each prompt. `flight`: a number that is not in use.
 
         Raises, with nothing begun, `ValueError` for prompts that the model cannot read, and `EngineError` as `generate`
@@ -223,8 +271,9 @@ class SteppedEngine(Engine):
         """
 
     @abstractmethod
-    def step(self) -> list[tuple[int, list[Completion]]]:
-        """Compute about one more token for every flight. Returns the flights that are done, with their completions.
+    def step(self) -> list[tuple[int, list[Completion] | EngineError]]:
+        """Compute about one more token for every flight. Returns the flights that are done, with their completions, or
+        why they cannot be continued.
 
         After any exception the caller must cancel every flight.
         """
@@ -237,14 +286,16 @@ class SteppedEngine(Engine):
     def counts(self) -> dict[int, list[int]]:
         """Tokens so far of each prompt, by flight. Not empty while a flight runs."""
 
-    def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> list[Completion]:
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams, adapter: str = "") -> list[Completion]:
         """One completion for each prompt, in their order. No flight may be running."""
         assert not self.counts(), "flights are running: use begin and step"
-        self.begin(-1, prompts, sampling)
+        self.begin(-1, prompts, sampling, adapter)
         try:
             while True:
-                for _, completions in self.step():
-                    return completions
+                for _, outcome in self.step():
+                    if isinstance(outcome, EngineError):
+                        raise outcome
+                    return outcome
         finally:
             self.cancel(-1)
 
@@ -257,7 +308,9 @@ class BackgroundEngine(Engine):
     """
 
     @abstractmethod
-    def begin(self, flight: int, prompts: Sequence[Prompt], sampling: SamplingParams, done: FlightDone) -> None:
+    def begin(
+        self, flight: int, prompts: Sequence[Prompt], sampling: SamplingParams, done: FlightDone, adapter: str = ""
+    ) -> None:
         """Start one completion for each prompt. `flight`: a number that is not in use.
 
         Calls `done` once, unless the flight is cancelled first. Raises `EngineError`, with nothing begun, when the
@@ -266,7 +319,12 @@ class BackgroundEngine(Engine):
 
     @abstractmethod
     def begin_score(
-        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams, done: ScoreDone
+        self,
+        prompt: Sequence[int],
+        token_ids: Sequence[int],
+        sampling: SamplingParams,
+        done: ScoreDone,
+        adapter: str = "",
     ) -> None:
         """Start scoring (see `ScoringEngine`). Calls `done` once; with an error when a commit fell into the scoring."""
 
@@ -282,20 +340,22 @@ class BackgroundEngine(Engine):
     def counts(self) -> dict[int, list[int]]:
         """Tokens so far of each prompt, by flight."""
 
-    def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> list[Completion]:
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams, adapter: str = "") -> list[Completion]:
         """One completion for each prompt, in their order. Other flights may be running."""
         flight = min(self.counts(), default=0) - 1  # callers number theirs from 0
         future: Future[list[Completion]] = Future()
-        self.begin(flight, prompts, sampling, lambda _, outcome: _settle(future, outcome))
+        self.begin(flight, prompts, sampling, lambda _, outcome: _settle(future, outcome), adapter)
         try:
             return future.result()
         finally:
             self.cancel(flight)
 
-    def score(self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams) -> tuple[float, ...]:
+    def score(
+        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams, adapter: str = ""
+    ) -> tuple[float, ...]:
         """See `ScoringEngine`. Raises `EngineError`."""
         future: Future[tuple[float, ...]] = Future()
-        self.begin_score(prompt, token_ids, sampling, lambda outcome: _settle(future, outcome))
+        self.begin_score(prompt, token_ids, sampling, lambda outcome: _settle(future, outcome), adapter)
         return future.result()
 
 

@@ -2,6 +2,7 @@
 
 from itertools import chain
 from math import isnan
+from typing import Annotated
 
 import msgspec
 
@@ -17,6 +18,8 @@ class Claim(msgspec.Struct, frozen=True):
     `previous`: score them under the version before the engine's, too. `replay`: compute the numbers as the engine does
     when it draws, and not in one pass over the text: read the text before `start`, then one token after the other with
     a cache. An engine that names the ability `REPLAYS` then has the bits of every engine of its arithmetic class.
+    `adapter`: the name of the adapter that it drew by; empty: the base. The version before is not known of adapters, so
+    such a judgement has no `previous`.
     Raises `ValueError` when there is nothing to judge.
     """
 
@@ -27,6 +30,7 @@ class Claim(msgspec.Struct, frozen=True):
     previous: bool = False
     start: int = 0
     replay: bool = False
+    adapter: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
     def __post_init__(self) -> None:
         if not self.prompt or not 0 <= self.start < len(self.token_ids):

@@ -13,6 +13,9 @@ No message contains weights: the replica and the patches are descriptors of shar
       Judge ------------------------------>  Judged         several at a time
       Read ------------------------------->  Done           in the background; generation goes on
       Prove ------------------------------>  Proof
+      SetAdapter (weights) --------------->  AdapterProof   prepared in the background, switched between two steps
+      DropAdapter ------------------------>  Done
+      ProveAdapter ----------------------->  AdapterProof
       Reload ----------------------------->  Proof
 
 Each request has a number, which its answer repeats. `Failed` may take the place of any answer.
@@ -26,16 +29,19 @@ from typing import Annotated, Final
 
 import msgspec
 
+from codec.adapter import CONFIG_BYTES, MAX_RANK, MAX_SLOTS
 from node.engines.base import Completion, Prompt, SamplingParams
 from node.engines.judgement import Claim, Judgement
 
 __all__ = [
     "MAX_BLOCKS",
+    "AdapterProof",
     "Attach",
     "Cancel",
     "Commit",
     "Completions",
     "Done",
+    "DropAdapter",
     "Failed",
     "FromEngine",
     "FromNode",
@@ -45,11 +51,14 @@ __all__ = [
     "Progress",
     "Proof",
     "Prove",
+    "ProveAdapter",
     "Read",
     "Ready",
     "Reload",
     "Score",
     "Scores",
+    "SetAdapter",
+    "Slots",
     "Stage",
 ]
 
@@ -62,13 +71,25 @@ Name = tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)], Number]
 Abilities = Annotated[tuple[Annotated[str, msgspec.Meta(max_length=64)], ...], msgspec.Meta(max_length=64)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
 """The bounds are those of `node.ledger.messages`: the ledger gets these numbers, and drops a node that exceeds them."""
+Slot = Annotated[int, msgspec.Meta(ge=0, lt=MAX_SLOTS)]
+AdapterName = Annotated[str, msgspec.Meta(max_length=64)]
+"""Empty: the base model, without an adapter."""
+
+
+class Slots(msgspec.Struct, frozen=True):
+    """Room for adapters in the swarm's layout: see `codec.adapter.AdapterSlots`."""
+
+    count: Annotated[int, msgspec.Meta(ge=1, le=MAX_SLOTS)]
+    rank: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANK)]
+    elements: Annotated[int, msgspec.Meta(ge=1, lt=1 << 40)]
 
 
 class Attach(msgspec.Struct, frozen=True, tag="attach"):
     """Load the model of `folder`'s config, and fill it from the replica whose descriptor comes with the message.
 
     `read_back`: the engine's memory will be the node's only copy of the model in memory. The window for `Read` is a
-    second descriptor then (`node.engines.window`), and an engine that cannot be read back refuses.
+    second descriptor then (`node.engines.window`), and an engine that cannot be read back refuses. `slots`: the room
+    that the engine needs for adapters; None: the swarm has none. The layout is the base's alone.
     """
 
     number: Number
@@ -77,6 +98,7 @@ class Attach(msgspec.Struct, frozen=True, tag="attach"):
     version: Name
     root: Root
     read_back: bool = False
+    slots: Slots | None = None
 
 
 class Stage(msgspec.Struct, frozen=True, tag="stage"):
@@ -100,6 +122,7 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     number: Number
     prompts: tuple[Prompt, ...]
     sampling: SamplingParams
+    adapter: AdapterName = ""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -115,6 +138,7 @@ class Score(msgspec.Struct, frozen=True, tag="score"):
     prompt: tuple[int, ...]
     token_ids: tuple[int, ...]
     sampling: SamplingParams
+    adapter: AdapterName = ""
 
 
 class Judge(msgspec.Struct, frozen=True, tag="judge"):
@@ -143,6 +167,35 @@ class Reload(msgspec.Struct, frozen=True, tag="reload"):
     number: Number
     version: Name
     root: Root
+
+
+class SetAdapter(msgspec.Struct, frozen=True, tag="set_adapter"):
+    """Serve this version of an adapter. The descriptor of the slot's weights (sealed, bf16) comes with the message.
+
+    `config`: the slot's configuration tensor. `version`: the swarm's, that last changed the adapter. The engine serves
+    it only if its live bits have this root; an older version of it is served until then. Running sequences of the
+    adapter go on with the new bits.
+    """
+
+    number: Number
+    slot: Slot
+    config: Annotated[bytes, msgspec.Meta(min_length=CONFIG_BYTES, max_length=CONFIG_BYTES)]
+    version: Name
+    root: Root
+
+
+class DropAdapter(msgspec.Struct, frozen=True, tag="drop_adapter"):
+    """Forget the adapter in this slot, if there is one. Its sequences fail."""
+
+    number: Number
+    slot: Slot
+
+
+class ProveAdapter(msgspec.Struct, frozen=True, tag="prove_adapter"):
+    """Hash the live bits of the adapter in this slot."""
+
+    number: Number
+    slot: Slot
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -215,6 +268,17 @@ class Proof(msgspec.Struct, frozen=True, tag="proof"):
     abilities: Abilities | None = None
 
 
+class AdapterProof(msgspec.Struct, frozen=True, tag="adapter_proof"):
+    """The root of an adapter's slot: of its live bits, read back out of the engine, and the configuration given.
+
+    `pause_s`: the time in which the engine computed no token because of a `SetAdapter`.
+    """
+
+    number: Number
+    root: Root
+    pause_s: Seconds = 0.0
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The request failed. `usage`: the user can fix it. `poisoned`: the engine serves nothing until it is reloaded."""
 
@@ -224,6 +288,20 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     poisoned: bool
 
 
-FromNode = Attach | Stage | Commit | Generate | Cancel | Score | Judge | Read | Prove | Reload
-FromEngine = Ready | Done | Completions | Progress | Scores | Judged | Proof | Failed
+FromNode = (
+    Attach
+    | Stage
+    | Commit
+    | Generate
+    | Cancel
+    | Score
+    | Judge
+    | Read
+    | Prove
+    | Reload
+    | SetAdapter
+    | DropAdapter
+    | ProveAdapter
+)
+FromEngine = Ready | Done | Completions | Progress | Scores | Judged | Proof | AdapterProof | Failed
 """A message is at most as large as a frame: `node.ipc.framing.MAX_BODY_BYTES`."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from codec import Layout
 from codec.bits import Bits
-from node.engines.base import Completion, Prompt, SamplingParams, Span, Version
+from node.engines.base import Completion, EngineError, Prompt, SamplingParams, Span, Version
 from node.engines.interface import TensorChanges
 from node.engines.transformers import TransformersEngine
 
@@ -86,8 +86,10 @@ def _completions(
         if (version := begins.pop(at, None)) is not None:
             engine.stage(_changes(layout, weights[engine.version], weights[version]))
             engine.commit(version, weights[version].root)
-        for _, (completion,) in engine.step():
-            yield completion
+        for _, outcome in engine.step():
+            if isinstance(outcome, EngineError):
+                raise outcome
+            yield outcome[0]
 
 
 def _changes(layout: Layout, old: TensorBits, new: TensorBits) -> Iterator[TensorChanges]:

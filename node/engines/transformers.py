@@ -6,7 +6,9 @@ vLLM is the fast engine, and this one defines what is correct.
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -19,6 +21,7 @@ from transformers import PreTrainedModel
 from codec.checkpoint import Checkpoint
 from codec.errors import UsageError
 from codec.layout import Layout
+from node.engines.adapters import GivenAdapter
 from node.engines.arithmetic import class_label
 from node.engines.base import (
     ABILITIES,
@@ -38,6 +41,7 @@ from node.engines.invariance import rows_alike
 from node.engines.judgement import Claim, Judgement
 from node.engines.live import DevicePatch, LiveParameters
 from node.engines.load import build_model, chosen_dtype, load_model
+from node.engines.lora import Adapters, LiveAdapter
 from node.engines.rows import can_cache
 from node.engines.undo import MOST_SHARE, Undo
 from node.engines.vllm.plugin.swarm_vllm.fingerprint import device_name, fingerprint
@@ -77,6 +81,14 @@ def _usable(name: str) -> torch.device:
     return device
 
 
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """`parts`: its cohorts, each with the indices of its rows among the flight's prompts. `adapter`: empty: none."""
+
+    parts: list[tuple[Cohort, list[int]]]
+    adapter: str
+
+
 class TransformersEngine(InProcessEngine, SteppedEngine):
     """See `InProcessEngine` and `SteppedEngine`. Also a `ScoringEngine` and a `JudgingEngine`."""
 
@@ -95,8 +107,9 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         float32 on a CPU, because few CPUs have bf16 units.
         """
         self._carry: Carry = carry
-        self._flights: dict[int, list[tuple[Cohort, list[int]]]] = {}
-        """By flight: its cohorts, each with the indices of its rows among the flight's prompts."""
+        self._flights: dict[int, _Flight] = {}
+        self._lost: dict[int, str] = {}
+        """By flight: why it cannot be continued."""
         if threads is not None:
             torch.set_num_threads(threads)
         self.device = _usable(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -116,6 +129,9 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         """Where the weights were loaded from; None: only the config was."""
         self._model: PreTrainedModel | None = None
         self._live: LiveParameters | None = None
+        self._adapters: Adapters | None = None
+        self._adapters_alike: dict[tuple[tuple[str, int], ...], bool] = {}
+        """By shape of adapter: whether a row's bits do not depend on its batch. Measured for the first replay."""
         self._layout: Layout | None = None
         self._staged: list[DevicePatch] = []
         self._staged_undo: tuple[Undo, int] | None = None
@@ -140,6 +156,7 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         self._folder = folder if weights else None
         self._texts, self._tokenizer = folder / "tokenizer.json", None
         self._live, self._layout, self._staged, self.poisoned = None, None, [], None
+        self._adapters, self._adapters_alike = None, {}
         self._staged_undo = self._undo = None
         self._cached = None
         self._flights.clear()
@@ -150,6 +167,9 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
             checkpoint = Checkpoint.open(self._folder)
             for name in live.kept:
                 live.write(name, checkpoint.bits(name))
+        if self._adapters is not None:
+            self._adapters.clear()
+        self._adapters = Adapters(self._loaded(), layout, self._dtype)
         self._live, self._layout = live, layout
         self._staged, self._staged_undo, self._undo = [], None, None
         self.version, self.root = version, root
@@ -215,13 +235,67 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         self._undo = undo if undo is not None and undo.complete and writes == before else None
         self.poisoned = None
         if self._carry == "recompute":
-            for cohort in self._cohorts():
+            for cohort, _ in self._cohorts():
                 cohort.refresh()
         return time.perf_counter() - started
 
-    def begin(self, flight: int, prompts: Sequence[Prompt], sampling: SamplingParams) -> None:
+    # ------------------------------------------------------------ adapters
+
+    def stage_adapter(self, adapter: GivenAdapter) -> bytes:
+        self._attached()
+        self._refuse_if_poisoned()
+        assert self._adapters is not None
+        return self._adapters.stage(adapter)
+
+    def switch_adapter(self, slot: int) -> float:
+        """See `Engine`. The matrices that were staged take the place of those before."""
+        started = time.perf_counter()
+        assert self._adapters is not None
+        before, after = self._adapters.switch(slot), self._adapters.at(slot)
+        if before is not None and before.name != after.name:
+            self._fail_flights(before)
+        if self._carry == "recompute":
+            for cohort, adapter in self._cohorts():
+                if adapter == after.name:
+                    cohort.refresh()
+        return time.perf_counter() - started
+
+    def drop_adapter(self, slot: int) -> None:
+        if self._adapters is not None and (before := self._adapters.drop(slot)) is not None:
+            self._fail_flights(before)
+
+    def _fail_flights(self, adapter: LiveAdapter) -> None:
+        for number, flight in list(self._flights.items()):
+            if flight.adapter == adapter.name:
+                self._lost[number] = f"the adapter {adapter.name} was removed"
+
+    def adapter_root(self, slot: int) -> bytes:
+        self._attached()
+        assert self._adapters is not None
+        return self._adapters.at(slot).root()
+
+    def version_of(self, adapter: str) -> Version:
+        found = None if self._adapters is None else self._adapters.named(adapter)
+        return self.version if found is None else max(self.version, found.version)
+
+    @contextmanager
+    def _using(self, adapter: str) -> Iterator[PreTrainedModel]:
+        """The model, computing with this adapter while the block runs. Raises `EngineError` for an unknown one."""
+        model = self._loaded()
+        if self._adapters is None:
+            if adapter:
+                raise EngineError(f"this engine does not hold the adapter {adapter}")
+            yield model
+            return
+        with self._adapters.using(adapter):
+            yield model
+
+    # ------------------------------------------------------------ generating
+
+    def begin(self, flight: int, prompts: Sequence[Prompt], sampling: SamplingParams, adapter: str = "") -> None:
         model = self._loaded()
         self._refuse_if_poisoned()
+        self.version_of(adapter)
         by_length: dict[int, list[int]] = {}
         for i, prompt in enumerate(prompts):
             by_length.setdefault(len(prompt.token_ids), []).append(i)
@@ -229,61 +303,98 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         parts = [rows[at : at + most] for rows in by_length.values() for at in range(0, len(rows), most)]
         cached = self._can_cache()
         tokenizer = self._read_tokenizer() if sampling.extra.stop_texts else None
-        self._flights[flight] = [
+        cohorts = [
             (Cohort(model, [prompts[i] for i in rows], sampling, cached=cached, tokenizer=tokenizer), rows)
             for rows in parts
         ]
+        self._flights[flight] = _Flight(cohorts, adapter)
 
-    def step(self) -> list[tuple[int, list[Completion]]]:
+    def step(self) -> list[tuple[int, list[Completion] | EngineError]]:
         self._refuse_if_poisoned()
-        for cohort in self._cohorts():
+        lost, self._lost = self._lost, {}
+        out: list[tuple[int, list[Completion] | EngineError]] = [
+            (number, EngineError(why)) for number, why in lost.items() if self._flights.pop(number, None) is not None
+        ]
+        for cohort, adapter in self._cohorts():
             if not cohort.done:
-                cohort.step(self.version)
-        done = [number for number, parts in self._flights.items() if all(cohort.done for cohort, _ in parts)]
-        return [(number, self._collect(self._flights.pop(number))) for number in done]
+                with self._using(adapter):
+                    cohort.step(self.version_of(adapter))
+        done = [number for number, f in self._flights.items() if all(cohort.done for cohort, _ in f.parts)]
+        return out + [(number, self._collect(self._flights.pop(number).parts)) for number in done]
 
     def cancel(self, flight: int) -> None:
         self._flights.pop(flight, None)
+        self._lost.pop(flight, None)
 
     def counts(self) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
-        for number, parts in self._flights.items():
-            pairs = [pair for cohort, rows in parts for pair in zip(rows, cohort.counts, strict=True)]
+        for number, flight in self._flights.items():
+            pairs = [pair for cohort, rows in flight.parts for pair in zip(rows, cohort.counts, strict=True)]
             found[number] = [count for _, count in sorted(pairs)]
         return found
 
-    def score(self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams) -> tuple[float, ...]:
-        model = self._loaded()
+    def score(
+        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams, adapter: str = ""
+    ) -> tuple[float, ...]:
         self._refuse_if_poisoned()
-        return score(model, prompt, token_ids, sampling)
+        with self._using(adapter) as model:
+            return score(model, prompt, token_ids, sampling)
 
     @torch.inference_mode()
     def judge(self, claims: Sequence[Claim]) -> list[Judgement | Exception]:
         model = self._loaded()
         self._refuse_if_poisoned()
-        replays = iter(self._replay(model, [claim for claim in claims if claim.replay]))
-        judged = [next(replays) if claim.replay else self._judge_now(model, claim) for claim in claims]
-        wanted = [i for i, found in enumerate(judged) if isinstance(found, Judgement) and claims[i].previous]
+        judged: list[Judgement | Exception] = [ValueError("claim: not judged")] * len(claims)
+        for name in dict.fromkeys(claim.adapter for claim in claims):
+            members = [i for i, claim in enumerate(claims) if claim.adapter == name]
+            for i, found in zip(members, self._judge_by(name, [claims[i] for i in members]), strict=True):
+                judged[i] = found
+        wanted = [
+            i
+            for i, found in enumerate(judged)
+            if isinstance(found, Judgement) and claims[i].previous and not claims[i].adapter
+        ]
         if wanted and self._undo is not None:
             previous = self._score_before(model, self._undo, [claims[i] for i in wanted])
             for i, scores in zip(wanted, previous, strict=True):
                 judged[i] = _with_previous(judged[i], scores)
         return judged
 
+    def _judge_by(self, adapter: str, claims: list[Claim]) -> list[Judgement | Exception]:
+        """Judge claims that were all drawn by this adapter."""
+        try:
+            with self._using(adapter) as model:
+                replays = iter(self._replay(model, [claim for claim in claims if claim.replay]))
+                return [next(replays) if claim.replay else self._judge_now(model, claim) for claim in claims]
+        except EngineError as error:  # an adapter that was dropped
+            return [error] * len(claims)
+
     def _judge_now(self, model: PreTrainedModel, claim: Claim) -> Judgement | Exception:
         try:
             scores, margins = judge(model, claim)
-            return Judgement(self.version, scores[claim.start :], margins=margins[claim.start :])
+            return Judgement(self.version_of(claim.adapter), scores[claim.start :], margins=margins[claim.start :])
         except (ValueError, RuntimeError) as error:  # a text that the model cannot read, or too little memory for it
             return error
 
     def _replay(self, model: PreTrainedModel, claims: list[Claim]) -> list[Judgement | Exception]:
-        if claims and REPLAYS not in self.abilities:
+        if not claims:
+            return []
+        if REPLAYS not in self.abilities or not self._alike(model, claims[0].adapter):
             return [ValueError("this engine cannot replay tokens")] * len(claims)
+        version = self.version_of(claims[0].adapter)
         return [
-            found if isinstance(found, Exception) else _judgement(self.version, *found)
+            found if isinstance(found, Exception) else _judgement(version, *found)
             for found in replay(model, claims, cached=self._can_cache())
         ]
+
+    def _alike(self, model: PreTrainedModel, name: str) -> bool:
+        """Whether a row's bits do not depend on its batch with this adapter, which the model computes with now."""
+        adapter = None if self._adapters is None else self._adapters.named(name)
+        if adapter is None:
+            return True
+        if adapter.shape not in self._adapters_alike:
+            self._adapters_alike[adapter.shape] = rows_alike(model, cached=self._can_cache())
+        return self._adapters_alike[adapter.shape]
 
     def _score_before(self, model: PreTrainedModel, undo: Undo, claims: Sequence[Claim]) -> list[tuple[float, ...]]:
         """Score the claims under the version before, in one rewind.
@@ -331,8 +442,9 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
             self._synchronize()
         self.version, self.root, self.poisoned = version, root, None
 
-    def _cohorts(self) -> list[Cohort]:
-        return [cohort for parts in self._flights.values() for cohort, _ in parts]
+    def _cohorts(self) -> list[tuple[Cohort, str]]:
+        """(cohort, its adapter) of every flight."""
+        return [(cohort, flight.adapter) for flight in self._flights.values() for cohort, _ in flight.parts]
 
     @staticmethod
     def _collect(parts: list[tuple[Cohort, list[int]]]) -> list[Completion]:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -24,25 +24,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codec import Layout, Replica
+from codec.adapter import AdapterConfig, AdapterSlots
 from codec.errors import PeerError, SwarmError, UsageError
+from node.engines.adapters import GivenAdapter
 from node.engines.base import EngineError, Version
 from node.engines.generation import Tasks, failure, generation_of
 from node.engines.interface import Engine, ScoringEngine, SharedReplica, WeightPatch
 from node.engines.messages import (
+    AdapterProof,
     Attach,
     Cancel,
     Commit,
     Done,
+    DropAdapter,
     FromEngine,
     FromNode,
     Generate,
     Judge,
     Proof,
     Prove,
+    ProveAdapter,
     Read,
     Ready,
     Reload,
     Score,
+    SetAdapter,
     Stage,
 )
 from node.engines.window import WINDOW_BYTES
@@ -69,6 +75,7 @@ class Worker:
         self._tasks: Tasks = queue.Queue()
         self._stagings: Tasks = queue.Queue()
         self._readings: Tasks = queue.Queue()
+        self._lines = {Stage: self._stagings, SetAdapter: self._stagings, Read: self._readings}
         self._window: NDArray[np.uint8] | None = None
         """The memory into which blocks are read back; None: the node does not read any."""
 
@@ -96,15 +103,19 @@ class Worker:
                     message, fds = self._channel.recv(WAKE_S)
                 except ChannelTimeout:
                     continue
-                line = {Stage: self._stagings, Read: self._readings}.get(type(message), self._tasks)
+                line = self._lines.get(type(message), self._tasks)
                 line.put(lambda message=message, fds=fds: self._answer(message, fds))
         except (ChannelClosed, PeerError):
             end_all()
 
     def _answer(self, message: FromNode, fds: list[int]) -> None:
-        """Carry out one request. Every error of the engine ends here, as an answer: the node decides what to do."""
+        """Carry out one request with its descriptors."""
+        self._answer_with(message, lambda: self._handle(message, fds), fds)
+
+    def _answer_with(self, message: FromNode, handle: Callable[[], FromEngine | None], fds: list[int]) -> None:
+        """Send what `handle` returns. Every error of the engine ends here, as an answer, and the node decides."""
         try:
-            answer = self._handle(message, fds)
+            answer = handle()
         except (EngineError, UsageError, ValueError, PeerError) as error:
             answer = failure(self._engine, message.number, error)
         except Exception as error:  # torch or a kernel may raise anything; the traceback goes to this process's log
@@ -144,12 +155,21 @@ class Worker:
                 return Proof(number, self._engine.live_root())
             case Reload(number, version, root):
                 return self._proof(number, self._reload(version, root))
+            case SetAdapter():
+                return self._stage_adapter(message, fds[0])
+            case DropAdapter(number, slot):
+                self._engine.drop_adapter(slot)
+                return Done(number, 0.0)
+            case ProveAdapter(number, slot):
+                return AdapterProof(number, self._engine.adapter_root(slot))
 
     def _attach(self, message: Attach, fds: list[int]) -> Proof:
         fd = fds[0]
         layout = Layout.from_bytes(message.layout)
         replica = Replica.attach(os.dup(fd), layout, np.zeros((layout.n_blocks, 32), np.uint8))
-        self._engine.attach_replica(SharedReplica(replica, fd, Path(message.folder)))
+        slots = message.slots
+        room = None if slots is None else AdapterSlots(slots.count, slots.rank, slots.elements)
+        self._engine.attach_replica(SharedReplica(replica, fd, Path(message.folder), room))
         held = self._reload(message.version, message.root)
         self._window = None
         if message.read_back:
@@ -185,6 +205,18 @@ class Worker:
         self._engine.stage_patch(patch)
         self._staged = patch.version
         return time.perf_counter() - started
+
+    def _stage_adapter(self, message: SetAdapter, fd: int) -> None:
+        """Make an adapter ready in this thread, and have the main thread switch to it between two steps."""
+        config = AdapterConfig.from_bytes(message.config)
+        if config is None:
+            raise PeerError("adapter.config: of an empty slot")
+        root = self._engine.stage_adapter(GivenAdapter(message.slot, config, fd, message.version, message.root))
+
+        def switch() -> AdapterProof:
+            return AdapterProof(message.number, root, self._engine.switch_adapter(message.slot))
+
+        self._tasks.put(lambda: self._answer_with(message, switch, []))
 
     def _commit(self, version: Version, root: bytes) -> float:
         if self._staged != version:

@@ -4,7 +4,8 @@ Each choice is encoded when it is about to be sent: an answer of 256 samples rep
 need hundreds of megabytes at once.
 
 Besides OpenAI's fields, each choice has what a trainer needs: `token_ids`, `versions` (for each token, the [epoch,
-version] that it was sampled from) and `prompt_token_ids`. A stream begins after its samples were accepted, so it never
+version] that it was sampled from) and `prompt_token_ids`; in a swarm with adapters also `own_versions` (for each token,
+the own version of the adapter, or of the base). A stream begins after its samples were accepted, so it never
 contains a token that the swarm discards.
 """
 
@@ -48,6 +49,14 @@ class Choice(msgspec.Struct, frozen=True):
     logprobs: tuple[float, ...]
     versions: tuple[tuple[int, int], ...]
     prompt: Sequence[int]
+    own_versions: tuple[int, ...] = ()
+    """Empty in a swarm without adapters."""
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """The fields that say which versions the tokens are from."""
+        own = {"own_versions": self.own_versions} if self.own_versions else {}
+        return {"versions": self.versions} | own
 
 
 class CompletionAnswer:
@@ -63,7 +72,7 @@ class CompletionAnswer:
         self._id = ("chatcmpl-" if chat else "cmpl-") + (parsed.request_id or groups[0].id.hex())
         self._name = name
         self._samples = [
-            (p * parsed.n + sample, prompt, group.done[sample].rollout)
+            (p * parsed.n + sample, prompt, group.done[sample].rollout, group.done[sample].own)
             for p, (prompt, group) in enumerate(zip(parsed.prompts, groups, strict=True))
             for sample in sorted(group.done)
         ]
@@ -73,14 +82,14 @@ class CompletionAnswer:
     @property
     def held_bytes(self) -> int:
         """The memory of the samples until the answer is sent."""
-        return sum(len(rollout.token_ids) + len(rollout.logprobs) for _, _, rollout in self._samples)
+        return sum(len(rollout.token_ids) + len(rollout.logprobs) for _, _, rollout, _ in self._samples)
 
     def costs(self) -> list[int]:
         """For each choice, the most memory that encoding it takes, in bytes."""
         token_bytes = TOKEN_BYTES + (LOGPROB_BYTES if self._parsed.logprobs else 0)
         return [
             CHOICE_BYTES + PROMPT_TOKEN_BYTES * len(prompt) + token_bytes * rollout.length
-            for _, prompt, rollout in self._samples
+            for _, prompt, rollout, _ in self._samples
         ]
 
     def whole(self, i: int) -> bytes:
@@ -102,8 +111,7 @@ class CompletionAnswer:
             "token_ids": choice.token_ids,
             "logprobs": {"content": content},
             "finish_reason": choice.finish_reason,
-            "versions": choice.versions,
-        }
+        } | choice.origin
         return self._part(i, head, fields)
 
     def events(self, i: int) -> bytes:
@@ -120,8 +128,8 @@ class CompletionAnswer:
         return b"".join(events)
 
     def _choice(self, i: int) -> Choice:
-        index, prompt, rollout = self._samples[i]
-        choice = _choice(self._parsed, self._text, prompt, index, rollout)
+        index, prompt, rollout, own = self._samples[i]
+        choice = _choice(self._parsed, self._text, prompt, index, rollout, own)
         self._encoded_tokens += len(choice.token_ids)
         return choice
 
@@ -156,8 +164,7 @@ class CompletionAnswer:
             "finish_reason": choice.finish_reason,
             "prompt_token_ids": tuple(choice.prompt),
             "token_ids": choice.token_ids,
-            "versions": choice.versions,
-        }
+        } | choice.origin
 
     def _chat_choice(self, choice: Choice) -> dict[str, Any]:
         return {
@@ -167,19 +174,21 @@ class CompletionAnswer:
             "finish_reason": choice.finish_reason,
             "prompt_token_ids": tuple(choice.prompt),
             "token_ids": choice.token_ids,
-            "versions": choice.versions,
-        }
+        } | choice.origin
 
     def _deltas(self, choice: Choice) -> Iterator[dict[str, Any]]:
         nothing = {"index": choice.index, "logprobs": None, "finish_reason": None}
         yield nothing | {"delta": {"role": "assistant", "content": ""}}
-        yield nothing | {
-            "delta": {"content": choice.text},
-            "logprobs": self._chat_logprobs(choice),
-            "prompt_token_ids": tuple(choice.prompt),
-            "token_ids": choice.token_ids,
-            "versions": choice.versions,
-        }
+        yield (
+            nothing
+            | {
+                "delta": {"content": choice.text},
+                "logprobs": self._chat_logprobs(choice),
+                "prompt_token_ids": tuple(choice.prompt),
+                "token_ids": choice.token_ids,
+            }
+            | choice.origin
+        )
         yield nothing | {"delta": {}, "finish_reason": choice.finish_reason}
 
     def _token(self, token_id: int) -> str:
@@ -200,13 +209,20 @@ def event(value: object) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
-def _choice(parsed: ParsedRequest, text: Text, prompt: Sequence[int], index: int, rollout: Rollout) -> Choice:
+def _choice(
+    parsed: ParsedRequest, text: Text, prompt: Sequence[int], index: int, rollout: Rollout, own: tuple[int, ...]
+) -> Choice:
     tokens, logprobs = unpack_tokens(rollout.token_ids), unpack_floats(rollout.logprobs)
     starts = [0, *(span.end for span in rollout.spans)]
     versions = [
         version
         for span, start in zip(rollout.spans, starts, strict=False)
         for version in [(span.epoch, span.version)] * (span.end - start)
+    ]
+    owns = [
+        each
+        for value, span, start in zip(own, rollout.spans, starts, strict=False)
+        for each in [value] * (span.end - start)
     ]
     reason: str = rollout.finish_reason
     options = parsed.sampling.extra
@@ -221,7 +237,7 @@ def _choice(parsed: ParsedRequest, text: Text, prompt: Sequence[int], index: int
         kept = tokens[:-1] if ended and not parsed.keep_stop else tokens
         shown = text.decode(prompt, kept, special=parsed.show_special)
     count = len(tokens)
-    return Choice(index, shown, reason, tokens, logprobs[:count], tuple(versions[:count]), prompt)
+    return Choice(index, shown, reason, tokens, logprobs[:count], tuple(versions[:count]), prompt, tuple(owns[:count]))
 
 
 def _stop_text(

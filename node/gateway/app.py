@@ -2,11 +2,12 @@
 
 import hmac
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import trio
+from blake3 import blake3
 
 from codec.errors import PeerError
 from node.gateway import parameters
@@ -40,6 +41,8 @@ AT_ONCE_BYTES: Final = 1 << 20
 """An answer that takes at most this much memory is sent at once, with its length; a larger one choice by choice."""
 REQUEST_BYTES: Final = 4096
 """Memory of a request without its prompts."""
+MOST_NAMED: Final = 16
+"""Models that the refusal of an unknown one names."""
 TOKEN_BYTES: Final = 8
 """Memory of a token of a prompt: four bytes here and four in the ledger."""
 MAX_BRACKETS: Final = 1 << 18
@@ -78,16 +81,19 @@ class App:
         tracker: RequestTracker,
         head: Callable[[], tuple[int, int]],
         *,
+        adapters: Callable[[], Mapping[str, int]] = dict,
         key: str = "",
         answer_within_s: float = 600.0,
         exact_seeds: bool = True,
     ) -> None:
-        """`name`: the model's. `head()`: the newest (epoch, version). `key`: the API key that clients must send, if
-        any. `exact_seeds`: refuse a request with a seed where no engine can generate the same tokens again."""
+        """`name`: of the base model. `head()`: the newest (epoch, version). `adapters()`: by name, each one's own
+        version; each is a model, too. `key`: the API key that clients must send, if any. `exact_seeds`: refuse a
+        request with a seed where no engine can generate the same tokens again."""
         self._name = name
         self._text = text
         self._tracker = tracker
         self._head = head
+        self._adapters = adapters
         self._key = key
         self._answer_within_s = answer_within_s
         self._exact_seeds = exact_seeds
@@ -151,29 +157,45 @@ class App:
             self._tracker.check(0)
             return json_response({"status": "ok"})
         if path == "/v1/models":
-            return json_response({"object": "list", "data": [self._model()]})
-        return self._unknown_model(path.removeprefix(_MODEL)) or json_response(self._model())
+            return json_response({"object": "list", "data": [self._model(name) for name in self._names()]})
+        name = path.removeprefix(_MODEL)
+        return self._unknown_model(name) or json_response(self._model(name or self._name))
 
     def _is_authorized(self, authorization: str) -> bool:
         return not self._key or hmac.compare_digest(authorization.encode(), f"Bearer {self._key}".encode())
 
-    def _model(self) -> dict[str, Any]:
+    def _names(self) -> list[str]:
+        """The models: the base, then the adapters. One that has the base's name cannot be asked for."""
+        return [self._name, *sorted(self._adapters().keys() - {self._name})]
+
+    def _model(self, name: str) -> dict[str, Any]:
         epoch, version = self._head()
-        return {
-            "id": self._name,
+        model: dict[str, Any] = {
+            "id": name,
             "object": "model",
             "created": 0,
             "owned_by": "swarm",
             "max_model_len": self._text.limits.context,
             "version": [epoch, version],
         }
+        if name != self._name:
+            model |= {"root": name, "parent": self._name, "own_version": self._adapters().get(name)}
+        return model
 
     def _unknown_model(self, name: str) -> Response | None:
-        if name in ("", self._name):
+        names = self._names()
+        if not name or name in names:
             return None
-        return failure(
-            404, f"There is no model {name[:64]!r} here, only {self._name!r}.", "model_not_found", param="model"
-        )
+        there = ", ".join(map(repr, names[:MOST_NAMED])) + (", ..." if len(names) > MOST_NAMED else "")
+        return failure(404, f"There is no model {name[:64]!r} here, only {there}.", "model_not_found", param="model")
+
+    def _drawn_by(self, parsed: ParsedRequest) -> ParsedRequest:
+        """The request with the adapter that its model is, if it is one. Its session then has a prefix of its own."""
+        if parsed.model in ("", self._name):
+            return parsed
+        affinity = blake3(parsed.affinity + parsed.model.encode()).digest(16) if parsed.affinity else b""
+        sampling = parsed.sampling.with_options(adapter=parsed.model)
+        return msgspec.structs.replace(parsed, sampling=sampling, affinity=affinity)
 
     async def _generate(self, request: Request, post: _Post) -> Response:
         session = next((found for name in SESSION_HEADERS if (found := request.headers.get(name))), "")
@@ -238,7 +260,7 @@ class App:
             body = _decode(request.body, post.fields)
             if (unknown := self._unknown_model(body.model or "")) is not None:
                 return unknown
-            parsed = post.parse(body, self._text, session, exact=self._exact_seeds)
+            parsed = self._drawn_by(post.parse(body, self._text, session, exact=self._exact_seeds))
             # An array has four bytes per token, a tuple of numbers thirty-six.
             return msgspec.structs.replace(parsed, prompts=tuple(array("I", prompt) for prompt in parsed.prompts))
 
@@ -268,7 +290,7 @@ class App:
         ordered = [groups[i] for i in range(len(parsed.prompts))]
         kinds = self._tracker.kinds(ordered)
 
-        answer = CompletionAnswer(self._name, parsed, ordered, self._text, chat=chat, kinds=kinds)
+        answer = CompletionAnswer(parsed.model or self._name, parsed, ordered, self._text, chat=chat, kinds=kinds)
         held.resize(held.count + answer.held_bytes)
         return answer
 

@@ -41,7 +41,10 @@ class Gateway:
         text = await trio.to_thread.run_sync(lambda: Text(self._files()))
         tracker = RequestTracker(self._ledger, max_lag=config.max_lag, most=config.in_flight)
         exact = not config.inexact_seeds
-        app = App(config.model_name, text, tracker, self._head, key=config.api_key, exact_seeds=exact)
+        app = App(
+            config.model_name, text, tracker, self._head,
+            adapters=lambda: self._ledger.adapters, key=config.api_key, exact_seeds=exact,
+        )  # fmt: skip
         limits = HttpLimits(connections=2 * config.in_flight)
         async with trio.open_nursery() as nursery:
             await nursery.start(tracker.run)

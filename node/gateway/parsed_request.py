@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from blake3 import blake3
 
-from node.engines.base import EXACT_SEED, MAX_STOP_TEXTS, SamplingOptions, SamplingParams
+from node.engines.base import ADAPTERS, EXACT_SEED, MAX_STOP_TEXTS, SamplingOptions, SamplingParams
 from node.gateway.parameters import BadRequest
 from node.gateway.text import BadText, Text
 from node.ledger.messages import MAX_TOKENS, pack_tokens
@@ -62,7 +62,7 @@ class ParsedRequest(msgspec.Struct, frozen=True):
 
     def field_for(self, ability: str) -> str | None:
         """The field that needs `ability` of an engine."""
-        return "seed" if ability == EXACT_SEED else next(iter(self.asked), None)
+        return {EXACT_SEED: "seed", ADAPTERS: "model"}.get(ability) or next(iter(self.asked), None)
 
 
 def parse_completion(body: Any, text: Text, session: str = "", *, exact: bool = True) -> ParsedRequest:

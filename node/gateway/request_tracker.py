@@ -12,7 +12,7 @@ from typing import Final
 import trio
 
 from codec.errors import SwarmError
-from node.engines.base import EXACT_SEED, OPTIONS, SamplingParams, needs
+from node.engines.base import ADAPTERS, EXACT_SEED, OPTIONS, SamplingParams, needs
 from node.ledger.binding import Binding
 from node.ledger.messages import pack_tokens
 from node.ledger.service import VOLATILE, LedgerService
@@ -25,6 +25,7 @@ CHECK_EVERY_S: Final = 1.0
 ABILITIES_WITHIN_S: Final = 5.0
 """A node answers what its engine can do within a round trip; a request that depends on it waits at most this long."""
 _LACKING: Final = {
+    ADAPTERS: "no engine here serves adapters. Install a newer swarm-node on the nodes.",
     OPTIONS: "no node here can draw by it. Install a newer swarm-node on the nodes.",
     EXACT_SEED: "no engine here draws the same tokens again whatever else it draws meanwhile. Engines of transformers "
     "do, and vLLM on GPUs if its node was started with VLLM_BATCH_INVARIANT=1. Leave seed out, or let it be inexact "
@@ -126,7 +127,8 @@ class RequestTracker:
                 found = self._ledger.abilities.able(wanted)
         if not found:
             self.refused += 1
-            lacking = EXACT_SEED if self._ledger.abilities.able(wanted - {EXACT_SEED}) else OPTIONS
+            able = self._ledger.abilities.able
+            lacking = next((each for each in (EXACT_SEED, ADAPTERS) if able(wanted - {each})), OPTIONS)
             raise Impossible(_LACKING[lacking], lacking)
 
     def kinds(self, groups: Iterable[Group]) -> str:
@@ -145,7 +147,7 @@ class RequestTracker:
         pending = self._pending[group_id] = _Pending()
         self.in_flight += n
         try:
-            await self._wait(pending, needs(sampling))
+            await self._wait(pending, needs(sampling), sampling.extra.adapter)
         finally:
             self.in_flight -= n
             if self._pending.pop(group_id, None) is not None:
@@ -155,16 +157,18 @@ class RequestTracker:
         self.answered += 1
         return pending.group
 
-    async def _wait(self, pending: _Pending, wanted: frozenset[str]) -> None:
-        """Wait until `pending` is done. Raises `NoNodes` when no generating node has had the abilities in `wanted` for
-        `without_nodes_s`."""
+    async def _wait(self, pending: _Pending, wanted: frozenset[str], adapter: str) -> None:
+        """Wait until `pending` is done. Raises `NoNodes` when no generating node has had the abilities in `wanted`, and
+        `adapter` if that is given, for `without_nodes_s`."""
         without_since = None
         while not pending.done.is_set():
             with trio.move_on_after(CHECK_EVERY_S):
                 await pending.done.wait()
                 return
             now = trio.current_time()
-            has_node = self._ledger.capacity and (not wanted or self._ledger.abilities.able(wanted))
+            has_node = self._ledger.capacity and (not wanted or self._ledger.abilities.able(wanted, adapter))
             without_since = None if has_node else without_since or now
             if without_since is not None and now - without_since >= self._without_nodes_s:
+                if adapter and self._ledger.capacity:
+                    raise NoNodes(f"No node has loaded the adapter {adapter!r}. swarm-node status shows more.")
                 raise NoNodes("The last node that generates has gone, and no other came. swarm-node status shows more.")

@@ -22,6 +22,7 @@ from node.ipc.sockets import (
     check_path,
     check_same_user,
     lock_socket,
+    peer_pid,
     remove_socket,
     remove_stale_socket,
 )
@@ -50,6 +51,8 @@ class AsyncChannel:
         self._frames = FrameReader(receives)
         self._sending = trio.Lock()
         self._receiving = trio.Lock()
+        self.pid = peer_pid(sock)
+        """The process at the other end; 0 where the kernel cannot say."""
 
     @classmethod
     def adopt(cls, sock: socket.socket, receives: Any) -> "AsyncChannel":

@@ -59,8 +59,9 @@ def work_pairs(
 ) -> list[Pair]:
     """Everything that decides the samples of one prompt (packed tokens), as it is bound and as it is asked for now."""
     fields = SamplingParams.__struct_fields__
-    pairs: list[Pair] = [("n", n, asked_n)]
-    pairs += [(name, getattr(sampling, name), getattr(asked_sampling, name)) for name in fields]
+    pairs: list[Pair] = [("n", n, asked_n), ("adapter", sampling.extra.adapter, asked_sampling.extra.adapter)]
+    plain, asked_plain = (each.with_options(adapter="") for each in (sampling, asked_sampling))
+    pairs += [(name, getattr(plain, name), getattr(asked_plain, name)) for name in fields]
     return [*pairs, ("the prompt", _describe_prompt(prompt), _describe_prompt(asked))]
 
 

@@ -38,6 +38,7 @@ from node.engines.base import SamplingParams
 from node.ledger.binding import KEPT, Binding
 from node.ledger.facts import (
     Accepted,
+    AdaptersHeld,
     Advanced,
     Bound,
     Discarded,
@@ -55,6 +56,8 @@ from node.ledger.facts import (
     Taken,
 )
 from node.ledger.messages import Rollout
+from node.ledger.part_history import KEPT as KEEP_VERSIONS
+from node.ledger.part_history import Record
 from node.ledger.rules import Ledger
 from node.ledger.settings import Settings
 from node.ledger.state import AcceptedRollout, Group, Head, LiveLease
@@ -75,7 +78,7 @@ KEEP_COUNTS: Final = 65_536
 KEEP_RECORDS: Final = 16_384
 """Nodes whose evidence is kept, the ones checked last: as many as a swarm has slots."""
 KEEP_HEADS: Final = 64
-"""Seals kept; a lag is a few versions."""
+"""Seals kept, and those after the oldest version that is recorded: a lag is a few versions of one part."""
 
 _TABLES: Final = """
 create table if not exists numbers (name text primary key, value integer not null) without rowid;
@@ -106,10 +109,17 @@ create table if not exists check_numbers (id integer primary key, context blob n
 create table if not exists check_counts (context blob not null, node blob not null, mismatches integer not null,
     numbers integer not null, primary key (context, node));
 create table if not exists evidence (node blob primary key, record blob not null);
+create table if not exists part_changes (epoch integer, version integer, base integer not null, adapters blob not null,
+    primary key (epoch, version)) without rowid;
+create table if not exists adapters (name text primary key, own integer not null) without rowid;
+create table if not exists own_versions (grp blob, sample integer, own blob not null, primary key (grp, sample))
+    without rowid;
 """
 """`conduct`: quarantines and releases, with wall-clock time for people. `slots`: leased samples. A sample is free, or
-in `slots`, or in `rollouts`; the primary keys allow it only once in each. A release that does not know a table leaves
-it alone, so new tables need no new format."""
+in `slots`, or in `rollouts`; the primary keys allow it only once in each. `part_changes`: versions that left the base
+as it was or changed adapters (`node.ledger.part_history`); without adapters it is empty, and so are `adapters` and
+`own_versions` (of the spans of accepted rollouts). A release that does not know a table leaves it alone, so new tables
+need no new format: versions that such a release sealed count as changes of the base."""
 
 _COUNT: Final = """
 insert into check_counts values (?, ?, ?, 1)
@@ -203,17 +213,29 @@ class Book:
                 run("delete from slots where grp = ? and sample = ?", (group, sample))
                 fields = (group, sample, done.lease, done.token, done.node, done.sealed)
                 run("insert into rollouts values (?, ?, ?, ?, ?, ?)", fields)
+                if done.own:
+                    run("insert or replace into own_versions values (?, ?, ?)", (group, sample, _pack(done.own)))
             case Discarded(group, sample, why):
                 run("delete from rollouts where grp = ? and sample = ?", (group, sample))
+                run("delete from own_versions where grp = ? and sample = ?", (group, sample))
                 fields = (group, _pack((sample,)), why)
                 run("insert into requeues (grp, samples, why) values (?, ?, ?)", fields)
             case Taken(group):
                 run("update groups set taken = 1 where id = ?", (group,))
             case Dropped(group):
-                for table, column in (("slots", "grp"), ("rollouts", "grp"), ("groups", "id")):
+                for table, column in (("slots", "grp"), ("rollouts", "grp"), ("own_versions", "grp"), ("groups", "id")):
                     run(f"delete from {table} where {column} = ?", (group,))
-            case Advanced(head):
+            case Advanced(head, record, quiet):
                 run("insert or replace into heads values (?, ?, ?)", head[:3])
+                if record is not None:
+                    fields = (*record.version, record.base, msgspec.msgpack.encode(record.adapters))
+                    run("insert or replace into part_changes values (?, ?, ?, ?)", fields)
+                if quiet is not None:
+                    run("insert or replace into numbers values ('quiet', ?)", (quiet,))
+            case AdaptersHeld(adapters):
+                run("delete from adapters")
+                for name, own in adapters.items():
+                    run("insert into adapters values (?, ?)", (name, own))
             case Quarantined(node, why, seconds, times):
                 self._write_reputation(node, "quarantined", why, seconds, times)
             case Released(node, why):
@@ -251,6 +273,7 @@ class Book:
         heads = self._db.execute("select epoch, version, root from heads").fetchall()
         known = {(epoch, version): root for epoch, version, root in heads if (epoch, version) <= head.name}
         ledger.roots = OrderedDict(sorted((known | ledger.roots).items()))
+        self._restore_parts(ledger, head)
         columns = "session, n, sampling, max_lag, whole, prompts, count"
         bound = self._db.execute(f"select {columns} from bindings order by id desc limit ?", (KEPT,)).fetchall()
         for session, n, sampling, lag, whole, prompts, count in reversed(bound):
@@ -271,6 +294,13 @@ class Book:
         self._restore_evidence(ledger.quarantine.verifier)
         ledger.discard_old()
         return ledger
+
+    def _restore_parts(self, ledger: Ledger, head: Head) -> None:
+        rows = self._db.execute("select * from part_changes order by epoch, version").fetchall()
+        records = [Record((epoch, number), bool(base), _owns(adapters)) for epoch, number, base, adapters in rows]
+        adapters = dict(self._db.execute("select name, own from adapters").fetchall())
+        found = self._db.execute("select value from numbers where name = 'quiet'").fetchone()
+        ledger.parts.restore(head.name, records, adapters, found[0] if found else 0)
 
     def _secret(self) -> bytes:
         self._db.execute("insert or ignore into secrets values ('checks', ?)", (secrets.token_bytes(32),))
@@ -328,6 +358,7 @@ class Book:
             old = "select id from groups where taken = 1 order by ord desc limit -1 offset ?"
             for (group,) in run(old, (KEEP_TAKEN,)).fetchall():
                 run("delete from rollouts where grp = ?", (group,))
+                run("delete from own_versions where grp = ?", (group,))
                 run("delete from groups where id = ?", (group,))
             run("delete from bindings where id not in (select id from bindings order by id desc limit ?)", (KEPT,))
             run("delete from leases where grp not in (select id from groups)")
@@ -338,10 +369,14 @@ class Book:
             run(f"delete from check_counts where rowid <= ({last})", (KEEP_COUNTS,))
             last = "select id from check_numbers order by id desc limit 1 offset ?"
             run(f"delete from check_numbers where id <= ({last})", (KEEP_NUMBERS,))
+            newest = "select epoch, version from {} order by epoch desc, version desc limit ?"
+            old = f"delete from part_changes where (epoch, version) not in ({newest.format('part_changes')})"
+            run(old, (2 * KEEP_VERSIONS,))
+            first = run("select epoch, version from part_changes where base = 0 order by epoch, version").fetchone()
             run(
-                "delete from heads where (epoch, version) not in "
-                "(select epoch, version from heads order by epoch desc, version desc limit ?)",
-                (KEEP_HEADS,),
+                f"delete from heads where (epoch, version) not in ({newest.format('heads')})"
+                " and (epoch, version) < (?, ?)",
+                (KEEP_HEADS, *(first or (1 << 32, 0))),
             )
 
     def discarded(self, group: bytes, sample: int) -> int:
@@ -360,10 +395,12 @@ class Book:
         found = Group(group, session, order, prompt, n, _sampling(sampling), max_lag, affinity, bool(whole))
         for sample, lease in self._db.execute("select sample, lease from slots where grp = ?", (group,)):
             found.leased[sample] = lease
+        owns = dict(self._db.execute("select sample, own from own_versions where grp = ?", (group,)).fetchall())
         rows = self._db.execute("select sample, lease, token, node, sealed from rollouts where grp = ?", (group,))
         for sample, lease, token, node, sealed in rows:
             rollout = msgspec.msgpack.decode(sealed[SIGNATURE_BYTES:], type=Rollout)  # verified when it was accepted
-            found.done[sample] = AcceptedRollout(node, lease, token, rollout.oldest, rollout, sealed)
+            own = msgspec.msgpack.decode(owns[sample], type=tuple[int, ...]) if sample in owns else ()
+            found.done[sample] = AcceptedRollout(node, lease, token, rollout.oldest, rollout, sealed, own)
         found.free = set(range(n)) - set(found.leased) - set(found.done)
         return found
 
@@ -387,6 +424,10 @@ class Book:
             )
             leases.append(lease)
         return leases
+
+
+def _owns(packed: bytes) -> dict[str, int]:
+    return msgspec.msgpack.decode(packed, type=dict[str, int])
 
 
 def _sampling(packed: bytes) -> SamplingParams:

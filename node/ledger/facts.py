@@ -3,13 +3,16 @@
 `node.ledger.book` writes a list of facts as one transaction.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from node.ledger.binding import Binding
+from node.ledger.part_history import Record
 from node.ledger.state import AcceptedRollout, Group, Head, LiveLease
 
 __all__ = [
     "Accepted",
+    "AdaptersHeld",
     "Advanced",
     "Bound",
     "Discarded",
@@ -85,9 +88,18 @@ class Taken(NamedTuple):
 
 
 class Advanced(NamedTuple):
-    """A version was sealed."""
+    """A version was sealed. `record`: what is kept of the parts that it changed, if anything. `quiet_before`: see
+    `PartHistory`; None: as it was."""
 
     head: Head
+    record: Record | None = None
+    quiet_before: int | None = None
+
+
+class AdaptersHeld(NamedTuple):
+    """The adapters that the newest version has, by name: each one's own version."""
+
+    adapters: Mapping[str, int]
 
 
 class Quarantined(NamedTuple):
@@ -148,6 +160,7 @@ Fact = (
     | Discarded
     | Taken
     | Advanced
+    | AdaptersHeld
     | Quarantined
     | Released
     | NumberFound

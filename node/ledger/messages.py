@@ -35,20 +35,23 @@ from blake3 import blake3
 from codec.errors import PeerError
 from codec.sign import SIGNATURE_BYTES, Key, open_sealed
 from codec.unpack import unpack
-from node.engines.base import SamplingParams
+from node.engines.base import ADAPTER_NAME, SamplingParams
 
 __all__ = [
+    "MAX_ADAPTERS",
     "MAX_CAPACITY",
     "MAX_TOKENS",
     "ROLLOUT_DOMAIN",
     "Abilities",
     "Ask",
     "AskAbilities",
+    "AskAdapters",
     "Cannot",
     "Commits",
     "GiveBack",
     "JudgeAnswer",
     "JudgeRequest",
+    "LoadedAdapters",
     "Reason",
     "Renew",
     "Renewed",
@@ -80,6 +83,8 @@ MAX_BODY_BYTES: Final = 1 << 20
 """The swarm's limit for the body of a `Work` message."""
 MAX_TOKENS: Final = 1 << 16
 """Tokens of a prompt, and of a sample. A sample has 8 bytes per token, log-probability included: half of a body."""
+MAX_ADAPTERS: Final = 64
+"""Adapters that an engine can have loaded: as many as a swarm has slots for."""
 MAX_CAPACITY: Final = 4096
 """Sequences that one node may hold at once."""
 ROLLOUT_DOMAIN: Final = b"swarm-node rollout 1"
@@ -92,6 +97,7 @@ Root = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 GroupId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Packed32 = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS)]
 Leases = Annotated[tuple[U63, ...], msgspec.Meta(max_length=MAX_CAPACITY)]
+AdapterName = Annotated[str, msgspec.Meta(pattern=rf"\A(?:{ADAPTER_NAME.pattern})\Z", max_length=64)]
 Samples = Annotated[tuple[U32, ...], msgspec.Meta(min_length=1, max_length=MAX_CAPACITY)]
 
 
@@ -337,6 +343,20 @@ class JudgeAnswer(WorkMessage, frozen=True, tag=17):
     margins: Packed32 = b""
 
 
+class AskAdapters(WorkMessage, frozen=True, tag=18):
+    """Asks which adapters the node's engine has loaded. Sent only to nodes that named the ability `ADAPTERS`."""
+
+
+class LoadedAdapters(WorkMessage, frozen=True, tag=19):
+    """The adapters that the node's engine has loaded, each as it is at the version of the node's next `WorkRequest`.
+
+    A node that was asked says it again whenever that changes, and from time to time. It never says it unasked: a seed
+    of an older release would count the message as malformed.
+    """
+
+    names: Annotated[tuple[AdapterName, ...], msgspec.Meta(max_length=MAX_ADAPTERS)]
+
+
 class VersionSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The tokens from the previous span's end up to `end` (exclusive) were sampled from this version with this root."""
 
@@ -391,6 +411,8 @@ _ALL = (
     | Abilities
     | JudgeRequest
     | JudgeAnswer
+    | AskAdapters
+    | LoadedAdapters
 )
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_ALL)

@@ -9,6 +9,7 @@ from typing import Final
 import trio
 
 from codec.errors import PeerError
+from node.engines.base import Version
 from node.ledger.assignment.abilities import EngineAbilities
 from node.ledger.assignment.assigner import MOST_LEASES
 from node.ledger.assignment.commit_stats import CommitStats
@@ -18,10 +19,12 @@ from node.ledger.messages import (
     Abilities,
     Ask,
     AskAbilities,
+    AskAdapters,
     Cannot,
     GiveBack,
     JudgeAnswer,
     JudgeRequest,
+    LoadedAdapters,
     Reason,
     Renew,
     Renewed,
@@ -79,7 +82,7 @@ class NodeMessages:
         self._clock = clock
         self.budgets = MessageBudgets(ledger.leases_of)
         self.pending = PendingRequests()
-        self.abilities = EngineAbilities(ledger, self._ask_abilities, clock)
+        self.abilities = EngineAbilities(ledger, self._ask_abilities, self._ask_adapters, clock)
         self.commit_stats = CommitStats()
         """The durations of each version's commit at the nodes' engines."""
         self.outbox: list[tuple[bytes, WorkMessage]] = []
@@ -141,6 +144,9 @@ class NodeMessages:
                 if self.abilities.hear(node, message):
                     self._ledger.quarantine.verifier.nodes_changed()
                     self.pending.try_soon(node)
+            case LoadedAdapters(names):
+                if self.abilities.hear_adapters(node, names):
+                    self.pending.try_soon(node)
             case Timesheet():
                 if (found := self._ledger.nodes.get(node)) is not None:
                     found.timesheet = message
@@ -162,7 +168,9 @@ class NodeMessages:
     def ask_judgements(self, now: float) -> None:
         """Ask for the judgements that are due, once the rollouts are durable: the outbox is sent after the write."""
         for node, check in self._ledger.quarantine.due_judgements(now):
-            self.outbox.append((node, _judge_request(check)))
+            held = self._ledger.nodes[node].version or check.version
+            has_previous = not check.adapter and held == check.version and self._ledger.parts.changes_base(held)
+            self.outbox.append((node, _judge_request(check, held, has_previous=has_previous)))
 
     # ------------------------------------------------------------ requests for work
 
@@ -187,7 +195,7 @@ class NodeMessages:
         leases = found if isinstance(found, list) else []
         self.outbox.extend((node, _lease_message(lease, self._ledger.groups[lease.group], now)) for lease in leases)
         if (check := self._ledger.quarantine.next_check(node, now)) is not None:
-            self.outbox.append((node, _check_message(check)))
+            self.outbox.append((node, _check_message(check, self._ledger.nodes[node].version or check.version)))
         holding = tuple(self._ledger.nodes[node].leases) if node in self._ledger.nodes else ()
         unheard = set(holding).difference(request.holding)
         if void := [lease for lease in request.holding if self._ledger.is_void(node, lease)]:
@@ -217,6 +225,10 @@ class NodeMessages:
         self.outbox.append((node, AskAbilities()))
         self._wake()
 
+    def _ask_adapters(self, node: bytes) -> None:
+        self.outbox.append((node, AskAdapters()))
+        self._wake()
+
 
 def _lease_message(lease: LiveLease, group: Group, now: float) -> WorkLease:
     epoch, version = lease.minimum
@@ -236,8 +248,9 @@ def _lease_message(lease: LiveLease, group: Group, now: float) -> WorkLease:
     )
 
 
-def _check_message(check: OpenCheck) -> Ask:
-    epoch, version = check.version
+def _check_message(check: OpenCheck, held: Version) -> Ask:
+    """`held`: what the node's engine holds, which has the same bits as the check's version."""
+    epoch, version = held
     return Ask(
         check=check.id,
         prompt=check.prompt,
@@ -250,8 +263,10 @@ def _check_message(check: OpenCheck) -> Ask:
     )
 
 
-def _judge_request(check: OpenJudgement) -> JudgeRequest:
-    epoch, version = check.version
+def _judge_request(check: OpenJudgement, held: Version, *, has_previous: bool) -> JudgeRequest:
+    """`held`: what the node's engine holds, which has the same bits as the check's version. `has_previous`: the bits
+    before its last commit are those before the check's version. No engine keeps those of an adapter."""
+    epoch, version = held
     return JudgeRequest(
         check=check.id,
         prompt=check.prompt,
@@ -262,6 +277,6 @@ def _judge_request(check: OpenJudgement) -> JudgeRequest:
         version=version,
         start=check.start,
         end=check.end,
-        previous=version > 0 and check.replays is None,
+        previous=version > 0 and has_previous and check.replays is None,
         replay=check.replays is not None,
     )

@@ -6,7 +6,7 @@ durable before it tells anybody of the outcome, so that after a crash the ledger
 
 import math
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Final
 
 from node.engines.base import SamplingParams, Version
@@ -16,8 +16,10 @@ from node.ledger.assignment.draws import drawn_with, samplings_of
 from node.ledger.assignment.leases import remember
 from node.ledger.assignment.pool import check_offer
 from node.ledger.binding import KEPT, Binding, refuse_if_different, work_pairs
-from node.ledger.facts import Advanced, Bound, Fact, Taken
+from node.ledger.facts import AdaptersHeld, Advanced, Bound, Fact, Taken
 from node.ledger.messages import Reason, Rollout, WorkRequest
+from node.ledger.part_history import BASE, WHOLE, Change
+from node.ledger.part_history import KEPT as KEPT_VERSIONS
 from node.ledger.settings import Settings
 from node.ledger.state import AcceptedRollout, Group, Head, LiveLease
 from node.ledger.transitions import Transitions
@@ -44,11 +46,13 @@ class Ledger:
         self.roots: OrderedDict[Version, bytes] = OrderedDict({head.name: head.root})
         """The roots of the sealed versions that may still count, oldest first."""
         self.members: set[bytes] = set()
-        self.transitions = transitions = Transitions(settings)
+        self.transitions = transitions = Transitions(settings, head)
+        self.parts = transitions.parts
+        """What each version changed, and the adapters that there are."""
         self.pool, self.table, self.nodes = transitions.pool, transitions.table, transitions.nodes
         self.quarantine = Quarantine(transitions, self.members, secret)
         self.quarantine.verifier.begin_period(head.name)
-        self.acceptance = Acceptance(settings, self.table)
+        self.acceptance = Acceptance(settings, self.table, self.parts)
         self.consumption: dict[str, Consumption] = {}
         """By trainer's session: how fast its trainer takes samples."""
         self.assigner = WorkAssigner(transitions, self.members, self.consumption)
@@ -118,9 +122,11 @@ class Ledger:
         if binding != known:
             self.transitions.facts.append(Bound(key, binding))
 
-    def track_consumption(self, session: str, max_lag: int, now: float) -> None:
-        """A trainer takes the groups of `session` one after another: begin no more for it than it will use."""
-        self.consumption[session] = Consumption(max_lag, now, None if self.pool.complete(session) else now)
+    def track_consumption(self, session: str, max_lag: int, now: float, part: str = BASE) -> None:
+        """A trainer takes the groups of `session`, which are work of `part`, one after another: begin no more for it
+        than it will use."""
+        waits_since = None if self.pool.complete(session) else now
+        self.consumption[session] = Consumption(max_lag, now, waits_since, part=part)
 
     def forget_consumption(self, session: str) -> None:
         """No trainer takes the groups of `session` at the moment."""
@@ -184,14 +190,19 @@ class Ledger:
             consumption.take(found.n, self.pool.complete(found.session), now)
             self.pool.more_may_begin()
 
-    def room(self, session: str, n: int) -> int:
-        """How many groups of `n` samples the trainer should offer now, to keep the nodes busy and no more than that.
+    def room(self, session: str, n: int, part: str = BASE) -> int:
+        """How many groups of `n` samples of `part` the trainer should offer now, to keep the nodes busy and no more
+        than that.
 
         Complete groups count until they are taken, so that they do not pile up for a trainer that is slow to take them.
+        Each part that there is work of may have its share offered, whatever the others have.
         """
         capacity, cold = self.capacity, min(self.settings.cold_groups * n, self.settings.max_open_samples)
         wanted = self.settings.open_samples(capacity) if capacity else cold
         short = wanted - self.pool.samples(session)
+        if others := self.pool.parts - {part}:
+            share = wanted / (1 + len(others)) - self.pool.samples_of(part) - self.pool.complete(session)
+            short = max(short, min(share, self.settings.max_open_samples - self.pool.samples()))
         if (used := self.consumption.get(session)) is not None and (most := used.most_open()) is not None:
             short = min(most + n, self.settings.max_open_samples) - self.pool.held(session) + used.hand
         return max(0, math.ceil(short / n))
@@ -201,31 +212,58 @@ class Ledger:
         """How many sequences all members can hold."""
         return sum(self.nodes[key].capacity for key in self.members if key in self.nodes)
 
-    def advance(self, head: Head, now: float | None = None) -> None:
-        """A version was sealed: discard the accepted rollouts that are too old now."""
+    def advance(self, head: Head, now: float | None = None, change: Change = WHOLE) -> list[Group]:
+        """A version was sealed, which made `change`: discard the accepted rollouts that are too old now. Returns the
+        groups of adapters that there are no longer, for the caller to give up."""
         if head.name < self.head.name:
             raise ValueError(f"head: {head.name} after {self.head.name}")
         if now is not None and head.name > self.head.name:
-            self.assigner.version_timing.sealed(head.name, now)
+            self.assigner.version_timing.sealed(head.name, now, change)
             for consumption in self.consumption.values():
-                consumption.seal(now)
+                if change.ages(consumption.part) or head.epoch != self.head.epoch:
+                    consumption.seal(now)
+        held = self.parts.adapters
+        self.parts.note(head.name, change)
         self.head = head
         self.quarantine.verifier.begin_period(head.name)
         self.roots[head.name] = head.root
-        while len(self.roots) > self._longest_lag() + 16:
+        lag = self._longest_lag() + 15
+        while len(self.roots) > lag + 1 and (
+            len(self.roots) > KEPT_VERSIONS or self._base_lag(next(iter(self.roots))) > lag
+        ):
             self.roots.popitem(last=False)
-        self.transitions.facts.append(Advanced(head))
+        self.transitions.facts.append(Advanced(head, self.parts.newest, self.parts.quiet_before))
+        if held != self.parts.adapters:
+            self.transitions.facts.append(AdaptersHeld(self.parts.adapters))
         self.discard_old()
+        return self.orphaned_groups()
 
-    def begin_version(self, version: Version) -> None:
-        """The trainer's weights are at `version` from now on, long before nodes hold it."""
+    def _base_lag(self, version: Version) -> float:
+        """The lag of `version` for work of the base, which is the smallest of all parts'."""
+        return self.parts.since(BASE, version, self.head.name) if version[0] == self.head.epoch else math.inf
+
+    def set_adapters(self, adapters: Mapping[str, int]) -> list[Group]:
+        """The adapters that the head has, as its weights say; see `Change.adapters`. Returns the groups of adapters
+        that there are no longer."""
+        if adapters != self.parts.adapters:
+            self.parts.set_adapters(adapters)
+            self.transitions.facts.append(AdaptersHeld(self.parts.adapters))
+        return self.orphaned_groups()
+
+    def orphaned_groups(self) -> list[Group]:
+        """The groups of adapters that there are no longer."""
+        adapters = self.parts.adapters
+        return [group for group in self.groups.values() if group.adapter and group.adapter not in adapters]
+
+    def begin_version(self, version: Version, part: str = BASE) -> None:
+        """The weights of a trainer of `part` are at `version` from now on, long before nodes hold it."""
         if version > self.head.name:
-            self.head = self.head._replace(coming=version)
+            self.head = self.head._replace(coming=version, coming_part=part)
             self.discard_old()
 
     def abandon_version(self) -> None:
         """The version that was begun will not be sealed."""
-        self.head = self.head._replace(coming=None)
+        self.head = self.head._replace(coming=None, coming_part=BASE)
 
     def discard_stale(self, group: bytes, newest: Version) -> bool:
         """The trainer, which counts lags from `newest`, was given `group`: discard the rollouts that are too old for
@@ -233,18 +271,25 @@ class Ledger:
         found = self.groups.get(group)
         if found is None:
             return False
-        epoch, version = max(newest, self.head.counted_from(found.max_lag))
-        old = [s for s, done in found.done.items() if done.oldest < (epoch, max(0, version - found.max_lag))]
+        counted = max(newest, self.head.counted_from(found.max_lag, found.adapter))
+        oldest = self.parts.oldest(found.adapter, counted, found.max_lag)
+        old = [s for s, done in found.done.items() if done.oldest < oldest]
         for sample in old:
             self.transitions.discard(found, sample, Reason.TOO_OLD)
         found.handed_over = found.handed_over and not old
         return bool(old)
 
+    def hand_over_again(self, group: bytes) -> None:
+        """The trainer did not take `group`, which it was handed: it is ready again."""
+        if (found := self.groups.get(group)) is not None and found.handed_over:
+            self.pool.return_group(found)
+
     def discard_old(self) -> None:
         """Discard the rollouts that are too old, in groups that were not handed over yet."""
         for group in self.groups.values():
             for sample, done in list(group.done.items()):
-                if (reason := self.head.lag_reason(done.oldest, group.max_lag)) and not group.handed_over:
+                reason = self.head.lag_reason(done.oldest, group.max_lag, self.parts, group.adapter)
+                if reason and not group.handed_over:
                     self.transitions.discard(group, sample, reason)
 
     def _longest_lag(self) -> int:
@@ -316,7 +361,7 @@ class Ledger:
         version = (request.epoch, request.version)
         lag = max(self._longest_lag(), self.settings.max_lag)
         found.version = version
-        if reason := self.head.lag_reason(version, lag):
+        if reason := self.head.lag_reason(version, lag, self.parts):  # no part's lag is smaller than the base's
             return reason
         if self.roots.get(version) != request.root:
             return Reason.WRONG_ROOT
@@ -435,9 +480,16 @@ class Ledger:
         times += [node.liveness.check_at(self.settings) for node in self.nodes.values() if node.leases]
         return min((time for time in times if time is not None), default=None)
 
+    def _own_versions(self, part: str, rollout: Rollout) -> tuple[int, ...]:
+        """The own version of `part` for each span; empty in a swarm that never had adapters."""
+        if not part and not self.parts.adapters and not len(self.parts):
+            return ()
+        return tuple(self.parts.own(part, (span.epoch, span.version)) for span in rollout.spans)
+
     def _accept(self, lease: LiveLease, rollout: Rollout, sealed: bytes, now: float) -> None:
         group = self.groups[lease.group]
-        done = AcceptedRollout(lease.node, lease.id, lease.token, rollout.oldest, rollout, sealed)
+        own = self._own_versions(group.adapter, rollout)
+        done = AcceptedRollout(lease.node, lease.id, lease.token, rollout.oldest, rollout, sealed, own)
         self.assigner.length.observe(rollout.length)
         self.acceptance.accepted(group, done)
         self.transitions.accept(lease, rollout.sample, done, now)

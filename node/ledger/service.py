@@ -7,13 +7,13 @@ undo.
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import trio
 
-from codec.errors import PeerError
+from codec.errors import PeerError, UsageError
 from node.engines.base import SamplingParams, Version
 from node.ledger.binding import Binding, KeyTaken, refuse_if_different, work_pairs
 from node.ledger.book import Book
@@ -21,10 +21,11 @@ from node.ledger.facts import Fact, NumbersDropped, Quarantined
 from node.ledger.messages import WorkMessage, encode
 from node.ledger.model_limits import NO_LIMITS, ModelLimits
 from node.ledger.node_messages import Expel, NodeMessages
+from node.ledger.part_history import BASE, WHOLE, Change, no_adapter
 from node.ledger.report import report
 from node.ledger.rules import Ledger
 from node.ledger.session import GroupOffer, WorkSession
-from node.ledger.state import Group, Head
+from node.ledger.state import AcceptedRollout, Group, Head
 from node.settings.event_log import EventLog
 from node.status.schema import LedgerStatus
 from swarm.transport.identity import peer_id
@@ -161,6 +162,9 @@ class LedgerService:
             if self._ledger.just_taken(group):
                 self._offers.append(offer)
                 continue
+            if (adapter := offer.sampling.extra.adapter) and adapter not in self.adapters:
+                session.give_up(group, no_adapter(adapter, self.adapters))
+                continue
             try:
                 self._take_offer(offer)
             except KeyTaken as error:
@@ -195,7 +199,7 @@ class LedgerService:
         """Hand over the groups that are durable now, and tell each session how many groups it may offer."""
         for name, session in self._sessions.items():
             groups = self._fresh(ready.get(session, []))  # none for a session that was opened during the write
-            session.hand_over(groups, session.offered + self._ledger.room(name, session.work.n))
+            session.hand_over(groups, session.offered + self._ledger.room(name, session.work.n, session.part))
 
     def _wake(self) -> None:
         self._due.set()
@@ -212,9 +216,10 @@ class LedgerService:
         self._ledger.member_lost(node, self._clock())
         self._wake()
 
-    def begun(self, version: Version) -> None:
-        """The trainer began to publish `version`: its weights are at that version from now on."""
-        self._ledger.begin_version(version)
+    def begun(self, version: Version, part: str = BASE) -> None:
+        """The trainer of `part` (the base, or an adapter by name) began to publish `version`: its weights are at that
+        version from now on."""
+        self._ledger.begin_version(version, part)
         self._discard_unfetched()
 
     def abandoned(self) -> None:
@@ -222,10 +227,31 @@ class LedgerService:
         self._ledger.abandon_version()
         self._wake()
 
-    def sealed(self, head: Head) -> None:
-        """A version was sealed."""
-        self._ledger.advance(head, self._clock())
+    def sealed(self, head: Head, change: Change = WHOLE) -> None:
+        """A version was sealed, which made `change`."""
+        self._give_up_orphaned(self._ledger.advance(head, self._clock(), change))
         self._discard_unfetched()
+
+    def set_adapters(self, adapters: Mapping[str, int]) -> None:
+        """The adapters that the newest version has, as its weights say (`Change.adapters`); after a restart."""
+        self._give_up_orphaned(self._ledger.set_adapters(adapters))
+        self._wake()
+
+    def lag_of(self, group: Group, done: AcceptedRollout) -> tuple[Version, int]:
+        """(the version that lags of `group` are counted from now, how many versions behind it `done` is)."""
+        counted = self._ledger.head.counted_from(group.max_lag, group.adapter)
+        if done.oldest[0] != counted[0]:
+            return counted, group.max_lag + 1
+        return counted, max(0, self._ledger.parts.since(group.adapter, done.oldest, counted))
+
+    @property
+    def adapters(self) -> Mapping[str, int]:
+        """The adapters that the newest version has, by name: each one's own version."""
+        return self._ledger.parts.adapters
+
+    def _give_up_orphaned(self, groups: Iterable[Group]) -> None:
+        for group in groups:
+            self._give_up(group, f"the adapter {group.adapter!r} was removed from the swarm")
 
     def _discard_unfetched(self) -> None:
         """Discard what is too old now in the groups that nobody has fetched yet."""
@@ -265,10 +291,13 @@ class LedgerService:
         offered, if that is known. `paced`: the trainer takes groups one after another, and how fast it does limits what
         is begun for it. `limits`: those of the model.
 
-        Raises `PeerError` when the session is open already, `KeyTaken` when its name stands for other work.
+        Raises `PeerError` when the session is open already, `KeyTaken` when its name stands for other work,
+        `UsageError` when the swarm does not have the adapter that the work is for.
         """
         if name in self._sessions:
             raise PeerError(f"rollouts.session: {name!r} is open already")
+        if (adapter := work.sampling.extra.adapter) and adapter not in self.adapters:
+            raise UsageError(no_adapter(adapter, self.adapters))
         if keep:
             self._ledger.bind(name, work)
         self._orphans.pop(name, None)
@@ -276,7 +305,7 @@ class LedgerService:
         session = WorkSession(name, work, keep, total, limits)
         self._sessions[name] = session
         if paced:
-            self._ledger.track_consumption(name, work.max_lag, self._clock())
+            self._ledger.track_consumption(name, work.max_lag, self._clock(), session.part)
         self._expect(session)
         self._wake()
         return session
@@ -299,6 +328,8 @@ class LedgerService:
         """Ask for samples of `prompt`; `n` and `sampling` default to the session's. Groups of one `affinity` go to one
         node where possible. Raises `PeerError` for work that no node could do."""
         offer = session.offer(group, prompt, n, sampling, affinity)
+        if (adapter := offer.sampling.extra.adapter) and adapter not in self.adapters:
+            raise PeerError(no_adapter(adapter, self.adapters))
         self.abilities.need(offer.sampling)
         self._offers.append(offer)
         self._expect(session)
@@ -327,8 +358,13 @@ class LedgerService:
         self._wake()
 
     def stale(self, group: bytes, newest: Version) -> None:
-        """The trainer refused a group that is too old for it, counted from `newest`."""
-        self._refused(group, self._ledger.discard_stale(group, newest))
+        """The trainer refused a group that may be too old for it, counted from `newest`. It gets the group again: with
+        other samples in the place of those that are, or as it is if none is, because the versions that came meanwhile
+        changed other parts."""
+        discarded = self._ledger.discard_stale(group, newest)
+        if not discarded:
+            self._ledger.hand_over_again(group)
+        self._refused(group, discarded)
 
     def accuse(self, group: bytes, sample: int, why: str) -> None:
         """The trainer refused a group, because it proved a sample to be a lie: its node goes into quarantine, and its

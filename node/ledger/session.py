@@ -53,6 +53,11 @@ class WorkSession:
     ended: trio.Event = field(default_factory=trio.Event)
     """Set when the session is closed."""
 
+    @property
+    def part(self) -> str:
+        """The part of the model that its work is for, where its groups do not say otherwise."""
+        return self.work.sampling.extra.adapter
+
     def offer(
         self, group: bytes, prompt: bytes, n: int | None, sampling: SamplingParams | None, affinity: bytes
     ) -> "GroupOffer":

@@ -14,37 +14,43 @@ from node.ledger.assignment.liveness import Liveness
 from node.ledger.assignment.rate import Rate
 from node.ledger.assignment.version_timing import Average
 from node.ledger.messages import Reason, Rollout, Timesheet
+from node.ledger.part_history import BASE, PartHistory
 from node.ledger.trust.reputation import Reputation
 
 __all__ = ["AcceptedRollout", "Group", "Head", "LiveLease", "Node"]
 
 
 class Head(NamedTuple):
-    """The newest sealed version. `coming`: the version that the trainer has begun to publish since, if any."""
+    """The newest sealed version. `coming`: the version that a trainer has begun to publish since, if any, and
+    `coming_part` what it changes: an adapter, or the base."""
 
     epoch: int
     version: int
     root: bytes
     coming: Version | None = None
+    coming_part: str = BASE
 
     @property
     def name(self) -> Version:
         return (self.epoch, self.version)
 
-    def counted_from(self, max_lag: int) -> Version:
-        """The version that lags are counted from: the newest sealed one.
+    def counted_from(self, max_lag: int, part: str = BASE) -> Version:
+        """The version that lags of `part` are counted from: the newest sealed one.
 
-        With `max_lag` 0 it is the version that the trainer has begun to publish: its weights are at that version, and
-        it waits for tokens of that version.
+        With `max_lag` 0 it is the version that the trainer has begun to publish, if it changes `part` or the base: its
+        weights are at that version, and it waits for tokens of that version.
         """
-        return self.coming or self.name if max_lag == 0 else self.name
+        if max_lag or self.coming is None or self.coming_part not in (BASE, part):
+            return self.name
+        return self.coming
 
-    def lag_reason(self, version: Version, max_lag: int) -> Reason | None:
-        """None when `version` is at most `max_lag` versions behind the head. A version of another epoch is too old."""
+    def lag_reason(self, version: Version, max_lag: int, parts: PartHistory, part: str = BASE) -> Reason | None:
+        """None when `version` is at most `max_lag` versions behind the head, for work of `part`. A version of another
+        epoch is too old."""
         if version > self.name:
             return Reason.TOO_NEW
-        epoch, newest = self.counted_from(max_lag)
-        if version[0] != epoch or newest - version[1] > max_lag:
+        newest = self.counted_from(max_lag, part)
+        if version[0] != newest[0] or parts.since(part, version, newest) > max_lag:
             return Reason.TOO_OLD
         return None
 
@@ -60,6 +66,8 @@ class AcceptedRollout:
     """The oldest version that any of its tokens was sampled from."""
     rollout: Rollout
     sealed: bytes
+    own: tuple[int, ...] = ()
+    """For each span, the own version of the group's part (`PartHistory.own`). Empty: not known any more."""
 
 
 @dataclass(slots=True)
@@ -98,9 +106,17 @@ class Group:
     def complete(self) -> bool:
         return len(self.done) == self.n
 
-    def fits(self, abilities: frozenset[str] | None) -> bool:
-        """Whether an engine with these abilities (None: unknown) can generate it."""
-        return self.sampling.options is msgspec.UNSET or needs(self.sampling) <= (abilities or frozenset())
+    @property
+    def adapter(self) -> str:
+        """The adapter that draws its samples; empty: the base alone. It is also the part that lags are counted by."""
+        return self.sampling.extra.adapter
+
+    def fits(self, node: "Node") -> bool:
+        """Whether the engine of `node` can generate it, as far as the node has said."""
+        if self.sampling.options is msgspec.UNSET:
+            return True
+        has_adapter = not self.adapter or self.adapter in node.adapters
+        return has_adapter and needs(self.sampling) <= (node.abilities or frozenset())
 
     @property
     def urgent(self) -> bool:
@@ -186,6 +202,10 @@ class Node:
     """How often it was asked since it came."""
     kind: str = ""
     """The kind of its engine, as it reported with its abilities."""
+    adapters: frozenset[str] = frozenset()
+    """The adapters that its engine has loaded, as it last said."""
+    adapters_asked: float = float("-inf")
+    """When it was last asked for its adapters, until it has answered; then inf."""
     timesheet: Timesheet | None = None
     """How its time divides, as it last reported."""
 
@@ -193,6 +213,7 @@ class Node:
         """Its membership lease ended. It may come back with another release and another engine."""
         self.capacity, self.asked = 0, float("-inf")
         self.abilities, self.abilities_asked, self.abilities_questions = None, float("-inf"), 0
+        self.adapters, self.adapters_asked = frozenset(), float("-inf")
         self.scores = True
 
     def begin_work(self, samples: int, now: float) -> None:

@@ -12,6 +12,7 @@ from node.ledger.assignment.leases import LeaseTable
 from node.ledger.assignment.pool import Pool
 from node.ledger.facts import Accepted, Discarded, Dropped, Fact, Leased, Offered, Requeued, Taken
 from node.ledger.messages import Reason
+from node.ledger.part_history import PartHistory
 from node.ledger.settings import Settings
 from node.ledger.state import AcceptedRollout, Group, Head, LiveLease, Node
 
@@ -19,13 +20,16 @@ __all__ = ["Transitions"]
 
 
 class Transitions:
-    """Owns the pool of groups, the table of leases, the nodes, and the facts that are not written yet.
+    """Owns the pool of groups, the table of leases, the nodes, what each version changed, and the facts that are not
+    written yet.
 
     After each method, groups, leases and nodes agree on the state of every sample.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, head: Head) -> None:
+        """`head`: the newest version."""
         self.settings = settings
+        self.parts = PartHistory(head.name)
         self.pool = Pool()
         self.table = LeaseTable(settings.remembered)
         self.nodes: dict[bytes, Node] = {}
@@ -77,7 +81,7 @@ class Transitions:
             granted=now,
             deadline=now,
             duration_s=0.0,
-            minimum=(head.epoch, max(0, head.version - group.max_lag)),
+            minimum=self.parts.oldest(group.adapter, head.name, group.max_lag),
             open=set(samples),
             portable=is_portable(group, node, self.settings),
             begun_at=head.name,
@@ -134,8 +138,7 @@ class Transitions:
         group, node = self.pool.groups[lease.group], self.nodes[lease.node]
         lease.open.difference_update(samples)
         node.outstanding -= len(samples)
-        for sample in samples:
-            del group.leased[sample]
+        self.pool.end_leased(group, samples)
         if not lease.open:
             self._end(lease, why)
 

@@ -6,16 +6,19 @@ engine; `engine_updater` stages and commits each version.
 Modules:
 
 - `engine_client`: What the rollout worker uses of an engine
+- `engine_facts`: Tells the ledger what this node's engine can do, and which adapters it has
 - `engine_memory`: The engine's memory as the node's replica
 - `engine_runtime`: The engine, its processes and its worker on one node
 - `engine_updater`: Brings each version into the engine
 - `finishing`: How a node ends on SIGTERM
 - `following`: A member's move from one swarm to its successor
+- `held_version`: Which version of the swarm a node's engine holds
 - `join`: A member's process
 - `judge_queue`: Has this node's engine judge other nodes' samples, so that the ledger can compare
 - `lease_inventory`: The work leases that a node holds, and where each stands
 - `milestones`: What a node tells the person who started it
 - `pace`: How much work a node holds, and how often it speaks to the ledger
+- `rate_meter`: How fast this node's engine generates
 - `relay`: A relay's process
 - `scorer`: Scores other nodes' samples on this node's engine
 - `time_accounting`: How a node's time divides

@@ -1,6 +1,6 @@
 """What a version changes, divided for an engine: the base's blocks, which it writes into its weights, and other parts.
 
-Pure: it is told each version in order, and keeps only the hashes of the base's blocks.
+Pure: it is told each version in order, and keeps only the hashes of all blocks.
 """
 
 from collections.abc import Sequence
@@ -11,18 +11,19 @@ from numpy.typing import NDArray
 
 from codec import Layout, StagedChunk
 from codec.manifest import state_root
-from codec.parts import BASE, Part, base_layout, changed_parts, parts
+from codec.parts import Part, base_layout, changed_parts, parts
 
 __all__ = ["ChangedParts", "VersionChanges"]
 
 
 class VersionChanges(NamedTuple):
     """What one version changes. `base`: the changes of the base. `base_root`: the root of the base in this version.
-    `parts`: the other parts that it changes."""
+    `parts`: all parts that it changes. `hashes`: uint8 (n_blocks, 32), of all blocks in this version."""
 
     base: tuple[StagedChunk, ...]
     base_root: bytes
     parts: frozenset[Part]
+    hashes: NDArray[np.uint8]
 
 
 class ChangedParts:
@@ -32,18 +33,25 @@ class ChangedParts:
         """`hashes`: uint8 (n_blocks, 32), of the whole model in the version before the first that is divided."""
         self.base = base_layout(layout)
         self._ranges = parts(layout)
-        self._hashes = hashes[: self.base.n_blocks].copy()
+        self._hashes = hashes.copy()
 
     def divide(self, changes: Sequence[StagedChunk]) -> VersionChanges:
         """Divide the changes of the next version. A chunk has blocks of one part only, but that is not relied on."""
         mine: list[StagedChunk] = []
-        others: set[Part] = set()
+        changed: set[Part] = set()
         for staged in changes:
             blocks = tuple(block for block in staged if block.block < self.base.n_blocks)
-            if len(blocks) < len(staged.blocks):
-                others |= changed_parts(self._ranges, (block.block for block in staged)) - {BASE}
+            changed |= changed_parts(self._ranges, (block.block for block in staged))
             if blocks:
                 mine.append(staged if len(blocks) == len(staged.blocks) else StagedChunk(blocks, staged.key))
-            for block in blocks:
+            for block in staged:
                 self._hashes[block.block] = np.frombuffer(block.new_hash, np.uint8)
-        return VersionChanges(tuple(mine), state_root(self.base.hash, self._hashes), frozenset(others))
+        return self._changes(tuple(mine), frozenset(changed))
+
+    def everything(self) -> VersionChanges:
+        """The version that the hashes are of, as if it had changed every part, and without the base's changes."""
+        return self._changes((), frozenset(found.part for found in self._ranges))
+
+    def _changes(self, base: tuple[StagedChunk, ...], changed: frozenset[Part]) -> VersionChanges:
+        root = state_root(self.base.hash, self._hashes[: self.base.n_blocks])
+        return VersionChanges(base, root, changed, self._hashes.copy())

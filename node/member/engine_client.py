@@ -1,8 +1,9 @@
 """What the rollout worker uses of an engine; see `node.engines.host.EngineHost` for each."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from codec.adapter import AdapterConfig
 from node.engines.base import Completion, Prompt, SamplingParams, Version
 from node.engines.host import Commitment, Counts
 from node.engines.judgement import Claim, Judgement
@@ -40,12 +41,21 @@ class EngineClient(Protocol):
     async def wait_ready(self) -> None: ...
 
     async def generate(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Counts | None = None
+        self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Counts | None = None, adapter: str = ""
     ) -> tuple[Sequence[Completion], float]: ...
 
     async def score(
-        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams
+        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams, adapter: str = ""
     ) -> tuple[tuple[float, ...], Version]: ...
+
+    @property
+    def adapters(self) -> Mapping[str, Version]: ...
+
+    async def set_adapter(
+        self, slot: int, config: AdapterConfig, fd: int, version: Version, root: bytes
+    ) -> float | None: ...
+
+    async def drop_adapter(self, slot: int) -> None: ...
 
     async def judge(self, claim: Claim) -> Judgement: ...
 

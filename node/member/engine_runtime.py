@@ -15,18 +15,20 @@ from typing import Final, NamedTuple
 import structlog
 import trio
 
-from codec import StagedChunk, write_patch
+from codec import Layout, StagedChunk, write_patch
+from codec.adapter import AdapterSlots
 from codec.formats.share import FormatShare
-from codec.parts import base_layout
+from codec.parts import Kind, base_layout
 from codec.sign import Key
 from node.engines.group import EngineGroup
 from node.engines.host import EngineDeadlines, EngineHost, EngineLost, EngineSpec, ReplicaRef, worker_command
 from node.engines.vllm.specs import specs_of
 from node.host.last_line import last_line
-from node.member.changed_parts import ChangedParts, VersionChanges
+from node.member.changed_parts import ChangedParts
 from node.member.engine_memory import EngineMemory
 from node.member.format_engine import FormatEngine
 from node.member.milestones import Look
+from node.member.slot_bits import SlotBits
 from node.member.worker import NodeWorker
 from node.settings.config import JoinConfig
 from node.status.schema import EngineCommit, OwnStatus
@@ -98,7 +100,8 @@ class EngineRuntime:
         self.worker = NodeWorker(key, self.host, self._send)
         self._proof: _Proof | None = None
         self._parts: ChangedParts | None = None
-        """Divides the changes of versions; None: it has to begin again with a version whose hashes are known."""
+        """Divides the changes of versions; None: it has to begin with a version whose hashes are known."""
+        self._slots: SlotBits | None = None
 
     def _own_host(self) -> EngineHost:
         """An engine in a process of this very environment."""
@@ -111,6 +114,7 @@ class EngineRuntime:
         """Runs until cancelled. Raises `UsageError` when the engine cannot be started or refuses the model."""
         if self._model.version is not None:
             self._has_version.set()
+            self._note_restored()
         async with trio.open_nursery() as nursery:
             await nursery.start(self.host.run)
             nursery.start_soon(self._follow_replica)
@@ -120,6 +124,14 @@ class EngineRuntime:
                 nursery.start_soon(self._format.run)
             await nursery.start(self.worker.run)
             await trio.sleep_forever()
+
+    def _note_restored(self) -> None:
+        """The replica of an earlier run is a version: its adapters are to be given to the engine."""
+        replica, version = self._model.replica, self._model.version
+        assert replica is not None
+        assert version is not None
+        if replica.layout.base_blocks < replica.layout.n_blocks:
+            self.committed(version, replica.root, None)
 
     # ------------------------------------------------------------ from the swarm
 
@@ -135,33 +147,52 @@ class EngineRuntime:
             await self._committed.wait()
             self._committed = trio.Event()
             while self._commits:
-                version, root, changes = self._commits.popleft()
-                self.worker.roots.tell(version, root)
-                divided = await self._divide(version, root, changes)
-                if divided is None:
-                    await self._reload(version)
+                commit = self._commits.popleft()
+                layout = self._model.layout
+                assert layout is not None
+                if self._format is not None:
+                    await self._follow_format(self._format, commit, layout)
+                elif layout.base_blocks < layout.n_blocks:
+                    await self._follow_parts(commit, layout)
+                elif commit.changes is None:
+                    await self._reload(commit.version)
                 else:
-                    assert self._model.layout is not None
-                    descriptor, _ = await in_thread(write_patch, divided.base, self._model.layout)
-                    self.worker.update(version, divided.base_root, descriptor)
+                    descriptor, _ = await in_thread(write_patch, commit.changes, layout)
+                    self.worker.update(commit.version, commit.root, descriptor)
 
-    async def _divide(self, version: VersionId, root: bytes, changes: Changes) -> VersionChanges | None:
-        """What a version changes of the base, and which other parts it changes; None: not known."""
-        layout = self._model.layout
-        assert layout is not None
-        if changes is None:
-            self._parts = None
-            return None
-        if self._format is not None:
-            return await self._format.divide(version, changes)
-        if layout.base_blocks == layout.n_blocks:
-            return VersionChanges(tuple(changes), root, frozenset())
-        if self._parts is None:
+    async def _follow_format(self, engine: FormatEngine, commit: _Commit, layout: Layout) -> None:
+        """As `_follow_replica`, where the engine has the base that a format's codes stand for."""
+        version, root, changes = commit
+        found = None if changes is None else await engine.changes(version, changes)
+        if found is None:
+            await self._reload(version)
+            return
+        descriptor, _ = await in_thread(write_patch, found.changes, layout)
+        self.worker.update(version, root, descriptor, base_root=found.root)
+
+    async def _follow_parts(self, commit: _Commit, layout: Layout) -> None:
+        """As `_follow_replica`, where the model has other parts than the base: the engine gets a patch of the base if
+        that changed, and a copy of each adapter's slot that changed."""
+        version, root, changes = commit
+        if changes is None or self._parts is None:  # begin with a version whose hashes are known
             hashes = await in_thread(self._model.hashes_at, version)
-            if hashes is None:  # the replica has gone on to a later version
-                return None
-            self._parts = ChangedParts(layout, hashes)
-        return self._parts.divide(changes)
+            self._parts = None if hashes is None else ChangedParts(layout, hashes)
+            await self._reload(version)
+            if self._parts is None:
+                return  # the replica has gone on to a later version, which follows
+            divided = self._parts.everything()
+        else:
+            divided = self._parts.divide(changes)
+        if self._slots is None:
+            self._slots = SlotBits(layout)
+        slots = sorted(part.slot for part in divided.parts if part.kind is Kind.ADAPTER)
+        copy = partial(self._slots.copy, slots=slots, hashes=divided.hashes)
+        copies = await in_thread(self._model.read, copy) if slots else []
+        descriptor = None
+        if divided.base:
+            descriptor, _ = await in_thread(write_patch, divided.base, layout)
+        change = self._slots.change(divided.parts, copies or [])
+        self.worker.update(version, root, descriptor, change, divided.base_root, copies or [])
 
     async def _reload(self, version: VersionId) -> None:
         if not self.host.ready or self.host.version >= version:
@@ -180,9 +211,11 @@ class EngineRuntime:
         lend = lend if self._format is None else self._format.lend
         while (loan := await lend()) is None:  # noqa: ASYNC110 - a catch-up tells nobody its end
             await trio.sleep(_LEND_AGAIN_S)
-        self.worker.roots.tell(loan.version, loan.swarm_root)
+        self.worker.know(loan.version, loan.swarm_root)
         window_fd = None if memory is None else memory.window_fd
-        return ReplicaRef(loan.layout, loan.fd, folder, loan.version, loan.root, window_fd)
+        assert self._model.layout is not None
+        slots = None if self._format is not None else AdapterSlots.of(self._model.layout)
+        return ReplicaRef(loan.layout, loan.fd, folder, loan.version, loan.root, window_fd, slots)
 
     def _write_files(self) -> Path:
         """Write config, tokenizer and the like, as the layout names them, into a folder that an engine can load."""

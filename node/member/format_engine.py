@@ -6,10 +6,9 @@ import trio
 
 from codec import StagedChunk
 from node.engines.group import EngineGroup
-from node.member.changed_parts import VersionChanges
 from swarm.protocol.core.events import VersionId
 from swarm.runtime import in_thread
-from swarm.runtime.replica.dequantised import DequantisedReplica
+from swarm.runtime.replica.dequantised import DequantisedReplica, EngineChanges
 from swarm.runtime.replica.files import Loan
 
 __all__ = ["FormatEngine"]
@@ -41,8 +40,7 @@ class FormatEngine:
         self._lent.set()
         return loan
 
-    async def divide(self, version: VersionId, staged: Sequence[StagedChunk]) -> VersionChanges | None:
+    async def changes(self, version: VersionId, staged: Sequence[StagedChunk]) -> EngineChanges | None:
         """What a version changes in the engines; None: not known, so they have to be filled again."""
         async with self._using:
-            found = await in_thread(self._replica.changes, version, staged)
-        return None if found is None else VersionChanges(found.changes, found.root, frozenset())
+            return await in_thread(self._replica.changes, version, staged)

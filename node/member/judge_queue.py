@@ -11,6 +11,7 @@ from node.engines.host import EngineFailed, EngineLost
 from node.engines.judgement import Claim
 from node.ledger.messages import JudgeAnswer, JudgeRequest, encode, pack_floats, unpack_tokens
 from node.member.engine_client import EngineClient
+from node.member.held_version import HeldVersion
 from node.settings.event_log import EventLog
 
 __all__ = ["JudgeQueue"]
@@ -25,8 +26,8 @@ _log = EventLog(__name__)
 class JudgeQueue:
     """`send(body)` hands a `Work` body to the ledger and may lose it."""
 
-    def __init__(self, engine: EngineClient, send: Callable[[bytes], Awaitable[None]]) -> None:
-        self._engine, self._send = engine, send
+    def __init__(self, engine: EngineClient, held: HeldVersion, send: Callable[[bytes], Awaitable[None]]) -> None:
+        self._engine, self._held, self._send = engine, held, send
         self._put, self._get = trio.open_memory_channel[JudgeRequest](MOST)
         self._room = trio.Semaphore(MOST)
 
@@ -60,15 +61,17 @@ class JudgeQueue:
 
     async def _judge(self, request: JudgeRequest) -> JudgeAnswer:
         await self._engine.wait_ready()
-        if self._engine.version == (request.epoch, request.version):
+        asked, adapter = (request.epoch, request.version), request.sampling.extra.adapter
+        if self._held.has(asked, adapter):
             try:
                 found = await self._engine.judge(_claim(request))
             except (EngineLost, EngineFailed, ValueError) as error:
                 _log.warning("not_judged", why=str(error))
             else:
                 parts = [_packed(values) for values in (found.scores, found.previous, found.margins)]
-                return JudgeAnswer(request.check, *found.version, *parts)
-        return JudgeAnswer(request.check, *self._engine.version, b"")
+                version = asked if found.version <= asked else found.version  # named by what last changed its bits
+                return JudgeAnswer(request.check, *version, *parts)
+        return JudgeAnswer(request.check, *self._held.version, b"")
 
 
 def _claim(request: JudgeRequest) -> Claim:
@@ -76,11 +79,12 @@ def _claim(request: JudgeRequest) -> Claim:
     return Claim(
         unpack_tokens(request.prompt),
         tokens,
-        request.sampling,
+        request.sampling.with_options(adapter=""),
         request.stream,
         request.previous,
         request.start,
         request.replay,
+        request.sampling.extra.adapter,
     )
 
 

@@ -10,7 +10,7 @@ commits when its running sequences are done, and none is begun meanwhile.
 """
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,13 +18,13 @@ import trio
 
 from codec.errors import PeerError
 from codec.sign import Key
-from node.engines.base import Completion, Prompt, SamplingParams, Version
+from node.engines.base import Completion, Prompt, Version
 from node.engines.host import EngineFailed, EngineLost
 from node.ledger.messages import (
     MAX_CAPACITY,
-    Abilities,
     Ask,
     AskAbilities,
+    AskAdapters,
     Cannot,
     GiveBack,
     JudgeRequest,
@@ -48,14 +48,17 @@ from node.ledger.messages import (
     stream_of,
     work_hash,
 )
+from node.ledger.part_history import WHOLE, Change
 from node.member.engine_client import EngineClient
-from node.member.engine_updater import EngineUpdater
+from node.member.engine_facts import EngineFacts
+from node.member.engine_updater import AdapterUpdate, EngineUpdater
+from node.member.held_version import HeldVersion
 from node.member.judge_queue import JudgeQueue
 from node.member.lease_inventory import Held, Job, LeaseInventory, Result, together
 from node.member.pace import PACE, Pace
+from node.member.rate_meter import RateMeter
 from node.member.scorer import Scorer
 from node.member.time_accounting import TimeAccounting
-from node.member.version_roots import VersionRoots
 from node.settings.event_log import EventLog
 from node.status.schema import TimeSplit, WorkerStatus
 from swarm.guard import Source, guarded
@@ -71,18 +74,23 @@ LOOK_EVERY_S: Final = 1.0
 """While the last leases are finished."""
 
 _Asking = tuple[int, Version, bytes]
-"""What a request for work says: room for sequences, the engine's version, and the root of that version."""
+"""What a request for work says: room for sequences, the engine's version, and its root."""
 
 _log = EventLog(__name__)
 
 
 @dataclass(eq=False)
 class _Flight:
-    """Samples that are generated together. `version`: of its oldest tokens."""
+    """Samples that are generated together. `version`: what the engine held when they were begun."""
 
     jobs: list[Job]
     version: Version
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+    @property
+    def adapter(self) -> str:
+        """The adapter that draws them; empty: the base alone."""
+        return self.jobs[0][0].message.sampling.extra.adapter
 
 
 class NodeWorker:
@@ -104,32 +112,27 @@ class NodeWorker:
         self._clock = clock
         self._inventory = LeaseInventory()
         self._flights: list[_Flight] = []
-        self._scorer = Scorer(engine, send)
-        self._judge_queue = JudgeQueue(engine, send)
+        self._held = HeldVersion(engine)
+        self._scorer = Scorer(engine, self._held, send)
+        self._judge_queue = JudgeQueue(engine, self._held, send)
         self._updater = EngineUpdater(
-            engine, clock, idle=self._until_idle, coming=self._coming, paused=self._paused, changed=self._changed
-        )
+            engine, self._held, clock,
+            idle=self._until_idle, coming=self._coming, paused=self._paused, changed=self._changed,
+        )  # fmt: skip
         self._largest = 1
         """The most samples that a lease had so far."""
         self._finishing = False
         """No more work is asked for."""
         self._behind = False
         """The ledger says that this engine's version is too old for the work there is."""
-        self._abilities: tuple[bool, frozenset[str] | None] = False, None
-        """Whether the ledger asks what this engine can do, and what it was told last."""
+        self._facts = EngineFacts(engine, send, clock)
         self._news = trio.Event()
         self._serial = time.time_ns()
         """Of requests; rises over restarts of this process too. Only its order counts."""
         self._asked: _Asking | None = None
         self._asked_at = float("-inf")
-        self._tested = not pace.self_test_tokens
-        """The self-test is over, so work may be asked for."""
-        self.roots = VersionRoots()
         self.time_accounting = TimeAccounting(clock)
-        self.tokens_per_s = 0.0
-        self._measured_s = 0.0
-        self._unmeasured = 0
-        self._generated_s = 0.0
+        self._rate = RateMeter(engine, self.time_accounting, pace, clock)
         self.commits = self._updater.commits
         self.accepted = 0
         self.lost_tokens = 0
@@ -171,18 +174,35 @@ class NodeWorker:
             self._hear(decode(body))
         self._wake()
 
-    def update(self, version: Version, root: bytes, patch_fd: int) -> None:
-        """The replica became `version`; the engine follows. `root`: of the base. Closes `patch_fd` (see
-        `codec.write_patch`) when done."""
-        self._updater.update(version, root, patch_fd)
+    def update(
+        self,
+        version: Version,
+        root: bytes,
+        patch_fd: int | None,
+        change: Change = WHOLE,
+        base_root: bytes = b"",
+        adapters: Sequence[AdapterUpdate] = (),
+    ) -> None:
+        """The replica became `version`, whose root over all parts is `root`; the engine follows. See
+        `EngineUpdater.update`."""
+        self._updater.update(version, root, patch_fd, change, base_root, adapters)
         self._book_time()
+
+    def know(self, version: Version, root: bytes) -> None:
+        """The engine is loaded from the replica at `version`, whose root over all parts is `root`."""
+        self._held.know(version, root)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """See `RateMeter`."""
+        return self._rate.tokens_per_s
 
     def status(self) -> WorkerStatus:
         """For people and programs."""
         seconds = {name: round(value, 3) for name, value in self.time_accounting.seconds.items()}
         return WorkerStatus(
             engine_ready=self._engine.ready,
-            engine_version=self._engine.version,
+            engine_version=self._held.version,
             tokens_per_s=round(self.tokens_per_s, 3),
             jobs=self._inventory.waiting,
             generating=self._rows,
@@ -219,7 +239,9 @@ class NodeWorker:
             case JudgeRequest():
                 self._judge_queue.ask(message)
             case AskAbilities():
-                self._abilities = True, self._abilities[1]
+                self._facts.ask()
+            case AskAdapters():
+                self._facts.ask_adapters()
             case _:
                 raise PeerError(f"work message: {type(message).__name__} is not for a node")
 
@@ -260,7 +282,8 @@ class NodeWorker:
 
     async def _generate_for_ever(self, nursery: trio.Nursery) -> None:
         await self._engine.wait_ready()
-        await self._test_self()
+        await self._rate.test_self()
+        self._wake()
         while True:
             if not self._engine.ready:
                 self._book_time()
@@ -269,30 +292,12 @@ class NodeWorker:
             news = self._news
             while (jobs := self._next_jobs()) and self._engine.ready:
                 for batch in self._batches(jobs):
-                    flight = _Flight(batch, self._engine.version)
+                    flight = _Flight(batch, self._held.begin())
                     self._flights.append(flight)
                     nursery.start_soon(self._fly, flight)
             self._book_time()
             with trio.move_on_after(self._pace.ask_every_s):  # deadlines pass without any event
                 await news.wait()
-
-    async def _test_self(self) -> None:
-        """Measure a rate to begin with: one token to warm up, then a few sequences."""
-        rows, tokens = self._pace.self_test_rows, self._pace.self_test_tokens
-        if not tokens:
-            return
-        try:
-            with trio.move_on_after(self._pace.self_test_within_s):
-                await self._engine.generate([Prompt((0,))], SamplingParams(1))
-                started = self._clock()
-                prompts = [Prompt((0,), stream) for stream in range(rows)]
-                completions, _ = await self._engine.generate(prompts, SamplingParams(tokens))
-                tokens_made = sum(len(completion.token_ids) for completion in completions)
-                self.tokens_per_s = tokens_made / max(self._clock() - started, 1e-6)
-        except (EngineLost, EngineFailed) as error:
-            _log.warning("self_test_failed", why=str(error))
-        self._tested = True
-        self._wake()
 
     async def _fly(self, flight: _Flight) -> None:
         try:
@@ -302,7 +307,10 @@ class NodeWorker:
             _log.warning("work_lost", sequences=len(flight.jobs), why=str(error))
             await self._give_back()  # an engine may take minutes to load; other nodes need not wait
         except EngineFailed as error:
-            await self._isolate(flight, str(error))
+            if flight.adapter and flight.adapter not in self._engine.adapters:
+                await self._return(flight)
+            else:
+                await self._isolate(flight, str(error))
         finally:
             self._flights.remove(flight)
             self._wake()
@@ -318,6 +326,13 @@ class NodeWorker:
             self._drop(lease)
         if leases:
             await self._send(encode(GiveBack(leases)))
+
+    async def _return(self, flight: _Flight) -> None:
+        """Give the leases of a flight back: the engine no longer has their adapter, and other nodes may."""
+        leases = tuple(sorted({held.id for held, _ in flight.jobs}))
+        for lease in leases:
+            self._drop(lease)
+        await self._send(encode(GiveBack(leases)))
 
     async def _isolate(self, flight: _Flight, why: str) -> None:
         """The engine refused a batch: try its leases one by one, and report the one that is refused alone. Without that
@@ -339,7 +354,7 @@ class NodeWorker:
             return []
         for lease in self._inventory.expired(self._clock()):
             self._drop(lease)
-        return self._inventory.begin(self._engine.version, self._pace.batch - self._rows)
+        return self._inventory.begin(self._held.version, self._pace.batch - self._rows)
 
     def _batches(self, jobs: list[Job]) -> list[list[Job]]:
         """The samples of each call of the engine. A call ends with its longest sample, and places of shorter ones stay
@@ -349,7 +364,6 @@ class NodeWorker:
         return [[job] for job in jobs]
 
     async def _generate(self, flight: _Flight) -> None:
-        self.roots.note_engine(self._engine.version, self._engine.root)
         jobs = together(flight.jobs)
         prompts = [
             Prompt(held.prompt, stream_of(held.message.group, sample, held.message.sampling)) for held, sample in jobs
@@ -357,26 +371,27 @@ class NodeWorker:
 
         def count(counts: tuple[int, ...]) -> None:
             for (held, sample), tokens in zip(jobs, counts, strict=True):
-                self._unmeasured += tokens - held.tokens.get(sample, 0)
+                self._rate.count(tokens - held.tokens.get(sample, 0))
                 held.tokens[sample] = tokens
 
-        completions, _ = await self._engine.generate(prompts, jobs[0][0].message.sampling, count)
+        sampling = jobs[0][0].message.sampling.with_options(adapter="")
+        completions, _ = await self._engine.generate(prompts, sampling, count, flight.adapter)
         count(tuple(len(completion.token_ids) for completion in completions))
-        self._measure()
-        if any(span.version not in self.roots for completion in completions for span in completion.spans):
-            raise EngineLost("the engine was reloaded while it generated")
+        self._rate.measure()
+        signed = [self._held.spans(completion.spans, flight.version) for completion in completions]
         now = self._clock()
-        for (held, sample), completion in zip(jobs, completions, strict=True):
+        for (held, sample), completion, spans in zip(jobs, completions, signed, strict=True):
+            if spans is None:
+                raise EngineLost("the engine was reloaded while it generated")
             if sample not in held.drawing:
                 continue  # generated to fill its group; another node has delivered it
             held.drawing.discard(sample)
             if held.id in self._inventory.leases:
-                sealed = seal_rollout(self._key, self._rollout(held, sample, completion))
+                sealed = seal_rollout(self._key, self._rollout(held, sample, completion, spans))
                 self._inventory.results[held.id, sample] = Result(encode(SignedRollout(sealed)), held, now)
 
-    def _rollout(self, held: Held, sample: int, completion: Completion) -> Rollout:
+    def _rollout(self, held: Held, sample: int, completion: Completion, spans: tuple[VersionSpan, ...]) -> Rollout:
         lease = held.message
-        spans = [VersionSpan(*span.version, self.roots[span.version], span.end) for span in completion.spans]
         return Rollout(
             lease=lease.lease,
             token=lease.token,
@@ -385,17 +400,8 @@ class NodeWorker:
             token_ids=pack_tokens(completion.token_ids),
             logprobs=pack_floats(completion.logprobs),
             finish_reason=completion.finish_reason,
-            spans=tuple(spans),
+            spans=spans,
         )
-
-    def _measure(self) -> None:
-        """Update the rate: tokens by the seconds in which at least one sequence was generated."""
-        generated_s = self.time_accounting.seconds["generate"]
-        seconds, tokens = generated_s - self._generated_s, self._unmeasured
-        if seconds > 0:
-            self._generated_s, self._unmeasured = generated_s, 0
-            self._measured_s = min(self._measured_s + seconds, self._pace.memory_s)
-            self.tokens_per_s += (seconds / max(self._measured_s, seconds)) * (tokens / seconds - self.tokens_per_s)
 
     # ------------------------------------------------------------ new versions
 
@@ -405,13 +411,12 @@ class NodeWorker:
             await news.wait()
         self._book_time()
 
-    def _coming(self, version: Version, root: bytes) -> None:
-        """A commit is next. Cancel samples that were begun at a version which `max_lag` will not allow after it: they
-        would be refused."""
-        self.roots.note_engine(version, root)
+    def _coming(self, version: Version) -> None:
+        """The engine gets `version` next. Cancel samples that were begun at a version which `max_lag` will not allow
+        after it: they would be refused."""
         for flight in self._flights:
-            epoch, oldest = flight.version
-            if all(epoch != version[0] or version[1] - oldest > held.message.max_lag for held, _ in flight.jobs):
+            lag = self._held.lag(flight.adapter, flight.version, version)
+            if lag is None or all(lag > held.message.max_lag for held, _ in flight.jobs):
                 self._inventory.undo(flight.jobs)  # to be generated again, at the new version
                 self._cancel(flight)
 
@@ -437,38 +442,30 @@ class NodeWorker:
             for renewal in self._inventory.renewals(now, self._pace.renew_every_s):
                 await self._send(encode(renewal))
             if self._engine.ready:
-                await self._tell_abilities()
+                await self._facts.tell()
             await self._ask_if_due()
             times = [result.next_send for result in self._inventory.results.values()]
-            times.append(self._asked_at + self._pace.ask_every_s)
+            times += [self._asked_at + self._pace.ask_every_s, self._facts.next_s]
             if self._flights:
                 times.append(now + self._pace.renew_every_s)
             with trio.move_on_after(max(0.0, min(times) - self._clock())):
                 await news.wait()
 
-    async def _tell_abilities(self) -> None:
-        """Tell what the engine can do: when asked, and when that has changed since, as after a reload."""
-        asked, told = self._abilities
-        if asked or told not in (None, self._engine.abilities):
-            self._abilities = False, self._engine.abilities
-            await self._send(encode(Abilities(tuple(sorted(self._engine.abilities)), self._engine.kind)))
-
     async def _ask_if_due(self) -> None:
         """Ask when the room, version or root has changed, and at least every `ask_every_s`."""
         now = self._clock()
-        if not self._engine.ready or not self._tested:
+        if not self._engine.ready or not self._rate.tested:
             self._asked_at = now
             return
         capacity = max(0, self._most - self._inventory.waiting - self._rows)
-        epoch, version = self._engine.version
-        root = self.roots.note_engine((epoch, version), self._engine.root)
-        asking = (capacity, self._engine.version, root)
+        asking = (capacity, self._held.version, self._held.root)
         if now < self._asked_at + self._pace.ask_every_s and not self._is_news(asking):
             return
         self._asked, self._asked_at = asking, now
         self._serial += 1
+        epoch, version = self._held.version
         holding = tuple(sorted(self._inventory.leases))[:MAX_CAPACITY]
-        message = WorkRequest(self._serial, capacity, epoch, version, root, self.tokens_per_s, holding)
+        message = WorkRequest(self._serial, capacity, epoch, version, self._held.root, self.tokens_per_s, holding)
         await self._send(encode(message))
         await self._send(encode(self._timesheet()))
 

@@ -139,6 +139,11 @@ class Step(Struct, kw_only=True):
     """Changed elements by all elements of the model."""
     bits_per_change: float | None = None
     """Bits sent by changed elements; None: nothing changed."""
+    experts: int | None = None
+    """Experts of the model, in all layers; None: it has none that are known by their names."""
+    experts_touched: int | None = None
+    """Those of which the version changed anything; None as before. Where the trainer did not list the changes of a
+    block with several experts, all of these count."""
     delta_bytes: int = 0
     """Payload of the version."""
     trainer_sent_bytes: int = 0

@@ -295,6 +295,15 @@ def _steps(steps: Sequence[Step], rewards: Mapping[Version, float]) -> Renderabl
     return table
 
 
+def _experts(steps: Sequence[Step]) -> RenderableType | None:
+    """How many of a mixture's experts each version changed."""
+    known = [step for step in steps[-STEPS_SHOWN:] if step.experts]
+    if not known:
+        return None
+    versions = "   ".join(f"{_version(step.version)} {step.experts_touched or 0:,}" for step in known)
+    return Text(f"experts changed, of {known[-1].experts:,}: {versions}")
+
+
 def _step_times(steps: Sequence[Step]) -> RenderableType | None:
     """Where each version's time went, from the begin of its publish to the slowest engine's next token."""
     known = [step for step in steps if step.extract_s is not None]
@@ -343,7 +352,7 @@ def view(picture: Picture) -> RenderableType:
     steps = status.steps if isinstance(status, SeedStatus) else []
     for part in (
         _quarantine(rows), _suspects(status), _time_split(rows), _stripes(status), _steps(steps, picture.rewards),
-        _step_times(steps), *_lines(picture),
+        _experts(steps), _step_times(steps), *_lines(picture),
     ):  # fmt: skip
         if part is not None:
             parts += [Text(), part]

@@ -17,6 +17,7 @@ from codec.bits import DTYPES, Bits
 from codec.checkpoint import Checkpoint, write_checkpoint
 from codec.chunk import CODER_RICE, Chunk, ChunkKey, open_header, seal_chunk, verify_piece
 from codec.errors import PeerError, UsageError
+from codec.experts import ExpertChanges, Experts
 from codec.kernels.scan import scatter
 from codec.layout import Layout
 from codec.manifest import Manifest, state_root
@@ -29,7 +30,7 @@ from node.tools.delta_file import DeltaFile, DeltaWriter
 from node.tools.distribution import Dollars, EgressPrices, Seconds, dollars_of, seconds_of
 from node.tools.table import bytes_text, distribution_rows, table
 
-__all__ = ["DeltaReport", "Progress", "apply", "delta", "render"]
+__all__ = ["DeltaReport", "ExpertsReport", "Progress", "apply", "delta", "render"]
 
 Progress = Callable[[float, float], None]
 """Called with the number of block visits done, and with the number in all; a block is visited more than once."""
@@ -51,6 +52,30 @@ class BaselineReport:
     encode_gb_s: float
     decode_gb_s: float
     exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsReport:
+    """What changed of each expert of a mixture. `count`: experts of all layers. `touched`: those of which anything
+    changed. `min`, `median`, `max`: of the shares of an expert's elements that changed."""
+
+    count: int
+    touched: int
+    untouched: int
+    min: float
+    median: float
+    max: float
+    layers: dict[str, dict[str, list[int]]]
+    """By layer: `elements` and `changed` of each expert, by its number."""
+
+    @classmethod
+    def of(cls, experts: Experts, changes: ExpertChanges) -> "ExpertsReport":
+        found = changes.spread()
+        layers = {
+            layer: {"elements": elements.tolist(), "changed": changes.changed[layer].tolist()}
+            for layer, elements in experts.elements.items()
+        }
+        return cls(found.count, found.touched, found.untouched, found.min, found.median, found.max, layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +108,8 @@ class DeltaReport:
     swarm_s: float
     usd: Dollars | None = None
     """What the traffic of the step costs, if prices were given."""
+    experts: ExpertsReport | None = None
+    """What changed of each expert; None: the model has none."""
 
     def to_dict(self) -> dict[str, Any]:
         """The fields, for `--json`, where the baselines have been called "anchors" since the first release."""
@@ -181,6 +208,8 @@ class _Tally:
         self.payload_bytes = self.changed = 0
         self.encode_s = self.decode_s = 0.0
         self.torn = False
+        self.experts = Experts(source.layout)
+        self.of_experts = ExpertChanges(self.experts)
 
     def check(self, chunk: Chunk, public: bytes) -> None:
         """Do what a node does with a chunk: verify, decode, predict hashes, write (here into a copy of each block)."""
@@ -201,6 +230,7 @@ class _Tally:
             scatter(words, block.positions, block.bits)
             self.decode_s += time.thread_time() - start
             self.hashes[block.block] = np.frombuffer(block_hash(words), np.uint8)
+            self.of_experts.add(block.block, block.positions)
         self.ids.append(chunk.id)
         self.payload_bytes += chunk.nbytes
         self.changed += staged.changed
@@ -293,6 +323,7 @@ def _code(
         star_delta_s=seconds.star_delta,
         swarm_s=seconds.swarm,
         usd=None if prices is None else dollars_of(full, cost, nodes, prices),
+        experts=ExpertsReport.of(tally.experts, tally.of_experts) if tally.experts else None,
     )
 
 
@@ -401,6 +432,7 @@ def render(report: DeltaReport) -> str:
             (f"  {_FORMATS[name]}", f"{found.bits_per_change:.2f} bits a change, full copy {found.ratio:.0f} x")
             for name, found in report.baselines.items()
         ),
+        *_expert_rows(report.experts),
         *distribution_rows(
             report.nodes,
             report.up_mbit,
@@ -409,3 +441,13 @@ def render(report: DeltaReport) -> str:
         ),
     )
     return table(rows)
+
+
+def _expert_rows(found: ExpertsReport | None) -> list[tuple[str, str]]:
+    if found is None:
+        return []
+    shares = f"{100 * found.min:.3g}, {100 * found.median:.3g} and {100 * found.max:.3g} %"
+    return [
+        ("experts", f"{found.touched:,} of {found.count:,} changed, in {len(found.layers)} layers"),
+        ("  of an expert's elements", f"{shares} changed (least, median, most)"),
+    ]

@@ -18,6 +18,7 @@ Modules:
 - `messages`: The messages between a trainer and the seed on its host
 - `prime_rl`: prime-rl on the swarm, without a change to it
 - `prompts`: Turns a trainer's prompt into the token ids that nodes continue
+- `publish_adapter`: Publishes an adapter's folder, and removes adapters, for `swarm-node`
 - `publish_files`: Publishes checkpoint folders and raw files, for `swarm-node publish`
 - `publish_here`: Publishes files from this process, for a seed that does not read them itself
 - `rollouts`: Complete groups from the swarm, as an iterator

@@ -12,6 +12,7 @@ model that FSDP2 shards attaches and publishes, with the same calls in the same 
 
 import os
 from collections.abc import Iterable, Iterator, Sized
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,18 +20,19 @@ import msgspec
 
 from codec import Layout
 from codec.errors import SwarmError, UsageError
-from node.engines.base import SamplingOptions, SamplingParams
-from node.trainers.attach import attach, default_threads
+from node.engines.base import SamplingParams
+from node.trainers.attach import attach, find_or_start
 from node.trainers.connection.patience import log
 from node.trainers.connection.seedlink import SeedProcess, ask_state, home_folder
 from node.trainers.errors import PromptRefused, SwarmBusy, SwarmDown, SwarmTimeout
 from node.trainers.held_gateway import HeldGateway
 from node.trainers.messages import OpenGateway, OpenRollouts, VersionRef
 from node.trainers.prompts import Prompt, Tokens, check_prompts
-from node.trainers.publish.line import OnBusy, PublishLine
+from node.trainers.publish.line import OnBusy
+from node.trainers.publish.lines import PublishLines
 from node.trainers.publish.publication import Publication
 from node.trainers.rollouts import Check, RefusedPrompt, Rollout, RolloutGroup, rollouts
-from node.trainers.standing import holders, standing
+from node.trainers.standing import standing
 
 __all__ = [
     "Check",
@@ -46,6 +48,8 @@ __all__ = [
     "SwarmTimeout",
 ]
 
+NEWER_THAN_ALL: Final = 1 << 62
+"""A number that no version reaches."""
 STATE_WITHIN_S: Final = 5.0
 """How long `Swarm.state` waits for the seed: a training loop that logs it must not wait for a seed that is stuck."""
 
@@ -56,12 +60,10 @@ class Swarm:
     Use it from one thread. It is a context manager, whose end calls `close`.
     """
 
-    def __init__(
-        self, home: Path, line: PublishLine, base: Path | None, seed: SeedProcess | None, max_lag: int
-    ) -> None:
+    def __init__(self, lines: PublishLines, base: Path | None, seed: SeedProcess | None, max_lag: int) -> None:
         """For `attach`, which callers use instead."""
-        self._home = home
-        self._line = line
+        self._home = lines.home
+        self._lines = lines
         self._tokens = Tokens(base)
         self._seed = seed
         self._max_lag = max_lag
@@ -81,8 +83,8 @@ class Swarm:
         """Attach to the seed on this host, or start one on the checkpoint folder `base`.
 
         `model`: what will be published, as in `publish`. It is compared with the base's tensors now rather than at the
-        first `publish`. A model that `fully_shard` has sharded must be given, and every rank must attach (a
-        collective).
+        first `publish`, and the memory for its copies is reserved now. A model that `fully_shard` has sharded must be
+        given, and every rank must attach (a collective). A process that only publishes adapters gives none.
 
         `base`: the checkpoint folder that training started from. A seed is started on it if none runs, and prompts that
         are text are read by its tokenizer. A seed started here ends with `close`, or with this process.
@@ -102,34 +104,58 @@ class Swarm:
         """
         folder = home_folder(home)
         base = None if base is None else Path(base).expanduser().absolute()
-        attachment = attach(model, folder, base if start else None)
-        line = PublishLine(
-            attachment,
-            threads or default_threads(attachment.rank_info.world),
-            lambda publication, within_s: holders(folder, publication, within_s),
-        )
-        return cls(folder, line, base, attachment.seed, max_lag)
+        if model is None:
+            seed = find_or_start(folder, base if start else None)
+            try:
+                lines = PublishLines(folder, threads, seed)
+            except BaseException:
+                if seed is not None:
+                    seed.stop()
+                raise
+        else:
+            attachment = attach(model, folder, base if start else None)
+            seed = attachment.seed
+            lines = PublishLines(folder, threads, seed, attachment)
+        return cls(lines, base, seed, max_lag)
 
-    def publish(self, model: Any, *, step: int, on_busy: OnBusy = "wait", timeout_s: float = 600.0) -> Publication:
+    def publish(
+        self,
+        model: Any,
+        *,
+        step: int,
+        adapter: str | None = None,
+        on_busy: OnBusy = "wait",
+        timeout_s: float = 600.0,
+    ) -> Publication:
         """Publish these weights as the next version. Returns when they are copied; a thread does the rest.
 
         `model`: a `torch.nn.Module`, a mapping, or an iterable of (checkpoint name, tensor), with the base's names and
         shapes. Adapters are published merged, without touching the model. Once this returns, the weights may change.
         `step`: your own count, for people.
 
-        At most two versions are unsealed at a time. `on_busy`: what a third does. "wait": wait for the oldest to be
-        sealed. "coalesce": replace the one that has not begun, which becomes `superseded`. `timeout_s`: for that wait,
-        and for the wait for a seed that has ended; a seed is waited for at most a minute after its end.
+        `adapter`: a name (1 to 64 characters of A-Z a-z 0-9 . _ -): publish only the adapter in `model`, as a version
+        that changes this adapter and nothing else; the seed needs room for it (`--adapters`). `model` is then a module
+        with plain LoRA (of peft, for example; of several adapters, the one of this name, else the active one), a pair
+        (peft config, tensors by peft's names), or the path of a folder that peft saved. Rank, alpha and modules may
+        change from one version to the next.
+
+        At most two versions are unsealed at a time, of the base and of each adapter. `on_busy`: what a third does.
+        "wait": wait for the oldest to be sealed. "coalesce": replace the one that has not begun, which becomes
+        `superseded`. `timeout_s`: for that wait, and for the wait for a seed that has ended; a seed is waited for at
+        most a minute after its end.
 
         Nothing is published by itself: with gradient accumulation, call this after the steps that should become
         versions.
 
-        Raises `UsageError` when the tensors are not the base's, `SwarmBusy` when two versions are still unsealed after
-        `timeout_s`, `SwarmDown` when the seed stays down (then every call raises it at once), `PublishFailed` or
-        `SwarmTimeout` when another rank ended or does not publish. A failure after this call has returned is in the
-        publication's `error` and in `state`, and is logged.
+        Raises `UsageError` when the tensors are not the base's, or the adapter is of another base, needs more than its
+        slot has, or is more than plain LoRA; `SwarmBusy` when two versions are still unsealed after `timeout_s`;
+        `SwarmDown` when the seed stays down (then every call raises it at once); `PublishFailed` or `SwarmTimeout` when
+        another rank ended or does not publish, or another process publishes this adapter. A failure after this call has
+        returned is in the publication's `error` and in `state`, and is logged.
         """
-        return self._line.publish(model, step, on_busy, timeout_s)
+        if adapter is None:
+            return self._lines.base(step, timeout_s).publish(model, step, on_busy, timeout_s)
+        return self._lines.adapter(adapter, step, timeout_s).publish(model, step, on_busy, timeout_s)
 
     def resume(self, root: bytes, model: Any = None, *, timeout_s: float = 600.0) -> tuple[int, int]:
         """Bring the swarm back to the version with this root, after the trainer has loaded its checkpoint.
@@ -150,11 +176,12 @@ class Swarm:
         return self._go_back(VersionRef(version=version), model, timeout_s)
 
     def _go_back(self, wanted: VersionRef, model: Any, timeout_s: float) -> tuple[int, int]:
+        line = self._lines.base(timeout_s=timeout_s)
         if model is None:
-            self._line.go_back(wanted, timeout_s)
-        elif wanted.root != self._line.drain(timeout_s):
-            self._line.publish(model, 0, "wait", timeout_s, again=wanted).wait(timeout_s=timeout_s)
-        return self._line.head
+            line.go_back(wanted, timeout_s)
+        elif wanted.root != line.drain(timeout_s):
+            line.publish(model, 0, "wait", timeout_s, again=wanted).wait(timeout_s=timeout_s)
+        return self._lines.head
 
     def rollouts(
         self,
@@ -162,6 +189,7 @@ class Swarm:
         n: int,
         sampling: SamplingParams,
         *,
+        adapter: str | None = None,
         key: str | None = None,
         whole: bool = False,
         check: Check | None = None,
@@ -180,6 +208,9 @@ class Swarm:
 
         `n`: samples of each prompt, 1 to 4096. `sampling`: how to sample; see `SamplingParams`.
 
+        `adapter`: the name of a published adapter, which draws the samples; None: the base alone. `max_lag` then counts
+        the versions that changed this adapter or the base, and no others. Only nodes that have loaded it get this work.
+
         `key`: 1 to 128 characters. With a key, finished work outlives this process and the seed: a later call with the
         same key continues it. From its first use the key is bound to these prompts, `n`, `sampling`, `whole` and
         `max_lag`, so give each step its own. The prompts of a list are all compared before any work is given out, those
@@ -189,13 +220,15 @@ class Swarm:
         node. `check`: compares samples with your own scores before you get them; see `Check`. `timeout_s`: the longest
         time without a complete group.
 
-        Raises `UsageError` when `prompts` is a single prompt, `n` or `key` is out of range, or the key is bound to
-        other work; `SwarmTimeout` when no group was completed for `timeout_s`, with the cause; `SwarmDown` when the
-        seed stays down that long; `RolloutsFailed` when the seed refuses the whole batch.
+        Raises `UsageError` when `prompts` is a single prompt, `n` or `key` is out of range, the key is bound to other
+        work, or the swarm has no such adapter; `SwarmTimeout` when no group was completed for `timeout_s`, with the
+        cause; `SwarmDown` when the seed stays down that long; `RolloutsFailed` when the seed refuses the whole batch.
         """
         check_prompts(prompts)
-        if sampling.options == SamplingOptions():  # default options, which nodes of every release can do
-            sampling = msgspec.structs.replace(sampling, options=msgspec.UNSET)
+        try:  # default options are left out, so that nodes of every release can do it
+            sampling = sampling.with_options(**({} if adapter is None else {"adapter": adapter}))
+        except ValueError as error:
+            raise UsageError(f"rollouts: {error}.") from error
         session = os.urandom(16).hex() if key is None else key
         total = len(prompts) if isinstance(prompts, Sized) else None
         request = OpenRollouts(
@@ -205,13 +238,25 @@ class Swarm:
             request = msgspec.convert(msgspec.to_builtins(request), OpenRollouts)
         except msgspec.ValidationError as error:
             raise UsageError(f"rollouts: {error} (session: the key; 1 to 128 characters).") from error
-        return rollouts(self._home, request, prompts, self._tokens.of, timeout_s, check, self._lag_base)
+        return rollouts(
+            self._home,
+            request,
+            prompts,
+            self._tokens.of,
+            timeout_s,
+            check,
+            partial(self._lag_base, sampling.extra.adapter),
+        )
 
-    def _lag_base(self) -> tuple[int, int]:
-        """The version that lags are counted from; see `attach`. Of two unsealed versions, the second has not begun."""
-        epoch, version = self._line.head
-        unsealed = [] if self._max_lag else [pub for pub in self._line.unsealed() if not pub.superseded]
-        return epoch, version + any(pub.version is None or pub.version > version for pub in unsealed)
+    def _lag_base(self, adapter: str) -> tuple[int, int]:
+        """The version that lags of `adapter` (empty: of the base) are counted from; see `attach`. Of two unsealed
+        versions, the second has not begun. The number of one that other trainers' may precede is not known: it counts
+        as newer than all."""
+        epoch, version = self._lines.head_of(adapter)
+        unsealed = [] if self._max_lag else [pub for pub in self._lines.unsealed_of(adapter) if not pub.superseded]
+        if not any(pub.version is None or pub.version > version for pub in unsealed):
+            return epoch, version
+        return epoch, NEWER_THAN_ALL if adapter else version + 1
 
     @property
     def state(self) -> dict[str, Any]:
@@ -221,26 +266,26 @@ class Swarm:
         it knows are missing, and `error` says why.
         """
         state: dict[str, Any] = {
-            "head": self._line.head,
-            "unsealed": [publication.step for publication in self._line.unsealed()],
+            "head": self._lines.head,
+            "unsealed": [publication.step for publication in self._lines.unsealed()],
         }
         try:
             state |= standing(ask_state(self._home, STATE_WITHIN_S))
         except SwarmError as error:
             state["error"] = str(error)
-        if self._line.last_error is not None:
-            state["publish_error"] = str(self._line.last_error)
+        if self._lines.last_error is not None:
+            state["publish_error"] = str(self._lines.last_error)
         return state
 
     @property
     def head(self) -> tuple[int, int]:
         """(epoch, version) that was sealed last, as far as this process knows."""
-        return self._line.head
+        return self._lines.head
 
     @property
     def layout(self) -> Layout:
         """The names, shapes and dtypes of the base's tensors."""
-        return self._line.layout
+        return self._lines.base().layout
 
     @property
     def openai_url(self) -> str:
@@ -266,7 +311,7 @@ class Swarm:
             self._gateway.close()
             self._gateway = None
         try:
-            self._line.close(timeout_s)
+            self._lines.close(timeout_s)
         finally:
             if self._seed is not None:
                 self._seed.stop()

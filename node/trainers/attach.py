@@ -14,7 +14,7 @@ from node.trainers.ranks.peers import RankPeers
 from node.trainers.tensors.sharding import is_sharded, sharded_over
 from node.trainers.tensors.weights import check_names
 
-__all__ = ["Attachment", "attach", "default_threads"]
+__all__ = ["Attachment", "attach", "attach_adapter", "attach_base", "default_threads", "find_or_start"]
 
 
 class Attachment(NamedTuple):
@@ -41,18 +41,35 @@ def attach(model: Any, home: Path, base: Path | None) -> Attachment:
     """
     if model is not None and any(is_sharded(p) for p in getattr(model, "parameters", list)()):
         return _attach_ranks(model, home, base)
-    rank_info = RankInfo(home, os.urandom(16))
-    seed = _find_or_start(home, base)
+    seed = find_or_start(home, base)
     try:
-        link = Link(rank_info)
-        if model is not None:
-            check_names(link.replica.layout, model)
-        ownership = Ownership.alone(link.replica.layout)
-        return Attachment(rank_info, link, Copies.create(link.replica.layout, 1), ownership, seed, RankPeers())
+        return _alone(RankInfo(home, os.urandom(16)), seed, model)
     except BaseException:
         if seed is not None:
             seed.stop()
         raise
+
+
+def attach_base(home: Path, seed: SeedProcess | None) -> Attachment:
+    """Attach this process alone to the seed of `home`, to publish the base; `seed`: if this process started it.
+
+    Raises `SwarmDown`, `SwarmTimeout`, `UsageError`.
+    """
+    return _alone(RankInfo(home, os.urandom(16)), seed)
+
+
+def attach_adapter(home: Path, name: str, seed: SeedProcess | None) -> Attachment:
+    """As `attach_base`, to publish the adapter `name`. Raises `UsageError` too when it has no slot and none is free,
+    `PublishFailed` when another process is attached to it."""
+    return _alone(RankInfo(home, os.urandom(16), adapter=name), seed)
+
+
+def _alone(rank_info: RankInfo, seed: SeedProcess | None, model: Any = None) -> Attachment:
+    link = Link(rank_info)
+    layout = link.replica.layout
+    if model is not None:
+        check_names(layout, model)
+    return Attachment(rank_info, link, Copies.create(layout, 1), Ownership.alone(layout), seed, RankPeers())
 
 
 def _attach_ranks(model: Any, home: Path, base: Path | None) -> Attachment:
@@ -64,7 +81,7 @@ def _attach_ranks(model: Any, home: Path, base: Path | None) -> Attachment:
 
     def find() -> None:
         nonlocal seed
-        seed = _find_or_start(home, base)
+        seed = find_or_start(home, base)
 
     try:
         meeting.lead(find)
@@ -90,8 +107,11 @@ def _shared_fd(copies: Copies | None) -> int:
     return copies.fd
 
 
-def _find_or_start(home: Path, base: Path | None) -> SeedProcess | None:
-    """None when a seed serves `home`; else the seed that this call has started, once it serves."""
+def find_or_start(home: Path, base: Path | None) -> SeedProcess | None:
+    """None when a seed serves `home`; else the seed that this call has started on `base`, once it serves.
+
+    Raises `UsageError` when there is none and `base` is None, or it does not start; `SwarmTimeout`.
+    """
     try:
         dial(home).close()
         return None

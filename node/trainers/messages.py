@@ -13,6 +13,7 @@ Each connection has one purpose, which its first message names, and the trainer 
     OpenGateway ---> GatewayOpened                                     the seed serves until this connection ends
     Judge ---> Judged                                                  the operator quarantines or releases a node
     Evict ---> Evicted                                                 the operator removes a member or revokes a ticket
+    RemoveAdapter ---> AdapterRemoved                                  the operator takes an adapter out of the swarm
     PublishFiles ---> FilesPublished                                   a command: see `node.trainers.file_messages`
 
 Instead of any answer the seed may send `Refusal`, whose text is for the person who runs the trainer. When a rank
@@ -32,6 +33,7 @@ __all__ = [
     "MAX_RANKS",
     "PROTOCOL",
     "Accuse",
+    "AdapterRemoved",
     "AskState",
     "Attach",
     "Attached",
@@ -56,6 +58,7 @@ __all__ = [
     "PublishSealed",
     "PublishShared",
     "Refusal",
+    "RemoveAdapter",
     "Room",
     "Sample",
     "SharedDelta",
@@ -87,7 +90,8 @@ class Attach(msgspec.Struct, frozen=True, tag="attach"):
     `protocol`: the trainer's `PROTOCOL`; the seed refuses another. `session`: the same on all ranks of one trainer.
     `world`: the number of its ranks. `ring_bytes`: the message comes with the descriptor of a ring of this size
     (`node.ipc.ring`) for this rank's blocks; 0: without. `part`: the part of the model that it publishes, as
-    `codec.parts.Part` writes it.
+    `codec.parts.Part` writes it. `adapter`: instead of `part`, the name of an adapter, whose slot the seed finds, or
+    takes for a new name. Only a trainer of one rank publishes an adapter.
     """
 
     protocol: int
@@ -96,11 +100,12 @@ class Attach(msgspec.Struct, frozen=True, tag="attach"):
     world: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)] = 1
     ring_bytes: U63 = 0
     part: PartText = "base"
+    adapter: Annotated[str, msgspec.Meta(max_length=256)] = ""
 
 
 class Attached(msgspec.Struct, frozen=True, tag="attached"):
     """The rank is attached. Holds the head, and the root and the layout's bytes of the part that it publishes; blocks
-    have their numbers in that layout. `swarm_root`: over all parts.
+    have their numbers in that layout. `swarm_root`: over all parts. `base`: for an adapter, the base's layout.
 
     Comes with two descriptors: the seed's replica, in which the part begins at byte `offset`, and which the memfd seals
     against writing; and the hashes of the part's blocks.
@@ -112,6 +117,7 @@ class Attached(msgspec.Struct, frozen=True, tag="attached"):
     layout: bytes
     swarm_root: Hash
     offset: U63 = 0
+    base: bytes = b""
 
 
 class VersionRef(msgspec.Struct, frozen=True, array_like=True):
@@ -284,7 +290,9 @@ class Sample(msgspec.Struct, frozen=True, tag="sample"):
     """One sample of a complete group. A group's samples come one after another, and `left` counts down to 0.
 
     `token_ids` (u32) and `logprobs` (f32) are packed little-endian. `spans`: (epoch, version, end) each. `node`: public
-    key of the node that signed it.
+    key of the node that signed it. `own`: for each span, the own version of what drew it, an adapter or the base; empty
+    where the swarm has no adapters. `counted`, `lag`: the version that the seed counts from, and how many versions that
+    changed the adapter or the base its oldest token is behind that.
     """
 
     group: GroupId
@@ -295,6 +303,9 @@ class Sample(msgspec.Struct, frozen=True, tag="sample"):
     finish_reason: Literal["stop", "length"]
     spans: tuple[tuple[int, int, int], ...]
     node: Hash
+    own: tuple[int, ...] = ()
+    counted: tuple[U32, U63] | None = None
+    lag: U63 = 0
 
 
 class Taken(msgspec.Struct, frozen=True, tag="taken"):
@@ -313,8 +324,9 @@ class Accuse(msgspec.Struct, frozen=True, tag="accuse"):
 
 
 class Stale(msgspec.Struct, frozen=True, tag="stale"):
-    """A group that the trainer was sent, and has not taken, has tokens that are too old: this version, which lags are
-    counted from, came while the group was on its way. The trainer wants other samples in their place."""
+    """A group that the trainer was sent, and has not taken, may have tokens that are too old: this version, which lags
+    are counted from, came while the group was on its way. The trainer wants the group again, with other samples in the
+    place of those that are."""
 
     group: GroupId
     epoch: U32
@@ -388,6 +400,22 @@ class Evicted(msgspec.Struct, frozen=True, tag="gone"):
     peers: list[bytes]
 
 
+class RemoveAdapter(msgspec.Struct, frozen=True, tag="remove-adapter"):
+    """Asks the seed to publish a version without the adapter `name`."""
+
+    name: Annotated[str, msgspec.Meta(max_length=256)]
+
+
+class AdapterRemoved(msgspec.Struct, frozen=True, tag="adapter-removed"):
+    """The version without the adapter is durable, signed and on its way. `root`: over all parts. `delta_bytes`: its
+    payload."""
+
+    epoch: U32
+    version: U63
+    root: Hash
+    delta_bytes: U63
+
+
 FromTrainer = (
     Attach
     | PublishBegin
@@ -404,6 +432,7 @@ FromTrainer = (
     | OpenGateway
     | Judge
     | Evict
+    | RemoveAdapter
     | PublishFiles
 )
 FromSeed = (
@@ -418,6 +447,7 @@ FromSeed = (
     | GatewayOpened
     | Judged
     | Evicted
+    | AdapterRemoved
     | FilesUnread
     | FilesOpened
     | FilesEncoded

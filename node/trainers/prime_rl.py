@@ -5,8 +5,9 @@
 Run it beside `swarm-node gateway --model-name Qwen/Qwen3-8B`, which answers `/inference/v1/generate`. In prime-rl's
 configuration set `weight_broadcast.type = "filesystem"`, no inference of its own, and for the orchestrator's client
 `base_url` (the gateway's URL) and `admin_base_url` (this server's). When the orchestrator calls `/update_weights`, the
-checkpoint that the trainer has broadcast is published, and the call returns when the nodes hold it. For prime-rl 0.8.0
-(559b4477).
+checkpoint that the trainer has broadcast is published, and the call returns when the nodes hold it. In a LoRA run it
+calls `/load_lora_adapter` instead, and the adapter is published under prime-rl's name for it, by which the environments
+then ask the gateway. For prime-rl 0.8.0 (559b4477).
 """
 
 import argparse
@@ -43,7 +44,8 @@ class Admin:
         self._quorum, self._timeout_s = quorum, timeout_s
         self._one_at_a_time = threading.Lock()
         self._swarm: Swarm | None = None
-        self._newest: tuple[Path, Publication] | None = None
+        self._newest: dict[str | None, tuple[Path, Publication]] = {}
+        """By adapter (None: the base): the folder that was published last."""
 
     async def __call__(self, request: Request) -> Response:
         """Answer a request. Errors that a retry cannot mend become 4xx, others 5xx, which prime-rl retries."""
@@ -66,26 +68,34 @@ class Admin:
             case "POST", "/pause" | "/resume":  # nodes apply a version between two steps of their engines
                 return json_response({"status": "nothing is paused"})
             case "POST", "/update_weights":
-                publication = await trio.to_thread.run_sync(self.update, _folder(bytes(request.body)))
-                return json_response({"status": "ok", "version": [publication.epoch, publication.version]})
+                fields = _fields(bytes(request.body), "weight_dir")
+                return _published(await trio.to_thread.run_sync(self.update, Path(fields["weight_dir"])))
             case "POST", "/load_lora_adapter":
-                return failure(
-                    400, "The swarm carries whole policies: train without LoRA, or broadcast merged weights."
-                )
+                fields = _fields(bytes(request.body), "lora_name", "lora_path")
+                folder, adapter = Path(fields["lora_path"]), fields["lora_name"]
+                try:
+                    return _published(await trio.to_thread.run_sync(self.update, folder, adapter))
+                except UsageError:
+                    raise
+                except SwarmError as error:  # of adapters prime-rl retries 500, and not 503
+                    return failure(500, str(error))
         return failure(404, f"There is no {request.path} here.")
 
-    def update(self, folder: Path) -> Publication:
-        """Publish the checkpoint in `folder` and wait for the quorum. A repeated call for the newest folder only waits.
+    def update(self, folder: Path, adapter: str | None = None) -> Publication:
+        """Publish the checkpoint, or the adapter, in `folder`, and wait for the quorum. A repeated call for the newest
+        folder only waits.
 
         Raises what `Swarm.attach`, `Swarm.publish` and `Publication.wait` raise.
         """
         with self._one_at_a_time:
-            if self._newest is None or self._newest[0] != folder or self._newest[1].error is not None:
+            newest = self._newest.get(adapter)
+            if newest is None or newest[0] != folder or newest[1].error is not None:
                 self._swarm = self._swarm or Swarm.attach(home=self._home, start=False)
                 step = int("".join(filter(str.isdecimal, folder.name))[-18:] or 0)
-                tensors = folder_tensors(folder, self._swarm.layout)
-                self._newest = folder, self._swarm.publish(tensors, step=step, timeout_s=self._timeout_s)
-            return self._newest[1].wait(self._quorum, self._timeout_s)
+                source = folder_tensors(folder, self._swarm.layout) if adapter is None else folder
+                publication = self._swarm.publish(source, step=step, adapter=adapter, timeout_s=self._timeout_s)
+                newest = self._newest[adapter] = folder, publication
+            return newest[1].wait(self._quorum, self._timeout_s)
 
     def close(self) -> None:
         """Let what was published be sealed, and disconnect. Raises what `Swarm.close` raises."""
@@ -93,12 +103,17 @@ class Admin:
             self._swarm.close()
 
 
-def _folder(body: bytes) -> Path:
+def _published(publication: Publication) -> Response:
+    return json_response({"status": "ok", "version": [publication.epoch, publication.version]})
+
+
+def _fields(body: bytes, *names: str) -> dict[str, str]:
     try:
-        fields: Any = msgspec.json.decode(body)
-        return Path(fields["weight_dir"])
+        return {name: msgspec.json.decode(body, type=dict[str, Any])[name] + "" for name in names}
     except (msgspec.DecodeError, TypeError, KeyError) as error:
-        raise UsageError('weight_dir: the folder of a checkpoint; set weight_broadcast.type = "filesystem".') from error
+        raise UsageError(
+            f'{" and ".join(names)}: what was broadcast to a folder; set weight_broadcast.type = "filesystem".'
+        ) from error
 
 
 def main(words: list[str] | None = None) -> int:

@@ -35,8 +35,13 @@ class Rollout:
 
     `token_ids`: the completion, without the prompt. `logprobs`: the natural logarithm of each token's probability in
     the distribution that it was sampled from, after temperature, top-p and options; for a greedy completion, at
-    temperature 1. `finish_reason`: "stop" (the last token is a stop token) or "length". `spans`: which version sampled
-    which tokens, in order. `node`: public key (32 bytes) of the node that signed it.
+    temperature 1. `finish_reason`: "stop" (the last token is a stop token) or "length". `spans`: which version of the
+    swarm sampled which tokens, in order. `node`: public key (32 bytes) of the node that signed it.
+
+    `adapter`: the one that drew it; empty: the base alone. `own`: for each span, the own version of the adapter, or of
+    the base: how many versions of the swarm had changed it. Empty in a swarm without adapters, where that is the
+    version. `lag`: how many versions that changed the adapter or the base its oldest token was behind when the seed
+    sent it.
     """
 
     token_ids: tuple[int, ...]
@@ -44,11 +49,20 @@ class Rollout:
     finish_reason: str
     spans: tuple[Span, ...]
     node: bytes
+    adapter: str = ""
+    own: tuple[int, ...] = ()
+    lag: int = 0
 
     @property
     def versions(self) -> tuple[tuple[int, int], ...]:
         """(epoch, version) of each token."""
         return tuple(span.version for span in self.spans for _ in range(span.start, span.end))
+
+    @property
+    def own_versions(self) -> tuple[int, ...]:
+        """The own version of each token; see `own`."""
+        owns = self.own or tuple(span.version[1] for span in self.spans)
+        return tuple(own for own, span in zip(owns, self.spans, strict=True) for _ in range(span.start, span.end))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +85,11 @@ class RolloutGroup:
     def oldest(self) -> Version:
         """(epoch, version) of the oldest token in the group."""
         return min(span.version for rollout in self.rollouts for span in rollout.spans)
+
+    @property
+    def lag(self) -> int:
+        """The largest `Rollout.lag` in the group."""
+        return max(rollout.lag for rollout in self.rollouts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +229,7 @@ class _Batch:
         """There are no more prompts."""
         self._open: dict[bytes, _Prompt] = {}
         """Offered and not yet handed out, by group, in the order of the prompts."""
-        self._ready: dict[bytes, tuple[Rollout, ...]] = {}
+        self._ready: dict[bytes, list[Sample]] = {}
         """Of these, the groups whose samples have all come."""
         self._taken: list[bytes] = []
         """Handed to the caller, and not yet confirmed to the seed."""
@@ -312,16 +331,17 @@ class _Batch:
         parts = self._parts.setdefault(sample.group, [])
         parts.append(sample)
         if not sample.left:
-            self._ready[sample.group] = tuple(_rollout(part) for part in self._parts.pop(sample.group))
+            self._ready[sample.group] = self._parts.pop(sample.group)
 
     def _first(self, channel: Channel) -> tuple[bytes, RolloutGroup] | None:
         """The ready group of the earliest prompt, or None. Sends back groups that are too old or fail the check."""
         while self._ready:
             name = min(self._ready, key=lambda name: self._open[name].index)
             samples, prompt = self._ready.pop(name), self._open[name]
-            group = RolloutGroup(prompt.index, unpack_tokens(prompt.packed or b""), samples)
+            rollouts = tuple(_rollout(sample, self._request.sampling.extra.adapter) for sample in samples)
+            group = RolloutGroup(prompt.index, unpack_tokens(prompt.packed or b""), rollouts)
             newest = self._lag_base()
-            if group.oldest < (newest[0], max(0, newest[1] - self._request.max_lag)):  # a version came meanwhile
+            if any(_may_be_stale(sample, newest, self._request.max_lag) for sample in samples):
                 channel.send(Stale(name, *newest))
             elif (lie := self._find_lie(group)) is not None:
                 channel.send(Accuse(name, *lie))
@@ -338,8 +358,18 @@ class _Batch:
         return None
 
 
-def _rollout(sample: Sample) -> Rollout:
+def _may_be_stale(sample: Sample, newest: Version, max_lag: int) -> bool:
+    """Whether versions up to `newest` that came after the seed sent the sample may have made it too old. Only the seed
+    knows what each of them changed; at most they all changed what drew it."""
+    oldest = min((epoch, version) for epoch, version, _ in sample.spans)
+    counted, lag = (oldest, 0) if sample.counted is None else (sample.counted, sample.lag)
+    if newest <= counted:
+        return False
+    return newest[0] != counted[0] or lag + newest[1] - counted[1] > max_lag
+
+
+def _rollout(sample: Sample, adapter: str) -> Rollout:
     starts = (0, *(end for _, _, end in sample.spans))
     spans = tuple(Span((e, v), start, end) for start, (e, v, end) in zip(starts, sample.spans, strict=False))
     tokens, logprobs = unpack_tokens(sample.token_ids), unpack_floats(sample.logprobs)
-    return Rollout(tokens, logprobs, sample.finish_reason, spans, sample.node)
+    return Rollout(tokens, logprobs, sample.finish_reason, spans, sample.node, adapter, sample.own, sample.lag)

@@ -118,9 +118,10 @@ def _others(rates: Floats, mismatches: int, good: int) -> Floats:
     return np.logaddexp.reduce(logs + np.log(SHARE_WEIGHTS)[:, None], axis=0)
 
 
-def replay_context(kind: str, own: ArithmeticClass) -> bytes:
-    """16 bytes that name what is counted together: one kind of number in one class, whatever the sampling."""
-    return blake3(b"replay\0" + kind.encode() + b"\0" + own.name.encode()).digest(16)
+def replay_context(kind: str, own: ArithmeticClass, *, adapted: bool = False) -> bytes:
+    """16 bytes that name what is counted together: one kind of number in one class, whatever the sampling. `adapted`:
+    of samples that were drawn with adapters, which other kernels compute."""
+    return blake3(b"replay\0" + kind.encode() + b"\0" + own.name.encode() + b"\0adapter" * adapted).digest(16)
 
 
 class _Class:

@@ -4,6 +4,7 @@ Each prints a table, or JSON with `--json`. None needs root or a network.
 
 Modules:
 
+- `adapters`: Measures what adapters cost a vLLM, and what their updates cost
 - `check_tolerance`: Measures how far log-probabilities differ between honest nodes, and from a dishonest one
 - `codec`: Measures the codec's size and speed against baselines and bounds
 - `codec_bounds`: Entropy bounds on the size of a delta, in bits per change

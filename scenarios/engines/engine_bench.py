@@ -12,16 +12,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from codec import Checkpoint, Replica, write_patch
+from codec.adapter import AdapterSlots
 from codec.staging import StagedChunk
 from node.engines.base import Completion, EngineError, Prompt, SamplingParams
 from node.engines.interface import SharedReplica, WeightPatch
 from node.engines.judgement import Claim, Judgement
+from node.engines.vllm.adapters import adapter_flags
 from node.engines.vllm.engine import VllmEngine
 from node.engines.vllm.installed import installed
 from node.engines.vllm.links import Listener
+from node.engines.vllm.plugin.swarm_vllm.messages import Policy
 from node.engines.vllm.server import Server, ServerOptions, attach_to
+from scenarios.engines.adapter_models import MadeAdapter
 
-__all__ = ["PROBE_ENV", "SMALL", "Bench", "bench", "free_port"]
+__all__ = ["PROBE_ENV", "SMALL", "WITHIN_S", "Bench", "bench", "free_port"]
 
 SMALL: Final = ("--max-model-len", "512", "--max-num-seqs", "8")
 """vLLM's flags for small test models."""
@@ -84,28 +88,39 @@ class Bench:
     def reload(self) -> bytes:
         return self.engine.reload_replica((0, self.version), self.replica.root)
 
-    def begin(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> "Future[list[Completion]]":
+    def set_adapter(self, adapter: MadeAdapter, slot: int, version: int) -> float:
+        """Give the engine a version of an adapter. Returns the engine's pause in seconds."""
+        with adapter.given(slot, (0, version)) as given:
+            root = self.engine.stage_adapter(given)
+            assert root == given.root
+        return self.engine.switch_adapter(slot)
+
+    def begin(
+        self, prompts: Sequence[Prompt], sampling: SamplingParams, adapter: str = ""
+    ) -> "Future[list[Completion]]":
         """Start completions and return a future of them."""
         future: Future[list[Completion]] = Future()
         with self._lock:
             self.flights += 1
             flight = self.flights
-        self.engine.begin(flight, prompts, sampling, lambda _, outcome: _settle(future, outcome))
+        self.engine.begin(flight, prompts, sampling, lambda _, outcome: _settle(future, outcome), adapter)
         return future
 
-    def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> list[Completion]:
-        return self.begin(prompts, sampling).result(WITHIN_S)
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams, adapter: str = "") -> list[Completion]:
+        return self.begin(prompts, sampling, adapter).result(WITHIN_S)
 
-    def score(self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams) -> tuple[float, ...]:
+    def score(
+        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams, adapter: str = ""
+    ) -> tuple[float, ...]:
         """Score a sample; see `node.engines.interface.ScoringEngine`."""
-        return self.begin_score(prompt, token_ids, sampling).result(WITHIN_S)
+        return self.begin_score(prompt, token_ids, sampling, adapter).result(WITHIN_S)
 
     def begin_score(
-        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams
+        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams, adapter: str = ""
     ) -> "Future[tuple[float, ...]]":
         """Start scoring and return a future of the log-probabilities."""
         future: Future[tuple[float, ...]] = Future()
-        self.engine.begin_score(prompt, token_ids, sampling, lambda outcome: _settle(future, outcome))
+        self.engine.begin_score(prompt, token_ids, sampling, lambda outcome: _settle(future, outcome), adapter)
         return future
 
     def judge(self, claims: Sequence[Claim]) -> list[Judgement]:
@@ -118,11 +133,13 @@ class Bench:
         self.engine.begin_judge(claim, lambda outcome: _settle(future, outcome))
         return future
 
-    def greedy(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[tuple[list[int], list[float]]]:
+    def greedy(
+        self, prompts: Sequence[Sequence[int]], tokens: int, adapter: str = ""
+    ) -> list[tuple[list[int], list[float]]]:
         """Return greedy tokens and log-probabilities. Prompts run one at a time, so that batches are equal in all
         engines that are compared."""
         sampling = SamplingParams(max_tokens=tokens, temperature=0.0)
-        completions = [self.generate([Prompt(tuple(prompt))], sampling)[0] for prompt in prompts]
+        completions = [self.generate([Prompt(tuple(prompt))], sampling, adapter)[0] for prompt in prompts]
         return [(list(completion.token_ids), list(completion.logprobs)) for completion in completions]
 
 
@@ -144,8 +161,11 @@ def bench(
     url: str = "",
     env: Mapping[str, str] | None = None,
     threads: int | None = None,
+    slots: AdapterSlots | None = None,
+    policy: Policy = "continue",
 ) -> Iterator[Bench]:
-    """Start a vLLM and load the weights of `folder` as version 0. `url`: attach to that vLLM instead."""
+    """Start a vLLM and load the weights of `folder` as version 0. `url`: attach to that vLLM instead. `slots`: the room
+    for adapters."""
     checkpoint = Checkpoint.open(folder)
     replica = Replica.from_checkpoint(checkpoint)
     home.mkdir(parents=True, exist_ok=True)
@@ -155,19 +175,20 @@ def bench(
         (files / name).write_bytes(data)
     lost: list[str] = []
     listener = Listener(home / "vllm.sock", lost.append)
-    engine = VllmEngine(listener)
+    engine = VllmEngine(listener, policy)
     fd = replica.seal_for_readers()
     server: Any = None
     try:
         if not url:
             engine.give_weights(replica.layout, fd)
             port = free_port()
-            options = ServerOptions(port, ranks, threads, flags=tuple(more), env=env or {})
+            room = () if slots is None else adapter_flags(replica.layout, slots)
+            options = ServerOptions(port, ranks, threads, flags=(*room, *more), env=env or {})
             server = Server(installed(python), files, home / "vllm.log", listener.path, options)
             server.wait_ready()
             url = f"http://127.0.0.1:{port}"
         attach_to(url, listener.path)
-        engine.attach_replica(SharedReplica(replica, fd, files))
+        engine.attach_replica(SharedReplica(replica, fd, files, slots))
         if engine.reload_replica((0, 0), replica.root) != replica.root:
             raise EngineError("the engine was not filled")
         yield Bench(engine, replica, checkpoint, url, 0 if server is None else server.pid, lost)

@@ -2,7 +2,8 @@
 
     python engine_fresh.py QUESTIONS.json RANKS     {"prompts": [[...]], "tokens": 24, "folders": [...], "more": {}}
 
-`more`: further arguments of vLLM. Prints one JSON line per folder: [[tokens, log-probabilities], ...], one per prompt.
+`more`: further arguments of vLLM. `adapters`: folders of peft; each is asked by its own engine of the only folder.
+Prints one JSON line per folder or adapter: [[tokens, log-probabilities], ...], one per prompt.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -39,9 +40,13 @@ def main() -> None:
     if ranks > 1 and not _has_gpu():
         _start_ranks_soon()
     from vllm import LLM, SamplingParams
+    from vllm.lora.request import LoRARequest
 
+    adapters = questions.get("adapters", [])
+    cases = [(questions["folders"][0], adapter) for adapter in adapters] or [(f, "") for f in questions["folders"]]
     sampling = SamplingParams(temperature=0, max_tokens=questions["tokens"], logprobs=0, ignore_eos=True)
-    for folder in questions["folders"]:
+    for folder, adapter in cases:
+        asked = LoRARequest("fresh", 1, adapter) if adapter else None
         engine = LLM(
             model=folder, max_model_len=512, max_num_seqs=8, tensor_parallel_size=ranks,
             weight_transfer_config={"backend": "swarm"}, logprobs_mode="processed_logprobs",
@@ -49,7 +54,8 @@ def main() -> None:
         )  # fmt: skip
         answers = []
         for prompt in questions["prompts"]:
-            output = engine.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)[0].outputs[0]
+            output = engine.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False, lora_request=asked)
+            output = output[0].outputs[0]
             logprobs = [at[token].logprob for at, token in zip(output.logprobs, output.token_ids)]  # noqa: B905
             answers.append([list(output.token_ids), logprobs])
         print("FRESH " + json.dumps(answers), flush=True)

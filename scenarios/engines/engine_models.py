@@ -70,16 +70,26 @@ def make_qwen3(
     return _save(Qwen3ForCausalLM(config), folder, vocabulary, seed)
 
 
-def make_experts(folder: Path, *, seed: int = 0) -> Path:
-    """Save a Qwen3-MoE of 2.2 million random bf16 parameters."""
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+def make_experts(
+    folder: Path, *, family: str = "qwen3_moe", experts: int = 8, narrow: int = 128, seed: int = 0
+) -> Path:
+    """Save a Qwen3-MoE (2.2 million random bf16 parameters by default), or a Mixtral, of the same sizes.
 
+    `narrow`: rows of each expert's gate.
+    """
+    from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    sizes: dict[str, Any] = {
+        "vocab_size": 512, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "num_experts_per_tok": 2, "max_position_embeddings": 2048, "eos_token_id": 2,
+        "tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": None, "dtype": "bfloat16",
+    }  # fmt: skip
+    if family == "mixtral":
+        config: Any = MixtralConfig(intermediate_size=narrow, num_local_experts=experts, sliding_window=None, **sizes)
+        return _save(MixtralForCausalLM(config), folder, 512, seed)
     config = Qwen3MoeConfig(
-        vocab_size=512, hidden_size=256, intermediate_size=512, moe_intermediate_size=128, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=64, num_experts=8, num_experts_per_tok=2,
-        max_position_embeddings=2048, tie_word_embeddings=False, eos_token_id=2, pad_token_id=0, bos_token_id=None,
-        dtype="bfloat16",
-    )  # fmt: skip
+        intermediate_size=512, moe_intermediate_size=narrow, head_dim=64, num_experts=experts, **sizes
+    )
     return _save(Qwen3MoeForCausalLM(config), folder, 512, seed)
 
 

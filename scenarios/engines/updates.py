@@ -12,7 +12,9 @@ speed while staging, against a bare scatter, vLLM's own sparse loader and its fu
     qwen3-364m, qwen3-364m-tied        Qwen3's shape, 364 million parameters untied: exact, and cost
     smollm2                            real weights, 135 million (needs the smollm2 extra): exact, and cost
     latent                             DeepSeek's attention, which keeps the weights that it absorbs twice: exact
-    experts, fp8                       a mixture of experts, and weights quantized at load: exact, or refused
+    experts, experts-mixtral           a Qwen3-MoE and a Mixtral, whose experts vLLM repacks on CPUs: exact
+    experts-tp2                        the Qwen3-MoE on two ranks, with experts that its kernel pads: exact
+    fp8                                weights quantized at load: exact, or refused
     experts-plain                      experts kept as triton keeps them on a GPU, by a kernel of our own (CPUs only)
     forms                              layers quantized, repacked and copied by kernels of our own (CPUs only): exact
 
@@ -54,9 +56,11 @@ LARGE: Final = {"hidden": 1024, "layers": 25, "wide": 3072, "vocabulary": 33792}
 """364 million parameters untied."""
 CASES: Final = (
     "tiny-untied", "tiny-tied", "tiny-tp2", "tiny-tp2-untied", "qwen3-364m", "qwen3-364m-tied", "smollm2", "latent",
-    "experts", "experts-plain", "fp8", "forms",
+    "experts", "experts-mixtral", "experts-tp2", "experts-plain", "fp8", "forms",
 )  # fmt: skip
 COSTED: Final = ("qwen3-364m", "qwen3-364m-tied", "smollm2")
+PADDED: Final = 96
+"""Rows of an expert's gate. A rank of two has 48, which vLLM's kernels for CPUs pad to 64."""
 PROBE: Final = "swarm_probe.Probe"
 KERNELS: Final = {"forms": "swarm_kernels.Kernels", "experts-plain": "swarm_experts.Experts"}
 
@@ -83,8 +87,9 @@ def _case(name: str, home: Path, cpu: bool) -> _Case:
             folder = smollm2_folder(_say)
         case "latent":
             folder = make_latent(home / "model")
-        case "experts" | "experts-plain":
-            folder = make_experts(home / "model")
+        case "experts" | "experts-mixtral" | "experts-tp2" | "experts-plain":
+            family = "mixtral" if name == "experts-mixtral" else "qwen3_moe"
+            folder = make_experts(home / "model", family=family, narrow=PADDED if ranks > 1 else 128)
             more |= {} if cpu else {"moe_backend": "triton"}  # as our server's flags do
         case _:
             size: dict[str, Any] = dict(LARGE) if "364m" in name else {}

@@ -93,7 +93,7 @@ class Engine(ModelledEngine):
         return taken
 
     async def generate(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Counts | None = None
+        self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Counts | None = None, adapter: str = ""
     ) -> tuple[list[Completion], float]:
         completions, seconds = await super().generate(prompts, sampling, counts)
         self.done += sum(len(completion.token_ids) for completion in completions)
@@ -105,7 +105,7 @@ class Engine(ModelledEngine):
         return Completion(true.token_ids, (INVENTED,) * len(true.token_ids), true.finish_reason, true.spans)
 
     async def score(
-        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams
+        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams, adapter: str = ""
     ) -> tuple[tuple[float, ...], Version]:
         return (LOGPROB,) * len(token_ids), self.version
 

@@ -171,19 +171,19 @@ class CheatingClient:
     # ------------------------------------------------------------ as an author
 
     async def generate(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Counts | None = None
+        self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Counts | None = None, adapter: str = ""
     ) -> tuple[Sequence[Completion], float]:
         """Draw as the attack has it."""
         attack = self._attack()
         if attack in ("best_of_two", "replayed"):
             others = [Prompt(prompt.token_ids, prompt.stream + OTHER) for prompt in prompts]
-            found, seconds = await self._engine.generate(others, sampling, counts)
+            found, seconds = await self._engine.generate(others, sampling, counts, adapter)
             if attack == "best_of_two":
-                drawn, more_s = await self._engine.generate(prompts, sampling)
+                drawn, more_s = await self._engine.generate(prompts, sampling, None, adapter)
                 pairs = zip(drawn, found, strict=True)
                 found, seconds = [max(pair, key=_likelihood) for pair in pairs], seconds + more_s
         else:
-            found, seconds = await self._engine.generate(prompts, _drawn_by(attack, sampling), counts)
+            found, seconds = await self._engine.generate(prompts, _drawn_by(attack, sampling), counts, adapter)
             if attack in ("temperature", "top_p", "no_end", "claims"):
                 rows = zip(prompts, found, strict=True)
                 found = [await self._faked(attack, prompt, one, sampling) for prompt, one in rows]

@@ -77,7 +77,9 @@ class LocalEngine:
     async def wait_ready(self) -> None:
         await trio.lowlevel.checkpoint()
 
-    async def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Any = None) -> Any:
+    async def generate(
+        self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Any = None, adapter: str = ""
+    ) -> Any:
         self._flight += 1
         flight = self._flight
         try:
@@ -95,7 +97,9 @@ class LocalEngine:
         self.drawn += sum(len(completion.token_ids) for completion in completions)
         return completions, 0.01
 
-    async def score(self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams) -> Any:
+    async def score(
+        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams, adapter: str = ""
+    ) -> Any:
         return self.engine.score(prompt, token_ids, sampling), self.version
 
     async def judge(self, claim: Claim) -> Judgement:

@@ -1,7 +1,9 @@
 """An engine of numpy arrays for tests of the engine process. Its completions contain a hash of its live bits.
 
-Files beside the config make it misbehave: `poison` fails the next commit halfway, `torn` the rewind of the next
-judgement, `die` ends the process in `generate` or in a rewind, `hang` never answers, `slow` takes 0.3 s for each batch.
+An adapter's bits are kept as they are given, and count as live bits of its completions. Files beside the config make it
+misbehave: `poison` fails the next commit halfway, `torn` the rewind of the next judgement, `die` ends the process in
+`generate` or in a rewind, `hang` never answers, `slow` takes 0.3 s for each batch, `liar` tells another root of an
+adapter than it has. It refuses adapters of rank 7.
 """
 
 import os
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 
 from codec.errors import UsageError
 from codec.layout import Layout
+from node.engines.adapters import GivenAdapter, map_weights, slot_root
 from node.engines.base import BASE_VERSION, Completion, EngineError, Prompt, SamplingParams, Span, Version
 from node.engines.interface import InProcessEngine, TensorChanges
 from node.engines.judgement import Claim, Judgement
@@ -28,6 +31,8 @@ class NumpyEngine(InProcessEngine):
         self.staged: list[TensorChanges] = []
         self.version, self.root, self.poisoned = BASE_VERSION, b"", None
         self.reloads = 0
+        self.adapters: dict[int, tuple[GivenAdapter, NDArray[np.uint16]]] = {}
+        self.prepared: tuple[GivenAdapter, NDArray[np.uint16]] | None = None
 
     def load(self, folder: Path, *, weights: bool = True) -> None:
         assert not weights
@@ -55,17 +60,54 @@ class NumpyEngine(InProcessEngine):
         self.version, self.root, self.poisoned = version, root, None
         return 0.001
 
-    def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams) -> list[Completion]:
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams, adapter: str = "") -> list[Completion]:
         self._refuse_if_poisoned()
+        version = self.version_of(adapter)
+        own = next((bits for given, bits in self.adapters.values() if given.name == adapter), None)
         for name in ("die", "hang"):
             if (self.folder / name).exists():
                 (self.folder / name).unlink()
                 os._exit(9) if name == "die" else time.sleep(1000)
         if (self.folder / "slow").exists():
             time.sleep(0.3)
-        marker = int.from_bytes(self.hash_live().digest(2), "little")
-        spans = (Span(self.version, 0, 3),)
+        live = self.hash_live()
+        live.update(b"" if own is None else own.tobytes())
+        marker = int.from_bytes(live.digest(2), "little")
+        spans = (Span(version, 0, 3),)
         return [Completion((marker, p.stream % 1000 + 3, 2), (-0.5, -1.0, -2.0), "stop", spans) for p in prompts]
+
+    def stage_adapter(self, adapter: GivenAdapter) -> bytes:
+        self._refuse_if_poisoned()
+        if adapter.config.rank == 7:
+            raise UsageError("This engine takes no adapters of rank 7: train it with --rank 8.")
+        adapter.config.tensors(self.layout)
+        bits = map_weights(adapter.fd).copy()
+        root = slot_root(adapter.slot, adapter.config.to_bytes(), bits)
+        if root != adapter.root:
+            raise EngineError("the bits of the adapter are not those of its version")
+        self.prepared = (adapter, bits)
+        return bytes(32) if (self.folder / "liar").exists() else root
+
+    def switch_adapter(self, slot: int) -> float:
+        if self.prepared is None or self.prepared[0].slot != slot:
+            raise EngineError(f"no adapter is staged for slot {slot}")
+        self.adapters[slot], self.prepared = self.prepared, None
+        return 0.002
+
+    def drop_adapter(self, slot: int) -> None:
+        self.adapters.pop(slot, None)
+
+    def adapter_root(self, slot: int) -> bytes:
+        if slot not in self.adapters:
+            raise EngineError(f"slot {slot} has no adapter")
+        given, bits = self.adapters[slot]
+        return slot_root(slot, given.config.to_bytes(), bits)
+
+    def version_of(self, adapter: str) -> Version:
+        for given, _ in self.adapters.values():
+            if given.name == adapter:
+                return max(self.version, given.version)
+        return super().version_of(adapter)
 
     def judge(self, claims: Sequence[Claim]) -> list[Judgement | Exception]:
         self._refuse_if_poisoned()

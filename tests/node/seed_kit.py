@@ -15,7 +15,7 @@ import trio
 from codec import Chunk, Key, Layout, Manifest, Replica, TensorSpec, open_header, open_manifest
 from codec.chunk import CODER_RICE, verify_piece
 from codec.errors import UsageError
-from codec.parts import Part
+from codec.parts import BASE, Part
 from node.coordinator.publisher import Attempt
 from node.coordinator.trainer_server import TrainerServer
 from node.ledger.book import Book
@@ -67,6 +67,21 @@ def random_replica(layout: Layout = LAYOUT, seed: int = 0) -> Replica:
     return replica
 
 
+class MemoryRecords:
+    """Implements `node.coordinator.slots.SlotRecords`."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, bytes] = {}
+
+    def put(self, records, *, drop=()) -> None:
+        for name in drop:
+            self.held.pop(name, None)
+        self.held |= dict(records)
+
+    def all(self, prefix: str = "") -> dict[str, bytes]:
+        return {name: value for name, value in self.held.items() if name.startswith(prefix)}
+
+
 class FakeSeed:
     """Implements `node.coordinator.publisher.VersionSink`. `receiver` is the replica of the nodes."""
 
@@ -77,6 +92,7 @@ class FakeSeed:
         for block in range(replica.layout.n_blocks):
             self.receiver.write_block(block, replica.read_block(block), replica.hashes[block].tobytes())
         self.head = (0, 0)
+        self.records = MemoryRecords()
         self.files: dict[str, bytes] = {}
         """The small files of the base."""
         self.seals: list[Seal] = []
@@ -110,7 +126,9 @@ class FakeSeed:
                 return seal
         raise UsageError("This swarm has no such version.")
 
-    async def open_attempt(self, back_to: Seal | None = None, trainer_step: int | None = None) -> Attempt:
+    async def open_attempt(
+        self, back_to: Seal | None = None, trainer_step: int | None = None, part: Part = BASE
+    ) -> Attempt:
         epoch, version = self.head
         name = (epoch, version + 1) if back_to is None else (epoch + 1, back_to.id.version)
         tries = sum(attempt[:2] == name for attempt in self.attempts)

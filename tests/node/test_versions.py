@@ -33,7 +33,7 @@ class ContinuingEngine:
     async def wait_ready(self) -> None:
         await trio.lowlevel.checkpoint()
 
-    async def generate(self, prompts, sampling, counts=None):
+    async def generate(self, prompts, sampling, counts=None, adapter=""):
         versions = []
         self.running += len(prompts)
         try:
@@ -57,7 +57,7 @@ class ContinuingEngine:
             for p in prompts
         ], 0.0
 
-    async def score(self, prompt, token_ids, sampling):
+    async def score(self, prompt, token_ids, sampling, adapter=""):
         return (-1.0,) * len(token_ids), self.version
 
     async def judge(self, claim):

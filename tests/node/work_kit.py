@@ -61,13 +61,13 @@ class TimedEngine:
     async def wait_ready(self) -> None:
         await self.up.wait()
 
-    async def score(self, prompt, token_ids, sampling):
+    async def score(self, prompt, token_ids, sampling, adapter=""):
         return self.scored(token_ids), self.version
 
     async def judge(self, claim):
         raise AssertionError("it does not name the ability JUDGES")
 
-    async def generate(self, prompts: Sequence, sampling, counts=None) -> tuple[list[Completion], float]:
+    async def generate(self, prompts: Sequence, sampling, counts=None, adapter="") -> tuple[list[Completion], float]:
         if any(p.token_ids[-1] == 666 for p in prompts):
             raise EngineFailed("prompt: a token id outside 0 to 600", poisoned=False)
         self.generating = True

@@ -6,6 +6,8 @@ both sides import its `messages`.
 Modules:
 
 - `plugin/`
+- `adapters`: The adapters of one vLLM
+- `attached`: What a driver knows of its vLLM
 - `causes`: Why a vLLM ended before it served, in a sentence for the user
 - `classes`: Which tensors are scattered into live weights, and which are loaded with their modules
 - `compatibility`: Whether a vLLM serves the swarm's model

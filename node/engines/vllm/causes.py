@@ -18,6 +18,15 @@ _CAUSES: Final = (
         "the model does not fit into its memory. Raise --tp, lower --engines, or change what it may use: "
         "--vllm-arg=--gpu-memory-utilization=0.95",
     ),
+    (
+        r"does not support LoRA yet|No supported LoRA modules",
+        "it cannot serve adapters with this architecture, and this swarm has slots for them. Use --engine transformers",
+    ),
+    (
+        r"LoRA target module (?P<module>\S+) .*could not be wrapped",
+        "it cannot put adapters on {module}. Name the layers that it shall adapt: "
+        "--vllm-arg=--lora-target-modules --vllm-arg=q_proj, and so on",
+    ),
     (r"address already in use", "its port is taken. Choose another: --engine-port"),
     (
         r"model architectures? .* (is|are) not supported|architectures? .* not supported",

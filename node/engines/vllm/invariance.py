@@ -36,13 +36,16 @@ def class_of(front: PluginLink, ranks: Sequence[PluginLink], policy: Policy) -> 
         return ""
     parts = ("-".join(sorted({getattr(rank, name) for rank in hello})) for name in ("device", "dtype", "attention"))
     device, dtype, attention = parts
-    attention = (KEEPS_KEYS if policy == "continue" else "") + attention
+    attention = (KEEPS_KEYS if policy == "continue" else "") + ("lora-" if front.hello.adapters else "") + attention
     fingerprint = "-".join(sorted({rank.fingerprint for rank in hello}))
     return class_label("vllm", front.hello.vllm.partition("+")[0], device, dtype, attention, len(hello), fingerprint)
 
 
-def is_invariant(front: PluginLink) -> bool:
-    """Draw and replay the probe. False also for a plugin that cannot. Raises `EngineError` when vLLM fails."""
+def is_invariant(front: PluginLink, adapter: int = 0) -> bool:
+    """Draw and replay the probe. False also for a plugin that cannot. Raises `EngineError` when vLLM fails.
+
+    `adapter`: the id in vLLM of the one to draw by; 0: none. Other work may go on meanwhile.
+    """
     hello = front.hello
     if not isinstance(hello, Front) or not (hello.replays and hello.portable):
         return False
@@ -54,34 +57,36 @@ def is_invariant(front: PluginLink) -> bool:
         return tuple(int(token) for token in random.integers(0, hello.vocabulary, tokens))
 
     asked = Prompt(text(length), 0)
-    (alone,) = _draw(flights, front, 1, [asked]).result(_WITHIN_S)
+    (alone,) = _draw(flights, front, -1, [asked], adapter).result(_WITHIN_S)
     found = []
     for number, others in enumerate(_OTHERS):
         more = [Prompt(text(5 + 7 * i), i + 1) for i in range(others)]
-        flight = 10 * (number + 1)
-        before = _draw(flights, front, flight, more[: others // 2])
-        beside = _draw(flights, front, flight + 1, [asked])
-        after = _draw(flights, front, flight + 2, more[others // 2 :])
+        flight = -10 * (number + 1)  # the numbers of the node's flights are above 0
+        before = _draw(flights, front, flight, more[: others // 2], adapter)
+        beside = _draw(flights, front, flight - 1, [asked], adapter)
+        after = _draw(flights, front, flight - 2, more[others // 2 :], adapter)
         found.append([future.result(_WITHIN_S) for future in (before, after, beside)][-1][0])
     if any((other.token_ids, other.logprobs) != (alone.token_ids, alone.logprobs) for other in found):
         return False
     starts = (0, _TOKENS // 2)
     claims = [Claim(asked.token_ids, alone.token_ids, _SAMPLING, 0, start=start, replay=True) for start in starts]
-    futures = [_replay(front, claim) for claim in claims]
+    futures = [_replay(front, claim, adapter) for claim in claims]
     judged = [future.result(_WITHIN_S) for future in futures]
     scored = all(one.scores == alone.logprobs[start:] for one, start in zip(judged, starts, strict=True))
     return scored and not any(margin for one in judged for margin in one.margins)
 
 
-def _draw(flights: Flights, front: PluginLink, number: int, prompts: Sequence[Prompt]) -> "Future[list[Completion]]":
+def _draw(
+    flights: Flights, front: PluginLink, number: int, prompts: Sequence[Prompt], adapter: int
+) -> "Future[list[Completion]]":
     future: Future[Any] = Future()
-    flights.begin(front, number, prompts, _SAMPLING, lambda _, outcome: _settle(future, outcome))
+    flights.begin(front, number, prompts, _SAMPLING, lambda _, outcome: _settle(future, outcome), adapter)
     return future
 
 
-def _replay(front: PluginLink, claim: Claim) -> "Future[Judgement]":
+def _replay(front: PluginLink, claim: Claim, adapter: int) -> "Future[Judgement]":
     future: Future[Any] = Future()
-    begin_judge(front, claim, lambda outcome: _settle(future, outcome))
+    begin_judge(front, claim, lambda outcome: _settle(future, outcome), adapter)
     return future
 
 

@@ -1,7 +1,7 @@
 """Where a driver's vLLM comes from: started by the driver, or already running at a URL."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -30,8 +30,9 @@ class Launcher(Protocol):
         """See `Engine.kind`."""
         ...
 
-    def launch(self, folder: Path, socket: Path) -> None:
+    def launch(self, folder: Path, socket: Path, adapters: tuple[str, ...] = ()) -> None:
         """Return when vLLM's API server has been told to connect to `socket`. `folder`: the swarm's small files.
+        `adapters`: the flags that give a vLLM room for the swarm's adapters; empty: it has none.
 
         Raises `UsageError` with what the user can do.
         """
@@ -65,8 +66,9 @@ class StartedVllm:
     def kind(self) -> str:
         return f"vllm/{self.where.version}/{'cpu' if self.where.cpu else 'gpu'}"
 
-    def launch(self, folder: Path, socket: Path) -> None:
-        server = Server(self.where, folder, self.log, socket, self.options)
+    def launch(self, folder: Path, socket: Path, adapters: tuple[str, ...] = ()) -> None:
+        room = adapters if self.where.adapts else ()  # an older plugin refuses a vLLM with adapters
+        server = Server(self.where, folder, self.log, socket, replace(self.options, flags=(*room, *self.options.flags)))
         server.wait_ready()
         attach_to(f"http://127.0.0.1:{self.options.port}", socket)
 
@@ -89,5 +91,5 @@ class RunningVllm:
     def kind(self) -> str:
         return "vllm"
 
-    def launch(self, folder: Path, socket: Path) -> None:
+    def launch(self, folder: Path, socket: Path, adapters: tuple[str, ...] = ()) -> None:
         attach_to(self.url, socket)

@@ -1,11 +1,13 @@
-"""What nodes' engines can do beyond plain sampling; the ledger asks each node when it comes."""
+"""What nodes' engines can do beyond plain sampling, and which adapters they have; the ledger asks each node when it
+comes."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import trio
 
-from node.engines.base import EXACT_SEED, SamplingParams, needs
+from node.engines.base import ADAPTERS, EXACT_SEED, SamplingParams, needs
 from node.ledger.messages import Abilities
 from node.ledger.rules import Ledger
 from node.ledger.session import WorkSession
@@ -19,11 +21,19 @@ GREETINGS: Final = 3
 
 
 class EngineAbilities:
-    """The abilities of all nodes that `ledger` knows. `ask(node)` sends the question to a node."""
+    """The abilities and adapters of all nodes that `ledger` knows. `ask(node)` and `ask_adapters(node)` send the
+    questions to a node."""
 
-    def __init__(self, ledger: Ledger, ask: Callable[[bytes], None], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        ask: Callable[[bytes], None],
+        ask_adapters: Callable[[bytes], None],
+        clock: Callable[[], float],
+    ) -> None:
         self._ledger = ledger
         self._ask = ask
+        self._ask_adapters = ask_adapters
         self._clock = clock
         self.needed = any(needs(group.sampling) for group in ledger.groups.values())
         """There has been work that not every engine can do."""
@@ -40,13 +50,40 @@ class EngineAbilities:
         if found is None:
             return False
         found.abilities, found.kind = frozenset(said.names), said.kind
+        self._need_adapters(node)
+        self._signal()
+        return True
+
+    def hear_adapters(self, node: bytes, names: Iterable[str]) -> bool:
+        """The adapters that a node has loaded. False: that is no news, or the node is unknown."""
+        found = self._ledger.nodes.get(node)
+        if found is None or found.adapters_asked == -math.inf:
+            return False
+        adapters, found.adapters_asked = frozenset(names), math.inf
+        if adapters == found.adapters:
+            return False
+        found.adapters = adapters
+        self._signal()
+        return True
+
+    def _signal(self) -> None:
         self.heard.set()
         self.heard = trio.Event()
-        return True
+
+    def _need_adapters(self, node: bytes) -> None:
+        """Ask `node` for its adapters if there are any and it can have them, unless it has answered, or was asked in
+        the last `ASK_AGAIN_S`."""
+        found, now = self._ledger.nodes[node], self._clock()
+        can_have = self._ledger.parts.adapters and ADAPTERS in (found.abilities or ())
+        if can_have and now - found.adapters_asked >= ASK_AGAIN_S:
+            found.adapters_asked = now
+            self._ask_adapters(node)
 
     def greet(self, node: bytes) -> None:
         """`node` asked for work: ask it, a few times at most unless there is work that needs it."""
         found = self._ledger.nodes.get(node)
+        if found is not None:
+            self._need_adapters(node)
         if self.needed or (found is not None and found.abilities_questions < GREETINGS):
             self.ask(node)
 
@@ -58,20 +95,21 @@ class EngineAbilities:
         found.abilities_asked, found.abilities_questions = now, found.abilities_questions + 1
         self._ask(node)
 
-    def able(self, wanted: frozenset[str]) -> bool | None:
-        """Whether some generating node has all abilities in `wanted`.
+    def able(self, wanted: frozenset[str], adapter: str = "") -> bool | None:
+        """Whether some generating node has all abilities in `wanted`, and has loaded `adapter` if that is given.
 
         None: unknown yet; the nodes that have not answered were asked, and `heard` signals their answers. A node of an
         older release never answers.
         """
         found = [(key, self._ledger.nodes[key]) for key in self._ledger.members if key in self._ledger.nodes]
         found = [(key, node) for key, node in found if node.capacity]
-        if any(node.abilities is not None and wanted <= node.abilities for _, node in found):
+        able = [node for _, node in found if node.abilities is not None and wanted <= node.abilities]
+        if any(not adapter or adapter in node.adapters for node in able):
             return True
         unknown = [key for key, node in found if node.abilities is None]
         for key in unknown:
             self.ask(key)
-        return None if unknown else False
+        return None if unknown or (adapter and able) else False
 
     def unmet(self, sessions: Mapping[str, WorkSession]) -> dict[str, list[str]]:
         """By session, the options of its sampling that no generating node is known to be able to do."""
@@ -80,7 +118,7 @@ class EngineAbilities:
 
     def _unmet(self, sampling: SamplingParams) -> tuple[str, ...]:
         wanted = needs(sampling)
-        if not wanted or self.able(wanted):
+        if not wanted or self.able(wanted, sampling.extra.adapter):
             return ()
         if EXACT_SEED in wanted and self.able(wanted - {EXACT_SEED}):
             return ("exact",)

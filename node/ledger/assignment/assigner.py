@@ -5,11 +5,13 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Final
 
+from node.engines.base import Version
 from node.ledger.assignment.consumption import Consumption
 from node.ledger.assignment.fair_share import duration_s, finishable, sample_s, share
 from node.ledger.assignment.leases import remember
 from node.ledger.assignment.version_timing import Average, VersionTiming
 from node.ledger.messages import Reason
+from node.ledger.part_history import BASE
 from node.ledger.state import Group, Head, LiveLease, Node
 from node.ledger.transitions import Transitions
 
@@ -29,8 +31,9 @@ class _Quota:
     node: Node
     capacity: int
     count: int
-    limits: dict[int, int] = field(default_factory=dict)
-    """By the lag that a group allows: how many samples the node can finish while its version is young enough."""
+    limits: dict[tuple[str, int], int] = field(default_factory=dict)
+    """By the part and the lag that a group allows: how many samples the node can finish while its version is young
+    enough."""
     why: Reason = Reason.NO_WORK
     """Why there is no more for the node."""
     held: int | None = None
@@ -53,7 +56,7 @@ class _Quota:
 
     def part(self, group: Group) -> int:
         """How many of the group's free samples to lease now."""
-        free, room = len(group.free), min(self.capacity, self.limits[group.max_lag])
+        free, room = len(group.free), min(self.capacity, self.limits[group.adapter, group.max_lag])
         if group.urgent:
             return min(free, self.capacity)
         if free <= room and (free <= self.count or 2 * self.count >= group.n or group.whole or self.trial):
@@ -65,8 +68,8 @@ class _Quota:
     def spend(self, samples: int) -> None:
         self.count -= samples
         self.capacity -= samples
-        for lag in self.limits:
-            self.limits[lag] -= samples
+        for kind in self.limits:
+            self.limits[kind] -= samples
 
 
 class WorkAssigner:
@@ -79,6 +82,7 @@ class WorkAssigner:
         self._transitions = transitions
         self._settings = transitions.settings
         self._pool, self._nodes = transitions.pool, transitions.nodes
+        self._parts = transitions.parts
         self._members = members
         self._consumption = consumption
         self._affinity_nodes: OrderedDict[bytes, bytes] = OrderedDict()
@@ -98,7 +102,8 @@ class WorkAssigner:
         prompts = 0
         if quota.spent:
             return leases, quota.why
-        for group in self._pool.open_groups(lambda group: self._fits(quota, group, head, now)):
+        loaded = {BASE, *node.adapters}
+        for group in self._pool.open_groups(lambda group: self._fits(quota, group, head, now), loaded.__contains__):
             samples = tuple(sorted(group.free)[: quota.part(group)])
             quota.spend(len(samples))
             leases.append(self._transitions.lease(node, head, group, samples, now))
@@ -115,15 +120,16 @@ class WorkAssigner:
         """Whether the node may get samples of `group`. Sets `quota.why` where its version is the reason against."""
         node = quota.node
         assert node.version is not None
-        if not group.fits(node.abilities):
+        if not group.fits(node):
             return False
         if node.key in group.refusers or self._kept_for_another(group, node.key, now) or quota.avoids(group):
             return False
-        reason = head.lag_reason(node.version, group.max_lag)
+        reason = head.lag_reason(node.version, group.max_lag, self._parts, group.adapter)
         if reason is None:
-            if group.max_lag not in quota.limits:
-                quota.limits[group.max_lag] = self._limit(node, head, group, quota.capacity, now)
-            late = self._too_late(node, head, group, now) if group.urgent else quota.limits[group.max_lag] <= 0
+            kind = group.adapter, group.max_lag
+            if kind not in quota.limits:
+                quota.limits[kind] = self._limit(node, head, group, quota.capacity, now)
+            late = self._too_late(node, head, group, now) if group.urgent else quota.limits[kind] <= 0
             reason = Reason.LATE if late else None
         if reason is None and not group.leased and not group.done:
             reason = self._not_consumed(quota, group, head)
@@ -140,30 +146,40 @@ class WorkAssigner:
             return None
         if quota.held is None:
             quota.held = sum(self._nodes[key].capacity for key in self._members if key in self._nodes)
-        spare = group.max_lag - (head.version - version[1]) if version[0] == head.epoch else 0
+        spare = max(0, self._spare(version, head, group))
         most = consumption.most_begun(spare, quota.held)
         if most is None or self._pool.begun(group.session) - consumption.hand < most:
             return None
-        return Reason.LATE if version < head.name and most < 1 else Reason.NO_WORK
+        return Reason.LATE if most < 1 and self._is_behind(version, head, group) else Reason.NO_WORK
+
+    def _spare(self, version: Version, head: Head, group: Group) -> int:
+        """How many more versions leave tokens of `version` young enough for `group`; -1: they are too old."""
+        if version[0] != head.epoch:
+            return -1
+        return group.max_lag - self._parts.since(group.adapter, version, head.name)
+
+    def _is_behind(self, version: Version, head: Head, group: Group) -> bool:
+        """Whether a newer version would draw otherwise for `group`."""
+        return version[0] != head.epoch or self._parts.since(group.adapter, version, head.name) > 0
 
     def _too_late(self, node: Node, head: Head, group: Group, now: float) -> bool:
         """Whether one more sample, begun at once, would finish only after the node's version is too old."""
         assert node.version is not None
-        if node.version == head.name:
+        if not self._is_behind(node.version, head, group):
             return False
-        return self.version_timing.usable_s(node.version, head.name, group.max_lag, now) < sample_s(
-            node, self._tokens(group)
-        )
+        usable_s = self.version_timing.usable_s(self._spare(node.version, head, group), now, group.adapter)
+        return usable_s < sample_s(node, self._tokens(group))
 
     def _limit(self, node: Node, head: Head, group: Group, capacity: int, now: float) -> int:
         """How many samples like those of `group` the node can finish before its version is too old."""
         version = node.version
         assert version is not None
-        if version == head.name and not self.version_timing.late_for_next(node.key, group.max_lag):
+        newest = not self._is_behind(version, head, group)
+        if newest and not self.version_timing.late_for_next(node.key, group.max_lag, group.adapter):
             return capacity
-        usable_s = self.version_timing.usable_s(version, head.name, group.max_lag, now)
+        usable_s = self.version_timing.usable_s(self._spare(version, head, group), now, group.adapter)
         found = finishable(node, usable_s, self._tokens(group))
-        idle = version == head.name and not node.outstanding  # there is no newer version that it could wait for
+        idle = newest and not node.outstanding  # there is no newer version that it could wait for
         return max(found, 1) if idle else found
 
     def _tokens(self, group: Group) -> float:
@@ -185,7 +201,7 @@ class WorkAssigner:
     def _wait_s(self, node: Node, head: Head, lag: int, now: float) -> float:
         """Seconds until the node may begin: until its engine should hold the head, if its present version is too
         old."""
-        if node.version is None or head.lag_reason(node.version, lag) is not Reason.TOO_OLD:
+        if node.version is None or head.lag_reason(node.version, lag, self._parts) is not Reason.TOO_OLD:
             return 0.0
         return self.version_timing.arrival_s(node.key, head.name, now) or 0.0
 

@@ -17,6 +17,8 @@ was seen there is no limit while the trainer waits; when it stops waiting, the l
 from dataclasses import dataclass
 from typing import Final
 
+from node.ledger.part_history import BASE
+
 __all__ = ["Consumption"]
 
 WEIGHT: Final = 0.5
@@ -38,6 +40,8 @@ class Consumption:
     """The last seal, or the opening of the session."""
     waits_since: float | None
     """Since when the trainer has taken every complete group and waits for another. None: it has groups to use."""
+    part: str = BASE
+    """The part that its groups are work of. Only seals of versions that age such work count here."""
     hand: int = 0
     """Samples of the group that the trainer is using: it confirms a group when it asks for the next."""
     step: float | None = None

@@ -1,10 +1,10 @@
 """Which draws a lease asks for: portable ones by default, so that every sample can be drawn again. Pure.
 
-Where a group's sampling has no options, is not greedy, and its node is able to draw and judge portably, the lease asks
-for portable draws in the group's place. Sampling with options is leased as it is, so a trainer that wants the engine's
-own draws gives options without `portable`, or starts the seed without them (`Settings.portable_draws`). So are whole
-groups: their bits must not depend on the node. Nodes that are not able get the messages of older releases, byte for
-byte.
+Where a group's sampling has no options but an adapter, is not greedy, and its node is able to draw and judge portably,
+the lease asks for portable draws in the group's place. Sampling with other options is leased as it is, so a trainer
+that wants the engine's own draws gives options without `portable`, or starts the seed without them
+(`Settings.portable_draws`). So are whole groups: their bits must not depend on the node. Nodes that are not able get
+the messages of older releases, byte for byte.
 """
 
 from typing import Final
@@ -19,7 +19,6 @@ from node.ledger.state import Group, LiveLease, Node
 __all__ = ["drawn_with", "in_its_place", "is_portable", "sampling_of", "samplings_of"]
 
 ABLE: Final = frozenset({OPTIONS, PORTABLE_DRAWS, JUDGES})
-_PORTABLE: Final = SamplingOptions(portable=True)
 
 
 def is_portable(group: Group, node: Node, settings: Settings) -> bool:
@@ -29,7 +28,9 @@ def is_portable(group: Group, node: Node, settings: Settings) -> bool:
 
 
 def _may_be(group: Group) -> bool:
-    return group.sampling.options is msgspec.UNSET and group.sampling.temperature > 0.0 and not group.whole
+    plain = group.sampling.extra == SamplingOptions(adapter=group.adapter)
+    unset = group.sampling.options is msgspec.UNSET or bool(group.adapter)
+    return plain and unset and group.sampling.temperature > 0.0 and not group.whole
 
 
 def sampling_of(group: Group, portable: bool) -> SamplingParams:
@@ -38,8 +39,9 @@ def sampling_of(group: Group, portable: bool) -> SamplingParams:
 
 
 def in_its_place(sampling: SamplingParams) -> SamplingParams:
-    """The sampling with portable draws that a lease may ask for in the place of `sampling`, which has no options."""
-    return msgspec.structs.replace(sampling, options=_PORTABLE)
+    """The sampling with portable draws that a lease may ask for in the place of `sampling`, which has no options but an
+    adapter."""
+    return sampling.with_options(portable=True)
 
 
 def samplings_of(group: Group, lease: LiveLease) -> tuple[SamplingParams, ...]:

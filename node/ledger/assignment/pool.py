@@ -22,6 +22,9 @@ MOST_SKIPPED: Final = 256
 """Groups of one session that one request may inspect without taking any, at some four microseconds each. A group most
 often does not fit because of the session's lag or sampling, so that the next groups would not fit either."""
 
+Queue = tuple[str, str]
+"""A session, and a part of the model (`node.ledger.part_history`)."""
+
 
 class Pool:
     """All request groups, and counts over them.
@@ -40,8 +43,9 @@ class Pool:
         """By session, the samples that will still be offered, for the sessions that know."""
         self.lags: Counter[int] = Counter()
         """Groups by the lag that they allow."""
-        self._open: dict[str, list[tuple[int, bytes]]] = {}
-        """By session, a heap of (order, group) with the groups that may have free samples; others are skipped."""
+        self._open: dict[Queue, list[tuple[int, bytes]]] = {}
+        """By session and part, a heap of (order, group) with the groups that may have free samples; others are
+        skipped."""
         self._ready: dict[str, list[tuple[int, bytes]]] = {}
         """By session, (order, group) of the complete groups that are not handed over, sorted."""
         self._lagging: Counter[str] = Counter()
@@ -56,6 +60,10 @@ class Pool:
         """Samples of all groups, by session."""
         self._free: Counter[str] = Counter()
         """Free samples, by session."""
+        self._of_part: Counter[str] = Counter()
+        """Samples of incomplete groups, by part."""
+        self._leased: Counter[str] = Counter()
+        """Leased samples, by part."""
 
     def add(self, group: Group) -> None:
         """Take in a group in its present state: a new group, or one that the book kept."""
@@ -63,7 +71,7 @@ class Pool:
         self.next_order = max(self.next_order, group.order + 1)
         if group.free:
             self.freed += 1
-            heapq.heappush(self._open.setdefault(group.session, []), (group.order, group.id))
+            self._add_open(group)
         self._count(group, 1)
         if group.complete:
             self._add_ready(group)
@@ -82,6 +90,7 @@ class Pool:
         self._not_done -= 1
         if group.complete:
             self._incomplete -= group.n
+            _add(self._of_part, group.adapter, -group.n)
             _add(self._complete, group.session, group.n)
             self._add_ready(group)
 
@@ -90,6 +99,7 @@ class Pool:
         self._not_done += sign * (group.n - len(group.done))
         _add(self._held, group.session, sign * group.n)
         _add(self._free, group.session, sign * len(group.free))
+        _add(self._leased, group.adapter, sign * len(group.leased))
         _add(self.lags, group.max_lag, sign)
         if group.max_lag:
             _add(self._lagging, group.session, sign)
@@ -97,6 +107,7 @@ class Pool:
             _add(self._complete, group.session, sign * group.n)
         else:
             self._incomplete += sign * group.n
+            _add(self._of_part, group.adapter, sign * group.n)
 
     def more_may_begin(self) -> None:
         """A trainer's limit allows more samples than before."""
@@ -105,7 +116,7 @@ class Pool:
     def free(self, group: Group, samples: Iterable[int]) -> None:
         """`samples` of `group`, which are neither leased nor done any more, may be leased again."""
         if not group.free:
-            heapq.heappush(self._open.setdefault(group.session, []), (group.order, group.id))
+            self._add_open(group)
         before = len(group.free)
         group.free.update(samples)
         _add(self._free, group.session, len(group.free) - before)
@@ -115,7 +126,9 @@ class Pool:
         """The free `samples` of `group` belong to `lease` now."""
         before = len(group.free)
         group.free.difference_update(samples)
+        leased = len(group.leased)
         group.leased.update(dict.fromkeys(samples, lease))
+        _add(self._leased, group.adapter, len(group.leased) - leased)
         _add(self._free, group.session, len(group.free) - before)
 
     def undo(self, group: Group, sample: int) -> None:
@@ -123,6 +136,7 @@ class Pool:
         if group.complete:
             self._remove_ready(group)
             self._incomplete += group.n
+            _add(self._of_part, group.adapter, group.n)
             _add(self._complete, group.session, -group.n)
         del group.done[sample]
         self._not_done += 1
@@ -132,8 +146,12 @@ class Pool:
         """Make the groups of `session` that were handed over and not taken ready again."""
         for group in self.groups.values():
             if group.session == session and group.handed_over:
-                group.handed_over = False
-                self._add_ready(group)
+                self.return_group(group)
+
+    def return_group(self, group: Group) -> None:
+        """Make a complete group that was handed over and not taken ready again."""
+        group.handed_over = False
+        self._add_ready(group)
 
     def hand_over(self, session: str, wanted: Container[bytes] | None = None) -> Group | None:
         """The first ready group of `session`, of those in `wanted` if that is given. It stays known until it is
@@ -149,39 +167,59 @@ class Pool:
         group.handed_over = True
         return group
 
-    def open_groups(self, fits: Callable[[Group], bool]) -> Iterable[Group]:
-        """Groups with free samples for which `fits` is true, in order.
+    def end_leased(self, group: Group, samples: Iterable[int]) -> None:
+        """The leased `samples` of `group` belong to no lease any more."""
+        before = len(group.leased)
+        for sample in samples:
+            del group.leased[sample]
+        _add(self._leased, group.adapter, len(group.leased) - before)
 
-        The caller takes samples of a group before it continues the iteration, or stops. Groups that do not fit stay in
-        the pool; `MOST_SKIPPED` of them end the search in their session.
+    def open_groups(
+        self, fits: Callable[[Group], bool], has_part: Callable[[str], bool] = lambda part: True
+    ) -> Iterable[Group]:
+        """Groups with free samples for which `fits` is true, of the parts for which `has_part` is.
+
+        In the order of the offers within a part. Of several parts, the one with the fewest leased samples comes first,
+        so that one with much work does not keep the others from the nodes. The caller takes samples of a group before
+        it continues the iteration, or stops. Groups that do not fit stay in the pool; `MOST_SKIPPED` of them end the
+        search in their session.
         """
-        skipped: dict[str, list[tuple[int, bytes]]] = {}
-        searched = set(self._open)
+        skipped: dict[Queue, list[tuple[int, bytes]]] = {}
+        searched = {queue for queue in self._open if has_part(queue[1])}
         try:
             while searched:
-                session = min(searched, key=lambda name: self._open[name][0])
-                heap = self._open[session]
+                queue = min(searched, key=lambda queue: (self._leased[queue[1]], self._open[queue][0]))
+                heap = self._open[queue]
                 group = self.groups.get(heap[0][1])
                 if group is None or not group.free:
                     heapq.heappop(heap)
                 elif fits(group):
                     yield group
                     if group.free:
-                        skipped.setdefault(session, []).append(heapq.heappop(heap))
+                        skipped.setdefault(queue, []).append(heapq.heappop(heap))
                 else:
-                    skipped.setdefault(session, []).append(heapq.heappop(heap))
-                if not heap or len(skipped.get(session, ())) >= MOST_SKIPPED:
-                    searched.discard(session)
+                    skipped.setdefault(queue, []).append(heapq.heappop(heap))
+                if not heap or len(skipped.get(queue, ())) >= MOST_SKIPPED:
+                    searched.discard(queue)
         finally:
-            for session, entries in skipped.items():
+            for queue, entries in skipped.items():
                 for entry in entries:
-                    heapq.heappush(self._open[session], entry)
-            for session in [session for session, heap in self._open.items() if not heap]:
-                del self._open[session]
+                    heapq.heappush(self._open[queue], entry)
+            for queue in [queue for queue, heap in self._open.items() if not heap]:
+                del self._open[queue]
 
     def samples(self, session: str | None = None) -> int:
         """Samples of all incomplete groups, plus those of complete groups that `session` has not taken."""
         return self._incomplete + (0 if session is None else self._complete[session])
+
+    @property
+    def parts(self) -> set[str]:
+        """The parts that there is work of, which is not complete."""
+        return set(self._of_part)
+
+    def samples_of(self, part: str) -> int:
+        """Samples of all incomplete groups of `part`."""
+        return self._of_part[part]
 
     def held(self, session: str) -> int:
         """Samples that `session` has offered and not taken."""
@@ -205,6 +243,9 @@ class Pool:
         """Some session may offer more than it announced, and does not wait for its groups to finish (it allows a
         lag)."""
         return any(session not in self.to_come for session in self._lagging)
+
+    def _add_open(self, group: Group) -> None:
+        heapq.heappush(self._open.setdefault((group.session, group.adapter), []), (group.order, group.id))
 
     def _add_ready(self, group: Group) -> None:
         insort(self._ready.setdefault(group.session, []), (group.order, group.id))

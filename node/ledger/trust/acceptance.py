@@ -12,6 +12,7 @@ from node.engines.base import MIN_LOGPROB, SamplingParams, Version
 from node.ledger.assignment.draws import drawn_with, samplings_of
 from node.ledger.assignment.leases import LeaseTable, remember
 from node.ledger.messages import Reason, Rollout, VersionSpan
+from node.ledger.part_history import PartHistory
 from node.ledger.settings import Settings
 from node.ledger.state import AcceptedRollout, Group, Head, LiveLease
 
@@ -25,11 +26,13 @@ Key = tuple[int, int]
 
 
 class Acceptance:
-    """Judges rollouts; remembers its verdicts, and the tokens that were accepted. `table` belongs to the ledger."""
+    """Judges rollouts; remembers its verdicts, and the tokens that were accepted. `table` and `parts` belong to the
+    ledger."""
 
-    def __init__(self, settings: Settings, table: LeaseTable) -> None:
+    def __init__(self, settings: Settings, table: LeaseTable, parts: PartHistory) -> None:
         self._settings = settings
         self._table = table
+        self._parts = parts
         self._verdicts: OrderedDict[Key, tuple[bytes, Reason | None]] = OrderedDict()
         """By lease and sample: the digest of the signed rollout, and the verdict on it."""
         self._fingerprints: OrderedDict[bytes, tuple[bytes, int]] = OrderedDict()
@@ -75,7 +78,7 @@ class Acceptance:
         self, lease: LiveLease, group: Group, rollout: Rollout, head: Head, roots: Mapping[Version, bytes], now: float
     ) -> Reason | None:
         """None when `rollout` may count for its sample; otherwise why not."""
-        if reason := judge(rollout, group, head, roots, samplings_of(group, lease)):
+        if reason := judge(rollout, group, head, roots, samplings_of(group, lease), self._parts):
             return reason
         if too_fast(rollout, now - lease.granted, self._settings):
             return Reason.TOO_FAST
@@ -95,6 +98,7 @@ def judge(
     head: Head,
     roots: Mapping[Version, bytes],
     samplings: tuple[SamplingParams, ...],
+    parts: PartHistory,
 ) -> Reason | None:
     """None when `rollout` is what was asked for, by one of `samplings`, from versions that count; otherwise why not."""
     if drawn_with(group.id, group.prompt, rollout, samplings) is None:
@@ -102,7 +106,7 @@ def judge(
     if not _well_formed(rollout, group):
         return Reason.MALFORMED
     for span in rollout.spans:
-        if reason := _span_reason(span, head, roots, group.max_lag):
+        if reason := _span_reason(span, head, roots, group, parts):
             return reason
     return None
 
@@ -132,9 +136,11 @@ def _owner(rollout: Rollout, group: Group) -> tuple[bytes, int]:
     return group.id, rollout.sample
 
 
-def _span_reason(span: VersionSpan, head: Head, roots: Mapping[Version, bytes], max_lag: int) -> Reason | None:
+def _span_reason(
+    span: VersionSpan, head: Head, roots: Mapping[Version, bytes], group: Group, parts: PartHistory
+) -> Reason | None:
     version = (span.epoch, span.version)
-    if reason := head.lag_reason(version, max_lag):
+    if reason := head.lag_reason(version, group.max_lag, parts, group.adapter):
         return reason
     root = roots.get(version)
     if root is None:

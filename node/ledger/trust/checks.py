@@ -17,6 +17,7 @@ from typing import Final
 
 from node.engines.base import SamplingParams, Version, scoring_needs
 from node.ledger.messages import Rollout, unpack_floats
+from node.ledger.part_history import PartHistory
 from node.ledger.settings import Settings
 
 __all__ = ["Checks", "OpenCheck", "Ruling", "distance", "tolerated"]
@@ -65,10 +66,11 @@ class Ruling:
 
 
 class Checks:
-    """The open checks, and counts of all."""
+    """The open checks, and counts of all. `parts` belongs to the ledger."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, parts: PartHistory) -> None:
         self.settings = settings
+        self._parts = parts
         self.open: dict[int, OpenCheck] = {}
         self.begun = 0
         self.confirmed = 0
@@ -102,15 +104,27 @@ class Checks:
         self._next += 1
         self.begun += 1
 
+    def holds(self, check: OpenCheck, version: Version) -> bool:
+        """Whether an engine at `version` has the bits that drew the sample."""
+        return self._parts.same(check.sampling.extra.adapter, check.version, version)
+
     def ask(
-        self, node: bytes, version: Version, now: float, abilities: frozenset[str] | None = None
+        self,
+        node: bytes,
+        version: Version,
+        now: float,
+        abilities: frozenset[str] | None = None,
+        adapters: frozenset[str] = frozenset(),
     ) -> OpenCheck | None:
-        """A check that `node`, whose engine holds `version` and has `abilities`, should make now, if any.
+        """A check that `node`, whose engine holds `version`, has `abilities` and has loaded `adapters`, should make
+        now, if any.
 
         Never of its own rollout, and never one that another node is working on.
         """
         for check in self.open.values():
-            if check.version != version or node == check.author or node in check.asked:
+            if not self.holds(check, version) or node == check.author or node in check.asked:
+                continue
+            if (adapter := check.sampling.extra.adapter) and adapter not in adapters:
                 continue
             if not scoring_needs(check.sampling) <= (abilities or frozenset()):
                 continue
@@ -128,7 +142,7 @@ class Checks:
         check = self.open.get(check_id)
         if check is None or node not in check.asked or node in check.found:
             return None
-        if version != check.version or len(logprobs) != check.end - check.start:
+        if not self.holds(check, version) or len(logprobs) != check.end - check.start:
             del check.asked[node]  # it no longer holds the version, or cannot score: another node may
             check.declined.add(node)
             return None

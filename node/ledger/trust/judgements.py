@@ -24,6 +24,7 @@ from typing import Final
 
 from node.engines.base import SamplingParams, Version
 from node.ledger.messages import JudgeAnswer, Rollout, unpack_floats
+from node.ledger.part_history import PartHistory
 from node.ledger.settings import Settings
 from node.verification.classes import ArithmeticClass
 from node.verification.opinions import Opinion
@@ -77,6 +78,11 @@ class OpenJudgement:
         return self.end - self.start
 
     @property
+    def adapter(self) -> str:
+        """The adapter that drew it; empty: the base alone."""
+        return self.sampling.extra.adapter
+
+    @property
     def claimed(self) -> tuple[float, ...]:
         return unpack_floats(self.rollout.logprobs)[self.start : self.end]
 
@@ -114,10 +120,11 @@ class OpenJudgement:
 
 
 class Judgements:
-    """The open judgements, and counts of all."""
+    """The open judgements, and counts of all. `parts` belongs to the ledger."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, parts: PartHistory) -> None:
         self._settings = settings
+        self._parts = parts
         self.open: dict[int, OpenJudgement] = {}
         self.begun = 0
         self.answered = 0
@@ -171,24 +178,29 @@ class Judgements:
         self.begun += 1
         return check
 
-    def due(self, version_of: Callable[[bytes], Version | None], now: float) -> list[tuple[bytes, OpenJudgement]]:
-        """Who should be asked now. `version_of(node)`: what its engine holds; None: it is not there."""
+    def due(self, version_of: Callable[[bytes, str], Version | None], now: float) -> list[tuple[bytes, OpenJudgement]]:
+        """Who should be asked now: nodes that hold the bits which drew the sample. `version_of(node, adapter)`: what
+        its engine holds; None: it is not there, or has not loaded the adapter."""
         waiting = [pair for check in self.open.values() for pair in check.waits_for()]
         busy = Counter(checker for checker, _ in waiting)
         silent = self._silent(waiting, now)
         found = []
         for check in sorted(self.open.values(), key=lambda check: not check.found):  # a second opinion is urgent
-            held = {node: version_of(node) for node in check.checkers if node not in check.asked}
-            check.declined |= {
-                node for node, version in held.items() if version is not None and version > check.version
-            }
-            able = {node for node, version in held.items() if version == check.version} - silent
+            held = {node: version_of(node, check.adapter) for node in check.checkers if node not in check.asked}
+            there = {node: version for node, version in held.items() if version is not None}
+            alike = {node for node, version in there.items() if self._is_alike(check, version)}
+            check.declined |= {node for node in there.keys() - alike if there[node] > check.version}
+            able = alike - silent
             for checker in check.to_ask(now, able):
                 if busy[checker] < AT_A_TIME:
                     check.asked[checker] = now
                     busy[checker] += 1
                     found.append((checker, check))
         return found
+
+    def _is_alike(self, check: OpenJudgement, version: Version) -> bool:
+        """Whether an engine that holds `version` has the bits that drew the sample."""
+        return self._parts.same(check.adapter, check.version, version)
 
     def _silent(self, waiting: list[tuple[bytes, float]], now: float) -> set[bytes]:
         """Nodes that left `AT_A_TIME` requests in a row without an answer. They are asked again after a while."""
@@ -205,7 +217,7 @@ class Judgements:
         if check is None or node not in check.asked or node in check.found or node in check.declined:
             return None
         try:
-            if (answer.epoch, answer.version) != check.version:
+            if not self._is_alike(check, (answer.epoch, answer.version)):
                 raise ValueError("another version")
             margins = unpack_floats(answer.margins)
             if bool(margins) != check.sampling.extra.portable:

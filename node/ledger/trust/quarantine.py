@@ -7,7 +7,7 @@ follows.
 
 from collections.abc import Iterable, Set
 
-from node.engines.base import SamplingParams, Version
+from node.engines.base import SamplingParams, Version, scoring_needs
 from node.ledger.facts import Quarantined, Released
 from node.ledger.messages import JudgeAnswer, Reason, Rollout
 from node.ledger.state import Group, LiveLease, Node
@@ -26,7 +26,7 @@ class Quarantine:
 
     def __init__(self, transitions: Transitions, members: Set[bytes], secret: bytes) -> None:
         self.verifier = Verifier(transitions, members, secret)
-        self.checks = Checks(transitions.settings)
+        self.checks = Checks(transitions.settings, transitions.parts)
         self._settings = transitions.settings
         self._transitions = transitions
         self._members = members
@@ -86,8 +86,15 @@ class Quarantine:
     ) -> None:
         """Draw whether an accepted `rollout` of `node`, leased with `sampling` and signed as `sealed`, is checked."""
         judged = self.verifier.pick(node, group, sampling, rollout, sealed, now)
-        if not judged and self.verifier.draws(sealed):
+        if not judged and self.verifier.draws(sealed) and self._is_scored(node, sampling):
             self.checks.begin(node, group.id, group.prompt, sampling, rollout, now)
+
+    def _is_scored(self, author: bytes, sampling: SamplingParams) -> bool:
+        """Whether another node may score what was drawn so. Without an adapter that depends on what asks later."""
+        if not sampling.extra.adapter:
+            return True
+        others = (self._transitions.nodes.get(key) for key in self._members if key != author)
+        return any(node is not None and scoring_needs(sampling) <= (node.abilities or frozenset()) for node in others)
 
     def due_judgements(self, now: float) -> list[tuple[bytes, OpenJudgement]]:
         """Which nodes are to be asked for which judgements now."""
@@ -104,7 +111,7 @@ class Quarantine:
             return None
         if not found.scores or found.reputation.penalty:
             return None
-        return self.checks.ask(node, found.version, now, found.abilities)
+        return self.checks.ask(node, found.version, now, found.abilities, found.adapters)
 
     def answer_check(self, node: bytes, check: int, version: Version, logprobs: tuple[float, ...], now: float) -> None:
         """The log-probabilities that `node` computed for a check.
@@ -113,7 +120,7 @@ class Quarantine:
         holds the version that was asked for.
         """
         asked = self.checks.open.get(check)
-        if not logprobs and asked is not None and node in asked.asked and version == asked.version:
+        if not logprobs and asked is not None and node in asked.asked and self.checks.holds(asked, version):
             self._transitions.node(node).scores = False
             self.checks.refuse(node)
             return

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from node.engines.base import JUDGES, PORTABLE_DRAWS, REPLAYS, SamplingParams, Version, scoring_needs
+from node.engines.base import JUDGES, JUDGES_ADAPTERS, PORTABLE_DRAWS, REPLAYS, SamplingParams, Version, scoring_needs
 from node.ledger.facts import EvidenceHeld, NumberFound, NumbersDropped, SampleCounted
 from node.ledger.messages import JudgeAnswer, Rollout, stream_of
 from node.ledger.settings import Settings
@@ -83,7 +83,7 @@ class Verifier:
     """
 
     def __init__(self, transitions: Transitions, members: Set[bytes], secret: bytes) -> None:
-        self.judgements = Judgements(transitions.settings)
+        self.judgements = Judgements(transitions.settings, transitions.parts)
         self.records: dict[bytes, NodeRecord] = {}
         self.nulls = Nulls()
         self.counts = Counts()
@@ -155,7 +155,7 @@ class Verifier:
         }
         classes = {key: class_of(node) for key, node in able.items()}
         own = classes.get(author)
-        replaying = {key for key, node in able.items() if own == classes[key] and _replays(node)}
+        replaying = {key for key, node in able.items() if own == classes[key] and _replays(node, needed)}
         if own is not None and author in replaying and len(replaying) > LEAST_CHECKERS:
             return Panel(panel(self._secret, author, dict.fromkeys(replaying, own)), own)
         return Panel(panel(self._secret, author, classes), None)
@@ -172,7 +172,7 @@ class Verifier:
             return False
         record = self.record(author)
         floor = min(1.0, self._settings.check_share / 2.0)
-        share = check_share(record.samples, record.log, floor, measured=self._is_measured(author, replays))
+        share = check_share(record.samples, record.log, floor, measured=self._is_measured(author, sampling, replays))
         record.samples += 1
         if not is_checked(self._nonce, sealed, share) or self.judgements.full:
             return True
@@ -199,11 +199,12 @@ class Verifier:
         )
         return True
 
-    def _is_measured(self, author: bytes, replays: ArithmeticClass | None) -> bool:
+    def _is_measured(self, author: bytes, sampling: SamplingParams, replays: ArithmeticClass | None) -> bool:
         """Whether enough is known to compare the author with others."""
         if replays is None:
             return bool(self.record(author).kinds)
-        return self.counts.others(replay_context(Kind.UNLIKE, replays), author)[1] >= KNOWN
+        context = replay_context(Kind.UNLIKE, replays, adapted=bool(sampling.extra.adapter))
+        return self.counts.others(context, author)[1] >= KNOWN
 
     def nodes_changed(self) -> None:
         """A node came, left, was quarantined or released, or said what it can do."""
@@ -213,9 +214,11 @@ class Verifier:
         """Who is to be asked about what now."""
         return self.judgements.due(self._version_of, now) if self.judgements.open else []
 
-    def _version_of(self, node: bytes) -> Version | None:
+    def _version_of(self, node: bytes, adapter: str) -> Version | None:
         found = self._transitions.nodes.get(node)
-        return None if found is None or node not in self._members else found.version
+        if found is None or node not in self._members:
+            return None
+        return found.version if not adapter or adapter in found.adapters else None
 
     # ------------------------------------------------------------ answers
 
@@ -272,14 +275,15 @@ class Verifier:
     def _weigh(self, check: OpenJudgement, own: ArithmeticClass) -> None:
         """All opinions are in: one number of the author, and one of each checker that another one answered with."""
         weighed = weigh(check.claimed, check.found, len(check.checkers))
-        self._tally(Kind.UNLIKE, own, check.author, weighed.author)
+        adapted = bool(check.adapter)
+        unlike = replay_context(Kind.UNLIKE, own, adapted=adapted)
+        self._tally(Kind.UNLIKE, unlike, check.author, weighed.author)
         for checker, apart in weighed.checkers.items():
-            self._tally(Kind.APART, own, checker, apart)
+            self._tally(Kind.APART, replay_context(Kind.APART, own, adapted=adapted), checker, apart)
         (self._doubted.discard if all_alike(check.claimed, check.found) else self._doubted.add)(check.author)
 
-    def _tally(self, kind: Kind, own: ArithmeticClass, node: bytes, mismatch: bool | None) -> None:
+    def _tally(self, kind: Kind, context: bytes, node: bytes, mismatch: bool | None) -> None:
         """None: undecided, which is no mismatch of the node's own, but one where it is somebody's measure."""
-        context = replay_context(kind, own)
         others = self.counts.others(context, node)
         self.record(node).count(kind, context, mismatch=mismatch is True, others=others)
         self.counts.add(context, node, mismatch is not False)
@@ -401,9 +405,10 @@ def class_of(node: Node) -> ArithmeticClass:
     return _named(node.abilities or frozenset(), node.kind)
 
 
-def _replays(node: Node) -> bool:
-    """Whether its engine replays, and names the class in which it does."""
-    return node.abilities is not None and REPLAYS in node.abilities and names_class(node.abilities)
+def _replays(node: Node, needed: Set[str]) -> bool:
+    """Whether its engine replays what needs these abilities, and names the class in which it does."""
+    abilities = node.abilities
+    return abilities is not None and {REPLAYS} | (needed & {JUDGES_ADAPTERS}) <= abilities and names_class(abilities)
 
 
 _named = lru_cache(4096)(ArithmeticClass.named)

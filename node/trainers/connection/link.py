@@ -25,9 +25,10 @@ RING_BYTES: Final = 2 * MAX_BODY_BYTES
 class RankInfo:
     """Which rank of which trainer this process is. `session` (16 bytes) is the same on all ranks of a trainer."""
 
-    def __init__(self, home: Path, session: bytes, rank: int = 0, world: int = 1) -> None:
-        """`home`: the seed's SWARM_HOME. `world`: the number of ranks."""
-        self.home, self.session, self.rank, self.world = home, session, rank, world
+    def __init__(self, home: Path, session: bytes, rank: int = 0, world: int = 1, adapter: str = "") -> None:
+        """`home`: the seed's SWARM_HOME. `world`: the number of ranks. `adapter`: the name of the adapter that the
+        trainer publishes; empty: it publishes the base."""
+        self.home, self.session, self.rank, self.world, self.adapter = home, session, rank, world, adapter
 
     @property
     def leads(self) -> bool:
@@ -41,7 +42,8 @@ class Link:
     `replica`: the part, mapped read-only; pages that this process does not read cost it nothing. `hashes`: uint8
     (n_blocks of the part, 32), its block hashes in version `version` of epoch `epoch`: the head when this rank
     attached, and later the version that it published last. `root`: of the part in that version.
-    `swarm_root`: the version's. `ring`: for this rank's blocks; None on systems without memfds.
+    `swarm_root`: the version's. `ring`: for this rank's blocks; None on systems without memfds. `base`: for an adapter,
+    the layout of the base; else None.
     """
 
     def __init__(self, rank_info: RankInfo) -> None:
@@ -53,7 +55,7 @@ class Link:
                 ring = RingWriter(RING_BYTES)
                 undo.callback(ring.close)
                 self.ring: RingWriter | None = None if ring.fd is None else ring
-                attach = Attach(PROTOCOL, rank_info.session, rank_info.rank, rank_info.world)
+                attach = Attach(PROTOCOL, rank_info.session, rank_info.rank, rank_info.world, adapter=rank_info.adapter)
                 if ring.fd is None:
                     self.channel.send(attach)
                 else:
@@ -62,6 +64,7 @@ class Link:
                 undo.callback(close_fds, [replica_fd])
                 try:
                     layout = Layout.from_bytes(attached.layout)
+                    self.base = Layout.from_bytes(attached.base) if rank_info.adapter else None
                     table = np.frombuffer(map_readonly(hashes_fd), np.uint8)[: 32 * layout.n_blocks]
                     self.hashes: NDArray[np.uint8] = table.reshape(-1, 32).copy()
                 finally:

@@ -67,9 +67,9 @@ class SeedWatch:
         if not channel.closed and channel.hung_up():
             self.note_lost()
 
-    def is_up(self, channel: Channel) -> bool:
+    def is_up(self, channel: Channel | None) -> bool:
         """Whether a seed can be published to, over `channel` or over a new connection of the line's thread."""
-        if not channel.hung_up():
+        if channel is not None and not channel.hung_up():
             return True
         try:
             dial(self._home).close()
@@ -79,9 +79,10 @@ class SeedWatch:
         self.note_back()
         return True
 
-    def wait_until_up(self, channel: Channel, step: int, wait: Wait) -> None:
-        """Raises `SwarmDown` when the seed is not restarted within `RECONNECT_S` of its end, or before `wait` is over.
+    def wait_until_up(self, channel: Channel | None, step: int, wait: Wait) -> None:
+        """`channel`: a connection of this process, if it has one.
 
+        Raises `SwarmDown` when the seed is not restarted within `RECONNECT_S` of its end, or before `wait` is over.
         Logs at once that it waits, because the wait may stop a training loop for a minute.
         """
         logged = False

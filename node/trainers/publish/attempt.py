@@ -39,8 +39,10 @@ class Attempt:
         return state_root(self._layout_hash, self.hashes[self._blocks])
 
     def sealed_by(self, link: Link) -> bool:
-        """Whether the seed, found again by `link`, has sealed this very version."""
-        if not self.ended or (link.epoch, link.version) != self._name:
+        """Whether the seed, found again by `link`, has sealed this very version, and none of this part since. Trainers
+        of other parts may have published meanwhile."""
+        epoch, version = self._name
+        if not self.ended or link.epoch != epoch or link.version < version:
             return False
         return bool(np.array_equal(link.hashes[self._blocks], self.hashes[self._blocks]))
 

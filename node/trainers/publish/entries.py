@@ -17,7 +17,8 @@ class Entry:
 
     `again`: not a new version, but the bits of this sealed one. `copied_at`: `time.perf_counter` of the end of the
     copy. `begun`: the sender is about to tell the seed, so a newer publish can no longer replace it. `source`: has the
-    bits, and the copy has none. `expected_bytes`: of the payload, if the caller knows.
+    bits, and the copy has none. `expected_bytes`: of the payload, if the caller knows. `elements`: of which the changed
+    ones are a share; 0: all of the layout's.
     """
 
     number: int
@@ -28,6 +29,7 @@ class Entry:
     begun: bool = False
     source: BlockSource | None = None
     expected_bytes: int = 0
+    elements: int = 0
     written: threading.Event = field(default_factory=threading.Event)
     """Some of its copy can be read, its copy failed, or it is superseded."""
     copy_failed: bool = False

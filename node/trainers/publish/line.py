@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 
 from codec.errors import SwarmError
 from node.trainers.attach import Attachment
+from node.trainers.connection.link import Link
 from node.trainers.connection.patience import Wait, log, logged_wait
 from node.trainers.connection.seedwatch import SeedWatch
 from node.trainers.errors import PublishFailed, SwarmBusy, SwarmDown, SwarmTimeout
@@ -49,16 +50,19 @@ class PublishLine:
         holders: Callable[[Publication, float], Holders],
         *,
         in_place: bool = False,
+        prepare: Callable[[Entry, Link, Callable[[str], Any]], None] | None = None,
     ) -> None:
         """`threads`: encoder threads of this rank. `holders(publication, within_s)`: which nodes hold a publication;
-        raises when the seed does not answer in time. `in_place`: for `publish_blocks` only, so that no copy is made."""
+        raises when the seed does not answer in time. `in_place`: for `publish_blocks` only, so that no copy is made.
+        `prepare(entry, link, bytes_of)`: called before the copy of an opened version is compared with the replica;
+        `bytes_of(tensor)` is the copy's memory, uint8."""
         rank_info, copies, ownership = attachment.rank_info, attachment.copies, attachment.ownership
         self.layout = attachment.link.replica.layout
         self._rank_info, self._copies, self._holders = rank_info, copies, holders
         self._ranks = RankProgress(rank_info, copies, attachment.peers)
         self._watch = SeedWatch(rank_info.home, attachment.seed)
         self._encoder = Encoder(copies, ownership, rank_info.rank, threads, self.layout)
-        self._sender = VersionSender(attachment, self._ranks, self._watch, self._encoder, self._claim)
+        self._sender = VersionSender(attachment, self._ranks, self._watch, self._encoder, self._claim, prepare)
         self._copier = Copier(
             self.layout, copies, ownership, rank_info.rank, lambda name: self._sender.link.replica.bits(name)
         )
@@ -91,15 +95,22 @@ class PublishLine:
     # ------------------------------------------------------------ the trainer's thread
 
     def publish(
-        self, source: Any, step: int, on_busy: OnBusy, timeout_s: float, again: VersionRef | None = None
+        self,
+        source: Any,
+        step: int,
+        on_busy: OnBusy,
+        timeout_s: float,
+        again: VersionRef | None = None,
+        elements: int = 0,
     ) -> Publication:
-        """Copy `source` and queue it; see `Swarm.publish`. `again`: its bits are those of this sealed version."""
+        """Copy `source` and queue it; see `Swarm.publish`. `again`: its bits are those of this sealed version.
+        `elements`: see `Entry`."""
         self._check_open()
         self._number += 1
         started = time.perf_counter()
         publication = Publication(step, _holders=self._holders, _waits_for=self.waits_for)
         slot = self._take_slot(self._number, step, on_busy, timeout_s)
-        entry = Entry(self._number, publication, slot, again)
+        entry = Entry(self._number, publication, slot, again, elements=elements)
         waited = time.perf_counter()
         self._append(entry)
         try:

@@ -53,10 +53,11 @@ class Publication:
 
     `step`: the trainer's own count, as it was given. `epoch`, `version`: the version's name. `root`: its root, 32
     bytes. `bytes`: payload of its chunks. `changed`: elements whose bits differ from the version before. `density`:
-    `changed` as a share of all elements. `seconds`: by stage, "wait" (for a free copy) and "copy" within `publish`;
-    "queue" (until the version before was sealed), "encode" (diff, code, hash, stream) and "seal" in the background.
-    `error`: why the version was not published. `superseded`: a newer publish took its place before it began
-    (`on_busy="coalesce"`).
+    `changed` as a share of all elements: of the base, or of the adapter with its configuration. `seconds`: by stage,
+    "wait" (for a free copy) and "copy" within `publish`; "queue" (until the version before was sealed), "encode" (diff,
+    code, hash, stream) and "seal" in the background. `error`: why the version was not published. `superseded`: a newer
+    publish took its place before it began (`on_busy="coalesce"`). `adapter`, `adapter_version`: of an adapter, its name,
+    and how many versions have changed it; None: the base was published.
     """
 
     step: int
@@ -69,6 +70,8 @@ class Publication:
     seconds: dict[str, float] = field(default_factory=dict)
     error: SwarmError | None = None
     superseded: bool = False
+    adapter: str | None = None
+    adapter_version: int | None = None
     _done: threading.Event = field(default_factory=threading.Event, repr=False)
     _holders: Callable[["Publication", float], Holders] = field(
         default=lambda publication, within_s: Holders(0, ()), repr=False
@@ -139,7 +142,7 @@ class Publication:
         self.epoch, self.version = epoch, version
 
     def note_sealed(self, sealed: PublishSealed, elements: int) -> None:
-        """The seed has sealed the version. `elements`: of the whole model."""
+        """The seed has sealed the version. `elements`: of the model, or of the adapter and its configuration."""
         self.root, self.bytes, self.changed = sealed.swarm_root, sealed.payload_bytes, sealed.changed
         self.density = sealed.changed / max(1, elements)
 

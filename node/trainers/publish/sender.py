@@ -65,11 +65,14 @@ class VersionSender:
         watch: SeedWatch,
         encoder: Encoder,
         claim: Callable[[Entry], bool],
+        prepare: Callable[[Entry, Link, Callable[[str], Any]], None] | None = None,
     ) -> None:
-        """`claim(entry)`: mark a publish as begun; False when a newer one has replaced it."""
+        """`claim(entry)`: mark a publish as begun; False when a newer one has replaced it. `prepare`: see
+        `PublishLine`."""
         self.link = attachment.link
         self._rank_info, self._copies = attachment.rank_info, attachment.copies
         self._ranks, self._watch, self._encoder, self._claim = ranks, watch, encoder, claim
+        self._prepare = prepare
         self._layout = attachment.link.replica.layout
         self._cause: Callable[[], str] = lambda: "nothing"
         """What the line's thread waits for at the moment, in words."""
@@ -124,8 +127,9 @@ class VersionSender:
                     raise
                 self._reconnect()
                 if isinstance(entry, Entry) and self._attempt is not None and self._attempt.sealed_by(self.link):
-                    entry.publication.root = self.link.swarm_root  # the seed sealed it, and only its answer was lost
-                    return None
+                    if self.link.version == entry.publication.version:  # else others have published since
+                        entry.publication.root = self.link.swarm_root
+                    return None  # the seed sealed it, and only its answer was lost
         return None
 
     def _reconnect(self) -> None:
@@ -165,6 +169,8 @@ class VersionSender:
         if opened.parent != self.link.root:
             raise _Stale("Another trainer has published.")
         publication.note_opened(opened.epoch, opened.version)
+        if self._prepare is not None:
+            self._prepare(entry, self.link, lambda name: self._copies.tensor(entry.slot, self._layout.tensor(name)))
         attempt = self._attempt = Attempt(self._encoder.blocks, opened, self.link)
         self._stream(entry, opened, attempt)
         encoded = time.perf_counter()
@@ -177,7 +183,7 @@ class VersionSender:
             "encode": encoded - began,
             "seal": time.perf_counter() - encoded,
         }
-        publication.note_sealed(sealed, sum(tensor.elements for tensor in self._layout.tensors))
+        publication.note_sealed(sealed, entry.elements or sum(tensor.elements for tensor in self._layout.tensors))
 
     def _open(self, entry: Entry) -> PublishOpened | None:
         """Begin the version (rank 0), or hear that it has begun. None: a newer publish has replaced it."""

@@ -5,9 +5,11 @@ says which part each rank holds; `adapters` and `lora` merge adapters on the way
 
 Modules:
 
+- `adapter_slot`: An adapter as the two tensors of its slot, and back
 - `adapters`: Merges a model's adapters for publishing, without touching the model
 - `lora`: Merges plain LoRA by its own arithmetic, `W + scaling * B A`
 - `naming`: A model's tensors under the checkpoint's names, as this process holds them
+- `plain_lora`: An adapter as plain LoRA: the matrices A and B of each adapted module
 - `rounding`: Converts a checkpoint's bits to another dtype, as torch's `.to()` does
 - `sharding`: Which part of a tensor that FSDP2 shards this process holds
 - `weights`: Copies a trainer's tensors, as the bits of the checkpoint, into memory that is laid out like a replica

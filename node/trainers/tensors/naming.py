@@ -7,7 +7,7 @@ FSDP2 shards, each process sees its own rows.
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -19,7 +19,7 @@ from node.trainers.ranks.ownership import TensorPart
 from node.trainers.tensors.adapters import PEFT_PREFIX, has_adapters, merged
 from node.trainers.tensors.sharding import is_sharded, part_of
 
-__all__ = ["HeldTensor", "Naming", "all_at_hand", "named_tensors"]
+__all__ = ["HeldTensor", "Naming", "all_at_hand", "named_tensors", "plain_name"]
 
 _WRAPPERS: Final = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """Parts of parameter names that DistributedDataParallel, torch.compile and activation checkpointing insert."""
@@ -54,7 +54,7 @@ def named_tensors(source: Any) -> Iterable[tuple[str, Any]]:
         source = merged(source) if has_adapters(source) else _state(source)
     pairs = source.items() if isinstance(source, Mapping) else source
     for name, tensor in pairs:
-        yield _plain(name), tensor
+        yield plain_name(name), tensor
 
 
 def all_at_hand(source: Any) -> bool:
@@ -85,6 +85,31 @@ class Naming:
         """Names of the checkpoint's tensors that the model's class does not use. They stay as they are in the base."""
         conversion = self._conversion(source)
         return frozenset() if conversion is None else conversion.unused
+
+    def checkpoint_name(self, source: Any) -> Callable[[str], str]:
+        """Maps the name of a parameter of `source` to that of the checkpoint tensor which equals it.
+
+        The function raises `UsageError` for a parameter that is no single tensor of the checkpoint. Names stay as they
+        are where the library's loader cannot tell, as for a model that was quantized when it was loaded (QLoRA).
+        """
+        try:
+            conversion = self._conversion(source)
+        except UsageError:
+            conversion = None
+        if conversion is None:
+            return lambda name: name
+        plain = {conversion.plain(spec): spec.name for spec in self._layout.tensors}
+
+        def checkpoint_name(name: str) -> str:
+            if name not in plain:
+                raise UsageError(
+                    f"{name} is not one tensor of the base checkpoint (the model holds several fused, or one in "
+                    "parts), so its adapter fits no other engine: publish the model merged, with publish(model) and "
+                    "without adapter=."
+                )
+            return plain[name]
+
+        return checkpoint_name
 
     def _pairs(self, source: Any, conversion: Any) -> Iterable[tuple[str, Any]]:
         pairs = named_tensors(source)
@@ -118,7 +143,7 @@ class _Converted:
 
     def __init__(self, layout: Layout, conversion: Any, source: Any) -> None:
         self._layout, self._conversion = layout, conversion
-        self._raw = {_plain(name): tensor for name, tensor in _raw_state(source)}
+        self._raw = {plain_name(name): tensor for name, tensor in _raw_state(source)}
         self._twins: dict[Any, str] = {}
         """Address and shape of each parameter that holds some of the checkpoint -> its name."""
         self._fed: dict[str, list[str]] = {}
@@ -264,7 +289,8 @@ def _one_to_one(name: str, tensor: Any) -> HeldTensor:
 
 
 @lru_cache(1 << 16)
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """The name of a parameter or module without the prefixes of wrappers and of peft."""
     parts = [part for part in name.split(".") if part not in _WRAPPERS]
     return ".".join(parts).removeprefix(PEFT_PREFIX)
 
@@ -296,5 +322,5 @@ def _library_model(source: Any) -> Any:
 
     for name, module in source.named_modules():
         if isinstance(module, PreTrainedModel):
-            return module if not _plain(f"{name}." if name else "").strip(".") else None
+            return module if not plain_name(f"{name}." if name else "").strip(".") else None
     return None

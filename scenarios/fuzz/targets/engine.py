@@ -1,6 +1,6 @@
 """The engine's socket at the node: `EngineHost` with an engine that sends anything.
 
-Meanwhile the node requests completions, scores, proofs, commits and judgements.
+Meanwhile the node requests completions, scores, proofs, commits, judgements and an adapter.
 """
 
 import random
@@ -12,6 +12,7 @@ import msgspec
 import trio
 import trio.testing
 
+from codec.adapter import AdapterConfig, AdapterModule
 from codec.errors import PeerError, SwarmError
 from node.engines.base import Prompt
 from node.engines.host import EngineHost, EngineSpec, ReplicaRef
@@ -29,8 +30,10 @@ from scenarios.fuzz.target import FOREVER, Target, World
 __all__ = ["EngineTarget"]
 
 _ROOT: Final = bytes(32)
+_ADAPTER: Final = AdapterConfig("a", LAYOUT.hash, 4, 8.0, (AdapterModule("w", 4),))
 _REQUEST_NUMBERS: Final = {
     "Completions": 2, "Progress": 2, "Scores": 3, "Done": 5, "Proof": 6, "Judged": 7, "Failed": 2, "Ready": 0,
+    "AdapterProof": 9,
 }  # fmt: skip
 """By message, the number of the request that it answers. 1 is the attachment; `_World._ask` sends the others in this
 order."""
@@ -93,6 +96,8 @@ class _World(World):
             ("commit", lambda: host.commit((0, 4), _ROOT)),
             ("prove", host.prove),
             ("judge", lambda: host.judge(Claim((1, 2), (3,), SAMPLING, 7, previous=True))),
+            ("prove_adapter", lambda: host.prove_adapter(1)),
+            ("set_adapter", lambda: host.set_adapter(1, _ADAPTER, 0, (0, 3), _ROOT)),
         ]
         async with trio.open_nursery() as nursery:
             for name, call in calls:

@@ -15,7 +15,7 @@ import trio.testing
 import node.gateway
 from codec import Chunk, Key, Layout, Manifest, Replica, TensorSpec
 from codec.errors import PeerError, UsageError
-from codec.parts import Part
+from codec.parts import BASE, Part
 from node.coordinator.publisher import Attempt
 from node.coordinator.trainer_server import TrainerServer
 from node.ipc.channel import ChannelClosed
@@ -53,7 +53,7 @@ class _Seed:
     async def find(self, root: bytes | None, version: int | None) -> Any:
         raise UsageError("This swarm has no such version.")
 
-    async def open_attempt(self, back_to: Any = None, trainer_step: int | None = None) -> Attempt:
+    async def open_attempt(self, back_to: Any = None, trainer_step: int | None = None, part: Part = BASE) -> Attempt:
         self.tries += 1
         return Attempt(0, 4, self.tries, self.replica.root, 0, 1)
 

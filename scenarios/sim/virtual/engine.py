@@ -103,7 +103,7 @@ class ModelledEngine:
         return min(sampling.max_tokens, max(1, round(wanted)))
 
     async def generate(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Counts | None = None
+        self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Counts | None = None, adapter: str = ""
     ) -> tuple[list[Completion], float]:
         """As `Engine.generate`: returns when the longest completion has ended."""
         began, start = trio.current_time(), self._now
@@ -145,7 +145,7 @@ class ModelledEngine:
         return tuple(Span(version, at, end) for (version, at), end in zip(parts, ends, strict=True) if end > at)
 
     async def score(
-        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams
+        self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams, adapter: str = ""
     ) -> tuple[tuple[float, ...], Version]:
         """Never called: `scores` is False."""
         return (), self.version

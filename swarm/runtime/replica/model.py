@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from codec import Checkpoint, Layered, Layout, Manifest, Replica, StagedChunk, Torn, state_root
 from codec.bits import Bits
 from codec.live import LiveBlocks
-from codec.staging import block_hash, check_block
-from codec.zeros import are_zeros, with_holes
+from codec.staging import check_block
+from codec.zeros import with_holes, zero_blocks
 from swarm.protocol.core.events import VersionId
 from swarm.runtime.replica.base_folder import BaseFolder
 from swarm.runtime.replica.files import Loan, ReplicaFiles
 from swarm.runtime.replica.holding import Holding
-from swarm.runtime.replica.own import BELIEVED, OWN, PROVEN, OwnChunk, hashes_after, write_known
+from swarm.runtime.replica.own import BELIEVED, NO_HASH, OWN, PROVEN, OwnChunk, actual_hash, hashes_after, write_known
 from swarm.runtime.replica.replay import Mismatch, bring_to, listed_chunks
 from swarm.runtime.replica.restore import replay_from, restore
 from swarm.runtime.replica.scratch import Scratch
@@ -37,7 +37,6 @@ T = TypeVar("T")
 
 AUDIT_BYTES: Final = 64 << 20
 """What one call of `audit` hashes: some milliseconds."""
-_NO_HASH: Final = bytes(32)
 
 
 class Model:
@@ -115,9 +114,7 @@ class Model:
         self._unproven = np.full(found.replica.layout.n_blocks, BELIEVED if found.believed else PROVEN, np.uint8)
         if (held := self.holding.blocks(found.replica.layout)) is not None:
             self._unproven[~held] = PROVEN
-        layout, hashes = found.replica.layout, found.replica.hashes
-        zeros = (are_zeros(layout, b, hashes[b].tobytes()) for b in range(layout.base_blocks, layout.n_blocks))
-        self._unproven[layout.base_blocks :][list(zeros)] = PROVEN  # what is known to be zeros is not read
+        self._unproven[zero_blocks(found.replica.layout, found.replica.hashes)] = PROVEN
         if found.wrong:
             self.nearly, self.lost = found.seal, len(found.wrong)
             return None
@@ -137,13 +134,11 @@ class Model:
 
     def _prove(self, replica: Replica | Layered, block: int) -> bool:
         """Hash an unproven block. Returns whether it has the hash that it must have."""
-        digest = _NO_HASH
         try:
             data, digest = replica.read(block)  # `Layered.read` hashes what it builds
-            right = isinstance(replica, Layered) or blake3(data).digest() == digest
         except Torn:
-            right = False
-        if not right:
+            data, digest = b"", NO_HASH
+        if not (isinstance(replica, Layered) and data) and blake3(data).digest() != digest:
             self._recheck((block,))
             return False
         with self._gate.unchanged():
@@ -466,13 +461,10 @@ class Model:
     # ------------------------------------------------------------ within
 
     def _bits_unless_version_waits(self, name: str) -> Bits | Iterator[Bits | int]:
-        """A tensor's bits, for a reader of all tensors that holds the write gate; of one beyond the base, block by
-        block, with holes. Raises `WriterWaits`."""
+        """A tensor's bits, for a reader of all tensors that holds the write gate. Raises `WriterWaits`."""
         self._gate.give_way()
         replica = self._whole()
-        if name < "~":
-            return replica.bits(name)
-        return with_holes(replica.layout, replica.hashes, name, replica.block)
+        return replica.bits(name) if name < "~" else with_holes(replica.layout, replica.hashes, name, replica.block)
 
     def _whole(self) -> Replica | Layered:
         if self.replica is None:
@@ -491,12 +483,7 @@ class Model:
         replica, wrong = self._whole(), 0
         with self._gate.writing():
             for block in blocks:
-                if are_zeros(replica.layout, block, replica.hashes[block].tobytes()):
-                    continue
-                try:
-                    actual = block_hash(replica.block(block))
-                except Torn:
-                    actual = _NO_HASH
+                actual = actual_hash(replica, block)
                 if actual != replica.hashes[block].tobytes():
                     replica.hashes[block] = np.frombuffer(actual, np.uint8)
                     self.version, wrong = None, wrong + 1

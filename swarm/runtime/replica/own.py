@@ -14,12 +14,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from codec import Layered, Replica, StagedBlock, StagedChunk
+from codec import Layered, Replica, StagedBlock, StagedChunk, Torn
 from codec.chunk import CODER_RAW
-from codec.staging import all_positions
+from codec.staging import all_positions, block_hash
+from codec.zeros import are_zeros
 from swarm.store import ChunkStore, StoredChunk
 
-__all__ = ["BELIEVED", "OWN", "PROVEN", "OwnChunk", "hashes_after", "write_known"]
+__all__ = ["BELIEVED", "NO_HASH", "OWN", "PROVEN", "OwnChunk", "actual_hash", "hashes_after", "write_known"]
+
+NO_HASH: Final = bytes(32)
+"""Of a block that cannot be read."""
 
 PROVEN: Final = 0
 """The block's bits were hashed since they were written, or before they were."""
@@ -39,6 +43,18 @@ class OwnChunk:
     def nbytes(self) -> int:
         """Bytes of memory, about."""
         return StagedChunk(self.blocks).nbytes
+
+
+def actual_hash(replica: Replica | Layered, block: int) -> bytes:
+    """The hash of the bits that a block has now; `NO_HASH` if they cannot be read. Zeros beyond the base have theirs
+    without being read."""
+    listed = replica.hashes[block].tobytes()
+    if are_zeros(replica.layout, block, listed):
+        return listed
+    try:
+        return block_hash(replica.block(block))
+    except Torn:
+        return NO_HASH
 
 
 def hashes_after(before: NDArray[np.uint8], chunks: Iterable[StoredChunk]) -> NDArray[np.uint8]:

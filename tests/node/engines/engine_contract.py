@@ -1,7 +1,7 @@
 """The contract of `node.engines.interface.Engine`, as tests that every engine runs.
 
-A test class inherits from `EngineContract` and gives the fixtures `subject` (an engine over a replica) and `detached`
-(an engine without one).
+A test class inherits from `EngineContract`, and from `AdapterContract` for an engine that serves adapters, and gives the
+fixtures `subject` (an engine over a replica) and `detached` (an engine without one).
 """
 
 import os
@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from codec import Replica, write_patch
+from codec.adapter import AdapterConfig, AdapterModule, AdapterSlots
 from codec.errors import PeerError
+from node.engines.adapters import GivenAdapter
 from node.engines.base import ABILITIES, EngineError, Prompt, SamplingParams
 from node.engines.generation import (
     BackgroundGeneration,
@@ -24,6 +26,7 @@ from node.engines.generation import (
 )
 from node.engines.interface import BackgroundEngine, Engine, ScoringEngine, SteppedEngine, WeightPatch
 from node.engines.window import WINDOW_BYTES, places
+from scenarios.engines.adapter_models import MadeAdapter, make_adapter
 from scenarios.engines.engine_models import step_of
 
 PROMPTS = [Prompt((3, 4, 5), 0), Prompt((6, 7), 1), Prompt((3, 4, 5), 2)]
@@ -61,6 +64,23 @@ class Subject:
 
     def reload(self) -> bytes:
         return self.engine.reload_replica((0, self.version), self.replica.root)
+
+    def adapter(self, name: str, seed: int = 0) -> MadeAdapter:
+        """An adapter of one layer of the replica's model, of rank 2."""
+        layout = self.replica.layout
+        module = next(t.name for t in layout.tensors if t.name.endswith("q_proj.weight")).removesuffix(".weight")
+        made = make_adapter(
+            layout, AdapterSlots.reserve(layout, 3, 4), name, targets=("q_proj", "o_proj"), rank=2, seed=seed
+        )
+        assert AdapterModule(module, 2) in made.config.modules
+        return made
+
+    def set_adapter(self, adapter: MadeAdapter, slot: int, version: int) -> bytes:
+        """Stage an adapter and switch to it. Returns the proven root."""
+        with adapter.given(slot, (0, version)) as given:
+            root = self.engine.stage_adapter(given)
+        assert self.engine.switch_adapter(slot) >= 0
+        return root
 
 
 class EngineContract:
@@ -165,3 +185,72 @@ class EngineContract:
             (driver for style, driver in styles.items() if isinstance(subject.engine, style)), BatchGeneration
         )
         assert type(generation_of(subject.engine, lambda message: None)) is wanted
+
+
+class AdapterContract:
+    """What an engine that serves adapters promises. The fixture `subject` is as in `EngineContract`."""
+
+    def test_an_adapter_changes_its_own_tokens_and_no_others(self, subject: Subject) -> None:
+        engine, greedy = subject.engine, SamplingParams(max_tokens=6, temperature=0.0)
+        versions = subject.version + 1, subject.version + 2
+        base = [found.token_ids for found in engine.generate(PROMPTS, greedy)]
+        first, other = subject.adapter("a"), subject.adapter("b", 1)
+        assert subject.set_adapter(first, 0, versions[0]) == first.root(0) == engine.adapter_root(0)
+        drawn = engine.generate(PROMPTS, greedy, "a")
+        assert [found.token_ids for found in drawn] != base
+        assert {span.version for found in drawn for span in found.spans} == {(0, versions[0])}
+        assert engine.version_of("a") == (0, versions[0])
+        subject.set_adapter(other, 1, versions[1])
+        assert engine.generate(PROMPTS, greedy, "a") == drawn
+        assert [found.token_ids for found in engine.generate(PROMPTS, greedy)] == base
+        assert engine.live_root() == subject.replica.root
+        engine.drop_adapter(0)
+        engine.drop_adapter(1)
+
+    def test_an_adapter_is_served_only_once_it_is_switched_to(self, subject: Subject) -> None:
+        engine, version = subject.engine, subject.version + 1
+        first = subject.adapter("a")
+        with pytest.raises(EngineError):
+            engine.generate(PROMPTS, SAMPLING, "a")
+        with first.given(0, (0, version)) as given:
+            assert engine.stage_adapter(given) == first.root(0)
+        for call in (lambda: engine.generate(PROMPTS, SAMPLING, "a"), lambda: engine.adapter_root(0)):
+            with pytest.raises(EngineError):
+                call()
+        engine.switch_adapter(0)
+        with pytest.raises(EngineError):
+            engine.switch_adapter(0)
+        assert engine.adapter_root(0) == first.root(0)
+        second = first.step(1, 0.5)
+        with second.given(0, (0, version + 1)) as given, pytest.raises(EngineError):
+            engine.stage_adapter(GivenAdapter(0, given.config, given.fd, given.version, first.root(0)))
+        assert engine.adapter_root(0) == first.root(0)
+        assert subject.set_adapter(second, 0, version + 1) == engine.adapter_root(0) == second.root(0)
+        engine.drop_adapter(0)
+        with pytest.raises(EngineError):
+            engine.generate(PROMPTS, SAMPLING, "a")
+
+    def test_adapters_outlive_commits_and_reloads_of_the_base(self, subject: Subject) -> None:
+        engine, first = subject.engine, subject.adapter("a")
+        subject.set_adapter(first, 2, subject.version + 1)
+        subject.update()
+        subject.update()
+        assert engine.adapter_root(2) == first.root(2)
+        drawn = engine.generate(PROMPTS, SAMPLING, "a")
+        assert {span.version for found in drawn for span in found.spans} == {(0, subject.version)}
+        subject.reload()
+        assert engine.adapter_root(2) == first.root(2)
+        assert engine.generate(PROMPTS, SAMPLING, "a") == drawn
+        engine.drop_adapter(2)
+
+    def test_what_is_no_adapter_of_this_base_is_refused(self, subject: Subject) -> None:
+        made = subject.adapter("a")
+        modules = (AdapterModule("no.such.layer", 2),)
+        config = AdapterConfig("a", made.base.hash, 2, 4.0, modules, made.config.peft)
+        strange = MadeAdapter(made.base, config, made.weights)
+        with strange.given(0, (0, 9)) as given, pytest.raises((PeerError, EngineError)):
+            subject.engine.stage_adapter(given)
+        other = MadeAdapter(made.base, AdapterConfig("a", b"x" * 32, 2, 4.0, made.config.modules), made.weights)
+        with other.given(0, (0, 9)) as given, pytest.raises((PeerError, EngineError)):
+            subject.engine.stage_adapter(given)
+        assert subject.engine.generate(PROMPTS, SAMPLING)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from engine_contract import EngineContract, Subject
+from engine_contract import AdapterContract, EngineContract, Subject
 
 from codec import Checkpoint, Replica
 from node.engines.interface import Engine, SharedReplica
@@ -26,7 +26,7 @@ def attached(make: Callable[[], Engine], base: Path, folder: Path) -> Subject:
     return subject
 
 
-class TestNumpyEngine(EngineContract):
+class TestNumpyEngine(EngineContract, AdapterContract):
     @pytest.fixture
     def subject(self, tied_folder: Path, tmp_path: Path) -> Subject:
         return attached(NumpyEngine, tied_folder, tmp_path)
@@ -36,7 +36,7 @@ class TestNumpyEngine(EngineContract):
         return NumpyEngine()
 
 
-class TestTransformersEngine(EngineContract):
+class TestTransformersEngine(EngineContract, AdapterContract):
     @pytest.fixture
     def subject(self, untied_folder: Path, tmp_path: Path) -> Subject:
         return attached(self.make, untied_folder, tmp_path)

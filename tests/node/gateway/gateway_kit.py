@@ -66,7 +66,7 @@ class EchoEngine:
     async def wait_ready(self) -> None:
         await trio.lowlevel.checkpoint()
 
-    async def generate(self, prompts, sampling, counts=None):
+    async def generate(self, prompts, sampling, counts=None, adapter=""):
         if any(token > UNKNOWN for prompt in prompts for token in prompt.token_ids):
             raise EngineFailed(f"prompt: a token id outside 0 to {UNKNOWN}", poisoned=False)
         await trio.sleep(self.seconds)
@@ -86,7 +86,7 @@ class EchoEngine:
             self.drawn.append(prompt.token_ids)
         return completions, self.seconds
 
-    async def score(self, prompt, token_ids, sampling):
+    async def score(self, prompt, token_ids, sampling, adapter=""):
         raise AssertionError
 
     async def judge(self, claim):

@@ -93,7 +93,9 @@ def test_results_that_violate_their_options_are_malformed(options, tokens, finis
     ledger = ledger_at()
     group = Group(group_id(0), "s", 0, PROMPT, 1, sampling)
     wanted = None if counts else Reason.MALFORMED
-    assert judge(rollout(sampling, tokens, finish), group, ledger.head, ledger.roots, (sampling,)) is wanted
+    assert (
+        judge(rollout(sampling, tokens, finish), group, ledger.head, ledger.roots, (sampling,), ledger.parts) is wanted
+    )
 
 
 @pytest.mark.parametrize(

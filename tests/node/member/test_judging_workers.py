@@ -10,6 +10,7 @@ from node.engines.host import EngineFailed
 from node.engines.judgement import Judgement
 from node.ledger.binding import Binding
 from node.ledger.messages import Ask, JudgeAnswer, JudgeRequest, WorkLease, decode, pack_tokens
+from node.member.held_version import HeldVersion
 from node.member.judge_queue import MOST, JudgeQueue
 
 
@@ -23,8 +24,8 @@ class JudgingEngine(TimedEngine):
         self.judged = self.judging = self.most = 0
         self.fails = False
 
-    async def generate(self, prompts, sampling, counts=None):
-        completions, seconds = await super().generate(prompts, sampling, counts)
+    async def generate(self, prompts, sampling, counts=None, adapter=""):
+        completions, seconds = await super().generate(prompts, sampling, counts, adapter)
         changed = [
             type(found)(found.token_ids, (self.claims,) * TOKENS, found.finish_reason, found.spans)
             for found in completions
@@ -195,7 +196,7 @@ async def test_what_a_queue_answers(autojump_clock):
     async def send(body: bytes) -> None:
         sent.append(decode(body))
 
-    queue = JudgeQueue(engine, send)
+    queue = JudgeQueue(engine, HeldVersion(engine), send)
     for _ in range(MOST + 3):  # more than it holds
         queue.ask(request((5, 6, 7)))
     async with trio.open_nursery() as nursery:
@@ -222,5 +223,5 @@ async def test_a_request_that_nobody_can_judge_is_refused(bad, autojump_clock):
     from codec.errors import PeerError
 
     with pytest.raises(PeerError, match="judge request"):
-        JudgeQueue(JudgingEngine(1.0), None).ask(bad)
+        JudgeQueue(engine := JudgingEngine(1.0), HeldVersion(engine), None).ask(bad)
     await trio.lowlevel.checkpoint()

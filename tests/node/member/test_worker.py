@@ -78,7 +78,7 @@ class ContinuousEngine(TimedEngine):
         self.calls: list[int] = []
         self.running = self.most = 0
 
-    async def generate(self, prompts: Sequence[Prompt], sampling, counts=None):
+    async def generate(self, prompts: Sequence[Prompt], sampling, counts=None, adapter=""):
         self.calls.append(len(prompts))
         self.running += len(prompts)
         self.most = max(self.most, self.running)

@@ -172,3 +172,12 @@ def test_the_view_shows_time_accounting_and_quarantine() -> None:
     for found in ("1,234", "93%", "5.04 s", "21.0 ms", "12.3 s", "0.30 s", "39.1 ms", "0.0 ms", "quarantine"):
         assert found in text, found
     assert "bad is in quarantine: two nodes computed? others" in text
+
+
+def test_experts_are_shown_where_a_model_has_some() -> None:
+    plain = Step(version=(0, 1))
+    assert "experts" not in shown(SeedStatus(steps=[plain]))
+    mixture = [plain, Step(version=(0, 2), experts=6144, experts_touched=0), Step(version=(0, 3), experts=6144)]
+    mixture[2].experts_touched = 1031
+    text = shown(SeedStatus(steps=mixture))
+    assert "experts changed, of 6,144: v2 0   v3 1,031\n" in text

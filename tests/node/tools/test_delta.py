@@ -182,3 +182,35 @@ def test_the_table(report: DeltaReport) -> None:
     for way in plain_report["anchors"].values():
         assert keys == way.keys()
         assert way["exact"]
+
+
+def test_what_changed_of_each_expert(tmp_path: Path) -> None:
+    """Three experts one by one in a layer, four in one tensor in another: shares, in the table and as JSON."""
+    stored = [TensorSpec(f"model.layers.0.mlp.experts.{e}.up.weight", "BF16", (4, 50)) for e in range(3)]
+    layout = Layout(
+        (*stored, TensorSpec("model.layers.1.mlp.experts.up", "BF16", (4, 25, 2)), TensorSpec("norm", "BF16", (9,)))
+    )
+    old = {tensor.name: np.full(tensor.elements, 0x3F80, np.uint16) for tensor in layout.tensors}
+    new = {name: bits.copy() for name, bits in old.items()}
+    new["model.layers.0.mlp.experts.1.up.weight"][:20] ^= 1
+    new["model.layers.1.mlp.experts.up"][[0, 49, 50, 150]] ^= 1
+    new["norm"][0] ^= 1
+    for name, words in (("old", old), ("new", new)):
+        write_checkpoint(tmp_path / name, layout, words.__getitem__, {"config.json": CONFIG})
+    found = delta(tmp_path / "old", tmp_path / "new")
+    plain = found.to_dict()["experts"]
+    assert plain == {
+        "count": 7, "touched": 4, "untouched": 3, "min": 0.0, "median": 0.02, "max": 0.1,
+        "layers": {
+            "model.layers.0.mlp": {"elements": [200, 200, 200], "changed": [0, 20, 0]},
+            "model.layers.1.mlp": {"elements": [50, 50, 50, 50], "changed": [2, 1, 0, 1]},
+        },
+    }  # fmt: skip
+    text = render(found)
+    assert "4 of 7 changed, in 2 layers" in text
+    assert "0, 2 and 10 % changed (least, median, most)" in text
+
+
+def test_a_model_without_experts_has_none_in_its_report(report: DeltaReport) -> None:
+    assert report.experts is None
+    assert "experts" not in render(report)

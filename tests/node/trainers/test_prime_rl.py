@@ -105,7 +105,13 @@ def test_the_admin_routes(tmp_path: Path, admin_on: Any) -> None:
         ):
             status, answer = post(port, "/update_weights", wrong)
             assert (status, why in answer["error"]["message"]) == (400, True), answer
-        assert post(port, "/load_lora_adapter", {"lora_name": "a", "lora_path": "b"})[0] == 400
+        for wrong, why in (
+            ({"lora_name": "a", "lora_path": str(first)}, "--adapters 8"),
+            ({"lora_name": "a/b", "lora_path": str(first)}, "characters"),
+            ({"lora_name": "a"}, "filesystem"),
+        ):
+            status, answer = post(port, "/load_lora_adapter", wrong)
+            assert (status, why in answer["error"]["message"]) == (400, True), answer
         assert post(port, "/init_broadcaster")[0] == 404
         assert post(port, "/update_weights", {"weight_dir": str(first)}, origin="http://evil.example")[0] == 403
 

@@ -36,7 +36,7 @@ class Plain:
         self.version, self.root = version, root
         return Commitment(0.25)
 
-    async def generate(self, prompts: Any, sampling: SamplingParams, counts: Any = None) -> Any:
+    async def generate(self, prompts: Any, sampling: SamplingParams, counts: Any = None, adapter: str = "") -> Any:
         self.drawn.append(sampling)
         spans = (Span(self.version, 0, 2),)
         return [

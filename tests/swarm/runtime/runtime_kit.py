@@ -14,7 +14,7 @@ from msgspec import structs
 
 from codec import BlockDelta, FileSpec, Key, Layout, Manifest, Replica, StagedChunk, TensorSpec
 from codec.chunk import CODER_RICE
-from codec.parts import Part
+from codec.parts import BASE, Part
 from codec.shards import Parallel, Shard, block_ranks
 from codec.staging import block_hash, encode
 from swarm.protocol.authority import Authority
@@ -128,7 +128,9 @@ class Host:
 class Sink(SeedPublisher):
     """The sink of a publisher without a coordinator, which would log the trainer's step."""
 
-    async def open_attempt(self, back_to: Seal | None = None, trainer_step: int | None = None) -> Attempt:
+    async def open_attempt(
+        self, back_to: Seal | None = None, trainer_step: int | None = None, part: Part = BASE
+    ) -> Attempt:
         return await super().open_attempt(back_to)
 
     async def seal(self, manifest: Manifest, parts: frozenset[Part]) -> bytes:

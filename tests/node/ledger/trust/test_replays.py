@@ -12,6 +12,7 @@ from node.engines.base import REPLAYS
 from node.ledger.book import Book
 from node.ledger.messages import JudgeAnswer, Rollout, VersionSpan, pack_floats, pack_tokens
 from node.ledger.node_messages import _judge_request
+from node.ledger.part_history import PartHistory
 from node.ledger.settings import Settings
 from node.ledger.trust.judgements import Judgements
 from node.verification.assignment import FIRST
@@ -94,7 +95,7 @@ def requests(arena: Arena, author: Player) -> set[bool]:
     arena.play(1)
     due = arena.ledger.quarantine.due_judgements(arena.now)
     found = {(request.replay, request.previous) for _, check in due if check.author == author.node
-             for request in [_judge_request(check)]}  # fmt: skip
+             for request in [_judge_request(check, check.version, has_previous=True)]}  # fmt: skip
     assert all(replay != previous for replay, previous in found)
     return {replay for replay, _ in found}
 
@@ -246,7 +247,7 @@ def test_of_an_engine_that_keeps_old_keys_the_first_span_is_judged(first, judged
     spans = tuple(VersionSpan(0, version, bytes(32), end) for version, end in ((3, 2), (4, 7), (5, 9)))
     floats = pack_floats((-1.0,) * 9)
     rollout = Rollout(1, 1, 0, bytes(32), pack_tokens(range(9)), floats, "stop", spans)
-    check = Judgements(Settings()).begin(
+    check = Judgements(Settings(), PartHistory()).begin(
         b"author", b"group", rollout, b"", SAMPLING, 7, [b"checker"], 1, 0.0, first_span=first
     )
     assert (check.start, check.end, check.version) == judged

@@ -2,29 +2,41 @@
 
 Modules:
 
+- `adapter_messages`: The messages about adapters
+- `adapters`: The engine core's knowledge of adapters
 - `boxes`: Where a checkpoint tensor's elements are live
 - `channel`: The plugin's end of the Unix socket
 - `core`: The engine core's side
 - `cpu`: The kernels of linear layers and of attention on CPUs
 - `draws`: Portable draws and replays in a worker process
+- `experts`: Layers of experts that vLLM's kernel repacks
 - `fingerprint`: How this process rounds
 - `front`: The API server's side
+- `gates`: The front's side of the policy `drain` for adapters
 - `judging`: The front's side of judgements
+- `labels`: The names of versions in vLLM's outputs
 - `loader`: vLLM's first load, from the replica
+- `lora`: A worker process's adapters
 - `margins`: By how much claimed tokens lose against the winners of their portable draws
 - `messages`: The messages between driver and plugin
 - `modules`: Which modules a checkpoint tensor feeds
 - `noise`: Portable draws in torch
+- `pace`: Rests of a thread that works while another one generates
+- `packing`: The order in which a kernel keeps the weights of experts
 - `patch`: Reads a weight patch
+- `policies`: What becomes of running requests at a commit
 - `rank`: A worker process's side
+- `repacked`: Modules that keep their weights in another order than loaders put them in
 - `replays`: Requests whose tokens another node claims
 - `requests`: vLLM's parameters of a request that draws
 - `reshape`: What sampling options do to logits
 - `scores`: The log-probabilities of given tokens
 - `shared`: Shared memory that the driver passes on
 - `sources`: Where weights are loaded from
+- `switching`: The engine core's side of adapters
 - `trace`: Finds the boxes of a checkpoint tensor
 - `undo`: The bits that the last commit replaced on a rank
+- `unwrapped`: The model as its loader knows it
 - `weights`: A rank's live weights
 - `rewind`: The engine core's side of scores under the version before
 """
@@ -50,10 +62,11 @@ def register() -> None:
         from .cpu import keep_weights_in_place
 
         keep_weights_in_place()
-    from . import core, draws, loader, replays, rewind, scores  # noqa: F401 - `loader` registers a load format
+    from . import core, draws, loader, replays, rewind, scores, switching  # noqa: F401 - `loader` registers a load format
 
     core.install()
     rewind.install()
     draws.install()
     replays.install()
     scores.install()
+    switching.install()

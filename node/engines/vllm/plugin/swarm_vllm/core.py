@@ -16,10 +16,10 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request, RequestStatus
 
-from . import replays
+from . import adapters, replays
 from .rank import check_on, commit_on, load_on
 
-__all__ = ["add_request", "finish_batches", "install", "stop", "together"]
+__all__ = ["add_request", "finish_batches", "install", "salt_waiting", "stop", "together"]
 
 _original_add = EngineCore.add_request
 
@@ -53,6 +53,8 @@ def _salt(core: Any, request: Request) -> None:
     version = getattr(core, "_swarm_version", None)
     if version is None:
         return
+    if adapter := adapters.id_of(request):
+        version = f"{version}/{adapters.versions(core).get(adapter, '')}"
     own = getattr(request, "_swarm_own_salt", None)
     if own is None:
         own = request._swarm_own_salt = request.cache_salt or ""  # type: ignore[attr-defined]
@@ -64,7 +66,13 @@ def _salt(core: Any, request: Request) -> None:
 def _set_version(core: Any, version: str) -> None:
     """The weights are `version` now: later tokens get this name, and requests without any computation this salt."""
     replays.abort_begun(core)
-    core._weight_version = core._swarm_version = version
+    core._swarm_version = version
+    adapters.name_weights(core)
+    salt_waiting(core)
+
+
+def salt_waiting(core: Any) -> None:
+    """Salt the requests without any computation again."""
     for request in core.scheduler.requests.values():
         if request.status != RequestStatus.RUNNING and request.num_computed_tokens == 0:
             _salt(core, request)

@@ -24,8 +24,11 @@ from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 from vllm.platforms import current_platform
 
 from . import scores
+from .adapter_messages import DropAdapter, SwitchAdapter
 from .channel import Channel, Closed, connect
+from .gates import Gates
 from .judging import Judging, RewindFailed
+from .labels import of_request, spans_of
 from .messages import (
     Changed,
     Check,
@@ -49,7 +52,7 @@ from .messages import (
     Scored,
     Told,
 )
-from .requests import MIN_LOGPROB, drawing
+from .requests import MIN_LOGPROB, adapting, drawing
 
 __all__ = ["SwarmFront"]
 
@@ -89,6 +92,7 @@ class SwarmFront:
         self._requests = 0
         self._flights: dict[int, list[asyncio.Task[Output]]] = {}
         self._judging = Judging(lambda: bool(self._flights), self._name)
+        self._gates = Gates()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -209,12 +213,19 @@ class SwarmFront:
                 self._closed = why
                 await core.call_utility_async("swarm_close")
                 return Did(number)
+            case SwitchAdapter(number, adapter, version, policy, renamed):
+                async with self._gates.drained(adapter, policy == "drain"):
+                    result = await core.call_utility_async("swarm_switch_adapter", adapter, version, policy, renamed)
+                return self._changed(number, result)
+            case DropAdapter(number, adapter):
+                return self._changed(number, await core.call_utility_async("swarm_drop_adapter", adapter))
             case Forget(number, flight):
                 for task in self._flights.get(flight, ()):
                     task.cancel()
                 return Did(number)
             case Generate():
-                return Generated(message.number, await self._generate(channel, client, message))
+                async with self._gates.request(message.adapter):
+                    return Generated(message.number, await self._generate(channel, client, message))
             case Score():
                 return await self._score(client, message)
             case Judge():
@@ -241,13 +252,15 @@ class SwarmFront:
         sampling = scores.scoring(message)
         ids = [*message.prompt, *message.token_ids]
         last = None
-        async for output in client.generate({"prompt_token_ids": ids}, sampling, self._name()):
+        asked = adapting(message.adapter)
+        async for output in client.generate({"prompt_token_ids": ids}, sampling, self._name(), lora_request=asked):
             last = output
         assert last is not None
         if last.outputs[0].finish_reason == "abort":
             raise RuntimeError("the engine was stopped")
         (span,) = last.outputs[0].weight_versions
-        return Scored(message.number, scores.read(last.prompt_logprobs, message.token_ids), span.version)
+        version = of_request(span.version, message.adapter)
+        return Scored(message.number, scores.read(last.prompt_logprobs, message.token_ids), version)
 
     async def _judge(self, client: Any, message: Judge) -> Judged | Failed:
         self._refuse_if_closed()
@@ -277,14 +290,15 @@ class SwarmFront:
         ids: list[int] = []
         logprobs: list[float] = []
         delta = None
-        async for output in client.generate({"prompt_token_ids": list(message.prompts[i])}, sampling, self._name()):
+        prompt, asked = {"prompt_token_ids": list(message.prompts[i])}, adapting(message.adapter)
+        async for output in client.generate(prompt, sampling, self._name(), lora_request=asked):
             delta = output.outputs[0]
             ids += delta.token_ids
             for by_token, token in zip(delta.logprobs or (), delta.token_ids, strict=True):
                 logprobs.append(min(0.0, max(MIN_LOGPROB, by_token[token].logprob)))
             counts[i] = len(ids)
         assert delta is not None
-        spans = tuple((span.version, span.start, span.end) for span in delta.weight_versions or ())
+        spans = spans_of(delta.weight_versions, message.adapter)
         return Output(tuple(ids), tuple(logprobs), delta.finish_reason or "abort", spans)
 
 
@@ -299,6 +313,7 @@ def _facts(config: Any, state: Any, learned: dict[str, str] | None) -> Front:
         os.getpid(), __version__, int(parallel.world_size), files, refusal, learned,
         options=True, judges=True, portable=not drafts, replays=not drafts and current_platform.is_cpu(),
         vocabulary=model.get_vocab_size(), longest=model.max_model_len,
+        adapters=0 if config.lora_config is None else config.lora_config.max_loras - 1,
     )  # fmt: skip
 
 
@@ -327,8 +342,8 @@ def _refusal(config: Any, state: Any, folder: Path) -> str:
         return "It runs with data parallelism: start one engine a replica and attach to each."
     if getattr(parallel, "enable_eplb", False):
         return "It moves experts while it runs (--enable-eplb), and a map of them would not stay true."
-    if config.lora_config is not None:
-        return "It serves LoRA adapters, which vLLM fuses into weights that would no longer be the policy's."
+    if lora_refusal := _lora_refusal(config.lora_config, arguments):
+        return lora_refusal
     if config.speculative_config is not None:
         return "It drafts tokens with a second model, which would not be updated."
     if model.logprobs_mode != "processed_logprobs":
@@ -341,6 +356,22 @@ def _refusal(config: Any, state: Any, folder: Path) -> str:
         return "It overrides the model's config (--hf-overrides)."
     if arguments is not None and getattr(arguments, "chat_template", None):
         return "It overrides the model's chat template (--chat-template)."
+    return ""
+
+
+def _lora_refusal(lora: Any, arguments: Any) -> str:
+    """The same, for the adapters that this engine can serve."""
+    if lora is None:
+        return ""
+    if getattr(arguments, "lora_modules", None) or lora.default_mm_loras:
+        return "It serves adapters of its own (--lora-modules): leave them out, and publish them to the swarm."
+    if lora.max_loras < 2:
+        return "It has room for one adapter only: start it with --max-loras of one more than the swarm's slots."
+    if lora.target_modules is None or {"lm_head", "embed_tokens"} & set(lora.target_modules):
+        return (
+            "It lets adapters change the embedding and the output head: start it with --lora-target-modules and the "
+            "names of the linear layers, such as q_proj k_proj v_proj o_proj gate_proj up_proj down_proj."
+        )
     return ""
 
 

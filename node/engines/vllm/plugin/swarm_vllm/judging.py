@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from . import scores
+from .labels import of_request, spans_of
 from .messages import Judge, Judged
 from .replays import margin_of
-from .requests import MIN_LOGPROB, replaying
+from .requests import MIN_LOGPROB, adapting, replaying
 from .rewind import LABEL, PREVIOUS
 
 __all__ = ["Judging", "RewindFailed"]
@@ -52,7 +53,8 @@ class Judging:
         found, version = await self._read(client, message, sampling)
         given = scores.read(found, message.token_ids)
         margins = () if message.noise is None else scores.read_margins(found, message.token_ids)
-        previous = await self._previous(client, message, version) if message.previous else ()
+        wanted = message.previous and not message.adapter  # the version before an adapter's is not known
+        previous = await self._previous(client, message, version) if wanted else ()
         return Judged(message.number, version, given, previous, margins)
 
     async def _replay(self, client: Any, message: Judge) -> Judged:
@@ -61,29 +63,31 @@ class Judging:
         margins: list[float] = []
         delta = None
         prompt = {"prompt_token_ids": list(message.prompt)}
-        async for output in client.generate(prompt, replaying(message), self._name()):
+        asked = adapting(message.adapter)
+        async for output in client.generate(prompt, replaying(message), self._name(), lora_request=asked):
             delta = output.outputs[0]
             for by_token, token in zip(delta.logprobs or (), delta.token_ids, strict=True):
                 logprobs.append(min(0.0, max(MIN_LOGPROB, by_token[token].logprob)))
                 margins.append(margin_of(by_token[token].rank))
         assert delta is not None
-        spans = delta.weight_versions or ()
+        spans = spans_of(delta.weight_versions, message.adapter)
         if delta.finish_reason == "abort" or len(spans) != 1:
             raise RuntimeError("the engine was stopped, or became another version, in a replay")
         told = tuple(margins) if message.portable else ()
-        return Judged(message.number, spans[0].version, tuple(logprobs), (), told)
+        return Judged(message.number, spans[0][0], tuple(logprobs), (), told)
 
     async def _read(self, client: Any, message: Judge, sampling: Any) -> tuple[Any, str]:
         """(vLLM's log-probabilities of the text, the version that gave them)."""
         last = None
         ids = [*message.prompt, *message.token_ids]
-        async for output in client.generate({"prompt_token_ids": ids}, sampling, self._name()):
+        asked = adapting(message.adapter)
+        async for output in client.generate({"prompt_token_ids": ids}, sampling, self._name(), lora_request=asked):
             last = output
         assert last is not None
         if last.outputs[0].finish_reason == "abort":
             raise RuntimeError("the engine was stopped")
         (span,) = last.outputs[0].weight_versions
-        return last.prompt_logprobs, span.version
+        return last.prompt_logprobs, of_request(span.version, message.adapter)
 
     async def _previous(self, client: Any, message: Judge, version: str) -> tuple[float, ...]:
         """The scores under the version before `version`; empty where they are not available."""

@@ -7,21 +7,27 @@
       Generate -----------------------------> Told..., Generated    other requests go on meanwhile
       Score --------------------------------> Scored          other requests go on meanwhile
       Judge --------------------------------> Judged          the same, but for a rewind between two steps
+      SwitchAdapter, DropAdapter -----------> Changed, Did    one call of the engine core, between two steps
 
     driver                                   rank (each worker process)
       <------------------------------------- Rank
       Model (replica) ----------------------> Mapped
       Stage (patch), Gather (scratch), ... --> Did, Differs   in a thread; the rank's steps go on
+      PrepareAdapter (weights), ProveAdapter > Adapted        the same
 
 No message contains weights: they are passed as descriptors of shared memory. The frame is that of `node.ipc.framing`.
 Each request has a number, which its answer repeats. Both ends import this module, so it needs nothing but msgspec.
+Messages about adapters are in `adapter_messages`.
 """
-
-from typing import Literal
 
 import msgspec
 
+from .adapter_messages import Adapted, AdapterLayer, DropAdapter, PrepareAdapter, ProveAdapter, SwitchAdapter
+from .policies import Policy
+
 __all__ = [
+    "Adapted",
+    "AdapterLayer",
     "Changed",
     "Check",
     "Close",
@@ -30,6 +36,7 @@ __all__ = [
     "Connect",
     "Did",
     "Differs",
+    "DropAdapter",
     "Failed",
     "Forget",
     "FromDriver",
@@ -51,22 +58,18 @@ __all__ = [
     "Output",
     "Part",
     "Policy",
+    "PrepareAdapter",
+    "ProveAdapter",
     "Rank",
     "Score",
     "Scored",
     "Sources",
     "Stage",
+    "SwitchAdapter",
     "Tensor",
     "Told",
     "Unchanged",
 ]
-
-Policy = Literal["continue", "recompute", "drain"]
-"""What becomes of running requests when the weights change.
-
-continue: they go on with the keys and values that they have. recompute: their keys and values are computed again from
-the first token. drain: the change waits until they are done, and new requests wait for the change.
-"""
 
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True):
@@ -205,7 +208,7 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
 
     `seeds`: one a prompt, for its random numbers. `flight`: the number for `Forget`. `options`: sent only to a front
     whose `Front.options` is true. `streams`: one a prompt, if the draws are portable, with their `seed`; sent only to a
-    front whose `Front.portable` is true.
+    front whose `Front.portable` is true. `adapter`: the id of the adapter to draw by; 0: none.
     """
 
     number: int
@@ -219,6 +222,7 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     options: Options | None = None
     seed: int = 0
     streams: tuple[int, ...] = ()
+    adapter: int = 0
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):
@@ -232,6 +236,7 @@ class Score(msgspec.Struct, frozen=True, tag="score"):
     """Score `token_ids` after `prompt`, as drawn with these parameters.
 
     `widest_top_p`: a token outside the nucleus of `top_p`, but inside this one, is scored as if it were in the former.
+    `adapter`: as in `Generate`.
     """
 
     number: int
@@ -242,6 +247,7 @@ class Score(msgspec.Struct, frozen=True, tag="score"):
     widest_top_p: float
     stop_tokens: tuple[int, ...] = ()
     options: Options | None = None
+    adapter: int = 0
 
 
 class Judge(msgspec.Struct, frozen=True, tag="judge"):
@@ -251,7 +257,8 @@ class Judge(msgspec.Struct, frozen=True, tag="judge"):
     whose `Front.judges` is true.
 
     `replay`: compute the tokens from `start` on as if they were drawn; sent only to a front whose `Front.replays` is
-    true. `portable`: tell the margins of a replay, also without `noise`, where the draw is greedy.
+    true. `portable`: tell the margins of a replay, also without `noise`, where the draw is greedy. `adapter`: as in
+    `Generate`.
     """
 
     number: int
@@ -268,6 +275,7 @@ class Judge(msgspec.Struct, frozen=True, tag="judge"):
     start: int = 0
     replay: bool = False
     portable: bool = False
+    adapter: int = 0
 
 
 # ---------------------------------------------------------------- from the plugin
@@ -279,7 +287,8 @@ class Front(msgspec.Struct, frozen=True, tag="front"):
     `files`: BLAKE3 of the small files in its model's folder. `refusal`: why it cannot be updated, or empty. `learned`:
     see `Learned`; None before. `options`: it knows the field `options` of `Generate` and `Score`. `judges`: it knows
     `Judge`. `portable`: it can draw portably. `replays`: it knows `Judge.replay`.
-    `vocabulary`: the number of token ids. `longest`: tokens that a sequence may have, prompt included.
+    `vocabulary`: the number of token ids. `longest`: tokens that a sequence may have, prompt included. `adapters`: how
+    many it can serve at a time; 0: none, or it is older.
     """
 
     pid: int
@@ -294,6 +303,7 @@ class Front(msgspec.Struct, frozen=True, tag="front"):
     replays: bool = False
     vocabulary: int = 0
     longest: int = 0
+    adapters: int = 0
 
 
 class Rank(msgspec.Struct, frozen=True, tag="rank"):
@@ -363,7 +373,10 @@ class Sources(msgspec.Struct, frozen=True, tag="sources"):
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):
-    """One completion. `spans`: (version, start, end) of tokens, in order. `finish`: stop, length, or abort."""
+    """One completion. `spans`: (version, start, end) of tokens, in order. `finish`: stop, length, or abort.
+
+    Of a request by an adapter, each version is `BASE/ADAPTER`: those of the base and of the adapter.
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -386,7 +399,8 @@ class Generated(msgspec.Struct, frozen=True, tag="generated"):
 
 
 class Scored(msgspec.Struct, frozen=True, tag="scored"):
-    """Answer to `Score`: one log-probability a token. `version`: of the weights after the last token was read."""
+    """Answer to `Score`: one log-probability a token. `version`: of the weights after the last token was read, as in
+    `Output`."""
 
     number: int
     logprobs: tuple[float, ...]
@@ -432,7 +446,24 @@ FromDriver = (
     | Forget
     | Score
     | Judge
+    | PrepareAdapter
+    | ProveAdapter
+    | SwitchAdapter
+    | DropAdapter
 )
 FromPlugin = (
-    Front | Rank | Loader | Mapped | Did | Changed | Differs | Sources | Told | Generated | Scored | Judged | Failed
+    Front
+    | Rank
+    | Loader
+    | Mapped
+    | Did
+    | Changed
+    | Differs
+    | Sources
+    | Told
+    | Generated
+    | Scored
+    | Judged
+    | Adapted
+    | Failed
 )

@@ -25,7 +25,9 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from . import loader
+from .adapter_messages import Adapted, PrepareAdapter, ProveAdapter
 from .channel import Channel, Closed, connect
+from .experts import repacked_experts
 from .fingerprint import device_name, fingerprint
 from .messages import (
     Compare,
@@ -46,9 +48,20 @@ from .messages import (
 from .shared import map_scratch, map_sealed
 from .sources import FolderSource, OtherSource, ReplicaSource, Source
 from .undo import NotUndone
+from .unwrapped import reloading, unwrapped
 from .weights import LiveWeights, NotStaged
 
-__all__ = ["BUSY", "SwarmEngine", "check_on", "commit_on", "load_on", "redo_on", "undo_on"]
+__all__ = [
+    "BUSY",
+    "SwarmEngine",
+    "check_on",
+    "commit_on",
+    "drop_adapter_on",
+    "load_on",
+    "redo_on",
+    "switch_adapter_on",
+    "undo_on",
+]
 
 BUSY = "busy: "
 """In the error of an undo that may succeed soon."""
@@ -82,6 +95,8 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
     _channel: Channel | None = None
     _weights: LiveWeights | None = None
     _origin: Source | None = None
+    _adapters: Any = None
+    """`lora.LiveAdapters`; None: this vLLM serves no adapters. They outlive a driver."""
 
     def init_transfer_engine(self, init_info: SwarmInit) -> None:
         """Connect to the driver, get the layout and the replica from it, and map every tensor."""
@@ -95,8 +110,11 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         started = time.perf_counter()
         try:
             replica = ReplicaSource(map_sealed(fds[0]), message.block_elements)
-            self._weights = weights = LiveWeights(self.model, message.tensors, replica, self._fed_modules)
+            with unwrapped(self.model):
+                repacked = repacked_experts(self.model, self.vllm_config)
+                self._weights = weights = LiveWeights(self.model, message.tensors, replica, self._fed_modules, repacked)
             self._find_origin(weights, replica, message.block_elements)
+            self._find_adapters()
         except Exception as error:
             channel.send(Failed(message.number, str(error)))
             channel.close()
@@ -136,6 +154,13 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         else:
             self._origin = FolderSource(Path(self.model_config.model), block_elements)
             weights.hash(self._origin)
+
+    def _find_adapters(self) -> None:
+        manager = getattr(self.model, "lora_manager", None)
+        if manager is not None and self._adapters is None:
+            from .lora import LiveAdapters  # imports vLLM's adapters, which engines without them do not need
+
+            self._adapters = LiveAdapters(manager)
 
     def shutdown(self) -> None:
         if self._channel is not None:
@@ -185,11 +210,48 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
             case Unchanged():
                 with weights.rewind.reading():
                     return Differs(message.number, tuple(weights.changed(message.names)))
+            case PrepareAdapter():
+                return self._prepare_adapter(message, fds[0])
+            case ProveAdapter():
+                return self._adapted(message.number, message.adapter, prepared=False)
             case _:
                 raise RuntimeError(f"{type(message).__name__} is not for a rank")
         return Did(message.number, time.perf_counter() - started)
 
+    def _prepare_adapter(self, message: PrepareAdapter, fd: int) -> Adapted:
+        from .lora import Refused
+
+        weights = map_sealed(fd)
+        if self._adapters is None:
+            return Adapted(message.number, refusal="This vLLM serves no adapters: start it with --enable-lora.")
+        try:
+            self._adapters.prepare(message.adapter, message.name, message.version, message.layers, weights)
+            return self._adapted(message.number, message.adapter, prepared=True)
+        except Refused as error:
+            return Adapted(message.number, refusal=str(error))
+
+    def _adapted(self, number: int, adapter: int, prepared: bool) -> Adapted:
+        differing, covered = self._adapters.differing(adapter, prepared)
+        return Adapted(number, tuple(differing), covered)
+
     # ------------------------------------------------------------ between two steps
+
+    def switch_adapter(self, adapter: int, version: str) -> dict[str, Any]:
+        """Serve a prepared version of an adapter. Never raises (see `commit`)."""
+        try:
+            self._adapters.switch(adapter, version)
+        except Exception as error:
+            return {"error": str(error), "touched": False}
+        return {"error": "", "touched": False, "loaded_s": 0.0}
+
+    def drop_adapter(self, adapter: int) -> dict[str, Any]:
+        """Forget an adapter (0: all). Never raises (see `commit`)."""
+        try:
+            if self._adapters is not None:
+                self._adapters.drop(adapter)
+        except Exception as error:
+            return {"error": str(error), "touched": False}
+        return {"error": "", "touched": False, "loaded_s": 0.0}
 
     def commit(self, version: str, dense: Iterable[str], worker: Any) -> dict[str, Any]:
         """Write the staged changes, then load `dense`.
@@ -281,21 +343,21 @@ def _engine_of(worker: Any) -> tuple[SwarmEngine, Any]:
 def commit_on(worker: Any, version: str, dense: tuple[str, ...]) -> dict[str, Any]:
     """The engine core calls this on each worker for a commit."""
     engine, worker = _engine_of(worker)
-    with torch.no_grad():
+    with torch.no_grad(), reloading(worker):
         return engine.commit(version, dense, worker)
 
 
 def check_on(worker: Any, names: tuple[str, ...]) -> dict[str, Any]:
     """The engine core calls this on each worker to check that loading again is like the first load."""
     engine, worker = _engine_of(worker)
-    with torch.no_grad():
+    with torch.no_grad(), reloading(worker):
         return engine.check(names, worker)
 
 
 def load_on(worker: Any, names: tuple[str, ...] | None) -> dict[str, Any]:
     """The engine core calls this on each worker to load tensors whole."""
     engine, worker = _engine_of(worker)
-    with torch.no_grad():
+    with torch.no_grad(), reloading(worker):
         return engine.load(names, worker)
 
 
@@ -311,3 +373,15 @@ def redo_on(worker: Any) -> dict[str, Any]:
     engine, _ = _engine_of(worker)
     with torch.no_grad():
         return engine.redo()
+
+
+def switch_adapter_on(worker: Any, adapter: int, version: str) -> dict[str, Any]:
+    """The engine core calls this on each worker to serve a prepared version of an adapter."""
+    engine, _ = _engine_of(worker)
+    return engine.switch_adapter(adapter, version)
+
+
+def drop_adapter_on(worker: Any, adapter: int) -> dict[str, Any]:
+    """The engine core calls this on each worker to forget an adapter."""
+    engine, _ = _engine_of(worker)
+    return engine.drop_adapter(adapter)

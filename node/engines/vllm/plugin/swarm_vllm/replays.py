@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from vllm.v1.request import RequestStatus
 from vllm.v1.worker import gpu_model_runner
 
+from .adapters import id_of
+
 __all__ = ["REPLAY", "abort_begun", "begin", "claimed_of", "install", "margin_of", "rank_of"]
 
 REPLAY = "swarm_replay"
@@ -84,13 +86,17 @@ def _fits(core: Any, request: Any, claimed: _Claimed) -> bool:
     return length <= config.max_model_len and max(claimed.tokens) < config.get_vocab_size()
 
 
-def abort_begun(core: Any) -> None:
-    """Abort the replays of which something was computed: the rest would be computed by other weights."""
+def abort_begun(core: Any, adapter: int = 0) -> None:
+    """Abort the replays of which something was computed: the rest would be computed by other weights.
+
+    `adapter`: only those of this adapter; 0: all, because the base changed.
+    """
     begun = [
         name
         for name, request in core.scheduler.requests.items()
         if request.status in (RequestStatus.RUNNING, RequestStatus.PREEMPTED)
         and claimed_of(request.sampling_params) is not None
+        and adapter in (0, id_of(request))
     ]
     if begun:
         core._send_abort_outputs(core.scheduler.finish_requests(begun, RequestStatus.FINISHED_ABORTED))

@@ -6,16 +6,25 @@
 from typing import Any
 
 from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
 
 from .draws import NOISE
 from .messages import Generate, Judge, Options
 from .replays import REPLAY
 
-__all__ = ["MIN_LOGPROB", "drawing", "replaying"]
+__all__ = ["MIN_LOGPROB", "adapting", "drawing", "replaying"]
 
 MIN_LOGPROB = -1e4
 """As in `node.engines.base`."""
+
+
+def adapting(adapter: int) -> LoRARequest | None:
+    """What names the adapter of this id in a request; None for 0. The path is never opened: every rank has the weights.
+
+    The name is the id's alone. Prefixes that other versions of the adapter computed are kept apart by salts (`core`).
+    """
+    return LoRARequest(f"swarm-{adapter}", adapter, "/swarm/adapter") if adapter else None
 
 
 def drawing(message: Generate, i: int) -> SamplingParams:

@@ -17,6 +17,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import RequestStatus
 
+from . import adapters
 from . import core as calls
 from .rank import BUSY, redo_on, undo_on
 
@@ -112,7 +113,8 @@ def _run_alone(core: Any, asked: list[Any]) -> None:
     aside = _set_aside(scheduler)
     names = {request.request_id for request in asked}
     try:
-        core._weight_version = core._swarm_version = version + LABEL
+        core._swarm_version = version + LABEL
+        adapters.name_weights(core)
         for request in asked:
             calls.add_request(core, request)
         while names & scheduler.requests.keys():
@@ -127,7 +129,8 @@ def _run_alone(core: Any, asked: list[Any]) -> None:
         core._send_abort_outputs(scheduler.finish_requests(left, RequestStatus.FINISHED_ABORTED))
     finally:
         _put_back(scheduler, aside)
-        core._weight_version = core._swarm_version = version
+        core._swarm_version = version
+        adapters.name_weights(core)
 
 
 def _set_aside(scheduler: Any) -> dict[str, Any]:

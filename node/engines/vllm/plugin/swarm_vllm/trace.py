@@ -5,17 +5,18 @@ copy of a view of the probe into a view of a live tensor, and skips it. Any othe
 value, another dtype) makes the checkpoint tensor opaque: it is loaded, not scattered.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .boxes import Box
 
-__all__ = ["INTEGERS", "Kept", "Storages", "TensorMap", "kept_beside", "trace"]
+__all__ = ["INTEGERS", "Kept", "Numbered", "Storages", "TensorMap", "kept_beside", "record", "trace"]
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FILLS = (torch.ops.aten.fill_, torch.ops.aten.zero_)
@@ -23,6 +24,14 @@ _FILLS = (torch.ops.aten.fill_, torch.ops.aten.zero_)
 _HELPERS_DEEP = 2
 """How deep derived tensors are looked for: a quantization method has a kernel, and the kernel has the tensors."""
 _NO_HELPERS = (torch.nn.Module, type, ModuleType, FunctionType, MethodType)
+
+
+class Numbered(Protocol):
+    """Live storages that have numbers."""
+
+    def of(self, tensor: torch.Tensor) -> int | None:
+        """The number of the tensor's storage; None for a storage that is not among them."""
+        ...
 
 
 class Storages:
@@ -37,7 +46,7 @@ class Storages:
             own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
             for _, tensor in own:
                 storage = tensor.untyped_storage()
-                number = self.numbers.setdefault(storage._cdata, len(self.flat))
+                number = self.numbers.setdefault(self._key(tensor), len(self.flat))
                 if number == len(self.flat):
                     kind, size = INTEGERS[tensor.element_size()], storage.nbytes() // tensor.element_size()
                     flat = torch.empty(0, dtype=kind, device=tensor.device).set_(storage, 0, (size,), (1,))
@@ -45,9 +54,23 @@ class Storages:
                     self.modules.append(set())
                 self.modules[number].add(prefix)
 
+    @contextmanager
+    def standing_for(self, twins: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[None]:
+        """(a tensor, a live one): meanwhile the storage of the first has the number of the second's."""
+        own, kept = dict(self.numbers), list(twins)  # a storage that is freed may give its address to another
+        self.numbers |= {self._key(twin): self.numbers[self._key(live)] for twin, live in kept}
+        try:
+            yield
+        finally:
+            self.numbers = own
+
+    @staticmethod
+    def _key(tensor: torch.Tensor) -> int:
+        return tensor.untyped_storage()._cdata
+
     def of(self, tensor: torch.Tensor) -> int | None:
         """The number of the tensor's storage; None for a storage that is not the model's."""
-        return self.numbers.get(tensor.untyped_storage()._cdata)
+        return self.numbers.get(self._key(tensor))
 
 
 class TensorMap:
@@ -72,13 +95,17 @@ class TensorMap:
 
 
 class _Recorder(TorchDispatchMode):
-    def __init__(self, storages: Storages, probe: torch.Tensor, found: TensorMap) -> None:
+    """Records and skips copies into live storages. `fills`: carry out what clears them."""
+
+    def __init__(self, storages: Numbered, maps: dict[int, TensorMap], fills: bool) -> None:
+        """`maps`: by the storage of each probe, where what is copied from it is recorded."""
         super().__init__()
-        self._storages, self._found = storages, found
-        self._probe = probe.untyped_storage()._cdata
+        self._storages, self._maps, self._fills = storages, maps, fills
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         packet = func.overloadpacket
+        if packet in _FILLS and not self._fills and self._storages.of(args[0]) is not None:
+            return args[0]
         if packet is torch.ops.aten.copy_ and (number := self._storages.of(args[0])) is not None:
             self._copied(number, args[0], args[1])
             return args[0]
@@ -86,22 +113,26 @@ class _Recorder(TorchDispatchMode):
             for argument, value in zip(func._schema.arguments, args):  # noqa: B905 - defaults are left out of args
                 writes = argument.alias_info is not None and argument.alias_info.is_write
                 if writes and isinstance(value, torch.Tensor) and (number := self._storages.of(value)) is not None:
-                    self._found.storages.add(number)
-                    self._found.opaque = f"its loader does {packet} on a live tensor"
+                    for found in self._maps.values():
+                        found.storages.add(number)
+                        found.opaque = f"its loader does {packet} on a live tensor"
                     return value
         return func(*args, **(kwargs or {}))
 
     def _copied(self, number: int, live: torch.Tensor, source: torch.Tensor) -> None:
-        self._found.storages.add(number)
-        same = source.untyped_storage()._cdata == self._probe
-        if not same:
-            self._found.opaque = "its loader computes what it stores"
-        elif source.dtype != live.dtype:
-            self._found.opaque = f"it is {source.dtype} in the checkpoint and {live.dtype} in the model"
+        found = self._maps.get(source.untyped_storage()._cdata)
+        if found is None:
+            for found in self._maps.values():
+                found.storages.add(number)
+                found.opaque = "its loader computes what it stores"
+            return
+        found.storages.add(number)
+        if source.dtype != live.dtype:
+            found.opaque = f"it is {source.dtype} in the checkpoint and {live.dtype} in the model"
         elif source.shape != live.shape:
-            self._found.opaque = "its loader broadcasts it"
+            found.opaque = "its loader broadcasts it"
         else:
-            self._found.boxes.append(
+            found.boxes.append(
                 Box(
                     number,
                     tuple(live.shape),
@@ -111,6 +142,14 @@ class _Recorder(TorchDispatchMode):
                     tuple(source.stride()),
                 )
             )
+
+
+def record(storages: Numbered, maps: dict[int, TensorMap]) -> TorchDispatchMode:
+    """A context in which nothing is written to the live storages; what would be copied there from probes is recorded.
+
+    `maps`: by the number of each probe's storage (`_cdata`).
+    """
+    return _Recorder(storages, maps, fills=False)
 
 
 @torch.no_grad()
@@ -131,7 +170,7 @@ def trace(
         probe = torch.empty(shape, dtype=dtype)  # its pages are never touched, so it takes no memory
         before = len(found.storages), len(found.boxes)
         try:
-            with _Recorder(storages, probe, found):
+            with _Recorder(storages, {probe.untyped_storage()._cdata: found}, fills=True):
                 load_weights([(name, probe)])
         except (KeyError, ValueError, AttributeError, AssertionError, RuntimeError) as error:
             refusals.append(error)  # a tied model accepts only one of the two names

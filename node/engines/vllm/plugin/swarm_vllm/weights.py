@@ -1,8 +1,7 @@
 """A rank's live weights: mapped, staged, written, read back and loaded again."""
 
 import logging
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,10 @@ from numpy.typing import NDArray
 
 from .boxes import Box
 from .messages import Part, Tensor
+from .pace import Pace
+from .packing import slabs
 from .patch import entries
+from .repacked import Repacked, RepackedModules
 from .sources import DTYPES, Source
 from .trace import Kept, Storages, TensorMap, kept_beside, trace
 from .undo import MOST_SHARE, OldBits, Rewind
@@ -21,11 +23,6 @@ __all__ = ["LiveWeights", "NotStaged"]
 
 _AT_ONCE = 1 << 18
 """Changes that staging maps at a time: some milliseconds, during which it holds the interpreter."""
-
-_WORK_S = 0.001
-"""Seconds of work after which staging rests."""
-_RESTS = 3.0
-"""Rest, as a multiple of the work before it: staging gets a quarter of the time, because it slows generation down."""
 
 
 class NotStaged(Exception):
@@ -41,14 +38,19 @@ class LiveWeights:
         tensors: Iterable[Tensor],
         replica: Source,
         fed_modules: Callable[[list[Tensor]], dict[str, tuple[set[str], list[str]]]] | None = None,
+        repacked: Sequence[Repacked] = (),
     ) -> None:
         """Trace every tensor. `fed_modules`: finds the modules of tensors whose loaders refuse a probe.
+
+        `repacked`: modules that keep their weights in another order than loaders put them in.
 
         Raises `ValueError`, with a sentence for the user, when the model is another one.
         """
         self._tensors = {tensor.names[0]: tensor for tensor in tensors}
         self._replica = replica
         self._storages = Storages(model)
+        self._repacked = RepackedModules(self._storages, repacked)
+        self._load_weights = model.load_weights
         self._maps: dict[str, TensorMap] = {}
         self._staged: tuple[str, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] | None = None
         self._staged_old: tuple[OldBits, int] | None = None
@@ -62,16 +64,7 @@ class LiveWeights:
         """By tensor: tensors that may be derived from it, outside the storages that its loader fills."""
         self._as_loaded: dict[int | str, bytes] = {}
         """Digest after its load of each storage that loaders filled (by number) and each derived tensor (by label)."""
-        refused: dict[str, Exception] = {}
-        for name, tensor in self._tensors.items():
-            if tensor.dtype not in DTYPES:
-                raise ValueError(f"{name} is {tensor.dtype}, which torch does not know")
-            try:
-                found = trace(model.load_weights, self._storages, tensor.names, tensor.shape, DTYPES[tensor.dtype])
-            except Exception as error:
-                refused[name] = error
-                continue
-            self._maps[name] = found
+        refused = self._trace_all()
         if refused:
             fed = {} if fed_modules is None else fed_modules([self._tensors[name] for name in refused])
             for name, error in refused.items():
@@ -79,7 +72,23 @@ class LiveWeights:
                 if not modules:
                     raise ValueError(f"vLLM's model does not take the checkpoint's {name}: {error}") from error
                 self._maps[name] = TensorMap.of_modules(self._storages, modules, accepted)
+        for found in self._maps.values():
+            found.opaque = found.opaque or self._repacked.why(found.storages)
         self._look_beside(model)
+
+    def _trace_all(self) -> dict[str, Exception]:
+        """Set the map of every tensor except those whose loaders refuse a probe; returns their errors."""
+        refused: dict[str, Exception] = {}
+        with self._repacked.as_loaded():
+            for name, tensor in self._tensors.items():
+                if tensor.dtype not in DTYPES:
+                    raise ValueError(f"{name} is {tensor.dtype}, which torch does not know")
+                dtype = DTYPES[tensor.dtype]
+                try:
+                    self._maps[name] = trace(self._load_weights, self._storages, tensor.names, tensor.shape, dtype)
+                except Exception as error:
+                    refused[name] = error
+        return refused
 
     def _look_beside(self, model: torch.nn.Module) -> None:
         """A tensor from which something is derived outside its loader's storages is opaque."""
@@ -121,7 +130,7 @@ class LiveWeights:
         Changes no live weight. Raises `BadPatch`.
         """
         self._staged = self._staged_old = None
-        pace = _Pace()
+        pace = Pace()
         found: dict[int, list[tuple[NDArray[np.int64], NDArray[Any]]]] = {}
         for name, indices, bits in entries(patch):
             if name not in scattered:
@@ -131,7 +140,9 @@ class LiveWeights:
                 for box in self._maps[name].boxes:
                     chosen, places = box.map(some)
                     if places.size:
-                        found.setdefault(box.storage, []).append((places, new[chosen]))
+                        packing = self._repacked.packings.get(box.storage)
+                        live = places if packing is None else packing.live(places)
+                        found.setdefault(box.storage, []).append((live, new[chosen]))
                 pace.rest()
         patches, old, writes = [], OldBits(int(MOST_SHARE * self._nbytes)), self._writes
         for number, parts in found.items():
@@ -177,8 +188,21 @@ class LiveWeights:
             flat = scratch[part.at : part.at + part.count * itemsize].view(f"i{itemsize}")
             for whole in self._maps[part.name].boxes:
                 box = whole.rows(row, part.start, part.count)
-                if box is not None:
-                    yield part.name, self._live(box), _strided(flat, box.offset - part.start, box.shape, box.strides)
+                if box is None:
+                    continue
+                place = _strided(flat, box.offset - part.start, box.shape, box.strides)
+                if (packing := self._repacked.packings.get(box.storage)) is None:
+                    yield part.name, self._live(box), place
+                    continue
+                for rows, places in slabs(box):
+                    yield part.name, self._at(box.storage, packing.live(places)), place[rows]
+
+    def _at(self, storage: int, places: NDArray[np.int64]) -> NDArray[Any]:
+        """The live bits at places of a storage, of any shape."""
+        flat = self._storages.flat[storage]
+        if flat.device.type == "cpu":
+            return flat.numpy()[places]
+        return flat[torch.from_numpy(places).to(flat.device)].cpu().numpy()
 
     def _live(self, box: Box) -> NDArray[Any]:
         flat = self._storages.flat[box.storage]
@@ -232,21 +256,26 @@ class LiveWeights:
     ) -> None:
         """Load tensors (None: all) whole through vLLM's own loaders, from `source` (None: the replica).
 
-        Their hashes are in `sources` afterwards.
+        Repacked modules are loaded without them (`repacked`). The tensors' hashes are in `sources` afterwards.
         """
         self._staged = self._staged_old = None
         self._writes += 1
         self.rewind.set(None)
         self.sources = {}
+        source = source or self._replica
         wanted = list(self._maps) if names is None else list(names)
-        quiet = logging.getLogger("vllm.model_executor.model_loader.reload.layerwise")
+        filled = {name: self._maps[name].storages for name in wanted}
+        others = [name for name in wanted if not self._repacked.holds(filled[name])]
+        quiet = logging.getLogger("vllm.model_executor.model_loader.reload")
         level = quiet.level
-        if names is not None:
-            quiet.setLevel(logging.ERROR)  # it warns of each module that gets no weights
+        if len(others) < len(self._maps):
+            quiet.setLevel(logging.ERROR)  # it warns of modules that get no weights
         try:
-            reload_weights(self._weights(wanted, source or self._replica))
+            if others:
+                reload_weights(self._weights(others, source))
         finally:
             quiet.setLevel(level)
+        self._repacked.load(filled, self._load_weights, lambda some: self._weights(some, source))
         _synchronize(self._storages)
 
     def remember(self, names: Iterable[str]) -> None:
@@ -263,23 +292,6 @@ class LiveWeights:
             weight, self.sources[name] = source.read(self._tensors[name])
             for accepted in self._maps[name].accepted:
                 yield accepted, weight
-
-
-class _Pace:
-    """Rests after each piece of work, `_RESTS` times as long as it took.
-
-    The generating thread needs the interpreter between any two kernels, so without rests a step would last as long as
-    all the staging that falls into it.
-    """
-
-    def __init__(self) -> None:
-        self._since = time.perf_counter()
-
-    def rest(self) -> None:
-        worked_s = time.perf_counter() - self._since
-        if worked_s >= _WORK_S:
-            time.sleep(_RESTS * worked_s)
-            self._since = time.perf_counter()
 
 
 def _digest(tensor: torch.Tensor | None) -> bytes:
