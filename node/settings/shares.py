@@ -1,19 +1,47 @@
 """What members may hold besides the whole model: checks of the settings of a seed and of a node about it."""
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Protocol
 
 from codec.adapter import MAX_RANK, MAX_SLOTS
 from codec.errors import UsageError
 from codec.formats.spec import MAX_FORMATS, format_named
 from codec.shards import MAX_RANKS, Shard
 
-if TYPE_CHECKING:
-    from node.settings.config import JoinConfig, SeedConfig
-
 __all__ = ["check_parts", "check_share"]
 
 
-def check_parts(config: "SeedConfig") -> None:
+class _SeedParts(Protocol):
+    """The settings of a seed that say what members may hold."""
+
+    @property
+    def shards(self) -> int: ...
+    @property
+    def adapters(self) -> int: ...
+    @property
+    def adapter_rank(self) -> int | None: ...
+    @property
+    def format(self) -> tuple[str, ...]: ...
+    @property
+    def raw_mb(self) -> int: ...
+
+
+class _NodeShare(Protocol):
+    """The settings of a node that say what it holds, and those that exclude it."""
+
+    @property
+    def shard(self) -> str: ...
+    @property
+    def format(self) -> tuple[str, ...]: ...
+    @property
+    def engine(self) -> str: ...
+    @property
+    def raw_out(self) -> Path | None: ...
+    @property
+    def replica(self) -> str: ...
+
+
+def check_parts(config: _SeedParts) -> None:
     """Raise `UsageError` for shards, adapters or formats that a seed cannot have."""
     if config.shards and not 2 <= config.shards <= MAX_RANKS:
         raise UsageError(f"--shards: 2 to {MAX_RANKS} ranks, or 0")
@@ -33,7 +61,7 @@ def check_parts(config: "SeedConfig") -> None:
         raise UsageError("--format: a swarm that carries files has no weights to quantise; leave out --raw-mb")
 
 
-def check_share(config: "JoinConfig") -> None:
+def check_share(config: _NodeShare) -> None:
     """Raise `UsageError` if what a node is to hold is no shard or format, or another setting needs the whole model."""
     if config.format:
         format_named(config.format[0])

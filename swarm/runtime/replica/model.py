@@ -45,8 +45,7 @@ class Model:
     `base`: the user's own model folder, from which blocks are read instead of fetched. `refer`: it may serve as a
     checkpoint, without being copied to the store. `on_disk`: called with the model's bytes, whether to keep the replica
     in the store's folder instead of in memory; may raise `UsageError`. On disk the replica is a checkpoint and the
-    chunks since (`Layered`); while it catches up, blocks of several files. `holding`: which blocks it has, by default
-    all; not all of them only in memory.
+    chunks since (`Layered`); while it catches up, blocks of several files. `holding`: which blocks it has.
     """
 
     def __init__(
