@@ -97,6 +97,9 @@ class BaseChanges(Mapping[int, Change]):
                 self._decoded.popitem(last=False)
         return found
 
+    def __contains__(self, block: object) -> bool:
+        return block in self._listed  # the inherited method would decode it
+
     def __iter__(self) -> Iterator[int]:
         return iter(self._listed)
 
