@@ -1,19 +1,25 @@
 """What a step costs in the formats of receivers: two checkpoints quantised, and their differences really coded."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codec.bits import Bits, DType
+from codec.checkpoint import Checkpoint
 from codec.chunk import CODER_RICE
+from codec.errors import UsageError
 from codec.formats.coding import encode_format_block
 from codec.formats.quantise import Band, quantise, requantise
 from codec.formats.spec import Format, FormatTensor, format_ratio, is_quantised
-from codec.layout import BLOCK_ELEMENTS, Layout, TensorSpec
+from codec.layout import BLOCK_ELEMENTS
+from node.tools.table import bytes_text, table
 
-__all__ = ["FormatSizes", "bands_of", "coded_bytes", "count_tensor", "sizes_of_step", "updated_bands"]
+__all__ = ["FormatSizes", "bands_of", "coded_bytes", "count_tensor", "render", "sizes_of_step", "updated_bands"]
 
 
 @dataclass
@@ -39,6 +45,11 @@ class FormatSizes:
     def of_bf16(self) -> float:
         """What a holder receives, as a share of the bf16 delta."""
         return (self.format_bytes + self.kept_bytes) / max(1, self.bf16_bytes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, for `--json`."""
+        fields = {field.name: getattr(self, field.name) for field in dataclass_fields(self)}
+        return fields | {"form": self.form.name, "of_bf16": self.of_bf16}
 
 
 def coded_bytes(old: Bits, new: Bits, dtype: DType, coder: int = CODER_RICE) -> int:
@@ -77,24 +88,44 @@ def count_tensor(
         setattr(sizes, f"changed_{name}", getattr(sizes, f"changed_{name}") + changed)
 
 
-def sizes_of_step(
-    layout: Layout, form: Format, tensors: Sequence[tuple[TensorSpec, Bits, Bits]], coder: int = CODER_RICE
-) -> FormatSizes:
-    """Quantise and code a whole step: (tensor, bits before, bits after) of each tensor. Raises `UsageError` for a model
-    that has nothing to quantise."""
-    sizes = FormatSizes(form, held=format_ratio(layout, form))
-    for spec, old, new in tensors:
-        if np.array_equal(old, new):
-            continue
-        nbytes = coded_bytes(old, new, spec.type, coder)
-        sizes.bf16_bytes += nbytes
-        if not is_quantised(spec):
-            sizes.kept_bytes += nbytes
-            continue
-        tensor = FormatTensor(form, spec)
-        before = bands_of(tensor, old)
-        count_tensor(sizes, tensor, before, updated_bands(tensor, old, new, before), coder)
-    return sizes
+def sizes_of_step(old: Path, new: Path, forms: Sequence[Format]) -> list[FormatSizes]:
+    """Quantise and code the step between two checkpoints in each of `forms`, a tensor at a time.
+
+    Raises `UsageError` for checkpoints of two models, and for a model that has nothing to quantise.
+    """
+    before, after = Checkpoint.open(old), Checkpoint.open(new)
+    layout = before.layout
+    if not layout.same_tensors(after.layout):
+        raise UsageError(f"{old} and {new} are not two versions of one model.")
+    rows = [FormatSizes(form, held=format_ratio(layout, form)) for form in forms]
+    for spec in layout.tensors:
+        one, other = before.bits(spec.name), after.bits(spec.name)
+        nbytes = coded_bytes(one, other, spec.type)
+        for sizes in rows:
+            sizes.bf16_bytes += nbytes
+            if not is_quantised(spec):
+                sizes.kept_bytes += nbytes
+                continue
+            tensor = FormatTensor(sizes.form, spec)
+            bands = bands_of(tensor, one)
+            count_tensor(sizes, tensor, bands, updated_bands(tensor, one, other, bands))
+    return rows
+
+
+def render(rows: Sequence[FormatSizes]) -> str:
+    """A table for people."""
+
+    def lines() -> Iterator[tuple[str, str]]:
+        yield "in formats", "what a node receives (join --format), and holds"
+        for sizes in rows:
+            received = bytes_text(sizes.format_bytes + sizes.kept_bytes)
+            yield (
+                f"  {sizes.form.name}",
+                f"{received}, {sizes.of_bf16:.3f} x the bf16 delta; codes alone {bytes_text(sizes.format_bytes)}; "
+                f"holds {sizes.held:.2f} x the model",
+            )
+
+    return table(lines())
 
 
 def _planes(tensor: FormatTensor, bits: Bits) -> NDArray[np.uint16]:
