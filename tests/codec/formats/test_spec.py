@@ -90,5 +90,5 @@ def test_a_model_without_linear_layers_has_no_format() -> None:
 
 
 def test_a_relay_that_knows_formats_loads_no_numpy() -> None:
-    code = "import sys, codec.formats.spec; sys.exit('numpy' in sys.modules)"
+    code = "import sys, codec.formats.share; sys.exit('numpy' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
