@@ -192,7 +192,12 @@ _SAMPLING: Final = (
 )
 
 _PROMPT: Final = (
-    _done("model", str, (C, H, G), "The base (`--model-name`), or the name of an [adapter](adapters.md#at-the-gateway). Another: 404. Empty: the base."),
+    _done(
+        "model",
+        str,
+        (C, H, G),
+        "The base (`--model-name`), or the name of an [adapter](adapters.md#at-the-gateway). Another: 404. Empty: the base.",
+    ),
     _done("prompt", str | list[int | str | list[int]], (C,), "A text, token ids, or a list of up to 256 of either."),
     _refused("prompt_embeds", (C,), _TOKENS_ALONE, "AAAA"),
     _done(

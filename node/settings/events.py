@@ -171,6 +171,7 @@ EVENTS: Final[Mapping[str, Event]] = {
     "no_relay": Event("Nobody reaches this machine through the relay {relay}: {why}.", "look at that relay"),
     "compiling_kernels": Event("Compiling the coder for {dtypes} ({note})."),
     "compiled_kernels": Event("Compiled, in {seconds:time}."),
+    "computing_formats": Event("Computing the formats {formats} from the base: {done} %."),
     "monitor": Event("The page: {page}", "open it"),
     "base_changed": Event(
         "The checkpoint has changed since the last run[[: {folder}]][[: {error}]][[; {hint}]].",
