@@ -5,6 +5,7 @@ engine; `engine_updater` stages and commits each version.
 
 Modules:
 
+- `changed_parts`: What a version changes of the base, and which other parts
 - `engine_client`: What the rollout worker uses of an engine
 - `engine_facts`: Tells the ledger what this node's engine can do, and which adapters it has
 - `engine_memory`: The engine's memory as the node's replica
@@ -22,6 +23,7 @@ Modules:
 - `relay`: A relay's process
 - `rollout`: What an engine is asked for a sample, and the rollout that the node signs
 - `scorer`: Scores other nodes' samples on this node's engine
+- `slot_bits`: Copies of adapter slots, for the engines
 - `time_accounting`: How a node's time divides
 - `worker`: The rollout worker
 """

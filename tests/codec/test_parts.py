@@ -25,6 +25,7 @@ from codec.parts import (
     part_root,
     parts,
 )
+from codec.shards import Shard
 
 FILES = (FileSpec("config.json", 2, b"c" * 32),)
 MODEL = Layout(
@@ -127,6 +128,18 @@ def test_no_class_has_blocks_of_two_parts() -> None:
             by_class.setdefault(one, set()).add(owner[number])
         assert all(len(owners) == 1 for owners in by_class.values())
         assert list(classes[: MODEL.n_blocks]) == (base_classes or [0] * MODEL.n_blocks)
+
+
+def test_every_shard_has_all_parts_beyond_the_base() -> None:
+    """Experts of the base are dealt over ranks, those of a draft or of a format are not."""
+    experts = tuple(TensorSpec(f"mlp.experts.{i}.w1.weight", "BF16", (64, 64)) for i in range(8))
+    base, draft = Layout(experts), Layout((TensorSpec("mlp.experts.9.w1.weight", "BF16", (64, 64)),))
+    formats = (TensorSpec("~format/int4/mlp.experts.0.w1.weight/codes", "U8", (9,)),)
+    layout = extended(base, AdapterSlots.reserve(base, 2, 4), draft, formats)
+    for shard in (Shard(4, (0,)), Shard(4, (1, 3))):
+        held = shard.blocks(layout)
+        assert list(held[: base.n_blocks]) == list(shard.blocks(base))
+        assert held[base.n_blocks :].all()
 
 
 @given(st.sets(st.integers(0, 30)))
