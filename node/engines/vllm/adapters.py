@@ -45,9 +45,10 @@ _log = structlog.get_logger(__name__)
 
 
 def adapter_flags(base: Layout, slots: AdapterSlots) -> tuple[str, ...]:
-    """vLLM's flags for room for a swarm's adapters: its slots, and one in which a next version is prepared."""
+    """vLLM's flags for room for a swarm's adapters: its slots, one in which a next version is prepared, and one that
+    stays zeros (see the plugin's `lora`)."""
     rank = next((rank for rank in RANKS if rank >= slots.rank), RANKS[-1])
-    flags = ("--enable-lora", "--max-loras", str(slots.count + 1), "--max-lora-rank", str(rank))
+    flags = ("--enable-lora", "--max-loras", str(slots.count + 2), "--max-lora-rank", str(rank))
     return (*flags, "--lora-target-modules", *_targets(base))
 
 

@@ -101,7 +101,7 @@ def test_without_drain_a_switch_waits_for_nobody() -> None:
 def test_the_flags_give_room_for_the_slots_and_one_more() -> None:
     flags = adapter_flags(BASE, AdapterSlots.reserve(BASE, 8, 12))
     assert flags == (
-        *("--enable-lora", "--max-loras", "9", "--max-lora-rank", "16", "--lora-target-modules", "q_proj", "up_proj"),
+        *("--enable-lora", "--max-loras", "10", "--max-lora-rank", "16", "--lora-target-modules", "q_proj", "up_proj"),
     )
     assert adapter_flags(BASE, AdapterSlots.reserve(BASE, 1, 1024))[4] == "512", "vLLM takes no more"
 
@@ -131,7 +131,7 @@ def test_a_vllm_without_room_names_the_flags() -> None:
         hello = None
 
     attached = Attached(Front(), Shared(AdapterSlots.reserve(BASE, 2, 8)))
-    with pytest.raises(UsageError, match="--max-loras 3 --max-lora-rank 8 --lora-target-modules q_proj up_proj"):
+    with pytest.raises(UsageError, match="--max-loras 4 --max-lora-rank 8 --lora-target-modules q_proj up_proj"):
         VllmAdapters().stage(cast(Any, attached), cast(Any, None))
 
 

@@ -392,7 +392,7 @@ async def test_a_vllm_that_a_node_starts_again_gets_its_adapters_again(
 def test_the_flags_are_the_slots(untied: Path) -> None:
     base = layout_of(untied)
     flags = adapter_flags(base, AdapterSlots.reserve(base, 8, 12))
-    assert flags[:5] == ("--enable-lora", "--max-loras", "9", "--max-lora-rank", "16")
+    assert flags[:5] == ("--enable-lora", "--max-loras", "10", "--max-lora-rank", "16")
     assert flags[5:] == ("--lora-target-modules", *sorted(ALL))
 
 

@@ -318,7 +318,7 @@ def _facts(config: Any, state: Any, learned: dict[str, str] | None) -> Front:
         os.getpid(), __version__, int(parallel.world_size), files, refusal, learned,
         options=True, judges=True, portable=not drafts, replays=not drafts and current_platform.is_cpu(),
         vocabulary=model.get_vocab_size(), longest=model.max_model_len,
-        adapters=0 if config.lora_config is None else config.lora_config.max_loras - 1,
+        adapters=0 if config.lora_config is None else config.lora_config.max_loras - 2,
     )  # fmt: skip
 
 
@@ -370,8 +370,8 @@ def _lora_refusal(lora: Any, arguments: Any) -> str:
         return ""
     if getattr(arguments, "lora_modules", None) or lora.default_mm_loras:
         return "It serves adapters of its own (--lora-modules): leave them out, and publish them to the swarm."
-    if lora.max_loras < 2:
-        return "It has room for one adapter only: start it with --max-loras of one more than the swarm's slots."
+    if lora.max_loras < 3:
+        return "It has too little room for adapters: start it with --max-loras of two more than the swarm's slots."
     if lora.target_modules is None or {"lm_head", "embed_tokens"} & set(lora.target_modules):
         return (
             "It lets adapters change the embedding and the output head: start it with --lora-target-modules and the "

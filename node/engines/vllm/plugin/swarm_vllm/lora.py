@@ -4,6 +4,9 @@ vLLM stacks the matrices of all adapters of a layer, one index an adapter, and a
 index. One index more than the swarm has slots is kept free. A new version is written there by vLLM's own functions for
 that layer, while steps go on; it is read back; and then the table is changed. So a step sees either version, whole.
 
+The last index stays zeros. vLLM's kernels for CPUs take the index of a row without an adapter, -1, for the last one, so
+whatever were there would be added to rows of the base that share a step with an adapter's.
+
 Every live element is checked: vLLM's function is run once more with empty matrices under a recorder (`trace`), which
 tells where each element of each matrix goes, and everything else at that index must be zero.
 """
@@ -79,7 +82,7 @@ class LiveAdapters:
         Raises `Refused` for an adapter that vLLM cannot serve.
         """
         self._prepared = None
-        free = [index for index, used in enumerate(self._manager.lora_index_to_id) if used is None]
+        free = [index for index, used in enumerate(self._manager.lora_index_to_id[:-1]) if used is None]
         if not free:
             raise Refused("vLLM has no room for one more adapter: start it with a higher --max-loras.")
         rank, most = max(layer.rank for layer in layers), self._manager.lora_config.max_lora_rank
@@ -145,7 +148,7 @@ class LiveAdapters:
                     for layer, given, box in own:
                         _strided(wanted, box, first).copy_(torch.as_strided(given, box.shape, box.strides, box.offset))
                         counts[layer + "." + side] = counts.get(layer + "." + side, 0) + box.elements
-                    if not torch.equal(_integers(live), _integers(wanted)):
+                    if not torch.equal(_integers(live), _integers(wanted)) or tensor[-1].any():
                         wrong |= {layer for layer, _, _ in own} or {module_name}
                     pace.rest()
         return sorted(wrong), counts
