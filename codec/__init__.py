@@ -20,6 +20,7 @@ In reading order:
 - `replica`, `layered`, `shared`: The bits of one version in shared memory, or on disk with deltas on top
 - `live`: Blocks read back out of the memory of an engine
 - `patch`: A version's changes for an engine in another process
+- `routes`: Routes of experts
 - `checkpoint`, `block_files`: Hugging Face checkpoint folders, and blocks read out of their files
 """
 

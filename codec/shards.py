@@ -68,9 +68,9 @@ class Shard:
     def __str__(self) -> str:
         return f"{','.join(map(str, self.ranks))}/{self.shards}"
 
-    def covers(self, other: "Shard") -> bool:
+    def covers(self, other: object) -> bool:
         """Whether this shard has every block of `other`."""
-        return self.shards == other.shards and set(other.ranks) <= set(self.ranks)
+        return isinstance(other, Shard) and self.shards == other.shards and set(other.ranks) <= set(self.ranks)
 
     def blocks(self, layout: Layout) -> "NDArray[np.bool_]":
         """For each block of the model, whether it is in this shard."""

@@ -4,8 +4,9 @@
     python examples/lora_grpo.py --base BASE --steps 10
 
 The adapter trains on top of the frozen base. The merged weights are published, and the model that trains is not
-touched. BASE is the folder that the seed was started with, of a model that has q_proj and v_proj, such as Llama or
-Qwen.
+touched; or, with --adapter NAME and a seed that was started with --adapters, only the adapter, beside the base and
+other adapters. BASE is the folder that the seed was started with, of a model that has q_proj and v_proj, such as Llama
+or Qwen.
 """
 
 import argparse
@@ -26,6 +27,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", type=Path, required=True, help="checkpoint folder of version 0")
     parser.add_argument("--home", type=Path, help="SWARM_HOME of the seed (default: the variable)")
+    parser.add_argument("--adapter", help="publish the adapter under this name (default: the merged weights)")
     parser.add_argument("--run-name", default="lora-grpo", help="name of this run, part of each key")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--prompts", type=int, default=4)
@@ -93,12 +95,17 @@ def main() -> None:
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=args.lr, weight_decay=0.0)
 
-    with Swarm.attach(model, base=args.base, home=args.home, max_lag=args.max_lag) as swarm:
+    whole = None if args.adapter else model  # a process that publishes only adapters needs no copies of the base
+    drawn_by = {"adapter": args.adapter} if args.adapter else {}
+    with Swarm.attach(whole, base=args.base, home=args.home, max_lag=args.max_lag) as swarm:
+        if args.adapter:
+            swarm.publish(model, step=0, **drawn_by).wait()  # until then there is no such adapter to draw by
         for step in range(1, args.steps + 1):
             sampling = SamplingParams(max_tokens=args.max_tokens)
             prompts = make_prompts(args, step, vocab)
             groups, losses = [], []
-            for group in swarm.rollouts(prompts, n=args.samples, sampling=sampling, key=f"{args.run_name}/{step}"):
+            key = f"{args.run_name}/{step}"
+            for group in swarm.rollouts(prompts, n=args.samples, sampling=sampling, key=key, **drawn_by):
                 loss = group_loss(model, group, args.beta) / args.prompts
                 loss.backward()  # while nodes generate the other groups
                 groups.append(group)
@@ -106,7 +113,8 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
 
-            pub = swarm.publish(model, step=step)  # merged beside the model; returns when the weights are copied
+            # Merged beside the model, or the adapter alone; returns when the weights are copied.
+            pub = swarm.publish(model, step=step, **drawn_by)
             if args.record:
                 record(args, groups, step)
                 pub.wait()  # sealed, so that it has a number

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from node.trainers.publish.publication import Publication
     from node.trainers.rollouts import Check, RefusedPrompt, Rollout, RolloutGroup
+    from node.trainers.routes import padded_routes, replayed_routes
 
 __all__ = [
     "Check",
@@ -40,6 +41,8 @@ __all__ = [
     "SwarmError",
     "SwarmTimeout",
     "UsageError",
+    "padded_routes",
+    "replayed_routes",
 ]
 
 _MODULE_OF = {
@@ -58,6 +61,8 @@ _MODULE_OF = {
     "SwarmError": "codec.errors",
     "SwarmTimeout": "node.trainers.errors",
     "UsageError": "codec.errors",
+    "padded_routes": "node.trainers.routes",
+    "replayed_routes": "node.trainers.routes",
 }
 
 

@@ -8,4 +8,6 @@ that a process that only relays chunks never loads the compiler.
 - `codes`: Rice, exp-Golomb and Golomb codes of lists of numbers
 - `planes`: The order of these lists in a payload
 - `scan`: Passes over a block that find its changes or replay them
+- `quantise`: Passes over bf16 matrices that find scales and codes (`codec.formats`)
+- `routes`: Sets of experts, by an arithmetic coder
 """

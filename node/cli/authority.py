@@ -216,6 +216,28 @@ def _publish_adapter(folder: Path, home: Path, adapter: str, *, step: int, wait:
     )
 
 
+def adapters(*, home: Path | None = None, as_json: AsJson = False) -> None:
+    """List the adapters of the swarm whose seed runs on this machine.
+
+    Parameters
+    ----------
+    home
+        The seed's SWARM_HOME.
+    """
+    from msgspec import to_builtins
+
+    from node.trainers.publish_adapter import list_adapters
+
+    found = list_adapters(home or default_home())
+    if as_json:
+        print_json({"slots": found.slots, "rank": found.rank, "adapters": to_builtins(found.adapters)})
+        return
+    for row in found.adapters:
+        training = ", a trainer publishes it" if row.attached else ""
+        print(f"{row.name}  version {row.version}, rank {row.rank}, {row.modules} modules, slot {row.slot}{training}")
+    print(f"{len(found.adapters)} of {found.slots} slots are in use; they have room for rank {found.rank}.")
+
+
 def remove_adapter(name: str, /, *, home: Path | None = None, as_json: AsJson = False) -> None:
     """Remove an adapter from the swarm: a version in which its slot is empty, and free for another.
 
@@ -271,4 +293,5 @@ def register(app: App) -> None:
         "swarm-node publish --raw data.tar.zst --wait",
         "swarm-node publish runs/adapter_17 --adapter math --wait",
     )
+    offer(app, adapters, TRAIN, "swarm-node adapters", "swarm-node adapters --json")
     offer(app, remove_adapter, TRAIN, "swarm-node remove-adapter math", "swarm-node remove-adapter math --json")

@@ -29,6 +29,7 @@ def delta(
     egress_usd_gb: float | None = None,
     trainer_egress_usd_gb: float | None = None,
     out: Path | None = None,
+    format: tuple[str, ...] = (),
     as_json: AsJson = False,
 ) -> int:
     """Show what a training step costs: how much of NEW differs from OLD, and how long it takes to send that.
@@ -61,6 +62,9 @@ def delta(
         Dollars that the trainer pays for each GB that it sends. Without it, the provider's or a node's price.
     out
         File to write the delta to, for swarm-node apply.
+    format
+        Also say what a node with this format would receive and hold, as int4-group-e8 (seed --format, join --format);
+        repeat for more.
     """
     if not 0 < up_mbit <= MAX_MBIT or not 1 <= nodes <= 1_000_000:
         raise UsageError("--up-mbit must be more than 0, and --nodes 1 or more.")
@@ -70,6 +74,8 @@ def delta(
     if shapes is not None:
         if old is not None or out is not None:
             raise UsageError("--shapes reckons without checkpoints: leave out OLD, NEW and --out.")
+        if format:
+            raise UsageError("--format quantises OLD and NEW: leave out --shapes.")
         return _reckon(shapes, density, shards, up_mbit, nodes, prices, as_json)
     if old is None or new is None:
         raise UsageError("delta needs two checkpoints, OLD and NEW, or --shapes NAME to reckon without any.")
@@ -77,15 +83,25 @@ def delta(
         raise UsageError("--density goes with --shapes; of OLD and NEW the density is measured.")
     if shards is not None:
         raise UsageError("--shards goes with --shapes: shares of ranks are reckoned, not measured.")
+    from codec.formats.spec import format_named
     from node.status.progress import ProgressLine
     from node.tools import delta as weights
 
+    forms = [format_named(name) for name in format]
     with ProgressLine(_label(f"Comparing {old.name} with {new.name}"), unit="blocks") as progress:
         report = weights.delta(old, new, up_mbit=up_mbit, nodes=nodes, prices=prices, out=out, progress=progress.update)
+    found, text = report.to_dict(), weights.render(report)
+    if forms:
+        from node.tools import format_sizes
+
+        with ProgressLine(_label("Quantising both")):
+            sizes = format_sizes.sizes_of_step(old, new, forms)
+        found |= {"formats": [row.to_dict() for row in sizes]}
+        text += "\n" + format_sizes.render(sizes)
     if as_json:
-        print_json(report.to_dict())
+        print_json(found)
     else:
-        print(weights.render(report))
+        print(text)
     return 0 if report.exact else 1
 
 

@@ -18,18 +18,20 @@ from typing import Final
 import structlog
 import trio
 
-from codec import BlockDelta, Checkpoint, Chunk, Layout, Manifest, Replica, StagedChunk
+from codec import BlockDelta, Checkpoint, Chunk, ChunkKey, Layout, Manifest, Replica, StagedChunk
 from codec.choice import arrival_mbit, choose_coder, usual_changes, usual_payload_bytes
-from codec.chunk import CODER_PCO, CODER_RICE
+from codec.chunk import CODER_PCO, CODER_RICE, BlockEntry
 from codec.errors import SwarmError, UsageError
 from codec.experts import Experts
-from codec.parts import BASE, Part, part_of
+from codec.formats.share import formats_of
+from codec.parts import BASE, Part, base_layout, part_of
 from codec.shards import Parallel, block_ranks, has_experts
 from codec.sign import Key
 from node.coordinator.adapters import AdaptersHeld
 from node.coordinator.admin import AdminService
+from node.coordinator.format_parts import FormatParts
 from node.coordinator.handover import Handover, hand_over
-from node.coordinator.home_layout import layout_of
+from node.coordinator.home_layout import format_bytes, layout_of
 from node.coordinator.recovery import CHECKPOINTS_KEPT, open_newest_version
 from node.coordinator.seed_log import SeedLog, next_command
 from node.coordinator.seed_status import seed_status
@@ -42,6 +44,7 @@ from node.host.child import child_environment, python_module
 from node.host.endpoint import Endpoint, NetworkOptions, open_store
 from node.host.raw import write_raw_base
 from node.ledger.book import Book
+from node.ledger.routes import route_shape_of
 from node.ledger.service import LedgerService
 from node.ledger.settings import Settings
 from node.ledger.state import Head
@@ -144,7 +147,8 @@ async def _run_with_key(config: SeedConfig, key: Key, task_status: trio.TaskStat
     if config.shards and not has_experts(checkpoint.layout):
         raise UsageError(f"--shards deals experts over ranks, and {base} has none: leave it out.")
     smaller = f"carry smaller files (--raw-mb {config.raw_mb})" if config.raw_mb else "use a machine with more"
-    memory_plan.require(memory_plan.seed(checkpoint.layout.nbytes), memory.free_bytes(), smaller)
+    held_bytes = checkpoint.layout.nbytes + format_bytes(checkpoint.layout, config.format)
+    memory_plan.require(memory_plan.seed(held_bytes), memory.free_bytes(), smaller)
     with open_store(config.home, key.public, checkpoints_kept=CHECKPOINTS_KEPT) as store:
         if config.key is None and not _is_in(config.home / keyfile.AUTHORITY_KEY, key):
             raise UsageError(f"Another start in {config.home} failed and took its new key back. Start the seed again.")
@@ -241,6 +245,8 @@ class Coordinator:
             portable_draws=not config.own_draws,
         )
         ledger = book.restore(settings, head, now)
+        assert self._model.layout is not None
+        ledger.route_shape = route_shape_of(self._files(), self._model.layout)
         return LedgerService(
             ledger,
             book,
@@ -344,6 +350,9 @@ class Coordinator:
         await self._publisher.add_chunk(chunk, known)
         self.track.chunk_left(chunk, known)
 
+    def payload(self, key: ChunkKey, block: int) -> tuple[BlockEntry, bytes] | None:
+        return self._publisher.payload(key, block)
+
     async def seal(self, manifest: Manifest, parts: frozenset[Part]) -> bytes:
         members = [lease.grant.peer for lease in self.core.book.leases.values()]
         elements = self._elements_of(parts)
@@ -409,11 +418,13 @@ class Coordinator:
 
     def _files(self) -> dict[str, bytes]:
         """The base checkpoint's small files by name, such as the tokenizer's."""
-        found = {spec.name: self._store.file(spec.hash) for spec in self.replica.layout.files}
+        layout = self._model.layout
+        assert layout is not None
+        found = {spec.name: self._store.file(spec.hash) for spec in base_layout(layout).files}
         return {name: data for name, data in found.items() if data is not None}
 
     def status(self) -> SeedStatus:
-        return seed_status(
+        status = seed_status(
             self.core,
             self.endpoint,
             self.ledger,
@@ -421,11 +432,18 @@ class Coordinator:
             addrs=reached_at(self._config, self.endpoint.addrs),
             now=trio.current_time(),
         )
+        status.parts = self._adapters.status()
+        return status
 
 
 def _classes(config: SeedConfig, layout: Layout) -> list[int] | None:
-    """Of each block, the ranks that need it, if experts are dealt over ranks."""
-    return block_ranks(layout, config.shards, Parallel.EXPERT) if config.shards else None
+    """Of each block its class, if some members hold only some: by the ranks that need it, if experts are dealt over
+    ranks, and by whether formats replace it."""
+    ranks = block_ranks(layout, config.shards, Parallel.EXPERT) if config.shards else None
+    if not formats_of(layout):
+        return ranks
+    sources = FormatParts(layout)
+    return [2 * (ranks[block] if ranks else 0) + sources.is_source(block) for block in range(layout.n_blocks)]
 
 
 def _authority(
@@ -440,7 +458,10 @@ def _authority(
         key, Tuning.named(config.preset), random.Random(secrets.randbits(64)),
         Boot(boot, clock=lambda local: started_at + local, latest=lambda local: latest_boot(time.time())),
         Saved(head, grants, list(store.records.all("ticket/").values()), bars),
-        Site(region=config.region, up_mbit=config.planned_up_mbit, shards=config.shards),
+        Site(
+            region=config.region, up_mbit=config.planned_up_mbit, shards=config.shards,
+            formats=formats_of(model.layout),
+        ),
         Budget(Egress(config.egress_copies, model_bytes(model.layout)), partial(cost_of, model.layout)),
         now=now,
     )  # fmt: skip

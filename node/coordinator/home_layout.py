@@ -1,14 +1,18 @@
 """The layout of a seed's home: that of the base checkpoint, with the parts that the home was first started with."""
 
+from collections.abc import Iterable
+
 from codec import Checkpoint, Layout, open_manifest
 from codec.adapter import AdapterSlots
 from codec.errors import UsageError
+from codec.formats.share import formats_of
+from codec.formats.spec import format_named, format_tensors
 from codec.parts import BASE, base_layout, extended, parts
 from codec.sign import Key
 from node.settings.config import SeedConfig
 from swarm.store import Store
 
-__all__ = ["layout_of"]
+__all__ = ["format_bytes", "layout_of"]
 
 
 def layout_of(config: SeedConfig, store: Store, checkpoint: Checkpoint, key: Key) -> Layout:
@@ -26,10 +30,11 @@ def layout_of(config: SeedConfig, store: Store, checkpoint: Checkpoint, key: Key
     wanted = None
     if config.adapters:
         wanted = AdapterSlots.reserve(base, config.adapters, config.planned_adapter_rank)
+    forms = tuple(sorted(config.format))
     newest = store.newest()
     data = None if newest is None else store.file(open_manifest(newest.manifest, key.public).layout_hash)
     if data is None:  # a new home, or one whose copy of the layout is lost
-        return extended(base, wanted)
+        return _extended(base, wanted, forms)
     stored = Layout.from_bytes(data)
     held = AdapterSlots.of(stored)
     if wanted is not None and wanted != held and base_layout(stored) == base:
@@ -40,4 +45,23 @@ def layout_of(config: SeedConfig, store: Store, checkpoint: Checkpoint, key: Key
             f"{store.folder} was started with {has}, which cannot be changed: leave out --adapters and --adapter-rank, "
             "or start a new swarm with another home (--home)."
         )
-    return stored if base_layout(stored) == base else extended(base, wanted)
+    if base_layout(stored) != base:
+        return _extended(base, wanted, forms)
+    if forms and forms != formats_of(stored):
+        raise UsageError(
+            f"{store.folder} was started with {' and '.join(formats_of(stored)) or 'no formats'}, which cannot be "
+            "changed: leave out --format, or start a new swarm with another home (--home)."
+        )
+    return stored
+
+
+def format_bytes(base: Layout, names: Iterable[str]) -> int:
+    """The bytes of these formats of a model. Raises `UsageError` for a model that has nothing to quantise."""
+    return sum(tensor.nbytes for name in names for tensor in format_tensors(base, format_named(name)))
+
+
+def _extended(base: Layout, slots: AdapterSlots | None, forms: tuple[str, ...]) -> Layout:
+    """The layout of a new swarm. Raises `UsageError` for a model that has nothing to quantise."""
+    return extended(
+        base, slots, formats=[tensor for name in forms for tensor in format_tensors(base, format_named(name))]
+    )

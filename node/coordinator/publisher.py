@@ -27,11 +27,12 @@ from codec import (
     state_root,
 )
 from codec.choice import usual_payload_bytes
-from codec.chunk import CODER_RAW
+from codec.chunk import CODER_RAW, BlockEntry
 from codec.errors import PeerError, UsageError
 from codec.pack import ClassPacker
 from codec.part_view import PartView
 from codec.parts import BASE, Part, PartBlocks, part_classes, part_layout, parts
+from node.coordinator.format_parts import BaseChanges, FormatParts
 from node.coordinator.turns import Busy
 from node.trainers.messages import VersionRef
 from swarm.runtime.publishing import Attempt
@@ -113,6 +114,10 @@ class VersionSink(Protocol):
         """
         ...
 
+    def payload(self, key: ChunkKey, block: int) -> tuple[BlockEntry, bytes] | None:
+        """The entry and payload of a block in a chunk that was added. Called from worker threads."""
+        ...
+
     async def seal(self, manifest: Manifest, parts: frozenset[Part]) -> bytes:
         """Make the version durable, send its seal, apply it to the replica; its root. `parts`: that it changes."""
         ...
@@ -135,6 +140,7 @@ class Publisher:
         self.seed = seed
         self._classes = part_classes(seed.replica.layout, classes)
         self._ranges = parts(seed.replica.layout)
+        self._formats = FormatParts(seed.replica.layout)
         self._parts: dict[Part | None, PartBlocks] = {}
         self._last_payload_bytes: dict[Part, int] = {}
         """By part, of its last version since this process started."""
@@ -248,6 +254,8 @@ class Publisher:
         version.known |= {block.block: block for block in known}
         for delta in deltas:
             version.note(delta)
+            if self._formats.is_source(delta.block):
+                version.changes.note(delta.block, version.known.get(delta.block))
             for full in version.packer.add(delta):
                 await version.send(full)
 
@@ -259,6 +267,8 @@ class Publisher:
             raise PeerError("publish.root: the blocks received do not add up to the trainer's weights")
         if version.target is not None:
             changed += await self._restore_others(version, version.target)
+        elif version.changes:
+            await self._add_formats(version)
         if version.target is not None and version.root() != version.target.root:
             raise UsageError(
                 f"These weights are not those of version {version.target.id}, to which you return: load the "
@@ -293,6 +303,20 @@ class Publisher:
                         await version.send(full)
         return changed
 
+    async def _add_formats(self, version: "_Version") -> None:
+        """Add what the version changes in the formats, once all of its base is in chunks."""
+        for rest in version.packer.flush():
+            await version.send(rest)
+        found = self._formats.deltas(self.seed.replica, version.changes, self.seed.coder())
+        async with aclosing(found) as deltas:
+            async for some in deltas:
+                for delta, known in some:
+                    version.note_restored(delta)
+                    if known is not None:
+                        version.known[delta.block] = known
+                    for full in version.packer.add(delta):
+                        await version.send(full)
+
     async def abandon(self) -> None:
         """Drop the open version, if there is one."""
         if self._open is not None:
@@ -326,6 +350,10 @@ class _Version:
         self.hashes = seed.replica.hashes.copy()
         self.seen = np.zeros(seed.replica.layout.n_blocks, np.bool_)
         self.chunk_ids: list[bytes] = []
+        self.changes = BaseChanges(seed.replica, self._payload)
+        """What it changes in blocks on which formats depend."""
+        self._chunk_of: dict[int, ChunkKey] = {}
+        """By block of these: the chunk that it is in."""
         self.payload_bytes = 0
 
     def note(self, delta: BlockDelta) -> None:
@@ -357,8 +385,10 @@ class _Version:
         attempt = self.attempt
         expected = max(attempt.expected_bytes, _GROWS * self.payload_bytes)
         self.packer.target_bytes = chunk_target(expected)
+        key = ChunkKey(attempt.epoch, attempt.version, attempt.attempt, len(self.chunk_ids))
+        self._chunk_of |= {delta.block: key for delta in deltas if delta.block in self.changes}
         chunk = seal_chunk(
-            ChunkKey(attempt.epoch, attempt.version, attempt.attempt, len(self.chunk_ids)),
+            key,
             attempt.parent_root,
             self.seed.replica.layout.hash,
             deltas,
@@ -368,6 +398,10 @@ class _Version:
         self.chunk_ids.append(chunk.id)
         self.payload_bytes += chunk.nbytes
         await self.seed.add_chunk(chunk, self._take_known(deltas))
+
+    def _payload(self, block: int) -> tuple[BlockEntry, bytes] | None:
+        key = self._chunk_of.get(block)
+        return None if key is None else self.seed.payload(key, block)
 
     def _take_known(self, deltas: list[BlockDelta]) -> OwnChunk | None:
         """What these blocks change; None unless the trainer has said it of each, or sent its new bits (raw)."""

@@ -2,9 +2,10 @@
 
 from typing import Final
 
-from codec import Checkpoint, Layout, open_manifest
+from codec import Checkpoint, Layout, Replica, open_manifest
 from codec.errors import UsageError
 from codec.sign import Key
+from node.coordinator.format_parts import compute_formats
 from swarm.runtime.publishing import genesis
 from swarm.runtime.replica.model import Model
 from swarm.store import Store
@@ -17,7 +18,7 @@ CHECKPOINTS_KEPT: Final = 2
 
 def open_newest_version(store: Store, model: Model, checkpoint: Checkpoint, layout: Layout, key: Key) -> bytes:
     """Load the newest sealed version into `model`; its sealed manifest. A new store gets the base as version 0, with
-    zeros in all other parts of `layout`.
+    zeros in all other parts of `layout`, but for formats, which are computed.
 
     Never loads an older version: members hold the newest one, so a second version of its number would contradict it.
     Raises `UsageError` when the store's bits do not lead to it.
@@ -29,7 +30,7 @@ def open_newest_version(store: Store, model: Model, checkpoint: Checkpoint, layo
             "backup; or start a new swarm, with another home (--home) and another key."
         )
     if newest is None:
-        return genesis(store, model, model.load_base(checkpoint, layout), key, files=checkpoint.files).manifest
+        return genesis(store, model, _load(model, checkpoint, layout), key, files=checkpoint.files).manifest
     if open_manifest(newest.manifest, key.public).layout_hash != layout.hash:
         raise UsageError(
             f"{store.folder} holds the swarm of another model than {checkpoint.path}. "
@@ -37,7 +38,7 @@ def open_newest_version(store: Store, model: Model, checkpoint: Checkpoint, layo
         )
     seal = model.restore()
     if seal is None or seal.id < newest.id:
-        seal = model.restore_from(model.load_base(checkpoint, layout))
+        seal = model.restore_from(_load(model, checkpoint, layout))
         if seal is None or seal.id < newest.id:
             what = f"What {store.folder} holds of version {newest.id}, the newest, is damaged."
             if model.changed_base is not None:
@@ -52,6 +53,13 @@ def open_newest_version(store: Store, model: Model, checkpoint: Checkpoint, layo
         model.write_checkpoint()
     _repair_files(store, model, checkpoint)
     return seal.manifest
+
+
+def _load(model: Model, checkpoint: Checkpoint, layout: Layout) -> Replica:
+    """A replica with the checkpoint's bits, and the formats that the layout has of them."""
+    replica = model.load_base(checkpoint, layout)
+    compute_formats(replica)
+    return replica
 
 
 def _repair_files(store: Store, model: Model, checkpoint: Checkpoint) -> None:

@@ -9,7 +9,7 @@ from codec.part_view import PartView
 from node.coordinator.publisher import Publisher
 from node.coordinator.slots import Slots
 from node.coordinator.turns import Turns
-from node.trainers.messages import AdapterRemoved
+from node.trainers.adapter_messages import AdapterRemoved
 from swarm.runtime import in_thread
 
 __all__ = ["remove_adapter"]

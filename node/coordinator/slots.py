@@ -12,6 +12,7 @@ from codec import Replica
 from codec.adapter import AdapterConfig, AdapterSlots, is_adapter_name
 from codec.errors import SwarmError, UsageError
 from codec.parts import Part
+from node.trainers.adapter_messages import AdapterRow, Adapters
 from swarm.runtime import in_thread
 
 __all__ = ["SlotRecords", "Slots"]
@@ -33,7 +34,8 @@ class Slots:
 
     def __init__(self, replica: Callable[[], Replica], records: SlotRecords) -> None:
         self._replica, self._records = replica, records
-        self._count = 0 if (slots := AdapterSlots.of(replica().layout)) is None else slots.count
+        slots = AdapterSlots.of(replica().layout)
+        self._count, self._rank = (0, 0) if slots is None else (slots.count, slots.rank)
         self._attached: dict[str, Part] = {}
         self._known: dict[int, tuple[bytes, AdapterConfig | None]] = {}
         """By slot: the hash of its configuration's block, and what that says."""
@@ -41,6 +43,16 @@ class Slots:
     def adapters(self) -> dict[str, Part]:
         """The published adapters, by name."""
         return {config.name: Part.adapter(slot) for slot in range(self._count) if (config := self._config(slot))}
+
+    def report(self) -> Adapters:
+        """The published adapters, for people and programs."""
+        rows = []
+        for slot in range(self._count):
+            if (config := self._config(slot)) is not None:
+                rank = max(module.rank for module in config.modules)
+                attached = self.is_attached(config.name)
+                rows.append(AdapterRow(config.name, slot, config.version, rank, len(config.modules), attached))
+        return Adapters(tuple(rows), self._count, self._rank)
 
     def is_attached(self, name: str) -> bool:
         """Whether a trainer is attached to this adapter."""

@@ -34,6 +34,7 @@ from node.ledger.state import Group
 from node.settings.config import GatewayConfig
 from node.settings.extras import how_to_get, lacking
 from node.status.schema import SeedReport, SeedStatus
+from node.trainers.adapter_messages import AskAdapters, RemoveAdapter
 from node.trainers.messages import (
     MAX_RANKS,
     PROTOCOL,
@@ -58,7 +59,6 @@ from node.trainers.messages import (
     PublishFiles,
     PublishShared,
     Refusal,
-    RemoveAdapter,
     Room,
     Sample,
     Stale,
@@ -146,6 +146,8 @@ class TrainerServer:
                     await channel.send(await self._judge(node, release, why))
                 case Evict():
                     await channel.send(await self._seed.evict(message))
+                case AskAdapters():
+                    await channel.send(self._slots.report())
                 case RemoveAdapter(name):
                     who = process_named(channel.pid)
                     await channel.send(await remove_adapter(self._publisher, self._slots, self._turns, name, who))
@@ -278,6 +280,8 @@ class TrainerServer:
     async def _rollouts(self, channel: AsyncChannel, asked: OpenRollouts) -> None:
         if asked.session.startswith(VOLATILE):
             raise UsageError(f"The rollouts key {asked.session!r} begins with {VOLATILE!r}: choose another key.")
+        if asked.sampling.extra.routes and (why := self._ledger.why_no_routes(1, asked.sampling)) is not None:
+            raise UsageError(why)
         with trio.move_on_after(HANG_UP_WITHIN_S):
             await self._ledger.wait_closed(asked.session)
         session = self._ledger.open(
@@ -357,6 +361,8 @@ class TrainerServer:
                     own=done.own,
                     counted=counted,
                     lag=lag,
+                    routes=rollout.routes,
+                    prompt_routes=rollout.prompt_routes,
                 )
             )
 

@@ -60,7 +60,7 @@ class Turns:
         for other in self._queue:
             if other.part == part:
                 raise Busy(
-                    f"Another trainer ({other.who}) is publishing the same part of the model ({part}) to this seed. "
+                    f"Another trainer is publishing to this seed: {other.who}, the same part of the model ({part}). "
                     "Publish each part from one process at a time."
                 )
         turn = Turn(part, who, self._remove)

@@ -24,6 +24,7 @@ __all__ = [
     "OPTIONS",
     "PORTABLE_DRAWS",
     "REPLAYS",
+    "ROUTES",
     "SCORE_OPTIONS",
     "Completion",
     "EngineError",
@@ -74,8 +75,10 @@ ADAPTERS: Final = "adapters"
 JUDGES_ADAPTERS: Final = "judges-adapters"
 """The ability to score, judge and replay tokens that were drawn with an adapter, as far as the engine does so for
 tokens of the base: with that adapter, at the engine's version."""
+ROUTES: Final = "routes"
+"""The ability to record which experts each token took. Only of an engine that holds a mixture of experts."""
 ABILITIES: Final = frozenset(
-    {OPTIONS, SCORE_OPTIONS, EXACT_SEED, PORTABLE_DRAWS, JUDGES, REPLAYS, ADAPTERS, JUDGES_ADAPTERS}
+    {OPTIONS, SCORE_OPTIONS, EXACT_SEED, PORTABLE_DRAWS, JUDGES, REPLAYS, ADAPTERS, JUDGES_ADAPTERS, ROUTES}
 )
 """Everything that an engine may be able to do beyond `SamplingParams` without options."""
 
@@ -138,6 +141,8 @@ class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
     adapter: str = ""
     """The name of the adapter that is added to the base's weights; empty: none. Needs the ability `ADAPTERS`, and that
     adapter in the engine."""
+    routes: bool = False
+    """The completion says which experts each token took (`Completion.routes`). Needs the ability `ROUTES`."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_tokens <= MAX_LENGTH:
@@ -178,6 +183,7 @@ class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
             exact=self.exact,
             portable=self.portable,
             adapter=self.adapter,
+            routes=self.routes,
         )
 
     @property
@@ -259,7 +265,12 @@ def needs(sampling: SamplingParams) -> frozenset[str]:
     if sampling.options is msgspec.UNSET:
         return frozenset()
     options = sampling.options
-    wanted = {EXACT_SEED: options.exact, PORTABLE_DRAWS: options.portable, ADAPTERS: bool(options.adapter)}
+    wanted = {
+        EXACT_SEED: options.exact,
+        PORTABLE_DRAWS: options.portable,
+        ADAPTERS: bool(options.adapter),
+        ROUTES: options.routes,
+    }
     return frozenset({OPTIONS, *(ability for ability, needed in wanted.items() if needed)})
 
 
@@ -273,11 +284,13 @@ class Prompt(msgspec.Struct, frozen=True):
     """Token ids to continue. The sampling seed and `stream` together determine the random numbers.
 
     Two prompts with the same (seed, stream) draw with the same random numbers at any place of a batch, so every sample
-    of a request group needs a stream of its own. Raises `ValueError` for an empty prompt or a stream out of range.
+    of a request group needs a stream of its own. `routes`: with `SamplingOptions.routes`, those of the prompt's tokens
+    are wanted, too. Raises `ValueError` for an empty prompt or a stream out of range.
     """
 
     token_ids: tuple[int, ...]
     stream: int = 0
+    routes: bool = False
 
     def __post_init__(self) -> None:
         if not self.token_ids:
@@ -301,6 +314,10 @@ class Completion(msgspec.Struct, frozen=True):
     was drawn from, after `SamplingOptions`, temperature and the top-p cut. For a greedy completion it is the
     log-probability at temperature 1, because the true one is 0 everywhere.
 
+    `routes`: with `SamplingOptions.routes`, the experts of the pass that each token was drawn from, coded by
+    `codec.routes`, a row a token: row i is of the position before token i. `prompt_routes`: the same for the prompt's
+    positions but the last, whose row is the first of `routes`; empty unless the prompt asked for it.
+
     Raises `ValueError` when lengths disagree, a log-probability is out of range, or the spans do not cover the tokens
     in order.
     """
@@ -309,6 +326,8 @@ class Completion(msgspec.Struct, frozen=True):
     logprobs: tuple[float, ...]
     finish_reason: Literal["stop", "length"]
     spans: tuple[Span, ...]
+    routes: bytes = b""
+    prompt_routes: bytes = b""
 
     def __post_init__(self) -> None:
         if not self.token_ids or len(self.token_ids) != len(self.logprobs):

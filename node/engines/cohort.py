@@ -17,8 +17,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from codec.routes import RouteShape
 from node.engines.base import Completion, Prompt, SamplingParams, Span, Version
 from node.engines.judgement import Claim
+from node.engines.routing import RouteLog
 from node.engines.rows import Rows, check_tokens, vocabulary_of
 from node.engines.sampling import check_options, draw, draw_portable, margins, reshaped, scores, uniforms
 from node.engines.texts import StopText
@@ -37,9 +39,10 @@ class Cohort:
         *,
         cached: bool = True,
         tokenizer: Any = None,
+        shape: RouteShape | None = None,
     ) -> None:
         """`prompts`: of equal length. `cached`: see `node.engines.rows.can_cache`. `tokenizer`: a
-        `tokenizers.Tokenizer`, for stop texts.
+        `tokenizers.Tokenizer`, for stop texts. `shape`: of the model's routes, if they are to be recorded.
 
         Raises `ValueError` for a token id that the model does not have, and for stop texts without a tokenizer.
         """
@@ -49,6 +52,8 @@ class Cohort:
         check_options(sampling, vocabulary_of(model))
         self._prompt = len(prompts[0].token_ids)
         """The length of each prompt."""
+        self._routes = None if shape is None else RouteLog(model, shape, len(prompts))
+        self._prompt_routes = [prompt.routes for prompt in prompts]
         self._streams = [prompt.stream for prompt in prompts]
         uniform = uniforms(sampling.seed, self._streams, 0 if sampling.extra.portable else sampling.max_tokens)
         self._uniform = torch.from_numpy(uniform).to(device)
@@ -77,7 +82,7 @@ class Cohort:
         A row that has ended stays in the batch until all have.
         """
         at = len(self._tokens)
-        token, logprob = self._draw(self._rows.read(self._sampling, self._prompt), at)
+        token, logprob = self._draw(self._read(), at)
         self._tokens.append(token)
         self._logprobs.append(logprob)
         if not self._versions or self._versions[-1][0] != version:
@@ -89,6 +94,11 @@ class Cohort:
         self._running &= ~ended
         self._rows.add(token)
         self.done = at + 1 == self._sampling.max_tokens or not bool(self._running.any())
+
+    def _read(self) -> torch.Tensor:
+        if self._routes is None:
+            return self._rows.read(self._sampling, self._prompt)
+        return self._routes.read(lambda: self._rows.read(self._sampling, self._prompt))
 
     def _draw(self, logits: torch.Tensor, at: int) -> tuple[torch.Tensor, torch.Tensor]:
         if not self._sampling.extra.portable:
@@ -124,6 +134,8 @@ class Cohort:
                     if row in self._ended_by_text or ids[-1] in self._sampling.stop_tokens
                     else "length",
                     spans=self._spans(length),
+                    routes=b"" if self._routes is None else self._routes.completion(row, length),
+                    prompt_routes=self._routes.prompt(row) if self._routes and self._prompt_routes[row] else b"",
                 )
             )
         return completions

@@ -10,7 +10,7 @@ from codec.adapter import AdapterConfig
 from node.engines.base import REPLAYS, Completion, Prompt, SamplingParams, Version
 from node.engines.host import Commitment, Counts, EngineFailed, EngineHost, EngineLost
 from node.engines.judgement import Claim, Judgement
-from node.verification.classes import PREFIX
+from node.verification.classes import PREFIX, in_format
 
 __all__ = ["EngineGroup"]
 
@@ -20,9 +20,11 @@ AnswerT = TypeVar("AnswerT")
 class EngineGroup:
     """An engine client of one or more hosts. Its properties hold for every ready host."""
 
-    def __init__(self, hosts: Sequence[EngineHost]) -> None:
+    def __init__(self, hosts: Sequence[EngineHost], form: str = "") -> None:
+        """`form`: the format (`codec.formats`) whose codes the weights stand for; empty: they are the base's."""
         assert hosts
         self.hosts = tuple(hosts)
+        self._form = form
         self._load = dict.fromkeys(range(len(self.hosts)), 0)
         """Sequences that each host generates at the moment, by its index."""
 
@@ -60,7 +62,7 @@ class EngineGroup:
         """Those that every ready host has. Hosts of several arithmetic classes promise no bits together."""
         named = [host.abilities for host in self._ready or self.hosts]
         classes = {name for abilities in named for name in abilities if name.startswith(PREFIX)}
-        found = frozenset.intersection(*named)
+        found = in_format(frozenset.intersection(*named), self._form)
         return found if len(classes) < 2 else found - {REPLAYS}
 
     @property
@@ -157,8 +159,8 @@ class EngineGroup:
         await _together(self._ready, lambda host: host.reload())
 
     async def prove(self) -> tuple[bytes, bool]:
-        """(the root that all ready hosts hold, or empty when they differ; whether each holds the root of its version and
-        those of its adapters).
+        """(the root that all ready hosts hold, or empty when they differ; whether each holds the root of its version,
+        and those of its adapters).
 
         Raises `EngineLost` when none is ready.
         """

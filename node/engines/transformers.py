@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from codec.checkpoint import Checkpoint
 from codec.errors import UsageError
 from codec.layout import Layout
+from codec.routes import RouteShape
 from node.engines.adapters import GivenAdapter
 from node.engines.arithmetic import class_label
 from node.engines.base import (
@@ -28,6 +29,7 @@ from node.engines.base import (
     BASE_VERSION,
     PORTABLE_DRAWS,
     REPLAYS,
+    ROUTES,
     Completion,
     EngineError,
     Prompt,
@@ -42,6 +44,7 @@ from node.engines.judgement import Claim, Judgement
 from node.engines.live import DevicePatch, LiveParameters
 from node.engines.load import build_model, chosen_dtype, load_model
 from node.engines.lora import Adapters, LiveAdapter
+from node.engines.routing import recordable
 from node.engines.rows import can_cache
 from node.engines.undo import MOST_SHARE, Undo
 from node.engines.vllm.plugin.swarm_vllm.fingerprint import device_name, fingerprint
@@ -115,11 +118,13 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         self.device = _usable(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._arithmetic: Arithmetic = arithmetic
         self.kind = f"transformers/{arithmetic}/{self.device.type}"
-        self._abilities = ABILITIES - {REPLAYS, *((PORTABLE_DRAWS,) if self.device.type == "mps" else ())}
+        self._abilities = ABILITIES - {REPLAYS, ROUTES, *((PORTABLE_DRAWS,) if self.device.type == "mps" else ())}
         """Whatever is loaded. MPS has no float64."""
         self.abilities = self._abilities
         self._measured = False
         """`measure` has run for the loaded model."""
+        self._shape: RouteShape | None = None
+        """Of the loaded model's routes; None: it has none that can be recorded, or it was not measured."""
         self._dtype = torch.float32
         self._texts: Path | None = None
         """The tokenizer's file; it may be missing."""
@@ -149,7 +154,7 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         self.poisoned: str | None = None
 
     def load(self, folder: Path, *, weights: bool = True) -> None:
-        self.abilities, self._measured = self._abilities, False
+        self.abilities, self._measured, self._shape = self._abilities, False, None
         self._dtype = chosen_dtype(folder, self._arithmetic, self.device)
         self._model = (load_model if weights else build_model)(folder, self._dtype, self.device)
         self._model.requires_grad_(False)
@@ -180,7 +185,7 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         return held
 
     def measure(self) -> None:
-        """Find out how this model rounds here, and name its arithmetic class and, if it can, `REPLAYS`.
+        """Find out how this model rounds here, and name its arithmetic class and, if it can, `REPLAYS` and `ROUTES`.
 
         Call it when the weights are there. A second call for the same model does nothing: the kernels are the same.
         """
@@ -199,7 +204,9 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
             1,
             fingerprint(self.device, self._dtype),
         )
-        self.abilities = self._abilities | {label, *((REPLAYS,) if alike else ())}
+        self._shape = recordable(model)
+        found = {REPLAYS: alike, ROUTES: self._shape is not None}
+        self.abilities = self._abilities | {label, *(ability for ability, able in found.items() if able)}
         self._measured = True
 
     def _can_cache(self) -> bool:
@@ -303,11 +310,18 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         parts = [rows[at : at + most] for rows in by_length.values() for at in range(0, len(rows), most)]
         cached = self._can_cache()
         tokenizer = self._read_tokenizer() if sampling.extra.stop_texts else None
+        shape = self._route_shape(model) if sampling.extra.routes else None
         cohorts = [
-            (Cohort(model, [prompts[i] for i in rows], sampling, cached=cached, tokenizer=tokenizer), rows)
+            (Cohort(model, [prompts[i] for i in rows], sampling, cached=cached, tokenizer=tokenizer, shape=shape), rows)
             for rows in parts
         ]
         self._flights[flight] = _Flight(cohorts, adapter)
+
+    def _route_shape(self, model: PreTrainedModel) -> RouteShape:
+        self._shape = self._shape or recordable(model)
+        if self._shape is None:
+            raise ValueError("routes: this model has no experts whose choice can be recorded")
+        return self._shape
 
     def step(self) -> list[tuple[int, list[Completion] | EngineError]]:
         self._refuse_if_poisoned()

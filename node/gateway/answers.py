@@ -4,22 +4,29 @@ Each choice is encoded when it is about to be sent: an answer of 256 samples rep
 need hundreds of megabytes at once.
 
 Besides OpenAI's fields, each choice has what a trainer needs: `token_ids`, `versions` (for each token, the [epoch,
-version] that it was sampled from) and `prompt_token_ids`; in a swarm with adapters also `own_versions` (for each token,
-the own version of the adapter, or of the base). A stream begins after its samples were accepted, so it never
-contains a token that the swarm discards.
+version] that it was sampled from), `prompt_token_ids`, and `routed_experts` if that is asked for; in a swarm with
+adapters also `own_versions` (for each token, the own version of the adapter, or of the base). A stream begins after its
+samples were accepted, so it never contains a token that the swarm discards.
 """
 
+import base64
+import io
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from codec.errors import SwarmError
+from codec.routes import read_header
+from node.engines.base import Version
 from node.gateway.parsed_request import ParsedRequest
 from node.gateway.text import Text
 from node.ledger.messages import Rollout, unpack_floats, unpack_tokens
+from node.ledger.route_reader import BadRoutes, Routed, read_sample
 from node.ledger.state import Group
 
 __all__ = ["DONE", "CompletionAnswer", "InvalidSample", "event"]
@@ -31,6 +38,8 @@ TOKEN_BYTES: Final = 256
 LOGPROB_BYTES: Final = 1024
 """Upper estimates of the memory for encoding one token, as Python objects and as JSON: of a prompt, of a sample, and in
 addition for its log-probability."""
+ROUTE_COPIES: Final = 6
+"""Copies of a sample's routes while they are encoded: decoded, joined, as a file, as base64, and in JSON."""
 CHOICE_BYTES: Final = 4096
 """The memory for encoding the rest of a choice."""
 
@@ -51,12 +60,14 @@ class Choice(msgspec.Struct, frozen=True):
     prompt: Sequence[int]
     own_versions: tuple[int, ...] = ()
     """Empty in a swarm without adapters."""
+    routes: Mapping[str, str] = MappingProxyType({})
+    """Empty, or the field `routed_experts`: base64 of a .npy file, as vLLM has it."""
 
     @property
     def origin(self) -> dict[str, Any]:
-        """The fields that say which versions the tokens are from."""
+        """The fields that say which versions the tokens are from, and which experts they took."""
         own = {"own_versions": self.own_versions} if self.own_versions else {}
-        return {"versions": self.versions} | own
+        return {"versions": self.versions, **own, **self.routes}
 
 
 class CompletionAnswer:
@@ -76,19 +87,27 @@ class CompletionAnswer:
             for p, (prompt, group) in enumerate(zip(parsed.prompts, groups, strict=True))
             for sample in sorted(group.done)
         ]
+        self._groups = [[group.done[sample] for sample in sorted(group.done)] for group in groups]
+        """The samples by prompt, for routes that several share."""
         self._encoded_tokens = 0
         """Tokens of the choices that were encoded."""
 
     @property
     def held_bytes(self) -> int:
         """The memory of the samples until the answer is sent."""
-        return sum(len(rollout.token_ids) + len(rollout.logprobs) for _, _, rollout, _ in self._samples)
+        return sum(
+            len(one.token_ids) + len(one.logprobs) + len(one.routes) + len(one.prompt_routes)
+            for _, _, one, _ in self._samples
+        )
 
     def costs(self) -> list[int]:
         """For each choice, the most memory that encoding it takes, in bytes."""
         token_bytes = TOKEN_BYTES + (LOGPROB_BYTES if self._parsed.logprobs else 0)
         return [
-            CHOICE_BYTES + PROMPT_TOKEN_BYTES * len(prompt) + token_bytes * rollout.length
+            CHOICE_BYTES
+            + PROMPT_TOKEN_BYTES * len(prompt)
+            + token_bytes * rollout.length
+            + _route_bytes(prompt, rollout)
             for _, prompt, rollout, _ in self._samples
         ]
 
@@ -130,8 +149,27 @@ class CompletionAnswer:
     def _choice(self, i: int) -> Choice:
         index, prompt, rollout, own = self._samples[i]
         choice = _choice(self._parsed, self._text, prompt, index, rollout, own)
+        choice = msgspec.structs.replace(choice, routes=self._routed_experts(i, len(choice.token_ids)))
         self._encoded_tokens += len(choice.token_ids)
         return choice
+
+    def _routed_experts(self, i: int, tokens: int) -> dict[str, str]:
+        index, prompt, _, _ = self._samples[i]
+        if self._parsed.routes_from is None:
+            return {}
+        group, sample = divmod(index, self._parsed.n)
+        routed = [
+            Routed(one.rollout.routes, one.rollout.prompt_routes, one.rollout.length, _first(one.rollout), one.node)
+            for one in self._groups[group]
+        ]
+        try:
+            routes = read_sample(routed, sample, len(prompt))[self._parsed.routes_from : len(prompt) + tokens - 1]
+        except BadRoutes as error:
+            raise InvalidSample("A node sent routes of experts that cannot be read. Ask again.") from error
+        with io.BytesIO() as file:
+            small = np.uint8 if read_header(routed[sample].routes)[0].experts <= 256 else np.uint16
+            np.save(file, routes.astype(small))
+            return {"routed_experts": base64.b64encode(file.getbuffer()).decode()}
 
     def _part(self, i: int, head: dict[str, Any], choice: dict[str, Any]) -> bytes:
         """`choice` as JSON; the first one with `head` before it, the last one with `usage` after it."""
@@ -238,6 +276,18 @@ def _choice(
         shown = text.decode(prompt, kept, special=parsed.show_special)
     count = len(tokens)
     return Choice(index, shown, reason, tokens, logprobs[:count], tuple(versions[:count]), prompt, tuple(owns[:count]))
+
+
+def _first(rollout: Rollout) -> Version:
+    return rollout.spans[0].epoch, rollout.spans[0].version
+
+
+def _route_bytes(prompt: Sequence[int], rollout: Rollout) -> int:
+    """The memory for encoding the routes of a sample: ids of two bytes, as base64, and their copies."""
+    if not rollout.routes:
+        return 0
+    shape, tokens = read_header(rollout.routes)
+    return ROUTE_COPIES * 2 * shape.layers * shape.chosen * (len(prompt) + tokens)
 
 
 def _stop_text(

@@ -74,7 +74,6 @@ _ONE_LOGPROB = "Only the log-probabilities of the sampled tokens are known."
 _FORMATS = "No engine here follows a grammar."
 _IMAGES = "Models read and write only text."
 _TOKENS_ALONE = "Only tokens are read."
-_EXPERTS = "The choice of experts is not recorded."
 _BEAMS = "There is no beam search."
 
 _SAMPLING: Final = (
@@ -193,7 +192,12 @@ _SAMPLING: Final = (
 )
 
 _PROMPT: Final = (
-    _done("model", str, (C, H, G), "The base (`--model-name`), or the name of an [adapter](adapters.md#at-the-gateway). Another: 404. Empty: the base."),
+    _done(
+        "model",
+        str,
+        (C, H, G),
+        "The base (`--model-name`), or the name of an [adapter](adapters.md#at-the-gateway). Another: 404. Empty: the base.",
+    ),
     _done("prompt", str | list[int | str | list[int]], (C,), "A text, token ids, or a list of up to 256 of either."),
     _refused("prompt_embeds", (C,), _TOKENS_ALONE, "AAAA"),
     _done(
@@ -322,7 +326,20 @@ _ANSWER: Final = (
     ),
     _refused("return_prompt_text", (H,), "Answers have no prompt text; they have `prompt_token_ids`.", True, False),
     _refused("include_reasoning", (H,), "Reasoning is not separated from the rest of an answer.", False, True),
-    _refused("routed_experts_prompt_start", (C, H, S), _EXPERTS, 1, 0),
+    _done(
+        "return_routed_experts",
+        bool,
+        (C, H, S),
+        "Each choice has `routed_experts`, as vLLM's with `--enable-return-routed-experts`: [which experts](routes.md) each token took. A model without experts: 400.",
+        True,
+    ),
+    _done(
+        "routed_experts_prompt_start",
+        int,
+        (C, H, S),
+        "`routed_experts` begins at this token of the prompt. Above 0 without `return_routed_experts`: 400.",
+        1,
+    ),
     _done("request_id", str, (C, H, G), "Part of the answer's `id` (`request_id` for generate).", "r1"),
     _done("stream", bool, (C, H), "The answer is sent as events, once its samples are accepted.", True),
     _refused("stream", (G,), "Answers are not streamed.", True, False),

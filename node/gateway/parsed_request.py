@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from blake3 import blake3
 
-from node.engines.base import ADAPTERS, EXACT_SEED, MAX_STOP_TEXTS, SamplingOptions, SamplingParams
+from node.engines.base import ADAPTERS, EXACT_SEED, MAX_STOP_TEXTS, ROUTES, SamplingOptions, SamplingParams
 from node.gateway.parameters import BadRequest
 from node.gateway.text import BadText, Text
 from node.ledger.messages import MAX_TOKENS, pack_tokens
@@ -59,10 +59,13 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     """Tokens with log-probabilities are written by number."""
     request_id: str = ""
     """The client's name for this request, or empty."""
+    routes_from: int | None = None
+    """The token of the prompt from which on the answer has routes; None: it has none."""
 
     def field_for(self, ability: str) -> str | None:
         """The field that needs `ability` of an engine."""
-        return {EXACT_SEED: "seed", ADAPTERS: "model"}.get(ability) or next(iter(self.asked), None)
+        fields = {EXACT_SEED: "seed", ADAPTERS: "model", ROUTES: "return_routed_experts"}
+        return fields.get(ability) or next(iter(self.asked), None)
 
 
 def parse_completion(body: Any, text: Text, session: str = "", *, exact: bool = True) -> ParsedRequest:
@@ -181,6 +184,9 @@ def _parse_common(
         raise BadRequest(f"{where}: token ids are whole numbers from 0 to 2^32 - 1.", where)
     prompts, most = _fitted(body, prompts, most, text.limits, where)
     options, asked = _options(body, text, exact)
+    routes_from = _routes_from(body, min(map(len, prompts)))
+    if routes_from is not None:
+        options, asked = msgspec.structs.replace(options, routes=True), (*asked, "return_routed_experts")
     stop_ids = tuple(body.stop_token_ids or ())
     name = session or _own(outer, "session_id") or _own(outer, "prompt_cache_key") or _own(outer, "user") or ""
     try:
@@ -208,7 +214,21 @@ def _parse_common(
         show_special=body.skip_special_tokens is False,
         tokens_as_ids=bool(_own(outer, "return_tokens_as_token_ids")),
         request_id=(outer.request_id or "")[:MAX_NAME],
+        routes_from=routes_from,
     )
+
+
+def _routes_from(body: Any, shortest: int) -> int | None:
+    """See `ParsedRequest.routes_from`. `shortest`: tokens of the shortest prompt."""
+    start = body.routed_experts_prompt_start or 0
+    if not body.return_routed_experts:
+        if start:
+            why = "nothing begins there without return_routed_experts."
+            raise BadRequest(f"routed_experts_prompt_start: {why}", "routed_experts_prompt_start")
+        return None
+    if not 0 <= start <= shortest:
+        raise BadRequest(f"routed_experts_prompt_start: 0 to {shortest}.", "routed_experts_prompt_start")
+    return start
 
 
 def _fitted(

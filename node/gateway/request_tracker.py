@@ -12,7 +12,7 @@ from typing import Final
 import trio
 
 from codec.errors import SwarmError
-from node.engines.base import ADAPTERS, EXACT_SEED, OPTIONS, SamplingParams, needs
+from node.engines.base import ADAPTERS, EXACT_SEED, OPTIONS, ROUTES, SamplingParams, needs
 from node.ledger.binding import Binding
 from node.ledger.messages import pack_tokens
 from node.ledger.service import VOLATILE, LedgerService
@@ -30,6 +30,7 @@ _LACKING: Final = {
     EXACT_SEED: "no engine here draws the same tokens again whatever else it draws meanwhile. Engines of transformers "
     "do, and vLLM on GPUs if its node was started with VLLM_BATCH_INVARIANT=1. Leave seed out, or let it be inexact "
     "(swarm-node gateway --inexact-seeds).",
+    ROUTES: "no engine here records which experts a token took. Only engines that hold a mixture of experts can.",
 }
 
 
@@ -128,7 +129,7 @@ class RequestTracker:
         if not found:
             self.refused += 1
             able = self._ledger.abilities.able
-            lacking = next((each for each in (EXACT_SEED, ADAPTERS) if able(wanted - {each})), OPTIONS)
+            lacking = next((each for each in (EXACT_SEED, ADAPTERS, ROUTES) if able(wanted - {each})), OPTIONS)
             raise Impossible(_LACKING[lacking], lacking)
 
     def kinds(self, groups: Iterable[Group]) -> str:

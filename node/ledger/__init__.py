@@ -15,6 +15,9 @@ Modules:
 - `node_messages`: The conversation of the ledger with its nodes: reads what they send, and queues what they are told
 - `part_history`: Which parts of the model each version changed, so that lag is counted by part
 - `report`: The ledger as people and programs see it
+- `rollout_parts`: Rollouts that are larger than one message
+- `route_reader`: Reads the routes of a group's samples
+- `routes`: Routes of experts in rollouts
 - `rules`: The rules of work: request groups become work leases, and work leases become accepted rollouts
 - `service`: The ledger as it runs in the seed: connects rules and book with the nodes' messages and the trainer
 - `session`: What a trainer or the gateway has with the ledger while it waits for request groups

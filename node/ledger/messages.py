@@ -6,6 +6,7 @@
       Renew        ------------------------->  progress; asks for a later deadline
       <--------------------------------- Renewed
       SignedRollout ------------------------>  one finished sample; repeated until its verdict arrives
+      RolloutPart  ------------------------->  a part of one that is larger than a message
       <--------------------------------- Verdict
       GiveBack     ------------------------->  the node will not finish these leases
       Cannot       ------------------------->  the node's engine refuses this work
@@ -39,8 +40,12 @@ from node.engines.base import ADAPTER_NAME, SamplingParams
 
 __all__ = [
     "MAX_ADAPTERS",
+    "MAX_BODY_BYTES",
     "MAX_CAPACITY",
+    "MAX_PARTS",
+    "MAX_ROLLOUT_BYTES",
     "MAX_TOKENS",
+    "PART_BYTES",
     "ROLLOUT_DOMAIN",
     "Abilities",
     "Ask",
@@ -56,6 +61,7 @@ __all__ = [
     "Renew",
     "Renewed",
     "Rollout",
+    "RolloutPart",
     "SignedRollout",
     "Timesheet",
     "Unfit",
@@ -85,6 +91,11 @@ MAX_TOKENS: Final = 1 << 16
 """Tokens of a prompt, and of a sample. A sample has 8 bytes per token, log-probability included: half of a body."""
 MAX_ADAPTERS: Final = 64
 """Adapters that an engine can have loaded: as many as a swarm has slots for."""
+PART_BYTES: Final = MAX_BODY_BYTES - 256
+"""Of all parts of a rollout but the last."""
+MAX_PARTS: Final = 24
+MAX_ROLLOUT_BYTES: Final = MAX_PARTS * PART_BYTES
+"""A sealed rollout with its routes: 65,536 tokens of a large mixture of experts have some 20 MB."""
 MAX_CAPACITY: Final = 4096
 """Sequences that one node may hold at once."""
 ROLLOUT_DOMAIN: Final = b"swarm-node rollout 1"
@@ -98,6 +109,7 @@ GroupId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Packed32 = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS)]
 Leases = Annotated[tuple[U63, ...], msgspec.Meta(max_length=MAX_CAPACITY)]
 AdapterName = Annotated[str, msgspec.Meta(pattern=rf"\A(?:{ADAPTER_NAME.pattern})\Z", max_length=64)]
+Routes = Annotated[bytes, msgspec.Meta(max_length=MAX_ROLLOUT_BYTES)]
 Samples = Annotated[tuple[U32, ...], msgspec.Meta(min_length=1, max_length=MAX_CAPACITY)]
 
 
@@ -189,6 +201,17 @@ class SignedRollout(WorkMessage, frozen=True, tag=5):
     """`signature || Rollout`; see `open_rollout`."""
 
     sealed: Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES + 1, max_length=MAX_BODY_BYTES)]
+
+
+class RolloutPart(WorkMessage, frozen=True, tag=20):
+    """Part `part` of `parts` of a sample's sealed rollout; see `node.ledger.rollout_parts`. Only rollouts with routes
+    are so large, and no older seed asks for them."""
+
+    lease: U63
+    sample: U32
+    part: Annotated[int, msgspec.Meta(ge=0, lt=MAX_PARTS)]
+    parts: Annotated[int, msgspec.Meta(ge=2, le=MAX_PARTS)]
+    data: Annotated[bytes, msgspec.Meta(min_length=1, max_length=PART_BYTES)]
 
 
 class Verdict(WorkMessage, frozen=True, tag=6):
@@ -370,7 +393,9 @@ class Rollout(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     """A finished sample: token ids (u32) and log-probabilities (f32), little-endian; see
     `node.engines.base.Completion`.
 
-    `work` is the `work_hash` of what was leased, so that the signature covers the question and the answer.
+    `work` is the `work_hash` of what was leased, so that the signature covers the question and the answer. `routes`,
+    `prompt_routes`: as in `Completion`, if the sampling asks for them; the prompt's with each lease's first sample.
+    Without routes a rollout is encoded as older releases did, without these fields.
     """
 
     lease: U63
@@ -381,6 +406,8 @@ class Rollout(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     logprobs: Packed32
     finish_reason: Literal["stop", "length"]
     spans: Annotated[tuple[VersionSpan, ...], msgspec.Meta(min_length=1, max_length=64)]
+    routes: Routes = b""
+    prompt_routes: Routes = b""
 
     @property
     def length(self) -> int:
@@ -413,6 +440,7 @@ _ALL = (
     | JudgeAnswer
     | AskAdapters
     | LoadedAdapters
+    | RolloutPart
 )
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_ALL)
@@ -438,7 +466,8 @@ def decode(data: bytes) -> WorkMessage:
 
 def seal_rollout(key: Key, rollout: Rollout) -> bytes:
     """`rollout` signed with `key`, the key of the node that generated it."""
-    return key.seal(ROLLOUT_DOMAIN, _encoder.encode(rollout))
+    fields = msgspec.structs.astuple(rollout)
+    return key.seal(ROLLOUT_DOMAIN, _encoder.encode(fields if rollout.routes else fields[:-2]))
 
 
 def open_rollout(node: bytes, sealed: bytes) -> Rollout:

@@ -9,7 +9,7 @@ import numpy as np
 from codec.errors import PeerError
 from codec.unpack import unpack
 
-__all__ = ["NO_LIMITS", "ModelLimits", "limits_of"]
+__all__ = ["NO_LIMITS", "ModelLimits", "config_of", "limits_of", "number_in"]
 
 LENGTHS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 """The names that model families give to the number of positions."""
@@ -47,28 +47,34 @@ NO_LIMITS: Final = ModelLimits()
 
 def limits_of(files: Mapping[str, bytes]) -> ModelLimits:
     """The limits by `files`, the small files of a checkpoint by name."""
-    try:
-        config = unpack(_CONFIG, files.get("config.json") or b"{}", "config.json")
-    except PeerError:
-        return NO_LIMITS
+    config = config_of(files)
     text = config.get("text_config")
     inner: dict[str, Any] = text if isinstance(text, dict) else {}
     return ModelLimits(
-        _context(inner) or _context(config), _number(inner, "vocab_size") or _number(config, "vocab_size")
+        _context(inner) or _context(config), number_in(inner, "vocab_size") or number_in(config, "vocab_size")
     )
+
+
+def config_of(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """The config.json among `files`; empty where there is none, or no JSON object in it."""
+    try:
+        return unpack(_CONFIG, files.get("config.json") or b"{}", "config.json")
+    except PeerError:
+        return {}
 
 
 def _context(config: Mapping[str, Any]) -> int | None:
     """The context in tokens; with scaled rotary positions, the larger of the configured and the scaled one."""
-    length = next((found for name in LENGTHS if (found := _number(config, name))), None)
+    length = next((found for name in LENGTHS if (found := number_in(config, name))), None)
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
     if length is None or not isinstance(scaling, dict):
         return length
     factor = scaling.get("factor")
-    original = _number(scaling, "original_max_position_embeddings") or length
+    original = number_in(scaling, "original_max_position_embeddings") or length
     return max(length, int(original * factor)) if isinstance(factor, int | float) else length
 
 
-def _number(config: Mapping[str, Any], name: str) -> int | None:
+def number_in(config: Mapping[str, Any], name: str) -> int | None:
+    """The positive integer under this name; None: there is none."""
     found = config.get(name)
     return found if isinstance(found, int) and found is not True and found > 0 else None

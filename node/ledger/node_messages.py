@@ -13,7 +13,7 @@ from node.engines.base import Version
 from node.ledger.assignment.abilities import EngineAbilities
 from node.ledger.assignment.assigner import MOST_LEASES
 from node.ledger.assignment.commit_stats import CommitStats
-from node.ledger.assignment.draws import sampling_of
+from node.ledger.assignment.draws import sampling_of, unrouted
 from node.ledger.assignment.pending_requests import PendingRequests
 from node.ledger.messages import (
     Abilities,
@@ -28,6 +28,7 @@ from node.ledger.messages import (
     Reason,
     Renew,
     Renewed,
+    RolloutPart,
     SignedRollout,
     Timesheet,
     Unfit,
@@ -41,6 +42,7 @@ from node.ledger.messages import (
     open_rollout,
     unpack_floats,
 )
+from node.ledger.rollout_parts import PartialRollouts
 from node.ledger.rules import Ledger
 from node.ledger.state import Group, LiveLease
 from node.ledger.trust.budgets import MessageBudgets
@@ -83,6 +85,7 @@ class NodeMessages:
         self.budgets = MessageBudgets(ledger.leases_of)
         self.pending = PendingRequests()
         self.abilities = EngineAbilities(ledger, self._ask_abilities, self._ask_adapters, clock)
+        self.parts = PartialRollouts()
         self.commit_stats = CommitStats()
         """The durations of each version's commit at the nodes' engines."""
         self.outbox: list[tuple[bytes, WorkMessage]] = []
@@ -128,6 +131,8 @@ class NodeMessages:
                 self.outbox.append((node, Withdraw((lease,)) if left_s is None else Renewed(lease, left_s)))
             case SignedRollout(sealed):
                 self._read_rollout(node, sealed, now)
+            case RolloutPart():
+                self._read_part(node, message, now)
             case GiveBack(leases):
                 self.pending.pop(node)  # or it would get the same work at once
                 self.budgets.of(node).count_returned(self._ledger.give_back(node, leases, now), now)
@@ -164,6 +169,17 @@ class NodeMessages:
         reason = self._ledger.submit(node, rollout, sealed, now)
         self.pending.try_soon(node)
         self.outbox.append((node, Verdict(rollout.lease, rollout.sample, reason)))
+
+    def _read_part(self, node: bytes, message: RolloutPart, now: float) -> None:
+        """Read the rollout when its last part came. What is said of one that is not owed needs no other part."""
+        lease = self._ledger.leases.get(message.lease)
+        if lease is not None and lease.node == node and message.sample in lease.open:
+            if (sealed := self.parts.add(node, message)) is not None:
+                self._read_rollout(node, sealed, now)
+            return
+        known = self._ledger.acceptance.verdict_of(message.lease, message.sample)
+        reason = known[0] if known is not None else Reason.UNKNOWN_LEASE
+        self.outbox.append((node, Verdict(message.lease, message.sample, reason)))
 
     def ask_judgements(self, now: float) -> None:
         """Ask for the judgements that are due, once the rollouts are durable: the outbox is sent after the write."""
@@ -255,7 +271,7 @@ def _check_message(check: OpenCheck, held: Version) -> Ask:
         check=check.id,
         prompt=check.prompt,
         token_ids=check.rollout.token_ids[: 4 * check.end],
-        sampling=check.sampling,
+        sampling=unrouted(check.sampling),
         epoch=epoch,
         version=version,
         start=check.start,
@@ -271,7 +287,7 @@ def _judge_request(check: OpenJudgement, held: Version, *, has_previous: bool) -
         check=check.id,
         prompt=check.prompt,
         token_ids=check.rollout.token_ids[: 4 * check.end],
-        sampling=check.sampling,
+        sampling=unrouted(check.sampling),
         stream=check.stream,
         epoch=epoch,
         version=version,

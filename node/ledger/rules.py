@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Final
 
+from codec.routes import RouteShape
 from node.engines.base import SamplingParams, Version
 from node.ledger.assignment.assigner import WorkAssigner
 from node.ledger.assignment.consumption import Consumption
@@ -58,6 +59,8 @@ class Ledger:
         self.assigner = WorkAssigner(transitions, self.members, self.consumption)
         self.bindings: OrderedDict[str, Binding] = OrderedDict()
         """By key: the work that it stands for."""
+        self.route_shape: RouteShape | None = None
+        """Of the model's routes; None: it has no experts, or nobody set it."""
         transitions.facts.append(Advanced(head))
 
     @property
@@ -406,7 +409,8 @@ class Ledger:
             reason = self.acceptance.lease_reason(node, rollout, member=node in self.members)
         if reason is None:
             lease = self.leases[rollout.lease]
-            reason = self.acceptance.judge(lease, self.groups[lease.group], rollout, self.head, self.roots, now)
+            group = self.groups[lease.group]
+            reason = self.acceptance.judge(lease, group, rollout, self.head, self.roots, now, self.route_shape)
             if reason is None:
                 self._accept(lease, rollout, sealed, now)
             else:

@@ -23,6 +23,7 @@ from node.ledger.model_limits import NO_LIMITS, ModelLimits
 from node.ledger.node_messages import Expel, NodeMessages
 from node.ledger.part_history import BASE, WHOLE, Change, no_adapter
 from node.ledger.report import report
+from node.ledger.routes import why_no_routes
 from node.ledger.rules import Ledger
 from node.ledger.session import GroupOffer, WorkSession
 from node.ledger.state import AcceptedRollout, Group, Head
@@ -124,6 +125,7 @@ class LedgerService:
             if self._clock() >= self._prune_at:
                 self._prune_at = self._clock() + PRUNE_EVERY_S
                 await self._off_loop(self._book.prune)
+                self._nodes.parts.keep_live(self._ledger.leases)
             await trio.lowlevel.checkpoint()
 
     def _sleep_s(self) -> float:
@@ -330,10 +332,16 @@ class LedgerService:
         offer = session.offer(group, prompt, n, sampling, affinity)
         if (adapter := offer.sampling.extra.adapter) and adapter not in self.adapters:
             raise PeerError(no_adapter(adapter, self.adapters))
+        if offer.sampling.extra.routes and (why := self.why_no_routes(len(prompt) // 4, offer.sampling)) is not None:
+            raise PeerError(why)
         self.abilities.need(offer.sampling)
         self._offers.append(offer)
         self._expect(session)
         self._wake()
+
+    def why_no_routes(self, prompt: int, sampling: SamplingParams) -> str | None:
+        """Why samples after `prompt` tokens cannot come with routes, in a sentence; None: they can."""
+        return why_no_routes(self._ledger.route_shape, prompt, sampling.max_tokens)
 
     def _expect(self, session: WorkSession) -> None:
         if (samples := session.samples_to_come()) is not None:

@@ -20,6 +20,7 @@ Modules:
 - `pace`: How much work a node holds, and how often it speaks to the ledger
 - `rate_meter`: How fast this node's engine generates
 - `relay`: A relay's process
+- `rollout`: What an engine is asked for a sample, and the rollout that the node signs
 - `scorer`: Scores other nodes' samples on this node's engine
 - `time_accounting`: How a node's time divides
 - `worker`: The rollout worker

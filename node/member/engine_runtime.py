@@ -17,6 +17,7 @@ import trio
 
 from codec import Layout, StagedChunk, write_patch
 from codec.adapter import AdapterSlots
+from codec.formats.share import FormatShare
 from codec.parts import Kind, base_layout
 from codec.sign import Key
 from node.engines.group import EngineGroup
@@ -25,6 +26,7 @@ from node.engines.vllm.specs import specs_of
 from node.host.last_line import last_line
 from node.member.changed_parts import ChangedParts
 from node.member.engine_memory import EngineMemory
+from node.member.format_engine import FormatEngine
 from node.member.milestones import Look
 from node.member.slot_bits import SlotBits
 from node.member.worker import NodeWorker
@@ -32,6 +34,7 @@ from node.settings.config import JoinConfig
 from node.status.schema import EngineCommit, OwnStatus
 from swarm.protocol.core.events import VersionId
 from swarm.runtime import in_thread
+from swarm.runtime.replica.dequantised import DequantisedReplica
 from swarm.runtime.replica.model import Model
 from swarm.store import Store
 
@@ -87,7 +90,11 @@ class EngineRuntime:
             EngineHost(spec, self._lend_replica, EngineDeadlines(commit_s=_VLLM_COMMIT_S))
             for spec in specs
         ]  # fmt: skip
-        self.host = EngineGroup(hosts)
+        share = config.held_shard
+        form = share.name if isinstance(share, FormatShare) else ""
+        self.host = EngineGroup(hosts, form)
+        self._format = FormatEngine(self.host, DequantisedReplica(model, store, form)) if form else None
+        """What the engines are filled from, if the node holds a format."""
         self._memory = EngineMemory(self.host, model) if config.replica == "engine" else None
         """The engines' memory, where it is the replica."""
         self.worker = NodeWorker(key, self.host, self._send)
@@ -113,6 +120,8 @@ class EngineRuntime:
             nursery.start_soon(self._follow_replica)
             if self._memory is not None:
                 nursery.start_soon(self._memory.run)
+            if self._format is not None:
+                nursery.start_soon(self._format.run)
             await nursery.start(self.worker.run)
             await trio.sleep_forever()
 
@@ -141,13 +150,25 @@ class EngineRuntime:
                 commit = self._commits.popleft()
                 layout = self._model.layout
                 assert layout is not None
-                if layout.base_blocks < layout.n_blocks:
+                if self._format is not None:
+                    await self._follow_format(self._format, commit, layout)
+                elif layout.base_blocks < layout.n_blocks:
                     await self._follow_parts(commit, layout)
                 elif commit.changes is None:
                     await self._reload(commit.version)
                 else:
                     descriptor, _ = await in_thread(write_patch, commit.changes, layout)
                     self.worker.update(commit.version, commit.root, descriptor)
+
+    async def _follow_format(self, engine: FormatEngine, commit: _Commit, layout: Layout) -> None:
+        """As `_follow_replica`, where the engine has the base that a format's codes stand for."""
+        version, root, changes = commit
+        found = None if changes is None else await engine.changes(version, changes)
+        if found is None:
+            await self._reload(version)
+            return
+        descriptor, _ = await in_thread(write_patch, found.changes, layout)
+        self.worker.update(version, root, descriptor, base_root=found.root)
 
     async def _follow_parts(self, commit: _Commit, layout: Layout) -> None:
         """As `_follow_replica`, where the model has other parts than the base: the engine gets a patch of the base if
@@ -187,12 +208,13 @@ class EngineRuntime:
         folder = await in_thread(self._write_files)
         memory = self._memory
         lend = partial(in_thread, self._model.lend) if memory is None else memory.lend
+        lend = lend if self._format is None else self._format.lend
         while (loan := await lend()) is None:  # noqa: ASYNC110 - a catch-up tells nobody its end
             await trio.sleep(_LEND_AGAIN_S)
         self.worker.know(loan.version, loan.swarm_root)
         window_fd = None if memory is None else memory.window_fd
         assert self._model.layout is not None
-        slots = AdapterSlots.of(self._model.layout)
+        slots = None if self._format is not None else AdapterSlots.of(self._model.layout)
         return ReplicaRef(loan.layout, loan.fd, folder, loan.version, loan.root, window_fd, slots)
 
     def _write_files(self) -> Path:

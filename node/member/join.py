@@ -17,6 +17,7 @@ import trio
 
 from codec import Layout, Manifest
 from codec.errors import PeerError, SwarmError, UsageError
+from codec.formats.share import fields_of
 from codec.sign import Key
 from node.host.announce import announced, resolved
 from node.host.audit import audit, close
@@ -257,7 +258,7 @@ class Member:
         join = Join(
             ticket.capability, config.announce + tuple(circuit(relay) for relay in config.via), config.name,
             config.region, config.planned_up_mbit, config.planned_down_mbit, self._is_relay,
-            0 if shard is None else shard.shards, () if shard is None else shard.ranks,
+            *fields_of(shard),
         )  # fmt: skip
         return Peer(
             self.key, ticket.authority, ticket.addrs, join, Tuning.named(ticket.preset),

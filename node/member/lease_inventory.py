@@ -50,9 +50,9 @@ Job = tuple[Held, int]
 
 @dataclass(slots=True)
 class Result:
-    """A signed rollout (`body`), sent again until the ledger's verdict comes."""
+    """A signed rollout (`bodies` of messages), sent again until the ledger's verdict comes."""
 
-    body: bytes
+    bodies: tuple[bytes, ...]
     held: Held
     next_send: float
 

@@ -18,7 +18,7 @@ import trio
 
 from codec.errors import PeerError
 from codec.sign import Key
-from node.engines.base import Completion, Prompt, Version
+from node.engines.base import Version
 from node.engines.host import EngineFailed, EngineLost
 from node.ledger.messages import (
     MAX_CAPACITY,
@@ -30,25 +30,19 @@ from node.ledger.messages import (
     JudgeRequest,
     Reason,
     Renewed,
-    Rollout,
-    SignedRollout,
     Timesheet,
     Unfit,
     Verdict,
-    VersionSpan,
     Withdraw,
     WorkLease,
     WorkMessage,
     WorkRequest,
     decode,
     encode,
-    pack_floats,
-    pack_tokens,
     seal_rollout,
-    stream_of,
-    work_hash,
 )
 from node.ledger.part_history import WHOLE, Change
+from node.ledger.rollout_parts import bodies_of
 from node.member.engine_client import EngineClient
 from node.member.engine_facts import EngineFacts
 from node.member.engine_updater import AdapterUpdate, EngineUpdater
@@ -57,6 +51,7 @@ from node.member.judge_queue import JudgeQueue
 from node.member.lease_inventory import Held, Job, LeaseInventory, Result, together
 from node.member.pace import PACE, Pace
 from node.member.rate_meter import RateMeter
+from node.member.rollout import prompt_of, rollout_of, rows_with_routes
 from node.member.scorer import Scorer
 from node.member.time_accounting import TimeAccounting
 from node.settings.event_log import EventLog
@@ -359,15 +354,14 @@ class NodeWorker:
     def _batches(self, jobs: list[Job]) -> list[list[Job]]:
         """The samples of each call of the engine. A call ends with its longest sample, and places of shorter ones stay
         empty until then; so where the engine batches continuously each sample is a call, except in a whole group."""
-        if not self._engine.continuous_batching or jobs[0][0].message.whole:
+        if jobs[0][0].message.whole:
             return [jobs]
-        return [[job] for job in jobs]
+        most = 1 if self._engine.continuous_batching else rows_with_routes(jobs)
+        return [jobs[at : at + most] for at in range(0, len(jobs), most)]
 
     async def _generate(self, flight: _Flight) -> None:
         jobs = together(flight.jobs)
-        prompts = [
-            Prompt(held.prompt, stream_of(held.message.group, sample, held.message.sampling)) for held, sample in jobs
-        ]
+        prompts = [prompt_of(held, sample) for held, sample in jobs]
 
         def count(counts: tuple[int, ...]) -> None:
             for (held, sample), tokens in zip(jobs, counts, strict=True):
@@ -387,21 +381,12 @@ class NodeWorker:
                 continue  # generated to fill its group; another node has delivered it
             held.drawing.discard(sample)
             if held.id in self._inventory.leases:
-                sealed = seal_rollout(self._key, self._rollout(held, sample, completion, spans))
-                self._inventory.results[held.id, sample] = Result(encode(SignedRollout(sealed)), held, now)
-
-    def _rollout(self, held: Held, sample: int, completion: Completion, spans: tuple[VersionSpan, ...]) -> Rollout:
-        lease = held.message
-        return Rollout(
-            lease=lease.lease,
-            token=lease.token,
-            sample=sample,
-            work=work_hash(lease.group, sample, lease.prompt, lease.sampling),
-            token_ids=pack_tokens(completion.token_ids),
-            logprobs=pack_floats(completion.logprobs),
-            finish_reason=completion.finish_reason,
-            spans=spans,
-        )
+                sealed = seal_rollout(self._key, rollout_of(held, sample, completion, spans))
+                try:
+                    bodies = bodies_of(held.id, sample, sealed)
+                except ValueError as error:
+                    raise EngineFailed(str(error), poisoned=False) from error
+                self._inventory.results[held.id, sample] = Result(bodies, held, now)
 
     # ------------------------------------------------------------ new versions
 
@@ -438,7 +423,8 @@ class NodeWorker:
                 self._drop(lease)
             for result in [result for result in self._inventory.results.values() if result.next_send <= now]:
                 result.next_send = now + self._pace.say_again_s
-                await self._send(result.body)
+                for body in result.bodies:
+                    await self._send(body)
             for renewal in self._inventory.renewals(now, self._pace.renew_every_s):
                 await self._send(encode(renewal))
             if self._engine.ready:

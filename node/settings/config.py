@@ -12,11 +12,12 @@ from typing import Final, Literal
 
 from platformdirs import user_data_path
 
-from codec.adapter import MAX_RANK, MAX_SLOTS
 from codec.errors import UsageError
-from codec.shards import MAX_RANKS, Shard
+from codec.formats.share import FormatShare, Share
+from codec.shards import Shard
 from node.settings.addresses import address, duration_s, host_and_port, is_loopback, relay_address
 from node.settings.memory_plan import ReplicaPlace
+from node.settings.shares import check_parts, check_share
 
 __all__ = [
     "DemoConfig",
@@ -186,6 +187,9 @@ class SeedConfig(PeerConfig):
     shards: int = 0
     """Deal the experts of a mixture over this many ranks (2 to 64), so that a node can hold the blocks of some ranks
     only (join --shard). 0: every node holds the whole model."""
+    format: tuple[str, ...] = ()
+    """Also carry the model in this format, so that a node can hold it instead of bf16 (join --format): int4-group-e8,
+    fp8-block-e8, int8-channel-e8 and others (docs/formats.md); repeat for up to 3. Chosen at the first start."""
     adapters: int = 0
     """Slots for LoRA adapters beside the base (1 to 64), chosen at the first start of a home. An empty slot takes no
     memory. 0: none at a first start, and later those that the home has."""
@@ -210,16 +214,8 @@ class SeedConfig(PeerConfig):
             raise UsageError("--egress-copies: 1 or more; with less than one copy no node would get a whole version")
         if not 1 <= self.node_cores <= 1024:
             raise UsageError("--node-cores: 1 to 1024")
-        if self.shards and not 2 <= self.shards <= MAX_RANKS:
-            raise UsageError(f"--shards: 2 to {MAX_RANKS} ranks, or 0")
-        if self.shards and self.raw_mb:
-            raise UsageError("--shards: a swarm that carries files has no experts; leave out --raw-mb")
-        if self.adapters and not 1 <= self.adapters <= MAX_SLOTS:
-            raise UsageError(f"--adapters: 1 to {MAX_SLOTS} slots, or 0")
-        if self.adapter_rank is not None and not (self.adapters and 1 <= self.adapter_rank <= MAX_RANK):
-            raise UsageError(f"--adapter-rank: 1 to {MAX_RANK}, and only with --adapters")
-        if self.adapters and self.raw_mb:
-            raise UsageError("--adapters: a file has no layers to adapt; leave out --raw-mb")
+        object.__setattr__(self, "format", tuple(self.format))
+        check_parts(self)
         if "/" in self.watch_marker or len(self.watch_marker) > 255:
             raise UsageError("--watch-marker: the name of a file, without a folder")
         duration_s(self.watch_quiet)
@@ -299,11 +295,14 @@ class JoinConfig(MemberConfig):
     shard: str = ""
     """Hold only the blocks that these ranks need, as 3/8 (rank 3 of 8) or 0,1/8; the seed must have been started with
     --shards 8. Needs --engine none, and memory for these blocks."""
+    format: tuple[str, ...] = ()
+    """Hold the model in this format instead of bf16 (int4-group-e8, for example); the seed must have been started with
+    it (seed --format)."""
 
     def __post_init__(self) -> None:
         MemberConfig.__post_init__(self)
-        if self.shard:
-            _check_shard(self)
+        object.__setattr__(self, "format", tuple(self.format))
+        check_share(self)
         object.__setattr__(self, "engine_url", tuple(self.engine_url))
         object.__setattr__(self, "vllm_arg", tuple(self.vllm_arg))
         if self.finish_within:
@@ -330,25 +329,16 @@ class JoinConfig(MemberConfig):
             raise UsageError("--device: auto, cpu, mps, cuda or cuda:N")
 
     @property
-    def held_shard(self) -> Shard | None:
+    def held_shard(self) -> Share | None:
         """None: the whole model."""
+        if self.format:
+            return FormatShare(self.format[0])
         return Shard.parse(self.shard) if self.shard else None
 
     @property
     def finish_within_s(self) -> float | None:
         """None: SIGTERM ends the node at once."""
         return duration_s(self.finish_within) if self.finish_within else None
-
-
-def _check_shard(config: JoinConfig) -> None:
-    """Raise `UsageError` if the shard is not one, or another setting needs the whole model."""
-    Shard.parse(config.shard)
-    if config.engine != "none":
-        raise UsageError("--shard: an engine needs the whole model; add --engine none")
-    if config.raw_out is not None:
-        raise UsageError("--shard: a file has no experts; leave out --raw-out")
-    if config.replica not in ("auto", "ram"):
-        raise UsageError(f"--shard: its blocks are kept in memory; leave out --replica {config.replica}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

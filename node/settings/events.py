@@ -157,6 +157,10 @@ EVENTS: Final[Mapping[str, Event]] = {
     "lease_refused": Event("The engine refuses a lease: {why}.", "nothing, if another node can do it"),
     "not_scored": Event("A sample of another node could not be scored: {why}."),
     "not_judged": Event("A sample of another node could not be judged: {why}."),
+    "adapter_refused": Event(
+        "The engine cannot serve the adapter {adapter}: {why}",
+        "change what the sentence says, or leave it to other nodes",
+    ),
     # ------------------------------------------------------------ of every process
     "announcing": Event("Other machines reach this one at {addrs}."),
     "no_port_for_us": Event(
@@ -167,6 +171,7 @@ EVENTS: Final[Mapping[str, Event]] = {
     "no_relay": Event("Nobody reaches this machine through the relay {relay}: {why}.", "look at that relay"),
     "compiling_kernels": Event("Compiling the coder for {dtypes} ({note})."),
     "compiled_kernels": Event("Compiled, in {seconds:time}."),
+    "computing_formats": Event("Computing the formats {formats} from the base: {done} %."),
     "monitor": Event("The page: {page}", "open it"),
     "base_changed": Event(
         "The checkpoint has changed since the last run[[: {folder}]][[: {error}]][[; {hint}]].",

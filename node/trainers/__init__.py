@@ -10,6 +10,7 @@ Modules:
 - `publish/`: Publishing a version without stopping training
 - `ranks/`: The ranks of one trainer on one host
 - `tensors/`: A trainer's tensors as the bits of a checkpoint
+- `adapter_messages`: The messages by which a command lists and removes adapters
 - `api`: The trainer's API, `Swarm`
 - `attach`: Attaches a trainer to the seed on its host as a publisher
 - `errors`: The errors that a trainer may have to catch
@@ -22,6 +23,7 @@ Modules:
 - `publish_files`: Publishes checkpoint folders and raw files, for `swarm-node publish`
 - `publish_here`: Publishes files from this process, for a seed that does not read them itself
 - `rollouts`: Complete groups from the swarm, as an iterator
+- `routes`: Routes of experts replayed in the trainer's model
 - `standing`: The swarm's state as its seed reports it
 - `trl`: TRL's `AsyncGRPOTrainer` on the swarm, without a change to it
 - `verl`: verl on the swarm, without a change to it

@@ -13,6 +13,7 @@ Each connection has one purpose, which its first message names, and the trainer 
     OpenGateway ---> GatewayOpened                                     the seed serves until this connection ends
     Judge ---> Judged                                                  the operator quarantines or releases a node
     Evict ---> Evicted                                                 the operator removes a member or revokes a ticket
+    AskAdapters ---> Adapters                                          which adapters there are
     RemoveAdapter ---> AdapterRemoved                                  the operator takes an adapter out of the swarm
     PublishFiles ---> FilesPublished                                   a command: see `node.trainers.file_messages`
 
@@ -27,13 +28,13 @@ import msgspec
 from codec.chunk import MAX_BODY_BYTES, BlockDelta
 from node.engines.base import SamplingParams
 from node.status.schema import SeedReport
+from node.trainers.adapter_messages import AdapterRemoved, Adapters, AskAdapters, RemoveAdapter
 from node.trainers.file_messages import FilesEncoded, FilesOpened, FilesPublished, FilesUnread, PublishFiles, Refusal
 
 __all__ = [
     "MAX_RANKS",
     "PROTOCOL",
     "Accuse",
-    "AdapterRemoved",
     "AskState",
     "Attach",
     "Attached",
@@ -58,7 +59,6 @@ __all__ = [
     "PublishSealed",
     "PublishShared",
     "Refusal",
-    "RemoveAdapter",
     "Room",
     "Sample",
     "SharedDelta",
@@ -292,7 +292,8 @@ class Sample(msgspec.Struct, frozen=True, tag="sample"):
     `token_ids` (u32) and `logprobs` (f32) are packed little-endian. `spans`: (epoch, version, end) each. `node`: public
     key of the node that signed it. `own`: for each span, the own version of what drew it, an adapter or the base; empty
     where the swarm has no adapters. `counted`, `lag`: the version that the seed counts from, and how many versions that
-    changed the adapter or the base its oldest token is behind that.
+    changed the adapter or the base its oldest token is behind that. `routes`, `prompt_routes`: see
+    `node.ledger.messages.Rollout`.
     """
 
     group: GroupId
@@ -306,6 +307,8 @@ class Sample(msgspec.Struct, frozen=True, tag="sample"):
     own: tuple[int, ...] = ()
     counted: tuple[U32, U63] | None = None
     lag: U63 = 0
+    routes: bytes = b""
+    prompt_routes: bytes = b""
 
 
 class Taken(msgspec.Struct, frozen=True, tag="taken"):
@@ -400,22 +403,6 @@ class Evicted(msgspec.Struct, frozen=True, tag="gone"):
     peers: list[bytes]
 
 
-class RemoveAdapter(msgspec.Struct, frozen=True, tag="remove-adapter"):
-    """Asks the seed to publish a version without the adapter `name`."""
-
-    name: Annotated[str, msgspec.Meta(max_length=256)]
-
-
-class AdapterRemoved(msgspec.Struct, frozen=True, tag="adapter-removed"):
-    """The version without the adapter is durable, signed and on its way. `root`: over all parts. `delta_bytes`: its
-    payload."""
-
-    epoch: U32
-    version: U63
-    root: Hash
-    delta_bytes: U63
-
-
 FromTrainer = (
     Attach
     | PublishBegin
@@ -432,6 +419,7 @@ FromTrainer = (
     | OpenGateway
     | Judge
     | Evict
+    | AskAdapters
     | RemoveAdapter
     | PublishFiles
 )
@@ -447,6 +435,7 @@ FromSeed = (
     | GatewayOpened
     | Judged
     | Evicted
+    | Adapters
     | AdapterRemoved
     | FilesUnread
     | FilesOpened

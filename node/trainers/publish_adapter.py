@@ -1,21 +1,22 @@
-"""Publishes an adapter's folder, and removes adapters, for `swarm-node publish --adapter` and `remove-adapter`."""
+"""Publishes an adapter's folder, lists and removes adapters, for `swarm-node publish --adapter` and its like."""
 
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from node.ipc.channel import Channel
+from node.trainers.adapter_messages import AdapterRemoved, Adapters, AskAdapters, RemoveAdapter
 from node.trainers.attach import attach_adapter, default_threads
 from node.trainers.connection.seedlink import ask_state, dial, expect, speaking
 from node.trainers.errors import SwarmDown
 from node.trainers.file_messages import PUBLISHED_WITHIN_S
-from node.trainers.messages import AdapterRemoved, RemoveAdapter
 from node.trainers.publish.adapter_line import AdapterLine
 from node.trainers.standing import holders
 from node.trainers.tensors.adapter_slot import check_name
 from node.trainers.tensors.plain_lora import read_folder
 from swarm.transport.base import Unreachable
 
-__all__ = ["publish_adapter", "remove_adapter"]
+__all__ = ["list_adapters", "publish_adapter", "remove_adapter"]
 
 
 def publish_adapter(home: Path, folder: Path, name: str, *, step: int = 0, everywhere: bool = False) -> dict[str, Any]:
@@ -51,16 +52,26 @@ def publish_adapter(home: Path, folder: Path, name: str, *, step: int = 0, every
     }
 
 
+def list_adapters(home: Path) -> Adapters:
+    """The adapters of the swarm whose seed is at `home`. Raises `Unreachable` without a seed, `SwarmTimeout`."""
+    with speaking("it was asked for its adapters"), _seed_of(home) as channel:
+        channel.send(AskAdapters())
+        return expect(channel, Adapters)[0]
+
+
 def remove_adapter(home: Path, name: str) -> AdapterRemoved:
     """Have the seed of `home` publish a version without the adapter `name`.
 
     Raises `Unreachable` without a seed, `UsageError` when there is no such adapter or a trainer is attached to it,
     `PublishFailed`, `SwarmTimeout`.
     """
-    try:
-        channel = dial(home)
-    except SwarmDown as error:
-        raise Unreachable(str(error)) from error
-    with speaking(f"it was asked to remove the adapter {name}"), channel:
+    with speaking(f"it was asked to remove the adapter {name}"), _seed_of(home) as channel:
         channel.send(RemoveAdapter(name))
         return expect(channel, AdapterRemoved, PUBLISHED_WITHIN_S)[0]
+
+
+def _seed_of(home: Path) -> Channel:
+    try:
+        return dial(home)
+    except SwarmDown as error:
+        raise Unreachable(str(error)) from error

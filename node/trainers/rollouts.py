@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -12,9 +12,11 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from codec.errors import UsageError
+from codec.routes import Routes
 from node.engines.base import Span, Version
 from node.ipc.channel import Channel, ChannelTimeout, close_fds
 from node.ledger.messages import pack_tokens, unpack_floats, unpack_tokens
+from node.ledger.route_reader import BadRoutes, Routed, read_routes
 from node.ledger.trust.checks import distance
 from node.trainers.connection.patience import Wait
 from node.trainers.connection.seedlink import dial, speaking
@@ -42,6 +44,9 @@ class Rollout:
     the base: how many versions of the swarm had changed it. Empty in a swarm without adapters, where that is the
     version. `lag`: how many versions that changed the adapter or the base its oldest token was behind when the seed
     sent it.
+
+    `routes`: if they were asked for, which experts each token of prompt and completion but the last took: uint16,
+    (tokens - 1, layers, k), ascending; see `node.trainers.routes`.
     """
 
     token_ids: tuple[int, ...]
@@ -52,6 +57,7 @@ class Rollout:
     adapter: str = ""
     own: tuple[int, ...] = ()
     lag: int = 0
+    routes: Routes | None = field(default=None, compare=False, repr=False)
 
     @property
     def versions(self) -> tuple[tuple[int, int], ...]:
@@ -229,7 +235,7 @@ class _Batch:
         """There are no more prompts."""
         self._open: dict[bytes, _Prompt] = {}
         """Offered and not yet handed out, by group, in the order of the prompts."""
-        self._ready: dict[bytes, list[Sample]] = {}
+        self._ready: dict[bytes, tuple[list[Sample], tuple[Rollout, ...]]] = {}
         """Of these, the groups whose samples have all come."""
         self._taken: list[bytes] = []
         """Handed to the caller, and not yet confirmed to the seed."""
@@ -330,15 +336,24 @@ class _Batch:
             return
         parts = self._parts.setdefault(sample.group, [])
         parts.append(sample)
-        if not sample.left:
-            self._ready[sample.group] = self._parts.pop(sample.group)
+        if sample.left:
+            return
+        samples = self._parts.pop(sample.group)
+        prompt = len(self._open[sample.group].packed or b"") // 4
+        try:
+            routes = read_routes([_routed(part) for part in samples], prompt)
+        except BadRoutes as error:
+            channel.send(Accuse(sample.group, error.index, str(error)))
+        else:
+            adapter = self._request.sampling.extra.adapter
+            found = [_rollout(one, adapter, its) for one, its in zip(samples, routes, strict=True)]
+            self._ready[sample.group] = samples, tuple(found)
 
     def _first(self, channel: Channel) -> tuple[bytes, RolloutGroup] | None:
         """The ready group of the earliest prompt, or None. Sends back groups that are too old or fail the check."""
         while self._ready:
             name = min(self._ready, key=lambda name: self._open[name].index)
-            samples, prompt = self._ready.pop(name), self._open[name]
-            rollouts = tuple(_rollout(sample, self._request.sampling.extra.adapter) for sample in samples)
+            (samples, rollouts), prompt = self._ready.pop(name), self._open[name]
             group = RolloutGroup(prompt.index, unpack_tokens(prompt.packed or b""), rollouts)
             newest = self._lag_base()
             if any(_may_be_stale(sample, newest, self._request.max_lag) for sample in samples):
@@ -368,8 +383,14 @@ def _may_be_stale(sample: Sample, newest: Version, max_lag: int) -> bool:
     return newest[0] != counted[0] or lag + newest[1] - counted[1] > max_lag
 
 
-def _rollout(sample: Sample, adapter: str) -> Rollout:
+def _routed(sample: Sample) -> Routed:
+    epoch, version, _ = sample.spans[0]
+    tokens = len(sample.token_ids) // 4
+    return Routed(sample.routes, sample.prompt_routes, tokens, (epoch, version), sample.node)
+
+
+def _rollout(sample: Sample, adapter: str, routes: Routes | None) -> Rollout:
     starts = (0, *(end for _, _, end in sample.spans))
     spans = tuple(Span((e, v), start, end) for start, (e, v, end) in zip(starts, sample.spans, strict=False))
     tokens, logprobs = unpack_tokens(sample.token_ids), unpack_floats(sample.logprobs)
-    return Rollout(tokens, logprobs, sample.finish_reason, spans, sample.node, adapter, sample.own, sample.lag)
+    return Rollout(tokens, logprobs, sample.finish_reason, spans, sample.node, adapter, sample.own, sample.lag, routes)

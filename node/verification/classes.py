@@ -5,9 +5,11 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["KEEPS_KEYS", "ArithmeticClass", "ClassPair", "names_class"]
+__all__ = ["KEEPS_KEYS", "ArithmeticClass", "ClassPair", "in_format", "names_class"]
 
 PREFIX: Final = "class:"
+_MOST_CHARACTERS: Final = 64
+"""Of the name of an ability, as messages have it."""
 KEEPS_KEYS: Final = "kept-"
 """Before the attention: at a commit, running sequences keep keys and values that older versions computed."""
 
@@ -21,7 +23,7 @@ class ArithmeticClass(msgspec.Struct, frozen=True, order=True):
     device: str
     """As "cpu" or "NVIDIA H100". CPUs of different vector width may round otherwise; only measurement tells."""
     dtype: str
-    """In which the model computes, as "bfloat16"."""
+    """In which the model computes, as "bfloat16"; the name of a format where the weights stand for its codes."""
     attention: str
     """The attention backend, as "sdpa"."""
     parallelism: int = 1
@@ -60,3 +62,22 @@ ClassPair = tuple[ArithmeticClass, ArithmeticClass]
 def names_class(abilities: Iterable[str]) -> bool:
     """Whether a node says in which class its engine is."""
     return any(name.startswith(PREFIX) for name in abilities)
+
+
+def in_format(abilities: frozenset[str], form: str) -> frozenset[str]:
+    """Abilities of an engine whose weights stand for the codes of a format: its class is another than that of engines
+    with the base's weights, so the noise between them is learned for themselves. `form` empty: `abilities`."""
+    if not form:
+        return abilities
+    return frozenset(_label_in(name, form) if name.startswith(PREFIX) else name for name in abilities)
+
+
+def _label_in(name: str, form: str) -> str:
+    """The label of a class with `form` as its dtype; the device's name is cut, before its fingerprint, to fit."""
+    parts = name.split("/", 4)
+    if len(parts) < 5:
+        return name
+    parts[3] = form
+    device, dash, fingerprint = parts[2].rpartition("-")
+    parts[2] = device[: max(0, len(device) - max(0, len("/".join(parts)) - _MOST_CHARACTERS))] + dash + fingerprint
+    return "/".join(parts)[:_MOST_CHARACTERS]

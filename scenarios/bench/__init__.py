@@ -17,6 +17,7 @@ Modules:
 - `reckoned`: Compares what `swarm-node delta --shapes` reckons with a step that is really coded
 - `idle`: Measures what a seed and its relays cost while nothing is published
 - `restart`: Measures how long a node takes to start from a model on its disk
+- `routes`: Measures the bytes a token of routes of experts, and the speed of their coder
 - `sparsity`: Measures the share of weights that a step changes, and compares it with a model
 - `transport`: Measures the CPU time and throughput of the transport
 - `transport_ends`: The two processes of `scenarios.bench.transport`

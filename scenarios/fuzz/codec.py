@@ -21,11 +21,12 @@ from codec.chunk import Chunk, ChunkKey, open_header, seal_chunk, verify_piece
 from codec.errors import SwarmError
 from codec.layout import Layout, TensorSpec
 from codec.replica import Replica
+from codec.routes import RouteShape, decode_routes, encode_routes
 from codec.sign import Key
 from codec.staging import StagedChunk, block_hash
 from scenarios.harness.command import json_parser
 
-__all__ = ["FuzzResult", "fuzz_chunks", "fuzz_payloads", "main"]
+__all__ = ["FuzzResult", "fuzz_chunks", "fuzz_payloads", "fuzz_routes", "main"]
 
 _GUARD = 64
 _SLOWEST_S = 2.0
@@ -224,9 +225,42 @@ def fuzz_chunks(n: int, seed: int, progress: Callable[[int], None] = lambda done
     return result
 
 
+def fuzz_routes(n: int, seed: int, progress: Callable[[int], None] = lambda done: None) -> FuzzResult:
+    """Decode `n` mutated routes of experts. Raises `AssertionError` when a property is violated.
+
+    Mutated bytes may be the code of other routes, but those are valid, and have no second code.
+    """
+    rng = np.random.default_rng(seed)
+    samples = []
+    for experts, chosen, layers, tokens, skew in ((8, 2, 2, 20, 0.0), (128, 8, 3, 6, 2.0), (300, 4, 1, 9, 5.0)):
+        keys = rng.gumbel(size=(tokens, layers, experts)) + skew * rng.standard_normal((layers, experts))
+        ids = np.argsort(-keys, -1)[..., :chosen]
+        samples.append((encode_routes(ids, experts), RouteShape(layers, chosen, experts), tokens))
+    result = FuzzResult()
+    for case in range(n):
+        data, shape, tokens = samples[case % len(samples)]
+        mutated = _mutated(data, samples[int(rng.integers(0, len(samples)))][0], rng)
+        start = time.thread_time()
+        try:
+            ids = decode_routes(mutated, shape, tokens)
+        except SwarmError:
+            result.refused += 1
+        else:
+            result.decoded += 1
+            assert ids.shape == (tokens, shape.layers, shape.chosen)
+            assert ids.max() < shape.experts
+            assert (ids[..., 1:] > ids[..., :-1]).all()
+        if case >= len(samples):  # the first compile
+            result.slowest_s = max(result.slowest_s, time.thread_time() - start)
+        result.cases += 1
+        progress(case)
+    assert result.slowest_s < _SLOWEST_S, f"routes took {result.slowest_s:.1f} s"
+    return result
+
+
 def main() -> None:
     parser = json_parser(__doc__)
-    parser.add_argument("--n", type=int, default=10_000, help="mutations: 3/5 rice, 1/5 pco, 1/5 chunks")
+    parser.add_argument("--n", type=int, default=10_000, help="mutations: 3/5 rice, 1/5 pco, 1/5 chunks; and of routes")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     start = time.perf_counter()
@@ -234,6 +268,7 @@ def main() -> None:
         "rice": fuzz_payloads("rice", options.n * 3 // 5, options.seed),
         "pco": fuzz_payloads("pco", options.n // 5, options.seed),
         "chunks": fuzz_chunks(options.n // 5, options.seed),
+        "routes": fuzz_routes(options.n, options.seed),
     }
     seconds = time.perf_counter() - start
     if options.json:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from node.engines.base import Completion, Prompt
+from node.engines.base import Prompt
 from node.ledger.messages import stream_of
 from node.status.progress import ProgressLine
 from scenarios.harness.command import json_parser, run_as_program
@@ -34,23 +34,23 @@ SETTLE_S: Final = 60.0
 def in_process(base: Path, trainer: Any, steps: int, progress: ProgressLine) -> list[str]:
     """Return the state root after each step, with an engine that gets the weights directly."""
     from node.engines.transformers import TransformersEngine
+    from node.trainers.grpo.loop import sample_group
     from node.trainers.grpo.online import policy_root, session_name
-    from node.trainers.grpo.trainer import SampleGroup
     from node.trainers.rollouts import group_id
 
     engine = TransformersEngine(threads=1, device="cpu")
     engine.load(base)
     engine.attach(trainer.layout)
 
-    def draw(step: int, i: int, prompt: tuple[int, ...]) -> tuple[Completion, ...]:
+    def draw(step: int, i: int, prompt: tuple[int, ...]) -> Any:
         group = group_id(session_name(KEY, step), i)
-        asked = [Prompt(prompt, stream_of(group, sample)) for sample in range(trainer.config.samples)]
-        return tuple(engine.generate(asked, trainer.sampling(step)))
+        asked = [Prompt(prompt, stream_of(group, sample), sample == 0) for sample in range(trainer.config.samples)]
+        return sample_group(prompt, engine.generate(asked, trainer.sampling(step)))
 
     roots: list[str] = []
     for step in range(1, steps + 1):
         progress.label = f"In one process: step {step} of {steps}"
-        trainer.step([SampleGroup(prompt, draw(step, i, prompt)) for i, prompt in enumerate(trainer.prompts(step))])
+        trainer.step([draw(step, i, prompt) for i, prompt in enumerate(trainer.prompts(step))])
         engine.reload(dict(trainer.policy_bits()).__getitem__, (0, step), b"")
         roots.append(policy_root(trainer).hex())
     return roots

@@ -140,8 +140,9 @@ class Authority:
         replanner = self.replanner = Replanner(state, self.book, self._enrolled, time, boot=boot.number, site=site)
         self._heartbeats = Heartbeats(state, self.book, time, lambda: replanner.serial, boot=boot.number, now=now)
         self.admission = Admission(
-            state, self.book, self._enrolled, self.replanner, time, self._heartbeats, shards=site.shards
-        )
+            state, self.book, self._enrolled, self.replanner, time, self._heartbeats,
+            shards=site.shards, formats=site.formats,
+        )  # fmt: skip
         self.admission.restore(saved.grants, saved.tickets, saved.bars, now)
         self._alone_since: float | None = now if self._enrolled else None
         """Local time of our start, until a member of an earlier boot comes back; None: one has, or there is none."""

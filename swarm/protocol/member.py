@@ -13,7 +13,7 @@ from typing import Any
 
 from codec import open_manifest
 from codec.errors import PeerError
-from codec.shards import Shard
+from codec.formats.share import share_of
 from codec.sign import Key
 from swarm.protocol.core.boots import MAX_BOOT
 from swarm.protocol.core.documents import open_report
@@ -116,7 +116,7 @@ class Peer:
     ) -> None:
         """`authority`: addresses of the authority. `join`: what this member says of itself when it joins.
         `latest_boot`: at a local time, the highest boot number of the authority that is believed."""
-        shard = Shard(join.shards, join.ranks) if join.shards or join.ranks else None
+        shard = share_of(join.shards, join.ranks, join.form)
         state = self.state = State.new(
             key, swarm, tuning, rng, OwnUplink(gives=join.up_mbit > 0), latest_boot=latest_boot, shard=shard
         )

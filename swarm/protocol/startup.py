@@ -70,3 +70,5 @@ class Site:
     """What its uplink carries, in Mbit/s, so that late joiners get what other children leave of it; 0: not known."""
     shards: int = 0
     """Over how many ranks it deals the experts of the model, so that members can hold shards; 0: over none."""
+    formats: tuple[str, ...] = ()
+    """The formats that it computes of the model, so that members can hold one of them."""

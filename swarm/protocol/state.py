@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from codec import Manifest
-from codec.shards import Shard
+from codec.formats.share import Share
 from codec.sign import Key
 from swarm.protocol.core.boots import MAX_BOOT
 from swarm.protocol.core.documents import Grant
@@ -74,7 +74,7 @@ class State:
     """Sealed manifests of the versions that we held, as many as `retain_versions`."""
     floor: VersionId = field(default_factory=lambda: VersionId(0, 0))
     """Versions up to this one are ignored: `held`, or what a catch-up aims at."""
-    shard: Shard | None = None
+    shard: Share | None = None
     """What of the model we hold; None: all of it."""
     may_attach: bool = True
     """Whether we attach to parents. A member with a shard waits for the layout: by it the member knows which chunks it
@@ -91,7 +91,7 @@ class State:
         *,
         latest_boot: Callable[[float], int] = lambda now: MAX_BOOT,
         succession: bytes = b"",
-        shard: Shard | None = None,
+        shard: Share | None = None,
     ) -> "State":
         """The state of a core that starts; the authority's own when `swarm` is the public part of `key`."""
         outbox = Outbox()

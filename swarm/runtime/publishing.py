@@ -16,7 +16,8 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from itertools import islice
 from typing import Final, NamedTuple
 
-from codec import BlockDelta, Chunk, Key, Manifest, Replica, open_header
+from codec import BlockDelta, Chunk, ChunkKey, Key, Manifest, Replica, open_header
+from codec.chunk import BlockEntry
 from codec.errors import UsageError
 from swarm.protocol.core.events import LocalAbandon, LocalChunk, LocalSeal, VersionApplied, VersionId
 from swarm.runtime.replica.intake import ChunkIntake
@@ -147,6 +148,10 @@ class SeedPublisher:
             self._jobs.model.stage_own(stored, known)
         await self._runtime.post(LocalChunk(header_stored(stored, None, None)))
         await self._intake.add_chunk(stored)
+
+    def payload(self, key: ChunkKey, block: int) -> tuple[BlockEntry, bytes] | None:
+        """The entry and payload of a block in a chunk that was added. Called from worker threads."""
+        return self._store.chunks.payload(key, block)
 
     async def seal(self, manifest: Manifest) -> bytes:
         """Make the version durable, send its seal, apply it to the replica. Returns its root.

@@ -13,11 +13,13 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 from codec_kit import KEY, bf16, block_of, random_bits, replica_of, sprinkled  # noqa: E402
+from test_routes import skewed, uniform  # noqa: E402
 
 from codec.bits import Bits  # noqa: E402
 from codec.chunk import BlockDelta, ChunkKey, seal_chunk  # noqa: E402
 from codec.layout import FileSpec, Layout, TensorSpec  # noqa: E402
 from codec.manifest import Manifest  # noqa: E402
+from codec.routes import RouteShape, encode_routes  # noqa: E402
 
 LAYOUT = Layout(
     (
@@ -85,6 +87,11 @@ def main() -> None:
     (folder / "layout").write_bytes(LAYOUT.to_bytes())
     (folder / "old").write_bytes(b"".join(old[tensor.name].tobytes() for tensor in LAYOUT.tensors))
     (folder / "new").write_bytes(b"".join(new[tensor.name].tobytes() for tensor in LAYOUT.tensors))
+    shape = RouteShape(3, 4, 24)
+    rng = np.random.default_rng(20)
+    for name, ids in (("even", uniform(rng, 40, shape)), ("learned", skewed(rng, 90, shape, 2.0, 1.5))):
+        (folder / f"routes.{name}").write_bytes(encode_routes(ids, 24))
+        np.save(folder / f"routes.{name}.npy", np.sort(ids, -1).astype(np.uint16))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Mutated payloads and chunks cause no crash, hang or write out of bounds, and no mutated chunk is accepted.
+"""Mutated payloads, chunks and routes cause no crash, hang or write out of bounds, and no mutated chunk is accepted.
 
 These tests run a few thousand; `python -m scenarios.fuzz.codec --n 1000000` runs more.
 """
 
 import pytest
 
-from scenarios.fuzz.codec import fuzz_chunks, fuzz_payloads
+from scenarios.fuzz.codec import fuzz_chunks, fuzz_payloads, fuzz_routes
 
 
 @pytest.mark.parametrize("coder", ["rice", "pco"])
@@ -21,6 +21,12 @@ def test_no_mutated_chunk_is_accepted() -> None:
     assert result.cases == 1500
     assert result.refused + result.decoded == result.cases
     assert result.decoded < 5  # decoded to exactly the signed bits
+
+
+def test_mutated_routes_are_refused_or_are_other_routes() -> None:
+    result = fuzz_routes(n=2500, seed=1)
+    assert result.cases == 2500
+    assert result.refused > 1000
 
 
 @pytest.mark.slow

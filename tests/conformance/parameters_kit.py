@@ -12,14 +12,29 @@ import trio
 from gateway_kit import END, LETTERS, ROOT, UNKNOWN, base_files, gateway
 from tokenizers import Tokenizer, processors
 
+from codec.routes import RouteShape
 from node.engines.base import Prompt, SamplingParams
 from node.engines.host import Commitment, EngineFailed
 from node.engines.judgement import Claim, Judgement
 from node.engines.transformers import TransformersEngine
 from node.gateway.parameters import ENDPOINTS
 
-__all__ = ["BOS", "END", "LETTERS", "LocalEngine", "Reply", "asking", "files", "make_engine", "tokens_of"]
+__all__ = [
+    "BOS",
+    "END",
+    "LETTERS",
+    "SHAPE",
+    "LocalEngine",
+    "Reply",
+    "asking",
+    "files",
+    "make_engine",
+    "make_experts",
+    "tokens_of",
+]
 
+SHAPE = RouteShape(2, 3, 8)
+"""Of the engine's routes."""
 BOS = UNKNOWN
 """The token that this tokenizer puts first when special tokens are wanted."""
 TEMPLATE = (
@@ -52,6 +67,24 @@ def make_engine(folder: Path) -> TransformersEngine:
     recipe = TinyRecipe(vocabulary=UNKNOWN + 1, hidden=32, inner=64, layers=2, seed=1)
     more = {"max_position_embeddings": 128, "initializer_range": 0.3}
     random_model(recipe, tied=False, **more).save_pretrained(folder)
+    (folder / "tokenizer.json").write_bytes(files()["tokenizer.json"])
+    engine = TransformersEngine(threads=1, device="cpu")
+    engine.load(folder)
+    return engine
+
+
+def make_experts(folder: Path) -> TransformersEngine:
+    """As `make_engine`, with a mixture of experts."""
+    import torch
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(1)
+    config = Qwen3MoeConfig(
+        vocab_size=UNKNOWN + 1, hidden_size=32, intermediate_size=64, moe_intermediate_size=16, num_experts=8,
+        num_experts_per_tok=3, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        max_position_embeddings=128, initializer_range=0.3, tie_word_embeddings=False,
+    )  # fmt: skip
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
     (folder / "tokenizer.json").write_bytes(files()["tokenizer.json"])
     engine = TransformersEngine(threads=1, device="cpu")
     engine.load(folder)
@@ -190,11 +223,17 @@ class Asker:
 
 @contextlib.asynccontextmanager
 async def asking(
-    folder: Path, engine: TransformersEngine, *, abilities: frozenset[str] | None = None, **config: Any
+    folder: Path,
+    engine: TransformersEngine,
+    *,
+    abilities: frozenset[str] | None = None,
+    shape: bool = True,
+    **config: Any,
 ) -> AsyncIterator[Asker]:
-    """`abilities`: those that the engine names instead of its own."""
+    """`abilities`: those that the engine names instead of its own. `shape`: whether the seed knows of its experts."""
     async with gateway(folder, files(), **config) as (swarm, url), httpx.AsyncClient(timeout=60) as client:
         local = LocalEngine(engine)
+        swarm.ledger.route_shape = SHAPE if shape else None
         if abilities is not None:
             local.abilities = abilities
         await swarm.add(1, engine=local)

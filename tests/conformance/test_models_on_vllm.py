@@ -11,7 +11,8 @@ FEW = [
     ("gemma2", "bf16", True, "exact", ""),  # written in place; its loader knows no head in addition to the embedding
     ("qwen3", "f32", False, "exact", ""),  # has another dtype in vLLM: loaded by module
     ("gpt2", "f16", True, "exact", ""),  # transposed when it is loaded
-    ("mixtral", "bf16", False, "refused", "cannot be written in place"),  # repacked by vLLM's kernel for CPUs
+    ("mixtral", "bf16", False, "exact", ""),  # repacked by vLLM's kernel for CPUs
+    ("falcon_h1", "bf16", False, "refused", "cannot be written in place"),  # computed by its loader
     ("phi", "bf16", False, "refused", "no place for the checkpoint's lm_head.bias"),
 ]
 

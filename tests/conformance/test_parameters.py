@@ -4,19 +4,22 @@ The rows are those of `node.gateway.parameters`. A field that a later release of
 row, so the tests here fail. Each supported field has a test of its effect, with a real engine behind a real ledger.
 """
 
+import base64
+import io
 import json
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openai.types.chat.completion_create_params as chat_params
 import openai.types.completion_create_params as completion_params
 import pytest
 import trio
-from parameters_kit import BOS, END, Asker, LocalEngine, asking, files, make_engine, tokens_of
+from parameters_kit import BOS, END, SHAPE, Asker, LocalEngine, asking, files, make_engine, make_experts, tokens_of
 
-from node.engines.base import ABILITIES, OPTIONS
+from node.engines.base import ABILITIES, OPTIONS, ROUTES
 from node.engines.transformers import TransformersEngine
 from node.gateway.parameters import BODIES, ENDPOINTS, PARAMETERS, Parameter, markdown, parse
 from node.gateway.parsed_request import parse_chat, parse_completion
@@ -30,6 +33,7 @@ EFFECTS: dict[str, Effect] = {}
 """By field: a test that it does what the table says, on one endpoint."""
 WITH: dict[str, dict[str, Any]] = {
     "stream_options": {"stream": True},
+    "routed_experts_prompt_start": {"return_routed_experts": True},
     "truncation_side": {"truncate_prompt_tokens": 3},
     "continue_final_message": {"messages": [{"role": "assistant", "content": "he"}]},
 }
@@ -39,6 +43,13 @@ WITH: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="session")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> TransformersEngine:
     return make_engine(tmp_path_factory.mktemp("letters"))
+
+
+@pytest.fixture(scope="session")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> TransformersEngine:
+    engine = make_experts(tmp_path_factory.mktemp("experts"))
+    engine.measure()
+    return engine
 
 
 @pytest.fixture
@@ -419,6 +430,35 @@ async def _sessions(ask: Asker, endpoint: str) -> None:
     assert affinity(user="mine") != affinity(user="yours")
 
 
+@effect("return_routed_experts", "routed_experts_prompt_start")
+async def _routes(ask: Asker, endpoint: str) -> None:
+    """tests/node/engines shows that the engine's routes are exact; here, that they come in vLLM's form."""
+
+    def routes(choice: dict[str, Any]) -> Any:
+        return np.load(io.BytesIO(base64.b64decode(choice["routed_experts"])))
+
+    five = {"max_tokens": 5, "ignore_eos": True}
+    plain = await ask(endpoint, **five)
+    assert "routed_experts" not in plain.choices[0]
+    reply = await ask(endpoint, **five, n=2, return_routed_experts=True)
+    assert reply.tokens == plain.tokens
+    prompt = len(reply.prompt)
+    for choice in reply.choices:
+        found = routes(choice)
+        assert (found.shape, found.dtype) == ((prompt + 4, SHAPE.layers, SHAPE.chosen), np.uint8)
+        assert found.max() < SHAPE.experts
+        np.testing.assert_array_equal(found, routes(reply.choices[0]))
+    later = await ask(endpoint, **five, return_routed_experts=True, routed_experts_prompt_start=prompt - 1)
+    np.testing.assert_array_equal(routes(later.choices[0]), routes(reply.choices[0])[prompt - 1 :])
+    if endpoint != "sampling_params":
+        streamed = await ask(endpoint, **five, return_routed_experts=True, stream=True)
+        (choice,) = [c for event in streamed.events for c in event["choices"] if "routed_experts" in c]
+        np.testing.assert_array_equal(routes(choice), routes(reply.choices[0]))
+    start = f"{_inside(endpoint)}routed_experts_prompt_start"
+    assert (await ask(endpoint, return_routed_experts=True, routed_experts_prompt_start=prompt + 1)).param == start
+    assert (await ask(endpoint, routed_experts_prompt_start=1)).param == start
+
+
 def _inside(endpoint: str) -> str:
     return "sampling_params." if endpoint == "sampling_params" else ""
 
@@ -445,7 +485,19 @@ def cells() -> list[Any]:
 
 @pytest.mark.conformance
 @pytest.mark.parametrize(("test", "endpoint", "rows"), cells())
-async def test_a_supported_field_has_its_effect(ask: Asker, test: Effect, endpoint: str, rows: list[Parameter]):
+async def test_a_supported_field_has_its_effect(
+    tmp_path: Path,
+    engine: TransformersEngine,
+    experts: TransformersEngine,
+    test: Effect,
+    endpoint: str,
+    rows: list[Parameter],
+):
+    async with asking(tmp_path, experts if test is _routes else engine) as ask:
+        await _check_effect(ask, test, endpoint, rows)
+
+
+async def _check_effect(ask: Asker, test: Effect, endpoint: str, rows: list[Parameter]) -> None:
     for row in rows:
         if row.example is not None:
             extra = WITH.get(row.name, {})
@@ -454,6 +506,21 @@ async def test_a_supported_field_has_its_effect(ask: Asker, test: Effect, endpoi
 
 
 # ---------------------------------------------------------------- nodes without an ability
+
+
+@pytest.mark.parametrize("endpoint", ["completions", "chat", "sampling_params"])
+async def test_routes_of_a_model_or_an_engine_without_experts_are_refused(
+    tmp_path: Path, engine: TransformersEngine, experts: TransformersEngine, endpoint: str
+):
+    async with asking(tmp_path, engine) as ask:
+        reply = await ask(endpoint, return_routed_experts=True)
+        assert (reply.status, reply.param) == (400, "return_routed_experts")
+        assert "no engine here records which experts" in reply.why
+    (tmp_path / "dense").mkdir()
+    async with asking(tmp_path / "dense", experts, shape=False) as ask:
+        reply = await ask(endpoint, return_routed_experts=True)
+        assert reply.status == 400
+        assert "this model has no experts" in reply.why
 
 
 async def test_a_seed_that_no_engine_can_repeat_is_refused_unless_it_may_be_inexact(
@@ -522,7 +589,7 @@ async def test_checks_of_rollouts_with_options_accuse_no_honest_node(tmp_path: P
 
 def test_the_transformers_engine_has_every_ability(engine: TransformersEngine):
     engine.measure()
-    assert {name for name in engine.abilities if not name.startswith("class:")} == ABILITIES
+    assert {name for name in engine.abilities if not name.startswith("class:")} == ABILITIES - {ROUTES}
 
 
 def test_bodies_have_exactly_the_fields_of_the_table():

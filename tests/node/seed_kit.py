@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import trio
 
-from codec import Chunk, Key, Layout, Manifest, Replica, TensorSpec, open_header, open_manifest
-from codec.chunk import CODER_RICE, verify_piece
+from codec import Chunk, ChunkKey, Key, Layout, Manifest, Replica, TensorSpec, open_header, open_manifest
+from codec.chunk import CODER_RICE, BlockEntry, verify_piece
 from codec.errors import UsageError
 from codec.parts import BASE, Part
 from node.coordinator.publisher import Attempt
@@ -108,6 +108,8 @@ class FakeSeed:
         """Chunks that came with a list of what they change."""
         self.staged: list[Any] = []
         self.chunks: list[bytes] = []
+        self.payloads: dict[tuple[ChunkKey, int], tuple[BlockEntry, bytes]] = {}
+        """By chunk and block."""
         self.manifests: list[Manifest] = []
         self.sealed_parts: list[frozenset[Part]] = []
         self.trainer_steps: list[int | None] = []
@@ -149,6 +151,9 @@ class FakeSeed:
         self.seals.append(Seal.of(manifest, b""))
         self.kept[manifest.root] = [self.replica.block(b).copy() for b in range(self.replica.layout.n_blocks)]
 
+    def payload(self, key: ChunkKey, block: int) -> tuple[BlockEntry, bytes] | None:
+        return self.payloads.get((key, block))
+
     async def add_chunk(self, chunk: Chunk, known: OwnChunk | None = None) -> None:
         await self.slow.wait()
         header = open_header(chunk.header, self.key.public)
@@ -158,6 +163,9 @@ class FakeSeed:
             piece = header.piece_range(i)
             verify_piece(header, i, chunk.body[piece.start : piece.stop])
         self.coders |= {block.coder for block in header.blocks}
+        payloads = header.payloads(chunk.body)
+        for entry, payload in zip(header.blocks, payloads, strict=True):
+            self.payloads[header.key, entry.block] = entry, bytes(payload)
         staged = self.receiver.stage(header, chunk.body)
         self.staged.append(staged)
         if known is not None:

@@ -127,6 +127,11 @@ def test_two_adapters_and_the_commands(swarm: Swarm) -> None:
     steps = {"one": (4, 4), "two": (9, 5)}
     all_at(swarm, 9, expected_root(base, {slot: (name, *steps[name]) for slot, name in slots.items()}))
 
+    listed = swarm.json("seed", "adapters")
+    assert (listed["slots"], listed["rank"]) == (4, 64)
+    assert {row["name"]: row["version"] for row in listed["adapters"]} == {"one": 4, "two": 5}
+    assert "2 of 4 slots are in use" in swarm.command("seed", "adapters").out
+
     said = swarm.command("seed", "remove-adapter", "one")
     assert said.code == 0, said
     assert "Version 10: without the adapter one." in said.out

@@ -90,6 +90,11 @@ def test_slots_over_versions_restarts_and_late_joiners(tmp_path: Path) -> None:
         swarm.until("seed", all_hold([0, 0], 2))
         trainer = SlotTrainer(swarm.home("seed"))
         equal(swarm, ["ram", "disk"], 1, trainer.publish(config_of(base, 1)))
+        held = swarm.seed_status().parts
+        assert (held.slots, held.slots_free, held.slot_rank) == (64, 63, 256)
+        assert [(one.slot, one.name, one.rank, one.version) for one in held.adapters] == [(0, "math", 8, 1)]
+        assert held.adapters[0].root == trainer.root.hex()
+        assert "63 of 64 slots for adapters of rank 256 are free" in swarm.command("seed", "status").out
 
         swarm.publish(base_of(tmp_path / "step_1", 1), "--wait")
         root = trainer.publish(config_of(base, 2))
@@ -109,7 +114,9 @@ def test_slots_over_versions_restarts_and_late_joiners(tmp_path: Path) -> None:
         trainer = SlotTrainer(swarm.home("seed"))
         equal(swarm, ["ram", "disk", "late"], 4, trainer.publish(config_of(base, 3)))
         trainer.close()
-        for stored in tmp_path.glob(f"*/**/{PARTS_FILE}"):
+        stored_parts = list(tmp_path.glob(f"*/**/{PARTS_FILE}"))
+        assert stored_parts
+        for stored in stored_parts:
             assert stored.stat().st_blocks * 512 < 4e6, "empty slots are holes of a checkpoint"
 
 

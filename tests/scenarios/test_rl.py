@@ -72,3 +72,26 @@ def test_training_through_the_swarm_has_the_bits_of_training_in_one_process(tmp_
     assert fidelity.identical(result), result
     assert result["different_roots"] == 3, "every step changed bits"
     assert result["rollouts"] == 3 * 4 * 4
+
+
+def test_training_with_replayed_routes_through_the_swarm_has_the_bits_of_training_in_one_process(tmp_path: Path):
+    """The routes of a mixture of experts pass the coder, the leases and the ledger; a node is killed meanwhile."""
+    pytest.importorskip("torch")
+    from node.trainers.grpo.task import SortLetters
+    from node.trainers.grpo.trainer import GrpoConfig, GrpoTrainer
+    from scenarios.rl import fidelity
+    from scenarios.rl.letter_experts import make_letter_experts
+
+    class EarlyLetters(SortLetters):
+        """As above."""
+
+        def score(self, prompt: tuple[int, ...], answer: tuple[int, ...]) -> float:
+            return sum(letter < 13 for letter in answer) / len(answer)
+
+    base = make_letter_experts(tmp_path / "base")
+    config = GrpoConfig(prompts=4, samples=4, lr=1e-3, lr_warmup_steps=1, routes=True)
+    trainers = [GrpoTrainer(base, EarlyLetters(3), config, device="cpu") for _ in range(2)]
+    result = fidelity.compare(base, trainers, 3, nodes=2, kill=2)
+    assert fidelity.identical(result), result
+    assert result["different_roots"] == 3, "every step changed bits"
+    assert result["rollouts"] == 3 * 4 * 4

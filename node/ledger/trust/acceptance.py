@@ -8,11 +8,13 @@ from typing import Final
 import numpy as np
 from blake3 import blake3
 
+from codec.routes import RouteShape
 from node.engines.base import MIN_LOGPROB, SamplingParams, Version
 from node.ledger.assignment.draws import drawn_with, samplings_of
 from node.ledger.assignment.leases import LeaseTable, remember
 from node.ledger.messages import Reason, Rollout, VersionSpan
 from node.ledger.part_history import PartHistory
+from node.ledger.routes import has_routes_as_asked
 from node.ledger.settings import Settings
 from node.ledger.state import AcceptedRollout, Group, Head, LiveLease
 
@@ -47,6 +49,11 @@ class Acceptance:
         known = self._verdicts.get((rollout.lease, rollout.sample))
         return (known[1],) if known is not None and known[0] == _digest(sealed) else None
 
+    def verdict_of(self, lease: int, sample: int) -> tuple[Reason | None] | None:
+        """The verdict that is remembered of a sample of a lease, in a tuple; None: there is none."""
+        known = self._verdicts.get((lease, sample))
+        return None if known is None else (known[1],)
+
     def remember_verdict(self, rollout: Rollout, sealed: bytes, reason: Reason | None) -> None:
         """Remember the verdict on a rollout of a live lease, for its repetitions."""
         self._remember((rollout.lease, rollout.sample), sealed, reason)
@@ -75,11 +82,20 @@ class Acceptance:
         return None if rollout.sample in lease.open else Reason.DUPLICATE
 
     def judge(
-        self, lease: LiveLease, group: Group, rollout: Rollout, head: Head, roots: Mapping[Version, bytes], now: float
+        self,
+        lease: LiveLease,
+        group: Group,
+        rollout: Rollout,
+        head: Head,
+        roots: Mapping[Version, bytes],
+        now: float,
+        shape: RouteShape | None = None,
     ) -> Reason | None:
-        """None when `rollout` may count for its sample; otherwise why not."""
+        """None when `rollout` may count for its sample; otherwise why not. `shape`: of the model's routes."""
         if reason := judge(rollout, group, head, roots, samplings_of(group, lease), self._parts):
             return reason
+        if not has_routes_as_asked(rollout, group, shape):
+            return Reason.MALFORMED
         if too_fast(rollout, now - lease.granted, self._settings):
             return Reason.TOO_FAST
         own = _owner(rollout, group)

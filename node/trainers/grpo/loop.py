@@ -4,7 +4,7 @@ The engine gets its weights as a node's engine does, by patches of changed bits.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,10 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codec.checkpoint import Checkpoint
+from node.engines.base import Completion
 from node.engines.interface import Engine, InProcessEngine
+from node.ledger.route_reader import Routed, read_routes
+from node.trainers.grpo.task import Tokens
 from node.trainers.grpo.trainer import GrpoTrainer, SampleGroup, StepStats
 
-__all__ = ["LoopStats", "train_in_process"]
+__all__ = ["LoopStats", "sample_group", "train_in_process"]
 
 
 class LoopStats(msgspec.Struct, frozen=True):
@@ -67,9 +70,15 @@ def sample(trainer: GrpoTrainer, engine: Engine) -> list[SampleGroup]:
     requests = [trainer.samples(i, prompt) for i, prompt in enumerate(prompts)]
     answers = iter(engine.generate([request for group in requests for request in group], trainer.sampling(step)))
     return [
-        SampleGroup(prompt, tuple(next(answers) for _ in group))
-        for prompt, group in zip(prompts, requests, strict=True)
+        sample_group(prompt, [next(answers) for _ in group]) for prompt, group in zip(prompts, requests, strict=True)
     ]
+
+
+def sample_group(prompt: Tokens, completions: Sequence[Completion]) -> SampleGroup:
+    """The group of these completions, with their routes if they have any."""
+    routed = [Routed(c.routes, c.prompt_routes, len(c.token_ids), c.spans[0].version) for c in completions]
+    routes = read_routes(routed, len(prompt))
+    return SampleGroup(prompt, tuple(completions), tuple(ids for ids in routes if ids is not None))
 
 
 def _changes(

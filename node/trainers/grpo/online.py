@@ -95,6 +95,7 @@ def _group(group: RolloutGroup | RefusedPrompt) -> SampleGroup:
     return SampleGroup(
         group.prompt,
         tuple(Completion(r.token_ids, r.logprobs, _reason(r.finish_reason), r.spans) for r in group.rollouts),
+        tuple(r.routes for r in group.rollouts if r.routes is not None),
     )
 
 

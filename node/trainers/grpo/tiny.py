@@ -16,7 +16,7 @@ from node.trainers.grpo.cache import cached_folder
 from node.trainers.grpo.task import SortLetters
 from node.trainers.grpo.warmup import IGNORED, Progress, fit, random_model, save_bf16
 
-__all__ = ["TinyRecipe", "letters_tokenizer", "make_tiny", "tiny_folder"]
+__all__ = ["TinyRecipe", "answers", "letters_tokenizer", "make_tiny", "tiny_folder"]
 
 
 class TinyRecipe(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ def make_tiny(folder: Path, recipe: TinyRecipe, progress: Progress) -> None:
     )  # fmt: skip
     fit(
         model,
-        _answers(recipe),
+        answers(recipe),
         steps=recipe.steps,
         lr=recipe.lr,
         warmup_steps=10,
@@ -78,7 +78,7 @@ def letters_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def _answers(recipe: TinyRecipe) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def answers(recipe: TinyRecipe) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Endless batches (ids, targets) of sorted answers, `wanted` of them forwards. Targets cover the answers only."""
     task, rng = SortLetters(recipe.letters), np.random.default_rng(recipe.seed)
     while True:

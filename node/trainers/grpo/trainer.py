@@ -7,6 +7,7 @@ gradient is applied to the masters.
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,11 +19,13 @@ from numpy.typing import NDArray
 from codec.checkpoint import Checkpoint, write_checkpoint
 from codec.errors import UsageError
 from codec.layout import Layout
-from node.engines.base import Completion, Prompt, SamplingParams
+from codec.routes import Routes
+from node.engines.base import Completion, Prompt, SamplingOptions, SamplingParams
 from node.engines.live import LiveParameters
 from node.engines.load import load_model
 from node.trainers.grpo.loss import group_advantages, grpo_loss, token_logprobs
 from node.trainers.grpo.task import Task, Tokens
+from node.trainers.routes import padded_routes, replayed_routes
 
 __all__ = ["GrpoConfig", "GrpoTrainer", "SampleGroup", "StepStats"]
 
@@ -46,13 +49,16 @@ class GrpoConfig(msgspec.Struct, frozen=True):
     max_grad_norm: float = 1.0
     rows: int = 64
     """Samples in one forward and backward. Bounds memory, and does not change the result."""
+    routes: bool = False
+    """Train with the experts that each token took in the engine (`node.trainers.routes`). Only a mixture of experts."""
 
 
 class SampleGroup(NamedTuple):
-    """All samples of one prompt."""
+    """All samples of one prompt. `routes`: with `GrpoConfig.routes`, one array a sample, as `Rollout.routes`."""
 
     prompt: Tokens
     completions: tuple[Completion, ...]
+    routes: tuple[Routes, ...] = ()
 
 
 class StepStats(msgspec.Struct, frozen=True):
@@ -119,6 +125,7 @@ class GrpoTrainer:
             temperature=self.config.temperature,
             seed=int(seed),
             stop_tokens=self.task.stop_tokens,
+            options=SamplingOptions(routes=True) if self.config.routes else msgspec.UNSET,
         )
 
     def prompts(self, step: int) -> list[Tokens]:
@@ -128,25 +135,30 @@ class GrpoTrainer:
     def samples(self, index: int, prompt: Tokens) -> list[Prompt]:
         """The engine's requests for prompt `index` of a step. Each sample has a random stream of its own."""
         count = self.config.samples
-        return [Prompt(prompt, stream=index * count + i) for i in range(count)]
+        return [Prompt(prompt, index * count + i, routes=self.config.routes and i == 0) for i in range(count)]
 
     def step(self, groups: Sequence[SampleGroup]) -> StepStats:
         """One optimizer step on whole groups of any size. Their order affects only the rounding of sums.
 
-        Raises `ValueError`, and changes nothing, without groups or for a token id that the policy does not have.
+        Raises `ValueError`, and changes nothing, without groups, for a token id that the policy does not have, and with
+        `GrpoConfig.routes` for a sample without routes.
         """
         started = time.perf_counter()
         if not groups or not all(g.completions for g in groups):
             raise ValueError("step: no completions")
         if any(t >= self.vocabulary or t < 0 for g in groups for c in g.completions for t in (*g.prompt, *c.token_ids)):
             raise ValueError(f"step: a token id outside 0 to {self.vocabulary - 1}")
+        routes = [ids for g in groups for ids in g.routes] if self.config.routes else []
+        if self.config.routes and any(len(g.routes) != len(g.completions) for g in groups):
+            raise ValueError("step: a sample has no routes; sample with `sampling(step)`")
         rewards = [[self.task.score(g.prompt, c.token_ids) for c in g.completions] for g in groups]
         advantages = torch.cat([group_advantages(torch.tensor([row]))[0] for row in rewards])
         rows = [(g.prompt, c) for g in groups for c in g.completions]
         tokens = sum(len(c.token_ids) for _, c in rows)
         loss = clipped = 0.0
         for at in range(0, len(rows), self.config.rows):
-            part = self._backward(rows[at : at + self.config.rows], advantages[at : at + self.config.rows], tokens)
+            here = slice(at, at + self.config.rows)
+            part = self._backward(rows[here], routes[here], advantages[here], tokens)
             loss, clipped = loss + part[0], clipped + part[1]
         grad_norm = self._update()
         return StepStats(
@@ -173,14 +185,19 @@ class GrpoTrainer:
         write_checkpoint(folder, self.layout, self._live.read, self._base.files)
 
     def _backward(
-        self, rows: list[tuple[Tokens, Completion]], advantages: torch.Tensor, tokens: int
+        self, rows: list[tuple[Tokens, Completion]], routes: list[Routes], advantages: torch.Tensor, tokens: int
     ) -> tuple[float, float]:
-        """Add the gradient of some rows to that of the batch. `tokens`: of the whole batch, which the loss is averaged
-        over.
+        """Add the gradient of some rows to that of the batch. `routes`: one a row, or none. `tokens`: of the whole
+        batch, which the loss is averaged over.
 
         Returns the rows' share of the loss, and how many of their tokens were clipped.
         """
         batch = self._pad(rows)
+        replayed = replayed_routes(self.model, padded_routes(routes, batch.ids.shape[1])) if routes else nullcontext()
+        with replayed:
+            return self._backward_batch(batch, advantages, tokens)
+
+    def _backward_batch(self, batch: _Batch, advantages: torch.Tensor, tokens: int) -> tuple[float, float]:
         output = self.model(input_ids=batch.ids, use_cache=False, logits_to_keep=batch.ids.shape[1] - batch.first + 1)
         logprobs = token_logprobs(output.logits[:, :-1], batch.ids[:, batch.first :], self.config.temperature)
         loss = grpo_loss(

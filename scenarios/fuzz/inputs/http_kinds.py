@@ -27,6 +27,8 @@ _SAMPLES: Final[dict[str, Any]] = {
     "stream": False,
     "stream_options": {"include_usage": False},
     "chat_template_kwargs": {"k": 1},
+    "return_routed_experts": False,
+    "routed_experts_prompt_start": 0,
 }
 """Values of parameters whose example in `PARAMETERS` does not fit together with the other examples."""
 

@@ -24,7 +24,7 @@ SHAPED: Final = SamplingParams(
     options=SamplingOptions(
         min_tokens=1, top_k=5, min_p=0.1, presence_penalty=0.5, frequency_penalty=0.5, repetition_penalty=1.5,
         logit_bias=((3, 1.0),), allowed=(2, 8, 9), banned=((8, 8),), stop_texts=("x",), special=True, seeded=True,
-        exact=True, portable=True, adapter="a",
+        exact=True, portable=True, adapter="a", routes=True,
     ),
 )  # fmt: skip
 """Sampling with every option set, so that each has a place in the sample."""
@@ -45,6 +45,7 @@ SAMPLES: Final[dict[type, WorkMessage]] = {
     work.Renew: work.Renew(1, 1, 10),
     work.Renewed: work.Renewed(1, 60.0),
     work.SignedRollout: work.SignedRollout(bytes(200)),
+    work.RolloutPart: work.RolloutPart(1, 0, 1, 2, bytes(3)),
     work.Verdict: work.Verdict(1, 0, Reason.MALFORMED),
     work.GiveBack: work.GiveBack((1,)),
     work.Withdraw: work.Withdraw((1,)),

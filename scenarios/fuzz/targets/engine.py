@@ -45,7 +45,7 @@ class _World(World):
         if cls.__name__ == "Completions":
             completion = {
                 "token_ids": [5], "logprobs": [-0.5], "finish_reason": "stop",
-                "spans": [{"version": [0, 3], "start": 0, "end": 1}],
+                "spans": [{"version": [0, 3], "start": 0, "end": 1}], "routes": b"", "prompt_routes": b"",
             }  # fmt: skip
             return value | {"number": 2, "completions": [completion]}
         return value | {"number": _REQUEST_NUMBERS[cls.__name__]} if "number" in value else value
@@ -147,4 +147,5 @@ def _sample(name: str) -> dict[str, Any]:
 
 def _completion() -> dict[str, Any]:
     spans = [{"version": [0, 3], "start": 0, "end": 1}]
-    return {"token_ids": [5], "logprobs": [-0.5], "finish_reason": "stop", "spans": spans}
+    completion = {"token_ids": [5], "logprobs": [-0.5], "finish_reason": "stop", "spans": spans}
+    return completion | {"routes": b"", "prompt_routes": b""}

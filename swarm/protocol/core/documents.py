@@ -16,7 +16,8 @@ import msgspec
 from blake3 import blake3
 
 from codec.errors import PeerError, UsageError
-from codec.shards import MAX_RANKS, Shard
+from codec.formats.share import Share, share_of
+from codec.shards import MAX_RANKS
 from codec.sign import SIGNATURE_BYTES, Key, open_sealed
 from codec.unpack import unpack
 from swarm.protocol.core.version import VersionId
@@ -50,6 +51,7 @@ Key32 = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Ranks = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)], ...], msgspec.Meta(max_length=MAX_RANKS)]
+FormatName = Annotated[str, msgspec.Meta(max_length=64)]
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Time = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 """Authority time, in seconds. The bounds also keep NaN and infinity out of arithmetic."""
@@ -94,11 +96,13 @@ class Grant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     such a peer lacks this field and the next, as those of the first releases do."""
     ranks: Ranks = ()
     """The ranks whose blocks it holds."""
+    form: FormatName = ""
+    """The format that it holds; empty: none. A grant without a format lacks this field."""
 
     @property
-    def shard(self) -> Shard | None:
+    def shard(self) -> Share | None:
         """What of the model the peer holds; None: all of it."""
-        return Shard(self.shards, self.ranks) if self.shards or self.ranks else None
+        return share_of(self.shards, self.ranks, self.form)
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -210,8 +214,8 @@ def seal(document: Capability | Grant | Heartbeat | Report, key: Key) -> bytes:
         soft = _xor(document.live, document.fresh)
         document = msgspec.structs.replace(document, live=_packed(document.live), fresh=_packed(soft))
     fields: object = document
-    if isinstance(document, Grant) and document.shard is None:
-        fields = msgspec.structs.astuple(document)[:-2]
+    if isinstance(document, Grant) and not document.form:
+        fields = msgspec.structs.astuple(document)[: -3 if document.shard is None else -1]
     return key.seal(_DOMAINS[type(document)], _encoder.encode(fields))
 
 
@@ -263,7 +267,7 @@ def open_grant(sealed: bytes, swarm: bytes) -> Grant:
     try:
         grant.shard  # noqa: B018 - it is checked by being built
     except UsageError as error:
-        raise PeerError(f"grant.ranks: {error}") from error
+        raise PeerError(f"grant.shard: {error}") from error
     return grant
 
 

@@ -83,6 +83,7 @@ Address = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Ranks = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)], ...], msgspec.Meta(max_length=MAX_RANKS)]
+FormatName = Annotated[str, msgspec.Meta(max_length=64)]
 Mbit = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
 
 
@@ -104,6 +105,8 @@ class Join(Message, frozen=True, tag=1):
     """Over how many ranks the joiner takes experts to be dealt, of which it is to hold `ranks`; 0: it is to hold the
     whole model. Without a shard neither field is sent, as the first releases did not."""
     ranks: Ranks = ()
+    form: FormatName = ""
+    """The format that the joiner is to hold, of those of `codec.formats`; empty: none. Not sent when empty."""
 
 
 class Neighbour(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -343,8 +346,9 @@ _decoder = msgspec.msgpack.Decoder(_ALL)
 def encode(message: Message) -> bytes:
     """`message` as it travels (without the stream's length prefix)."""
     fields: object = message
-    if isinstance(message, Join) and not message.shards and not message.ranks:
-        fields = (Join.__struct_config__.tag, *msgspec.structs.astuple(message)[:-2])
+    if isinstance(message, Join) and not message.form:
+        unsent = 1 if message.shards or message.ranks else 3
+        fields = (Join.__struct_config__.tag, *msgspec.structs.astuple(message)[:-unsent])
     data = bytes((PROTOCOL,)) + _encoder.encode(fields)
     if len(data) > MAX_MESSAGE_BYTES:
         raise ValueError(f"{type(message).__name__}: {len(data)} bytes is more than a message may have")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from codec.errors import PeerError, UsageError
-from codec.shards import Shard
+from codec.formats.share import Share, share_of
 from swarm.protocol.core.documents import AuthorityTime, Grant, Report, open_capability, open_grant
 from swarm.protocol.core.events import Persist, Persisted
 from swarm.protocol.core.notices import MemberJoined, MemberLeft
@@ -26,7 +26,7 @@ ROSTER_IN_WELCOME = 64 << 10
 """Bytes: a welcome includes the roster of up to about 400 members. A larger one would cost the trainer up to a megabyte
 for each newcomer, which gets it from neighbours instead."""
 SHARD = "shard"
-"""Code of the refusal of a joiner that asks for a shard which this swarm does not have."""
+"""Code of the refusal of a joiner that asks for a shard or a format which this swarm does not have."""
 NEIGHBOURS = 8
 """Neighbours named in a welcome without roster."""
 
@@ -44,9 +44,12 @@ class Admission:
         heartbeats: Heartbeats,
         *,
         shards: int = 0,
+        formats: tuple[str, ...] = (),
     ) -> None:
-        """`shards`: over how many ranks the model's experts are dealt; 0: over none."""
+        """`shards`: over how many ranks the model's experts are dealt; 0: over none. `formats`: those that the swarm
+        has."""
         self._shards = shards
+        self._formats = formats
         self._state = state
         self._book = book
         self._enrolled = enrolled
@@ -115,18 +118,22 @@ class Admission:
         lease = self._book.admit(capability, peer, self._time(now), shard)
         return lease if isinstance(lease, Lease) else Refused(lease.code, lease.why)
 
-    def _shard(self, message: Join) -> Shard | Refused | None:
+    def _shard(self, message: Join) -> Share | Refused | None:
         """What of the model a joiner asks to hold, None: all of it; or why it cannot."""
-        if not message.shards and not message.ranks:
-            return None
-        if message.shards != self._shards:
+        if message.form and message.form not in self._formats:
+            has = f"has {' and '.join(self._formats)}" if self._formats else "has no formats"
+            return Refused(
+                SHARD, f"This swarm {has}, not {message.form!r}. Ask its trainer for it (seed --format); without "
+                "--format this machine holds the whole model."
+            )  # fmt: skip
+        if not message.form and (message.shards or message.ranks) and message.shards != self._shards:
             dealt = f"deals experts over {self._shards} ranks" if self._shards else "does not deal experts over ranks"
             return Refused(
                 SHARD, f"This swarm {dealt}, not over {message.shards}. Ask its trainer; without --shard this machine "
                 "holds the whole model."
             )  # fmt: skip
         try:
-            return Shard(message.shards, message.ranks)
+            return share_of(message.shards, message.ranks, message.form)
         except UsageError as error:
             return Refused(SHARD, str(error))
 

@@ -6,7 +6,7 @@ While the authority is silent the bits do not change, for at most `Tuning.author
 
 from dataclasses import dataclass
 
-from codec.shards import Shard
+from codec.formats.share import Share, fields_of
 from codec.sign import Key
 from swarm.protocol.core.boots import MAX_BOOT
 from swarm.protocol.core.documents import (
@@ -102,7 +102,7 @@ class LeaseBook:
         self.slot_of: dict[bytes, int] = {}
 
     def admit(
-        self, capability: Capability, peer: bytes, now: AuthorityTime, shard: Shard | None = None
+        self, capability: Capability, peer: bytes, now: AuthorityTime, shard: Share | None = None
     ) -> Lease | Refusal:
         """Grant a lease to `peer`, or refuse it. A peer that still has a lease keeps its slot, with a new serial.
 
@@ -118,8 +118,8 @@ class LeaseBook:
             return Refusal(TICKET, f"The swarm is full ({MAX_SLOTS} nodes).")
         self.release(slot)  # ends an older grant, perhaps by another ticket
         self.tickets.bind(capability.id, peer)
-        shards, ranks = (0, ()) if shard is None else (shard.shards, shard.ranks)
-        grant = Grant(self._swarm, peer, slot, self.next_serial, now, capability.id, shards, ranks)
+        shards, ranks, form = fields_of(shard)
+        grant = Grant(self._swarm, peer, slot, self.next_serial, now, capability.id, shards, ranks, form)
         self.next_serial += 1
         lease = Lease(grant, seal(grant, self._key), now)
         self.leases[slot] = lease

@@ -104,7 +104,8 @@ class Membership:
         grant = open_grant(message.grant, state.swarm)
         if grant.peer != state.key.public:
             raise PeerError("welcome: the grant is for another peer")
-        if (grant.shards, grant.ranks) != (self._join.shards, self._join.ranks):
+        join = self._join
+        if (grant.shards, grant.ranks, grant.form) != (join.shards, join.ranks, join.form):
             raise PeerError("welcome: the grant is for another shard of the model")
         state.own_lease.grant, state.own_lease.sealed = grant, message.grant
         self.renewals.begin()

@@ -5,7 +5,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 from codec.errors import PeerError
-from codec.shards import Shard
+from codec.formats.share import Share
 from swarm.protocol.core.bucket import Bucket
 from swarm.protocol.core.events import Close, Dial
 from swarm.protocol.core.outbox import Outbox
@@ -40,7 +40,7 @@ class Session:
     """The slot of its grant, after its hello; None before, and for the authority."""
     issued: float = 0.0
     """When its grant was issued (authority time)."""
-    shard: Shard | None = None
+    shard: Share | None = None
     """What of the model it holds, by its grant; None: all of it."""
     asked_at: float = float("-inf")
     """When it last asked to join."""
@@ -116,7 +116,7 @@ class Sessions:
         session = self._open.get(peer)
         return 0.0 if session is None else session.rtt_s
 
-    def shard_of(self, peer: bytes) -> Shard | None:
+    def shard_of(self, peer: bytes) -> Share | None:
         """What of the model `peer` holds; None: all of it, or there is no session with it."""
         session = self._open.get(peer)
         return None if session is None else session.shard

@@ -45,8 +45,7 @@ class Model:
     `base`: the user's own model folder, from which blocks are read instead of fetched. `refer`: it may serve as a
     checkpoint, without being copied to the store. `on_disk`: called with the model's bytes, whether to keep the replica
     in the store's folder instead of in memory; may raise `UsageError`. On disk the replica is a checkpoint and the
-    chunks since (`Layered`); while it catches up, blocks of several files. `holding`: which blocks it has; not all of
-    them only in memory.
+    chunks since (`Layered`); while it catches up, blocks of several files. `holding`: which blocks it has.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Model:
         holding: Holding | None = None,
     ) -> None:
         self._store = store
-        self.holding = holding or Holding()
+        self.holding = holding or Holding(formats=True)
         self._on_disk = on_disk
         self._unproven: NDArray[np.uint8] = np.zeros(0, np.uint8)
         """By block: `PROVEN`, or why its bits have yet to be hashed: `OWN` or `BELIEVED`."""
@@ -173,6 +172,7 @@ class Model:
             if self.replica is None or self.replica.layout.hash != layout_hash:
                 self.replica = None
                 on_disk = self._on_disk(self.holding.nbytes(layout))  # raises when neither memory nor disk has room
+                self.holding.check_place(layout, on_disk=on_disk)
                 held = self.holding.blocks(layout)
                 self.replica = self._base.load(layout, self._store.chunks.payload, on_disk=on_disk, held=held)
                 self.read_live(self._live)

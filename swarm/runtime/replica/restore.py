@@ -68,6 +68,7 @@ def _found(store: Store, recovery: Recovery, on_disk: OnDisk, holding: Holding, 
             break
         seal = following
     keep = on_disk(holding.nbytes(layered.layout))
+    holding.check_place(layered.layout, on_disk=keep)
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         if not keep:
             replica = Replica.create(layered.layout, held=holding.blocks(layered.layout))

@@ -18,6 +18,7 @@ from codec.layout import MAX_LAYOUT_BYTES
 from swarm.protocol.core.events import Event, PartsDone, SendBlob, SendBlock, UnknownLabel, VersionId
 from swarm.protocol.core.wire import Blob as BlobKind
 from swarm.protocol.core.wire import WantBlob, WantBlock
+from swarm.runtime.replica.format_blocks import FormatBlocks
 from swarm.runtime.replica.jobs import Jobs
 from swarm.runtime.replica.manifests import Manifests
 from swarm.runtime.sessions.outbound import Blob
@@ -40,6 +41,7 @@ class BlobService:
     def __init__(self, store: Store, jobs: Jobs, manifests: Manifests, run_sync: RunSync = in_thread) -> None:
         self._store = store
         self._jobs = jobs
+        self._blocks = FormatBlocks(jobs.model)
         self._manifests = manifests
         self._run_sync = run_sync
         self._newest_request: dict[int, tuple[bytes, int]] = {}
@@ -54,7 +56,7 @@ class BlobService:
     async def find_blob(self, effect: SendBlob | SendBlock) -> Blob | None:
         """What a peer requested; None when this member does not have it."""
         if isinstance(effect, SendBlock):
-            found = await self._run_sync(self._jobs.model.read_block, effect.block)
+            found = await self._run_sync(self._blocks.read_block, effect.block)
             if found is None:
                 return None
             version, data = found

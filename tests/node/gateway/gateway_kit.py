@@ -108,6 +108,7 @@ class Swarm:
         self.nursery = nursery
         self.book = Book(folder / "ledger.sqlite")
         ledger = self.book.restore(Settings(**settings), Head(0, 0, ROOT), trio.current_time())
+        self.ledger = ledger
         self.service = LedgerService(ledger, self.book, self._to_node)
         self.workers: dict[bytes, NodeWorker] = {}
         self.engines: dict[bytes, Any] = {}

@@ -11,7 +11,10 @@ import swarm.protocol.core.notices as notices
 from node.settings.events import EVENTS, say
 
 HOUSE = Path(__file__).parents[3]
-OF_ANOTHER_LOG = ("node/engines/vllm/engine.py", "node/engines/vllm/plugin/")
+OF_ANOTHER_LOG = (
+    *("node/engines/vllm/adapters.py", "node/engines/vllm/attached.py", "node/engines/vllm/engine.py"),
+    "node/engines/vllm/plugin/",
+)
 """Run in the engine's process, whose output is in engine.log."""
 NOT_LOGGED = {"work"}
 """A notice that comes with each message of a node."""

@@ -16,9 +16,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import kit
+import numpy as np
 import pytest
 from published_kit import drawing
+from safetensors.numpy import save_file
 
+from codec import Layout, TensorSpec, write_checkpoint
 from node.status.query import ask
 from scenarios.harness.environments import environment
 from scenarios.harness.processes import free_port
@@ -117,6 +120,39 @@ def test_the_admin_routes(tmp_path: Path, admin_on: Any) -> None:
 
         swarm.signal("seed", signal.SIGKILL)
         assert speak(port, "GET", "/health")[0] == 503
+
+
+def test_a_lora_run_publishes_the_adapter(tmp_path: Path, admin_on: Any) -> None:
+    """prime-rl names a folder for each step: an adapter as peft saves it. It has one adapter in each of its runs."""
+    layout = Layout((TensorSpec("layers.0.up.weight", "BF16", (48, 32)),))
+    bits = np.arange(48 * 32, dtype=np.uint16)
+    write_checkpoint(tmp_path / "base", layout, lambda name: bits, {"config.json": b"{}"})
+    with swarm_in(tmp_path) as swarm:
+        swarm.seed(tmp_path / "base", "--adapters", "2", "--adapter-rank", "4")
+        swarm.start("node", "join", swarm.ticket(), "--model", str(tmp_path / "base"), *NODE)
+        swarm.until("seed", lambda state: len(state["nodes"]) == 1 and state["nodes"][0]["held"] == [0, 0])
+        port = admin_on(free_port(), swarm.home("seed")).port
+        for step, name in ((1, "run-1"), (1, "run-2"), (2, "run-1")):
+            folder = tmp_path / name / f"step_{step}"
+            folder.mkdir(parents=True)
+            (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8}))
+            values = {
+                "base_model.model.layers.0.up.lora_A.weight": np.full((4, 32), step, np.float32),
+                "base_model.model.layers.0.up.lora_B.weight": np.full((48, 4), -step, np.float32),
+            }
+            save_file(values, folder / "adapter_model.safetensors")
+            asked = {"lora_name": name, "lora_path": str(folder)}
+            status, answer = post(port, "/load_lora_adapter", asked)
+            assert status == 200, answer
+            assert post(port, "/load_lora_adapter", asked)[1] == answer, "asked again"
+            state = swarm.state("seed")
+            assert answer["version"] == state["head"]
+            assert swarm.state("node")["nodes"][0]["root"] == state["root"], "it is held when the answer comes"
+        listed = swarm.json("seed", "adapters")["adapters"]
+        assert [(row["name"], row["version"]) for row in listed] == [("run-1", 2), ("run-2", 1)]
+        for wrong, why in ((str(tmp_path / "base"), r"has no adapter_config.json"), (str(tmp_path / "none"), "has no")):
+            status, answer = post(port, "/load_lora_adapter", {"lora_name": "run-1", "lora_path": wrong})
+            assert (status, why in answer["error"]["message"]) == (400, True), answer
 
 
 def _run(tmp_path: Path, base: Path, url: str, *more: str) -> dict[str, Any]:

@@ -25,9 +25,9 @@ from codec.errors import UsageError
 from codec.parts import BASE as BASE_PART
 from codec.parts import Part, part_root
 from node import Swarm
+from node.trainers.adapter_messages import AdapterRemoved
 from node.trainers.errors import PublishFailed, SwarmDown
-from node.trainers.messages import AdapterRemoved
-from node.trainers.publish_adapter import publish_adapter, remove_adapter
+from node.trainers.publish_adapter import list_adapters, publish_adapter, remove_adapter
 from swarm.transport.base import Unreachable
 
 torch.set_num_threads(1)
@@ -304,6 +304,11 @@ def test_the_command_publishes_a_folder_of_peft(tmp_path: Path) -> None:
             assert (report["adapter"], report["adapter_version"], report["version"]) == ("a", version, version)
             assert report["root"] == there.seed.receiver.root.hex()
             assert_adapter(there.seed, "a", version, adapter(version))
+        found = list_adapters(home)
+        assert (found.slots, found.rank) == (3, 8)
+        assert [(row.name, row.slot, row.version, row.rank, row.modules) for row in found.adapters] == [
+            ("a", 0, 2, 4, 2)
+        ]
         with pytest.raises(UsageError, match=r"has no adapter_config\.json"):
             publish_adapter(home, tmp_path, "a")
         with pytest.raises(UsageError, match="characters"):

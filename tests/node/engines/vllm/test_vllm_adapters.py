@@ -267,6 +267,10 @@ def test_an_update_of_the_base_keeps_the_adapters(one: Bench) -> None:
         one.update(step_of(one.replica, one.version, 0.3))
         assert (one.engine.live_hashes() == one.replica.hashes).all()
         assert one.engine.adapter_root(0) == a.root(0)
+    sampling = SamplingParams(6, temperature=0.0)
+    (drawn,) = one.generate([Prompt(tuple(PROMPTS[0]))], sampling)
+    (judged,) = one.judge([Claim(tuple(PROMPTS[0]), drawn.token_ids, sampling, 0, previous=True)])
+    assert len(judged.previous) == 6, "the base's scores under the version before do not need the adapters"
     assert one.greedy(PROMPTS, TOKENS, "a") != before
     after = one.greedy(PROMPTS, TOKENS, "a")
     assert one.reload() == one.replica.root

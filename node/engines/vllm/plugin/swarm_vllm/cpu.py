@@ -1,7 +1,7 @@
 """What the plugin changes on CPUs, for engines that follow a swarm: the kernels of linear layers and of attention.
 
 vLLM on CPUs repacks the weights of linear layers when it loads them, and they cannot be written afterwards. On GPUs
-they stay in place. The plain kernel is slower; expert layers have none, so they are loaded, not scattered.
+they stay in place. The plain kernel is slower. Layers of experts have none: they stay repacked (`experts`).
 
 A row's bits must not depend on the rows beside it, or nobody could replay it. Kernels for few rows add in another order
 than those for many, and vLLM's attention divides the keys of long texts among threads when few sequences run. With AMX,

@@ -31,6 +31,10 @@ from .trace import INTEGERS, TensorMap, record
 __all__ = ["LiveAdapters", "NotPrepared", "Refused"]
 
 
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values that vLLM takes for --max-lora-rank."""
+
+
 class NotPrepared(Exception):
     """The adapter asked for is not the one that was prepared."""
 
@@ -80,10 +84,9 @@ class LiveAdapters:
             raise Refused("vLLM has no room for one more adapter: start it with a higher --max-loras.")
         rank, most = max(layer.rank for layer in layers), self._manager.lora_config.max_lora_rank
         if rank > most:
-            raise Refused(
-                f"The adapter {name} has rank {rank}, and this vLLM takes at most {most}: start it with "
-                f"--max-lora-rank {rank} or more (--vllm-arg=--max-lora-rank={rank})."
-            )
+            enough = next((value for value in _RANKS if value >= rank), None)
+            flag = "train it with a lower rank" if enough is None else f"start vLLM with --max-lora-rank {enough}"
+            raise Refused(f"The adapter {name} has rank {rank}, and this vLLM takes at most {most}: {flag}.")
         made = _Prepared(number, name, version, free[-1], layers, weights.view(np.int16), rank)
         kind = self._manager.lora_config.lora_dtype
         adapters = self._loras(made, ((a.to(kind), b.to(kind)) for a, b in _matrices(made)))
@@ -151,8 +154,10 @@ class LiveAdapters:
         """By stacked storage: (module, what its elements must be, a box of them)."""
         kind = self._manager.lora_config.lora_dtype
         stacks = _Stacks(self._manager.modules)
-        probes = [(torch.empty(la.rank, la.inputs, dtype=kind), torch.empty(la.outputs, la.rank, dtype=kind))
-                  for la in made.layers]  # fmt: skip
+        probes = [
+            (torch.empty(own.rank, own.inputs, dtype=kind), torch.empty(own.outputs, own.rank, dtype=kind))
+            for own in made.layers
+        ]
         maps = {probe.untyped_storage()._cdata: TensorMap() for pair in probes for probe in pair}
         adapters = self._loras(made, iter(probes))
         with record(stacks, maps):

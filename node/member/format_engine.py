@@ -1,0 +1,46 @@
+"""The engines of a node that holds a format: filled from the base that the codes stand for, and updated with it."""
+
+from collections.abc import Sequence
+
+import trio
+
+from codec import StagedChunk
+from node.engines.group import EngineGroup
+from swarm.protocol.core.events import VersionId
+from swarm.runtime import in_thread
+from swarm.runtime.replica.dequantised import DequantisedReplica, EngineChanges
+from swarm.runtime.replica.files import Loan
+
+__all__ = ["FormatEngine"]
+
+
+class FormatEngine:
+    """Lends the bits, and ends the loan when every engine is filled."""
+
+    def __init__(self, engines: EngineGroup, replica: DequantisedReplica) -> None:
+        self._engines, self._replica = engines, replica
+        self._using = trio.Lock()
+        self._lent = trio.Event()
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        while True:
+            await self._lent.wait()
+            self._lent = trio.Event()
+            for host in self._engines.hosts:
+                await host.wait_ready()
+            async with self._using:
+                if all(host.ready for host in self._engines.hosts):  # an engine is not ready while it reads a loan
+                    await in_thread(self._replica.end_loan)
+
+    async def lend(self) -> Loan | None:
+        """The bits for an engine to map; None while the replica is of no version."""
+        async with self._using:
+            loan = await in_thread(self._replica.lend)
+        self._lent.set()
+        return loan
+
+    async def changes(self, version: VersionId, staged: Sequence[StagedChunk]) -> EngineChanges | None:
+        """What a version changes in the engines; None: not known, so they have to be filled again."""
+        async with self._using:
+            return await in_thread(self._replica.changes, version, staged)

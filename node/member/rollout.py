@@ -1,0 +1,49 @@
+"""What a node's engine is asked for each sample of a lease, and the rollout that the node signs of the answer. Pure."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from node.engines.base import Completion, Prompt
+from node.ledger.messages import Rollout, VersionSpan, pack_floats, pack_tokens, stream_of, work_hash
+from node.member.lease_inventory import Held, Job
+
+__all__ = ["prompt_of", "rollout_of", "rows_with_routes"]
+
+ROUTE_BYTES: Final = 1 << 10
+"""Of one token's routes, at most: the largest mixtures of experts have half of it."""
+ANSWER_BYTES: Final = 24 << 20
+"""Of the routes in one answer of the engine, which is one frame (`node.ipc.framing.MAX_BODY_BYTES`)."""
+
+
+def prompt_of(held: Held, sample: int) -> Prompt:
+    """What the engine is asked. The routes of the prompt are wanted with the lease's first sample."""
+    lease = held.message
+    first = lease.sampling.extra.routes and sample == min(lease.samples)
+    return Prompt(held.prompt, stream_of(lease.group, sample, lease.sampling), first)
+
+
+def rollout_of(held: Held, sample: int, completion: Completion, spans: tuple[VersionSpan, ...]) -> Rollout:
+    """The rollout of a sample, from the engine's completion. `spans`: its spans as they are signed."""
+    lease = held.message
+    return Rollout(
+        lease=lease.lease,
+        token=lease.token,
+        sample=sample,
+        work=work_hash(lease.group, sample, lease.prompt, lease.sampling),
+        token_ids=pack_tokens(completion.token_ids),
+        logprobs=pack_floats(completion.logprobs),
+        finish_reason=completion.finish_reason,
+        spans=spans,
+        routes=completion.routes,
+        prompt_routes=completion.prompt_routes,
+    )
+
+
+def rows_with_routes(jobs: Sequence[Job]) -> int:
+    """How many of these samples, which have the same sampling, may be one call of the engine: as many as its answer has
+    room for with their routes; all of them, if none are asked for."""
+    sampling = jobs[0][0].message.sampling
+    if not sampling.extra.routes:
+        return len(jobs)
+    longest = max(len(held.prompt) for held, _ in jobs) + sampling.max_tokens
+    return max(1, ANSWER_BYTES // (ROUTE_BYTES * longest))
