@@ -195,7 +195,7 @@ class PartHistory:
         return owns[at - 1][1] if at else 0
 
     def owns(self, part: str, versions: Iterable[Version]) -> tuple[int, ...]:
-        """The own version of `part` at each of `versions`; empty in a swarm that has no adapters, as far as is known."""
+        """The own version of `part` at each of `versions`; empty in a swarm without adapters, as far as is known."""
         if part == BASE and not self.adapters and not self._quiet:
             return ()
         return tuple(self.own(part, version) for version in versions)
