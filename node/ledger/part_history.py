@@ -194,6 +194,12 @@ class PartHistory:
         at = bisect_right(owns, version[1], key=lambda entry: entry[0])
         return owns[at - 1][1] if at else 0
 
+    def owns(self, part: str, versions: Iterable[Version]) -> tuple[int, ...]:
+        """The own version of `part` at each of `versions`; empty in a swarm without adapters, as far as is known."""
+        if part == BASE and not self.adapters and not self._quiet:
+            return ()
+        return tuple(self.own(part, version) for version in versions)
+
 
 def no_adapter(name: str, adapters: Iterable[str]) -> str:
     """Why there is no work for an adapter that the swarm does not have, in a sentence."""

@@ -484,15 +484,9 @@ class Ledger:
         times += [node.liveness.check_at(self.settings) for node in self.nodes.values() if node.leases]
         return min((time for time in times if time is not None), default=None)
 
-    def _own_versions(self, part: str, rollout: Rollout) -> tuple[int, ...]:
-        """The own version of `part` for each span; empty in a swarm that never had adapters."""
-        if not part and not self.parts.adapters and not len(self.parts):
-            return ()
-        return tuple(self.parts.own(part, (span.epoch, span.version)) for span in rollout.spans)
-
     def _accept(self, lease: LiveLease, rollout: Rollout, sealed: bytes, now: float) -> None:
         group = self.groups[lease.group]
-        own = self._own_versions(group.adapter, rollout)
+        own = self.parts.owns(group.adapter, [(span.epoch, span.version) for span in rollout.spans])
         done = AcceptedRollout(lease.node, lease.id, lease.token, rollout.oldest, rollout, sealed, own)
         self.assigner.length.observe(rollout.length)
         self.acceptance.accepted(group, done)
