@@ -36,7 +36,7 @@ for which a hole suffices."""
 _PAGE_BYTES: Final = 4096
 _SINGLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
-PARTS_FILE: Final = "swarm.parts"
+PARTS_FILE: Final = "model.parts"
 """The file of a checkpoint that has the tensors beyond the base (`codec.parts`): safetensors under a name that no
 library takes for weights. Its blocks of zeros are holes."""
 _SHARD_BYTES: Final = 5 * 10**9

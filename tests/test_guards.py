@@ -44,9 +44,10 @@ THREAD = "thread"
 """It runs in a thread for one client, in the trainer's process, which has no trio: an error ends that thread."""
 
 GUARDED_BY: dict[str, Source | str] = {
+    "node/coordinator/rank_group.py::RankGroup._take_turn": Source.TRAINER,
     "node/coordinator/trainer_server.py::TrainerServer._converse": Source.TRAINER,
     "node/coordinator/trainer_server.py::TrainerServer._gateway": Source.TRAINER,
-    "node/coordinator/trainer_server.py::TrainerServer._publishing": Source.TRAINER,
+    "node/coordinator/trainer_server.py::TrainerServer._publish_part": Source.TRAINER,
     "node/coordinator/trainer_server.py::TrainerServer._rollouts": Source.TRAINER,
     "node/engines/host.py::EngineHost._serve_engine": Source.ENGINE,
     "node/engines/link.py::EngineLink.receive_answers": CALLER,

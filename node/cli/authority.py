@@ -156,8 +156,8 @@ def publish(
     Parameters
     ----------
     folder
-        Hugging Face folder (safetensors, of any sharding) of the same model as the seed's base; with --adapter, a folder
-        that peft's save_pretrained wrote.
+        Hugging Face folder (safetensors, of any sharding) of the same model as the seed's base; with --adapter, a
+        folder that peft's save_pretrained wrote.
     home
         The seed's SWARM_HOME.
     step
@@ -167,9 +167,9 @@ def publish(
     raw
         FOLDER is any file, and the seed was started with --raw-mb.
     adapter
-        Publish FOLDER as the adapter of this name, new or known; the seed was started with --adapters. FOLDER has a plain
-        LoRA adapter of the seed's base: adapter_config.json and adapter_model.safetensors. The base and other adapters
-        stay as they are.
+        Publish FOLDER as the adapter of this name, new or known; the seed was started with --adapters. FOLDER has a
+        plain LoRA adapter of the seed's base: adapter_config.json and adapter_model.safetensors. The base and other
+        adapters stay as they are.
     """
     if adapter:
         if raw:

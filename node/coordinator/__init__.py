@@ -10,6 +10,7 @@ Modules:
 - `coordinator`: The seed process
 - `file_publisher`: Publishes checkpoint folders and raw files in the seed's own process
 - `handover`: The last run of a swarm whose key was replaced
+- `home_layout`: The layout of a seed's home, with the parts of its first start
 - `offline`: Removes members and revokes tickets while the seed does not run
 - `publisher`: From block deltas to a sealed version
 - `rank_group`: The ranks of one trainer, which publish a version together

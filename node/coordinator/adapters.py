@@ -2,12 +2,16 @@
 
 from collections.abc import Iterable
 
+from msgspec import UNSET, UnsetType
+
 from codec import Replica
-from codec.adapter import AdapterConfig, AdapterSlots
+from codec.adapter import CONFIG_BYTES, AdapterConfig, AdapterSlots
 from codec.errors import PeerError
-from codec.parts import BASE, Kind, Part
+from codec.manifest import state_root
+from codec.parts import BASE, Kind, Part, base_layout, part_layout
 from node.ledger.part_history import BASE as BASE_NAME
 from node.ledger.part_history import WHOLE, Change
+from node.status.schema import AdapterStatus, PartsStatus
 
 __all__ = ["AdaptersHeld"]
 
@@ -18,8 +22,10 @@ class AdaptersHeld:
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        slots = AdapterSlots.of(replica.layout)
-        self._slots = range(0 if slots is None else slots.count)
+        self._room = AdapterSlots.of(replica.layout)
+        self._slots = range(0 if self._room is None else self._room.count)
+        self._base = base_layout(replica.layout)
+        self._parts = {slot: part_layout(replica.layout, Part.adapter(slot)) for slot in self._slots}
         self._configs: dict[int, AdapterConfig] = {}
         self.read(self._slots)
 
@@ -35,14 +41,47 @@ class AdaptersHeld:
         """Read these slots of the replica anew."""
         for slot in slots:
             try:
-                block = self._replica.layout.blocks_of(f"~adapter/{slot:02}/config").start
-                config = AdapterConfig.from_bytes(self._replica.read_block(block))
+                config = AdapterConfig.from_bytes(self._replica.read_block(self._parts[slot].first))
             except PeerError:
                 config = None
             if config is None:
                 self._configs.pop(slot, None)
             else:
                 self._configs[slot] = config
+
+    def status(self) -> PartsStatus | UnsetType:
+        """For people and programs; `UNSET` for a model without slots."""
+        if self._room is None:
+            return UNSET
+        hashes = self._replica.hashes
+        found: list[AdapterStatus] = []
+        for slot, config in sorted(self._configs.items()):
+            blocks = self._parts[slot].blocks
+            root = state_root(self._parts[slot].layout.hash, hashes[blocks.start : blocks.stop])
+            found.append(
+                AdapterStatus(
+                    slot=slot,
+                    name=config.name,
+                    rank=max(module.rank for module in config.modules),
+                    version=config.version,
+                    root=root.hex(),
+                    weights_bytes=self._weights_bytes(config),
+                )
+            )
+        return PartsStatus(
+            base_root=state_root(self._base.hash, hashes[: self._base.n_blocks]).hex(),
+            slots=self._room.count,
+            slots_free=self._room.count - len(found),
+            slot_rank=self._room.rank,
+            slot_bytes=CONFIG_BYTES + 2 * self._room.elements,
+            adapters=found,
+        )
+
+    def _weights_bytes(self, config: AdapterConfig) -> int:
+        try:
+            return 2 * sum(tensor.elements for tensor in config.tensors(self._base))
+        except PeerError:
+            return 0  # of another base, which no node serves
 
     def name_of(self, part: Part) -> str:
         """The name by which the ledger knows a part: empty for the base and its formats; of a draft or an empty slot,

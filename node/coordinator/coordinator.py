@@ -24,7 +24,7 @@ from codec.chunk import CODER_PCO, CODER_RICE, BlockEntry
 from codec.errors import SwarmError, UsageError
 from codec.experts import Experts
 from codec.formats.share import formats_of
-from codec.parts import BASE, Part, part_of
+from codec.parts import BASE, Part, base_layout, part_of
 from codec.shards import Parallel, block_ranks, has_experts
 from codec.sign import Key
 from node.coordinator.adapters import AdaptersHeld
@@ -415,11 +415,11 @@ class Coordinator:
 
     def _files(self) -> dict[str, bytes]:
         """The base checkpoint's small files by name, such as the tokenizer's."""
-        found = {spec.name: self._store.file(spec.hash) for spec in self.replica.layout.files}
+        found = {spec.name: self._store.file(spec.hash) for spec in base_layout(self.replica.layout).files}
         return {name: data for name, data in found.items() if data is not None}
 
     def status(self) -> SeedStatus:
-        return seed_status(
+        status = seed_status(
             self.core,
             self.endpoint,
             self.ledger,
@@ -427,6 +427,8 @@ class Coordinator:
             addrs=reached_at(self._config, self.endpoint.addrs),
             now=trio.current_time(),
         )
+        status.parts = self._adapters.status()
+        return status
 
 
 def _classes(config: SeedConfig, layout: Layout) -> list[int] | None:

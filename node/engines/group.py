@@ -159,7 +159,8 @@ class EngineGroup:
         await _together(self._ready, lambda host: host.reload())
 
     async def prove(self) -> tuple[bytes, bool]:
-        """(the root that all ready hosts hold, or empty when they differ; whether each holds the root of its version).
+        """(the root that all ready hosts hold, or empty when they differ; whether each holds the root of its version and
+        those of its adapters).
 
         Raises `EngineLost` when none is ready.
         """
@@ -169,6 +170,7 @@ class EngineGroup:
             claimed = host.root
             roots.add(root := await host.prove())
             proven = proven and root in (claimed, host.root)  # a commit may have come first in the queue
+            proven = proven and await host.prove_adapters()
         if not roots:
             raise EngineLost("no engine is ready")
         return roots.pop() if len(roots) == 1 else b"", proven

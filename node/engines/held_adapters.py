@@ -82,6 +82,8 @@ class HeldAdapters:
         encoded = config.to_bytes()
         async with self._giving:
             self._forget(slot)
+            if slot in self._proven and self._proven[slot].name != config.name:
+                await self._drop(slot)
             adapter = self._wanted[slot] = _Adapter(slot, config.name, encoded, os.dup(fd), version, root)
             return None if self._link is None else await self._give(self._link, adapter)
 
@@ -95,6 +97,8 @@ class HeldAdapters:
                 raise EngineFailed(f"the engine's bits of the adapter {adapter.name} are not what was given", False)
             self._proven[adapter.slot] = adapter
             self._held.setdefault(adapter.name, deque(maxlen=VERSIONS)).append(adapter.version)
+            for name in self._held.keys() - {wanted.name for wanted in self._wanted.values()}:
+                del self._held[name]
             return proof.pause_s
         except UsageError as error:
             raise EngineFailed(str(error), poisoned=False) from error
@@ -106,10 +110,13 @@ class HeldAdapters:
         """See `EngineHost.drop_adapter`."""
         async with self._giving:
             self._forget(slot)
-            if (dropped := self._proven.pop(slot, None)) is not None:
-                self._held.pop(dropped.name, None)
-            if self._link is not None:
-                await self._link.ask(DropAdapter(self._link.next_number(), slot), Done, self._set_within_s)
+            await self._drop(slot)
+
+    async def _drop(self, slot: int) -> None:
+        if (dropped := self._proven.pop(slot, None)) is not None:
+            self._held.pop(dropped.name, None)
+        if self._link is not None:
+            await self._link.ask(DropAdapter(self._link.next_number(), slot), Done, self._set_within_s)
 
     def _forget(self, slot: int) -> None:
         if (old := self._wanted.pop(slot, None)) is not None:
@@ -121,6 +128,18 @@ class HeldAdapters:
             raise EngineLost("the engine is not ready")
         message = ProveAdapter(self._link.next_number(), slot)
         return (await self._link.ask(message, AdapterProof, self._prove_within_s)).root
+
+    async def prove_all(self) -> bool:
+        """See `EngineHost.prove_adapters`. A version that comes meanwhile may be proven in place of the one before."""
+        for slot, adapter in list(self._proven.items()):
+            try:
+                root = await self.prove(slot)
+            except EngineFailed:
+                root = b""
+            now = self._proven.get(slot)
+            if now is not None and root not in (adapter.root, now.root):
+                return False
+        return True
 
     def close(self) -> None:
         """Close the descriptors."""

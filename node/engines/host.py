@@ -252,7 +252,7 @@ class EngineHost:
                 fds = [ref.fd] if ref.window_fd is None else [ref.fd, ref.window_fd]
                 message = Attach(
                     link.next_number(), ref.layout.to_bytes(), str(ref.folder), ref.version, ref.root,
-                    read_back=ref.window_fd is not None, slots=_room(ref.slots),
+                    read_back=ref.window_fd is not None, slots=Slots.of(ref.slots),
                 )  # fmt: skip
                 proof = await link.ask(message, Proof, self._deadlines.attach_s, fds)
                 if proof.root == ref.root:
@@ -475,7 +475,13 @@ class EngineHost:
         None when it is not ready, and gets the adapter once it is. Raises `EngineFailed`, with a sentence, for an
         adapter that the engine cannot serve; it serves the version before, if it has one, until its next restart.
         """
-        return await self._adapters.set(slot, config, fd, version, root)
+        try:
+            return await self._adapters.set(slot, config, fd, version, root)
+        except EngineFailed as error:
+            if not error.poisoned:
+                raise
+            await self.reload()  # which gives it the adapter again
+            return None
 
     async def drop_adapter(self, slot: int) -> None:
         """Forget the slot's adapter, if it has one. Its running sequences fail."""
@@ -485,6 +491,6 @@ class EngineHost:
         """The root of the slot, of the live bits read back out of the engine; `EngineFailed` for an empty slot."""
         return await self._adapters.prove(slot)
 
-
-def _room(slots: AdapterSlots | None) -> Slots | None:
-    return None if slots is None else Slots(slots.count, slots.rank, slots.elements)
+    async def prove_adapters(self) -> bool:
+        """Whether the live bits of every adapter that the engine serves are those that were given."""
+        return await self._adapters.prove_all()

@@ -29,7 +29,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from codec.adapter import CONFIG_BYTES, MAX_RANK, MAX_SLOTS
+from codec.adapter import CONFIG_BYTES, MAX_RANK, MAX_SLOTS, AdapterSlots
 from node.engines.base import Completion, Prompt, SamplingParams
 from node.engines.judgement import Claim, Judgement
 
@@ -82,6 +82,10 @@ class Slots(msgspec.Struct, frozen=True):
     count: Annotated[int, msgspec.Meta(ge=1, le=MAX_SLOTS)]
     rank: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANK)]
     elements: Annotated[int, msgspec.Meta(ge=1, lt=1 << 40)]
+
+    @classmethod
+    def of(cls, slots: AdapterSlots | None) -> "Slots | None":
+        return None if slots is None else cls(slots.count, slots.rank, slots.elements)
 
 
 class Attach(msgspec.Struct, frozen=True, tag="attach"):

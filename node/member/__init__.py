@@ -5,6 +5,7 @@ engine; `engine_updater` stages and commits each version.
 
 Modules:
 
+- `changed_parts`: What a version changes of the base, and which other parts
 - `engine_client`: What the rollout worker uses of an engine
 - `engine_facts`: Tells the ledger what this node's engine can do, and which adapters it has
 - `engine_memory`: The engine's memory as the node's replica
@@ -21,6 +22,7 @@ Modules:
 - `rate_meter`: How fast this node's engine generates
 - `relay`: A relay's process
 - `scorer`: Scores other nodes' samples on this node's engine
+- `slot_bits`: Copies of adapter slots, for the engines
 - `time_accounting`: How a node's time divides
 - `worker`: The rollout worker
 """

@@ -215,6 +215,36 @@ class MemoryStatus(Struct, kw_only=True):
     """What the machine or container has left; None: not known."""
 
 
+class AdapterStatus(Struct, kw_only=True):
+    """An adapter in one of the model's slots."""
+
+    slot: int = 0
+    name: str = ""
+    rank: int = 0
+    """The highest of its modules."""
+    version: int = 0
+    """Its own: how many versions of the swarm have changed it."""
+    root: str = ""
+    """Hash over the slot's bits, hex."""
+    weights_bytes: int = 0
+    """A full copy of the adapter."""
+
+
+class PartsStatus(Struct, kw_only=True):
+    """The parts of a model that has slots for adapters."""
+
+    base_root: str = ""
+    """Hash over the base's bits, hex: the root that the swarm would have without other parts."""
+    slots: int = 0
+    slots_free: int = 0
+    slot_rank: int = 0
+    """The highest rank that an adapter may have."""
+    slot_bytes: int = 0
+    """Of one slot in use; one that is free takes no memory."""
+    adapters: list[AdapterStatus] = []
+    """By slot."""
+
+
 class SeedStatus(Struct, kw_only=True, tag_field="role", tag="seed"):
     """A seed and its swarm. Byte counts are since the seed started."""
 
@@ -225,7 +255,9 @@ class SeedStatus(Struct, kw_only=True, tag_field="role", tag="seed"):
     root: str = ""
     """Hash over the head's bits, hex."""
     model_bytes: int = 0
-    """A full copy of the model."""
+    """A full copy of the model, without other parts than the base."""
+    parts: PartsStatus | UnsetType = UNSET
+    """Of a model that has slots for adapters."""
     addrs: list[str] = []
     """Where members reach the seed."""
     relays: dict[str, str] = {}

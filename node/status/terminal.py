@@ -304,6 +304,21 @@ def _experts(steps: Sequence[Step]) -> RenderableType | None:
     return Text(f"experts changed, of {known[-1].experts:,}: {versions}")
 
 
+def _adapters(status: Status) -> RenderableType | None:
+    """The slots for adapters, and what is in them."""
+    if not isinstance(status, SeedStatus) or isinstance(status.parts, UnsetType):
+        return None
+    parts = status.parts
+    table = _table(("adapter", "slot", "rank", "version", "size", "root"), left="adapter")
+    for adapter in parts.adapters:
+        table.add_row(
+            adapter.name, str(adapter.slot), str(adapter.rank), str(adapter.version),
+            size_text(adapter.weights_bytes), adapter.root[:12],
+        )  # fmt: skip
+    free = Text(f"{parts.slots_free} of {parts.slots} slots for adapters of rank {parts.slot_rank} are free")
+    return Group(table, free) if parts.adapters else free
+
+
 def _step_times(steps: Sequence[Step]) -> RenderableType | None:
     """Where each version's time went, from the begin of its publish to the slowest engine's next token."""
     known = [step for step in steps if step.extract_s is not None]
@@ -352,7 +367,7 @@ def view(picture: Picture) -> RenderableType:
     steps = status.steps if isinstance(status, SeedStatus) else []
     for part in (
         _quarantine(rows), _suspects(status), _time_split(rows), _stripes(status), _steps(steps, picture.rewards),
-        _experts(steps), _step_times(steps), *_lines(picture),
+        _experts(steps), _adapters(status), _step_times(steps), *_lines(picture),
     ):  # fmt: skip
         if part is not None:
             parts += [Text(), part]

@@ -5,11 +5,13 @@ Each prints a table, or JSON with `--json`. None needs root or a network.
 Modules:
 
 - `adapters`: Measures what adapters cost a vLLM, and what their updates cost
+- `adapter_versions`: Measures adapters as versions of their own: size, copies, delay and roots
 - `check_tolerance`: Measures how far log-probabilities differ between honest nodes, and from a dishonest one
 - `codec`: Measures the codec's size and speed against baselines and bounds
 - `codec_bounds`: Entropy bounds on the size of a delta, in bits per change
 - `codec_data`: The input data of the codec benchmark
 - `codec_measure`: The measurement loop of the codec benchmark
+- `experts`: Measures what a version costs of which only some experts of a mixture changed
 - `gossip`: Measures the share and the delay of announcements that reach every peer
 - `monitor`: Measures what a scrape of metrics and a look at the page cost
 - `reckoned`: Compares what `swarm-node delta --shapes` reckons with a step that is really coded

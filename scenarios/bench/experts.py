@@ -40,7 +40,7 @@ RELOADS: Final = 3
 
 
 class Mixture:
-    """A made-up mixture. `words`: the bf16 bits (uint16) of each tensor in its newest version."""
+    """A made-up mixture of experts. `words`: the bf16 bits (uint16) of each tensor in its newest version."""
 
     def __init__(self, experts: int, *, stacked: bool = False) -> None:
         """`stacked`: all experts of a layer are in one tensor."""

@@ -10,7 +10,16 @@ from numpy.typing import NDArray
 from codec import Replica
 from codec.staging import StagedBlock, StagedChunk, block_hash
 
-__all__ = ["make_experts", "make_latent", "make_qwen3", "make_tokenizer", "make_wide_norms", "step_of"]
+__all__ = [
+    "make_eagle",
+    "make_experts",
+    "make_latent",
+    "make_llama",
+    "make_qwen3",
+    "make_tokenizer",
+    "make_wide_norms",
+    "step_of",
+]
 
 
 def make_tokenizer(folder: Path, vocabulary: int) -> None:
@@ -91,6 +100,45 @@ def make_experts(
         intermediate_size=512, moe_intermediate_size=narrow, head_dim=64, num_experts=experts, **sizes
     )
     return _save(Qwen3MoeForCausalLM(config), folder, 512, seed)
+
+
+def make_llama(folder: Path, *, seed: int = 0) -> Path:
+    """Save a Llama of 3.3 million random bf16 parameters."""
+    from transformers import LlamaForCausalLM
+
+    return _save(LlamaForCausalLM(_llama_config(4)), folder, 512, seed)
+
+
+def make_eagle(folder: Path, *, seed: int = 1) -> Path:
+    """Save an EAGLE head for `make_llama`: one layer of its shape, and a projection of two hidden states to one."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import LlamaModel
+
+    config = _llama_config(1)
+    generator = torch.Generator().manual_seed(seed)
+    width = config.hidden_size
+    weights = {"fc.weight": torch.cat([torch.eye(width), torch.eye(width)], 1)}
+    for name, parameter in LlamaModel(config).named_parameters():
+        if name.startswith("layers."):
+            small = torch.empty_like(parameter).normal_(0, 0.1 / parameter.shape[-1] ** 0.5, generator=generator)
+            weights[name] = small if parameter.ndim == 2 else torch.ones_like(parameter)
+    folder.mkdir(parents=True)
+    kept = {name: weight.detach().to(torch.bfloat16).contiguous() for name, weight in weights.items()}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(folder)
+    return folder
+
+
+def _llama_config(layers: int) -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=512, hidden_size=256, intermediate_size=768, num_hidden_layers=layers, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=64, max_position_embeddings=2048, tie_word_embeddings=False, eos_token_id=2,
+        pad_token_id=0, bos_token_id=None, dtype="bfloat16",
+    )  # fmt: skip
 
 
 def make_latent(folder: Path, *, seed: int = 0) -> Path:

@@ -3,7 +3,7 @@
 An adapter's bits are kept as they are given, and count as live bits of its completions. Files beside the config make it
 misbehave: `poison` fails the next commit halfway, `torn` the rewind of the next judgement, `die` ends the process in
 `generate` or in a rewind, `hang` never answers, `slow` takes 0.3 s for each batch, `liar` tells another root of an
-adapter than it has. It refuses adapters of rank 7.
+adapter than it has, `flip` changes a bit of the next adapter that is proven. It refuses adapters of rank 7.
 """
 
 import os
@@ -101,6 +101,9 @@ class NumpyEngine(InProcessEngine):
         if slot not in self.adapters:
             raise EngineError(f"slot {slot} has no adapter")
         given, bits = self.adapters[slot]
+        if (self.folder / "flip").exists():
+            (self.folder / "flip").unlink()
+            bits[0] ^= 1
         return slot_root(slot, given.config.to_bytes(), bits)
 
     def version_of(self, adapter: str) -> Version:

@@ -79,6 +79,7 @@ async def test_a_restarted_engine_gets_its_adapters_again(tmp_path: Path, monkey
         assert host.adapters == {"a": (0, 3), "b": (0, 7), "c": (0, 8)}
         assert await ask(host, "b") == before
         assert await host.prove_adapter(1) == newer.root(1)
+        assert await host.prove_adapters()
         await host.reload()
         assert host.adapters == {"a": (0, 3), "b": (0, 7), "c": (0, 8)}
         assert await host.prove_adapter(2) == later.root(2)
@@ -116,6 +117,21 @@ async def test_an_engine_that_proves_other_bits_is_not_believed(
         assert host.adapters == {}
         with pytest.raises(EngineFailed):
             await ask(host, "a")
+
+
+async def test_an_adapters_bits_that_changed_are_found_by_a_proof(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = NodeReplica(tmp_path)
+    async with engine(tmp_path, node, monkeypatch) as host:
+        await give(host, made(node), 0, 3)
+        group = EngineGroup([host])
+        assert await group.prove() == (node.replica.root, True)
+        (tmp_path / "flip").touch()
+        assert await group.prove() == (node.replica.root, False)
+        await give(host, made(node, "z", 4), 0, 4)  # another adapter in its slot
+        assert host.adapters == {"z": (0, 4)}
+        assert await group.prove() == (node.replica.root, True)
 
 
 async def test_slots_are_part_of_the_attachment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

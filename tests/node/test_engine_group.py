@@ -25,6 +25,7 @@ class Fake:
         self.up.set()
         self.fails = False
         self.live = b""
+        self.torn = False
         self.abilities = frozenset[str]()
 
     @property
@@ -52,6 +53,9 @@ class Fake:
 
     async def prove(self) -> bytes:
         return self.live or self.root
+
+    async def prove_adapters(self) -> bool:
+        return not self.torn
 
 
 def group_of(*fakes: Fake) -> EngineGroup:

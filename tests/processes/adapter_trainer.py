@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from codec import Checkpoint
 from codec.adapter import linear_layers
@@ -19,7 +18,7 @@ from node import Swarm
 RANK = 64
 
 
-def adapter(name: str, step: int, base: Path) -> tuple[dict, dict[str, torch.Tensor]]:
+def adapter(name: str, step: int, base: Path) -> tuple[dict, dict[str, np.ndarray]]:
     """(peft config, tensors): a step changes 2 % of the elements of the step before."""
     tensors = {}
     for i, (module, (out, in_)) in enumerate(sorted(linear_layers(Checkpoint.open(base).layout).items())):
@@ -29,7 +28,7 @@ def adapter(name: str, step: int, base: Path) -> tuple[dict, dict[str, torch.Ten
             flat = values.reshape(-1).view(np.uint32)
             for s in range(1, step + 1):
                 flat[s % 50 :: 50] += np.uint32(1 << 16)
-            tensors[f"base_model.model.{module}.lora_{matrix}.weight"] = torch.from_numpy(values)
+            tensors[f"base_model.model.{module}.lora_{matrix}.weight"] = values
     return {"peft_type": "LORA", "r": RANK, "lora_alpha": 16, "target_modules": "all-linear"}, tensors
 
 

@@ -12,18 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from adapter_trainer import adapter
+from kit import all_hold, check, holds
 
-torch = pytest.importorskip("torch")
-from adapter_trainer import adapter  # noqa: E402
-from kit import all_hold, check, holds  # noqa: E402
-
-from codec import Checkpoint, Layout, Replica, TensorSpec, write_checkpoint  # noqa: E402
-from codec.adapter import AdapterConfig, AdapterSlots  # noqa: E402
-from codec.parts import extended  # noqa: E402
-from node.trainers.tensors.adapter_slot import slot_bits, slot_config  # noqa: E402
-from node.trainers.tensors.plain_lora import plain_lora  # noqa: E402
-from scenarios.harness.processes import PATIENCE_S, free_port  # noqa: E402
-from scenarios.harness.swarm import Swarm, swarm_in  # noqa: E402
+from codec import Checkpoint, Layout, Replica, TensorSpec, write_checkpoint
+from codec.adapter import AdapterConfig, AdapterSlots
+from codec.parts import extended
+from node.trainers.tensors.adapter_slot import slot_bits, slot_config
+from node.trainers.tensors.plain_lora import plain_lora
+from scenarios.harness.processes import PATIENCE_S, free_port
+from scenarios.harness.swarm import Swarm, swarm_in
 
 HERE = Path(__file__).parent
 CONFIG = b'{"model_type": "none"}'
@@ -145,7 +143,7 @@ def test_two_adapters_and_the_commands(swarm: Swarm) -> None:
 
 
 def _save(folder: Path, name: str, step: int, base: Path) -> None:
-    from safetensors.torch import save_file
+    from safetensors.numpy import save_file
 
     folder.mkdir()
     config, tensors = adapter(name, step, base)
@@ -190,12 +188,11 @@ def test_a_seed_killed_in_the_middle_of_an_adapters_version(swarm: Swarm, both: 
         row = json.loads(trainer.process.stdout.readline())
         time.sleep(rng.uniform(0.0, 0.2))
         swarm.signal("seed", signal.SIGKILL)
-        if both:
-            rows = [row, *trainer.kill()]
+        rows = [row, *trainer.kill()] if both else [row]
         time.sleep(0.2)
         swarm.seed(base, *swarm.at)
         if not both:
-            rows = [row, *trainer.rows(60)]
+            rows += trainer.rows(60)
             assert [found["own"] for found in rows] == list(range(own + 1, own + 7)), "each was sealed once"
         step, own = rows[-1]["step"] + 1, rows[-1]["own"]
     row = Trainer(swarm, "a", 700, 1).rows()[-1]

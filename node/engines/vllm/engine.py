@@ -410,8 +410,13 @@ class VllmEngine(BackgroundEngine):
         return self._adapters.stage(self._attached(), adapter)
 
     def switch_adapter(self, slot: int) -> float:
+        """See `Engine`. Poisons the engine when some ranks switched and others did not."""
         self._refuse_if_poisoned()
-        return self._adapters.switch(self._attached().front, slot, self.policy)
+        try:
+            return self._adapters.switch(self._attached().front, slot, self.policy)
+        except PluginFailed as error:
+            self.poisoned = str(error) if error.touched else None
+            raise
 
     def drop_adapter(self, slot: int) -> None:
         if self._attachment is not None:

@@ -36,7 +36,10 @@ def class_of(front: PluginLink, ranks: Sequence[PluginLink], policy: Policy) -> 
         return ""
     parts = ("-".join(sorted({getattr(rank, name) for rank in hello})) for name in ("device", "dtype", "attention"))
     device, dtype, attention = parts
-    attention = (KEEPS_KEYS if policy == "continue" else "") + ("lora-" if front.hello.adapters else "") + attention
+    room = front.hello.adapters and not device.startswith(
+        "cpu"
+    )  # there, room for adapters changes no bit of the base's
+    attention = (KEEPS_KEYS if policy == "continue" else "") + ("lora-" if room else "") + attention
     fingerprint = "-".join(sorted({rank.fingerprint for rank in hello}))
     return class_label("vllm", front.hello.vllm.partition("+")[0], device, dtype, attention, len(hello), fingerprint)
 

@@ -56,8 +56,8 @@ class Publication:
     `changed` as a share of all elements: of the base, or of the adapter with its configuration. `seconds`: by stage,
     "wait" (for a free copy) and "copy" within `publish`; "queue" (until the version before was sealed), "encode" (diff,
     code, hash, stream) and "seal" in the background. `error`: why the version was not published. `superseded`: a newer
-    publish took its place before it began (`on_busy="coalesce"`). `adapter`, `adapter_version`: of an adapter, its name,
-    and how many versions have changed it; None: the base was published.
+    publish took its place before it began (`on_busy="coalesce"`). `adapter`, `adapter_version`: of an adapter, its
+    name, and how many versions have changed it; None: the base was published.
     """
 
     step: int

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from codec.bits import Bits
+from codec.bits import DTYPES, Bits
 from codec.checkpoint import Checkpoint
 from codec.errors import UsageError
 from node.trainers.tensors.adapters import PEFT_PREFIX
@@ -86,8 +86,8 @@ class PlainLora:
 
 
 def plain_lora(source: Any, adapter: str, checkpoint_name: Callable[[Any], Callable[[str], str]]) -> PlainLora:
-    """The adapter in `source`, copied: a module with adapters, a pair (peft config, tensors by peft's names), or the
-    path of a folder that peft saved.
+    """The adapter in `source`, copied: a module with adapters, a pair (peft config, tensors by peft's names: of torch,
+    or numpy arrays in float32 or with the bits in bfloat16, uint16), or the path of a folder that peft saved.
 
     `adapter`: of a module that has several, the one of this name, else the active one. `checkpoint_name(module)`: how
     the names of that module's parameters become the base checkpoint's.
@@ -100,7 +100,7 @@ def plain_lora(source: Any, adapter: str, checkpoint_name: Callable[[Any], Calla
         return _of_model(source, adapter, checkpoint_name)
     if isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], Mapping):
         config = _config_values(source[0])
-        return _of_tensors(config, {name: _Torch(name, tensor) for name, tensor in source[1].items()}, "the adapter")
+        return _of_tensors(config, {name: _held(name, tensor) for name, tensor in source[1].items()}, "the adapter")
     raise UsageError(
         "publish(..., adapter=...) takes a model with adapters, a pair (peft config, tensors by name), or the path of "
         f"a folder that peft saved, and not {type(source).__name__}."
@@ -155,6 +155,21 @@ class _Torch:
         return tensor.to("cpu", torch.bfloat16, copy=True).contiguous().view(torch.int16).numpy().view(np.uint16)
 
 
+class _Array:
+    """A numpy array: float32, or uint16 with the bits in bfloat16."""
+
+    def __init__(self, name: str, array: Any) -> None:
+        self.name, self._array = name, array
+        self.shape = array.shape
+
+    def bits(self) -> Bits:
+        kind = {"float32": "F32", "uint16": "BF16"}.get(self._array.dtype.name)
+        if kind is None:
+            raise _wrong_dtype(self.name, self._array.dtype.name)
+        flat = np.ascontiguousarray(self._array).reshape(-1)
+        return bring(self.name, flat.view(DTYPES[kind].bits), kind, "BF16").reshape(self.shape).copy()
+
+
 class _Stored:
     """A tensor in a safetensors file."""
 
@@ -177,12 +192,19 @@ def _wrong_dtype(name: str, found: str) -> UsageError:
     )
 
 
+_Tensor = _Torch | _Array | _Stored
+
+
+def _held(name: str, tensor: Any) -> _Torch | _Array:
+    return _Array(name, tensor) if isinstance(tensor, np.ndarray) else _Torch(name, tensor)
+
+
 # ------------------------------------------------------------ from a peft config and tensors
 
 
-def _of_tensors(config: Mapping[str, Any], tensors: Mapping[str, _Torch | _Stored], what: str) -> PlainLora:
+def _of_tensors(config: Mapping[str, Any], tensors: Mapping[str, _Tensor], what: str) -> PlainLora:
     _check_config(config, what)
-    pairs: dict[str, dict[str, _Torch | _Stored]] = {}
+    pairs: dict[str, dict[str, _Tensor]] = {}
     for name, tensor in tensors.items():
         plain = plain_name(name)
         end = next((end for end in (_A, _B) if plain.endswith(end)), None)

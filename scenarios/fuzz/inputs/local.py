@@ -47,6 +47,7 @@ class ScriptedChannel:
         self._frames = FrameReader(receives)
         self._left = list(frames)
         self.sent: list[msgspec.Struct] = []
+        self.pid = 0
 
     async def send(self, message: msgspec.Struct, fds: Sequence[int] = ()) -> None:
         await trio.lowlevel.checkpoint()

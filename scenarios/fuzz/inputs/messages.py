@@ -33,7 +33,9 @@ def _successor(scene: Scene) -> Successor:
 
 
 BUILD: Final[dict[type, Callable[[Scene], wire.Message]]] = {
-    wire.Join: lambda s: wire.Join(s.seal_of(s.capability()), _ADDRS, "n", "eu", 100.0, 100.0, False, 4, (1,), "fp8-block"),
+    wire.Join: lambda s: wire.Join(
+        s.seal_of(s.capability()), _ADDRS, "n", "eu", 100.0, 100.0, False, 4, (1,), "fp8-block"
+    ),
     wire.Welcome: lambda s: wire.Welcome(
         s.seal_of(s.grant()), s.sealed_roster(), s.sealed_heartbeat(), s.sealed_manifest(),
         (wire.Neighbour(s.me.public, _ADDRS),),

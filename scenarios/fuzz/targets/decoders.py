@@ -4,9 +4,12 @@ import random
 from struct import Struct
 from typing import Any, ClassVar, Final
 
+import msgspec
+
 from codec import Layout, open_header
 from codec import chunk as chunks
 from codec import layout as layouts
+from codec.adapter import CONFIG_BYTES, AdapterConfig
 from codec.errors import PeerError
 from codec.manifest import open_manifest
 from node.ledger import messages as work
@@ -87,6 +90,43 @@ def layout_kind() -> Kind:
     )
 
 
+_ADAPTER_NAMES: Final = ["beyond the length", "version", "name", "base", "rank", "alpha", "module", "module 2",
+                         "rank 2", "peft"]  # fmt: skip
+
+
+def _adapter_values(scene: Any) -> list[Any]:
+    return [0, 7, '"math"', f'"{LAYOUT.hash.hex()}"', "8", "16.0", '"a"', '"b"', "4", '{"peft_type":"LORA"}']
+
+
+def _adapter_config(values: list[Any]) -> bytes:
+    """Encode a slot's configuration. A number is added to the length, or is the version; all else is JSON."""
+    beyond, version = ((value if isinstance(value, int) else 1) for value in (*values[:2], 0, 0)[:2])
+    parts = [
+        value.encode("utf-8", "surrogatepass") if isinstance(value, str) else bytes(value)
+        for value in values[2:]
+        if isinstance(value, str | bytes | msgspec.Raw)
+    ]
+    parts += [b"0"] * (8 - len(parts))
+    name, base, rank, alpha, module, module2, rank2, peft = parts[:8]
+    body = b'{"alpha":%s,"base":%s,"modules":[%s,[%s,%s]],"name":%s,"peft":%s,"rank":%s}' % (
+        alpha, base, module, module2, rank2, name, peft, rank
+    )  # fmt: skip
+    length = (len(body) + beyond) % (1 << 32)
+    head = length.to_bytes(4, "little") + (version % (1 << 64)).to_bytes(8, "little")
+    return (head + body).ljust(CONFIG_BYTES, b"\0")
+
+
+def adapter_kind() -> Kind:
+    """Return the kind of the configuration in an adapter's slot."""
+    return Kind(
+        "adapter",
+        fields_of_values("AdapterConfig", _adapter_values(None), _ADAPTER_NAMES),
+        _adapter_values,
+        lambda scene, body: body,
+        _adapter_config,
+    )
+
+
 def open_all(message: wire.Message, scene: Scene) -> None:
     """Open every document in a message, as a peer does."""
     swarm = scene.swarm
@@ -136,6 +176,8 @@ class _World(World, Scene):
                 open_header(data, AUTHORITY.public)
             elif kind.name == "layout":
                 _look_at(Layout.from_bytes(data))
+            elif kind.name == "adapter":
+                _look_at_adapter(data)
             elif kind.name.startswith("Work/"):
                 message = work.decode(data)
                 if isinstance(message, work.SignedRollout):
@@ -147,6 +189,14 @@ class _World(World, Scene):
         except PeerError as error:
             return str(error)
         return "accepted"
+
+
+def _look_at_adapter(data: bytes) -> None:
+    """Read a slot as a node does. What is read must have exactly these bytes."""
+    config = AdapterConfig.from_bytes(data)
+    assert data == (bytes(CONFIG_BYTES) if config is None else config.to_bytes())
+    if config is not None:
+        config.tensors(LAYOUT)
 
 
 def _look_at(layout: Layout) -> None:
@@ -163,11 +213,12 @@ class Decoders(Target):
     """The target of this module."""
 
     name: ClassVar[str] = "decoders"
-    about: ClassVar[str] = "every message, document, header, layout and work body"
+    about: ClassVar[str] = "every message, document, header, layout, work body and adapter's configuration"
     episode: ClassVar[int] = FOREVER
 
     def __init__(self) -> None:
         self.kinds = [*message_kinds(), *document_kinds(), *work_kinds(), head_kind(), header_kind(), layout_kind()]
+        self.kinds.append(adapter_kind())
 
     def world(self, rng: random.Random) -> World:
         return _World()

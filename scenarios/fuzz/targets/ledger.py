@@ -16,6 +16,7 @@ from node.ledger import messages as work
 from node.ledger.binding import Binding
 from node.ledger.book import Book
 from node.ledger.messages import Reason, Rollout, VersionSpan, WorkMessage
+from node.ledger.part_history import Change
 from node.ledger.rules import Ledger
 from node.ledger.service import LedgerService
 from node.ledger.settings import Settings
@@ -50,14 +51,14 @@ async def _unsent(peer: bytes, body: bytes) -> None:
 
 class _World(World):
     def __init__(self, rng: random.Random) -> None:
-        self.now, self.cases, self.version, self.groups_done = 100.0, 0, 3, 0
+        self.now, self.cases, self.version, self.groups_done, self.adapted_done = 100.0, 0, 3, 0, 0
         self.rng = random.Random(rng.random())
         self.book = Book(Path(":memory:"))
         ledger = self.book.restore(Settings(), Head(0, 0, root_of(0, 0)), self.now, rng.randbytes(32))
         self.ledger: Ledger = ledger
         self.service = LedgerService(ledger, self.book, _unsent, is_member=lambda node: True, clock=lambda: self.now)
         for version in range(1, 4):
-            self.service.sealed(Head(0, version, root_of(0, version)))
+            self.service.sealed(Head(0, version, root_of(0, version)), Change(adapters={"a": 1}))
         self.keys = {key.public: key for key in map(key_of, (f"node {i}" for i in range(HONEST + HOSTILE)))}
         names = list(self.keys)
         self.honest, self.hostile = set(names[:HONEST]), names[HONEST:]
@@ -67,6 +68,7 @@ class _World(World):
         self.todo: list[tuple[bytes, work.WorkLease]] = []
         self.serials = 0
         self.session = self.service.open("s", Binding(4, SAMPLING))
+        self.adapted = SAMPLING.with_options(adapter="a")
         self.offered = 0
         for node in names:
             self.service.member_up(node)
@@ -90,12 +92,15 @@ class _World(World):
             self._take(self.session.groups.popleft())
         while self.offered < self.session.allowed:
             self.offered += 1
-            service.offer(self.session, self.offered.to_bytes(16, "little"), work.pack_tokens((5, 6, self.offered)))
+            sampling = self.adapted if self.offered % 3 == 0 else None
+            prompt = work.pack_tokens((5, 6, self.offered))
+            service.offer(self.session, self.offered.to_bytes(16, "little"), prompt, sampling=sampling)
         for group in list(self.session.impossible):
             del self.session.impossible[group]
 
     def _take(self, group: Any) -> None:
         self.groups_done += 1
+        self.adapted_done += bool(group.adapter)
         for sample, done in group.done.items():
             node, lease = self.given.get(done.lease, (b"", None))
             if lease is None or node != done.node or sample not in lease.samples:
@@ -108,6 +113,8 @@ class _World(World):
             case work.WorkLease(lease=lease):
                 self.given[lease] = node, message
                 self.todo.append((node, message))
+            case work.AskAdapters():
+                self.service.hear(node, work.encode(work.LoadedAdapters(("a",))))
             case work.JudgeRequest() if node in self.honest:
                 scores = work.pack_floats((-0.5,) * (message.end - message.start))
                 margins = bytes(len(scores)) if message.sampling.extra.portable else b""
@@ -158,7 +165,9 @@ class _World(World):
                 del self.given[next(iter(self.given))]
         if self.cases % SEAL_EVERY == 0:
             self.version += 1
-            self.service.sealed(Head(0, self.version, root_of(0, self.version)))
+            own = self.ledger.parts.adapters["a"] + 1
+            change = Change(base=self.version % 2 == 0, changed=frozenset({"a"}), adapters={"a": own})
+            self.service.sealed(Head(0, self.version, root_of(0, self.version)), change)
         if rng.randrange(500) == 0:
             self.service.member_lost(rng.choice(self.hostile))
         if rng.randrange(300) == 0:
@@ -215,6 +224,8 @@ class _World(World):
                 raise Broken("an honest node is in quarantine")
         if self.cases > 2000 and self.groups_done == 0:
             raise Broken("no group was ever done")
+        if self.cases > 2000 and self.adapted_done == 0:
+            raise Broken("no group of the adapter was ever done")
         if self.cases > 2000 and not self.ledger.quarantine.verifier.counts:
             raise Broken("no sample was ever replayed")
         for group in self.ledger.groups.values():

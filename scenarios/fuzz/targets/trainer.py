@@ -4,7 +4,7 @@ A trainer is not hostile, but it may be broken or of another release. The seed m
 """
 
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Final, get_args
 
@@ -14,8 +14,9 @@ import trio.testing
 
 import node.gateway
 from codec import Chunk, Key, Layout, Manifest, Replica, TensorSpec
+from codec.adapter import AdapterSlots
 from codec.errors import PeerError, UsageError
-from codec.parts import BASE, Part
+from codec.parts import BASE, Part, extended, part_root
 from node.coordinator.publisher import Attempt
 from node.coordinator.trainer_server import TrainerServer
 from node.ipc.channel import ChannelClosed
@@ -24,7 +25,7 @@ from node.ledger.service import LedgerService
 from node.ledger.settings import Settings
 from node.ledger.state import Head
 from node.status.schema import SeedStatus
-from node.trainers.messages import Evict, Evicted, FromTrainer
+from node.trainers.messages import PROTOCOL, Evict, Evicted, FromTrainer
 from scenarios.fuzz.inputs.fields import Kind
 from scenarios.fuzz.inputs.local import ScriptedChannel, frame, local_kinds
 from scenarios.fuzz.inputs.scene import AUTHORITY
@@ -34,7 +35,23 @@ from swarm.runtime.replica.own import OwnChunk
 
 __all__ = ["TrainerTarget"]
 
-_LAYOUT: Final = Layout((TensorSpec("a", "BF16", (8,)), TensorSpec("b", "F32", (4,))))
+_BASE: Final = Layout((TensorSpec("a.weight", "BF16", (2, 4)), TensorSpec("b", "F32", (4,))))
+_LAYOUT: Final = extended(_BASE, AdapterSlots.reserve(_BASE, 1, 1))
+
+
+class _Records:
+    """Replaces the seed's durable records."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, bytes] = {}
+
+    def put(self, records: Iterable[tuple[str, bytes]], *, drop: Iterable[str] = ()) -> None:
+        for name in drop:
+            self.held.pop(name, None)
+        self.held |= dict(records)
+
+    def all(self, prefix: str = "") -> dict[str, bytes]:
+        return {name: value for name, value in self.held.items() if name.startswith(prefix)}
 
 
 class _Seed:
@@ -46,6 +63,7 @@ class _Seed:
         self.key: Key = AUTHORITY
         self.head = (0, 3)
         self.tries = 0
+        self.records = _Records()
 
     def coder(self) -> int:
         return 0
@@ -123,12 +141,14 @@ class _World(World):
         """Make `value` a message that the seed accepts."""
         match cls.__name__:
             case "Attach":
-                return value | {"protocol": 2, "rank": 0, "world": 1, "ring_bytes": 0}  # no descriptor comes with it
+                adapter = "a" if len(value["adapter"]) % 3 == 2 else ""
+                own = {"rank": 0, "world": 1, "ring_bytes": 0}  # no descriptor comes with it
+                return value | own | {"protocol": PROTOCOL, "part": "base", "adapter": adapter}
             case "PublishBegin":
                 return value | {"again": None}
             case "PublishEnd":
-                blocks = [[0, _LAYOUT.n_blocks]]
-                return value | {"blocks": blocks, "root": self.seed.replica.root, "changed": 0}
+                root = part_root(_LAYOUT, self.seed.replica.hashes, BASE)
+                return value | {"blocks": [[0, _BASE.n_blocks]], "root": root, "changed": 0}
             case "PublishBlocks":
                 return value | {"deltas": [[0, 2, bytes(32), bytes(16)]]}
             case "OpenRollouts":

@@ -1,6 +1,6 @@
 """The contract of `node.engines.interface.Engine`, as tests that every engine runs.
 
-A test class inherits from `EngineContract`, and from `AdapterContract` for an engine that serves adapters, and gives the
+A test class inherits from `EngineContract`, and from `AdapterContract` for an engine that serves adapters. It gives the
 fixtures `subject` (an engine over a replica) and `detached` (an engine without one).
 """
 

@@ -2,6 +2,8 @@
 
 import http.client
 import json
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -13,14 +15,18 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+import trio
 from engine_contract import AdapterContract, Subject
 
 from codec import Checkpoint, Layout, Replica
 from codec.adapter import AdapterModule, AdapterSlots
 from codec.errors import UsageError
 from node.engines.base import ADAPTERS, Completion, EngineError, Prompt, SamplingOptions, SamplingParams
+from node.engines.host import EngineHost, ReplicaRef
 from node.engines.judgement import Claim
 from node.engines.vllm.adapters import adapter_flags
+from node.engines.vllm.specs import specs_of
+from node.settings.config import JoinConfig
 from scenarios.engines.adapter_models import MadeAdapter, make_adapter
 from scenarios.engines.engine_bench import PROBE_ENV, SMALL, Bench, bench
 from scenarios.engines.engine_models import step_of
@@ -98,15 +104,25 @@ def set_adapter(live: Bench, adapter: MadeAdapter, slot: int) -> int:
     return version
 
 
-def twenty_updates(live: Bench, folder: Path, fresh: Fresh, home: Path, ranks: int) -> None:
-    """20 updates over three adapters. A third of them changes modules, rank, or both."""
+def update_and_compare(
+    live: Bench,
+    folder: Path,
+    fresh: Fresh,
+    home: Path,
+    *,
+    ranks: int,
+    prompts: list[list[int]],
+    compared: tuple[int, ...],
+) -> None:
+    """Updates of three adapters in turn, some of which change modules and rank, up to the last of those `compared` with
+    a fresh engine. All live bits are proven after each."""
     adapters = three(live.replica.layout)
-    plain = live.greedy(PROMPTS, TOKENS)
+    plain = live.greedy(prompts, TOKENS)
     for slot, adapter in enumerate(adapters):
         set_adapter(live, adapter, slot)
     answers: list[Any] = []
     folders: list[Path] = []
-    for update in range(20):
+    for update in range(max(compared) + 1):
         slot = update % 3
         if update % 7 == 5:  # another shape under the same name
             base, slots = live.replica.layout, AdapterSlots.reserve(live.replica.layout, 3, 16)
@@ -117,24 +133,21 @@ def twenty_updates(live: Bench, folder: Path, fresh: Fresh, home: Path, ranks: i
         version = set_adapter(live, adapters[slot], slot)
         assert live.engine.adapter_root(slot) == adapters[slot].root(slot)
         assert live.engine.version_of("abc"[slot]) == max((0, version), live.engine.version)
-        if update in (5, 12, 17, 18, 19):
+        if update in compared:
             folders.append(adapters[slot].save(home / f"{update}"))
-            answers.append(live.greedy(PROMPTS, TOKENS, "abc"[slot]))
+            answers.append(live.greedy(prompts, TOKENS, "abc"[slot]))
     for slot, adapter in enumerate(adapters):
         assert live.engine.adapter_root(slot) == adapter.root(slot)
-    assert fresh(folder, folders, PROMPTS, TOKENS, ranks) == answers
-    assert live.greedy(PROMPTS, TOKENS) == plain
+    assert fresh(folder, folders, prompts, TOKENS, ranks) == answers
+    assert live.greedy(prompts, TOKENS) == plain
     assert plain not in answers
-    assert fresh(folder, [], PROMPTS, TOKENS, ranks) == [plain]
+    assert fresh(folder, [], prompts, TOKENS, ranks) == [plain]
 
 
 def test_after_20_updates_it_equals_fresh_engines(one: Bench, untied: Path, fresh: Fresh, tmp_path: Path) -> None:
     assert ADAPTERS in one.engine.abilities
-    twenty_updates(one, untied, fresh, tmp_path, 1)
-
-
-def test_so_it_does_on_two_ranks(two: Bench, tied: Path, fresh: Fresh, tmp_path: Path) -> None:
-    twenty_updates(two, tied, fresh, tmp_path, 2)
+    compared = (5, 12, 17, 18, 19)
+    update_and_compare(one, untied, fresh, tmp_path, ranks=1, prompts=PROMPTS, compared=compared)
 
 
 def hits(live: Bench) -> float:
@@ -334,6 +347,44 @@ class TestVllmAdapters(AdapterContract):
         one.version = subject.version
 
 
+async def test_a_vllm_that_a_node_starts_again_gets_its_adapters_again(
+    untied: Path, python: Path, tmp_path: Path
+) -> None:
+    checkpoint = Checkpoint.open(untied)
+    replica = Replica.from_checkpoint(checkpoint)
+    for name, data in checkpoint.files.items():
+        (tmp_path / name).write_bytes(data)
+    slots = AdapterSlots.reserve(replica.layout, 3, 16)
+
+    async def source() -> ReplicaRef:
+        fd = replica.seal_for_readers()
+        return ReplicaRef(replica.layout, fd, tmp_path, (0, 1), replica.root, slots=slots)
+
+    settings = JoinConfig(home=tmp_path, engine="vllm", threads=1, vllm_python=python, vllm_arg=SMALL, engine_port=0)
+    host = EngineHost(specs_of(settings)[0], source)
+    adapters = three(replica.layout)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(host.run)
+        for slot, adapter in enumerate(adapters):
+            with adapter.memory() as fd:
+                assert await host.set_adapter(slot, adapter.config, fd, (0, 2 + slot), adapter.root(slot)) is None
+        for restarts in range(2):
+            with trio.fail_after(2 * WITHIN_S):
+                await host.wait_ready()
+            assert host.restarts == restarts
+            assert host.adapters == {"a": (0, 2), "b": (0, 3), "c": (0, 4)}
+            assert ADAPTERS in host.abilities
+            for slot, adapter in enumerate(adapters):
+                assert await host.prove_adapter(slot) == adapter.root(slot)
+            (found,), _ = await host.generate([Prompt((5, 6, 7))], SamplingParams(8), None, "b")
+            assert {span.version for span in found.spans} == {(0, 3)}
+            if not restarts:
+                os.killpg(host._process.pid, signal.SIGKILL)
+                while host.ready:  # noqa: ASYNC110 - as a node sees it
+                    await trio.sleep(0.1)
+        nursery.cancel_scope.cancel()
+
+
 def test_the_flags_are_the_slots(untied: Path) -> None:
     base = layout_of(untied)
     flags = adapter_flags(base, AdapterSlots.reserve(base, 8, 12))
@@ -347,3 +398,7 @@ def test_a_vllm_without_room_says_how_to_start_it(untied: Path, python: Path, tm
         a = three(live.replica.layout)[0]
         with a.given(0, (0, 9)) as given, pytest.raises(UsageError, match="--enable-lora"):
             live.engine.stage_adapter(given)
+
+
+def test_so_it_does_on_two_ranks(two: Bench, tied: Path, fresh: Fresh, tmp_path: Path) -> None:
+    update_and_compare(two, tied, fresh, tmp_path, ranks=2, prompts=PROMPTS[:1], compared=(4, 5))

@@ -75,6 +75,10 @@ def test_a_model_its_tensors_and_its_folder_give_the_same_slot(tmp_path: Path, l
     assert same(found, read_folder(tmp_path))
     assert same(found, plain_lora(str(tmp_path), "a", Naming(layout).checkpoint_name))
 
+    arrays = {name: tensor.detach().numpy() for name, tensor in tensors.items()}
+    assert same(found, plain_lora((model.peft_config["default"], arrays), "a", Naming(layout).checkpoint_name))
+    assert same(found, plain_lora((found.peft, dict(tensors_of(found))), "a", Naming(layout).checkpoint_name))
+
     slots = AdapterSlots.reserve(layout, 2, 8)
     config = slot_config(found, "a", layout, slots)
     raw, weights = slot_bits(found, config, slots)
@@ -162,6 +166,20 @@ def test_half_precision_that_is_not_bfloat16(layout: Layout) -> None:
             parameter.data = parameter.data.half()
     with pytest.raises(UsageError, match="float16, and adapters are published in bfloat16"):
         of(model, layout)
+    with pytest.raises(UsageError, match="float64, and adapters are published in bfloat16"):
+        plain_lora(({}, {"x.lora_A.weight": np.ones((1, 2)), "x.lora_B.weight": np.ones((2, 1))}), "a", lambda m: str)
+
+
+def test_a_shard_is_no_adapter() -> None:
+    class Sharded:
+        shape, placements = (2, 4), ()
+
+        def detach(self) -> Any:
+            return self
+
+    source = {}, {"x.lora_A.weight": Sharded(), "x.lora_B.weight": torch.ones(4, 2)}
+    with pytest.raises(UsageError, match=r"x\.lora_A\.weight is sharded: gather the adapter"):
+        plain_lora(source, "a", lambda module: str)
 
 
 def test_another_base_and_too_little_room(layout: Layout) -> None:

@@ -69,6 +69,8 @@ _DEV = (
     "/release_kv_cache_memory",
 )  # fmt: skip
 """vLLM's development routes. They need no password, and can change the weights, so only this machine may use them."""
+_ADAPTERS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+"""vLLM's routes for adapters of its own, which would take the places of the swarm's."""
 _MAX_BODY_BYTES = 4096
 """Of `POST /swarm/attach`: one path."""
 _REPORT_EVERY_S = 0.5
@@ -108,6 +110,9 @@ class SwarmFront:
             if path == "/swarm/attach" and scope["method"] == "POST":
                 await self._attach_route(scope, receive, send)
                 return
+        elif path in _ADAPTERS and self._channel is not None:
+            await _answer(send, 403, "this engine's adapters are the swarm's: publish yours to it")
+            return
         elif self._closed is not None and not path.startswith(_FREE) and path != "/":
             await _answer(send, 503, f"the engine holds no proven policy: {self._closed}")
             return

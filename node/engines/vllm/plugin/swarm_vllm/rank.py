@@ -242,7 +242,7 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
             self._adapters.switch(adapter, version)
         except Exception as error:
             return {"error": str(error), "touched": False}
-        return {"error": "", "touched": False, "loaded_s": 0.0}
+        return {"error": "", "touched": True, "loaded_s": 0.0}
 
     def drop_adapter(self, adapter: int) -> dict[str, Any]:
         """Forget an adapter (0: all). Never raises (see `commit`)."""

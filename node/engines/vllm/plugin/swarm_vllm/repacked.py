@@ -20,9 +20,11 @@ __all__ = ["Repacked", "RepackedModules"]
 class Repacked(Protocol):
     """One such module. `packings`: by parameter; None: it is not repacked by moving elements, and `why` says more."""
 
-    module: torch.nn.Module
     packings: dict[str, Packing] | None
     why: str
+
+    @property
+    def module(self) -> torch.nn.Module: ...
 
     def loaded_form(self, device: Any) -> dict[str, torch.Tensor]:
         """New parameters as loaders expect them, zeros; on device "meta", without memory."""

@@ -15,7 +15,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import RequestStatus
 
 from . import adapters, replays
-from .core import finish_batches, salt_waiting, together
+from .core import finish_batches, salt_waiting, stop, together
 from .rank import drop_adapter_on, switch_adapter_on
 
 __all__ = ["install"]
@@ -35,6 +35,8 @@ def _switch(core: Any, adapter: int, version: str, policy: str, renamed: bool) -
     started = time.perf_counter()
     result = together(core, switch_adapter_on, adapter, version)
     if result["error"]:
+        if result["touched"]:  # some ranks have switched, and others have not
+            stop(core)
         return result
     if renamed:
         _abort(core, adapter)
