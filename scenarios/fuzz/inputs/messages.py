@@ -234,6 +234,12 @@ def document_kinds() -> list[Kind]:
             lambda s: msgspec.structs.replace(s.grant(), shards=4, ranks=(1,)),
             lambda s, d: wire.Hello(d, 1, 1, 0, s.version),
         ),
+        _document(
+            "Hello/Grant of a format",
+            Grant,
+            lambda s: msgspec.structs.replace(s.grant(), form="fp8-block"),
+            lambda s, d: wire.Hello(d, 1, 1, 0, s.version),
+        ),
         _document("Welcome/Grant", Grant, lambda s: s.grant(), lambda s, d: _welcome(s, grant=d)),
         _document(
             "Join/Capability",
