@@ -33,7 +33,9 @@ def _successor(scene: Scene) -> Successor:
 
 
 BUILD: Final[dict[type, Callable[[Scene], wire.Message]]] = {
-    wire.Join: lambda s: wire.Join(s.seal_of(s.capability()), _ADDRS, "n", "eu", 100.0, 100.0, False, 0, (), "fp8-block"),
+    wire.Join: lambda s: wire.Join(
+        s.seal_of(s.capability()), _ADDRS, "n", "eu", 100.0, 100.0, False, 4, (1,), "fp8-block"
+    ),
     wire.Welcome: lambda s: wire.Welcome(
         s.seal_of(s.grant()), s.sealed_roster(), s.sealed_heartbeat(), s.sealed_manifest(),
         (wire.Neighbour(s.me.public, _ADDRS),),
@@ -230,6 +232,12 @@ def document_kinds() -> list[Kind]:
             "Hello/Grant of a shard",
             Grant,
             lambda s: msgspec.structs.replace(s.grant(), shards=4, ranks=(1,)),
+            lambda s, d: wire.Hello(d, 1, 1, 0, s.version),
+        ),
+        _document(
+            "Hello/Grant of a format",
+            Grant,
+            lambda s: msgspec.structs.replace(s.grant(), form="fp8-block"),
             lambda s, d: wire.Hello(d, 1, 1, 0, s.version),
         ),
         _document("Welcome/Grant", Grant, lambda s: s.grant(), lambda s, d: _welcome(s, grant=d)),
