@@ -10,6 +10,7 @@ Modules:
 - `arithmetic`: The name that an engine gives its arithmetic class
 - `base`: The values that a node and its engines exchange
 - `cohort`: Equally long prompts that are continued together, a token at a time
+- `device`: The device on which torch computes, by the name that a user gave
 - `forced`: Replays: claimed tokens judged by the computation that draws tokens
 - `generation`: How an engine process generates, for each style of engine
 - `group`: Several engines of one node, used as one

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from codec.checkpoint import Checkpoint
-from codec.errors import UsageError
 from codec.layout import Layout
 from codec.routes import RouteShape
 from node.engines.adapters import GivenAdapter
@@ -37,6 +36,7 @@ from node.engines.base import (
     Version,
 )
 from node.engines.cohort import Cohort, judge, score
+from node.engines.device import usable_device
 from node.engines.forced import replay
 from node.engines.interface import InProcessEngine, SteppedEngine, TensorChanges
 from node.engines.invariance import rows_alike
@@ -63,25 +63,6 @@ kept, as some trainers do; that saves one pass over the text, and no node can re
 
 BATCH_ROWS: Final = 128
 """Rows sampled together. More rows gain nothing on a CPU, and the KV cache stays small."""
-
-
-def _usable(name: str) -> torch.device:
-    """The device of this name. Raises `UsageError` when torch cannot use it here."""
-    device = torch.device(name)
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
-            cuda = torch.version.cuda
-            build = f"this torch is built for CUDA {cuda}" if cuda else "this torch is built without CUDA"
-            raise UsageError(
-                f"--device {name}: torch finds no GPU here ({build}). Install a torch for this machine's driver, or "
-                "use --device cpu."
-            )
-        if device.index is not None and device.index >= torch.cuda.device_count():
-            count = torch.cuda.device_count()
-            raise UsageError(f"--device {name}: this machine has {count} GPUs, counted from cuda:0.")
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise UsageError("--device mps: torch finds no Apple GPU here. Use --device cpu.")
-    return device
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +96,7 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         """By flight: why it cannot be continued."""
         if threads is not None:
             torch.set_num_threads(threads)
-        self.device = _usable(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.device = usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._arithmetic: Arithmetic = arithmetic
         self.kind = f"transformers/{arithmetic}/{self.device.type}"
         self._abilities = ABILITIES - {REPLAYS, ROUTES, *((PORTABLE_DRAWS,) if self.device.type == "mps" else ())}

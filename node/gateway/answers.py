@@ -25,7 +25,8 @@ from codec.routes import read_header
 from node.engines.base import Version
 from node.gateway.parsed_request import ParsedRequest
 from node.gateway.text import Text
-from node.ledger.messages import Rollout, unpack_floats, unpack_tokens
+from node.ledger.messages import Rollout
+from node.ledger.packing import unpack_floats, unpack_tokens
 from node.ledger.route_reader import BadRoutes, Routed, read_sample
 from node.ledger.state import Group
 

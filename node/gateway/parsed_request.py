@@ -15,8 +15,9 @@ from blake3 import blake3
 from node.engines.base import ADAPTERS, EXACT_SEED, MAX_STOP_TEXTS, ROUTES, SamplingOptions, SamplingParams
 from node.gateway.parameters import BadRequest
 from node.gateway.text import BadText, Text
-from node.ledger.messages import MAX_TOKENS, pack_tokens
+from node.ledger.messages import MAX_TOKENS
 from node.ledger.model_limits import ModelLimits
+from node.ledger.packing import pack_tokens
 
 __all__ = ["BadRequest", "ParsedRequest", "parse_chat", "parse_completion", "parse_tokens"]
 

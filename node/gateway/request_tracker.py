@@ -14,7 +14,7 @@ import trio
 from codec.errors import SwarmError
 from node.engines.base import ADAPTERS, EXACT_SEED, OPTIONS, ROUTES, SamplingParams, needs
 from node.ledger.binding import Binding
-from node.ledger.messages import pack_tokens
+from node.ledger.packing import pack_tokens
 from node.ledger.service import VOLATILE, LedgerService
 from node.ledger.state import Group
 

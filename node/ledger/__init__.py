@@ -13,6 +13,7 @@ Modules:
 - `messages`: The messages between a node and the ledger, and their encoding
 - `model_limits`: The limits of a model by its config.json: how many tokens it reads, and which
 - `node_messages`: The conversation of the ledger with its nodes: reads what they send, and queues what they are told
+- `packing`: Token ids and log-probabilities as bytes
 - `part_history`: Which parts of the model each version changed, so that lag is counted by part
 - `report`: The ledger as people and programs see it
 - `rollout_parts`: Rollouts that are larger than one message

@@ -13,16 +13,8 @@ from codec import Layout, Manifest, open_manifest
 from codec.errors import PeerError
 from codec.unpack import unpack
 from node.engines.base import Completion, Prompt, SamplingParams, Span, Version
-from node.ledger.messages import (
-    GroupId,
-    Packed32,
-    Rollout,
-    open_rollout,
-    stream_of,
-    unpack_floats,
-    unpack_tokens,
-    work_hash,
-)
+from node.ledger.messages import GroupId, Packed32, Rollout, open_rollout, stream_of, work_hash
+from node.ledger.packing import unpack_floats, unpack_tokens
 
 __all__ = ["MAX_BUNDLE_BYTES", "OpenSample", "SampleBundle"]
 

@@ -25,12 +25,10 @@ again, and a result is safe to repeat. A body is one byte of protocol version an
 The node that generated a rollout signs it under `ROLLOUT_DOMAIN`, and the ledger keeps the signed bytes.
 """
 
-from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Final, Literal
 
 import msgspec
-import numpy as np
 from blake3 import blake3
 
 from codec.errors import PeerError
@@ -75,12 +73,8 @@ __all__ = [
     "decode",
     "encode",
     "open_rollout",
-    "pack_floats",
-    "pack_tokens",
     "seal_rollout",
     "stream_of",
-    "unpack_floats",
-    "unpack_tokens",
     "work_hash",
 ]
 
@@ -489,32 +483,3 @@ def stream_of(group: bytes, sample: int, sampling: SamplingParams | None = None)
     if sampling is not None and sampling.extra.seeded:
         return sample
     return int.from_bytes(blake3(group + sample.to_bytes(4, "little")).digest(8), "little")
-
-
-def pack_tokens(token_ids: Sequence[int]) -> bytes:
-    """Token ids as little-endian u32. Raises `ValueError` when one is out of range or there are too many."""
-    if len(token_ids) > MAX_TOKENS:
-        raise ValueError(f"{len(token_ids)} tokens is more than {MAX_TOKENS}")
-    try:
-        return np.asarray(token_ids, "<u4").tobytes()
-    except (OverflowError, TypeError, ValueError) as error:
-        raise ValueError(f"token ids must be integers from 0 to 2^32 - 1: {error}") from error
-
-
-def unpack_tokens(data: bytes) -> tuple[int, ...]:
-    """The inverse of `pack_tokens`. Raises `PeerError` when the length of `data` is not a multiple of 4 bytes."""
-    if len(data) % 4:
-        raise PeerError(f"token ids: {len(data)} bytes")
-    return tuple(np.frombuffer(data, "<u4").tolist())
-
-
-def pack_floats(values: tuple[float, ...] | list[float]) -> bytes:
-    """Log-probabilities as little-endian f32."""
-    return np.asarray(values, "<f4").tobytes()
-
-
-def unpack_floats(data: bytes) -> tuple[float, ...]:
-    """The inverse of `pack_floats`. Raises `PeerError` when the length of `data` is not a multiple of 4 bytes."""
-    if len(data) % 4:
-        raise PeerError(f"log-probabilities: {len(data)} bytes")
-    return tuple(np.frombuffer(data, "<f4").tolist())

@@ -40,8 +40,8 @@ from node.ledger.messages import (
     WorkRequest,
     decode,
     open_rollout,
-    unpack_floats,
 )
+from node.ledger.packing import unpack_floats
 from node.ledger.rollout_parts import PartialRollouts
 from node.ledger.rules import Ledger
 from node.ledger.state import Group, LiveLease

@@ -9,7 +9,8 @@ from codec.errors import PeerError
 from node.engines.base import MIN_LOGPROB, Prompt
 from node.engines.host import EngineFailed, EngineLost
 from node.engines.judgement import Claim
-from node.ledger.messages import JudgeAnswer, JudgeRequest, encode, pack_floats, unpack_tokens
+from node.ledger.messages import JudgeAnswer, JudgeRequest, encode
+from node.ledger.packing import pack_floats, unpack_tokens
 from node.member.engine_client import EngineClient
 from node.member.held_version import HeldVersion
 from node.settings.event_log import EventLog

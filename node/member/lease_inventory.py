@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from codec.errors import PeerError
 from node.engines.base import Version
-from node.ledger.messages import Renew, WorkLease, unpack_tokens
+from node.ledger.messages import Renew, WorkLease
+from node.ledger.packing import unpack_tokens
 
 __all__ = ["Held", "Job", "LeaseInventory", "Result", "together"]
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from node.engines.base import Completion, Prompt
-from node.ledger.messages import Rollout, VersionSpan, pack_floats, pack_tokens, stream_of, work_hash
+from node.ledger.messages import Rollout, VersionSpan, stream_of, work_hash
+from node.ledger.packing import pack_floats, pack_tokens
 from node.member.lease_inventory import Held, Job
 
 __all__ = ["prompt_of", "rollout_of", "rows_with_routes"]

@@ -8,7 +8,8 @@ import trio
 
 from codec.errors import PeerError
 from node.engines.host import EngineFailed, EngineLost
-from node.ledger.messages import Ask, WorkAnswer, encode, pack_floats, unpack_tokens
+from node.ledger.messages import Ask, WorkAnswer, encode
+from node.ledger.packing import pack_floats, unpack_tokens
 from node.member.engine_client import EngineClient
 from node.member.held_version import HeldVersion
 from node.settings.event_log import EventLog

@@ -15,7 +15,7 @@ from codec.errors import UsageError
 from codec.routes import Routes
 from node.engines.base import Span, Version
 from node.ipc.channel import Channel, ChannelTimeout, close_fds
-from node.ledger.messages import pack_tokens, unpack_floats, unpack_tokens
+from node.ledger.packing import pack_tokens, unpack_floats, unpack_tokens
 from node.ledger.route_reader import BadRoutes, Routed, read_routes
 from node.ledger.trust.checks import distance
 from node.trainers.connection.patience import Wait

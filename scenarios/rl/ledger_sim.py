@@ -19,7 +19,7 @@ from node.engines.base import Completion, Prompt, SamplingParams, Version
 from node.engines.host import Commitment, Counts
 from node.ledger.binding import Binding
 from node.ledger.book import Book
-from node.ledger.messages import pack_tokens
+from node.ledger.packing import pack_tokens
 from node.ledger.service import LedgerService
 from node.ledger.session import WorkSession
 from node.ledger.settings import Settings

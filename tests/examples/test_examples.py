@@ -14,7 +14,8 @@ from seed_kit import FakeSeed, RunningSeed, running
 
 from codec import Checkpoint, Replica
 from node import Swarm
-from node.ledger.messages import Rollout, VersionSpan, WorkLease, pack_floats, pack_tokens, seal_rollout, work_hash
+from node.ledger.messages import Rollout, VersionSpan, WorkLease, seal_rollout, work_hash
+from node.ledger.packing import pack_floats, pack_tokens
 from scenarios.harness.swarm import LOOPBACK, swarm_in
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

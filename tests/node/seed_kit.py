@@ -29,12 +29,10 @@ from node.ledger.messages import (
     WorkRequest,
     decode,
     encode,
-    pack_floats,
-    pack_tokens,
     seal_rollout,
-    unpack_tokens,
     work_hash,
 )
+from node.ledger.packing import pack_floats, pack_tokens, unpack_tokens
 from node.ledger.service import LedgerService
 from node.ledger.settings import Settings
 from node.ledger.state import Head

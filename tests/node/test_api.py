@@ -24,7 +24,8 @@ from codec.errors import UsageError
 from node import SamplingParams, Swarm
 from node.engines.base import OPTIONS, SamplingOptions
 from node.ipc.channel import ChannelTimeout
-from node.ledger.messages import Abilities, encode, pack_floats, pack_tokens
+from node.ledger.messages import Abilities, encode
+from node.ledger.packing import pack_floats, pack_tokens
 from node.status.schema import MemberStatus, SeedStatus
 from node.trainers.api import Check, Rollout
 from node.trainers.connection import patience, seedwatch

@@ -12,7 +12,8 @@ from work_kit import SAMPLING, TOKENS, Swarm, collect, gid, head, root
 from node.engines.base import Completion, SamplingParams, Span
 from node.engines.host import Commitment
 from node.ledger.binding import Binding
-from node.ledger.messages import Reason, Renew, Timesheet, decode, pack_tokens
+from node.ledger.messages import Reason, Renew, Timesheet, decode
+from node.ledger.packing import pack_tokens
 from node.member.time_accounting import TimeAccounting
 
 

@@ -12,7 +12,7 @@ from codec.sign import Key
 from node.engines.base import Completion, SamplingParams, Span
 from node.engines.host import Commitment, EngineFailed, EngineLost
 from node.ledger.book import Book
-from node.ledger.messages import pack_tokens
+from node.ledger.packing import pack_tokens
 from node.ledger.service import LedgerService
 from node.ledger.session import WorkSession
 from node.ledger.settings import Settings

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from node.engines.base import SamplingParams, Version, scoring_needs
-from node.ledger.messages import Rollout, unpack_floats
+from node.ledger.messages import Rollout
+from node.ledger.packing import unpack_floats
 from node.ledger.part_history import PartHistory
 from node.ledger.settings import Settings
 

@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from node.engines.base import SamplingParams, Version
-from node.ledger.messages import JudgeAnswer, Rollout, unpack_floats
+from node.ledger.messages import JudgeAnswer, Rollout
+from node.ledger.packing import unpack_floats
 from node.ledger.part_history import PartHistory
 from node.ledger.settings import Settings
 from node.verification.classes import ArithmeticClass

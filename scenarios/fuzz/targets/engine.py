@@ -19,7 +19,7 @@ from node.engines.host import EngineHost, EngineSpec, ReplicaRef
 from node.engines.judgement import Claim
 from node.engines.messages import FromEngine
 from node.ipc.channel import ChannelClosed
-from node.ledger.messages import pack_floats, pack_tokens
+from node.ledger.packing import pack_floats, pack_tokens
 from scenarios.fuzz.inputs.fields import Kind
 from scenarios.fuzz.inputs.local import ScriptedChannel, frame, local_kinds
 from scenarios.fuzz.inputs.samples import sample_of

@@ -18,7 +18,8 @@ from node.gateway.app import App
 from node.gateway.text import Text
 from node.http import HttpLimits, HttpServer
 from node.ledger.assignment.pool import check_offer
-from node.ledger.messages import Rollout, VersionSpan, pack_floats, pack_tokens
+from node.ledger.messages import Rollout, VersionSpan
+from node.ledger.packing import pack_floats, pack_tokens
 from node.ledger.state import AcceptedRollout, Group
 from scenarios.fuzz.inputs.fields import Kind
 from scenarios.fuzz.inputs.http_kinds import BODIES, KEY, body_kinds, head_kind

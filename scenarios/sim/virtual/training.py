@@ -20,7 +20,8 @@ from node.engines.base import SamplingParams
 from node.ledger.binding import Binding
 from node.ledger.book import Book
 from node.ledger.facts import Accepted, Discarded, Fact
-from node.ledger.messages import SignedRollout, decode, pack_tokens
+from node.ledger.messages import SignedRollout, decode
+from node.ledger.packing import pack_tokens
 from node.ledger.rules import Ledger
 from node.ledger.service import LedgerService
 from node.ledger.session import WorkSession

@@ -4,15 +4,8 @@ import math
 
 from codec.sign import Key
 from node.engines.base import SamplingParams
-from node.ledger.messages import (
-    Rollout,
-    VersionSpan,
-    WorkRequest,
-    pack_floats,
-    pack_tokens,
-    seal_rollout,
-    work_hash,
-)
+from node.ledger.messages import Rollout, VersionSpan, WorkRequest, seal_rollout, work_hash
+from node.ledger.packing import pack_floats, pack_tokens
 from node.ledger.rules import Ledger
 from node.ledger.settings import Settings
 from node.ledger.state import Head, LiveLease

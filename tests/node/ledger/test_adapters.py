@@ -20,10 +20,9 @@ from node.ledger.messages import (
     WorkLease,
     decode,
     encode,
-    pack_floats,
-    pack_tokens,
     work_hash,
 )
+from node.ledger.packing import pack_floats, pack_tokens
 from node.ledger.part_history import Change
 from node.ledger.rules import Ledger
 from node.ledger.service import LedgerService

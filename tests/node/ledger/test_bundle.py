@@ -11,7 +11,8 @@ from codec.errors import PeerError
 from codec.sign import Key
 from node.engines.base import SamplingParams, Span
 from node.ledger.bundle import MAX_BUNDLE_BYTES, SampleBundle
-from node.ledger.messages import Rollout, VersionSpan, pack_floats, pack_tokens, seal_rollout, work_hash
+from node.ledger.messages import Rollout, VersionSpan, seal_rollout, work_hash
+from node.ledger.packing import pack_floats, pack_tokens
 
 AUTHORITY = Key(b"a" * 32)
 LAYOUT = Layout((TensorSpec("w", "BF16", (4, 4)),))

@@ -40,11 +40,10 @@ from node.ledger.messages import (
     decode,
     encode,
     open_rollout,
-    pack_floats,
-    pack_tokens,
     seal_rollout,
     work_hash,
 )
+from node.ledger.packing import pack_floats, pack_tokens
 from node.ledger.rules import STRANGERS, Ledger
 from node.ledger.service import LedgerService
 from node.ledger.settings import Settings

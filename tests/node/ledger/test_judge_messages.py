@@ -7,15 +7,8 @@ from ledger_kit import PROMPT, SAMPLING, group_id
 from codec.errors import PeerError
 from node.engines.base import SamplingOptions
 from node.ledger.assignment.draws import sampling_of
-from node.ledger.messages import (
-    JudgeAnswer,
-    JudgeRequest,
-    WorkLease,
-    decode,
-    encode,
-    pack_floats,
-    pack_tokens,
-)
+from node.ledger.messages import JudgeAnswer, JudgeRequest, WorkLease, decode, encode
+from node.ledger.packing import pack_floats, pack_tokens
 from node.ledger.state import Group
 
 REQUEST = JudgeRequest(

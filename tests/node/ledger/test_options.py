@@ -13,12 +13,11 @@ from node.ledger.messages import (
     VersionSpan,
     decode,
     encode,
-    pack_floats,
-    pack_tokens,
     seal_rollout,
     stream_of,
     work_hash,
 )
+from node.ledger.packing import pack_floats, pack_tokens
 from node.ledger.state import Group
 from node.ledger.trust.acceptance import judge
 

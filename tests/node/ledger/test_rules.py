@@ -24,7 +24,8 @@ from msgspec.structs import replace
 from node.engines.base import SamplingParams
 from node.ledger.binding import KeyTaken
 from node.ledger.facts import Accepted, Advanced, Discarded, Dropped, Leased, Offered, Requeued, Taken
-from node.ledger.messages import Reason, VersionSpan, pack_floats, pack_tokens
+from node.ledger.messages import Reason, VersionSpan
+from node.ledger.packing import pack_floats, pack_tokens
 
 
 def one_lease(ledger, node=ALICE, capacity=4, now=0.0, **request):

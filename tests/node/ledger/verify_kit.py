@@ -19,13 +19,11 @@ from node.ledger.messages import (
     Rollout,
     VersionSpan,
     WorkRequest,
-    pack_floats,
-    pack_tokens,
     seal_rollout,
     stream_of,
-    unpack_tokens,
     work_hash,
 )
+from node.ledger.packing import pack_floats, pack_tokens, unpack_tokens
 from node.ledger.rules import Ledger
 from node.ledger.settings import Settings
 from node.ledger.state import Head, LiveLease

@@ -9,7 +9,8 @@ from node.engines.base import JUDGES, OPTIONS, PORTABLE_DRAWS, REPLAYS
 from node.engines.host import EngineFailed
 from node.engines.judgement import Judgement
 from node.ledger.binding import Binding
-from node.ledger.messages import Ask, JudgeAnswer, JudgeRequest, WorkLease, decode, pack_tokens
+from node.ledger.messages import Ask, JudgeAnswer, JudgeRequest, WorkLease, decode
+from node.ledger.packing import pack_tokens
 from node.member.held_version import HeldVersion
 from node.member.judge_queue import MOST, JudgeQueue
 

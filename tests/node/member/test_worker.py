@@ -193,7 +193,7 @@ async def test_the_seed_restarts_while_nodes_work(swarm, autojump_clock):
 
 
 def prompt_of(i: int) -> bytes:
-    from node.ledger.messages import pack_tokens
+    from node.ledger.packing import pack_tokens
 
     return pack_tokens((1, 2, i))
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from codec.errors import UsageError
-from node.ledger.messages import pack_tokens
 from node.ledger.model_limits import limits_of
+from node.ledger.packing import pack_tokens
 from node.trainers.prompts import BadPrompt, Tokens
 
 TEMPLATE = (

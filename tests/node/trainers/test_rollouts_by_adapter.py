@@ -9,7 +9,7 @@ import pytest
 from codec.errors import UsageError
 from node.engines.base import SamplingParams
 from node.ipc.channel import ChannelTimeout
-from node.ledger.messages import pack_floats, pack_tokens
+from node.ledger.packing import pack_floats, pack_tokens
 from node.trainers import api
 from node.trainers.api import NEWER_THAN_ALL, Swarm
 from node.trainers.messages import OpenRollouts, Room, Sample, Stale, Taken

@@ -23,7 +23,8 @@ from verify_kit import (
 
 from node.engines.base import SamplingOptions, SamplingParams
 from node.ledger.book import Book
-from node.ledger.messages import JudgeAnswer, Reason, WorkRequest, pack_floats, pack_tokens
+from node.ledger.messages import JudgeAnswer, Reason, WorkRequest
+from node.ledger.packing import pack_floats, pack_tokens
 from node.ledger.rules import Ledger
 from node.ledger.settings import Settings
 from node.verification.assignment import FIRST, commitment

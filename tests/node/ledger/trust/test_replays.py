@@ -10,8 +10,9 @@ from verify_kit import EXACT, SAMPLING, Arena, BestOfTwo, Cold, Exact, Lies, Mod
 from node.engines.arithmetic import class_label
 from node.engines.base import REPLAYS
 from node.ledger.book import Book
-from node.ledger.messages import JudgeAnswer, Rollout, VersionSpan, pack_floats, pack_tokens
+from node.ledger.messages import JudgeAnswer, Rollout, VersionSpan
 from node.ledger.node_messages import _judge_request
+from node.ledger.packing import pack_floats, pack_tokens
 from node.ledger.part_history import PartHistory
 from node.ledger.settings import Settings
 from node.ledger.trust.judgements import Judgements

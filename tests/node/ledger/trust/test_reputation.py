@@ -23,7 +23,8 @@ from msgspec.structs import replace
 from node.engines.base import SamplingParams
 from node.ledger.book import Book
 from node.ledger.facts import Quarantined, Released
-from node.ledger.messages import Reason, pack_floats, pack_tokens, work_hash
+from node.ledger.messages import Reason, work_hash
+from node.ledger.packing import pack_floats, pack_tokens
 from node.ledger.trust.checks import tolerated
 from node.ledger.trust.reputation import BLAMED
 
