@@ -88,7 +88,9 @@ def run_case(name: str, python: Path, updates: int) -> dict[str, Any]:
         target, draft, config = _case(name, home)
         row: dict[str, Any] = {"case": name}
         if draft is None:
-            return row | _ask(python, home, target, None, config, [])
+            found = _ask(python, home, target, None, config, [])
+            found.pop("tokens", None)
+            return row | found
         models = [(folder, *_versions(folder, home, updates)) for folder in (target, draft)]
         patches = [list(pair) for pair in zip(models[0][1], models[1][1], strict=True)]
         found = _ask(python, home, target, draft, config, patches)

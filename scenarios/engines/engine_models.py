@@ -120,7 +120,7 @@ def make_eagle(folder: Path, *, seed: int = 1) -> Path:
     width = config.hidden_size
     weights = {"fc.weight": torch.cat([torch.eye(width), torch.eye(width)], 1)}
     for name, parameter in LlamaModel(config).named_parameters():
-        if name.startswith("layers."):
+        if name.startswith("layers.") and "input_layernorm" not in name:  # vLLM's EAGLE layer has no such norm
             small = torch.empty_like(parameter).normal_(0, 0.1 / parameter.shape[-1] ** 0.5, generator=generator)
             weights[name] = small if parameter.ndim == 2 else torch.ones_like(parameter)
     folder.mkdir(parents=True)
