@@ -77,8 +77,9 @@ class _Client:
         self._llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": request.init_info})
 
     async def generate(self, prompt: Any, sampling: Any, _: str) -> Any:
-        self.digests.append(_digests(self._llm))
-        yield self._llm.generate(prompt, sampling, use_tqdm=False)[0]
+        output = self._llm.generate(prompt, sampling, use_tqdm=False)[0]
+        self.digests.append(_digests(self._llm))  # a model's first step may convert tables, such as of rotary angles
+        yield output
 
 
 def _live(asked: dict[str, Any]) -> dict[str, Any]:
