@@ -32,15 +32,17 @@ def nearest(value: Fraction) -> int:
     return low + (rest > Fraction(1, 2))
 
 
+def exponent_of(value: Fraction) -> int:
+    """The largest e with 2^e <= `value`, which is positive."""
+    exponent = value.numerator.bit_length() - value.denominator.bit_length()
+    return exponent if value >= Fraction(2) ** exponent else exponent - 1
+
+
 def rounded(value: Fraction, mantissa_bits: int, least_exponent: int) -> Fraction:
     """`value` rounded to a float with so many bits after the point and this smallest exponent, ties to even."""
     if value == 0:
         return value
-    exponent = 0
-    while abs(value) >= Fraction(2) ** (exponent + 1):
-        exponent += 1
-    while abs(value) < Fraction(2) ** exponent:
-        exponent -= 1
+    exponent = exponent_of(abs(value))
     step = Fraction(2) ** (max(exponent, least_exponent) - mantissa_bits)
     return nearest(value / step) * step
 
@@ -72,15 +74,17 @@ def fp8(bits: int, x: Fraction) -> int:
     if is_nan(bits):
         return 0x7F
     value = rounded(x, 3, -6)
-    codes = [code for code in range(128) if code != 0x7F and fp8_value(code) == abs(value)]
-    assert len(codes) == 1
-    return codes[0] | (0x80 if value < 0 else 0)
+    return FP8_CODES[abs(value)] | (0x80 if value < 0 else 0)
 
 
 def fp8_value(code: int) -> Fraction:
     exponent, mantissa = code >> 3 & 15, code & 7
     size = Fraction(mantissa + (8 if exponent else 0)) * Fraction(2) ** (max(exponent, 1) - 7 - 3)
     return -size if code >> 7 else size
+
+
+FP8_CODES = {fp8_value(code): code for code in range(0x7F)}
+"""The codes of the values that are not negative; 0x7F is NaN."""
 
 
 def quantise(
@@ -122,11 +126,7 @@ def stored_scales(scales: list[Fraction], powers: bool) -> bytes:
     """F8_E8M0, or little-endian single-precision floats."""
     stored = bytearray()
     for scale in scales:
-        exponent = 0
-        while scale >= Fraction(2) ** (exponent + 1):
-            exponent += 1
-        while scale < Fraction(2) ** exponent:
-            exponent -= 1
+        exponent = exponent_of(scale)
         mantissa = scale / Fraction(2) ** (exponent - 23) - 2**23
         assert mantissa.denominator == 1
         if powers:
