@@ -20,6 +20,7 @@ Modules:
 - `samples`: Bundles of accepted samples, and the weights to draw them again from
 - `seed_log`: What the seed's log says of its members and versions
 - `seed_status`: The seed's status
+- `slot_configs`: What the configurations in the slots of a seed's replica say
 - `slots`: Which adapter has which slot
 - `track`: What the seed remembers of each version for people
 - `trainer_server`: Answers trainers over a Unix socket

@@ -5,10 +5,11 @@ from collections.abc import Iterable
 from msgspec import UNSET, UnsetType
 
 from codec import Replica
-from codec.adapter import CONFIG_BYTES, AdapterConfig, AdapterSlots
+from codec.adapter import CONFIG_BYTES, AdapterConfig
 from codec.errors import PeerError
 from codec.manifest import state_root
 from codec.parts import BASE, Kind, Part, base_layout, part_layout
+from node.coordinator.slot_configs import SlotConfigs
 from node.ledger.part_history import BASE as BASE_NAME
 from node.ledger.part_history import WHOLE, Change
 from node.status.schema import AdapterStatus, PartsStatus
@@ -22,8 +23,8 @@ class AdaptersHeld:
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._room = AdapterSlots.of(replica.layout)
-        self._slots = range(0 if self._room is None else self._room.count)
+        self._found = SlotConfigs(lambda: replica)
+        self._room, self._slots = self._found.room, self._found.slots
         self._base = base_layout(replica.layout)
         self._parts = {slot: part_layout(replica.layout, Part.adapter(slot)) for slot in self._slots}
         self._configs: dict[int, AdapterConfig] = {}
@@ -40,11 +41,7 @@ class AdaptersHeld:
     def read(self, slots: Iterable[int]) -> None:
         """Read these slots of the replica anew."""
         for slot in slots:
-            try:
-                config = AdapterConfig.from_bytes(self._replica.read_block(self._parts[slot].first))
-            except PeerError:
-                config = None
-            if config is None:
+            if (config := self._found.at(slot)) is None:
                 self._configs.pop(slot, None)
             else:
                 self._configs[slot] = config

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from codec import Replica
-from codec.adapter import AdapterConfig, AdapterSlots, is_adapter_name
-from codec.errors import SwarmError, UsageError
+from codec.adapter import is_adapter_name
+from codec.errors import UsageError
 from codec.parts import Part
+from node.coordinator.slot_configs import SlotConfigs
 from node.trainers.adapter_messages import AdapterRow, Adapters
 from swarm.runtime import in_thread
 
@@ -33,22 +34,20 @@ class Slots:
     """The slots of one seed. `replica()`: its bits at present."""
 
     def __init__(self, replica: Callable[[], Replica], records: SlotRecords) -> None:
-        self._replica, self._records = replica, records
-        slots = AdapterSlots.of(replica().layout)
-        self._count, self._rank = (0, 0) if slots is None else (slots.count, slots.rank)
+        self._records = records
+        self._configs = SlotConfigs(replica)
+        self._count, self._rank = len(self._configs.slots), self._configs.room.rank if self._configs.room else 0
         self._attached: dict[str, Part] = {}
-        self._known: dict[int, tuple[bytes, AdapterConfig | None]] = {}
-        """By slot: the hash of its configuration's block, and what that says."""
 
     def adapters(self) -> dict[str, Part]:
         """The published adapters, by name."""
-        return {config.name: Part.adapter(slot) for slot in range(self._count) if (config := self._config(slot))}
+        return {config.name: Part.adapter(slot) for slot in self._configs.slots if (config := self._configs.at(slot))}
 
     def report(self) -> Adapters:
         """The published adapters, for people and programs."""
         rows = []
-        for slot in range(self._count):
-            if (config := self._config(slot)) is not None:
+        for slot in self._configs.slots:
+            if (config := self._configs.at(slot)) is not None:
                 rank = max(module.rank for module in config.modules)
                 attached = self.is_attached(config.name)
                 rows.append(AdapterRow(config.name, slot, config.version, rank, len(config.modules), attached))
@@ -115,9 +114,9 @@ class Slots:
     def _free(self, published: dict[str, Part], reserved: dict[str, Part]) -> tuple[Part, str | None]:
         """A slot for a new name, and the name whose reservation is given up for it. Raises `UsageError`."""
         used = {*published.values(), *self._attached.values()} | {
-            Part.adapter(slot) for slot in range(self._count) if not self._is_empty(slot)
+            Part.adapter(slot) for slot in self._configs.slots if not self._configs.is_empty(slot)
         }
-        free = [part for slot in range(self._count) if (part := Part.adapter(slot)) not in used]
+        free = [part for slot in self._configs.slots if (part := Part.adapter(slot)) not in used]
         for part in free:
             if part not in reserved.values():
                 return part, None
@@ -128,23 +127,3 @@ class Slots:
             f"All {self._count} slots for adapters are in use ({names}). Remove one (swarm-node remove-adapter NAME), "
             "or start a new swarm with more of them (--adapters; at most 64)."
         )
-
-    def _config(self, slot: int) -> AdapterConfig | None:
-        """What the slot's configuration says; None for an empty slot, and for bytes that are no configuration."""
-        replica = self._replica()
-        block = replica.layout.blocks_of(f"~adapter/{slot:02}/config").start
-        digest = replica.hashes[block].tobytes()
-        if self._known.get(slot, (b"", None))[0] != digest:
-            try:
-                config = AdapterConfig.from_bytes(replica.read_block(block))
-            except SwarmError:
-                config = None
-            self._known[slot] = digest, config
-        return self._known[slot][1]
-
-    def _is_empty(self, slot: int) -> bool:
-        if self._config(slot) is not None:
-            return False
-        replica = self._replica()
-        blocks = replica.layout.blocks_of(f"~adapter/{slot:02}/config")
-        return not any(replica.read_block(blocks.start))
