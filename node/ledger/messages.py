@@ -26,7 +26,7 @@ The node that generated a rollout signs it under `ROLLOUT_DOMAIN`, and the ledge
 """
 
 from enum import StrEnum
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from blake3 import blake3
@@ -441,9 +441,17 @@ _decoder = msgspec.msgpack.Decoder(_ALL)
 _rollout_decoder = msgspec.msgpack.Decoder(Rollout)
 
 
+def _plain(value: msgspec.Struct) -> Any:
+    """`value` as lists and maps, whose encoding depends on nothing but their content. A struct's depends on how many
+    fields its class has: with more than fifteen, `SamplingOptions` would have another header than in older releases,
+    which hash it too."""
+    return msgspec.to_builtins(value, builtin_types=(bytes,))
+
+
 def encode(message: WorkMessage) -> bytes:
     """The body of a `Work` message with `message`. Raises `ValueError` when it is too large."""
-    data = bytes((PROTOCOL,)) + _encoder.encode(message)
+    shortest = _plain(message) if isinstance(message, WorkLease | Ask | JudgeRequest) else message
+    data = bytes((PROTOCOL,)) + _encoder.encode(shortest)
     if len(data) > MAX_BODY_BYTES:
         raise ValueError(f"{type(message).__name__}: {len(data)} bytes is more than a message may have")
     return data
@@ -472,7 +480,7 @@ def open_rollout(node: bytes, sealed: bytes) -> Rollout:
 def work_hash(group: bytes, sample: int, prompt: bytes, sampling: SamplingParams) -> bytes:
     """BLAKE3 of everything that decides a sample: group (16 bytes), number (u32), sampling (MessagePack), prompt
     (packed)."""
-    return blake3(group + sample.to_bytes(4, "little") + _encoder.encode(sampling) + prompt).digest()
+    return blake3(group + sample.to_bytes(4, "little") + _encoder.encode(_plain(sampling)) + prompt).digest()
 
 
 def stream_of(group: bytes, sample: int, sampling: SamplingParams | None = None) -> int:

@@ -16,7 +16,7 @@ from codec.errors import UsageError
 from codec.routes import Routes
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 __all__ = ["padded_routes", "replayed_routes"]
 
@@ -33,12 +33,12 @@ def padded_routes(routes: Sequence[Routes], width: int) -> NDArray[np.int64]:
 
 
 @contextmanager
-def replayed_routes(model: Any, routes: "NDArray[Any] | torch.Tensor") -> Iterator[None]:
+def replayed_routes(model: Any, routes: Any) -> Iterator[None]:
     """In this block, forward and backward passes of `model` take these experts, with weights from its own routers.
 
-    `model`: a mixture of experts of `transformers`. `routes`: integers, (texts, positions, layers, k), for the batch
-    that is read in the block, as `padded_routes` makes them; -1 where a router chooses by itself. The choice itself has
-    no gradient, as without replay.
+    `model`: a mixture of experts of `transformers`. `routes`: integers, (texts, positions, layers, k), as an array or a
+    tensor, for the batch that is read in the block, as `padded_routes` makes them; -1 where a router chooses by itself.
+    The choice itself has no gradient, as without replay.
 
     Raises `UsageError` when the model has no experts, or other ones; `ValueError`, in the forward, for a batch of
     another size, and for a family whose routers do not choose by `topk`.

@@ -16,7 +16,8 @@ import pytest
 import node
 
 PACKAGES = Path(__file__).parents[2]
-CLASSES = [getattr(node, name) for name in node.__all__]
+PUBLIC = [getattr(node, name) for name in node.__all__]
+CLASSES = [value for value in PUBLIC if inspect.isclass(value)]
 OWN = [cls for cls in CLASSES if cls.__module__.startswith("node.trainers.")]
 
 
@@ -27,8 +28,10 @@ def members(cls: type) -> Iterator[tuple[str, Any]]:
             yield from ((name, value) for name, value in vars(owner).items() if not name.startswith("_"))
 
 
-def functions(cls: type) -> list[Any]:
-    """The functions behind the public methods and properties."""
+def functions(cls: Any) -> list[Any]:
+    """The functions behind the public methods and properties of a class; of a function, itself."""
+    if not inspect.isclass(cls):
+        return [cls]
     found = []
     for _, value in members(cls):
         value = getattr(value, "__func__", value)
@@ -43,15 +46,15 @@ def test_names_are_listed_before_they_are_loaded() -> None:
     assert done.stdout.split() == ["True", "False"]
 
 
-@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
-def test_every_public_member_has_a_docstring(cls: type) -> None:
+@pytest.mark.parametrize("cls", PUBLIC, ids=lambda value: value.__name__)
+def test_every_public_member_has_a_docstring(cls: Any) -> None:
     assert cls.__doc__
     for function in functions(cls):
         assert function.__doc__, function.__qualname__
 
 
-@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
-def test_every_public_member_is_annotated(cls: type) -> None:
+@pytest.mark.parametrize("cls", PUBLIC, ids=lambda value: value.__name__)
+def test_every_public_member_is_annotated(cls: Any) -> None:
     for function in functions(cls):
         hints = typing.get_type_hints(function)
         parameters = [name for name in inspect.signature(function).parameters if name not in ("self", "cls")]

@@ -9,6 +9,7 @@ from codec.sign import Key
 from node.engines.base import SamplingOptions, SamplingParams
 from node.ledger import messages as work
 from node.ledger.messages import Commits, Reason, Rollout, VersionSpan, WorkMessage
+from node.ledger.packing import pack_floats, pack_tokens
 from scenarios.fuzz.inputs.fields import Kind, fields_of, plain
 from scenarios.fuzz.inputs.scene import root_of
 from scenarios.fuzz.inputs.values import Mutation
@@ -29,13 +30,13 @@ SHAPED: Final = SamplingParams(
 )  # fmt: skip
 """Sampling with every option set, so that each has a place in the sample."""
 _GROUP: Final = bytes(16)
-_PROMPT: Final = work.pack_tokens((5, 6, 7))
+_PROMPT: Final = pack_tokens((5, 6, 7))
 _ROOT: Final = root_of(0, 3)
 
 
 def sample_rollout() -> Rollout:
     """Return a rollout without a real lease."""
-    tokens, logprobs = work.pack_tokens((8, 9, 2)), work.pack_floats((-0.5,) * 3)
+    tokens, logprobs = pack_tokens((8, 9, 2)), pack_floats((-0.5,) * 3)
     return Rollout(1, 1, 0, bytes(32), tokens, logprobs, "stop", (VersionSpan(0, 3, _ROOT, 3),))
 
 
@@ -52,10 +53,10 @@ SAMPLES: Final[dict[type, WorkMessage]] = {
     work.Unfit: work.Unfit(1, Reason.TOO_OLD),
     work.Cannot: work.Cannot(1, 1, "no"),
     work.Ask: work.Ask(1, _PROMPT, _PROMPT, SHAPED, 0, 3, 0, 3),
-    work.WorkAnswer: work.WorkAnswer(1, 0, 3, work.pack_floats((-0.5,) * 3)),
+    work.WorkAnswer: work.WorkAnswer(1, 0, 3, pack_floats((-0.5,) * 3)),
     work.JudgeRequest: work.JudgeRequest(1, _PROMPT, _PROMPT, SHAPED, 7, 0, 3, 0, 3, False, True),
     work.JudgeAnswer: work.JudgeAnswer(
-        1, 0, 3, work.pack_floats((-0.5,) * 3), work.pack_floats((-0.4,) * 3), work.pack_floats((0.0,) * 3)
+        1, 0, 3, pack_floats((-0.5,) * 3), pack_floats((-0.4,) * 3), pack_floats((0.0,) * 3)
     ),
     work.AskAbilities: work.AskAbilities(),
     work.Abilities: work.Abilities(("options",), "transformers"),
@@ -65,7 +66,7 @@ SAMPLES: Final[dict[type, WorkMessage]] = {
 }
 
 _FLOATS: Final = tuple(
-    Mutation(f"log-probabilities {name}", lambda old, rng, v=value: work.pack_floats((v,) * max(1, len(old) // 4)))
+    Mutation(f"log-probabilities {name}", lambda old, rng, v=value: pack_floats((v,) * max(1, len(old) // 4)))
     for name, value in (("nan", float("nan")), ("inf", float("inf")), ("-inf", float("-inf")), ("1", 1.0),
                         ("-1e30", -1e30), ("-0", -0.0))
 )  # fmt: skip

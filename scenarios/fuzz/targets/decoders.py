@@ -15,6 +15,7 @@ from codec.errors import PeerError
 from codec.manifest import open_manifest
 from codec.routes import RouteShape, decode_routes, encode_routes, read_header
 from node.ledger import messages as work
+from node.ledger.packing import unpack_floats, unpack_tokens
 from scenarios.fuzz.inputs import messages
 from scenarios.fuzz.inputs.binary import fields_of_values, write
 from scenarios.fuzz.inputs.fields import Kind
@@ -205,8 +206,8 @@ class _World(World, Scene):
                 message = work.decode(data)
                 if isinstance(message, work.SignedRollout):
                     rollout = work.open_rollout(self.me.public, message.sealed)
-                    work.unpack_tokens(rollout.token_ids)
-                    work.unpack_floats(rollout.logprobs)
+                    unpack_tokens(rollout.token_ids)
+                    unpack_floats(rollout.logprobs)
             else:
                 open_all(wire.decode(data), self)
         except PeerError as error:

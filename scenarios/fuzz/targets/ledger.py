@@ -16,6 +16,7 @@ from node.ledger import messages as work
 from node.ledger.binding import Binding
 from node.ledger.book import Book
 from node.ledger.messages import Reason, Rollout, VersionSpan, WorkMessage
+from node.ledger.packing import pack_floats, pack_tokens
 from node.ledger.part_history import Change
 from node.ledger.rules import Ledger
 from node.ledger.service import LedgerService
@@ -93,7 +94,7 @@ class _World(World):
         while self.offered < self.session.allowed:
             self.offered += 1
             sampling = self.adapted if self.offered % 3 == 0 else None
-            prompt = work.pack_tokens((5, 6, self.offered))
+            prompt = pack_tokens((5, 6, self.offered))
             service.offer(self.session, self.offered.to_bytes(16, "little"), prompt, sampling=sampling)
         for group in list(self.session.impossible):
             del self.session.impossible[group]
@@ -116,7 +117,7 @@ class _World(World):
             case work.AskAdapters():
                 self.service.hear(node, work.encode(work.LoadedAdapters(("a",))))
             case work.JudgeRequest() if node in self.honest:
-                scores = work.pack_floats((-0.5,) * (message.end - message.start))
+                scores = pack_floats((-0.5,) * (message.end - message.start))
                 margins = bytes(len(scores)) if message.sampling.extra.portable else b""
                 previous = scores if message.previous else b""
                 answer = work.JudgeAnswer(message.check, message.epoch, message.version, scores, previous, margins)
@@ -134,10 +135,10 @@ class _World(World):
 
     def rollout_of(self, lease: work.WorkLease, sample: int) -> Rollout:
         """Return the rollout of an honest node."""
-        tokens = work.pack_tokens((self.rng.getrandbits(20) + 3, self.rng.getrandbits(20) + 3, 2))
+        tokens = pack_tokens((self.rng.getrandbits(20) + 3, self.rng.getrandbits(20) + 3, 2))
         digest = work.work_hash(lease.group, sample, lease.prompt, lease.sampling)
         span = VersionSpan(0, self.version, root_of(0, self.version), 3)
-        return Rollout(lease.lease, lease.token, sample, digest, tokens, work.pack_floats((-0.5,) * 3), "stop", (span,))
+        return Rollout(lease.lease, lease.token, sample, digest, tokens, pack_floats((-0.5,) * 3), "stop", (span,))
 
     def _work(self) -> None:
         """Let honest nodes generate the samples that were leased to them."""

@@ -55,6 +55,8 @@ def _loaded() -> tuple[Any, Any]:
         "vllm.distributed": _stub("vllm.distributed"),
         "vllm.distributed.weight_transfer": _stub("vllm.distributed.weight_transfer"),
         "vllm.distributed.weight_transfer.base": _stub("b", WeightTransferInitRequest=_Any),
+        "vllm.lora": _stub("vllm.lora"),
+        "vllm.lora.request": _stub("vllm.lora.request", LoRARequest=_Any),
         "vllm.platforms": _stub("vllm.platforms", current_platform=_Platform),
         "vllm.sampling_params": _stub("vllm.sampling_params", RequestOutputKind=_Any, SamplingParams=_Any),
         "swarm_vllm.scores": _stub(
