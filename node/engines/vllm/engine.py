@@ -29,6 +29,7 @@ from node.engines.base import (
     JUDGES,
     OPTIONS,
     REPLAYS,
+    ROUTES,
     SCORE_OPTIONS,
     EngineError,
     Prompt,
@@ -241,6 +242,8 @@ class VllmEngine(BackgroundEngine):
             invariant = is_invariant(attached.front)
             _log.info("measured", invariant=invariant)
             found |= {REPLAYS} if invariant else set()
+        if getattr(attached.front.hello, "experts", 0):
+            found.add(ROUTES)
         return frozenset(found)
 
     def _fill(self) -> NDArray[np.uint8]:

@@ -20,6 +20,7 @@ Modules:
 - `replays`: Requests whose tokens another node claims
 - `requests`: vLLM's parameters of a request that draws
 - `reshape`: What sampling options do to logits
+- `routes`: Routes of experts on CPUs
 - `scores`: The log-probabilities of given tokens
 - `shared`: Shared memory that the driver passes on
 - `sources`: Where weights are loaded from
@@ -50,10 +51,12 @@ def register() -> None:
         from .cpu import keep_weights_in_place
 
         keep_weights_in_place()
-    from . import core, draws, loader, replays, rewind, scores  # noqa: F401 - `loader` registers a load format
+    from . import core, draws, loader, replays, rewind, routes, scores  # noqa: F401 - `loader` registers a load format
 
     core.install()
     rewind.install()
     draws.install()
     replays.install()
+    if current_platform.is_cpu():
+        routes.install()
     scores.install()

@@ -16,7 +16,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request, RequestStatus
 
-from . import replays
+from . import replays, routes
 from .rank import check_on, commit_on, load_on
 
 __all__ = ["add_request", "finish_batches", "install", "stop", "together"]
@@ -41,6 +41,8 @@ def install() -> None:
 def add_request(core: Any, request: Request, request_wave: int = 0) -> None:
     """Add a request to the scheduler."""
     replays.begin(core, request)
+    if routes.first_of(request.sampling_params) is not None:
+        routes.follow(core)
     _salt(core, request)
     _original_add(core, request, request_wave)
 

@@ -50,6 +50,7 @@ from .messages import (
     Told,
 )
 from .requests import MIN_LOGPROB, drawing
+from .routes import split
 
 __all__ = ["SwarmFront"]
 
@@ -285,7 +286,9 @@ class SwarmFront:
             counts[i] = len(ids)
         assert delta is not None
         spans = tuple((span.version, span.start, span.end) for span in delta.weight_versions or ())
-        return Output(tuple(ids), tuple(logprobs), delta.finish_reason or "abort", spans)
+        routed = getattr(delta, "routed_experts", None) if message.routes else None
+        routes = (b"", 0, 0) if routed is None else split(routed)
+        return Output(tuple(ids), tuple(logprobs), delta.finish_reason or "abort", spans, *routes)
 
 
 def _facts(config: Any, state: Any, learned: dict[str, str] | None) -> Front:
@@ -298,8 +301,16 @@ def _facts(config: Any, state: Any, learned: dict[str, str] | None) -> Front:
     return Front(
         os.getpid(), __version__, int(parallel.world_size), files, refusal, learned,
         options=True, judges=True, portable=not drafts, replays=not drafts and current_platform.is_cpu(),
-        vocabulary=model.get_vocab_size(), longest=model.max_model_len,
+        vocabulary=model.get_vocab_size(), longest=model.max_model_len, experts=_experts(config),
     )  # fmt: skip
+
+
+def _experts(config: Any) -> int:
+    """Experts of each layer, if routes can be told: by vLLM's own option, or on CPUs by `routes`."""
+    model, own = config.model_config, getattr(getattr(config, "aux_output_config", None), "enabled", False)
+    if not getattr(model, "is_moe", False) or not (own or current_platform.is_cpu()):
+        return 0
+    return int(model.get_num_experts())
 
 
 def _small_files(folder: Path) -> list[Path]:

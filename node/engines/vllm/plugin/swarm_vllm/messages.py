@@ -205,7 +205,8 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
 
     `seeds`: one a prompt, for its random numbers. `flight`: the number for `Forget`. `options`: sent only to a front
     whose `Front.options` is true. `streams`: one a prompt, if the draws are portable, with their `seed`; sent only to a
-    front whose `Front.portable` is true.
+    front whose `Front.portable` is true. `routes`: for each prompt, the first position whose route of experts is
+    wanted; empty: none are. Sent only to a front whose `Front.experts` is not 0.
     """
 
     number: int
@@ -219,6 +220,7 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     options: Options | None = None
     seed: int = 0
     streams: tuple[int, ...] = ()
+    routes: tuple[int, ...] = ()
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):
@@ -279,7 +281,8 @@ class Front(msgspec.Struct, frozen=True, tag="front"):
     `files`: BLAKE3 of the small files in its model's folder. `refusal`: why it cannot be updated, or empty. `learned`:
     see `Learned`; None before. `options`: it knows the field `options` of `Generate` and `Score`. `judges`: it knows
     `Judge`. `portable`: it can draw portably. `replays`: it knows `Judge.replay`.
-    `vocabulary`: the number of token ids. `longest`: tokens that a sequence may have, prompt included.
+    `experts`: of each layer, if it can tell routes; otherwise 0. `vocabulary`: the number of token ids. `longest`:
+    tokens that a sequence may have, prompt included.
     """
 
     pid: int
@@ -294,6 +297,7 @@ class Front(msgspec.Struct, frozen=True, tag="front"):
     replays: bool = False
     vocabulary: int = 0
     longest: int = 0
+    experts: int = 0
 
 
 class Rank(msgspec.Struct, frozen=True, tag="rank"):
@@ -363,12 +367,19 @@ class Sources(msgspec.Struct, frozen=True, tag="sources"):
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):
-    """One completion. `spans`: (version, start, end) of tokens, in order. `finish`: stop, length, or abort."""
+    """One completion. `spans`: (version, start, end) of tokens, in order. `finish`: stop, length, or abort.
+
+    `routes`: ids of experts, a byte each or two, of every position from the one asked for up to the last token but one,
+    in `layers` layers, `chosen` each; empty if they were not asked for, or are not known.
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish: str
     spans: tuple[tuple[str, int, int], ...]
+    routes: bytes = b""
+    layers: int = 0
+    chosen: int = 0
 
 
 class Told(msgspec.Struct, frozen=True, tag="told"):
