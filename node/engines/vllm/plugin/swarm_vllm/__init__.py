@@ -20,6 +20,7 @@ Modules:
 - `replays`: Requests whose tokens another node claims
 - `requests`: vLLM's parameters of a request that draws
 - `reshape`: What sampling options do to logits
+- `routed`: How a request asks for routes of experts
 - `routes`: Routes of experts on CPUs
 - `scores`: The log-probabilities of given tokens
 - `shared`: Shared memory that the driver passes on

@@ -18,6 +18,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from . import replays, routes
 from .rank import check_on, commit_on, load_on
+from .routed import first_of
 
 __all__ = ["add_request", "finish_batches", "install", "stop", "together"]
 
@@ -41,7 +42,7 @@ def install() -> None:
 def add_request(core: Any, request: Request, request_wave: int = 0) -> None:
     """Add a request to the scheduler."""
     replays.begin(core, request)
-    if routes.first_of(request.sampling_params) is not None:
+    if first_of(request.sampling_params) is not None:
         routes.follow(core)
     _salt(core, request)
     _original_add(core, request, request_wave)

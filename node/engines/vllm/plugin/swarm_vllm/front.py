@@ -50,7 +50,7 @@ from .messages import (
     Told,
 )
 from .requests import MIN_LOGPROB, drawing
-from .routes import split
+from .routed import split
 
 __all__ = ["SwarmFront"]
 

@@ -11,7 +11,7 @@ from vllm.sampling_params import RequestOutputKind
 from .draws import NOISE
 from .messages import Generate, Judge, Options
 from .replays import REPLAY
-from .routes import ROUTES
+from .routed import ROUTES
 
 __all__ = ["MIN_LOGPROB", "drawing", "replaying"]
 
