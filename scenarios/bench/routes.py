@@ -43,12 +43,15 @@ def skewed(rng: np.random.Generator, tokens: int, shape: RouteShape, spread: flo
 
 def trained(tokens: int, steps: int) -> tuple[NDArray[np.int64], int]:
     """Return the routes of about `tokens` tokens of a model that was trained for `steps` steps, and its experts."""
+    import torch
+
     from node.engines.base import Prompt, SamplingOptions, SamplingParams
     from node.engines.transformers import TransformersEngine
     from node.ledger.route_reader import Routed, read_sample
     from node.trainers.grpo.task import SortLetters
     from scenarios.rl.letter_experts import make_letter_experts
 
+    torch.set_num_threads(1)  # its matrices are too small to divide
     with tempfile.TemporaryDirectory() as folder:
         base = make_letter_experts(Path(folder), layers=8, experts=32, chosen=4, hidden=64, letters=8, steps=steps)
         engine = TransformersEngine(threads=1, device="cpu")
