@@ -157,10 +157,6 @@ EVENTS: Final[Mapping[str, Event]] = {
     "lease_refused": Event("The engine refuses a lease: {why}.", "nothing, if another node can do it"),
     "not_scored": Event("A sample of another node could not be scored: {why}."),
     "not_judged": Event("A sample of another node could not be judged: {why}."),
-    "adapter_refused": Event(
-        "The engine cannot serve the adapter {adapter}: {why}",
-        "change what the sentence says, or leave it to other nodes",
-    ),
     # ------------------------------------------------------------ of every process
     "announcing": Event("Other machines reach this one at {addrs}."),
     "no_port_for_us": Event(
