@@ -274,10 +274,8 @@ class VllmEngine(BackgroundEngine):
         for name in names:
             read = {by_name.get(name) for by_name in found}
             blocks = layout.blocks_of(name)
-            digests = read.pop() if len(read) == 1 else None
-            hashes[blocks.start : blocks.stop] = (
-                0 if digests is None else np.frombuffer(digests, np.uint8).reshape(len(blocks), 32)
-            )
+            digests = (read.pop() if len(read) == 1 else None) or bytes(32 * len(blocks))
+            hashes[blocks.start : blocks.stop] = np.frombuffer(digests, np.uint8).reshape(len(blocks), 32)
         return hashes
 
     def _wrong(self, blocks: Sequence[int], hashes: NDArray[np.uint8]) -> set[int]:

