@@ -190,7 +190,7 @@ def begun(live: Bench, prompts: list[Prompt], sampling: SamplingParams, adapter:
     return flight
 
 
-LONGEST = SamplingParams(max_tokens=200, temperature=0.0)
+LONGEST = SamplingParams(max_tokens=120, temperature=0.0)
 
 
 @pytest.mark.parametrize("policy", ["continue", "recompute"])
@@ -198,7 +198,8 @@ def test_only_its_own_sequences_go_on_with_the_new_bits(one: Bench, policy: Any)
     a, b, _ = three(one.replica.layout)
     first, other = set_adapter(one, a, 0), set_adapter(one, b, 1)
     prompt = [Prompt(tuple(PROMPTS[0]))]
-    wanted = {name: one.generate(prompt, LONGEST, name)[0] for name in ("b", "")}
+    begun_before = {name: one.begin(prompt, LONGEST, name) for name in ("b", "")}
+    wanted = {name: flight.result(WITHIN_S)[0] for name, flight in begun_before.items()}
     one.engine.policy = policy
     try:
         flights = {name: begun(one, prompt, LONGEST, name) for name in ("a", "b", "")}
@@ -213,7 +214,7 @@ def test_only_its_own_sequences_go_on_with_the_new_bits(one: Bench, policy: Any)
     assert {span.version for span in ended[""].spans} == {base}
     before, after = ended["a"].spans
     assert (before.version, after.version) == (max(base, (0, first)), max(base, (0, second)))
-    assert 0 < before.end == after.start < 200
+    assert 0 < before.end == after.start < 120
     if policy == "recompute":  # then later tokens are those of the new version alone
         rest = one.greedy([[*PROMPTS[0], *ended["a"].token_ids[: before.end]]], 8, "a")[0]
         assert rest[0] == list(ended["a"].token_ids[before.end :][:8])
@@ -234,7 +235,7 @@ def test_with_the_policy_drain_its_sequences_end_with_the_old_bits(one: Bench) -
     (found,) = flight.result(0.0)
     assert found.token_ids == wanted.token_ids
     assert len(found.spans) == 1
-    assert one.generate(prompt, LONGEST, "a")[0].token_ids != wanted.token_ids
+    assert tuple(one.greedy(PROMPTS[:1], TOKENS, "a")[0][0]) != wanted.token_ids[:TOKENS]
 
 
 def test_scores_margins_and_replays_are_the_adapters(one: Bench) -> None:
@@ -263,8 +264,8 @@ def test_an_update_of_the_base_keeps_the_adapters(one: Bench) -> None:
     a = three(one.replica.layout)[0]
     set_adapter(one, a, 0)
     before = one.greedy(PROMPTS, TOKENS, "a")
-    for _ in range(2):
-        one.update(step_of(one.replica, one.version, 0.3))
+    for share in (0.3, 0.02):  # of the first one, vLLM would have to keep too many old bits
+        one.update(step_of(one.replica, one.version, share))
         assert (one.engine.live_hashes() == one.replica.hashes).all()
         assert one.engine.adapter_root(0) == a.root(0)
     sampling = SamplingParams(6, temperature=0.0)
