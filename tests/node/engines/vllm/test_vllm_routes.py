@@ -53,9 +53,11 @@ def of_the_model(folder: Path, text: list[int]) -> Any:
 
 
 def test_routes_are_those_of_the_models_routers(experts: Path, live: Any) -> None:
-    """vLLM computes in bfloat16: only where two experts are nearly as likely may it choose another one."""
+    """vLLM computes in bfloat16: where two experts are nearly as likely it may choose another one, and so may later
+    layers, which read what that one computed."""
     long = tuple(range(3, 153))  # longer than a block of the prefix cache
     prompts = [Prompt(long, 0, routes=True), Prompt(long, 1), Prompt((8,), 2)]
+    equal, leads = [], []
     for _ in range(2):  # the second time, prompts are in the prefix cache
         for prompt, one in zip(prompts, live.generate(prompts, SamplingParams(TOKENS, options=ROUTED)), strict=True):
             wanted, lead, shape = of_the_model(experts, [*prompt.token_ids, *one.token_ids])
@@ -66,9 +68,13 @@ def test_routes_are_those_of_the_models_routers(experts: Path, live: Any) -> Non
             if prompt.routes:
                 pairs.append((decode_routes(one.prompt_routes, shape, first), slice(0, first)))
             for found, where in pairs:
-                same = (found == wanted[where]).all(-1)
-                assert same[lead[where] > 0.2].all()
-                assert same.mean() > 0.8
+                equal.append((found == wanted[where]).all(-1))
+                leads.append(lead[where])
+    same, lead = np.concatenate(equal), np.concatenate(leads)
+    print(len(same), same.mean(0), lead.mean(0), [(int(l), round(float(lead[t, l]), 3)) for t, l in np.argwhere(~same)])
+    assert same[:, 0][lead[:, 0] > 0.2].all()
+    assert same[lead > 0.2].mean() > 0.98
+    assert same.mean() > 0.8
 
 
 def test_requests_without_routes_have_none(live: Any) -> None:
