@@ -71,10 +71,9 @@ def test_routes_are_those_of_the_models_routers(experts: Path, live: Any) -> Non
                 equal.append((found == wanted[where]).all(-1))
                 leads.append(lead[where])
     same, lead = np.concatenate(equal), np.concatenate(leads)
-    print(len(same), same.mean(0), lead.mean(0), [(int(l), round(float(lead[t, l]), 3)) for t, l in np.argwhere(~same)])
     assert same[:, 0][lead[:, 0] > 0.2].all()
     assert same[lead > 0.2].mean() > 0.98
-    assert same.mean() > 0.8
+    assert same.mean() > 0.95
 
 
 def test_requests_without_routes_have_none(live: Any) -> None:
