@@ -76,9 +76,9 @@ class _Client:
     async def init_weight_transfer_engine(self, request: Any) -> None:
         self._llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": request.init_info})
 
-    async def generate(self, prompt: Any, sampling: Any, _: str) -> Any:
+    async def generate(self, prompt: Any, sampling: Any, _: str, lora_request: Any = None) -> Any:
         self.digests.append(_digests(self._llm))
-        yield self._llm.generate(prompt, sampling, use_tqdm=False)[0]
+        yield self._llm.generate(prompt, sampling, use_tqdm=False, lora_request=lora_request)[0]
 
 
 def _live(asked: dict[str, Any]) -> dict[str, Any]:
