@@ -76,8 +76,8 @@ class _Client:
     async def init_weight_transfer_engine(self, request: Any) -> None:
         self._llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": request.init_info})
 
-    async def generate(self, prompt: Any, sampling: Any, _: str) -> Any:
-        output = self._llm.generate(prompt, sampling, use_tqdm=False)[0]
+    async def generate(self, prompt: Any, sampling: Any, _: str, lora_request: Any = None) -> Any:
+        output = self._llm.generate(prompt, sampling, use_tqdm=False, lora_request=lora_request)[0]
         self.digests.append(_digests(self._llm))  # a model's first step may convert tables, such as of rotary angles
         yield output
 

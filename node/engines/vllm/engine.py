@@ -31,6 +31,7 @@ from node.engines.base import (
     JUDGES_ADAPTERS,
     OPTIONS,
     REPLAYS,
+    ROUTES,
     SCORE_OPTIONS,
     EngineError,
     Prompt,
@@ -82,8 +83,7 @@ COMMIT_WITHIN_S: Final = 290.0
 SHORT_S: Final = 60.0
 """Calls that move no weights."""
 AUDITED_BLOCKS: Final = 4
-"""Blocks read back after each commit: so many of the changed ones, and so many of all. A defect in one block of a
-hundred is found within a few steps; `live_hashes` reads every block."""
+"""Blocks read back after a commit, of the changed and of all: a defect in 1 of 100 is found within a few steps."""
 
 _log = structlog.get_logger(__name__)
 
@@ -215,6 +215,7 @@ class VllmEngine(BackgroundEngine):
         attached = self._attached()
         found = {name for name in [class_of(attached.front, attached.ranks, self.policy)] if name}
         found |= {ADAPTERS, JUDGES_ADAPTERS} if room_of(attached.front) else set()
+        found |= {ROUTES} if getattr(attached.front.hello, "experts", 0) else set()
         if JUDGES in self._can:
             invariant = is_invariant(attached.front)
             _log.info("measured", invariant=invariant)
@@ -273,10 +274,8 @@ class VllmEngine(BackgroundEngine):
         for name in names:
             read = {by_name.get(name) for by_name in found}
             blocks = layout.blocks_of(name)
-            digests = read.pop() if len(read) == 1 else None
-            hashes[blocks.start : blocks.stop] = (
-                0 if digests is None else np.frombuffer(digests, np.uint8).reshape(len(blocks), 32)
-            )
+            digests = (read.pop() if len(read) == 1 else None) or bytes(32 * len(blocks))
+            hashes[blocks.start : blocks.stop] = np.frombuffer(digests, np.uint8).reshape(len(blocks), 32)
         return hashes
 
     def _wrong(self, blocks: Sequence[int], hashes: NDArray[np.uint8]) -> set[int]:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from codec.routes import encode_routes
 from node.engines.base import Completion, EngineError, Prompt, SamplingParams, Span, Version
 from node.engines.interface import FlightDone, JudgeDone, ScoreDone
 from node.engines.judgement import Claim, Judgement
@@ -63,7 +64,7 @@ class Flights:
 
         def finish(future: Future[Any]) -> None:
             if self._flights.pop(flight, None) is not None:
-                done(flight, _completions(future, len(prompts)))
+                done(flight, _completions(future, prompts, getattr(front.hello, "experts", 0) if routes else 0))
 
         how = sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.stop_tokens, _options(front, sampling)
         noise: tuple[int, tuple[int, ...]] = (0, ())
@@ -71,7 +72,14 @@ class Flights:
             if not getattr(front.hello, "portable", False):
                 raise EngineError("this vLLM cannot draw portably: it drafts tokens, or its plugin is old")
             noise = sampling.seed, tuple(prompt.stream for prompt in prompts)
-        future = front.ask(lambda n: Generate(n, flight, ids, seeds, *how, *noise, adapter), on_progress=on_progress)
+        routes: tuple[int, ...] = ()
+        if sampling.extra.routes:
+            if not getattr(front.hello, "experts", 0):
+                raise EngineError("this vLLM cannot tell routes: its model has no experts, or its plugin is old")
+            routes = tuple(0 if prompt.routes else len(prompt.token_ids) - 1 for prompt in prompts)
+        future = front.ask(
+            lambda n: Generate(n, flight, ids, seeds, *how, *noise, adapter, routes), on_progress=on_progress
+        )
         self._flights[flight] = _Flight(future, counts)
         future.add_done_callback(finish)
 
@@ -134,12 +142,19 @@ def _judgement(future: Future[Any], claim: Claim) -> Judgement | EngineError:
         return error
 
 
-def _completions(future: Future[Any], count: int) -> list[Completion] | EngineError:
+def _completions(future: Future[Any], prompts: Sequence[Prompt], experts: int) -> list[Completion] | EngineError:
+    """`experts`: of each layer, if routes were asked for; otherwise 0."""
     try:
         answer = wait(future, Generated, 0.0)
-        if len(answer.outputs) != count:
-            return EngineError(f"{len(answer.outputs)} completions for {count} prompts")
-        return [_completion(output) for output in answer.outputs]
+        if len(answer.outputs) != len(prompts):
+            return EngineError(f"{len(answer.outputs)} completions for {len(prompts)} prompts")
+        found = [_completion(output) for output in answer.outputs]
+        if not experts:
+            return found
+        return [
+            msgspec.structs.replace(completion, **_routes(output, prompt, experts))
+            for completion, output, prompt in zip(found, answer.outputs, prompts, strict=True)
+        ]
     except EngineError as error:
         return error
 
@@ -192,3 +207,18 @@ def _completion(output: Output) -> Completion:
         return Completion(output.token_ids, output.logprobs, "stop" if output.finish == "stop" else "length", spans)
     except ValueError as error:
         raise EngineError(f"vLLM's answer is not a completion: {error}") from error
+
+
+def _routes(output: Output, prompt: Prompt, experts: int) -> dict[str, bytes]:
+    """The routes of a completion, coded. Raises `EngineError` where vLLM did not tell all of them."""
+    before = len(prompt.token_ids) - 1 if prompt.routes else 0
+    rows = before + len(output.token_ids)
+    width = len(output.routes) // max(1, rows * output.layers * output.chosen)
+    if not output.routes or width not in (1, 2) or width * rows * output.layers * output.chosen != len(output.routes):
+        raise EngineError("vLLM did not tell which experts each token took")
+    ids = np.frombuffer(output.routes, f"<u{width}").reshape(rows, output.layers, output.chosen)
+    try:
+        coded = [encode_routes(part, experts) for part in (ids[before:], ids[:before])]
+    except ValueError as error:
+        raise EngineError(f"vLLM's answer is not routes: {error}") from error
+    return {"routes": coded[0], "prompt_routes": coded[1] if prompt.routes else b""}

@@ -14,6 +14,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ClassVar, Final, get_args
 
+import numpy as np
+
 from codec.errors import PeerError
 from node.engines.vllm import links
 from node.engines.vllm.plugin.swarm_vllm.messages import FromDriver, FromPlugin
@@ -95,13 +97,14 @@ class _Client:
     async def call_utility_async(self, name: str, *arguments: Any) -> dict[str, Any]:
         return {"error": "", "touched": False, "pause_s": 0.0, "loaded_s": 0.0}
 
-    async def generate(self, prompt: Any, sampling: Any, name: str) -> Any:
+    async def generate(self, prompt: Any, sampling: Any, name: str, lora_request: Any = None) -> Any:
         class Logprob:
             logprob, rank = -0.5, 0
 
         span = _Any(version="0.3", start=0, end=1)
         output = _Any(
             token_ids=[5], logprobs=[{5: Logprob}], finish_reason="stop", weight_versions=[span],
+            routed_experts=np.array([[[0, 1]]], np.uint16),
         )  # fmt: skip
         yield _Any(outputs=[output], prompt_logprobs=None)
 

@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from node.engines.base import Prompt, SamplingOptions, SamplingParams
+from codec.adapter import AdapterSlots
+from codec.errors import UsageError
+from node.engines.base import ADAPTERS, ROUTES, EngineError, Prompt, SamplingOptions, SamplingParams
+from scenarios.engines.adapter_models import make_adapter
 
 pytestmark = pytest.mark.vllm
 
@@ -116,3 +119,17 @@ def test_a_seed_picks_the_random_numbers(one):
     seeded = SamplingOptions(seeded=True)
     first, again, other = (draw(one, seeded, temperature=2.0, seed=seed)[0].token_ids for seed in (5, 5, 6))
     assert first == again != other
+
+
+def test_routes_of_a_dense_model_are_refused(one):
+    assert ROUTES not in one.engine.abilities
+    with pytest.raises(EngineError, match="cannot tell routes"):
+        one.generate([Prompt((5, 9))], SamplingParams(3, options=SamplingOptions(routes=True)))
+
+
+def test_an_adapter_without_room_is_refused_with_the_flag(one):
+    assert ADAPTERS not in one.engine.abilities
+    base = one.replica.layout
+    made = make_adapter(base, AdapterSlots.reserve(base, 1, 4), "a", targets=("q_proj",), rank=4)
+    with made.given(0, (0, 9)) as given, pytest.raises(UsageError, match="--enable-lora"):
+        one.engine.stage_adapter(given)

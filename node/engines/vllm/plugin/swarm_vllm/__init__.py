@@ -30,6 +30,8 @@ Modules:
 - `replays`: Requests whose tokens another node claims
 - `requests`: vLLM's parameters of a request that draws
 - `reshape`: What sampling options do to logits
+- `routed`: How a request asks for routes of experts
+- `routes`: Routes of experts on CPUs
 - `scores`: The log-probabilities of given tokens
 - `shared`: Shared memory that the driver passes on
 - `sources`: Where weights are loaded from
@@ -62,11 +64,14 @@ def register() -> None:
         from .cpu import keep_weights_in_place
 
         keep_weights_in_place()
-    from . import core, draws, loader, replays, rewind, scores, switching  # noqa: F401 - `loader` registers a load format
+    from . import core, draws, replays, rewind, routes, scores, switching
+    from . import loader as loader  # registers a load format
 
     core.install()
     rewind.install()
     draws.install()
     replays.install()
+    if current_platform.is_cpu():
+        routes.install()
     scores.install()
     switching.install()

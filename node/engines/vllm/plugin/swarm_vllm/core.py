@@ -16,8 +16,9 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request, RequestStatus
 
-from . import adapters, replays
+from . import adapters, replays, routes
 from .rank import check_on, commit_on, load_on
+from .routed import first_of
 
 __all__ = ["add_request", "finish_batches", "install", "salt_waiting", "stop", "together"]
 
@@ -41,6 +42,8 @@ def install() -> None:
 def add_request(core: Any, request: Request, request_wave: int = 0) -> None:
     """Add a request to the scheduler."""
     replays.begin(core, request)
+    if first_of(request.sampling_params) is not None:
+        routes.follow(core)
     _salt(core, request)
     _original_add(core, request, request_wave)
 

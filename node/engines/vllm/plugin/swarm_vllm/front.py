@@ -53,6 +53,7 @@ from .messages import (
     Told,
 )
 from .requests import MIN_LOGPROB, adapting, drawing
+from .routed import split
 
 __all__ = ["SwarmFront"]
 
@@ -303,8 +304,10 @@ class SwarmFront:
                 logprobs.append(min(0.0, max(MIN_LOGPROB, by_token[token].logprob)))
             counts[i] = len(ids)
         assert delta is not None
+        routed = getattr(delta, "routed_experts", None) if message.routes else None
+        routes = (b"", 0, 0) if routed is None else split(routed)
         spans = spans_of(delta.weight_versions, message.adapter)
-        return Output(tuple(ids), tuple(logprobs), delta.finish_reason or "abort", spans)
+        return Output(tuple(ids), tuple(logprobs), delta.finish_reason or "abort", spans, *routes)
 
 
 def _facts(config: Any, state: Any, learned: dict[str, str] | None) -> Front:
@@ -318,8 +321,16 @@ def _facts(config: Any, state: Any, learned: dict[str, str] | None) -> Front:
         os.getpid(), __version__, int(parallel.world_size), files, refusal, learned,
         options=True, judges=True, portable=not drafts, replays=not drafts and current_platform.is_cpu(),
         vocabulary=model.get_vocab_size(), longest=model.max_model_len,
-        adapters=0 if config.lora_config is None else config.lora_config.max_loras - 2,
+        adapters=0 if config.lora_config is None else config.lora_config.max_loras - 2, experts=_experts(config),
     )  # fmt: skip
+
+
+def _experts(config: Any) -> int:
+    """Experts of each layer, if routes can be told: by vLLM's own option, or on CPUs by `routes`."""
+    model, own = config.model_config, getattr(getattr(config, "aux_output_config", None), "enabled", False)
+    if not getattr(model, "is_moe", False) or not (own or current_platform.is_cpu()):
+        return 0
+    return int(model.get_num_experts())
 
 
 def _small_files(folder: Path) -> list[Path]:

@@ -208,7 +208,9 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
 
     `seeds`: one a prompt, for its random numbers. `flight`: the number for `Forget`. `options`: sent only to a front
     whose `Front.options` is true. `streams`: one a prompt, if the draws are portable, with their `seed`; sent only to a
-    front whose `Front.portable` is true. `adapter`: the id of the adapter to draw by; 0: none.
+    front whose `Front.portable` is true. `adapter`: the id of the adapter to draw by; 0: none. `routes`: for each
+    prompt, the first position whose route of experts is wanted; empty: none are. Sent only to a front whose
+    `Front.experts` is not 0.
     """
 
     number: int
@@ -223,6 +225,7 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     seed: int = 0
     streams: tuple[int, ...] = ()
     adapter: int = 0
+    routes: tuple[int, ...] = ()
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):
@@ -288,7 +291,7 @@ class Front(msgspec.Struct, frozen=True, tag="front"):
     see `Learned`; None before. `options`: it knows the field `options` of `Generate` and `Score`. `judges`: it knows
     `Judge`. `portable`: it can draw portably. `replays`: it knows `Judge.replay`.
     `vocabulary`: the number of token ids. `longest`: tokens that a sequence may have, prompt included. `adapters`: how
-    many it can serve at a time; 0: none, or it is older.
+    many it can serve at a time; 0: none, or it is older. `experts`: of each layer, if it can tell routes; otherwise 0.
     """
 
     pid: int
@@ -304,6 +307,7 @@ class Front(msgspec.Struct, frozen=True, tag="front"):
     vocabulary: int = 0
     longest: int = 0
     adapters: int = 0
+    experts: int = 0
 
 
 class Rank(msgspec.Struct, frozen=True, tag="rank"):
@@ -375,13 +379,18 @@ class Sources(msgspec.Struct, frozen=True, tag="sources"):
 class Output(msgspec.Struct, frozen=True, array_like=True):
     """One completion. `spans`: (version, start, end) of tokens, in order. `finish`: stop, length, or abort.
 
-    Of a request by an adapter, each version is `BASE/ADAPTER`: those of the base and of the adapter.
+    Of a request by an adapter, each version is `BASE/ADAPTER`: those of the base and of the adapter. `routes`: ids of
+    experts, a byte each or two, of every position from the one asked for up to the last token but one, in `layers`
+    layers, `chosen` each; empty if they were not asked for, or are not known.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish: str
     spans: tuple[tuple[str, int, int], ...]
+    routes: bytes = b""
+    layers: int = 0
+    chosen: int = 0
 
 
 class Told(msgspec.Struct, frozen=True, tag="told"):

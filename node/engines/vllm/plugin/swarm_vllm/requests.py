@@ -12,6 +12,7 @@ from vllm.sampling_params import RequestOutputKind
 from .draws import NOISE
 from .messages import Generate, Judge, Options
 from .replays import REPLAY
+from .routed import ROUTES
 
 __all__ = ["MIN_LOGPROB", "adapting", "drawing", "replaying"]
 
@@ -31,12 +32,18 @@ def drawing(message: Generate, i: int) -> SamplingParams:
     """The parameters of the request of prompt `i`."""
     options = message.options or Options()
     portable = bool(message.streams)
+    more: dict[str, Any] = {NOISE: [message.seed, message.streams[i]]} if portable else {}
+    first = message.routes[i] if message.routes else None
+    if first is not None:
+        more[ROUTES] = first
     return _sampling(
         message,
         options,
         max_tokens=message.max_tokens,
         seed=None if portable else message.seeds[i],
-        extra_args={NOISE: [message.seed, message.streams[i]]} if portable else None,
+        extra_args=more or None,
+        routed_experts_prompt_start=first or 0,
+        skip_reading_prefix_cache=True if first == 0 else None,  # vLLM computes no route of a cached token
         stop_token_ids=list(message.stop_tokens),
         detokenize=bool(options.stop_texts),
         stop=list(options.stop_texts),
