@@ -484,9 +484,6 @@ class VllmEngine(BackgroundEngine):
 
     def close(self) -> None:
         """Disconnect. A vLLM that the user runs goes on with the version that it has."""
-        if self._attachment is not None:
-            for link in (self._attachment.front, *self._attachment.ranks):
-                link.retire()
         self._listener.close()
 
     def _attached(self) -> Attached:

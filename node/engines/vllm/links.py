@@ -9,6 +9,7 @@ import itertools
 import queue
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -156,6 +157,7 @@ class Listener:
         self.on_loader: Callable[[PluginLink], None] | None = None
         """Called, in a thread of its own, with each worker process that loads its model, to give it its weights."""
         self._arrived: queue.Queue[PluginLink] = queue.Queue()
+        self._links: weakref.WeakSet[PluginLink] = weakref.WeakSet()
         self._socket = bind_socket(path, BACKLOG)
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
@@ -183,7 +185,9 @@ class Listener:
             else:
                 link.retire()
         elif isinstance(hello, Front | Rank):
-            self._arrived.put(PluginLink(channel, hello, self._on_lost))
+            link = PluginLink(channel, hello, self._on_lost)
+            self._links.add(link)
+            self._arrived.put(link)
         else:
             channel.close()
 
@@ -195,6 +199,8 @@ class Listener:
             raise EngineError(f"vLLM did not connect within {within_s:.0f} s") from None
 
     def close(self) -> None:
-        """Accept no more connections, and remove the socket. Those that are open stay."""
+        """Accept no more connections, remove the socket, and close the connections of the front and the ranks."""
         self._socket.close()
         remove_socket(self.path)
+        for link in tuple(self._links):
+            link.retire()

@@ -48,7 +48,7 @@ def refused(folder, where, value):
     for name in names[:-1]:
         at = getattr(at, name)
     if where:
-        setattr(at, names[-1], value)
+        setattr(at, names[-1], Space(**value) if where == "lora_config" else value)
     return _refusal(config, Space(args=config.args), Path(config.model_config.model))
 
 def development_routes():
@@ -74,6 +74,7 @@ STATUSES = [
     ["auto", [*((THERE, route) for route in ROUTES), (HERE, "/pause"), (HERE, ROUTES[-1]), (THERE, "/v1/completions")]],
     ["swarm", [(HERE, "/v1/completions"), (THERE, "/v1/chat/completions"), (HERE, "/health")]],
 ]
+LORA = {"default_mm_loras": None, "max_loras": 3, "target_modules": ["q_proj"]}
 REFUSED = [
     ("", None, ""),
     ("weight_transfer_config", None, "--weight-transfer-config"),
@@ -83,7 +84,11 @@ REFUSED = [
     ("parallel_config.pipeline_parallel_size", 2, "pipeline parallelism"),
     ("parallel_config.data_parallel_size", 2, "one engine a replica"),
     ("parallel_config.enable_eplb", True, "--enable-eplb"),
-    ("lora_config", {}, "LoRA"),
+    ("lora_config", LORA | {"default_mm_loras": {"image": "mine"}}, "--lora-modules"),
+    ("lora_config", LORA | {"max_loras": 2}, "--max-loras"),
+    ("lora_config", LORA | {"target_modules": None}, "--lora-target-modules"),
+    ("lora_config", LORA | {"target_modules": ["q_proj", "lm_head"]}, "--lora-target-modules"),
+    ("lora_config", LORA, ""),
     ("speculative_config", {}, "second model"),
     ("model_config.logprobs_mode", "raw_logprobs", "--logprobs-mode processed_logprobs"),
     ("model_config.model", "Qwen/Qwen3-8B", "not a folder"),
