@@ -44,6 +44,7 @@ def folders(base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return folders
 
 
+@pytest.mark.slow
 def test_versions_are_decoded_and_served_from_the_engines_memory(tmp_path: Path, folders: list[Path]) -> None:
     with swarm_in(tmp_path / "swarm") as swarm:
         swarm.seed(folders[0])
@@ -84,6 +85,7 @@ def test_versions_are_decoded_and_served_from_the_engines_memory(tmp_path: Path,
         assert prove(swarm) == root_of(folders[4])
 
 
+@pytest.mark.slow
 def test_a_kill_in_the_middle_of_a_version_leaves_a_node_that_proves_itself(
     tmp_path: Path, folders: list[Path]
 ) -> None:
@@ -107,6 +109,7 @@ def test_a_kill_in_the_middle_of_a_version_leaves_a_node_that_proves_itself(
             assert prove(swarm) == root_of(folders[number])
 
 
+@pytest.mark.slow
 def test_a_base_folder_that_is_gone_is_written_again_from_the_engine(tmp_path: Path, folders: list[Path]) -> None:
     base = shutil.copytree(folders[0], tmp_path / "base")
     with swarm_in(tmp_path / "swarm") as swarm:

@@ -80,6 +80,7 @@ def equal(swarm: Swarm, names: list[str], version: int, root: str) -> None:
         swarm.until(name, holds(root))
 
 
+@pytest.mark.slow
 def test_slots_over_versions_restarts_and_late_joiners(tmp_path: Path) -> None:
     with swarm_in(tmp_path) as swarm:
         base, at = base_of(tmp_path / "base", 0), ("--listen", f"127.0.0.1:{free_port()}")

@@ -71,6 +71,7 @@ def test_a_relay_says_what_it_needs(swarm: Swarm, group: Path, tmp_path: Path) -
     check(ended, 2, r"This relay needs 0\.2 GB .* of memory, and 0\.[01] GB are free")
 
 
+@pytest.mark.slow
 def test_a_node_says_what_helps_while_nothing_is_reserved(swarm: Swarm, group: Path, tmp_path: Path) -> None:
     swarm.start("seed", "seed", "--raw-mb", "2000", *LOOPBACK, "--preset", "loopback")
     swarm.until("seed", lambda state: state["role"] == "seed")

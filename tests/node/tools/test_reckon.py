@@ -73,7 +73,10 @@ def step(shapes: Shapes, density: float, seed: int) -> tuple[dict[str, Bits], di
     return before, after
 
 
-@pytest.mark.parametrize(("name", "scale", "density"), [("qwen3-8b", 1000, 0.01), ("kimi-k2", 50_000, 0.004)])
+@pytest.mark.parametrize(
+    ("name", "scale", "density"),
+    [("qwen3-8b", 1000, 0.01), pytest.param("kimi-k2", 50_000, 0.004, marks=pytest.mark.slow)],
+)
 def test_a_really_coded_step_has_the_reckoned_size(name: str, scale: int, density: float, tmp_path: Path) -> None:
     """The small model is written to disk twice and compared by `delta`, as a user's checkpoints are."""
     shapes = shapes_of(name).scaled(scale)
