@@ -113,6 +113,8 @@ async def test_js_dials_us(installed: Path, security: str) -> None:
                     "encryption": {"tls": "/tls/1.0.0", "noise": "/noise"}[security],
                     "multiplexer": "/yamux/1.0.0",
                 }
+                while not ours.peers():  # noqa: ASYNC110 - js has dialed when it has read our last message
+                    await trio.sleep(0.01)
                 assert ours.peers() == [peer_key(about["id"])]
                 # Without a grant the peer may open streams, and is not in the gossip mesh; with a grant it is a member.
                 assert await js.do("echo", bytes=1000) == {"got": 1000, "same": True}

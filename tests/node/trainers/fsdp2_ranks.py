@@ -179,7 +179,7 @@ def mirrored(rank: int, world: int, home: str) -> tuple[bytes, bytes]:
         for parameter in net.parameters():
             parameter.to_local().mul_(1.5)
     with Swarm.attach(net, home=home) as swarm:
-        assert 0 < len(swarm._line._encoder.blocks) < layout.n_blocks
+        assert 0 < len(swarm._lines.base()._encoder.blocks) < layout.n_blocks
         root = swarm.publish(net, step=1).wait(timeout_s=60).root
     assert root is not None
     return root, root_of(layout, bits_of(layout, gathered(net)))

@@ -189,7 +189,7 @@ def begun(live: Bench, prompts: list[Prompt], sampling: SamplingParams, adapter:
 LONGEST = SamplingParams(max_tokens=200, temperature=0.0)
 
 
-@pytest.mark.parametrize("policy", ["continue", "recompute"])
+@pytest.mark.parametrize("policy", [pytest.param("continue", marks=pytest.mark.long), "recompute"])
 def test_only_its_own_sequences_go_on_with_the_new_bits(one: Bench, policy: Any) -> None:
     a, b, _ = three(one.replica.layout)
     first, other = set_adapter(one, a, 0), set_adapter(one, b, 1)
@@ -348,7 +348,8 @@ class TestVllmAdapters(AdapterContract):
         one.version = subject.version
 
 
-async def test_a_vllm_that_a_node_starts_again_gets_its_adapters_again(
+async @pytest.mark.long
+def test_a_vllm_that_a_node_starts_again_gets_its_adapters_again(
     untied: Path, python: Path, tmp_path: Path
 ) -> None:
     checkpoint = Checkpoint.open(untied)
