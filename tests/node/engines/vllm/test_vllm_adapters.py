@@ -348,8 +348,8 @@ class TestVllmAdapters(AdapterContract):
         one.version = subject.version
 
 
-async @pytest.mark.long
-def test_a_vllm_that_a_node_starts_again_gets_its_adapters_again(
+@pytest.mark.long
+async def test_a_vllm_that_a_node_starts_again_gets_its_adapters_again(
     untied: Path, python: Path, tmp_path: Path
 ) -> None:
     checkpoint = Checkpoint.open(untied)
