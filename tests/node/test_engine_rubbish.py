@@ -142,7 +142,7 @@ HOW = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", [*HOW[:3], *(pytest.param(how, marks=pytest.mark.slow) for how in HOW[3:])])
 async def test_an_invalid_answer_ends_the_engines_process(tmp_path: Path, how: str):
     before = guard.bugs[Source.ENGINE]
     async with engine(tmp_path, how) as host:

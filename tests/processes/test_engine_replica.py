@@ -125,6 +125,7 @@ def test_a_base_folder_that_is_gone_is_written_again_from_the_engine(tmp_path: P
         assert swarm.state("node")["nodes"][0]["received_bytes"] - received < model_bytes / 10
 
 
+@pytest.mark.slow
 def test_a_bit_that_flips_in_the_engines_memory_is_found_and_repaired(tmp_path: Path, folders: list[Path]) -> None:
     with swarm_in(tmp_path / "swarm") as swarm:
         swarm.seed(folders[0])

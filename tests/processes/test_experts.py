@@ -8,7 +8,8 @@ from scenarios.bench.experts import Mixture
 from scenarios.harness.swarm import swarm_on
 
 
-@pytest.mark.parametrize("stacked", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("stacked", [False, True])
 def test_the_seed_and_delta_tell_which_experts_a_version_changed(tmp_path: Path, stacked: bool) -> None:
     """Experts one by one, and all of a layer in one tensor, of which a block holds several."""
     mixture = Mixture(24, stacked=stacked)

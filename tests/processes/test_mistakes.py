@@ -36,6 +36,7 @@ def seed_of(swarm: Swarm) -> tuple[Key, int]:
     return keyfile.load(swarm.home("seed") / "authority.key"), int(swarm.state("seed")["addrs"][0].rpartition("/")[2])
 
 
+@pytest.mark.slow
 def test_an_unusable_ticket_is_refused_with_a_reason(swarm: Swarm) -> None:
     key, port = seed_of(swarm)
     other = Key(bytes(32))
@@ -97,6 +98,7 @@ def test_another_model_is_refused_before_anything_is_sent(swarm: Swarm) -> None:
     assert swarm.state("seed")["head"] == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_seed_does_not_start_with_another_base_or_a_bad_key(swarm: Swarm, tmp_path: Path) -> None:
     """Another base than the home's, a key that other users can read, a malformed key file."""
     base, homes = str(swarm.folder / "base"), [tmp_path / name for name in ("model", "open", "garbage")]

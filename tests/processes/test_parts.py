@@ -121,6 +121,7 @@ def test_slots_over_versions_restarts_and_late_joiners(tmp_path: Path) -> None:
             assert stored.stat().st_blocks * 512 < 4e6, "empty slots are holes of a checkpoint"
 
 
+@pytest.mark.slow
 def test_a_home_keeps_its_slots(tmp_path: Path) -> None:
     with swarm_in(tmp_path) as swarm:
         base = base_of(tmp_path / "base", 0)

@@ -104,6 +104,7 @@ def test_an_address_in_use_is_reported(tmp_path: Path) -> None:
         assert (ended.code, "cannot listen on" in ended.err) == (2, True), ended
 
 
+@pytest.mark.slow
 def test_a_live_status_shows_that_its_seed_is_away_and_continues(tmp_path: Path) -> None:
     base = checkpoint(tmp_path / "base", weights(2))
     with swarm_in(tmp_path) as swarm:

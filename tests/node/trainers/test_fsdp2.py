@@ -13,7 +13,7 @@ from seed_kit import FakeSeed, running
 from codec import Checkpoint, Replica
 from node.coordinator import rank_group
 
-WORLDS = [pytest.param(2), pytest.param(3, marks=pytest.mark.slow)]
+WORLDS = [2, 3]
 
 
 def base(**sizes: int) -> Replica:
@@ -29,6 +29,7 @@ def base(**sizes: int) -> Replica:
     return replica
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 def test_every_root_is_that_of_the_gathered_checkpoint(tmp_path: Path, world: int):
     """fp32 masters, two backward passes a step, ties, a frozen layer, uneven shards, and no collective. The masters are
@@ -91,7 +92,7 @@ def test_two_ranks_shard_refuse_coalesce_and_go_back(tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", WORLDS)
 def test_a_mixture_of_experts_is_published_as_its_checkpoint_names_it(tmp_path: Path, world: int):
     """Four experts of one parameter, over two and three ranks: by experts, across them, and with adapters merged."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM

@@ -44,6 +44,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seedwatch, "RECONNECT_S", SOON_S)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_waits")
 def test_no_call_hangs_on_a_frozen_or_dead_seed(tmp_path: Path) -> None:
     with swarm_in(tmp_path) as swarm:

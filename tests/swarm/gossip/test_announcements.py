@@ -147,6 +147,7 @@ async def test_oversized_messages_are_dropped_and_gossip_goes_on() -> None:
             assert max(len(text) for member in members for text in member.got) < 100
 
 
+@pytest.mark.slow
 async def test_without_a_grant_there_is_no_gossip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.gossip.announcements._GREET_S", 0.1)
     granted: set[PeerKey] = set()
