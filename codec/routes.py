@@ -1,7 +1,7 @@
 """The coder of routes: which experts each layer of a mixture of experts chose for each token.
 
-A choice is coded as a *set*: the order of a router's experts follows from their weights, which whoever replays a route
-computes from its own router. Two forms, of which the encoder takes the shorter one:
+A choice is coded as a *set*. The order of a router's experts follows from their weights, and a trainer that replays a
+route computes the weights with its own router. There are two forms, and the encoder takes the shorter one:
 
 - *even*: every set is as likely, and costs log2 C(n, k) bits: 242 bytes a token for 8 of 128 experts in 48 layers;
 - *learned*: per layer, the probability of each expert is learned from the tokens before, and so is how much likelier

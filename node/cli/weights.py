@@ -83,11 +83,24 @@ def delta(
         raise UsageError("--density goes with --shapes; of OLD and NEW the density is measured.")
     if shards is not None:
         raise UsageError("--shards goes with --shapes: shares of ranks are reckoned, not measured.")
+    return _compare(old, new, format, up_mbit, nodes, prices, out, as_json)
+
+
+def _compare(
+    old: Path,
+    new: Path,
+    formats: tuple[str, ...],
+    up_mbit: float,
+    nodes: int,
+    prices: "EgressPrices | None",
+    out: Path | None,
+    as_json: bool,
+) -> int:
     from codec.formats.spec import format_named
     from node.status.progress import ProgressLine
     from node.tools import delta as weights
 
-    forms = [format_named(name) for name in format]
+    forms = [format_named(name) for name in formats]
     with ProgressLine(_label(f"Comparing {old.name} with {new.name}"), unit="blocks") as progress:
         report = weights.delta(old, new, up_mbit=up_mbit, nodes=nodes, prices=prices, out=out, progress=progress.update)
     found, text = report.to_dict(), weights.render(report)

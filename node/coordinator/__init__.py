@@ -24,5 +24,5 @@ Modules:
 - `slots`: Which adapter has which slot
 - `track`: What the seed remembers of each version for people
 - `trainer_server`: Answers trainers over a Unix socket
-- `turns`: Whose turn it is to publish
+- `turns`: The queue of trainers that want to publish
 """

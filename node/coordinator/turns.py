@@ -1,7 +1,7 @@
-"""Whose turn it is to publish: one version at a time, by several trainers, in the order in which they asked.
+"""The queue of trainers that want to publish. One version is open at a time; trainers are served in order of asking.
 
 Each trainer publishes one part of the model (`codec.parts`): one the base, others an adapter each. A trainer that ends
-gives its turn back, wherever it was in its version.
+leaves the queue, wherever it was in its version.
 """
 
 import time

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from codec.errors import PeerError
 from codec.routes import MAX_TOKENS, RouteShape, decode_routes, encode_routes, most_bytes, read_header
+from scenarios.bench.routes import skewed
 
 GOLDEN = Path(__file__).parent / "golden"
 QWEN = RouteShape(48, 8, 128)
@@ -19,18 +20,6 @@ QWEN = RouteShape(48, 8, 128)
 def uniform(rng: np.random.Generator, tokens: int, shape: RouteShape) -> NDArray[np.int64]:
     keys = rng.random((tokens, shape.layers, shape.experts))
     return np.argsort(keys, -1)[..., : shape.chosen]
-
-
-def skewed(rng: np.random.Generator, tokens: int, shape: RouteShape, spread: float, stay: float) -> NDArray[np.int64]:
-    """Routers with favourites (`spread` of their logits), which like to choose again what the last token chose."""
-    favour = spread * rng.standard_normal((shape.layers, shape.experts))
-    found = np.empty((tokens, shape.layers, shape.chosen), np.int64)
-    bonus = np.zeros_like(favour)
-    for token in found:
-        token[:] = np.argsort(-(favour + bonus + rng.gumbel(size=favour.shape)), -1)[:, : shape.chosen]
-        bonus[:] = 0
-        np.put_along_axis(bonus, token, stay, -1)
-    return found
 
 
 @st.composite

@@ -1,8 +1,8 @@
 """Routes of experts on CPUs: which experts each token took, told with the end of a request.
 
 vLLM's own option for it (`--enable-return-routed-experts`) needs the model runner of GPUs. Here the model runner of
-CPUs keeps what the routers chose in each step, and the scheduler passes it on as it does with that option: so the front
-reads the same field of an output, whoever filled it. Requests that do not carry `ROUTES` cost nothing.
+CPUs keeps what the routers chose in each step, and the scheduler passes it on as it does with that option. So the front
+reads the same field of an output on CPUs and GPUs. Requests that do not carry `ROUTES` cost nothing.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
