@@ -1,10 +1,10 @@
 """Tokens as the argmax of log-probability plus Gumbel noise, and the margin by which a claimed token loses.
 
 The argmax of logits / temperature + Gumbel noise is a draw from the softmax (Gumbel 1954; Maddison, Tarlow and Minka,
-"A* sampling", NeurIPS 2014). So a node that knows the noise can draw a sample again. Engines round differently, but two of
-them draw different tokens only where two tokens are nearly tied, by no more than their rounding. A node that draws by
-other noise loses by a nat or more at most tokens. A node that suppresses a likely token loses by several nats at that
-one. So a check sums margins, and does not count matches.
+"A* sampling", NeurIPS 2014). So a node that knows the noise can draw a sample again. Engines round differently, but two
+of them draw different tokens only where two tokens are nearly tied, by no more than their rounding. A node that draws
+by other noise loses by a nat or more at most tokens. A node that suppresses a likely token loses by several nats at
+that one. So a check sums margins, and does not count matches.
 
 `kept_logprobs` is the definition. Engines compute the same with their own kernels (`node.engines.sampling`). Their
 margins allow for rounding at each border: see `node.engines.vllm.plugin.swarm_vllm.margins`.
