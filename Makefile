@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 PACKAGES := codec swarm node scenarios
 WORKERS ?= 2
 # The heavy marks: what judges time or memory runs alone, the rest WORKERS at a time.
-HEAVY := (slow or adversary or foreign or vllm or conformance) and not alone and not long
+HEAVY := (slow or adversary or foreign or vllm or conformance) and not alone and not long and not gpu
 ALONE := alone and not long
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=

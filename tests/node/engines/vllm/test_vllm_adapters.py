@@ -216,6 +216,7 @@ def test_only_its_own_sequences_go_on_with_the_new_bits(one: Bench, policy: Any)
         assert rest[0] == list(ended["a"].token_ids[before.end :][:8])
 
 
+@pytest.mark.long
 def test_with_the_policy_drain_its_sequences_end_with_the_old_bits(one: Bench) -> None:
     a = three(one.replica.layout)[0]
     set_adapter(one, a, 0)
@@ -394,5 +395,6 @@ def test_the_flags_are_the_slots(untied: Path) -> None:
     assert flags[5:] == ("--lora-target-modules", *sorted(ALL))
 
 
+@pytest.mark.long
 def test_so_it_does_on_two_ranks(two: Bench, tied: Path, fresh: Fresh, tmp_path: Path) -> None:
     update_and_compare(two, tied, fresh, tmp_path, ranks=2, prompts=PROMPTS[:1], compared=(5,))
