@@ -9,8 +9,9 @@ those of a lower plane may depend on the byte above. `docs/codec.md` specifies t
 The payload does not depend on old values: decoding it twice, or onto other bits, gives the same new elements.
 """
 
+import math
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +19,20 @@ from numpy.typing import NDArray
 from codec.bits import Bits, DType
 from codec.errors import PeerError
 from codec.kernels.codes import get, get_count, get_numbers, put, put_count, put_numbers
-from codec.kernels.rans import SCALE, SYMBOLS, count_pairs, get_stream, get_table, plan_table, put_stream, put_table
-from codec.scratch import Scratch, check, take_payload
+from codec.kernels.rans import (
+    SCALE,
+    SYMBOLS,
+    count_pairs,
+    get_stream,
+    get_table,
+    join_planes,
+    plan_table,
+    put_stream,
+    put_table,
+    split_planes,
+)
+from codec.rice import changed_positions
+from codec.scratch import Positions, Scratch, check, take_payload
 
 __all__ = ["decode_onto", "encode_block", "warm_up"]
 
@@ -27,6 +40,8 @@ _SEGMENTS: Final = range(10, 21)
 """log2 of the elements of a segment, in a payload."""
 _TRIED: Final = (13, 15, 17, 20)
 """Those that this encoder tries."""
+_SAVED: Final = 1 / 32
+"""The share of a plane that codes must save, since a plane without codes is read several times as fast."""
 _KEPT: Final = 48
 """Elements without a change that end a run of new ones: a run costs some 20 bits."""
 _RAW, _ONE_TABLE, _TABLES, _SAME = range(4)
@@ -35,6 +50,7 @@ _MOST_NAMED: Final = 15
 """Bytes of the plane above that may have a context of their own. All others share the last."""
 
 Plane = NDArray[np.uint8]
+_NONE: Final = np.empty(0, np.uint8)
 
 
 def encode_block(old: Bits, new: Bits, dtype: DType) -> bytes | None:
@@ -44,13 +60,15 @@ def encode_block(old: Bits, new: Bits, dtype: DType) -> bytes | None:
     """
     check(old, dtype)
     check(new, dtype)
-    changed = np.flatnonzero(old != new)
-    if dtype.itemsize == 8 or changed.size == 0:
+    if dtype.itemsize == 8:
+        return None
+    changed = changed_positions(old, new, dtype)
+    if changed.size == 0:
         return None
     firsts, ends = _runs(changed)
     values = np.concatenate([new[first:end] for first, end in zip(firsts, ends, strict=True)])
     planes = _planes(values, dtype)
-    log2 = min(_TRIED, key=lambda log2: sum(_estimate(plane, 1 << log2) for plane in planes))
+    log2 = _segment_log2(planes)
     with Scratch.take() as scratch:
         writer = _Writer(scratch, 8 * new.nbytes)
         writer.field(log2, 8)
@@ -59,7 +77,7 @@ def encode_block(old: Bits, new: Bits, dtype: DType) -> bytes | None:
         writer.numbers(ends - firsts - 1)
         for part in _segments(values.size, log2):
             for level, plane in enumerate(planes):
-                writer.plane(plane[part], planes[level - 1][part] if level else None)
+                writer.plane(plane[part], planes[level - 1][part] if level else _NONE)
         return writer.finish()
 
 
@@ -91,7 +109,7 @@ def warm_up(dtype: DType) -> None:
     decode_onto(payload, old, dtype)
 
 
-def _runs(changed: NDArray[np.intp]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _runs(changed: Positions) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The first element of each run of new values, and the one after its last. `changed`: positions, ascending."""
     breaks = np.flatnonzero(np.diff(changed) > _KEPT)
     firsts = changed[np.concatenate(([0], breaks + 1))]
@@ -103,49 +121,42 @@ def _segments(n: int, log2: int) -> Iterator[slice]:
     return (slice(at, min(at + (1 << log2), n)) for at in range(0, n, 1 << log2))
 
 
-def _planes(values: Bits, dtype: DType) -> list[Plane]:
-    """The bytes of `values`, the most significant ones first. The sign of a float becomes its lowest bit, so that the
-    first plane has the whole exponent."""
-    if dtype.is_float:
-        one = dtype.bits.type(1)
-        values = values << one | values >> dtype.bits.type(dtype.width - 1)
-    columns = values.view(np.uint8).reshape(-1, dtype.itemsize)
-    return [np.ascontiguousarray(columns[:, level]) for level in reversed(range(dtype.itemsize))]
+def _planes(values: Bits, dtype: DType) -> NDArray[np.uint8]:
+    """The bytes of `values`: uint8 (itemsize, n), the most significant ones first. The sign of a float becomes its
+    lowest bit, so that the first plane has the whole exponent."""
+    planes = np.empty((dtype.itemsize, values.size), np.uint8)
+    split_planes(values, int(dtype.is_float), planes)
+    return planes
 
 
-def _joined(planes: list[Plane], dtype: DType) -> Bits:
-    """The inverse of `_planes`."""
-    values = np.stack(planes[::-1], axis=1).reshape(-1).view(dtype.bits)
-    if dtype.is_float:
-        one = dtype.bits.type(1)
-        values = values >> one | values << dtype.bits.type(dtype.width - 1)
-    return values
-
-
-def _counts(symbols: Plane, contexts: Plane | None = None, n: int = 1) -> NDArray[np.int64]:
+def _counts(symbols: Plane, above: Plane = _NONE, places: Plane = _NONE, n: int = 1) -> NDArray[np.int64]:
     """How often each symbol occurs in each of n contexts: int64 (n, 256)."""
     counts = np.zeros((n, SYMBOLS), np.int64)
-    count_pairs(np.zeros_like(symbols) if contexts is None else contexts, symbols, counts)
+    count_pairs(above, places, symbols, counts)
     return counts
 
 
-def _estimate(plane: Plane, elements: int) -> float:
-    """About the bits of a plane in segments of so many elements, with one table each."""
-    bits = 0.0
-    for part in _segments(plane.size, elements.bit_length() - 1):
-        counts = _counts(plane[part])[0]
-        found = counts[counts > 0]
-        total = int(found.sum())
-        coded = float(found @ np.log2(total / found)) + 6.0 * found.size + 200
-        bits += min(8.0 * total + 16, coded)
-    return bits
+def _segment_log2(planes: NDArray[np.uint8]) -> int:
+    """The size of segments with which the planes take the fewest bits, about, with one table for each."""
+    n = planes.shape[1]
+    finest = np.array([[_counts(plane[part])[0] for part in _segments(n, _TRIED[0])] for plane in planes])
+    best, chosen = math.inf, _TRIED[0]
+    for log2 in _TRIED:
+        counts = np.add.reduceat(finest, np.arange(0, finest.shape[1], 1 << (log2 - _TRIED[0])), axis=1)
+        totals = counts.sum(axis=2)
+        nats = (counts * np.log(np.maximum(counts, 1))).sum(axis=2)
+        coded = (totals * np.log(totals) - nats) / math.log(2) + 6.0 * np.count_nonzero(counts, axis=2) + 200
+        bits = float(np.minimum(8.0 * totals + 16, coded).sum())
+        if bits < best:
+            best, chosen = bits, log2
+    return chosen
 
 
-def _contexts(above: Plane, named: Plane) -> Plane:
-    """The context of each element: the place in `named` of the byte above it, or that after the last."""
+def _places(named: Plane) -> Plane:
+    """The context of each byte above: its place in `named`, or that after the last. uint8 (256,)."""
     places = np.full(SYMBOLS, named.size, np.uint8)
     places[named] = np.arange(named.size)
-    return places[above]
+    return places
 
 
 class _Tables:
@@ -183,8 +194,8 @@ class _Writer:
         if self._at >= 0:
             self._at = put_numbers(self._words, self._capacity, self._at, numbers[0], values.size, *numbers[1:])
 
-    def plane(self, plane: Plane, above: Plane | None) -> None:
-        """Append a segment of a plane in its shortest mode. `above`: the same of the plane above."""
+    def plane(self, plane: Plane, above: Plane) -> None:
+        """Append a segment of a plane in its shortest mode. `above`: the same of the plane above, or empty."""
         if self._at < 0 or self._at + 8 * plane.size // 64 + 4096 > 8 * self._words.nbytes:
             self._at = -1
             return
@@ -194,17 +205,15 @@ class _Writer:
             self.field(int(plane[0]), 8)
             return
         one = _Tables(self._scratch, counts)
-        mode, bits, tables, named = _ONE_TABLE, one.bits, one, np.empty(0, np.uint8)
-        contexts = np.zeros_like(plane)
-        if above is not None:
+        mode, bits, tables, named = _ONE_TABLE, one.bits, one, _NONE
+        if above.size:
             often = _counts(above)[0]
             order = np.argsort(-often, kind="stable")[:_MOST_NAMED]
             some = np.sort(order[often[order] > 0]).astype(np.uint8)
-            where = _contexts(above, some)
-            many = _Tables(self._scratch, _counts(plane, where, some.size + 1))
+            many = _Tables(self._scratch, _counts(plane, above, _places(some), some.size + 1))
             if many.bits + 8 * some.size + 4 < bits:
-                mode, bits, tables, named, contexts = _TABLES, many.bits + 8 * some.size + 4, many, some, where
-        if bits >= 8 * plane.size:
+                mode, bits, tables, named = _TABLES, many.bits + 8 * some.size + 4, many, some
+        if bits >= (1 - _SAVED) * 8 * plane.size:
             self.field(_RAW, 2)
             self._append(plane)
             return
@@ -219,7 +228,9 @@ class _Writer:
                     self._words, self._capacity, self._at, form, frequencies, *self._scratch.numbers[1:]
                 )
         halves = np.empty(plane.size + 8, np.uint16)
-        self._append(halves[put_stream(halves, plane, contexts, tables.frequencies) :].view(np.uint8))
+        above = above if mode == _TABLES else _NONE
+        start = put_stream(halves, plane, above, _places(named), tables.frequencies)
+        self._append(halves[start:].view(np.uint8))
 
     def _append(self, data: Plane) -> None:
         """Append bytes from the next multiple of 16 bits on."""
@@ -264,30 +275,32 @@ class _Reader:
         self._go(name, get_numbers(self._words, self._at, self._end, rows[0], n, *rows[1:], most))
         return rows[0, :n].astype(np.int64)
 
-    def plane(self, n: int, above: Plane | None) -> Plane:
-        """The next n bytes of a plane. `above`: the same of the plane above."""
+    def plane(self, into: Plane, above: Plane) -> None:
+        """Read the next bytes of a plane. `above`: the same of the plane above, or empty."""
         mode = self.field("mode", 2)
         if mode == _SAME:
-            return np.full(n, self.field("byte", 8), np.uint8)
+            into[:] = self.field("byte", 8)
+            return
         if mode == _RAW:
             start = self._aligned() // 8
-            self._go("bytes", 8 * (start + n))
-            return self._words.view(np.uint8)[start : start + n].copy()
-        contexts, tables = np.empty(0, np.uint8), 1
-        if mode == _TABLES:
-            if above is None:
-                raise PeerError("values.mode: the first plane has none above it")
+            self._go("bytes", 8 * (start + into.size))
+            into[:] = self._words.view(np.uint8)[start : start + into.size]
+            return
+        named = _NONE
+        if mode == _ONE_TABLE:
+            above = _NONE
+        elif above.size == 0:
+            raise PeerError("values.mode: the first plane has none above it")
+        else:
             named = np.array([self.field("context", 8) for _ in range(self.field("contexts", 4))], np.uint8)
             if np.any(named[1:] <= named[:-1]):
                 raise PeerError("values.context: not ascending")
-            contexts, tables = _contexts(above, named), named.size + 1
-        slots, rows = np.empty((tables, SCALE), np.uint32), self._scratch.numbers
+        slots, rows = np.empty((named.size + 1, SCALE), np.uint32), self._scratch.numbers
         for row in slots:
             self._go("table", get_table(self._words, self._at, self._end, row, *rows))
-        symbols, halves = np.empty(n, np.uint8), self._words.view(np.uint16)
-        after = get_stream(halves, self._aligned() // 16, self._end // 16, symbols, contexts, slots)
+        halves = self._words.view(np.uint16)
+        after = get_stream(halves, self._aligned() // 16, self._end // 16, into, above, _places(named), slots)
         self._go("stream", 16 * after if after >= 0 else -1)
-        return symbols
 
     def ends(self) -> None:
         """Raise unless the payload ends here."""
@@ -320,10 +333,10 @@ def _read(reader: _Reader, copy: Bits, dtype: DType) -> None:
     total = int(sizes.sum())
     values = np.empty(total, dtype.bits)
     for part in _segments(total, log2):
-        planes: list[Plane] = []
-        for _ in range(dtype.itemsize):
-            planes.append(reader.plane(part.stop - part.start, planes[-1] if planes else None))
-        values[part] = _joined(planes, dtype)
+        planes = np.empty((dtype.itemsize, part.stop - part.start), np.uint8)
+        for level, plane in enumerate(planes):
+            reader.plane(plane, planes[level - 1] if level else _NONE)
+        join_planes(planes, int(dtype.is_float), values[part])
     reader.ends()
     at = 0
     for end, size in zip(ends.tolist(), sizes.tolist(), strict=True):

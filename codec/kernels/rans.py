@@ -15,7 +15,18 @@ import numpy as np
 from codec.kernels.codes import get, get_numbers, plan_numbers, put, put_numbers
 from codec.kernels.jit import kernel
 
-__all__ = ["SCALE", "SYMBOLS", "count_pairs", "get_stream", "get_table", "plan_table", "put_stream", "put_table"]
+__all__ = [
+    "SCALE",
+    "SYMBOLS",
+    "count_pairs",
+    "get_stream",
+    "get_table",
+    "join_planes",
+    "plan_table",
+    "put_stream",
+    "put_table",
+    "split_planes",
+]
 
 SYMBOLS = 256
 SCALE = 4096
@@ -28,10 +39,45 @@ _EVEN, _ONE, _LISTED = range(3)
 
 
 @kernel
-def count_pairs(contexts, symbols, counts):
-    """Add 1 to `counts[contexts[i], symbols[i]]` for each i. `contexts`, `symbols`: uint8 (n,). `counts`: int64."""
-    for i in range(symbols.size):
-        counts[contexts[i], symbols[i]] += 1
+def split_planes(values, turn, planes):
+    """Write the bytes of each value into `planes`, uint8 (itemsize, n), the most significant ones first.
+
+    `turn`: 1 where the top bit becomes the lowest one; 0 where bits stay.
+    """
+    size = planes.shape[0]
+    for i in range(values.size):
+        value = np.uint64(values[i])
+        if turn:
+            value = value << np.uint64(1) | value >> np.uint64(8 * size - 1)
+        for level in range(size):
+            planes[level, i] = value >> np.uint64(8 * (size - 1 - level))
+
+
+@kernel
+def join_planes(planes, turn, values):
+    """The inverse of `split_planes`, into `values`."""
+    size = planes.shape[0]
+    for i in range(values.size):
+        value = np.uint64(0)
+        for level in range(size):
+            value = value << np.uint64(8) | np.uint64(planes[level, i])
+        if turn:
+            value = value >> np.uint64(1) | (value & np.uint64(1)) << np.uint64(8 * size - 1)
+        values[i] = value
+
+
+@kernel
+def count_pairs(above, places, symbols, counts):
+    """Add 1 to `counts[places[above[i]], symbols[i]]` for each i; to `counts[0, symbols[i]]` if `above` is empty.
+
+    `above`, `symbols`: uint8 (n,). `places`: uint8 (256,). `counts`: int64 (contexts, 256).
+    """
+    if above.size == 0:
+        for i in range(symbols.size):
+            counts[0, symbols[i]] += 1
+    else:
+        for i in range(symbols.size):
+            counts[places[above[i]], symbols[i]] += 1
 
 
 @kernel
@@ -142,11 +188,11 @@ def get_table(words, at, end, slots, frequencies, gaps, excess):
 
 
 @kernel
-def put_stream(halves, symbols, contexts, frequencies):
+def put_stream(halves, symbols, above, places, frequencies):
     """Code `symbols` into the end of `halves`; the index of the first used element.
 
-    `halves`: uint16, with room for n + 8. `symbols`, `contexts`: uint8 (n,). `frequencies`: uint32 (contexts, 256);
-    those of symbols that occur are not 0.
+    `halves`: uint16, with room for n + 8. `symbols`: uint8 (n,). `above`: uint8 (n,), or empty; `places[above[i]]` is
+    the context, else 0. `frequencies`: uint32 (contexts, 256); those of symbols that occur are not 0.
     """
     starts = np.zeros(frequencies.shape, np.uint64)
     for c in range(frequencies.shape[0]):
@@ -156,7 +202,7 @@ def put_stream(halves, symbols, contexts, frequencies):
     at = halves.size
     for back in range(symbols.size):
         i = symbols.size - 1 - back
-        c, s = contexts[i], symbols[i]
+        c, s = np.int64(places[above[i]]) if above.size > 0 else 0, symbols[i]
         f, x = np.uint64(frequencies[c, s]), states[i & 3]
         if x >= f << np.uint64(20):
             at -= 1
@@ -172,11 +218,11 @@ def put_stream(halves, symbols, contexts, frequencies):
 
 
 @kernel
-def get_stream(halves, at, last, symbols, contexts, slots):
+def get_stream(halves, at, last, symbols, above, places, slots):
     """The inverse of `put_stream`: the index after the stream, or -1.
 
     `halves`: uint16; the stream begins at `at` and ends at `last` or before. `symbols`: uint8 (n,), receives the
-    result. `contexts`: uint8 (n,), each an index into `slots`; empty: always 0. `slots`: uint32 (contexts, 4096).
+    result. `above`, `places`: as for `put_stream`. `slots`: uint32 (contexts, 4096).
     """
     if at + 8 > last:
         return np.int64(-1)
@@ -188,14 +234,14 @@ def get_stream(halves, at, last, symbols, contexts, slots):
     if a < _LEAST or b < _LEAST or c < _LEAST or d < _LEAST:
         return np.int64(-1)
     at += 8
-    n, mixed, one = symbols.size, contexts.size > 0, slots[0]
+    n, mixed, one = symbols.size, above.size > 0, slots[0]
     whole = n & ~3
     for i in range(0, whole, 4):
         if mixed:
-            ta = np.uint64(slots[contexts[i], a & low])
-            tb = np.uint64(slots[contexts[i + 1], b & low])
-            tc = np.uint64(slots[contexts[i + 2], c & low])
-            td = np.uint64(slots[contexts[i + 3], d & low])
+            ta = np.uint64(slots[places[above[i]], a & low])
+            tb = np.uint64(slots[places[above[i + 1]], b & low])
+            tc = np.uint64(slots[places[above[i + 2]], c & low])
+            td = np.uint64(slots[places[above[i + 3]], d & low])
         else:
             ta, tb = np.uint64(one[a & low]), np.uint64(one[b & low])
             tc, td = np.uint64(one[c & low]), np.uint64(one[d & low])
@@ -219,7 +265,7 @@ def get_stream(halves, at, last, symbols, contexts, slots):
         if at > last:
             return np.int64(-1)
     for i in range(whole, n):
-        t = np.uint64(slots[contexts[i] if mixed else 0, a & low])
+        t = np.uint64(slots[places[above[i]] if mixed else 0, a & low])
         symbols[i] = t
         x = ((t >> eight & low) + np.uint64(1)) * (a >> twelve) + (t >> twenty)
         if x < _LEAST:
