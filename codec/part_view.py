@@ -39,4 +39,5 @@ class PartView:
 
     def encode_changes(self, block: int, new: Bits, coder: int = CODER_RICE) -> EncodedBlock | None:
         """The delta from a block to `new` (flat, `dtype.bits`) with the positions of the changes; None if equal."""
-        return encode_changes(block, self.block(block), new, self.layout.block(block).dtype, coder)
+        beyond = block >= self.layout.base_blocks
+        return encode_changes(block, self.block(block), new, self.layout.block(block).dtype, coder, new_values=beyond)

@@ -266,11 +266,13 @@ class Replica:
 
     def encode_block(self, block: int, new: Bits, coder: int = CODER_RICE) -> BlockDelta | None:
         """The delta from a block to `new` (flat, `dtype.bits`); None if equal. Raw if `coder` is no shorter."""
-        return encode(block, self.block(block), new, self.layout.block(block).dtype, coder)
+        beyond = block >= self.layout.base_blocks
+        return encode(block, self.block(block), new, self.layout.block(block).dtype, coder, new_values=beyond)
 
     def encode_changes(self, block: int, new: Bits, coder: int = CODER_RICE) -> EncodedBlock | None:
         """As `encode_block`, with the positions of the changes."""
-        return encode_changes(block, self.block(block), new, self.layout.block(block).dtype, coder)
+        beyond = block >= self.layout.base_blocks
+        return encode_changes(block, self.block(block), new, self.layout.block(block).dtype, coder, new_values=beyond)
 
     def stage(self, header: ChunkHeader, body: bytes | bytearray | memoryview) -> StagedChunk:
         """Decode a verified chunk; see `codec.staging.stage_chunk`. Raises `Torn`, `PeerError`."""

@@ -14,8 +14,8 @@ def encode_format_block(block: int, old: Bits, new: Bits, dtype: DType, coder: i
     longer than Golomb codes for most densities: `codec.pco` saves 2 to 8 % of an int4 delta. The block is small, and
     hardly any of it changes, so both are tried.
     """
-    encoded = encode_changes(block, old, new, dtype, coder)
+    encoded = encode_changes(block, old, new, dtype, coder, new_values=True)
     if encoded is None or coder != CODER_RICE or dtype.is_float or encoded.delta.coder != CODER_RICE:
         return encoded
-    other = encode_changes(block, old, new, dtype, CODER_PCO)
+    other = encode_changes(block, old, new, dtype, CODER_PCO, new_values=True)
     return other if other is not None and len(other.delta.payload) < len(encoded.delta.payload) else encoded
