@@ -35,6 +35,7 @@ __all__ = [
     "forward",
     "raw_bits",
     "stage_chunk",
+    "warm_up",
 ]
 
 
@@ -314,3 +315,9 @@ def stage_chunk(
     if torn:
         raise Torn(torn)
     return StagedChunk(tuple(staged), header.key)
+
+
+def warm_up(dtype: DType) -> None:
+    """Compile or load the kernels of rice and of new values for `dtype`, so that no later call waits for them."""
+    rice.warm_up(dtype)
+    values.warm_up(dtype)

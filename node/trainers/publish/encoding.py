@@ -9,8 +9,8 @@ from typing import Final, NamedTuple, Protocol
 
 from codec import Layout, Replica
 from codec.bits import DTYPES, Bits
-from codec.rice import bits_at, warm_up
-from codec.staging import EncodedBlock
+from codec.rice import bits_at
+from codec.staging import EncodedBlock, warm_up
 from node.trainers.errors import SwarmTimeout
 from node.trainers.ranks.copies import LOOK_S, Copies
 from node.trainers.ranks.ownership import Ownership
