@@ -75,6 +75,9 @@ class Replica:
         self.held = held
         self.fd = fd
         self.path = path
+        self.base_values = layout.base_blocks < layout.n_blocks
+        """Whether raw payloads of the base's blocks may be coded by `codec.values`; those of other blocks always may.
+        Every member of a swarm with other parts can read them."""
         self._readers_fd: int | None = None
         self._memory = memory
         self._offset = offset
@@ -266,13 +269,13 @@ class Replica:
 
     def encode_block(self, block: int, new: Bits, coder: int = CODER_RICE) -> BlockDelta | None:
         """The delta from a block to `new` (flat, `dtype.bits`); None if equal. Raw if `coder` is no shorter."""
-        beyond = block >= self.layout.base_blocks
-        return encode(block, self.block(block), new, self.layout.block(block).dtype, coder, new_values=beyond)
+        new_values = self.base_values or block >= self.layout.base_blocks
+        return encode(block, self.block(block), new, self.layout.block(block).dtype, coder, new_values=new_values)
 
     def encode_changes(self, block: int, new: Bits, coder: int = CODER_RICE) -> EncodedBlock | None:
         """As `encode_block`, with the positions of the changes."""
-        beyond = block >= self.layout.base_blocks
-        return encode_changes(block, self.block(block), new, self.layout.block(block).dtype, coder, new_values=beyond)
+        new_values = self.base_values or block >= self.layout.base_blocks
+        return encode_changes(block, self.block(block), new, self.layout.block(block).dtype, coder, new_values=new_values)
 
     def stage(self, header: ChunkHeader, body: bytes | bytearray | memoryview) -> StagedChunk:
         """Decode a verified chunk; see `codec.staging.stage_chunk`. Raises `Torn`, `PeerError`."""

@@ -147,7 +147,7 @@ class PublishOpened(msgspec.Struct, frozen=True, tag="opened"):
 
     `batch_bytes`: payload after which a rank sends its blocks, so that chunks leave as they fill. `coder`: of
     `codec.chunk`, to code the blocks with. `ring`: the seed reads the ring of each rank that gave it one, so these
-    ranks send `PublishShared` and not `PublishBlocks`.
+    ranks send `PublishShared` and not `PublishBlocks`. `base_values`: see `codec.replica.Replica`.
     """
 
     number: U63
@@ -158,6 +158,7 @@ class PublishOpened(msgspec.Struct, frozen=True, tag="opened"):
     batch_bytes: U63
     coder: Annotated[int, msgspec.Meta(ge=0, le=1)]
     ring: bool = False
+    base_values: bool = False
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):

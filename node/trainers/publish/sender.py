@@ -260,6 +260,7 @@ class VersionSender:
 
         self._cause = lambda: self._ranks.describe_wait(slot, number, entry.what, self._seed_named())
         batches = BlockBatches(link, opened, still_wanted)
+        link.replica.base_values = opened.base_values
         for found in self._encoder.deltas(
             link.replica, slot, number, opened.coder, still_wanted, entry.what, entry.source
         ):
