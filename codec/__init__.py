@@ -9,6 +9,7 @@ In reading order:
 - `bits`: The dtypes of safetensors, and the order of floats on the number line
 - `layout`: A model's tensors, blocks and small files
 - `rice`, `pco`: The two coders of a block's changes; `scratch` is what both use, `kernels/` is compiled
+- `values`: The coder of new values that are no small change of the old ones
 - `choice`: The choice between the two coders
 - `varint`, `unpack`, `sign`: Bounded readers and writers, and signatures
 - `chunk`, `pack`: Signed chunks and their pieces, and the sizes of both

@@ -209,7 +209,7 @@ FIELDS = {
     r"values\.runs: beyond": bits((10, 8), (1, 5), (1, 2), (6, 5), (0, 6), (2, 2), (0, 2), (0, 30)),
     r"values\.mode": bits(*RUN, (2, 2), (0, 30)),
     r"values\.byte": bits(*RUN, (3, 2), (0, 4)),
-    r"values\.bytes": bits(*RUN, (0, 2)),
+    r"values\.bytes": bits(*RUN, (0, 2), (0, 13)),
     r"values\.padding": bits(*RUN, (0, 2), (1, 13), (0, 40)),
     r"values\.table": bits(*RUN, (1, 2), (3, 2), (0, 200)),
     r"values\.table: ": bits(*RUN, (1, 2), (2, 2), (0, 200)),  # frequencies that add up to 0
