@@ -42,4 +42,6 @@ class PartView:
     def encode_changes(self, block: int, new: Bits, coder: int = CODER_RICE) -> EncodedBlock | None:
         """The delta from a block to `new` (flat, `dtype.bits`) with the positions of the changes; None if equal."""
         new_values = self.base_values or block >= self.layout.base_blocks
-        return encode_changes(block, self.block(block), new, self.layout.block(block).dtype, coder, new_values=new_values)
+        return encode_changes(
+            block, self.block(block), new, self.layout.block(block).dtype, coder, new_values=new_values
+        )

@@ -275,7 +275,9 @@ class Replica:
     def encode_changes(self, block: int, new: Bits, coder: int = CODER_RICE) -> EncodedBlock | None:
         """As `encode_block`, with the positions of the changes."""
         new_values = self.base_values or block >= self.layout.base_blocks
-        return encode_changes(block, self.block(block), new, self.layout.block(block).dtype, coder, new_values=new_values)
+        return encode_changes(
+            block, self.block(block), new, self.layout.block(block).dtype, coder, new_values=new_values
+        )
 
     def stage(self, header: ChunkHeader, body: bytes | bytearray | memoryview) -> StagedChunk:
         """Decode a verified chunk; see `codec.staging.stage_chunk`. Raises `Torn`, `PeerError`."""

@@ -1,7 +1,7 @@
 """The kernels that numba compiles: bit codes, passes over a block, and the vector instructions that they use.
 
-`codec.rice`, `codec.pco` and `codec.values` call them; `codec.scratch` owns the arrays that they work in. Nothing is imported here, so
-that a process that only relays chunks never loads the compiler.
+`codec.rice`, `codec.pco` and `codec.values` call them; `codec.scratch` owns the arrays that they work in. Nothing is
+imported here, so that a process that only relays chunks never loads the compiler.
 
 - `jit`: The decorator that compiles a kernel, and the cache folder for compiled kernels
 - `lanes`: Vector instructions over 64 elements, as LLVM IR

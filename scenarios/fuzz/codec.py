@@ -74,7 +74,11 @@ def _fresh(rng: np.random.Generator, n: int, dtype: DType) -> tuple[Bits, Bits]:
     return old, np.where(kept, old, new)
 
 
-_CODERS = {"rice": (_step, rice.encode_block), "pco": (_step, pco.encode_block), "values": (_fresh, values.encode_block)}
+_CODERS = {
+    "rice": (_step, rice.encode_block),
+    "pco": (_step, pco.encode_block),
+    "values": (_fresh, values.encode_block),
+}
 
 
 def _samples(coder: str, rng: np.random.Generator, count: int = 40) -> list[_Sample]:
@@ -141,7 +145,10 @@ def _decode(coder: str, sample: _Sample, payload: bytes) -> tuple[np.ndarray, Bi
 
 
 def fuzz_payloads(coder: str, n: int, seed: int, progress: Callable[[int], None] = lambda done: None) -> FuzzResult:
-    """Decode `n` mutated payloads of `coder` ("rice", "pco" or "values"). Raises `AssertionError` when a property is violated."""
+    """Decode `n` mutated payloads of `coder` ("rice", "pco" or "values").
+
+    Raises `AssertionError` when a property is violated.
+    """
     rng = np.random.default_rng(seed)
     samples = _samples(coder, rng)
     for sample in samples:  # compile before anything is timed
@@ -277,7 +284,9 @@ def fuzz_routes(n: int, seed: int, progress: Callable[[int], None] = lambda done
 
 def main() -> None:
     parser = json_parser(__doc__)
-    parser.add_argument("--n", type=int, default=10_000, help="mutations: 3/5 rice, 1/5 pco, 1/5 chunks; and as many as pco of values, and n of routes")
+    parser.add_argument(
+        "--n", type=int, default=10_000, help="mutations: 3/5 rice, 1/5 each pco, values, chunks; n of routes"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     start = time.perf_counter()

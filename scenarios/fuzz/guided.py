@@ -58,9 +58,13 @@ class _Targets:
         from codec.layout import Layout
         from codec.manifest import open_manifest
         from codec.sign import Key
+        from codec.staging import warm_up
 
         self.key = key = Key(bytes(32))
         self.plain = _load_plain()
+        for name in _KINDS:  # compiling takes longer than an input may
+            warm_up(DTYPES[name])
+            pco.warm_up(DTYPES[name])
         self.coders = (rice.decode_block, pco.decode_block, _new_values)
         rng = np.random.default_rng(0)
         self.old = [(name, DTYPES[name], self._weights(rng, DTYPES[name])) for name in _KINDS]
