@@ -27,6 +27,7 @@ from codec.kernels.rans import (
     get_table,
     join_planes,
     plan_table,
+    put_runs,
     put_stream,
     put_table,
     split_planes,
@@ -36,8 +37,8 @@ from codec.scratch import Positions, Scratch, check, take_payload
 
 __all__ = ["decode_onto", "encode_block", "warm_up"]
 
-_SEGMENTS: Final = range(10, 21)
-"""log2 of the elements of a segment, in a payload."""
+_SEGMENTS: Final = range(13, 21)
+"""log2 of the elements of a segment, in a payload. At least 13, so that a few bytes cannot name a thousand segments."""
 _TRIED: Final = (13, 15, 17, 20)
 """Those that this encoder tries."""
 _SAVED: Final = 1 / 32
@@ -338,7 +339,4 @@ def _read(reader: _Reader, copy: Bits, dtype: DType) -> None:
             reader.plane(plane, planes[level - 1] if level else _NONE)
         join_planes(planes, int(dtype.is_float), values[part])
     reader.ends()
-    at = 0
-    for end, size in zip(ends.tolist(), sizes.tolist(), strict=True):
-        copy[end - size : end] = values[at : at + size]
-        at += size
+    put_runs(values, ends, sizes, copy)

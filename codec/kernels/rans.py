@@ -23,6 +23,7 @@ __all__ = [
     "get_table",
     "join_planes",
     "plan_table",
+    "put_runs",
     "put_stream",
     "put_table",
     "split_planes",
@@ -64,6 +65,17 @@ def join_planes(planes, turn, values):
         if turn:
             value = value >> np.uint64(1) | (value & np.uint64(1)) << np.uint64(8 * size - 1)
         values[i] = value
+
+
+@kernel
+def put_runs(values, ends, sizes, into):
+    """Copy `values` into runs of `into`. `ends`, `sizes`: int64, of each run; the caller has checked that they fit."""
+    taken = 0
+    for run in range(ends.size):
+        first = ends[run] - sizes[run]
+        for i in range(sizes[run]):
+            into[first + i] = values[taken + i]
+        taken += sizes[run]
 
 
 @kernel

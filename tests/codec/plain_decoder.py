@@ -269,7 +269,7 @@ class Model:
         assert size < 8
         bits = BitString(payload)
         log2 = bits.number(8)
-        assert 10 <= log2 <= 20
+        assert 13 <= log2 <= 20
         n = bits.count()
         assert n > 0
         kept = bits.numbers(n, self.modes)
