@@ -15,7 +15,8 @@ from codec import values
 from codec.bits import DTYPES, Bits, DType
 from codec.chunk import CODER_RAW, CODER_RICE, BlockEntry
 from codec.errors import PeerError
-from codec.layout import BLOCK_ELEMENTS
+from codec.layout import BLOCK_ELEMENTS, Layout, TensorSpec
+from codec.replica import Replica
 from codec.staging import block_hash, decode, encode, encode_changes, forward, raw_bits
 
 BF16 = DTYPES["BF16"]
@@ -184,6 +185,22 @@ def test_other_old_bits_are_found_by_the_hash() -> None:
     entry = BlockEntry(0, CODER_RAW, block_hash(new), len(payload))
     assert decode(entry, memoryview(payload), old, BF16) is not None
     assert decode(entry, memoryview(payload), old + np.uint16(1), BF16) is None
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_the_base_is_coded_so_in_a_layout_with_other_parts(others: bool) -> None:
+    more = (TensorSpec("~draft/w", "BF16", (5000,)),) if others else ()
+    replica = Replica.create(Layout((TensorSpec("w", "BF16", (5000,)), *more)))
+    new = fresh(np.random.default_rng(0), 5000, BF16, "few values")
+    delta = replica.encode_block(0, new)
+    assert delta is not None
+    assert (len(delta.payload) < new.nbytes) == others
+    if others:
+        replica.base_values = False
+        there, here = replica.encode_block(1, new), replica.encode_block(0, new)
+        assert there is not None
+        assert here is not None
+        assert len(there.payload) < new.nbytes == len(here.payload)
 
 
 def bits(*fields: tuple[int, int]) -> bytes:

@@ -94,6 +94,20 @@ def test_one_process_trains_the_base_and_adapters(tmp_path: Path) -> None:
         assert swarm.head == (0, 5)
 
 
+@pytest.mark.parametrize("slots", [True, False])
+def test_a_new_base_is_coded_only_where_every_member_can_read_new_values(tmp_path: Path, slots: bool) -> None:
+    seed = seed_with_slots() if slots else FakeSeed(random_replica(BASE))
+    fresh = {spec.name: torch.full(spec.shape, 0.25, dtype=torch.bfloat16) for spec in BASE.tensors}
+    for weights in fresh.values():
+        weights.view(-1)[::3] *= -3
+    with running(tmp_path, seed), Swarm.attach(base_weights(0), home=tmp_path) as swarm:
+        swarm.publish(fresh, step=1).wait(timeout_s=30)
+    entries = [entry for entry, _ in seed.payloads.values()]
+    assert len(entries) == len(BASE.tensors)
+    sizes = [(entry.length, BASE.block(entry.block).nbytes) for entry in entries]
+    assert all(length < nbytes if slots else length == nbytes for length, nbytes in sizes)
+
+
 def test_a_step_that_changes_one_module_does_not_resend_the_others(tmp_path: Path) -> None:
     with running(tmp_path, seed_with_slots()), Swarm.attach(home=tmp_path) as swarm:
         config, tensors = adapter(1)
