@@ -41,9 +41,10 @@ def dequantised_root(folder: Path) -> str:
     replica = Replica.from_checkpoint(Checkpoint.open(folder))
     hashes = replica.hashes.copy()
     for spec in replica.layout.tensors:
-        if is_quantised(spec):
-            matrix = FormatTensor(FORM, spec).matrix
-            bits = bf16_of(dequantise(quantise(replica.bits(spec.name), matrix, FORM), matrix, FORM))
+        if is_quantised(spec, FORM):
+            tensor = FormatTensor(FORM, spec)
+            matrix, form = tensor.matrix, tensor.form
+            bits = bf16_of(dequantise(quantise(replica.bits(spec.name), matrix, form), matrix, form))
             (block,) = replica.layout.blocks_of(spec.name)
             hashes[block] = np.frombuffer(block_hash(bits), np.uint8)
     return state_root(replica.layout.hash, hashes).hex()
