@@ -10,9 +10,7 @@ LARGEST = {"fp8": 448, "int8": 127, "int4": 7}
 LEAST = Fraction(1, 2**100)
 TILES = {"block": (128, 128), "channel": (1, 0), "group": (1, 128)}
 TABLES = "embed_tokens embed_tokens_per_layer embed_in word_embeddings tok_embeddings wte lm_head embed_out output"
-KEPT = (
-    "wpe score classifier v_head q_head router gate shared_expert_gate e_score_correction_bias conv1d dt_proj x_proj"
-)
+KEPT = "wpe score classifier v_head q_head router gate shared_expert_gate e_score_correction_bias conv1d dt_proj x_proj"
 
 
 def format_of(format_name: str, names: list[str], dtype: str, shape: tuple[int, ...]) -> str | None:

@@ -95,7 +95,8 @@ def test_all_others_stay_as_they_are(form: Format, name: str, shape: tuple[int, 
 
 
 def base() -> Layout:
-    tensors = [TensorSpec(name, "BF16", shape) for name, shape in {**dict(KEPT), **dict(QUANTISED), **dict(TABLES)}.items()]
+    shapes = dict(KEPT) | dict(QUANTISED) | dict(TABLES)
+    tensors = [TensorSpec(name, "BF16", shape) for name, shape in shapes.items()]
     return Layout(tuple(sorted(tensors, key=lambda tensor: tensor.name)))
 
 

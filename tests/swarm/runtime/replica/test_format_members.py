@@ -116,6 +116,8 @@ def test_what_each_holds() -> None:
     assert set(Holding().all(WHOLE)) == set(range(BASE.n_blocks))
     assert Holding(formats=True).blocks(WHOLE) is None
     assert share.nbytes(WHOLE) < 0.3 * Holding().nbytes(WHOLE)
+    assert Holding(formats=True).nbytes(WHOLE) > Holding().nbytes(WHOLE) + 0.9 * share.nbytes(WHOLE)
+    assert Holding(formats=True).nbytes(BASE) == Holding().nbytes(BASE) == BASE.base_nbytes
     with pytest.raises(UsageError, match="keeps its replica in memory"):
         share.check_place(WHOLE, on_disk=True)
     Holding().check_place(BASE, on_disk=True)
