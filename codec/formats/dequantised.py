@@ -5,7 +5,7 @@ member with a format is filled and updated as any other, and its live bits have 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +37,8 @@ class DequantisedBase:
 
     def __init__(self, layout: Layout, form: Format) -> None:
         self.layout = base_layout(layout)
+        self.files: Mapping[str, bytes] = {}
+        """Small files of `layout` that differ from the model's: none."""
         self._whole = layout
         self._tensors = {tensor.base.name: tensor for tensor in quantised(self.layout, form)}
         self._by_stored = {
