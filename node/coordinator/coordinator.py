@@ -29,7 +29,7 @@ from codec.shards import Parallel, block_ranks, has_experts
 from codec.sign import Key
 from node.coordinator.adapters import AdaptersHeld
 from node.coordinator.admin import AdminService
-from node.coordinator.format_parts import FormatParts
+from node.coordinator.format_parts import CLASSES, FormatParts
 from node.coordinator.handover import Handover, hand_over
 from node.coordinator.home_layout import format_bytes, layout_of
 from node.coordinator.recovery import CHECKPOINTS_KEPT, open_newest_version
@@ -438,12 +438,12 @@ class Coordinator:
 
 def _classes(config: SeedConfig, layout: Layout) -> list[int] | None:
     """Of each block its class, if some members hold only some: by the ranks that need it, if experts are dealt over
-    ranks, and by whether formats replace it."""
+    ranks, and by the formats that replace it."""
     ranks = block_ranks(layout, config.shards, Parallel.EXPERT) if config.shards else None
     if not formats_of(layout):
         return ranks
-    sources = FormatParts(layout)
-    return [2 * (ranks[block] if ranks else 0) + sources.is_source(block) for block in range(layout.n_blocks)]
+    found = FormatParts(layout)
+    return [CLASSES * (ranks[block] if ranks else 0) + found.class_of(block) for block in range(layout.n_blocks)]
 
 
 def _authority(

@@ -92,8 +92,10 @@ class EngineRuntime:
         ]  # fmt: skip
         share = config.held_shard
         form = share.name if isinstance(share, FormatShare) else ""
-        self.host = EngineGroup(hosts, form)
-        self._format = FormatEngine(self.host, DequantisedReplica(model, store, form)) if form else None
+        packed = config.engine_holds == "format"
+        self.host = EngineGroup(hosts, f"{form}-packed" if packed else form)
+        bits = DequantisedReplica(model, store, form, packed=packed) if form else None
+        self._format = None if bits is None else FormatEngine(self.host, bits)
         """What the engines are filled from, if the node holds a format."""
         self._memory = EngineMemory(self.host, model) if config.replica == "engine" else None
         """The engines' memory, where it is the replica."""
@@ -151,7 +153,7 @@ class EngineRuntime:
                 layout = self._model.layout
                 assert layout is not None
                 if self._format is not None:
-                    await self._follow_format(self._format, commit, layout)
+                    await self._follow_format(self._format, commit)
                 elif layout.base_blocks < layout.n_blocks:
                     await self._follow_parts(commit, layout)
                 elif commit.changes is None:
@@ -160,15 +162,15 @@ class EngineRuntime:
                     descriptor, _ = await in_thread(write_patch, commit.changes, layout)
                     self.worker.update(commit.version, commit.root, descriptor)
 
-    async def _follow_format(self, engine: FormatEngine, commit: _Commit, layout: Layout) -> None:
+    async def _follow_format(self, engine: FormatEngine, commit: _Commit) -> None:
         """As `_follow_replica`, where the engine has the base that a format's codes stand for."""
         version, root, changes = commit
-        found = None if changes is None else await engine.changes(version, changes)
+        found = None if changes is None else await engine.patch(version, changes)
         if found is None:
             await self._reload(version)
             return
-        descriptor, _ = await in_thread(write_patch, found.changes, layout)
-        self.worker.update(version, root, descriptor, base_root=found.root)
+        descriptor, base_root = found
+        self.worker.update(version, root, descriptor, base_root=base_root)
 
     async def _follow_parts(self, commit: _Commit, layout: Layout) -> None:
         """As `_follow_replica`, where the model has other parts than the base: the engine gets a patch of the base if
@@ -211,6 +213,8 @@ class EngineRuntime:
         lend = lend if self._format is None else self._format.lend
         while (loan := await lend()) is None:  # noqa: ASYNC110 - a catch-up tells nobody its end
             await trio.sleep(_LEND_AGAIN_S)
+        if self._format is not None:
+            await self._format.write_files(folder)
         self.worker.know(loan.version, loan.swarm_root)
         window_fd = None if memory is None else memory.window_fd
         assert self._model.layout is not None

@@ -37,6 +37,7 @@ CoderName = Literal["auto", "rice", "pco"]
 EngineName = Literal["none", "transformers", "vllm"]
 DemoEngine = Literal["transformers", "vllm"]
 Running = Literal["continue", "recompute", "drain"]
+EngineHolds = Literal["bf16", "format"]
 ModelName = Literal["tiny", "small", "smollm2"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -298,6 +299,9 @@ class JoinConfig(MemberConfig):
     format: tuple[str, ...] = ()
     """Hold the model in this format instead of bf16 (int4-group-e8, for example); the seed must have been started with
     it (seed --format)."""
+    engine_holds: EngineHolds = "bf16"
+    """With --format int4-group-e8 and --engine vllm: what vLLM computes with: bf16 (what the codes stand for), or
+    format (the packed codes of linear layers themselves; on CPUs)."""
 
     def __post_init__(self) -> None:
         MemberConfig.__post_init__(self)

@@ -36,6 +36,10 @@ class _NodeShare(Protocol):
     @property
     def engine(self) -> str: ...
     @property
+    def engine_holds(self) -> str: ...
+    @property
+    def engine_url(self) -> tuple[str, ...]: ...
+    @property
     def raw_out(self) -> Path | None: ...
     @property
     def replica(self) -> str: ...
@@ -73,6 +77,14 @@ def check_share(config: _NodeShare) -> None:
             raise UsageError("--format: a file has no weights to quantise; leave out --raw-out")
         if config.replica not in ("auto", "ram"):
             raise UsageError(f"--format: its blocks are kept in memory; leave out --replica {config.replica}")
+    if config.engine_holds == "format":
+        if config.engine_url:
+            raise UsageError("--engine-holds format: vLLM must be started with another config; leave out --engine-url")
+        if config.format != ("int4-group-e8",) or config.engine != "vllm":
+            raise UsageError(
+                "--engine-holds format: only a vLLM computes with packed codes, and only with those of int4-group-e8; "
+                "add --engine vllm --format int4-group-e8"
+            )
     if config.shard:
         Shard.parse(config.shard)
         if config.engine != "none":

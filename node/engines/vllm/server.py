@@ -174,6 +174,7 @@ def environment(
     env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if cpu:
         env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"}  # otherwise the first logprobs compile
+        env["VLLM_CPU_INT4_W4A8"] = "0"  # packed int4 codes compute with bf16 activations, as the trainer does
         cores = sorted(os.sched_getaffinity(0))
         if threads is not None:  # several engines share the cores, so none may bind its threads to one
             ours = {**ours, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(max(1, threads // ranks))}

@@ -24,11 +24,14 @@ from swarm.store import Store
 FORM = FORMATS["int4-group-e8"]
 BASE = Layout(
     (
-        TensorSpec("a.embed_tokens.weight", "BF16", (64, 64)),
+        TensorSpec("a.embed_tokens.weight", "BF16", (64, 64), ("lm_head.weight",)),
+        TensorSpec("a.norm.weight", "BF16", (64,)),
         TensorSpec("b.up_proj.weight", "BF16", (1100, 1003)),
         TensorSpec("c.down_proj.weight", "BF16", (200, 300)),
     )
 )
+NORM = 1
+"""The block of the norm, which stays bf16."""
 WHOLE = extended(BASE, formats=format_tensors(BASE, FORM))
 FIRST, SECOND = VersionId(0, 0), VersionId(0, 1)
 
@@ -109,10 +112,12 @@ def test_a_member_of_a_format_computes_nothing(store: Store) -> None:
 
 def test_what_each_holds() -> None:
     share = Holding(FormatShare(FORM.name))
-    assert set(share.all(WHOLE)) == {0, *format_blocks()}
+    assert set(share.all(WHOLE)) == {NORM, *format_blocks()}
     assert set(Holding().all(WHOLE)) == set(range(BASE.n_blocks))
     assert Holding(formats=True).blocks(WHOLE) is None
     assert share.nbytes(WHOLE) < 0.3 * Holding().nbytes(WHOLE)
+    assert Holding(formats=True).nbytes(WHOLE) > Holding().nbytes(WHOLE) + 0.9 * share.nbytes(WHOLE)
+    assert Holding(formats=True).nbytes(BASE) == Holding().nbytes(BASE) == BASE.base_nbytes
     with pytest.raises(UsageError, match="keeps its replica in memory"):
         share.check_place(WHOLE, on_disk=True)
     Holding().check_place(BASE, on_disk=True)
@@ -130,7 +135,7 @@ def test_an_engine_follows_what_the_codes_stand_for(store: Store) -> None:
     assert loan.root == root_of(live)
 
     later = whole_replica(seed=1)
-    staged = [staged_block(truth, later, block) for block in (0, *format_blocks())]
+    staged = [staged_block(truth, later, block) for block in (NORM, *format_blocks())]
     assert isinstance(model.replica, Replica)
     for change in staged:
         model.replica.write_block(change.block, later.read_block(change.block), change.new_hash)
