@@ -261,7 +261,7 @@ class VersionSender:
         self._cause = lambda: self._ranks.describe_wait(slot, number, entry.what, self._seed_named())
         batches = BlockBatches(link, opened, still_wanted)
         for found in self._encoder.deltas(
-            link.replica, slot, number, opened.coder, still_wanted, entry.what, entry.source
+            link.replica, slot, number, opened.coder, still_wanted, entry.what, entry.source, entry.kept
         ):
             attempt.add_delta(found.encoded.delta, found.encoded.changed)
             batches.add(found)
