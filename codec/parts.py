@@ -10,9 +10,9 @@ A layout is one list of tensors, and a version has one root over all blocks. Par
 | format F | `~format/F/NAME/codes` and others: the format's bytes of the base's tensor NAME |
 
 `~` sorts after all ASCII letters, so the base's tensors come first: the layout of the base alone has the same offsets
-and the same block numbers. `_` sorts before all small letters, so the draft comes next: what one trainer publishes and one engine
-loads, the base with its draft, is a prefix of the layout too. A layout without other parts is its own base. Each part
-is a run of tensors, so it is a run of blocks too.
+and the same block numbers. `_` sorts before all small letters, so the draft comes next: the base with its draft, which
+one trainer publishes and one engine loads, is a prefix of the layout too. A layout without other parts is its own base.
+Each part is a run of tensors, so it is a run of blocks too.
 """
 
 import re
@@ -233,7 +233,7 @@ def draft_name(name: str) -> str:
 
 
 def draft_layout(layout: Layout) -> Layout | None:
-    """The draft model's own layout: its tensors and files under the names of its checkpoint. None: there is no draft."""
+    """The draft model's own layout: tensors and files under the names of its checkpoint. None: there is no draft."""
     if not any(found.part == DRAFT for found in parts(layout)):
         return None
     own = part_layout(layout, DRAFT).layout

@@ -20,7 +20,9 @@ def layout_of(
 ) -> Layout:
     """The layout of this home's swarm. A home keeps the parts of its first start, and later starts need not name them.
 
-    `checkpoint`: the base. `draft`: the draft model, if the settings name one. Raises `UsageError` when the settings name other parts than the home has, and when the base
+    `checkpoint`: the base. `draft`: the draft model, if the settings name one.
+
+    Raises `UsageError` when the settings name other parts than the home has, and when the base
     cannot have the parts that they name.
     """
     base = checkpoint.layout

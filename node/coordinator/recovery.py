@@ -21,8 +21,8 @@ CHECKPOINTS_KEPT: Final = 2
 def open_newest_version(
     store: Store, model: Model, checkpoint: Checkpoint, layout: Layout, key: Key, draft: Checkpoint | None = None
 ) -> bytes:
-    """Load the newest sealed version into `model`; its sealed manifest. A new store gets the base and `draft`, the draft
-    model, as version 0, with zeros in all other parts of `layout`, but for formats, which are computed.
+    """Load the newest sealed version into `model`; its sealed manifest. A new store gets the base and the draft
+    model as version 0, with zeros in all other parts of `layout`, but for formats, which are computed.
 
     Never loads an older version: members hold the newest one, so a second version of its number would contradict it.
     Raises `UsageError` when the store's bits do not lead to it.

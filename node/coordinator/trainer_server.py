@@ -15,7 +15,7 @@ import trio
 from codec import shared
 from codec.errors import PeerError, SwarmError, UsageError
 from codec.part_view import PartView
-from codec.parts import BASE, Part, base_layout
+from codec.parts import Part, base_layout
 from node.coordinator.file_publisher import FilePublisher
 from node.coordinator.publisher import Publisher, VersionSink
 from node.coordinator.rank_group import RankGroups

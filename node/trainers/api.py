@@ -177,8 +177,8 @@ class Swarm:
         If that version is the head, nothing happens. Else it becomes the head again, under its number in a new epoch:
         every node goes back to it, and rollouts of later versions are refused. `root`: `Publication.root`, 32 bytes.
         `model`: your own weights, which must have this root; without it the seed uses the versions that it keeps, at
-        least eight. `draft`: with `model`, the draft model's weights in that version; None: it has not changed since. `timeout_s`: for each wait, the versions on their way among them. Returns (epoch, version) of the
-        head.
+        least eight. `draft`: with `model`, the draft model's weights in that version; None: it has not changed since.
+        `timeout_s`: for each wait, the versions on their way among them. Returns (epoch, version) of the head.
 
         Raises `UsageError` when no version has this root, the seed no longer has its bits, or `model` has another root;
         `SwarmTimeout`; and what `publish` raises.

@@ -22,6 +22,7 @@ from node.trainers.errors import SwarmDown
 from node.trainers.file_messages import PUBLISHED_WITHIN_S
 from node.trainers.publish.line import PublishLine
 from node.trainers.standing import holders
+from node.trainers.tensors.drafted import NO_DRAFT
 from node.trainers.tensors.file_blocks import CheckpointBlocks, DraftedBlocks, RawBlocks
 from node.trainers.tensors.rounding import bring, can_bring
 from swarm.transport.base import Unreachable
@@ -41,8 +42,8 @@ def publish_folder_here(
     as_it_was: Stamp | None = None,
     draft: Path | None = None,
 ) -> dict[str, Any]:
-    """As `node.trainers.publish_files.publish_folder`, without asking the seed to read the files. `draft`: the folder of
-    the draft model's new weights; None: it stays as it is."""
+    """As `node.trainers.publish_files.publish_folder`, without asking the seed to read the files. `draft`: the folder
+    of the draft model's new weights; None: it stays as it is."""
 
     def blocks(layout: Layout) -> CheckpointBlocks | DraftedBlocks:
         base = folder_blocks(folder, policy_base(layout), as_it_was)
@@ -52,11 +53,12 @@ def publish_folder_here(
 
 
 def _draft_blocks(folder: Path, layout: Layout) -> CheckpointBlocks:
-    """The draft model's bits. `layout`: of the base with its draft. Raises `UsageError` when the swarm has none, and when
-    the folder has another."""
+    """The draft model's bits. `layout`: of the base with its draft.
+
+    Raises `UsageError` when the swarm has none, and when the folder has another."""
     own = draft_layout(layout)
     if own is None:
-        raise UsageError("This swarm carries no draft model: start its seed with --draft FOLDER, or publish without.")
+        raise UsageError(NO_DRAFT)
     before, checkpoint = _stamped(folder, None)
     _check_same_model(checkpoint, own, "draft model")
     return CheckpointBlocks(checkpoint, own, before)
@@ -154,7 +156,8 @@ def _check_same_model(checkpoint: Checkpoint, base: Layout, whose: str = "base")
     name = min(differing)
     there, here = (_describe(table.get(name)) for table in (specs, base_specs))
     raise UsageError(
-        f"{checkpoint.path} is of another model than the seed's {whose}: {name} is {there} in it, {here} in the {whose}. "
+        f"{checkpoint.path} is of another model than the seed's {whose}: {name} is {there} in it, {here} in the "
+        f"{whose}. "
         "Publish checkpoints of the model that the seed was started with."
     )
 

@@ -137,9 +137,9 @@ class CheckpointBlocks:
 
 
 class DraftedBlocks:
-    """The blocks of two checkpoints: of a policy and of its draft model. A `node.trainers.publish.encoding.BlockSource`.
+    """The blocks of two checkpoints: of a policy and of its draft model.
 
-    `layout`: of both (`codec.parts.policy_part`).
+    A `node.trainers.publish.encoding.BlockSource`. `layout`: of both (`codec.parts.policy_part`).
     """
 
     nbytes: Final = 0

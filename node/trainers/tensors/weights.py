@@ -42,8 +42,8 @@ def check_names(layout: Layout, model: Any, *, leads: bool = True) -> dict[str, 
     it), by checkpoint name.
 
     `layout`: of the base, with its draft model if there is one. `leads`: this process is rank 0, which writes all of
-    the draft. Adapters are merged as they are in a publish. Raises `UsageError` naming the first tensor that is missing, unknown,
-    untied, or of another shape or dtype, or the adapter that cannot be merged.
+    the draft. Adapters are merged as they are in a publish. Raises `UsageError` naming the first tensor that is
+    missing, unknown, untied, or of another shape or dtype, or the adapter that cannot be merged.
     """
     base = policy_base(layout)
     naming = Naming(base)
