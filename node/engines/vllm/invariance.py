@@ -9,16 +9,30 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 import numpy as np
+import structlog
 
 from node.engines.arithmetic import class_label
-from node.engines.base import Completion, EngineError, Prompt, SamplingOptions, SamplingParams
+from node.engines.base import (
+    ADAPTERS,
+    JUDGES_ADAPTERS,
+    REPLAYS,
+    ROUTES,
+    Completion,
+    EngineError,
+    Prompt,
+    SamplingOptions,
+    SamplingParams,
+)
 from node.engines.judgement import Claim, Judgement
+from node.engines.vllm.adapters import room_of
 from node.engines.vllm.flights import Flights, begin_judge
 from node.engines.vllm.links import PluginLink
 from node.engines.vllm.plugin.swarm_vllm.messages import Front, Policy, Rank
 from node.verification.classes import KEEPS_KEYS
 
-__all__ = ["class_of", "is_invariant"]
+__all__ = ["class_of", "is_invariant", "measured"]
+
+_log = structlog.get_logger(__name__)
 
 _TOKENS: Final = 12
 _PROMPT_TOKENS: Final = 160
@@ -29,8 +43,24 @@ _WITHIN_S: Final = 600.0
 _SAMPLING: Final = SamplingParams(_TOKENS, top_p=0.9, seed=1, options=SamplingOptions(portable=True))
 
 
-def class_of(front: PluginLink, ranks: Sequence[PluginLink], policy: Policy) -> str:
-    """The ability that names the engine's arithmetic class; empty: its plugin is older and does not tell."""
+def measured(front: PluginLink, ranks: Sequence[PluginLink], policy: Policy, *, judges: bool, drafts: bool) -> set[str]:
+    """The abilities of a vLLM that holds a model: its arithmetic class, what it has room for, and whether it can replay
+    what others of the class draw. `judges`: it is one that may. `drafts`: it proposes tokens by a draft model."""
+    found = {name for name in [class_of(front, ranks, policy, drafts=drafts)] if name}
+    if drafts:
+        return found
+    found |= {ADAPTERS, JUDGES_ADAPTERS} if room_of(front) else set()
+    found |= {ROUTES} if getattr(front.hello, "experts", 0) else set()
+    if judges:
+        invariant = is_invariant(front)
+        _log.info("measured", invariant=invariant)
+        found |= {REPLAYS} if invariant else set()
+    return found
+
+
+def class_of(front: PluginLink, ranks: Sequence[PluginLink], policy: Policy, *, drafts: bool = False) -> str:
+    """The ability that names the engine's arithmetic class; empty: its plugin is older and does not tell. `drafts`: it
+    computes several tokens of a sequence in one step, of which it may throw some away."""
     hello = [rank.hello for rank in ranks if isinstance(rank.hello, Rank)]
     if not isinstance(front.hello, Front) or not hello or not all(rank.fingerprint for rank in hello):
         return ""
@@ -39,7 +69,8 @@ def class_of(front: PluginLink, ranks: Sequence[PluginLink], policy: Policy) -> 
     room = front.hello.adapters and not device.startswith(
         "cpu"
     )  # there, room for adapters changes no bit of the base's
-    attention = (KEEPS_KEYS if policy == "continue" else "") + ("lora-" if room else "") + attention
+    more = ("lora-" if room else "") + ("drafts-" if drafts else "")
+    attention = (KEEPS_KEYS if policy == "continue" else "") + more + attention
     fingerprint = "-".join(sorted({rank.fingerprint for rank in hello}))
     return class_label("vllm", front.hello.vllm.partition("+")[0], device, dtype, attention, len(hello), fingerprint)
 
