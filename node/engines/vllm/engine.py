@@ -25,13 +25,9 @@ from codec.errors import UsageError
 from codec.layout import BLOCK_ELEMENTS
 from node.engines.adapters import GivenAdapter
 from node.engines.base import (
-    ADAPTERS,
     BASE_VERSION,
     JUDGES,
-    JUDGES_ADAPTERS,
     OPTIONS,
-    REPLAYS,
-    ROUTES,
     SCORE_OPTIONS,
     EngineError,
     Prompt,
@@ -40,14 +36,14 @@ from node.engines.base import (
 )
 from node.engines.interface import BackgroundEngine, FlightDone, JudgeDone, ScoreDone, SharedReplica, WeightPatch
 from node.engines.judgement import Claim, Judgement
-from node.engines.vllm.adapters import VllmAdapters, adapter_flags, room_of, version_name
+from node.engines.vllm.adapters import VllmAdapters, adapter_flags, version_name
 from node.engines.vllm.attached import FILL_WITHIN_S, Attached, Staged, give_weights
 from node.engines.vllm.classes import Classes
 from node.engines.vllm.compatibility import check_draft, check_files, merge_maps, not_reloadable, tensors_of
 from node.engines.vllm.flights import Flights, begin_judge, begin_score
-from node.engines.vllm.invariance import is_invariant, measured
 from node.engines.vllm.launch import Launcher
 from node.engines.vllm.links import Listener, PluginFailed, PluginLink, wait
+from node.engines.vllm.measured import measured
 from node.engines.vllm.plugin.swarm_vllm.messages import (
     Changed,
     Check,
@@ -70,6 +66,7 @@ from node.engines.vllm.plugin.swarm_vllm.messages import (
     Unchanged,
 )
 from node.engines.vllm.proof import live_blocks, wrong_blocks
+from node.engines.vllm.speculation import DraftModel
 from node.engines.window import places
 
 __all__ = ["VllmEngine"]
@@ -140,7 +137,8 @@ class VllmEngine(BackgroundEngine):
                 if self._launcher.loads_replica:
                     self.give_weights(shared.layout, shared.fd)
                 room = () if shared.slots is None else adapter_flags(shared.layout, shared.slots)
-                self._launcher.launch(shared.folder, self._listener.path, room, shared.draft)
+                draft = None if shared.draft is None else DraftModel.of(shared.draft, shared.layout)
+                self._launcher.launch(shared.folder, self._listener.path, room, draft)
             front = self._listener.next(CONNECT_WITHIN_S)
         else:
             front = self._attachment.front

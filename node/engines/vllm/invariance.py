@@ -9,30 +9,16 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 import numpy as np
-import structlog
 
 from node.engines.arithmetic import class_label
-from node.engines.base import (
-    ADAPTERS,
-    JUDGES_ADAPTERS,
-    REPLAYS,
-    ROUTES,
-    Completion,
-    EngineError,
-    Prompt,
-    SamplingOptions,
-    SamplingParams,
-)
+from node.engines.base import Completion, EngineError, Prompt, SamplingOptions, SamplingParams
 from node.engines.judgement import Claim, Judgement
-from node.engines.vllm.adapters import room_of
 from node.engines.vllm.flights import Flights, begin_judge
 from node.engines.vllm.links import PluginLink
 from node.engines.vllm.plugin.swarm_vllm.messages import Front, Policy, Rank
 from node.verification.classes import KEEPS_KEYS
 
-__all__ = ["class_of", "is_invariant", "measured"]
-
-_log = structlog.get_logger(__name__)
+__all__ = ["class_of", "is_invariant"]
 
 _TOKENS: Final = 12
 _PROMPT_TOKENS: Final = 160
@@ -41,21 +27,6 @@ _OTHERS: Final = (2, 6)
 """Sequences beside the one that is compared: batches of 3 and of 7 rows."""
 _WITHIN_S: Final = 600.0
 _SAMPLING: Final = SamplingParams(_TOKENS, top_p=0.9, seed=1, options=SamplingOptions(portable=True))
-
-
-def measured(front: PluginLink, ranks: Sequence[PluginLink], policy: Policy, *, judges: bool, drafts: bool) -> set[str]:
-    """The abilities of a vLLM that holds a model: its arithmetic class, what it has room for, and whether it can replay
-    what others of the class draw. `judges`: it is one that may. `drafts`: it proposes tokens by a draft model."""
-    found = {name for name in [class_of(front, ranks, policy, drafts=drafts)] if name}
-    if drafts:
-        return found
-    found |= {ADAPTERS, JUDGES_ADAPTERS} if room_of(front) else set()
-    found |= {ROUTES} if getattr(front.hello, "experts", 0) else set()
-    if judges:
-        invariant = is_invariant(front)
-        _log.info("measured", invariant=invariant)
-        found |= {REPLAYS} if invariant else set()
-    return found
 
 
 def class_of(front: PluginLink, ranks: Sequence[PluginLink], policy: Policy, *, drafts: bool = False) -> str:

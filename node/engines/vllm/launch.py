@@ -9,6 +9,7 @@ from codec.errors import UsageError
 from node.engines.base import EXACT_SEED, JUDGES, OPTIONS, PORTABLE_DRAWS, SCORE_OPTIONS
 from node.engines.vllm.installed import PLUGIN, Installed
 from node.engines.vllm.server import Server, ServerOptions, attach_to
+from node.engines.vllm.speculation import DraftModel
 
 __all__ = ["Launcher", "RunningVllm", "StartedVllm"]
 
@@ -32,11 +33,11 @@ class Launcher(Protocol):
         ...
 
     def launch(
-        self, folder: Path, socket: Path, adapters: tuple[str, ...] = (), draft: Path | None = None
+        self, folder: Path, socket: Path, adapters: tuple[str, ...] = (), draft: DraftModel | None = None
     ) -> None:
         """Return when vLLM's API server has been told to connect to `socket`. `folder`: the swarm's small files.
-        `adapters`: the flags that give a vLLM room for the swarm's adapters; empty: it has none. `draft`: the small
-        files of the draft model by which a vLLM that is started here proposes tokens; None: it does not.
+        `adapters`: the flags that give a vLLM room for the swarm's adapters; empty: it has none. `draft`: the
+        model by which a vLLM that is started here proposes tokens; None: it does not.
 
         Raises `UsageError` with what the user can do.
         """
@@ -71,7 +72,7 @@ class StartedVllm:
         return f"vllm/{self.where.version}/{'cpu' if self.where.cpu else 'gpu'}"
 
     def launch(
-        self, folder: Path, socket: Path, adapters: tuple[str, ...] = (), draft: Path | None = None
+        self, folder: Path, socket: Path, adapters: tuple[str, ...] = (), draft: DraftModel | None = None
     ) -> None:
         room = adapters if self.where.adapts else ()  # an older plugin refuses a vLLM with adapters
         if draft is not None and not self.where.drafts:
@@ -104,6 +105,6 @@ class RunningVllm:
         return "vllm"
 
     def launch(
-        self, folder: Path, socket: Path, adapters: tuple[str, ...] = (), draft: Path | None = None
+        self, folder: Path, socket: Path, adapters: tuple[str, ...] = (), draft: DraftModel | None = None
     ) -> None:
         attach_to(self.url, socket)

@@ -22,7 +22,7 @@ import msgspec
 from codec.errors import UsageError
 from node.engines.vllm.causes import cause_of, last_error, quantization_of
 from node.engines.vllm.installed import PLUGIN, Installed
-from node.engines.vllm.speculation import speculative_config
+from node.engines.vllm.speculation import DraftModel
 
 __all__ = ["Server", "ServerOptions", "attach_to", "environment", "flags"]
 
@@ -47,9 +47,9 @@ LOG_READ_BYTES: Final = 1 << 18
 class ServerOptions:
     """How to start one vLLM.
 
-    `draft_tokens`: that a draft model proposes at a time. `port`: of its OpenAI endpoint, on loopback. `ranks`: tensor-parallel ranks. `threads`: of all ranks together, on
+    `port`: of its OpenAI endpoint, on loopback. `ranks`: tensor-parallel ranks. `threads`: of all ranks together, on
     CPUs. `first_gpu`: index of the first GPU, where engines share a machine. `flags`: more of vLLM's own flags. `env`:
-    more of its environment.
+    more of its environment. `draft_tokens`: that a draft model proposes at a time.
     """
 
     port: int
@@ -71,10 +71,10 @@ class Server:
         log: Path,
         socket: Path,
         options: ServerOptions,
-        draft: Path | None = None,
+        draft: DraftModel | None = None,
     ) -> None:
-        """`folder`: config and tokenizer. `socket`: where vLLM gets its weights. `draft`: the folder of the draft
-        model's config, if it is to propose tokens. Raises `UsageError` when the port is
+        """`folder`: config and tokenizer. `socket`: where vLLM gets its weights. `draft`: the model by which it is
+        to propose tokens. Raises `UsageError` when the port is
         taken."""
         self.port, self._log = options.port, log
         self._quantization = quantization_of(options.flags, _config_of(folder))
@@ -144,16 +144,16 @@ def _wait_until_free(port: int) -> None:
         time.sleep(LOOK_EVERY_S)
 
 
-def drafting(draft: Path | None, options: ServerOptions) -> list[str]:
-    """vLLM's flags for proposing tokens by the model whose config is in `draft`."""
+def drafting(draft: DraftModel | None, options: ServerOptions) -> list[str]:
+    """vLLM's flags for proposing tokens by this model."""
     if draft is None:
         return []
-    return ["--speculative-config", speculative_config(draft, options.draft_tokens, options.ranks)]
+    return ["--speculative-config", draft.speculative_config(options.draft_tokens, options.ranks)]
 
 
-def flags(folder: Path, port: int, socket: Path, ranks: int, cpu: bool, draft: Path | None = None) -> list[str]:
+def flags(folder: Path, port: int, socket: Path, ranks: int, cpu: bool, draft: DraftModel | None = None) -> list[str]:
     """vLLM's flags for an engine that takes its weights from a replica. `draft`: see `Server`."""
-    extra = {"socket": str(socket)} | ({} if draft is None else {"draft": str(draft)})
+    extra = {"socket": str(socket)} | ({} if draft is None else {"draft": str(draft.folder)})
     out = ["--model", str(folder), "--served-model-name", SERVED_NAME, "--host", "127.0.0.1", "--port", str(port)]
     out += ["--load-format", "swarm", "--model-loader-extra-config", json.dumps(extra)]
     out += ["--weight-transfer-config", '{"backend": "swarm"}']

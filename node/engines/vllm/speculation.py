@@ -3,13 +3,17 @@
 import http.client
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
-__all__ = ["Drafts", "count_drafts", "drafts_of", "method_of", "speculative_config"]
+from codec import Layout
+from codec.parts import draft_layout
+
+__all__ = ["DraftModel", "Drafts", "count_drafts", "drafts_of", "method_of"]
 
 _ASK_WITHIN_S: Final = 5.0
 """For vLLM's metrics, on loopback."""
@@ -18,34 +22,44 @@ _MAX_BYTES: Final = 4 << 20
 _COUNT: Final = re.compile(r"vllm:spec_decode_num_(drafts|accepted_tokens)(?:_total)?(?:\{[^\n]*\})? (\d[\d.eE+]*)")
 
 
-def method_of(config: dict[str, Any]) -> str:
-    """vLLM's name for the way in which a model with this configuration proposes tokens.
+class DraftModel(NamedTuple):
+    """The swarm's draft model as a vLLM loads it.
 
-    A head that reads the policy's hidden states says so by its architecture (EAGLE) or by its number of layers for next
-    tokens (MTP). Anything else is a model of its own.
+    `folder`: its small files. `method`: vLLM's name for how it proposes.
     """
-    architectures = config.get("architectures")
-    names = "".join(name for name in architectures if isinstance(name, str)) if isinstance(architectures, list) else ""
-    if re.search("eagle-?3", names, re.IGNORECASE):
-        return "eagle3"
-    if "eagle" in names.lower() or config.get("model_type") == "eagle":
-        return "eagle"
+
+    folder: Path
+    method: str
+
+    @classmethod
+    def of(cls, folder: Path, layout: Layout) -> "DraftModel":
+        """`layout`: has the draft's tensors. A configuration that cannot be read counts as empty; vLLM refuses it."""
+        try:
+            config = msgspec.json.decode((folder / "config.json").read_bytes())
+        except (OSError, msgspec.DecodeError):
+            config = {}
+        own = draft_layout(layout)
+        names = [spec.name for spec in own.tensors] if own is not None else []
+        return cls(folder, method_of(config if isinstance(config, dict) else {}, names))
+
+    def speculative_config(self, tokens: int, ranks: int) -> str:
+        """The value of vLLM's `--speculative-config`. `tokens`: proposed at a time. `ranks`: tensor-parallel ranks, the
+        same for both models."""
+        value = {"method": self.method, "model": str(self.folder), "num_speculative_tokens": tokens}
+        return json.dumps(value | {"draft_tensor_parallel_size": ranks})
+
+
+def method_of(config: dict[str, Any], names: Iterable[str]) -> str:
+    """vLLM's name for the way in which a model with this configuration and these tensors proposes tokens.
+
+    EAGLE's heads often have the configuration of their policy, so they are known by the projection `fc` of hidden
+    states. Heads for next tokens (MTP) say so in the configuration. Anything else is a model of its own.
+    """
+    names = list(names)
+    if any(name.split(".")[-2:] == ["fc", "weight"] for name in names):
+        return "eagle3" if any("midlayer" in name or name == "d2t" for name in names) else "eagle"
     layers = config.get("num_nextn_predict_layers") or config.get("mtp_num_hidden_layers")
-    if "mtp" in str(config.get("model_type", "")).lower() or "MTP" in names or layers:
-        return "mtp"
-    return "draft_model"
-
-
-def speculative_config(folder: Path, tokens: int, ranks: int) -> str:
-    """The value of vLLM's `--speculative-config`. `folder`: the draft model's small files. `tokens`: proposed at a time.
-    `ranks`: tensor-parallel ranks, the same for both models."""
-    try:
-        config = msgspec.json.decode((folder / "config.json").read_bytes())
-    except (OSError, msgspec.DecodeError):
-        config = {}  # vLLM's own message names the problem
-    method = method_of(config if isinstance(config, dict) else {})
-    value = {"method": method, "model": str(folder), "num_speculative_tokens": tokens}
-    return json.dumps(value | {"draft_tensor_parallel_size": ranks})
+    return "mtp" if layers or "mtp" in str(config.get("model_type", "")).lower() else "draft_model"
 
 
 class Drafts(NamedTuple):

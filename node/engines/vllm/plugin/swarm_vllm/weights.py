@@ -79,13 +79,14 @@ class LiveWeights:
     def check_apart(self, prefix: str) -> None:
         """Raises `ValueError` when a tensor whose name begins with `prefix` shares its storage with another one that
         does not, so that writing one would change the other."""
-        names = {number: name for name, found in self._maps.items() for number in found.storages if not name.startswith(prefix)}
+        others = {name: found for name, found in self._maps.items() if not name.startswith(prefix)}
+        names = {number: name for name, found in others.items() for number in found.storages}
         for name, found in self._maps.items():
             shared = [names[number] for number in found.storages if number in names]
             if name.startswith(prefix) and shared:
                 raise ValueError(
-                    f"vLLM keeps the draft's {name[len(prefix) :]} in the memory of {shared[0]}, because they are equal: "
-                    "leave it out of the draft's folder, or give it bits of its own"
+                    f"vLLM keeps the draft's {name[len(prefix) :]} in the memory of {shared[0]}, because they are "
+                    "equal: start the swarm with a draft that leaves it out, or that has bits of its own"
                 )
 
     def _trace_all(self) -> dict[str, Exception]:
