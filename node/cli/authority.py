@@ -282,6 +282,7 @@ def register(app: App) -> None:
         "swarm-node seed --base ~/models/Qwen3-8B --via 203.0.113.9:4001    (swarm-node relay TICKET runs there)",
         "swarm-node seed --base runs/step_0 --watch runs --watch-marker STABLE",
         "swarm-node seed --base ~/models/Qwen3-8B --egress-copies 1.1",
+        "swarm-node seed --base ~/models/Qwen3-8B --draft ~/models/Qwen3-0.6B",
         "swarm-node seed --raw-mb 512",
     )
     offer(app, invite, TRAIN, "swarm-node invite", "swarm-node invite --expires 7d --nodes 100 --quota-gb 500 --json",
