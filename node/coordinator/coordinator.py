@@ -235,8 +235,8 @@ class Coordinator:
         self._admin = AdminService(self.core, self.endpoint.runtime, trio.current_time)
         self._adapters = AdaptersHeld(self._publisher.replica)
         self._draft = DraftHeld(self._publisher.replica)
-        self._changed_parts: frozenset[Part] | None = None
-        """Of the version that is being sealed."""
+        self._changed_parts: dict[VersionId, frozenset[Part]] = {}
+        """Of each version that was sealed, until it is committed: the runtime tells so in a task of its own."""
         self.ledger.set_adapters(self._adapters.adapters)
 
     def _restored_ledger(self, book: Book, now: float) -> LedgerService:
@@ -361,11 +361,13 @@ class Coordinator:
         members = [lease.grant.peer for lease in self.core.book.leases.values()]
         elements = self._elements_of(parts)
         self.track.sealed(manifest, elements, members)
-        self._changed_parts = parts
+        version = VersionId(manifest.epoch, manifest.version)
+        self._changed_parts[version] = parts
         try:
             sealed = await self._publisher.seal(manifest)
-        finally:
-            self._changed_parts = None
+        except BaseException:
+            self._changed_parts.pop(version, None)
+            raise
         self._seed_log.sealed(manifest, elements, self.track.trainer_step)
         return sealed
 
@@ -383,8 +385,9 @@ class Coordinator:
     # ------------------------------------------------------------ what the runtime tells us
 
     def committed(self, version: VersionId, manifest: Manifest, changes: tuple[StagedChunk, ...] | None) -> None:
-        self._draft.note(self._changed_parts)
-        change = self._adapters.change(self._changed_parts)
+        parts = self._changed_parts.pop(version, None)
+        self._draft.note(parts)
+        change = self._adapters.change(parts)
         self.ledger.sealed(Head(manifest.epoch, manifest.version, manifest.root), change)
 
     def notify(self, notice: Notice) -> None:

@@ -66,8 +66,8 @@ class DraftHeld:
         self._versions = 0
 
     def note(self, parts: frozenset[Part] | None) -> None:
-        """The replica became another version, which changed these parts. None: not known, so it may be any."""
-        self._versions += parts is None or DRAFT in parts
+        """The replica is a version, which changed these parts. None: it is that of the start."""
+        self._versions += parts is not None and DRAFT in parts
 
     def status(self) -> DraftStatus | UnsetType:
         """For people and programs; `UNSET` for a model without a draft."""

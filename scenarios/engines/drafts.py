@@ -2,10 +2,10 @@
 
     python -m scenarios.engines.drafts [--json] [--case NAME]... [--updates 100]
 
-Each case starts a vLLM for CPUs under a node's own driver, with a draft model that is a part of the replica. `--updates`
-versions (1 % of the elements of both models) are committed, and every live bit of both is read back. Then the acceptance
-length (`node.engines.vllm.speculation.Drafts`) and the greedy tokens are compared with those of a fresh vLLM on the last
-version.
+Each case starts a vLLM for CPUs under a node's own driver, with a draft model that is a part of the replica.
+`--updates` versions (1 % of the elements of both models) are committed, and every live bit of both is read back. Then
+the acceptance length (`node.engines.vllm.speculation.Drafts`) and the greedy tokens are compared with those of a fresh
+vLLM on the last version.
 
     draft-model    a small model of the same family: here a copy of the target with other low bits
     eagle          EAGLE's head on a Llama, without an embedding and an output head of its own
