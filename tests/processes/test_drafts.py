@@ -1,7 +1,6 @@
 """A draft model in a swarm of real processes: its blocks reach every node, whatever its engine does with them."""
 
 import json
-import os
 import signal
 from importlib.util import find_spec
 from pathlib import Path
@@ -78,8 +77,7 @@ def test_nodes_hold_the_draft_of_each_version(tmp_path: Path) -> None:
             swarm.command("seed", "publish", str(base), "--draft", str(draft), "--raw"), 2, "--draft goes with the base"
         )
 
-        os.kill(swarm.processes["seed"].pid, signal.SIGKILL)
-        swarm.processes["seed"].wait()
+        swarm.signal("seed", signal.SIGKILL)
         refused = folder_of(tmp_path / "refused", MODEL, 5)
         check(
             swarm.command("seed", "seed", "--base", str(base), "--draft", str(refused), *at, *LOOPBACK), 2,
@@ -104,8 +102,7 @@ def test_what_a_seed_refuses(tmp_path: Path) -> None:
         check(start("--draft", str(large)), 2, "has no config.json")
         check(start("--draft", str(tmp_path / "nowhere")), 2, "nowhere")
         swarm.seed(base, "--listen", f"127.0.0.1:{free_port()}")
-        os.kill(swarm.processes["seed"].pid, signal.SIGKILL)
-        swarm.processes["seed"].wait()
+        swarm.signal("seed", signal.SIGKILL)
         draft = folder_of(tmp_path / "draft", HEAD, 0)
         check(start("--draft", str(draft)), 2, "was started without a draft model")
 
@@ -136,4 +133,4 @@ def test_an_engine_without_drafts_follows_the_base(tmp_path: Path) -> None:
             own = swarm.own_status(name, prove=True)
             assert (own.root, own.live_root, own.live_proven) == (root, base_root, True)
             assert (own.draft.root, own.draft.loaded, own.draft.versions) == (draft_root, False, 1)
-            swarm.until_there(name, "the engine transformers does not propose tokens by one")
+            swarm.until_logged(name, "the engine transformers does not propose tokens by one")

@@ -151,6 +151,6 @@ def test_folders_of_both(tmp_path: Path) -> None:
         report = publish_folder(home, saved(tmp_path / "next", BASE, base_weights(2)))
         assert report["version"] == 2
         assert_holds(there.seed, base_weights(2), draft_weights(1))
-        with pytest.raises(UsageError, match="another model than the seed's draft model: embed.weight is"):
+        with pytest.raises(UsageError, match=r"another model than the seed.s draft model: embed\.weight is"):
             publish_folder(home, base, draft=base)
         assert draft_blocks(there.seed.replica.layout)
