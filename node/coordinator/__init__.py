@@ -8,6 +8,7 @@ Modules:
 - `adapters`: The adapters in the slots of a seed's replica, by name
 - `admin`: Removes members, revokes tickets and undoes both, in a running seed
 - `coordinator`: The seed process
+- `draft`: The draft model of a seed, at its start and in its status
 - `file_publisher`: Publishes checkpoint folders and raw files in the seed's own process
 - `handover`: The last run of a swarm whose key was replaced
 - `home_layout`: The layout of a seed's home, with the parts of its first start

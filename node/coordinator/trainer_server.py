@@ -15,7 +15,7 @@ import trio
 from codec import shared
 from codec.errors import PeerError, SwarmError, UsageError
 from codec.part_view import PartView
-from codec.parts import BASE, Part
+from codec.parts import Part, base_layout
 from node.coordinator.file_publisher import FilePublisher
 from node.coordinator.publisher import Publisher, VersionSink
 from node.coordinator.rank_group import RankGroups
@@ -268,7 +268,7 @@ class TrainerServer:
             epoch, version = self._seed.head
             attached = Attached(
                 epoch, version, view.root, view.layout.to_bytes(), replica.root, view.part.offset,
-                self._publisher.blocks_of(BASE).layout.to_bytes() if with_base else b"",
+                base_layout(replica.layout).to_bytes() if with_base else b"",
             )  # fmt: skip
             await channel.send(attached, [replica.seal_for_readers(), hashes_fd])
         finally:

@@ -25,6 +25,7 @@ from node.engines.host import EngineDeadlines, EngineHost, EngineLost, EngineSpe
 from node.engines.vllm.specs import specs_of
 from node.host.last_line import last_line
 from node.member.changed_parts import ChangedParts
+from node.member.draft import NodeDraft
 from node.member.engine_memory import EngineMemory
 from node.member.format_engine import FormatEngine
 from node.member.milestones import Look
@@ -104,6 +105,7 @@ class EngineRuntime:
         self._parts: ChangedParts | None = None
         """Divides the changes of versions; None: it has to begin with a version whose hashes are known."""
         self._slots: SlotBits | None = None
+        self._draft = NodeDraft(config, store, model, self.urls)
 
     def _own_host(self) -> EngineHost:
         """An engine in a process of this very environment."""
@@ -120,6 +122,7 @@ class EngineRuntime:
         async with trio.open_nursery() as nursery:
             await nursery.start(self.host.run)
             nursery.start_soon(self._follow_replica)
+            nursery.start_soon(self._draft.run)
             if self._memory is not None:
                 nursery.start_soon(self._memory.run)
             if self._format is not None:
@@ -178,13 +181,15 @@ class EngineRuntime:
         version, root, changes = commit
         if changes is None or self._parts is None:  # begin with a version whose hashes are known
             hashes = await in_thread(self._model.hashes_at, version)
-            self._parts = None if hashes is None else ChangedParts(layout, hashes)
+            drafted = self._draft.loaded(layout)
+            self._parts = None if hashes is None else ChangedParts(layout, hashes, drafted=drafted)
             await self._reload(version)
             if self._parts is None:
                 return  # the replica has gone on to a later version, which follows
             divided = self._parts.everything()
         else:
             divided = self._parts.divide(changes)
+            self._draft.note(divided.parts)
         if self._slots is None:
             self._slots = SlotBits(layout)
         slots = sorted(part.slot for part in divided.parts if part.kind is Kind.ADAPTER)
@@ -209,7 +214,11 @@ class EngineRuntime:
         await self._has_version.wait()
         folder = await in_thread(self._write_files)
         memory = self._memory
-        lend = partial(in_thread, self._model.lend) if memory is None else memory.lend
+        layout = self._model.layout
+        assert layout is not None
+        draft = await in_thread(self._draft.folder, layout)
+        lend = partial(in_thread, partial(self._model.lend, drafted=draft is not None))
+        lend = lend if memory is None else memory.lend
         lend = lend if self._format is None else self._format.lend
         while (loan := await lend()) is None:  # noqa: ASYNC110 - a catch-up tells nobody its end
             await trio.sleep(_LEND_AGAIN_S)
@@ -217,9 +226,8 @@ class EngineRuntime:
             await self._format.write_files(folder)
         self.worker.know(loan.version, loan.swarm_root)
         window_fd = None if memory is None else memory.window_fd
-        assert self._model.layout is not None
-        slots = None if self._format is not None else AdapterSlots.of(self._model.layout)
-        return ReplicaRef(loan.layout, loan.fd, folder, loan.version, loan.root, window_fd, slots)
+        slots = None if self._format is not None else AdapterSlots.of(layout)
+        return ReplicaRef(loan.layout, loan.fd, folder, loan.version, loan.root, window_fd, slots, draft)
 
     def _write_files(self) -> Path:
         """Write config, tokenizer and the like, as the layout names them, into a folder that an engine can load."""
@@ -276,6 +284,7 @@ class EngineRuntime:
         own.engine_restarts = self.host.restarts
         own.engine_reloads = self.host.reloads
         own.engine_urls = list(self.urls)
+        own.draft = self._draft.status()
         if self._memory is not None:
             own.live_reads = self._memory.reads
         own.tokens_s = self.worker.tokens_per_s

@@ -196,6 +196,9 @@ class SeedConfig(PeerConfig):
     memory. 0: none at a first start, and later those that the home has."""
     adapter_rank: int | None = None
     """The highest rank that an adapter may have, for --adapters; without it 16."""
+    draft: Path | None = None
+    """Checkpoint folder of a draft model, chosen at the first start: a small model of the base's vocabulary, or a head
+    (EAGLE, MTP), by which vLLM proposes tokens that the base then accepts or draws anew."""
 
     def __post_init__(self) -> None:
         PeerConfig.__post_init__(self)  # super() cannot find a slotted dataclass
@@ -285,6 +288,9 @@ class JoinConfig(MemberConfig):
     """Port of vLLM's OpenAI endpoint, on this machine only; further engines get the next ports. 0: any free ones."""
     engine_url: tuple[str, ...] = ()
     """URL of a vLLM that you run yourself, with the plugin, to follow the swarm; repeat for more."""
+    draft_tokens: int = 3
+    """Tokens that vLLM lets the swarm's draft model propose at a time, 1 to 16. 0: hold the draft without loading it;
+    the engine can then judge and draw portably, as without a draft."""
     running: Running = "continue"
     """What happens to vLLM's running requests when a version arrives: they continue with the keys and values that they
     have (continue), compute them again from the first token (recompute), or finish first (drain)."""
@@ -319,6 +325,8 @@ class JoinConfig(MemberConfig):
             raise UsageError("--tp, --engines, --vllm-arg: only with --engine vllm")
         if not 1 <= self.engines <= 64 or not 1 <= self.tp <= 64:
             raise UsageError("--engines, --tp: 1 to 64")
+        if not 0 <= self.draft_tokens <= 16:
+            raise UsageError("--draft-tokens: 1 to 16, or 0")
         if not 0 <= self.engine_port <= 65535 - self.engines:
             raise UsageError("--engine-port: a port, or 0")
         if self.raw_out is not None and self.engine != "none":

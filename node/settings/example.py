@@ -34,6 +34,7 @@ _EXAMPLES: Final[dict[str, Any]] = {
     "api_key_file": "/run/secrets/gateway",
     "base": "/models/Qwen3-8B",
     "down_mbit": 500,
+    "draft": "/models/Qwen3-0.6B",
     "egress_copies": 1.1,
     "engine_url": ["http://127.0.0.1:8000"],
     "finish_within": "100s",

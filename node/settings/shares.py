@@ -24,6 +24,8 @@ class _SeedParts(Protocol):
     def format(self) -> tuple[str, ...]: ...
     @property
     def raw_mb(self) -> int: ...
+    @property
+    def draft(self) -> Path | None: ...
 
 
 class _NodeShare(Protocol):
@@ -46,7 +48,7 @@ class _NodeShare(Protocol):
 
 
 def check_parts(config: _SeedParts) -> None:
-    """Raise `UsageError` for shards, adapters or formats that a seed cannot have."""
+    """Raise `UsageError` for shards, adapters, formats or a draft model that a seed cannot have."""
     if config.shards and not 2 <= config.shards <= MAX_RANKS:
         raise UsageError(f"--shards: 2 to {MAX_RANKS} ranks, or 0")
     if config.shards and config.raw_mb:
@@ -57,6 +59,8 @@ def check_parts(config: _SeedParts) -> None:
         raise UsageError(f"--adapter-rank: 1 to {MAX_RANK}, and only with --adapters")
     if config.adapters and config.raw_mb:
         raise UsageError("--adapters: a file has no layers to adapt; leave out --raw-mb")
+    if config.draft is not None and config.raw_mb:
+        raise UsageError("--draft: a file has no tokens to propose; leave out --raw-mb")
     for name in config.format:
         format_named(name)
     if len(config.format) > MAX_FORMATS or len(set(config.format)) < len(config.format):

@@ -20,6 +20,7 @@ import msgspec
 
 from codec import Layout
 from codec.errors import SwarmError, UsageError
+from codec.parts import policy_base
 from node.engines.base import SamplingParams
 from node.trainers.attach import attach, find_or_start
 from node.trainers.connection.patience import log
@@ -33,6 +34,7 @@ from node.trainers.publish.lines import PublishLines
 from node.trainers.publish.publication import Publication
 from node.trainers.rollouts import Check, RefusedPrompt, Rollout, RolloutGroup, rollouts
 from node.trainers.standing import standing
+from node.trainers.tensors.drafted import Drafted
 
 __all__ = [
     "Check",
@@ -52,6 +54,11 @@ NEWER_THAN_ALL: Final = 1 << 62
 """A number that no version reaches."""
 STATE_WITHIN_S: Final = 5.0
 """How long `Swarm.state` waits for the seed: a training loop that logs it must not wait for a seed that is stuck."""
+
+
+def _source(model: Any, draft: Any) -> Any:
+    """What a publish line copies."""
+    return model if draft is None else Drafted(model, draft)
 
 
 class Swarm:
@@ -124,6 +131,7 @@ class Swarm:
         *,
         step: int,
         adapter: str | None = None,
+        draft: Any = None,
         on_busy: OnBusy = "wait",
         timeout_s: float = 600.0,
     ) -> Publication:
@@ -138,6 +146,10 @@ class Swarm:
         with plain LoRA (of peft, for example; of several adapters, the one of this name, else the active one), a pair
         (peft config, tensors by peft's names), or the path of a folder that peft saved. Rank, alpha and modules may
         change from one version to the next.
+
+        `draft`: the draft model's weights, given as `model` is, by the names of the folder that the seed was started
+        with (`--draft`). Both become one version. None: the draft stays as it is. Of several ranks, rank 0 gives all of
+        it. A version that "coalesce" replaces takes its draft with it.
 
         At most two versions are unsealed at a time, of the base and of each adapter. `on_busy`: what a third does.
         "wait": wait for the oldest to be sealed. "coalesce": replace the one that has not begun, which becomes
@@ -154,33 +166,37 @@ class Swarm:
         returned is in the publication's `error` and in `state`, and is logged.
         """
         if adapter is None:
-            return self._lines.base(step, timeout_s).publish(model, step, on_busy, timeout_s)
+            return self._lines.base(step, timeout_s).publish(_source(model, draft), step, on_busy, timeout_s)
+        if draft is not None:
+            raise UsageError("A version of an adapter changes nothing else: publish the draft model with the base.")
         return self._lines.adapter(adapter, step, timeout_s).publish(model, step, on_busy, timeout_s)
 
-    def resume(self, root: bytes, model: Any = None, *, timeout_s: float = 600.0) -> tuple[int, int]:
+    def resume(self, root: bytes, model: Any = None, *, draft: Any = None, timeout_s: float = 600.0) -> tuple[int, int]:
         """Bring the swarm back to the version with this root, after the trainer has loaded its checkpoint.
 
         If that version is the head, nothing happens. Else it becomes the head again, under its number in a new epoch:
         every node goes back to it, and rollouts of later versions are refused. `root`: `Publication.root`, 32 bytes.
         `model`: your own weights, which must have this root; without it the seed uses the versions that it keeps, at
-        least eight. `timeout_s`: for each wait, the versions on their way among them. Returns (epoch, version) of the
-        head.
+        least eight. `draft`: with `model`, the draft model's weights in that version; None: it has not changed since.
+        `timeout_s`: for each wait, the versions on their way among them. Returns (epoch, version) of the head.
 
         Raises `UsageError` when no version has this root, the seed no longer has its bits, or `model` has another root;
         `SwarmTimeout`; and what `publish` raises.
         """
-        return self._go_back(VersionRef(root=root), model, timeout_s)
+        return self._go_back(VersionRef(root=root), model, draft, timeout_s)
 
-    def rollback(self, version: int, model: Any = None, *, timeout_s: float = 600.0) -> tuple[int, int]:
+    def rollback(
+        self, version: int, model: Any = None, *, draft: Any = None, timeout_s: float = 600.0
+    ) -> tuple[int, int]:
         """As `resume`, by a version's number in the history of the head."""
-        return self._go_back(VersionRef(version=version), model, timeout_s)
+        return self._go_back(VersionRef(version=version), model, draft, timeout_s)
 
-    def _go_back(self, wanted: VersionRef, model: Any, timeout_s: float) -> tuple[int, int]:
+    def _go_back(self, wanted: VersionRef, model: Any, draft: Any, timeout_s: float) -> tuple[int, int]:
         line = self._lines.base(timeout_s=timeout_s)
         if model is None:
             line.go_back(wanted, timeout_s)
         elif wanted.root != line.drain(timeout_s):
-            line.publish(model, 0, "wait", timeout_s, again=wanted).wait(timeout_s=timeout_s)
+            line.publish(_source(model, draft), 0, "wait", timeout_s, again=wanted).wait(timeout_s=timeout_s)
         return self._lines.head
 
     def rollouts(
@@ -289,7 +305,7 @@ class Swarm:
     @property
     def layout(self) -> Layout:
         """The names, shapes and dtypes of the base's tensors."""
-        return self._lines.base().layout
+        return policy_base(self._lines.base().layout)
 
     @property
     def openai_url(self) -> str:

@@ -5,8 +5,7 @@
 Modules:
 
 - `adapter_models`: Made-up adapters to test engines with
-- `drafts`: Asks what a vLLM for CPUs can do with draft models
-- `drafts_host`: One vLLM with a speculative decoder
+- `drafts`: Whether a draft model that is updated with its target proposes as well as a fresh one
 - `engine_bench`: One vLLM under the driver of a node, with a replica that a test or scenario advances
 - `engine_cost`: Measures the cost of updates in a running engine
 - `engine_fresh`: Prints the answers of a fresh vLLM for each checkpoint

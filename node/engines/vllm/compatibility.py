@@ -5,21 +5,23 @@ from collections.abc import Sequence
 from codec import Layout
 from codec.checkpoint import is_model_file
 from codec.errors import UsageError
+from codec.parts import DRAFT, part_of, policy_base
 from node.engines.vllm.plugin.swarm_vllm.messages import Front, Mapped, Tensor
 
-__all__ = ["check_files", "merge_maps", "not_reloadable", "tensors_of"]
+__all__ = ["check_draft", "check_files", "merge_maps", "not_reloadable", "tensors_of"]
 
 
 def check_files(layout: Layout, facts: Front) -> None:
     """Raises `UsageError` unless vLLM's config, tokenizer and chat template are the swarm's: they give tokens their
-    meaning."""
-    for spec in layout.files:
+    meaning. Files of a draft model are not compared: it loads those that the node has written for it."""
+    wanted = policy_base(layout).files
+    for spec in wanted:
         theirs = facts.files.get(spec.name)
         if theirs is None:
             raise UsageError(f"vLLM's model folder lacks the swarm's {spec.name}: serve a copy of the swarm's base.")
         if theirs != spec.hash:
             raise UsageError(f"vLLM's {spec.name} is not the swarm's: serve a copy of the swarm's base, unchanged.")
-    ours = {spec.name for spec in layout.files}
+    ours = {spec.name for spec in wanted}
     for name in sorted(facts.files):
         if is_model_file(name) and name not in ours:  # vLLM prefers a chat template file to the tokenizer's template
             raise UsageError(f"vLLM's model folder has a {name} that the swarm's has not: serve a copy of its base.")
@@ -45,6 +47,16 @@ def merge_maps(maps: Sequence[Mapped]) -> tuple[dict[str, frozenset[str]], dict[
             "without it, if the model does not need it."
         )
     return modules, opaque
+
+
+def check_draft(loaded: dict[str, str]) -> None:
+    """Raises `UsageError` when a tensor of the draft model is not written in place. `loaded`: why, by tensor."""
+    for name, why in sorted(loaded.items()):
+        if part_of(name) == DRAFT:
+            raise UsageError(
+                f"vLLM cannot keep the draft model up to date: its {name.partition('/')[2]} cannot be written in place "
+                f"({why}). Hold it without loading it: --draft-tokens 0."
+            )
 
 
 def not_reloadable(loaded: dict[str, str], error: str) -> str:

@@ -25,13 +25,9 @@ from codec.errors import UsageError
 from codec.layout import BLOCK_ELEMENTS
 from node.engines.adapters import GivenAdapter
 from node.engines.base import (
-    ADAPTERS,
     BASE_VERSION,
     JUDGES,
-    JUDGES_ADAPTERS,
     OPTIONS,
-    REPLAYS,
-    ROUTES,
     SCORE_OPTIONS,
     EngineError,
     Prompt,
@@ -40,14 +36,14 @@ from node.engines.base import (
 )
 from node.engines.interface import BackgroundEngine, FlightDone, JudgeDone, ScoreDone, SharedReplica, WeightPatch
 from node.engines.judgement import Claim, Judgement
-from node.engines.vllm.adapters import VllmAdapters, adapter_flags, room_of, version_name
+from node.engines.vllm.adapters import VllmAdapters, adapter_flags, version_name
 from node.engines.vllm.attached import FILL_WITHIN_S, Attached, Staged, give_weights
 from node.engines.vllm.classes import Classes
-from node.engines.vllm.compatibility import check_files, merge_maps, not_reloadable, tensors_of
+from node.engines.vllm.compatibility import check_draft, check_files, merge_maps, not_reloadable, tensors_of
 from node.engines.vllm.flights import Flights, begin_judge, begin_score
-from node.engines.vllm.invariance import class_of, is_invariant
 from node.engines.vllm.launch import Launcher
 from node.engines.vllm.links import Listener, PluginFailed, PluginLink, wait
+from node.engines.vllm.measured import measured
 from node.engines.vllm.plugin.swarm_vllm.messages import (
     Changed,
     Check,
@@ -70,6 +66,7 @@ from node.engines.vllm.plugin.swarm_vllm.messages import (
     Unchanged,
 )
 from node.engines.vllm.proof import live_blocks, wrong_blocks
+from node.engines.vllm.speculation import DraftModel
 from node.engines.window import places
 
 __all__ = ["VllmEngine"]
@@ -120,8 +117,9 @@ class VllmEngine(BackgroundEngine):
 
     @property
     def abilities(self) -> frozenset[str]:  # type: ignore[override]
-        """See `Engine`."""
-        return self._can | (self._measured or frozenset())
+        """See `Engine`. With a draft model vLLM draws by random numbers of its own, and not by all options."""
+        drafts = self._attachment is not None and self._attachment.shared.draft is not None
+        return (frozenset() if drafts else self._can) | (self._measured or frozenset())
 
     @property
     def classes(self) -> Classes:
@@ -139,7 +137,8 @@ class VllmEngine(BackgroundEngine):
                 if self._launcher.loads_replica:
                     self.give_weights(shared.layout, shared.fd)
                 room = () if shared.slots is None else adapter_flags(shared.layout, shared.slots)
-                self._launcher.launch(shared.folder, self._listener.path, room)
+                draft = None if shared.draft is None else DraftModel.of(shared.draft, shared.layout)
+                self._launcher.launch(shared.folder, self._listener.path, room, draft)
             front = self._listener.next(CONNECT_WITHIN_S)
         else:
             front = self._attachment.front
@@ -211,16 +210,9 @@ class VllmEngine(BackgroundEngine):
         return held
 
     def _measure(self) -> frozenset[str]:
-        """The class of the engine's arithmetic, and whether it can replay what others of the class draw."""
         attached = self._attached()
-        found = {name for name in [class_of(attached.front, attached.ranks, self.policy)] if name}
-        found |= {ADAPTERS, JUDGES_ADAPTERS} if room_of(attached.front) else set()
-        found |= {ROUTES} if getattr(attached.front.hello, "experts", 0) else set()
-        if JUDGES in self._can:
-            invariant = is_invariant(attached.front)
-            _log.info("measured", invariant=invariant)
-            found |= {REPLAYS} if invariant else set()
-        return frozenset(found)
+        judges, drafts = JUDGES in self._can, attached.shared.draft is not None
+        return frozenset(measured(attached.front, attached.ranks, self.policy, judges=judges, drafts=drafts))
 
     def _fill(self) -> NDArray[np.uint8]:
         """Load everything from the replica and read it back. Returns the hashes of the bits that were loaded."""
@@ -247,6 +239,7 @@ class VllmEngine(BackgroundEngine):
         reasons = attached.opaque | dict.fromkeys(repacked, "its live bits are not the checkpoint's: it is repacked")
         self._classes = Classes.of(reasons, attached.modules)
         loaded = self._classes.loaded
+        check_draft(loaded)
         _log.info("classed", scattered=len(layout.tensors) - len(loaded), loaded=dict(Counter(loaded.values())))
         if loaded:
             try:

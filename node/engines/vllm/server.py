@@ -22,6 +22,7 @@ import msgspec
 from codec.errors import UsageError
 from node.engines.vllm.causes import cause_of, last_error, quantization_of
 from node.engines.vllm.installed import PLUGIN, Installed
+from node.engines.vllm.speculation import DraftModel
 
 __all__ = ["Server", "ServerOptions", "attach_to", "environment", "flags"]
 
@@ -48,7 +49,7 @@ class ServerOptions:
 
     `port`: of its OpenAI endpoint, on loopback. `ranks`: tensor-parallel ranks. `threads`: of all ranks together, on
     CPUs. `first_gpu`: index of the first GPU, where engines share a machine. `flags`: more of vLLM's own flags. `env`:
-    more of its environment.
+    more of its environment. `draft_tokens`: that a draft model proposes at a time.
     """
 
     port: int
@@ -57,13 +58,23 @@ class ServerOptions:
     first_gpu: int | None = None
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    draft_tokens: int = 3
 
 
 class Server:
     """A vLLM process and its children, in this process's group, so that they end with it."""
 
-    def __init__(self, where: Installed, folder: Path, log: Path, socket: Path, options: ServerOptions) -> None:
-        """`folder`: config and tokenizer. `socket`: where vLLM gets its weights. Raises `UsageError` when the port is
+    def __init__(
+        self,
+        where: Installed,
+        folder: Path,
+        log: Path,
+        socket: Path,
+        options: ServerOptions,
+        draft: DraftModel | None = None,
+    ) -> None:
+        """`folder`: config and tokenizer. `socket`: where vLLM gets its weights. `draft`: the model by which it is
+        to propose tokens. Raises `UsageError` when the port is
         taken."""
         self.port, self._log = options.port, log
         self._quantization = quantization_of(options.flags, _config_of(folder))
@@ -72,7 +83,8 @@ class Server:
             str(where.python),
             "-m",
             "vllm.entrypoints.openai.api_server",
-            *flags(folder, options.port, socket, options.ranks, where.cpu),
+            *flags(folder, options.port, socket, options.ranks, where.cpu, draft),
+            *drafting(draft, options),
             *options.flags,
         ]
         env = environment(os.environ, options.ranks, where.cpu, options.threads, options.first_gpu)
@@ -132,10 +144,18 @@ def _wait_until_free(port: int) -> None:
         time.sleep(LOOK_EVERY_S)
 
 
-def flags(folder: Path, port: int, socket: Path, ranks: int, cpu: bool) -> list[str]:
-    """vLLM's flags for an engine that takes its weights from a replica."""
+def drafting(draft: DraftModel | None, options: ServerOptions) -> list[str]:
+    """vLLM's flags for proposing tokens by this model."""
+    if draft is None:
+        return []
+    return ["--speculative-config", draft.speculative_config(options.draft_tokens, options.ranks)]
+
+
+def flags(folder: Path, port: int, socket: Path, ranks: int, cpu: bool, draft: DraftModel | None = None) -> list[str]:
+    """vLLM's flags for an engine that takes its weights from a replica. `draft`: see `Server`."""
+    extra = {"socket": str(socket)} | ({} if draft is None else {"draft": str(draft.folder)})
     out = ["--model", str(folder), "--served-model-name", SERVED_NAME, "--host", "127.0.0.1", "--port", str(port)]
-    out += ["--load-format", "swarm", "--model-loader-extra-config", json.dumps({"socket": str(socket)})]
+    out += ["--load-format", "swarm", "--model-loader-extra-config", json.dumps(extra)]
     out += ["--weight-transfer-config", '{"backend": "swarm"}']
     out += ["--middleware", "swarm_vllm.front.SwarmFront", "--logprobs-mode", "processed_logprobs"]
     out += ["--tensor-parallel-size", str(ranks)] if ranks > 1 else []

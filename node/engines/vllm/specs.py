@@ -32,6 +32,7 @@ def _started(config: "JoinConfig", i: int) -> VllmSpec:
     port = config.engine_port + i if config.engine_port else _free_port()
     flags = ["--vllm-python", str(config.vllm_python or sys.executable), "--port", str(port), "--tp", str(config.tp)]
     flags += ["--log", str(config.home / f"vllm{_suffix(i)}.log")]
+    flags += ["--draft-tokens", str(config.draft_tokens)]
     if config.threads is not None:
         flags += ["--threads", str(max(1, config.threads // config.engines))]
     if config.engines > 1:  # the GPUs are divided among the engines

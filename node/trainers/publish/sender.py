@@ -262,7 +262,7 @@ class VersionSender:
         batches = BlockBatches(link, opened, still_wanted)
         link.replica.base_values = opened.base_values
         for found in self._encoder.deltas(
-            link.replica, slot, number, opened.coder, still_wanted, entry.what, entry.source
+            link.replica, slot, number, opened.coder, still_wanted, entry.what, entry.source, entry.kept
         ):
             attempt.add_delta(found.encoded.delta, found.encoded.changed)
             batches.add(found)

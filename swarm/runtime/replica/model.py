@@ -375,8 +375,8 @@ class Model:
         with self._gate.unchanged():
             self._files.empty_file()
 
-    def lend(self) -> Loan | None:
-        """The bits for an engine to map; None while they are of no version.
+    def lend(self, *, drafted: bool = False) -> Loan | None:
+        """The bits for an engine to map; None while they are of no version. `drafted`: see `ReplicaFiles.lend`.
 
         Bits in memory change when the replica does. A replica on disk is copied to a file, which every call of this
         method updates, and nothing else does.
@@ -385,7 +385,7 @@ class Model:
             replica, version = self.replica, self.version
             if replica is None or version is None:
                 return None
-            loan, wrong = self._files.lend(replica, version)
+            loan, wrong = self._files.lend(replica, version, drafted=drafted)
         self._recheck(wrong)
         return loan
 

@@ -49,7 +49,7 @@ KEPT = [
     ("model.layers.0.conv1d.weight", (256, 4)),
     ("visual.patch_embed.proj.weight", (256, 588)),
     ("model.layers.0.A_log", (256, 16)),
-    ("~draft/model.layers.0.q_proj.weight", (256, 128)),
+    ("~_draft/model.layers.0.q_proj.weight", (256, 128)),
 ]
 
 

@@ -8,6 +8,7 @@ Modules:
 - `channel`: The plugin's end of the Unix socket
 - `core`: The engine core's side
 - `cpu`: The kernels of linear layers and of attention on CPUs
+- `drafted`: The draft model beside the policy
 - `draws`: Portable draws and replays in a worker process
 - `experts`: Layers of experts that vLLM's kernel repacks
 - `fingerprint`: How this process rounds

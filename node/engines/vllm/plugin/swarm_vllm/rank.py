@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from . import loader
+from . import drafted, loader
 from .adapter_messages import Adapted, PrepareAdapter, ProveAdapter
 from .channel import Channel, Closed, connect
 from .experts import repacked_experts
@@ -112,7 +112,9 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
             replica = ReplicaSource(map_sealed(fds[0]), message.block_elements)
             with unwrapped(self.model):
                 repacked = repacked_experts(self.model, self.vllm_config)
-                self._weights = weights = LiveWeights(self.model, message.tensors, replica, self._fed_modules, repacked)
+                model = drafted.both(self.model, loader.draft_model)
+                self._weights = weights = LiveWeights(model, message.tensors, replica, self._fed_modules, repacked)
+                weights.check_apart(drafted.PREFIX)
             self._find_origin(weights, replica, message.block_elements)
             self._find_adapters()
         except Exception as error:
@@ -266,7 +268,7 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
             touched = True
             if dense:
                 started = time.perf_counter()
-                self._weights.load(dense, lambda pairs: worker.reload_weights(weights_iterator=pairs))
+                self._weights.load(dense, _reloader(worker))
                 self._weights.remember(dense)
                 loaded_s = time.perf_counter() - started
         except NotStaged as error:
@@ -281,7 +283,7 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         try:
             if self._weights is None:
                 raise NotStaged("nothing is attached")
-            self._weights.load(names, lambda pairs: worker.reload_weights(weights_iterator=pairs))
+            self._weights.load(names, _reloader(worker))
             self._weights.remember(self._weights.sources)
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}", "touched": True}
@@ -298,13 +300,9 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
             if self._weights is None or self._origin is None:
                 raise NotStaged("nothing is attached")
             self._weights.remember(names)
-
-            def reload_weights(pairs: Iterable[Any]) -> None:
-                worker.reload_weights(weights_iterator=pairs)
-
-            self._weights.load(names, reload_weights, OtherSource(self._origin))
+            self._weights.load(names, _reloader(worker), OtherSource(self._origin))
             unmoved = self._weights.unmoved(names)
-            self._weights.load(names, reload_weights, self._origin)
+            self._weights.load(names, _reloader(worker), self._origin)
             if unmoved:
                 raise NotStaged(f"vLLM's reload leaves {unmoved[0]} as it was")
             if changed := self._weights.changed(names):
@@ -333,6 +331,17 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}", "touched": True}
         return {"error": "", "touched": True, "loaded_s": 0.0}
+
+
+def _reloader(worker: Any) -> Callable[[Iterable[Any]], None]:
+    """vLLM's reload of the policy, and the draft model's own loader: its tensors are written in place or refused."""
+    draft = loader.draft_model
+
+    def reload_weights(pairs: Iterable[Any]) -> None:
+        policy = lambda some: worker.reload_weights(weights_iterator=some)  # noqa: E731
+        drafted.reload(pairs, policy, None if draft is None else draft.load_weights)
+
+    return reload_weights
 
 
 def _engine_of(worker: Any) -> tuple[SwarmEngine, Any]:

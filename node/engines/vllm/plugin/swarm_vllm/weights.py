@@ -76,6 +76,19 @@ class LiveWeights:
             found.opaque = found.opaque or self._repacked.why(found.storages)
         self._look_beside(model)
 
+    def check_apart(self, prefix: str) -> None:
+        """Raises `ValueError` when a tensor whose name begins with `prefix` shares its storage with another one that
+        does not, so that writing one would change the other."""
+        others = {name: found for name, found in self._maps.items() if not name.startswith(prefix)}
+        names = {number: name for name, found in others.items() for number in found.storages}
+        for name, found in self._maps.items():
+            shared = [names[number] for number in found.storages if number in names]
+            if name.startswith(prefix) and shared:
+                raise ValueError(
+                    f"vLLM keeps the draft's {name[len(prefix) :]} in the memory of {shared[0]}, because they are "
+                    "equal: start the swarm with a draft that leaves it out, or that has bits of its own"
+                )
+
     def _trace_all(self) -> dict[str, Exception]:
         """Set the map of every tensor except those whose loaders refuse a probe; returns their errors."""
         refused: dict[str, Exception] = {}
