@@ -261,6 +261,34 @@ def test_a_restart_of_the_seed_in_the_middle_of_an_adapters_version(tmp_path: Pa
         swarm.close()
 
 
+def test_the_answer_to_a_version_was_lost_and_others_have_published_since(tmp_path: Path) -> None:
+    """The trainer hears at its next connection that its version was sealed, and everything about it."""
+    seed, homes = seed_with_slots(), [tmp_path / "one", tmp_path / "two"]
+    for home in homes:
+        home.mkdir()
+    with running(homes[0], seed) as there:
+        swarm = Swarm.attach(home=homes[0])
+        swarm.publish(adapter(1), step=1, adapter="a").wait(timeout_s=30)
+
+        def end_before_the_answer(head: Any) -> None:
+            there._scope.cancel()
+
+        there.call(lambda: setattr(seed, "on_sealed", end_before_the_answer))
+        second = swarm.publish(adapter(2), step=2, adapter="a")
+        until(lambda: seed.head == (0, 2))
+    root, manifest = seed.replica.root, seed.manifests[-1]
+    with running(homes[1], seed), Swarm.attach(home=homes[1]) as other:  # where the first trainer does not look
+        other.publish(adapter(3), step=1, adapter="b").wait(timeout_s=30)
+    with running(homes[0], seed):
+        second.wait(timeout_s=30)
+        assert (second.version, second.root, second.adapter_version) == (2, root, 2)
+        assert (second.bytes, second.changed) == (manifest.payload_bytes, manifest.changed)
+        assert second.density == pytest.approx(1.0, abs=0.5)
+        assert swarm.publish(adapter(4), step=3, adapter="a").wait(timeout_s=30).version == 4
+        assert_adapter(seed, "a", 3, adapter(4))
+        swarm.close()
+
+
 def test_coalesce_replaces_the_adapters_version_that_waits(tmp_path: Path) -> None:
     with running(tmp_path, seed_with_slots()) as there, Swarm.attach(home=tmp_path) as swarm:
         swarm.publish(adapter(0), step=0, adapter="a").wait(timeout_s=30)
