@@ -37,6 +37,7 @@ from node.coordinator.seed_log import SeedLog, next_command
 from node.coordinator.seed_status import seed_status
 from node.coordinator.track import SentBytes, Track
 from node.coordinator.trainer_server import TrainerServer
+from node.coordinator.version_changes import VersionChanges
 from node.host import kernels
 from node.host.announce import announced, reached_at
 from node.host.audit import audit, close
@@ -231,8 +232,7 @@ class Coordinator:
         self._publisher = SeedPublisher(key, self.endpoint.runtime, store, self.endpoint.jobs, self.endpoint.manifests)
         self._admin = AdminService(self.core, self.endpoint.runtime, trio.current_time)
         self._adapters = AdaptersHeld(self._publisher.replica)
-        self._changed_parts: frozenset[Part] | None = None
-        """Of the version that is being sealed."""
+        self._changes = VersionChanges(self._adapters)
         self.ledger.set_adapters(self._adapters.adapters)
 
     def _restored_ledger(self, book: Book, now: float) -> LedgerService:
@@ -357,11 +357,8 @@ class Coordinator:
         members = [lease.grant.peer for lease in self.core.book.leases.values()]
         elements = self._elements_of(parts)
         self.track.sealed(manifest, elements, members)
-        self._changed_parts = parts
-        try:
+        with self._changes.sealing(VersionId(manifest.epoch, manifest.version), parts):
             sealed = await self._publisher.seal(manifest)
-        finally:
-            self._changed_parts = None
         self._seed_log.sealed(manifest, elements, self.track.trainer_step)
         return sealed
 
@@ -379,8 +376,8 @@ class Coordinator:
     # ------------------------------------------------------------ what the runtime tells us
 
     def committed(self, version: VersionId, manifest: Manifest, changes: tuple[StagedChunk, ...] | None) -> None:
-        change = self._adapters.change(self._changed_parts)
-        self.ledger.sealed(Head(manifest.epoch, manifest.version, manifest.root), change)
+        head = Head(manifest.epoch, manifest.version, manifest.root)
+        self.ledger.sealed(head, self._changes.confirmed(version))
 
     def notify(self, notice: Notice) -> None:
         match notice:
