@@ -23,9 +23,9 @@ HONEST = ("a", "b", "c", "killed")
 ALPHA = 16
 ADAPTERS = {"math": (4, ("q_proj", "v_proj")), "code": (8, ("o_proj", "up_proj", "down_proj"))}
 """Rank and adapted layers of each."""
-STEPS = 8
+STEPS = 6
 KILLED_IN = 4
-PROMPTS, SAMPLES, TOKENS = 6, 4, 24
+PROMPTS, SAMPLES, TOKENS = 8, 4, 96
 NATS = 1e-4
 """By which float32 sums in another order may differ."""
 
@@ -54,32 +54,30 @@ class Reference:
 
         self._torch, self._base = torch, base
         self._model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
-        self._plain = {name: value.clone() for name, value in self._model.state_dict().items()}
-        self._at: tuple[str, int] = ("", 0)
+        self._plain = dict(self._model.state_dict())
+        self._states: dict[tuple[str, int], dict[str, Any]] = {}
 
     def of(self, name: str, own: int, prompt: Sequence[int], tokens: Sequence[int]) -> np.ndarray:
         """Of each token, by this adapter (empty: none) at this version of its own."""
         torch = self._torch
+        if (name, own) not in self._states:
+            self._states[name, own] = self._merged(name, own) if name else self._plain
         with torch.no_grad():
-            if self._at != (name, own):
-                self._become(name, own)
-            logits = self._model(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
-            return logits.log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None]).squeeze(-1).numpy()
+            ids = torch.tensor([[*prompt, *tokens]])
+            made = torch.func.functional_call(self._model, self._states[name, own], kwargs={"input_ids": ids})
+            logprobs = made.logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+            return logprobs.gather(-1, torch.tensor(tokens)[:, None]).squeeze(-1).numpy()
 
-    def _become(self, name: str, own: int) -> None:
-        torch, state = self._torch, dict(self._plain)
-        if name:
-            wide = {
-                key: torch.from_numpy((bits.astype(np.uint32) << 16).view(np.float32))
-                for key, bits in bits_of(name, own, self._base).items()
-            }
-            scaling = ALPHA / ADAPTERS[name][0]
-            for key in (key for key in wide if ".lora_A." in key):
-                module = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
-                change = wide[key.replace(".lora_A.", ".lora_B.")] @ wide[key]
-                state[f"{module}.weight"] = state[f"{module}.weight"] + scaling * change
-        self._model.load_state_dict(state)
-        self._at = (name, own)
+    def _merged(self, name: str, own: int) -> dict[str, Any]:
+        state, scaling = dict(self._plain), ALPHA / ADAPTERS[name][0]
+        wide = {
+            key: self._torch.from_numpy((bits.astype(np.uint32) << 16).view(np.float32))
+            for key, bits in bits_of(name, own, self._base).items()
+        }
+        for key in (key for key in wide if ".lora_A." in key):
+            weight = key.removeprefix("base_model.model.").replace(".lora_A.", ".")
+            state[weight] = state[weight] + scaling * (wide[key.replace(".lora_A.", ".lora_B.")] @ wide[key])
+        return state
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 import torch
 from adapter_kit import (
     BASE,
+    MODULES,
     adapter,
     adapters_of,
     assert_adapter,
@@ -21,9 +22,11 @@ from adapter_kit import (
 )
 from seed_kit import FakeSeed, random_replica, running
 
+from codec.adapter import AdapterConfig, AdapterModule
 from codec.errors import UsageError
 from codec.parts import BASE as BASE_PART
 from codec.parts import Part, part_root
+from codec.staging import block_hash
 from node import Swarm
 from node.trainers.adapter_messages import AdapterRemoved
 from node.trainers.errors import PublishFailed, SwarmDown
@@ -223,6 +226,37 @@ def test_slots_run_out_and_are_given_back(tmp_path: Path) -> None:
         swarm.publish(adapter(3), step=1, adapter="c").wait(timeout_s=30)
         assert_adapter(there.seed, "c", 1, adapter(3))
         assert adapters_of(there.seed)["c"][0] == 1
+
+
+def test_the_65th_adapter_is_refused(tmp_path: Path) -> None:
+    seed = seed_with_slots(count=64, rank=4)
+    modules = tuple(AdapterModule(name, 4) for name in sorted(MODULES))
+    for slot in range(64):
+        config = AdapterConfig(f"a{slot:02}", BASE.hash, 4, 8.0, modules, {}, 1).to_bytes()
+        block = blocks_of_slot(seed, slot)[0]
+        for replica in (seed.replica, seed.receiver):
+            replica.write_block(block, config, block_hash(np.frombuffer(config, np.uint8)))
+    with running(tmp_path, seed), Swarm.attach(home=tmp_path) as swarm:
+        wanted = r"All 64 slots .* in use \(a00, a01, .*, a07, \.\.\.\)\. Remove one \(swarm-node remove-adapter NAME\)\.$"
+        with pytest.raises(UsageError, match=wanted):
+            swarm.publish(adapter(1), step=1, adapter="a64")
+        remove_adapter(tmp_path, "a17")
+        swarm.publish(adapter(1), step=1, adapter="a64").wait(timeout_s=30)
+        assert adapters_of(seed)["a64"][0] == 17
+
+
+def test_the_name_of_a_removed_adapter_begins_anew(tmp_path: Path) -> None:
+    """Its first version has the number 1 again, and nothing of the adapter that had the name before."""
+    with running(tmp_path, seed_with_slots()) as there:
+        for round_ in (1, 2):
+            with Swarm.attach(home=tmp_path) as swarm:
+                for version in (1, 2):
+                    source = adapter(10 * round_ + version, rank=8 if round_ == 1 else 2)
+                    found = swarm.publish(source, step=version, adapter="a").wait(timeout_s=30)
+                    assert found.adapter_version == version
+                    assert_adapter(there.seed, "a", version, source)
+            assert remove_once_free(tmp_path, "a").version == 3 * round_
+        assert adapters_of(there.seed) == {}
 
 
 def test_a_name_that_was_never_published_keeps_its_slot_until_another_needs_it(tmp_path: Path) -> None:
