@@ -54,30 +54,31 @@ class Reference:
 
         self._torch, self._base = torch, base
         self._model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
-        self._plain = dict(self._model.state_dict())
-        self._states: dict[tuple[str, int], dict[str, Any]] = {}
+        self._changed: dict[tuple[str, int], dict[str, Any]] = {}
 
     def of(self, name: str, own: int, prompt: Sequence[int], tokens: Sequence[int]) -> np.ndarray:
         """Of each token, by this adapter (empty: none) at this version of its own."""
         torch = self._torch
-        if (name, own) not in self._states:
-            self._states[name, own] = self._merged(name, own) if name else self._plain
+        if (name, own) not in self._changed:
+            self._changed[name, own] = self._merged(name, own) if name else {}
         with torch.no_grad():
             ids = torch.tensor([[*prompt, *tokens]])
-            made = torch.func.functional_call(self._model, self._states[name, own], kwargs={"input_ids": ids})
+            made = torch.func.functional_call(self._model, self._changed[name, own], kwargs={"input_ids": ids})
             logprobs = made.logits[0, len(prompt) - 1 : -1].log_softmax(-1)
             return logprobs.gather(-1, torch.tensor(tokens)[:, None]).squeeze(-1).numpy()
 
     def _merged(self, name: str, own: int) -> dict[str, Any]:
-        state, scaling = dict(self._plain), ALPHA / ADAPTERS[name][0]
+        """The weights that the adapter changes, by name."""
+        found, scaling = {}, ALPHA / ADAPTERS[name][0]
         wide = {
             key: self._torch.from_numpy((bits.astype(np.uint32) << 16).view(np.float32))
             for key, bits in bits_of(name, own, self._base).items()
         }
         for key in (key for key in wide if ".lora_A." in key):
             weight = key.removeprefix("base_model.model.").replace(".lora_A.", ".")
-            state[weight] = state[weight] + scaling * (wide[key.replace(".lora_A.", ".lora_B.")] @ wide[key])
-        return state
+            product = wide[key.replace(".lora_A.", ".lora_B.")] @ wide[key]
+            found[weight] = self._model.get_parameter(weight).detach() + scaling * product
+        return found
 
 
 @pytest.fixture
