@@ -3,8 +3,8 @@
     SWARM_HOME=FOLDER python -m scenarios.verification.cheating join TICKET --model BASE --name box
 
 The words are those of `swarm-node`. What the node does stands in the file `attack` of its home, which may change at any
-time: a key of `ATTACKS`, `BASE_ALONE`, or nothing while it is honest. `scenarios.verification.cheats` runs swarms of such
-nodes.
+time: a key of `ATTACKS`, `BASE_ALONE`, or nothing while it is honest. `scenarios.verification.cheats` runs swarms of
+such nodes.
 """
 
 import contextlib

@@ -25,6 +25,8 @@ ADAPTERS = {"math": (4, ("q_proj", "v_proj")), "code": (8, ("o_proj", "up_proj",
 """Rank and adapted layers of each."""
 STEPS = 6
 KILLED_IN = 4
+MORE_STEPS = 10
+"""Until the cheat is found, at most."""
 PROMPTS, SAMPLES, TOKENS = 8, 4, 96
 NATS = 1e-4
 """By which float32 sums in another order may differ."""
@@ -159,11 +161,13 @@ def test_every_token_is_that_of_the_adapter_and_the_version_that_it_names(tmp_pa
                         training.publish(name)  # sequences that run go on with it
 
                 training.draw(name, step, meanwhile)
-            swarm.until_seed("all samples are judged", lambda seed: not seed.work.checks.judging)
             training.draw("", 99, lambda: None)
-            swarm.until_seed("the cheat is in quarantine", lambda seed: "cheat" in quarantined(seed))
-            status = swarm.seed_status()
-    assert set(quarantined(status)) == {"cheat"}, "no honest node is"
+            for more in range(MORE_STEPS):  # of one version, so that every sample can be judged
+                swarm.until_seed("all samples are judged", lambda seed: not seed.work.checks.judging)
+                if "cheat" in quarantined(status := swarm.seed_status()):
+                    break
+                training.draw("code", 100 + more, lambda: None)
+    assert set(quarantined(status)) == {"cheat"}, f"no honest node is: {status.work}"
     assert status.work.checks.judged > 0
     cheat = next(node.peer for node in status.nodes if node.name == "cheat")
     check_samples(training, base, cheat)

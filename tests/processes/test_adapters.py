@@ -123,7 +123,9 @@ def test_two_adapters_and_the_commands(swarm: Swarm) -> None:
     assert sorted(slots.items()) in ([(0, "one"), (1, "two")], [(0, "two"), (1, "one")])
     all_at(swarm, 8, expected_root(base, {slot: (name, 4, 4) for slot, name in slots.items()}))
 
-    own = {(name, row["version"]): row["own"] for name, found in zip(("one", "two"), rows, strict=True) for row in found}
+    own = {
+        (name, row["version"]): row["own"] for name, found in zip(("one", "two"), rows, strict=True) for row in found
+    }
     assert changes(swarm) == [(version, False, {name: n}) for (name, version), n in sorted(own.items(), key=_version)]
 
     folder = swarm.folder / "saved"

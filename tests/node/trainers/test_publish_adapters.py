@@ -237,7 +237,9 @@ def test_the_65th_adapter_is_refused(tmp_path: Path) -> None:
         for replica in (seed.replica, seed.receiver):
             replica.write_block(block, config, block_hash(np.frombuffer(config, np.uint8)))
     with running(tmp_path, seed), Swarm.attach(home=tmp_path) as swarm:
-        wanted = r"All 64 slots .* in use \(a00, a01, .*, a07, \.\.\.\)\. Remove one \(swarm-node remove-adapter NAME\)\.$"
+        wanted = (
+            r"All 64 slots .* in use \(a00, a01, .*, a07, \.\.\.\)\. Remove one \(swarm-node remove-adapter NAME\)\.$"
+        )
         with pytest.raises(UsageError, match=wanted):
             swarm.publish(adapter(1), step=1, adapter="a64")
         remove_adapter(tmp_path, "a17")
