@@ -19,7 +19,8 @@ In reading order:
 - `zeros`: Blocks of zeros beyond the base, which are holes
 - `manifest`: The root over all blocks, and the seal of a version
 - `staging`: Decoding a chunk into scratch memory, before anything is written
-- `replica`, `layered`, `shared`: The bits of one version in shared memory, or on disk with deltas on top
+- `replica`, `layered`, `shared`: The bits of one version in shared memory, or on disk with deltas on top; `slot_memory`
+  is that of adapters
 - `live`: Blocks read back out of the memory of an engine
 - `patch`: A version's changes for an engine in another process
 - `routes`: Routes of experts

@@ -26,4 +26,5 @@ Modules:
 - `track`: What the seed remembers of each version for people
 - `trainer_server`: Answers trainers over a Unix socket
 - `turns`: The queue of trainers that want to publish
+- `version_changes`: What each version changed, from its seal until the ledger hears of it
 """

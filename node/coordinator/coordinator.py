@@ -38,6 +38,7 @@ from node.coordinator.seed_log import SeedLog, next_command
 from node.coordinator.seed_status import seed_status
 from node.coordinator.track import SentBytes, Track
 from node.coordinator.trainer_server import TrainerServer
+from node.coordinator.version_changes import VersionChanges
 from node.host import kernels
 from node.host.announce import announced, reached_at
 from node.host.audit import audit, close
@@ -235,8 +236,7 @@ class Coordinator:
         self._admin = AdminService(self.core, self.endpoint.runtime, trio.current_time)
         self._adapters = AdaptersHeld(self._publisher.replica)
         self._draft = DraftHeld(self._publisher.replica)
-        self._changed_parts: dict[VersionId, frozenset[Part]] = {}
-        """Of each version that was sealed, until it is committed: the runtime tells so in a task of its own."""
+        self._changes = VersionChanges(self._adapters)
         self.ledger.set_adapters(self._adapters.adapters)
 
     def _restored_ledger(self, book: Book, now: float) -> LedgerService:
@@ -361,13 +361,9 @@ class Coordinator:
         members = [lease.grant.peer for lease in self.core.book.leases.values()]
         elements = self._elements_of(parts)
         self.track.sealed(manifest, elements, members)
-        version = VersionId(manifest.epoch, manifest.version)
-        self._changed_parts[version] = parts
-        try:
+        with self._changes.sealing(VersionId(manifest.epoch, manifest.version), parts):
             sealed = await self._publisher.seal(manifest)
-        except BaseException:
-            self._changed_parts.pop(version, None)
-            raise
+        self._draft.note(parts)
         self._seed_log.sealed(manifest, elements, self.track.trainer_step)
         return sealed
 
@@ -385,10 +381,8 @@ class Coordinator:
     # ------------------------------------------------------------ what the runtime tells us
 
     def committed(self, version: VersionId, manifest: Manifest, changes: tuple[StagedChunk, ...] | None) -> None:
-        parts = self._changed_parts.pop(version, None)
-        self._draft.note(parts)
-        change = self._adapters.change(parts)
-        self.ledger.sealed(Head(manifest.epoch, manifest.version, manifest.root), change)
+        head = Head(manifest.epoch, manifest.version, manifest.root)
+        self.ledger.sealed(head, self._changes.confirmed(version))
 
     def notify(self, notice: Notice) -> None:
         match notice:

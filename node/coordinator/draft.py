@@ -65,9 +65,9 @@ class DraftHeld:
         self._layout: Layout | None = draft_layout(replica.layout)
         self._versions = 0
 
-    def note(self, parts: frozenset[Part] | None) -> None:
-        """The replica is a version, which changed these parts. None: it is that of the start."""
-        self._versions += parts is not None and DRAFT in parts
+    def note(self, parts: frozenset[Part]) -> None:
+        """A version was sealed, which changed these parts."""
+        self._versions += DRAFT in parts
 
     def status(self) -> DraftStatus | UnsetType:
         """For people and programs; `UNSET` for a model without a draft."""

@@ -14,6 +14,7 @@ import trio
 
 from codec import shared
 from codec.errors import PeerError, SwarmError, UsageError
+from codec.manifest import open_manifest
 from codec.part_view import PartView
 from codec.parts import Part, base_layout
 from node.coordinator.file_publisher import FilePublisher
@@ -64,6 +65,7 @@ from node.trainers.messages import (
     Stale,
     State,
     Taken,
+    VersionSeal,
 )
 from swarm.guard import Source
 
@@ -229,7 +231,7 @@ class TrainerServer:
         return await self._slots.attach(adapter)
 
     async def _publish_part(self, channel: AsyncChannel, attach: Attach, ring: RingReader | None, part: Part) -> None:
-        await self._hand_replica(channel, self._publisher.view(part), with_base=bool(attach.adapter))
+        await self._hand_replica(channel, self._publisher.view(part), attach)
         rank_group = self._rank_groups.join(attach, part, channel)
         why: SwarmError | None = None
         try:
@@ -258,7 +260,21 @@ class TrainerServer:
             with trio.CancelScope(shield=True), trio.move_on_after(LEAVE_WITHIN_S):
                 await self._rank_groups.leave(rank_group, attach, channel, why)
 
-    async def _hand_replica(self, channel: AsyncChannel, view: PartView, *, with_base: bool) -> None:
+    async def _unheard(self, name: tuple[int, int] | None) -> VersionSeal | None:
+        """The seal of a version, (epoch, number), in the history of the head."""
+        if name is None:
+            return None
+        try:
+            seal = await self._seed.find(None, name[1])
+        except UsageError:
+            return None
+        if seal.id != name:
+            return None
+        changed = open_manifest(seal.manifest, self._seed.key.public).changed
+        return VersionSeal(seal.root, seal.payload_bytes, changed)
+
+    async def _hand_replica(self, channel: AsyncChannel, view: PartView, attach: Attach) -> None:
+        unheard = await self._unheard(attach.unheard)
         replica, hashes = self._seed.replica, view.hashes
         hashes_fd, memory = shared.reserve("swarm-hashes", hashes.nbytes)
         if hashes_fd is None:
@@ -268,9 +284,9 @@ class TrainerServer:
             epoch, version = self._seed.head
             attached = Attached(
                 epoch, version, view.root, view.layout.to_bytes(), replica.root, view.part.offset,
-                base_layout(replica.layout).to_bytes() if with_base else b"",
+                base_layout(replica.layout).to_bytes() if attach.adapter else b"", unheard,
             )  # fmt: skip
-            await channel.send(attached, [replica.seal_for_readers(), hashes_fd])
+            await channel.send(attached, [replica.seal_for_readers(view.part.offset), hashes_fd])
         finally:
             memory.close()
             close_fds([hashes_fd])

@@ -66,6 +66,7 @@ __all__ = [
     "State",
     "Taken",
     "VersionRef",
+    "VersionSeal",
     "WentBack",
 ]
 
@@ -84,6 +85,14 @@ PartText = Annotated[str, msgspec.Meta(min_length=1, max_length=80)]
 Packed32 = Annotated[bytes, msgspec.Meta(max_length=4 << 16)]
 
 
+class VersionSeal(msgspec.Struct, frozen=True, array_like=True):
+    """What the seal of a version says. `root`: over all parts. `changed`: elements, over all ranks."""
+
+    root: Hash
+    payload_bytes: U63
+    changed: U63
+
+
 class Attach(msgspec.Struct, frozen=True, tag="attach"):
     """A rank asks to publish.
 
@@ -91,7 +100,8 @@ class Attach(msgspec.Struct, frozen=True, tag="attach"):
     `world`: the number of its ranks. `ring_bytes`: the message comes with the descriptor of a ring of this size
     (`node.ipc.ring`) for this rank's blocks; 0: without. `part`: the part of the model that it publishes, as
     `codec.parts.Part` writes it. `adapter`: instead of `part`, the name of an adapter, whose slot the seed finds, or
-    takes for a new name. Only a trainer of one rank publishes an adapter.
+    takes for a new name. Only a trainer of one rank publishes an adapter. `unheard`: (epoch, version) that this rank
+    sent over an earlier connection, which ended before the seed said that it was sealed.
     """
 
     protocol: int
@@ -101,14 +111,16 @@ class Attach(msgspec.Struct, frozen=True, tag="attach"):
     ring_bytes: U63 = 0
     part: PartText = "base"
     adapter: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    unheard: tuple[U32, U63] | None = None
 
 
 class Attached(msgspec.Struct, frozen=True, tag="attached"):
     """The rank is attached. Holds the head, and the root and the layout's bytes of the part that it publishes; blocks
     have their numbers in that layout. `swarm_root`: over all parts. `base`: for an adapter, the base's layout.
+    `unheard`: the seal of the version that `Attach` named; None: it was not sealed, or was rolled back.
 
-    Comes with two descriptors: the seed's replica, in which the part begins at byte `offset`, and which the memfd seals
-    against writing; and the hashes of the part's blocks.
+    Comes with two descriptors: the seed's replica, in which the part begins at byte `offset`, and which can be mapped
+    for reading only; and the hashes of the part's blocks.
     """
 
     epoch: U32
@@ -118,6 +130,7 @@ class Attached(msgspec.Struct, frozen=True, tag="attached"):
     swarm_root: Hash
     offset: U63 = 0
     base: bytes = b""
+    unheard: VersionSeal | None = None
 
 
 class VersionRef(msgspec.Struct, frozen=True, array_like=True):

@@ -146,7 +146,7 @@ class FakeSeed:
                 yield [(delta, int(np.count_nonzero(self.replica.block(block) != new)))]
 
     def _remember(self, manifest: Manifest) -> None:
-        self.seals.append(Seal.of(manifest, b""))
+        self.seals.append(Seal.of(manifest, manifest.seal(self.key)))
         self.kept[manifest.root] = [self.replica.block(b).copy() for b in range(self.replica.layout.n_blocks)]
 
     def payload(self, key: ChunkKey, block: int) -> tuple[BlockEntry, bytes] | None:
