@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from codec import Checkpoint, Layout, Replica
+from codec import Checkpoint, Replica, state_root
 from codec.errors import UsageError
-from codec.parts import DRAFT, Part, draft_layout, draft_name, part_root
+from codec.parts import DRAFT, Part, draft_blocks, draft_name, part_layout
 from codec.staging import block_hash
 from node.status.schema import DraftStatus
 
@@ -62,7 +62,7 @@ class DraftHeld:
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._layout: Layout | None = draft_layout(replica.layout)
+        self._part = part_layout(replica.layout, DRAFT) if draft_blocks(replica.layout) else None
         self._versions = 0
 
     def note(self, parts: frozenset[Part]) -> None:
@@ -71,7 +71,8 @@ class DraftHeld:
 
     def status(self) -> DraftStatus | UnsetType:
         """For people and programs; `UNSET` for a model without a draft."""
-        if self._layout is None:
+        if self._part is None:
             return UNSET
-        root = part_root(self._replica.layout, self._replica.hashes, DRAFT).hex()
-        return DraftStatus(root=root, versions=self._versions, weights_bytes=self._layout.nbytes)
+        blocks, layout = self._part.blocks, self._part.layout
+        root = state_root(layout.hash, self._replica.hashes[blocks.start : blocks.stop])
+        return DraftStatus(root=root.hex(), versions=self._versions, weights_bytes=layout.nbytes)

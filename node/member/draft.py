@@ -8,9 +8,9 @@ import structlog
 import trio
 from msgspec import UNSET, UnsetType
 
-from codec import Layout
+from codec import Layout, state_root
 from codec.adapter import AdapterSlots
-from codec.parts import DRAFT, Part, draft_layout, part_root
+from codec.parts import DRAFT, Part, PartBlocks, draft_blocks, draft_layout, part_layout
 from node.engines.vllm.speculation import Drafts, drafts_of
 from node.settings.config import JoinConfig
 from node.status.schema import DraftStatus
@@ -22,16 +22,18 @@ __all__ = ["NodeDraft"]
 
 _log = structlog.get_logger(__name__)
 _FILES: Final = "draft-files"
-_LOOK_S: Final = 5.0
+_LOOK_S: Final = 10.0
 """Between two questions for the engines' counts."""
 
 
 class NodeDraft:
-    """The draft model of one node with engines. A swarm without one has `layout` None."""
+    """The draft model of one node with engines, where the swarm carries one."""
 
     def __init__(self, config: JoinConfig, store: Store, model: Model, urls: Sequence[str]) -> None:
         """`urls`: of the engines that are vLLMs."""
         self._config, self._store, self._model, self._urls = config, store, model, urls
+        self._part: tuple[Layout, PartBlocks | None] | None = None
+        """The layout, and where the draft is in it."""
         self._told = False
         self._versions = 0
         self._drafts = Drafts()
@@ -39,13 +41,18 @@ class NodeDraft:
     def loaded(self, layout: Layout) -> bool:
         """Whether the engines propose tokens by the draft model of `layout`. The first time that they do not, although
         there is one, the log says why."""
-        if draft_layout(layout) is None:
+        if self._part_of(layout) is None:
             return False
         why = self._why_not(layout)
         if why and not self._told:
             _log.info("draft_not_loaded", why=why)
         self._told = True
         return not why
+
+    def _part_of(self, layout: Layout) -> PartBlocks | None:
+        if self._part is None or self._part[0] is not layout:
+            self._part = layout, part_layout(layout, DRAFT) if draft_blocks(layout) else None
+        return self._part[1]
 
     def _why_not(self, layout: Layout) -> str:
         config = self._config
@@ -93,13 +100,13 @@ class NodeDraft:
     def status(self) -> DraftStatus | UnsetType:
         """For people and programs; `UNSET` for a swarm without a draft, and before there is a replica."""
         replica = self._model.replica
-        if replica is None or (own := draft_layout(replica.layout)) is None or self._config.format:
+        if replica is None or (part := self._part_of(replica.layout)) is None or self._config.format:
             return UNSET
         loaded = not self._why_not(replica.layout)
         return DraftStatus(
-            root=part_root(replica.layout, replica.hashes, DRAFT).hex(),
+            root=state_root(part.layout.hash, replica.hashes[part.blocks.start : part.blocks.stop]).hex(),
             versions=self._versions,
-            weights_bytes=own.nbytes,
+            weights_bytes=part.layout.nbytes,
             loaded=loaded,
             acceptance=self._drafts.acceptance if loaded else UNSET,
         )
