@@ -4,10 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from blake3 import blake3
 
-from codec import Layout, Replica, StagedBlock, StagedChunk, TensorSpec, state_root
+from codec import FileSpec, Layout, Replica, StagedBlock, StagedChunk, TensorSpec, state_root
 from codec.errors import UsageError
 from codec.formats.dequantised import DequantisedBase
+from codec.formats.packed import PackedBase
 from codec.formats.part import FormatPart, reader_of
 from codec.formats.share import FormatShare
 from codec.formats.spec import FORMATS, format_tensors
@@ -33,6 +35,7 @@ BASE = Layout(
 NORM = 1
 """The block of the norm, which stays bf16."""
 WHOLE = extended(BASE, formats=format_tensors(BASE, FORM))
+CONFIG = b'{"architectures": ["Qwen3ForCausalLM"]}'
 FIRST, SECOND = VersionId(0, 0), VersionId(0, 1)
 
 
@@ -44,11 +47,16 @@ def store(tmp_path: Path):
 
 def whole_replica(seed: int = 0) -> Replica:
     """All bits of a version, as the seed has them."""
-    replica, rng = Replica.create(WHOLE), np.random.default_rng(seed)
-    for block in range(BASE.n_blocks):
-        values = (rng.standard_normal(WHOLE.block(block).count) * 0.02).astype(np.float32)
+    return replica_of(WHOLE, seed)
+
+
+def replica_of(layout: Layout, seed: int) -> Replica:
+    """Random bits of the base of `layout`, and its format."""
+    replica, rng = Replica.create(layout), np.random.default_rng(seed)
+    for block in range(layout.base_blocks):
+        values = (rng.standard_normal(layout.block(block).count) * 0.02).astype(np.float32)
         write(replica, block, (values.view(np.uint32) >> 16).astype(np.uint16))
-    part, read = FormatPart(WHOLE, FORM), reader_of(replica)
+    part, read = FormatPart(layout, FORM), reader_of(replica)
     for tensor in part.tensors:
         for found in part.compute(tensor, read):
             write(replica, found.block, found.new)
@@ -159,6 +167,45 @@ def test_an_engine_follows_what_the_codes_stand_for(store: Store) -> None:
     assert (again.root, again.version) == (found.root, SECOND)
 
 
+def test_an_engine_follows_the_packed_codes(store: Store) -> None:
+    store.put_file(CONFIG)
+    config = FileSpec("config.json", len(CONFIG), blake3(CONFIG).digest())
+    base = Layout(
+        (TensorSpec("b.up_proj.weight", "BF16", (64, 256)), TensorSpec("d.norm.weight", "BF16", (256,))), (config,)
+    )
+    layout = extended(base, formats=format_tensors(base, FORM))
+    first, later = (replica_of(layout, seed) for seed in (0, 1))
+    model = Model(store, holding=Holding(formats=True))
+    model.adopt(first, FIRST)
+    engine = DequantisedReplica(model, store, FORM.name, packed=True)
+    loan = engine.lend()
+    assert loan is not None
+    packed = PackedBase(layout, FORM, CONFIG)
+    assert loan.layout == engine.layout == packed.layout
+    assert engine.files == packed.files
+    live = [packed.block(block, reader_of(first)).copy() for block in range(packed.layout.n_blocks)]
+    assert loan.root == root_of(live, packed.layout)
+
+    staged = [staged_block(first, later, block) for block in range(layout.n_blocks)]
+    for change in staged:
+        first.write_block(change.block, later.read_block(change.block), change.new_hash)
+    model.version = SECOND
+    found = engine.changes(SECOND, [StagedChunk(tuple(staged))])
+    assert found is not None
+    for change in (change for chunk in found.changes for change in chunk):
+        live[change.block][change.positions] = change.bits
+    assert found.root == root_of(live, packed.layout)
+    assert found.root == root_of(
+        [packed.block(block, reader_of(later)) for block in range(packed.layout.n_blocks)], packed.layout
+    )
+
+
+def test_a_model_without_a_config_cannot_be_packed(store: Store) -> None:
+    model = member(store, whole_replica(), Holding(FormatShare(FORM.name)))
+    with pytest.raises(UsageError, match=r"has no config\.json"):
+        DequantisedReplica(model, store, FORM.name, packed=True).lend()
+
+
 def staged_block(old: Replica, new: Replica, block: int) -> StagedBlock:
     before, after = old.block(block), new.block(block)
     positions = np.flatnonzero(before != after).astype(np.uint32)
@@ -166,6 +213,6 @@ def staged_block(old: Replica, new: Replica, block: int) -> StagedBlock:
     return StagedBlock(block, positions, after[positions].copy(), *hashes)
 
 
-def root_of(blocks: list[np.ndarray]) -> bytes:
+def root_of(blocks: list[np.ndarray], layout: Layout = BASE) -> bytes:
     hashes = np.frombuffer(b"".join(map(block_hash, blocks)), np.uint8).reshape(-1, 32)
-    return state_root(BASE.hash, hashes)
+    return state_root(layout.hash, hashes)
