@@ -39,7 +39,7 @@ def of_draft(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
 class _Both(torch.nn.Module):
     """A policy and its draft model. The policy's modules keep their names."""
 
-    def __init__(self, policy: torch.nn.Module, draft: torch.nn.Module) -> None:
+    def __init__(self, policy: Any, draft: Any) -> None:  # vLLM's models, which have `load_weights`
         super().__init__()
         self._modules = {**policy._modules, _MODULE: draft}
         self._parameters, self._buffers = policy._parameters, policy._buffers
