@@ -16,7 +16,7 @@ import numpy as np
 import structlog
 
 from codec import BlockDelta, Layout, Replica, StagedBlock
-from codec.chunk import BlockEntry
+from codec.chunk import CODER_RAW, BlockEntry
 from codec.formats.coding import encode_format_block
 from codec.formats.part import Change, FormatBlock, FormatPart, reader_of
 from codec.formats.share import formats_of
@@ -178,7 +178,7 @@ def _encoded(replica: Replica, block: FormatBlock, coder: int) -> FormatDelta | 
     encoded = encode_format_block(block.block, block.old, block.new, dtype, coder)
     if encoded is None:
         return None
-    if encoded.positions is None:
+    if encoded.positions is None or encoded.delta.coder == CODER_RAW:
         return FormatDelta(encoded.delta, None)
     old_hash = replica.hashes[block.block].tobytes()
     bits = block.new[encoded.positions]
