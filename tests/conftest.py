@@ -9,9 +9,11 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-# Before any test imports a library that reads them.
+# Before any test imports a library that reads them. Threads of one process wait for each other by spinning, so beside
+# another worker's tests two of them take many times as long as one.
+_THREADS = "1" if "PYTEST_XDIST_WORKER" in os.environ else "2"
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
-    os.environ.setdefault(_name, "2")
+    os.environ.setdefault(_name, _THREADS)
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -32,6 +34,13 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "everyday"))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="a test that is skipped has failed, and so has no test")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `--dist loadgroup`, one worker runs all tests of real vLLMs: they share engines that take long to start."""
+    for item in items:
+        if item.get_closest_marker("vllm"):
+            item.add_marker(pytest.mark.xdist_group("vllm"))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
