@@ -25,7 +25,9 @@ OWN_FILES = {
         "node/settings/contact.py",
         "node/host/daily.py",
         "node/tools/demo.py",
+        "node/coordinator/draft.py",
         "node/engines/vllm/server.py",
+        "node/engines/vllm/speculation.py",
     ),
     *(
         "node/settings/ticket.py",

@@ -38,7 +38,7 @@ def _vocabulary(config: bytes) -> int:
     """Tokens of the model with this configuration; 0: it does not say."""
     try:
         values: Any = msgspec.json.decode(config)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, ValueError, RecursionError):
         return 0
     for level in (values, values.get("text_config") if isinstance(values, dict) else None):
         if isinstance(level, dict) and isinstance(size := level.get("vocab_size"), int):

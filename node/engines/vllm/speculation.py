@@ -36,7 +36,7 @@ class DraftModel(NamedTuple):
         """`layout`: has the draft's tensors. A configuration that cannot be read counts as empty; vLLM refuses it."""
         try:
             config = msgspec.json.decode((folder / "config.json").read_bytes())
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError, ValueError, RecursionError):
             config = {}
         own = draft_layout(layout)
         names = [spec.name for spec in own.tensors] if own is not None else []
