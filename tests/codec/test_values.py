@@ -189,7 +189,7 @@ def test_other_old_bits_are_found_by_the_hash() -> None:
 
 @pytest.mark.parametrize("others", [False, True])
 def test_the_base_is_coded_so_in_a_layout_with_other_parts(others: bool) -> None:
-    more = (TensorSpec("~draft/w", "BF16", (5000,)),) if others else ()
+    more = (TensorSpec("~_draft/w", "BF16", (5000,)),) if others else ()
     replica = Replica.create(Layout((TensorSpec("w", "BF16", (5000,)), *more)))
     new = fresh(np.random.default_rng(0), 5000, BF16, "few values")
     delta = replica.encode_block(0, new)
