@@ -13,7 +13,7 @@ from plain_decoder import Model
 
 from codec import values
 from codec.bits import DTYPES, Bits, DType
-from codec.chunk import CODER_RAW, CODER_RICE, BlockEntry
+from codec.chunk import CODER_RAW, CODER_RICE, CODER_RICE, BlockEntry
 from codec.errors import PeerError
 from codec.layout import BLOCK_ELEMENTS, Layout, TensorSpec
 from codec.replica import Replica
@@ -194,13 +194,14 @@ def test_the_base_is_coded_so_in_a_layout_with_other_parts(others: bool) -> None
     new = fresh(np.random.default_rng(0), 5000, BF16, "few values")
     delta = replica.encode_block(0, new)
     assert delta is not None
-    assert (len(delta.payload) < new.nbytes) == others
+    assert delta.coder == (CODER_RAW if others else CODER_RICE)
     if others:
         replica.base_values = False
         there, here = replica.encode_block(1, new), replica.encode_block(0, new)
         assert there is not None
         assert here is not None
-        assert len(there.payload) < new.nbytes == len(here.payload)
+        assert (there.coder, here.coder) == (CODER_RAW, CODER_RICE)
+        assert len(there.payload) == len(delta.payload) < len(here.payload)
 
 
 def bits(*fields: tuple[int, int]) -> bytes:
