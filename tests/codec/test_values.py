@@ -13,7 +13,7 @@ from plain_decoder import Model
 
 from codec import values
 from codec.bits import DTYPES, Bits, DType
-from codec.chunk import CODER_RAW, CODER_RICE, CODER_RICE, BlockEntry
+from codec.chunk import CODER_RAW, CODER_RICE, BlockEntry
 from codec.errors import PeerError
 from codec.layout import BLOCK_ELEMENTS, Layout, TensorSpec
 from codec.replica import Replica
