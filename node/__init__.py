@@ -22,14 +22,18 @@ if TYPE_CHECKING:
         SwarmTimeout,
     )
     from node.trainers.publish.publication import Publication
+    from node.trainers.readiness import NodeReadiness, NodeState, Readiness
     from node.trainers.rollouts import Check, RefusedPrompt, Rollout, RolloutGroup
     from node.trainers.routes import padded_routes, replayed_routes
 
 __all__ = [
     "Check",
+    "NodeReadiness",
+    "NodeState",
     "PromptRefused",
     "Publication",
     "PublishFailed",
+    "Readiness",
     "RefusedPrompt",
     "Rollout",
     "RolloutGroup",
@@ -47,9 +51,12 @@ __all__ = [
 
 _MODULE_OF = {
     "Check": "node.trainers.rollouts",
+    "NodeReadiness": "node.trainers.readiness",
+    "NodeState": "node.trainers.readiness",
     "PromptRefused": "node.trainers.errors",
     "Publication": "node.trainers.publish.publication",
     "PublishFailed": "node.trainers.errors",
+    "Readiness": "node.trainers.readiness",
     "RefusedPrompt": "node.trainers.rollouts",
     "Rollout": "node.trainers.rollouts",
     "RolloutGroup": "node.trainers.rollouts",

@@ -22,6 +22,7 @@ Modules:
 - `publish_adapter`: Publishes an adapter's folder, and removes adapters, for `swarm-node`
 - `publish_files`: Publishes checkpoint folders and raw files, for `swarm-node publish`
 - `publish_here`: Publishes files from this process, for a seed that does not read them itself
+- `readiness`: Which nodes are ready to generate, and what is missing until enough are
 - `rollouts`: Complete groups from the swarm, as an iterator
 - `routes`: Routes of experts replayed in the trainer's model
 - `standing`: The swarm's state as its seed reports it

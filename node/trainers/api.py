@@ -11,7 +11,7 @@ model that FSDP2 shards attaches and publishes, with the same calls in the same 
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -31,13 +31,17 @@ from node.trainers.prompts import Prompt, Tokens, check_prompts
 from node.trainers.publish.line import OnBusy
 from node.trainers.publish.lines import PublishLines
 from node.trainers.publish.publication import Publication
+from node.trainers.readiness import NodeReadiness, NodeState, Readiness, wait_ready
 from node.trainers.rollouts import Check, RefusedPrompt, Rollout, RolloutGroup, rollouts
 from node.trainers.standing import standing
 
 __all__ = [
     "Check",
+    "NodeReadiness",
+    "NodeState",
     "PromptRefused",
     "Publication",
+    "Readiness",
     "RefusedPrompt",
     "Rollout",
     "RolloutGroup",
@@ -261,6 +265,30 @@ class Swarm:
         if not any(pub.version is None or pub.version > version for pub in unsealed):
             return epoch, version
         return epoch, NEWER_THAN_ALL if adapter else version + 1
+
+    def wait_ready(
+        self,
+        nodes: int | None = None,
+        *,
+        tokens_per_second: float | None = None,
+        max_lag: int = 0,
+        timeout_s: float = 600.0,
+        tell: Callable[[str], None] | None = None,
+    ) -> Readiness:
+        """Wait until the swarm is ready to generate, and return which nodes are.
+
+        A node is ready when its engine has proven the newest sealed version, or one at most `max_lag` versions older,
+        and the node is neither silent nor in quarantine.
+
+        `nodes`: wait for this many ready nodes; without it, for one. `tokens_per_second`: wait until the ready nodes
+        make this much together, by the ledger's measurements; of a node that has not generated yet, by the test that it
+        ran when its engine was loaded. `tell(sentence)`: called with what is missing, at first and whenever that
+        changes; without it, a warning is logged at growing intervals.
+
+        Raises `SwarmTimeout` after `timeout_s`, with what is missing; `SwarmDown` when no seed answers by then;
+        `UsageError` for a number that is out of range.
+        """
+        return wait_ready(self._home, nodes, tokens_per_second, timeout_s, max_lag, tell)
 
     @property
     def state(self) -> dict[str, Any]:
