@@ -21,9 +21,11 @@ if TYPE_CHECKING:
         SwarmDown,
         SwarmTimeout,
     )
+    from node.trainers.prompts import PromptSpec
     from node.trainers.publish.publication import Publication
     from node.trainers.readiness import NodeReadiness, NodeState, Readiness
-    from node.trainers.rollouts import Check, RefusedPrompt, Rollout, RolloutGroup
+    from node.trainers.rollout_group import Check, RefusedPrompt, Rollout, RolloutGroup
+    from node.trainers.rollout_stream import RolloutStream
     from node.trainers.routes import padded_routes, replayed_routes
 
 __all__ = [
@@ -31,12 +33,14 @@ __all__ = [
     "NodeReadiness",
     "NodeState",
     "PromptRefused",
+    "PromptSpec",
     "Publication",
     "PublishFailed",
     "Readiness",
     "RefusedPrompt",
     "Rollout",
     "RolloutGroup",
+    "RolloutStream",
     "RolloutsFailed",
     "SamplingParams",
     "Swarm",
@@ -50,16 +54,18 @@ __all__ = [
 ]
 
 _MODULE_OF = {
-    "Check": "node.trainers.rollouts",
+    "Check": "node.trainers.rollout_group",
     "NodeReadiness": "node.trainers.readiness",
     "NodeState": "node.trainers.readiness",
     "PromptRefused": "node.trainers.errors",
+    "PromptSpec": "node.trainers.prompts",
     "Publication": "node.trainers.publish.publication",
     "PublishFailed": "node.trainers.errors",
     "Readiness": "node.trainers.readiness",
-    "RefusedPrompt": "node.trainers.rollouts",
-    "Rollout": "node.trainers.rollouts",
-    "RolloutGroup": "node.trainers.rollouts",
+    "RefusedPrompt": "node.trainers.rollout_group",
+    "Rollout": "node.trainers.rollout_group",
+    "RolloutGroup": "node.trainers.rollout_group",
+    "RolloutStream": "node.trainers.rollout_stream",
     "RolloutsFailed": "node.trainers.errors",
     "SamplingParams": "node.engines.base",
     "Swarm": "node.trainers.api",

@@ -58,7 +58,11 @@ def wait(
     found = wait_ready(folder, nodes, tokens_per_second, timeout_s, max_lag, say)
     if as_json:
         print_json(
-            {"ready": found.count(), "tokens_per_second": found.tokens_per_second, "nodes": list(map(asdict, found.nodes))}
+            {
+                "ready": found.count(),
+                "tokens_per_second": found.tokens_per_second,
+                "nodes": list(map(asdict, found.nodes)),
+            }
         )
     else:
         print(f"{found.count()} nodes are ready, at {found.tokens_per_second:.0f} tokens/s together.")

@@ -23,6 +23,8 @@ Modules:
 - `publish_files`: Publishes checkpoint folders and raw files, for `swarm-node publish`
 - `publish_here`: Publishes files from this process, for a seed that does not read them itself
 - `readiness`: Which nodes are ready to generate, and what is missing until enough are
+- `rollout_group`: What a trainer gets for a prompt
+- `rollout_stream`: The iterator that `Swarm.rollouts` returns
 - `rollouts`: Complete groups from the swarm, as an iterator
 - `routes`: Routes of experts replayed in the trainer's model
 - `standing`: The swarm's state as its seed reports it

@@ -11,28 +11,31 @@ model that FSDP2 shards attaches and publishes, with the same calls in the same 
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Sized
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
 from codec import Layout
 from codec.errors import SwarmError, UsageError
 from node.engines.base import SamplingParams
+from node.ledger.terms import Terms
 from node.trainers.attach import attach, find_or_start
 from node.trainers.connection.patience import log
 from node.trainers.connection.seedlink import SeedProcess, ask_state, home_folder
 from node.trainers.errors import PromptRefused, SwarmBusy, SwarmDown, SwarmTimeout
 from node.trainers.held_gateway import HeldGateway
 from node.trainers.messages import OpenGateway, OpenRollouts, VersionRef
-from node.trainers.prompts import Prompt, Tokens, check_prompts
+from node.trainers.prompts import Prompt, PromptSpec, Tokens, check_prompts
 from node.trainers.publish.line import OnBusy
 from node.trainers.publish.lines import PublishLines
 from node.trainers.publish.publication import Publication
 from node.trainers.readiness import NodeReadiness, NodeState, Readiness, wait_ready
-from node.trainers.rollouts import Check, RefusedPrompt, Rollout, RolloutGroup, rollouts
+from node.trainers.rollout_group import Check, RefusedPrompt, Rollout, RolloutGroup
+from node.trainers.rollout_stream import RolloutStream
+from node.trainers.rollouts import Choice, rollouts
 from node.trainers.standing import standing
 
 __all__ = [
@@ -40,11 +43,13 @@ __all__ = [
     "NodeReadiness",
     "NodeState",
     "PromptRefused",
+    "PromptSpec",
     "Publication",
     "Readiness",
     "RefusedPrompt",
     "Rollout",
     "RolloutGroup",
+    "RolloutStream",
     "SamplingParams",
     "Swarm",
     "SwarmBusy",
@@ -72,6 +77,8 @@ class Swarm:
         self._seed = seed
         self._max_lag = max_lag
         self._gateway: HeldGateway | None = None
+        self._trained: set[str] = set()
+        """Adapters (empty: the base) that were trained since they were published last."""
 
     @classmethod
     def attach(
@@ -157,9 +164,10 @@ class Swarm:
         another rank ended or does not publish, or another process publishes this adapter. A failure after this call has
         returned is in the publication's `error` and in `state`, and is logged.
         """
-        if adapter is None:
-            return self._lines.base(step, timeout_s).publish(model, step, on_busy, timeout_s)
-        return self._lines.adapter(adapter, step, timeout_s).publish(model, step, on_busy, timeout_s)
+        line = self._lines.base(step, timeout_s) if adapter is None else self._lines.adapter(adapter, step, timeout_s)
+        publication = line.publish(model, step, on_busy, timeout_s)
+        self._trained.discard(adapter or "")
+        return publication
 
     def resume(self, root: bytes, model: Any = None, *, timeout_s: float = 600.0) -> tuple[int, int]:
         """Bring the swarm back to the version with this root, after the trainer has loaded its checkpoint.
@@ -189,7 +197,7 @@ class Swarm:
 
     def rollouts(
         self,
-        prompts: Iterable[Prompt],
+        prompts: Iterable[Prompt | PromptSpec],
         n: int,
         sampling: SamplingParams,
         *,
@@ -198,14 +206,22 @@ class Swarm:
         whole: bool = False,
         routes: bool = False,
         check: Check | None = None,
+        keep: Callable[[RolloutGroup], bool] | None = None,
+        take: int | None = None,
+        partial_after_s: float | None = None,
+        least: int = 1,
+        lag_from: Literal["sealed", "trained"] = "sealed",
+        priority: int = 0,
         timeout_s: float = 600.0,
-    ) -> Iterator[RolloutGroup | RefusedPrompt]:
+    ) -> RolloutStream:
         """`n` accepted samples of every prompt: an iterator of groups in the order in which they are complete.
 
-        Of several complete groups, the one with the earliest prompt comes first. Closing the iterator withdraws the
-        prompts that are left.
+        Of several complete groups, the one with the earliest prompt comes first. The iterator is for `for` loops and
+        for `async for` (under asyncio and trio). Closing it withdraws the prompts that are left; its `abort` withdraws
+        one.
 
-        `prompts`: each is token ids, a text, or chat messages (for the base folder's tokenizer and chat template). They
+        `prompts`: each is token ids, a text, or chat messages (for the base folder's tokenizer and chat template), or a
+        `PromptSpec` with one of these and with `n`, sampling or metadata of its own. They
         are taken as fast as you take groups, so an endless iterator is fine. The nodes know how long a list is, and
         finish it together. For a prompt that cannot be generated for (it is none of these, or longer than the model
         reads), the iterator yields a `RefusedPrompt` instead of a group, and goes on. Check `group.refused`, or use the
@@ -224,7 +240,17 @@ class Swarm:
         `whole`: each group is generated by one node in one batch, so that with a `key` its bits do not depend on the
         node. `routes`: each rollout says which experts every token took (`Rollout.routes`), for `replayed_routes`; only
         of a mixture of experts. `check`: compares samples with your own scores before you get them; see `Check`.
-        `timeout_s`: the longest time without a complete group.
+
+        `keep(group)`: a filter: you do not get the groups for which it is false. `take`: the iterator ends after this
+        many groups; when the last of them is complete, the other groups are aborted: their leases end, and nodes stop
+        generating them. So `take=12` of 16 prompts gives the 12 groups that are complete first.
+
+        `partial_after_s`: this long after its prompt was offered, a group comes with the samples that it has by then,
+        or as soon as it has `least`; nodes stop generating the others. `RolloutGroup.is_partial` says so.
+
+        `lag_from`: "trained": `max_lag` counts from the weights that you are training, so versions on their way count,
+        and weights that you have announced with `mark_trained`. "sealed": from the newest sealed version. `priority`:
+        -8 to 8; nodes begin work of a higher one first. `timeout_s`: the longest time without a complete group.
 
         Raises `UsageError` when `prompts` is a single prompt, `n` or `key` is out of range, the key is bound to other
         work, the swarm has no such adapter, or the model has no experts whose routes could be given; `SwarmTimeout`
@@ -237,11 +263,15 @@ class Swarm:
             sampling = sampling.with_options(**wanted, **({"routes": True} if routes else {}))
         except ValueError as error:
             raise UsageError(f"rollouts: {error}.") from error
+        if take is not None and take < 1:
+            raise UsageError("rollouts: take is at least 1.")
         session = os.urandom(16).hex() if key is None else key
         total = len(prompts) if isinstance(prompts, Sized) else None
+        terms = Terms(partial_after_s, least, priority, lag_from == "trained")
         request = OpenRollouts(
-            session, n, sampling, self._max_lag, keep=key is not None, whole=whole, total=total, refusals=True
-        )
+            session, n, sampling, self._max_lag, keep=key is not None, whole=whole, total=total, refusals=True,
+            terms=terms,
+        )  # fmt: skip
         try:
             request = msgspec.convert(msgspec.to_builtins(request), OpenRollouts)
         except msgspec.ValidationError as error:
@@ -253,8 +283,25 @@ class Swarm:
             self._tokens.of,
             timeout_s,
             check,
-            partial(self._lag_base, sampling.extra.adapter),
+            partial(self._trained_version if terms.from_trained else self._lag_base, sampling.extra.adapter),
+            Choice(keep, take),
         )
+
+    def mark_trained(self, adapter: str | None = None) -> None:
+        """The weights (of this adapter, or of the base) have changed since they were published last, and will be
+        published. Until then `rollouts(lag_from="trained")` counts them as one version more.
+
+        Call it after an optimizer step that you do not publish at once. `publish` takes it back.
+        """
+        self._trained.add(adapter or "")
+
+    def _trained_version(self, adapter: str) -> tuple[int, int]:
+        """The version that the trainer's weights are at: the newest published one, sealed or not, or one more."""
+        epoch, version = self._lines.head_of(adapter)
+        unsealed = [pub for pub in self._lines.unsealed_of(adapter) if not pub.superseded]
+        known = [pub.version for pub in unsealed if pub.version is not None]
+        coming = sum(pub.version is None for pub in unsealed) + bool({adapter, ""} & self._trained)
+        return epoch, max([version, *known]) + coming
 
     def _lag_base(self, adapter: str) -> tuple[int, int]:
         """The version that lags of `adapter` (empty: of the base) are counted from; see `attach`. Of two unsealed

@@ -58,9 +58,9 @@ _CLAUSES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class NodeReadiness:
-    """One node. `name`: as it was started, else the end of its PeerId. `state`: how far it is. `why`: what keeps it from
-    being ready, in a few words; empty where `state` says all. `tokens_per_second`: measured by the ledger, or by the
-    node's self-test."""
+    """One node. `name`: as it was started, else the end of its PeerId. `state`: how far it is. `why`: what keeps it
+    from being ready, in a few words; empty where `state` says all. `tokens_per_second`: measured by the ledger, or by
+    the node's self-test."""
 
     name: str
     state: NodeState
@@ -178,4 +178,3 @@ def _wanted(nodes: int | None, tokens_per_second: float | None) -> tuple[int, fl
     if not 0.0 <= speed < float("inf"):
         raise UsageError("wait_ready: tokens_per_second is a number of at least 0.")
     return nodes, speed
-

@@ -37,7 +37,11 @@ def found(*nodes: MemberStatus, max_lag: int = 0) -> Readiness:
         (MemberStatus(held=HEAD, engine=(0, 2)), NodeState.BEHIND, "version 2 of 3"),
         (MemberStatus(held=HEAD, engine=HEAD, standing="soft"), NodeState.SILENT, ""),
         (MemberStatus(held=HEAD, engine=HEAD, standing="dead"), NodeState.SILENT, ""),
-        (MemberStatus(held=HEAD, engine=HEAD, quarantine=QuarantineStatus(why="it lied")), NodeState.REFUSED, "it lied"),
+        (
+            MemberStatus(held=HEAD, engine=HEAD, quarantine=QuarantineStatus(why="it lied")),
+            NodeState.REFUSED,
+            "it lied",
+        ),
     ],
 )
 def test_each_state_of_a_node(node: MemberStatus, state: NodeState, why: str) -> None:
@@ -66,8 +70,10 @@ def test_the_sentence_names_what_is_missing() -> None:
     assert found(ready("a"), ready("b")).missing(2, 300.0) == (
         "2 ready nodes make 200 of 300 tokens/s. No other node is connected to the seed."
     )
-    assert found(ready("a", 10.0)).missing(2, 11.0).startswith(
-        "1 of 2 nodes are ready and 1 ready node makes 10 of 11 tokens/s."
+    assert (
+        found(ready("a", 10.0))
+        .missing(2, 11.0)
+        .startswith("1 of 2 nodes are ready and 1 ready node makes 10 of 11 tokens/s.")
     )
     assert "swarm-node invite" in found().missing(1)
     assert found(ready("a"), MemberStatus()).missing(1, 100.0) == ""
