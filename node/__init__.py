@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         SwarmDown,
         SwarmTimeout,
     )
+    from node.trainers.importance import effective_share, importance_weights, log_ratios_by_version
     from node.trainers.prompts import PromptSpec
     from node.trainers.publish.publication import Publication
     from node.trainers.readiness import NodeReadiness, NodeState, Readiness
@@ -49,6 +50,9 @@ __all__ = [
     "SwarmError",
     "SwarmTimeout",
     "UsageError",
+    "effective_share",
+    "importance_weights",
+    "log_ratios_by_version",
     "padded_routes",
     "replayed_routes",
 ]
@@ -74,6 +78,9 @@ _MODULE_OF = {
     "SwarmError": "codec.errors",
     "SwarmTimeout": "node.trainers.errors",
     "UsageError": "codec.errors",
+    "effective_share": "node.trainers.importance",
+    "importance_weights": "node.trainers.importance",
+    "log_ratios_by_version": "node.trainers.importance",
     "padded_routes": "node.trainers.routes",
     "replayed_routes": "node.trainers.routes",
 }

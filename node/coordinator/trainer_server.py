@@ -292,7 +292,7 @@ class TrainerServer:
             Binding(asked.n, asked.sampling, asked.max_lag, asked.whole, asked.prompts, asked.count),
             keep=asked.keep,
             total=asked.total,
-            paced=True,
+            paced=not asked.terms.evaluates,
             limits=limits_of(self._files()),
             terms=asked.terms,
         )

@@ -201,9 +201,9 @@ class Ledger:
             consumption.take(found.size, self.pool.complete(found.session), now)
             self.pool.more_may_begin()
 
-    def room(self, session: str, n: int, part: str = BASE) -> int:
+    def room(self, session: str, n: int, part: str = BASE, terms: Terms = PLAIN) -> int:
         """How many groups of `n` samples of `part` the trainer should offer now; see `node.ledger.assignment.room`."""
-        return room(self.pool, self.settings, self.capacity, self.consumption.get(session), session, n, part)
+        return room(self.pool, self.settings, self.capacity, self.consumption.get(session), session, n, part, terms)
 
     @property
     def capacity(self) -> int:

@@ -204,7 +204,8 @@ class LedgerService:
         """Hand over the groups that are durable now, and tell each session how many groups it may offer."""
         for name, session in self._sessions.items():
             groups = self._fresh(ready.get(session, []))  # none for a session that was opened during the write
-            session.hand_over(groups, session.offered + self._ledger.room(name, session.work.n, session.part))
+            room = self._ledger.room(name, session.work.n, session.part, session.terms)
+            session.hand_over(groups, session.offered + room)
 
     def _wake(self) -> None:
         self._due.set()

@@ -16,6 +16,7 @@ Modules:
 - `errors`: The errors that a trainer may have to catch
 - `file_messages`: The messages by which a command has the seed publish files
 - `held_gateway`: A gateway whose address outlives the seed that serves it
+- `importance`: Importance weights from log-probabilities, truncated
 - `messages`: The messages between a trainer and the seed on its host
 - `prime_rl`: prime-rl on the swarm, without a change to it
 - `prompts`: Turns a trainer's prompt into the token ids that nodes continue

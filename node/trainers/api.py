@@ -66,7 +66,8 @@ STATE_WITHIN_S: Final = 5.0
 class Swarm:
     """A trainer's handle on its swarm. Make one with `Swarm.attach`.
 
-    Use it from one thread. It is a context manager, whose end calls `close`.
+    Use it from one thread; iterators of rollouts may be used in other threads, each in one. It is a context manager,
+    whose end calls `close`.
     """
 
     def __init__(self, lines: PublishLines, base: Path | None, seed: SeedProcess | None, max_lag: int) -> None:
@@ -211,6 +212,7 @@ class Swarm:
         partial_after_s: float | None = None,
         least: int = 1,
         lag_from: Literal["sealed", "trained"] = "sealed",
+        purpose: Literal["train", "evaluate"] = "train",
         priority: int = 0,
         timeout_s: float = 600.0,
     ) -> RolloutStream:
@@ -241,16 +243,19 @@ class Swarm:
         node. `routes`: each rollout says which experts every token took (`Rollout.routes`), for `replayed_routes`; only
         of a mixture of experts. `check`: compares samples with your own scores before you get them; see `Check`.
 
-        `keep(group)`: a filter: you do not get the groups for which it is false. `take`: the iterator ends after this
-        many groups; when the last of them is complete, the other groups are aborted: their leases end, and nodes stop
-        generating them. So `take=12` of 16 prompts gives the 12 groups that are complete first.
+        `keep`: a filter: you do not get the groups for which `keep(group)` is false. `take`: the iterator ends after
+        this many groups; when the last of them is complete, the other groups are aborted: their leases end, and nodes
+        stop generating them. So `take=12` of 16 prompts gives the 12 groups that are complete first.
 
         `partial_after_s`: this long after its prompt was offered, a group comes with the samples that it has by then,
         or as soon as it has `least`; nodes stop generating the others. `RolloutGroup.is_partial` says so.
 
         `lag_from`: "trained": `max_lag` counts from the weights that you are training, so versions on their way count,
-        and weights that you have announced with `mark_trained`. "sealed": from the newest sealed version. `priority`:
-        -8 to 8; nodes begin work of a higher one first. `timeout_s`: the longest time without a complete group.
+        and weights that you have announced with `mark_trained`. "sealed": from the newest sealed version.
+
+        `purpose`: "evaluate": samples for an evaluation beside the training, from another thread or task. The status
+        counts their groups apart, and how fast you take them limits neither them nor the training's. `priority`: -8 to
+        8; nodes begin work of a higher one first. `timeout_s`: the longest time without a complete group.
 
         Raises `UsageError` when `prompts` is a single prompt, `n` or `key` is out of range, the key is bound to other
         work, the swarm has no such adapter, or the model has no experts whose routes could be given; `SwarmTimeout`
@@ -267,7 +272,7 @@ class Swarm:
             raise UsageError("rollouts: take is at least 1.")
         session = os.urandom(16).hex() if key is None else key
         total = len(prompts) if isinstance(prompts, Sized) else None
-        terms = Terms(partial_after_s, least, priority, lag_from == "trained")
+        terms = Terms(partial_after_s, least, priority, lag_from == "trained", purpose == "evaluate")
         request = OpenRollouts(
             session, n, sampling, self._max_lag, keep=key is not None, whole=whole, total=total, refusals=True,
             terms=terms,

@@ -54,6 +54,8 @@ class Pool:
         """Samples that are free or leased."""
         self._incomplete = 0
         """All samples of groups that are not complete, done ones included."""
+        self._evaluating = 0
+        """Of these, those of evaluations."""
         self._complete: Counter[str] = Counter()
         """Samples of complete groups, by session."""
         self._held: Counter[str] = Counter()
@@ -93,8 +95,7 @@ class Pool:
         group.done[sample] = done
         self._not_done -= 1
         if group.complete:
-            self._incomplete -= group.n
-            _add(self._of_part, group.adapter, -group.n)
+            self._count_incomplete(group, -1)
             _add(self._complete, group.session, group.n)
             self._add_ready(group)
 
@@ -121,8 +122,13 @@ class Pool:
         if group.complete:
             _add(self._complete, group.session, sign * group.n)
         else:
-            self._incomplete += sign * group.n
-            _add(self._of_part, group.adapter, sign * group.n)
+            self._count_incomplete(group, sign)
+
+    def _count_incomplete(self, group: Group, sign: int) -> None:
+        """`group` is incomplete from now on (1), or no more (-1)."""
+        self._incomplete += sign * group.n
+        self._evaluating += sign * group.n * group.terms.evaluates
+        _add(self._of_part, group.adapter, sign * group.n)
 
     def more_may_begin(self) -> None:
         """A trainer's limit allows more samples than before."""
@@ -150,8 +156,7 @@ class Pool:
         """The accepted rollout of `sample` no longer counts: the sample is free again."""
         if group.complete:
             self._remove_ready(group)
-            self._incomplete += group.n
-            _add(self._of_part, group.adapter, group.n)
+            self._count_incomplete(group, 1)
             _add(self._complete, group.session, -group.n)
         del group.done[sample]
         self._not_done += 1
@@ -229,8 +234,9 @@ class Pool:
         return -self._priorities.get(queue[0], 0), self._leased[queue[1]], self._open[queue][0]
 
     def samples(self, session: str | None = None) -> int:
-        """Samples of all incomplete groups, plus those of complete groups that `session` has not taken."""
-        return self._incomplete + (0 if session is None else self._complete[session])
+        """Samples of all incomplete groups but evaluations', plus those of complete groups that `session` has not
+        taken."""
+        return self._incomplete - self._evaluating + (0 if session is None else self._complete[session])
 
     @property
     def parts(self) -> set[str]:

@@ -297,3 +297,32 @@ def test_lags_from_what_was_trained(there: RunningSeed, swarm: Swarm) -> None:
         next(swarm.rollouts(PROMPTS, 1, SAMPLING, lag_from="trained", timeout_s=1.0))
     swarm._max_lag = 1
     assert len(list(swarm.rollouts(PROMPTS, 1, SAMPLING, lag_from="trained", timeout_s=30))) == 6
+
+
+def test_an_evaluation_beside_the_training_is_counted_apart_and_comes_first(there: RunningSeed, swarm: Swarm) -> None:
+    tap = Tap(there)
+    there.node.paused = True
+    greedy = SamplingParams(max_tokens=4, temperature=0.0, stop_tokens=(2,))
+    training = swarm.rollouts([[i] for i in range(30)], 1, SAMPLING, timeout_s=30)
+    evaluation = swarm.rollouts([[100], [101]], 1, greedy, purpose="evaluate", priority=1, timeout_s=30)
+    got: dict[str, list[int]] = {}
+    loops = [
+        threading.Thread(target=lambda name=name, groups=groups: got.update({name: [one.index for one in groups]}))
+        for name, groups in (("training", training), ("evaluation", evaluation))
+    ]
+    loops[0].start()
+    eventually(lambda: there.call(lambda: there.service.status().groups_open) > 8)
+    loops[1].start()
+    eventually(lambda: there.call(lambda: there.service.status().groups_evaluating) == 2)
+    tap.leases.clear()
+    there.node.paused = False
+    there.call(there.service.member_lost, there.node.key.public)
+    for loop in loops:
+        loop.join(20)
+    assert {name: sorted(found) for name, found in got.items()} == {
+        "training": list(range(30)), "evaluation": [0, 1]
+    }  # fmt: skip
+    first = [unpack_tokens(lease.prompt)[0] for lease in tap.leases[:2]]
+    assert sorted(first) == [100, 101]
+    assert {lease.sampling.temperature for lease in tap.leases[:2]} == {0.0}
+    assert there.call(lambda: there.service.status().groups_evaluating) == 0

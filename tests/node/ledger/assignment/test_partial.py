@@ -149,6 +149,24 @@ def test_lags_are_counted_from_what_was_trained_only_where_that_is_asked_for() -
     assert ledger.groups[group_id(1)].complete
 
 
+def test_evaluations_and_training_do_not_take_each_others_room() -> None:
+    ledger, evaluates = ledger_at(3, groups=0), Terms(evaluates=True)
+    assert lease(ledger, ALICE, 0.0) == []
+    assert (ledger.room("t", 1), ledger.room("e", 1, terms=evaluates)) == (16, 16)
+    for i in range(16):
+        ledger.offer(group_id(i), "t", PROMPT, 1, SAMPLING)
+    assert (ledger.room("t", 1), ledger.room("e", 1, terms=evaluates)) == (0, 16)
+    ledger.drop_session("t")
+    for i in range(12):
+        ledger.offer(group_id(i), "e", PROMPT, 1, SAMPLING, terms=evaluates)
+    assert (ledger.room("t", 1), ledger.room("e", 1, terms=evaluates)) == (16, 4)
+    for one in lease(ledger, ALICE, 1.0):
+        finish(ledger, one, 0, 2.0)
+        ledger.taken(one.group, 3.0)
+    ledger.drop_session("e")
+    assert (ledger.room("t", 1), ledger.pool.samples()) == (16, 0)
+
+
 @pytest.mark.parametrize("said", [(0, 2), (1, 9)])
 def test_a_version_that_is_not_newer_or_of_another_epoch_changes_nothing(said: tuple[int, int]) -> None:
     ledger = ledger_with(Terms(from_trained=True))
