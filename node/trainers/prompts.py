@@ -18,7 +18,7 @@ Prompt = Sequence[int] | str | Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class PromptSpec:
-    """A prompt with wishes of its own, to be given in the place of a plain prompt.
+    """A prompt with options of its own, given in the place of a plain prompt.
 
     `prompt`: token ids, a text, or chat messages. `sampling`: how to sample it; None: as the call of `rollouts` says.
     The call's adapter and routes count for it too. `n`: samples of it, 1 to 4096; None: as the call says. `metadata`:

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from node.ipc.channel import ChannelClosed, ChannelTimeout
 from node.trainers.rollout_group import RefusedPrompt, RolloutGroup
@@ -15,8 +15,6 @@ __all__ = ["RolloutStream"]
 
 T = TypeVar("T")
 Answer = RolloutGroup | RefusedPrompt
-_END: Final = None
-"""The result of a step after the last answer."""
 
 
 class Batch(Protocol):
@@ -48,7 +46,7 @@ class RolloutStream:
         self._running = threading.Lock()
         """Held while a thread runs the generator."""
         self._step: Future[Answer | None] | None = None
-        """The step that an asynchronous caller waits for, or has left."""
+        """The step that an asynchronous caller waits for, or has left. Its result after the last answer is None."""
 
     def abort(self, index: int) -> None:
         """The group of prompt `index` (counted from 0) is no longer wanted, and the stream does not yield it.
@@ -97,11 +95,11 @@ class RolloutStream:
 
     async def __anext__(self) -> Answer:
         if self._step is None:
-            self._step = _in_thread(lambda: next(self, _END))
+            self._step = _in_thread(lambda: next(self, None))
         step = self._step
         await _wait(step)
         self._step = None
-        if (found := step.result()) is _END:
+        if (found := step.result()) is None:
             raise StopAsyncIteration
         return found
 

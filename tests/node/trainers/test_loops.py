@@ -1,4 +1,4 @@
-"""What training loops need: async iteration, prompts with wishes of their own, early stop, partial groups, lags."""
+"""What training loops need: async iteration, prompts with options of their own, early stop, partial groups, lags."""
 
 import asyncio
 import threading
@@ -131,7 +131,7 @@ def test_close_ends_a_wait_in_another_thread_and_withdraws_the_work(there: Runni
         next(stream)
 
 
-# ------------------------------------------------------------ prompts with wishes of their own
+# ------------------------------------------------------------ prompts with options of their own
 
 
 def test_a_prompt_has_its_own_sampling_number_and_metadata(there: RunningSeed, swarm: Swarm) -> None:
@@ -158,7 +158,7 @@ def test_a_prompt_has_its_own_sampling_number_and_metadata(there: RunningSeed, s
         (PromptSpec("text"), None),
     ],
 )
-def test_a_prompt_whose_wishes_cannot_be_met_is_refused_alone(swarm: Swarm, spec: PromptSpec, why: str | None) -> None:
+def test_a_prompt_with_an_impossible_option_is_refused_alone(swarm: Swarm, spec: PromptSpec, why: str | None) -> None:
     if why is None:  # no prompt of its kind can be read
         with pytest.raises(UsageError, match="base folder"):
             list(swarm.rollouts([spec], 1, SAMPLING))
