@@ -363,8 +363,10 @@ class LedgerService:
         self._expect(session)
 
     def withdraw(self, session: WorkSession, group: bytes) -> None:
-        """Nobody waits for this group any more."""
-        self._offers = [offer for offer in self._offers if offer.group != group]
+        """Nobody waits for this group of the session any more."""
+        if (found := self._ledger.groups.get(group)) is not None and found.session != session.name:
+            return
+        self._offers = [offer for offer in self._offers if offer.group != group or offer.session is not session]
         self._nodes.withdraw(self._ledger.drop(group))
         session.forget(group)
 
