@@ -143,7 +143,8 @@ class LedgerService:
         be written and told."""
         now = self._clock()
         self._ledger.tick(now)
-        self._nodes.withdraw(self._ledger.partial.cut_due(now))
+        if void := self._ledger.partial.cut_due(now):
+            self._nodes.withdraw(void)
         for name in [name for name, until in self._orphans.items() if until <= now]:
             del self._orphans[name]
             self._nodes.withdraw(self._ledger.drop_session(name))

@@ -3,11 +3,15 @@
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 from ledger_kit import ALICE, PROMPT, SAMPLING, ask, draw, group_id, head, ledger_at, root, sealed
 
+from node.ledger.binding import Binding
 from node.ledger.book import Book
 from node.ledger.messages import Reason, VersionSpan
 from node.ledger.rules import Ledger
+from node.ledger.service import LedgerService, Turn
 from node.ledger.settings import Settings
 from node.ledger.state import LiveLease
 from node.ledger.terms import Terms
@@ -172,3 +176,35 @@ def test_a_version_that_is_not_newer_or_of_another_epoch_changes_nothing(said: t
     ledger = ledger_with(Terms(from_trained=True))
     ledger.note_trained(said)
     assert ledger.head == head(3)
+
+
+def test_a_ledger_without_anything_to_do_sleeps(tmp_path: Path) -> None:
+    """It looks for groups to cut at each turn, and that alone must not cause the next turn."""
+    turns = 0
+
+    async def main() -> None:
+        nonlocal turns
+        book = Book(tmp_path / "book")
+        service = LedgerService(book.restore(Settings(), head(3), trio.current_time()), book, no_send)
+        begin_turn = service.begin_turn
+
+        def counted() -> Turn:
+            nonlocal turns
+            turns += 1
+            return begin_turn()
+
+        service.begin_turn = counted  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            await nursery.start(service.run)
+            session = service.open("s", Binding(1, SAMPLING), terms=PARTIAL)
+            service.offer(session, group_id(0), PROMPT)
+            await trio.sleep(30.0)
+            nursery.cancel_scope.cancel()
+        book.close()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))
+    assert turns < 10
+
+
+async def no_send(node: bytes, body: bytes) -> None:
+    await trio.lowlevel.checkpoint()
