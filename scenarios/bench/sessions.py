@@ -4,8 +4,8 @@
     python -m scenarios.bench.sessions --load 0.9 --json
 
 Each session is a conversation of several turns with a tool between them: a turn's prompt is all the text so far and
-some new tokens, and turns of one session have one affinity, as the gateway gives them one for `X-Session-Id`. The ledger
-and each node's worker are the product's, under a virtual clock. Modelled are the engines' time, and a prefix cache as
+some new tokens, and turns of one session have one affinity, as the gateway gives them one for `X-Session-Id`. The
+ledger and each node's worker are the product's, under a virtual clock. Modelled are the engines' time, and a prefix cache as
 vLLM has one: whole blocks of 16 tokens, the least recently used ones dropped.
 
 `reuse`: tokens of prompts that the node had in its cache, as a share of those that one engine alone finds: the same
@@ -164,7 +164,8 @@ class _Run:
             name, began = (number << 16 | turn).to_bytes(16, "little"), trio.current_time()
             self._done[name] = trio.Event()
             self._sim.service.offer(self._session, name, pack_tokens(text), affinity=number.to_bytes(8, "little"))
-            await self._done.pop(name).wait()
+            await self._done[name].wait()
+            del self._done[name]
             (done,) = self._groups.pop(name).done.values()
             self.waited_s += trio.current_time() - began
             if before is not None:
