@@ -5,8 +5,8 @@
 
 Each session is a conversation of several turns with a tool between them: a turn's prompt is all the text so far and
 some new tokens, and turns of one session have one affinity, as the gateway gives them one for `X-Session-Id`. The
-ledger and each node's worker are the product's, under a virtual clock. Modelled are the engines' time, and a prefix cache as
-vLLM has one: whole blocks of 16 tokens, the least recently used ones dropped.
+ledger and each node's worker are the product's, under a virtual clock. Modelled are the engines' time, and a prefix
+cache as vLLM has one: whole blocks of 16 tokens, the least recently used ones dropped.
 
 `reuse`: tokens of prompts that the node had in its cache, as a share of those that one engine alone finds: the same
 sessions at one node with the places and the cache of all together.

@@ -11,8 +11,8 @@ def test_the_cache_finds_whole_blocks_of_a_common_prefix_and_drops_the_oldest() 
     assert cache.find([*text, 7, 7]) == 3 * BLOCK
     assert cache.find([*text[: BLOCK + 3], 9999, *text[BLOCK + 4 :]]) == BLOCK
     assert cache.find(text[1:]) == 0
-    cache.add([99_999] * 2 * BLOCK)  # its two blocks push the first one out
-    assert cache.find(text) == 0
+    cache.add([99_999] * 2 * BLOCK)  # the second block of the text is the one that was used least recently
+    assert cache.find(text) == BLOCK
 
 
 def test_turns_of_a_session_find_their_prefix() -> None:
