@@ -12,6 +12,8 @@ from blake3 import blake3
 from codec.errors import PeerError
 from node.gateway import parameters
 from node.gateway.answers import CompletionAnswer, InvalidSample, event
+from node.gateway.followed_answer import KEEP_ALIVE_S, FollowedAnswer
+from node.gateway.followed_sample import can_follow
 from node.gateway.parsed_request import BadRequest, ParsedRequest, parse_chat, parse_completion, parse_tokens
 from node.gateway.request_tracker import Impossible, NoNodes, Overloaded, RequestTracker
 from node.gateway.text import BadText, Text
@@ -22,8 +24,6 @@ from swarm.guard import Source, guarded
 
 __all__ = ["App"]
 
-KEEP_ALIVE_S: Final = 10.0
-"""A stream that waits for its tokens sends a comment this often, so that proxies do not close it."""
 SESSION_HEADERS: Final = ("x-session-id", "x-session-affinity")
 """Headers that may name a request's session, in lower case; the first one counts."""
 RETRY_S: Final = "1"
@@ -218,7 +218,8 @@ class App:
             param = parsed.field_for(error.lacking)
             raise BadRequest(f"{param}: {error}", param) from error
         if parsed.stream:
-            stream = self._stream(parsed, post.chat, held)
+            follow = all(can_follow(parsed.sampling, parsed.n, len(prompt)) for prompt in parsed.prompts)
+            stream = (self._follow if follow else self._stream)(parsed, post.chat, held)
             return Response(200, stream, "text/event-stream; charset=utf-8", (("Cache-Control", "no-store"),))
         answer = await self._answer(parsed, post.chat, held)
         costs = answer.costs()
@@ -294,8 +295,15 @@ class App:
         held.resize(held.count + answer.held_bytes)
         return answer
 
+    def _follow(self, parsed: ParsedRequest, chat: bool, held: MemoryShare) -> Streaming:
+        """The answer as events, which are sent as the tokens are drawn."""
+        return FollowedAnswer(
+            parsed, self._text, self._tracker, self._writers, held,
+            name=parsed.model or self._name, chat=chat, within_s=self._answer_within_s,
+        ).send_events  # fmt: skip
+
     def _stream(self, parsed: ParsedRequest, chat: bool, held: MemoryShare) -> Streaming:
-        """The answer as events. Its head is sent before the samples exist, so errors are sent as an event, too."""
+        """The answer as events, which are sent when all samples were accepted. Errors are sent as an event, too."""
 
         async def stream(send: Send) -> None:
             finished = trio.Event()

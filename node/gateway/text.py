@@ -71,10 +71,14 @@ class Text:
 
     def decode(self, prompt: Sequence[int], token_ids: Sequence[int], *, special: bool = False) -> str:
         """The text of `token_ids`, which follow `prompt`; empty without a tokenizer. `special`: with special tokens."""
-        if self._tokenizer is None:
+        if (text := self.continuation(prompt, special=special)) is None:
             return ""
-        text = Continuation(self._tokenizer, prompt, special=special)
         return "".join(text.add(token) for token in token_ids)
+
+    def continuation(self, prompt: Sequence[int], *, special: bool = False) -> Continuation | None:
+        """The text of tokens that follow `prompt`, one after another; None without a tokenizer. `special`: with special
+        tokens."""
+        return None if self._tokenizer is None else Continuation(self._tokenizer, prompt, special=special)
 
     def stop_text(self, prompt: Sequence[int], stops: Sequence[str], *, special: bool, least: int) -> StopText:
         """Finds a stop text as engines do; see `node.engines.texts`. Needs a tokenizer."""

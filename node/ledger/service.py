@@ -18,7 +18,7 @@ from node.engines.base import SamplingParams, Version
 from node.ledger.binding import Binding, KeyTaken, refuse_if_different, work_pairs
 from node.ledger.book import Book
 from node.ledger.facts import Fact, NumbersDropped, Quarantined
-from node.ledger.messages import WorkMessage, encode
+from node.ledger.messages import Reason, WorkMessage, encode
 from node.ledger.model_limits import NO_LIMITS, ModelLimits
 from node.ledger.node_messages import Expel, NodeMessages
 from node.ledger.part_history import BASE, WHOLE, Change, no_adapter
@@ -90,6 +90,7 @@ class LedgerService:
             ledger, wake=self._wake, give_up=self._give_up, is_member=is_member, expel=expel, clock=clock
         )
         self.abilities = self._nodes.abilities
+        self.followers = self._nodes.followers
         self.commit_stats = self._nodes.commit_stats
         self._offers: list[GroupOffer] = []
         """Offers that become groups after the next write."""
@@ -145,13 +146,23 @@ class LedgerService:
         for name in [name for name, until in self._orphans.items() if until <= now]:
             del self._orphans[name]
             self._nodes.withdraw(self._ledger.drop_session(name))
+        noted = self._drop_unwanted(0)  # before the samples are leased again
         self._nodes.try_pending(now)
         self._nodes.ask_judgements(now)
         self._ledger.forget_strangers()
+        self._drop_unwanted(noted)
         facts, outbox = self._ledger.take_facts(), self._nodes.take_outbox()
         # The groups that are complete now are durable after this turn's write; then their trainers may have them.
         ready = {s: list(self._ledger.hand_over_all(s.name, s.wanted)) for s in self._sessions.values()}
         return Turn(facts, outbox, ready)
+
+    def _drop_unwanted(self, noted: int) -> int:
+        """Drop the groups that their followers do not want after what happened. `noted`: how many of the facts of this
+        turn were noted. Returns how many are now."""
+        facts = self._ledger.transitions.facts
+        for group in self.followers.note(facts[noted:]):
+            self._nodes.withdraw(self._ledger.drop(group))
+        return len(facts)
 
     def take_offers(self) -> None:
         """Turn offers into groups, after a write: a group that was taken before is read from the book, which must know
@@ -245,6 +256,16 @@ class LedgerService:
         if done.oldest[0] != counted[0]:
             return counted, group.max_lag + 1
         return counted, max(0, self._ledger.parts.since(group.adapter, done.oldest, counted))
+
+    def own_versions(self, part: str, versions: Iterable[Version]) -> tuple[int, ...]:
+        """The own version of `part` (an adapter, or the base) at each of `versions`; see `PartHistory.owns`."""
+        return self._ledger.parts.owns(part, versions)
+
+    def contradicted(self, node: bytes) -> None:
+        """The signed rollout of `node` has other tokens than it told while they were drawn."""
+        _log.warning("tokens_contradicted", peer=peer_id(node))
+        self._ledger.quarantine.refuse(node, Reason.MALFORMED, self._clock())
+        self._wake()
 
     @property
     def adapters(self) -> Mapping[str, int]:
