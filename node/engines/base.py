@@ -346,8 +346,8 @@ class DrawnTokens(msgspec.Struct, frozen=True):
     """Tokens of a completion that is not finished: those from number `start` on.
 
     `version`: the one that drew them; of an engine in other processes, the one that it held when they came, which may
-    be one too new. The spans of the completion say it exactly. `logprobs`: as in `Completion`, one a token. Raises `ValueError` when lengths disagree, there is no token, or a
-    value is out of range.
+    be one too new. The spans of the completion say it exactly. `logprobs`: as in `Completion`, one a token. Raises
+    `ValueError` when lengths disagree, there is no token, or a value is out of range.
     """
 
     start: int

@@ -2,7 +2,7 @@
 
 import hmac
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -10,6 +10,7 @@ import trio
 from blake3 import blake3
 
 from codec.errors import PeerError
+from node.engines.base import Version
 from node.gateway import parameters
 from node.gateway.answers import CompletionAnswer, InvalidSample, event
 from node.gateway.followed_answer import KEEP_ALIVE_S, FollowedAnswer
@@ -17,6 +18,7 @@ from node.gateway.followed_sample import can_follow
 from node.gateway.parsed_request import BadRequest, ParsedRequest, parse_chat, parse_completion, parse_tokens
 from node.gateway.request_tracker import Impossible, NoNodes, Overloaded, RequestTracker
 from node.gateway.text import BadText, Text
+from node.gateway.wanted_version import NotServed, name_of, wanted_version
 from node.http.memory_budget import BudgetFull, MemoryBudget, MemoryShare
 from node.http.messages import CutShort, Request, RequestHead, Response, Send, Streaming, failure, json_response
 from node.ledger.state import Group
@@ -138,6 +140,10 @@ class App:
             return failure(400, f"No node could do this: {error}.")
         except Impossible as error:
             return failure(400, f"No engine can do this: {error}.")
+        except NotServed as error:
+            retry = (("Retry-After", RETRY_S),) if error.later else (("X-Should-Retry", "false"),)
+            headers = (*retry, ("X-Served-Version", name_of(error.served)))
+            return failure(409, str(error), "version_not_served", headers, error.param)
         except Overloaded as error:
             return failure(429, f"{error} Try again in a moment.", "overloaded", (("Retry-After", RETRY_S),))
         except NoNodes as error:
@@ -261,7 +267,11 @@ class App:
             body = _decode(request.body, post.fields)
             if (unknown := self._unknown_model(body.model or "")) is not None:
                 return unknown
+            wanted = wanted_version(body, request.headers)
+            if wanted is not None:
+                wanted.check(self._head())
             parsed = self._drawn_by(post.parse(body, self._text, session, exact=self._exact_seeds))
+            parsed = msgspec.structs.replace(parsed, wanted=wanted)
             # An array has four bytes per token, a tuple of numbers thirty-six.
             return msgspec.structs.replace(parsed, prompts=tuple(array("I", prompt) for prompt in parsed.prompts))
 
@@ -277,7 +287,9 @@ class App:
 
         async def ask(i: int, scope: trio.CancelScope) -> None:
             try:
-                groups[i] = await self._tracker.ask(parsed.prompts[i], parsed.n, parsed.sampling, parsed.affinity)
+                groups[i] = await self._tracker.ask(
+                    parsed.prompts[i], parsed.n, parsed.sampling, parsed.affinity, parsed.wanted
+                )
             except (Impossible, NoNodes, Overloaded, PeerError) as error:
                 errors.append(error)
                 scope.cancel()
@@ -289,6 +301,8 @@ class App:
         if errors:
             raise errors[0]
         ordered = [groups[i] for i in range(len(parsed.prompts))]
+        if parsed.wanted is not None:
+            parsed.wanted.check_tokens(_versions_of(ordered), self._head())
         kinds = self._tracker.kinds(ordered)
 
         answer = CompletionAnswer(parsed.model or self._name, parsed, ordered, self._text, chat=chat, kinds=kinds)
@@ -299,7 +313,7 @@ class App:
         """The answer as events, which are sent as the tokens are drawn."""
         return FollowedAnswer(
             parsed, self._text, self._tracker, self._writers, held,
-            name=parsed.model or self._name, chat=chat, within_s=self._answer_within_s,
+            name=parsed.model or self._name, chat=chat, within_s=self._answer_within_s, head=self._head,
         ).send_events  # fmt: skip
 
     def _stream(self, parsed: ParsedRequest, chat: bool, held: MemoryShare) -> Streaming:
@@ -314,7 +328,7 @@ class App:
                 nonlocal answer, why
                 try:
                     answer = await self._answer(parsed, chat, held)
-                except (Impossible, NoNodes, Overloaded, PeerError, trio.TooSlowError) as error:
+                except (Impossible, NoNodes, NotServed, Overloaded, PeerError, trio.TooSlowError) as error:
                     why = str(error) or "No node finished this in time."
                 finished.set()
 
@@ -336,6 +350,12 @@ class App:
                 await send(event({"error": {"message": why, "type": "server_error", "code": 503}}))
 
         return stream
+
+
+def _versions_of(groups: Iterable[Group]) -> Iterator[Version]:
+    for group in groups:
+        for done in group.done.values():
+            yield from ((span.epoch, span.version) for span in done.rollout.spans)
 
 
 def _decode(body: bytes | bytearray, fields: str) -> Any:

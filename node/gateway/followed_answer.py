@@ -5,19 +5,21 @@ client that reads too slowly is disconnected by the HTTP server, and its work is
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
 import trio
 
 from codec.errors import PeerError
+from node.engines.base import Version
 from node.gateway.answers import InvalidSample, event
 from node.gateway.followed_sample import FollowedSample, Piece
 from node.gateway.parsed_request import ParsedRequest
 from node.gateway.request_tracker import Impossible, NoNodes, Overloaded, RequestTracker
 from node.gateway.text import Text
 from node.gateway.token_events import ChoiceEvents, TokenEvents
+from node.gateway.wanted_version import NotServed
 from node.http.memory_budget import MemoryShare
 from node.http.messages import Send
 
@@ -45,10 +47,12 @@ class FollowedAnswer:
         name: str,
         chat: bool,
         within_s: float,
+        head: Callable[[], Version],
     ) -> None:
-        """`writers`: of the threads that encode much text. `name`: the model's. `within_s`: for all samples."""
+        """`writers`: of the threads that encode much text. `name`: the model's. `within_s`: for all samples. `head()`:
+        the newest version."""
         self._parsed, self._tracker, self._writers, self._held = parsed, tracker, writers, held
-        self._within_s = within_s
+        self._within_s, self._head = within_s, head
         self._events = TokenEvents(name, os.urandom(16).hex(), parsed, text, chat=chat)
         self._samples = [self._sample(text, prompt) for prompt in parsed.prompts for _ in range(parsed.n)]
         self._sending = trio.Lock()
@@ -66,7 +70,7 @@ class FollowedAnswer:
         async def follow(i: int, scope: trio.CancelScope) -> None:
             try:
                 await self._follow(i, send)
-            except* (Impossible, NoNodes, Overloaded, PeerError, InvalidSample) as group:
+            except* (Impossible, NoNodes, Overloaded, PeerError, InvalidSample, NotServed) as group:
                 errors.append(str(group.exceptions[0]))
                 scope.cancel()
 
@@ -102,10 +106,12 @@ class FollowedAnswer:
         sample, choice = self._samples[i], self._events.choices[i]
         prompt = self._parsed.prompts[i // self._parsed.n]
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._tracker.ask_followed, prompt, sample, self._parsed.affinity)
+            nursery.start_soon(self._tracker.ask_followed, prompt, sample, self._parsed.affinity, self._parsed.wanted)
             while True:
                 news, piece = sample.news, sample.since(choice.sent)
                 self._held.resize(self._held.count + TOKEN_BYTES * len(piece.tokens))
+                if piece.ending is not None and self._parsed.wanted is not None:
+                    self._parsed.wanted.check_tokens((version for version, _ in piece.versions), self._head())
                 if parts := await self._parts(choice, piece):
                     kinds = "" if piece.ending is None else self._tracker.kinds_of([piece.ending.node])
                     await self._send(send, self._events.encode(parts, kinds))

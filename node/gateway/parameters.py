@@ -353,6 +353,20 @@ _ANSWER: Final = (
 
 _SERVICE: Final = (
     _done(
+        "min_version",
+        int | list[int],
+        (C, H, G),
+        "No token is from an older version of the model than this number, or [epoch, number]; also as the header `X-Min-Version`. [409](#versions) until it is sealed.",
+        0,
+    ),
+    _done(
+        "exact_version",
+        int | list[int],
+        (C, H, G),
+        "Each token is from this version; also as the header `X-Exact-Version`. [409](#versions) if it is not the newest.",
+        0,
+    ),
+    _done(
         "session_id",
         str,
         (C, H),

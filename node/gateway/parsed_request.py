@@ -15,6 +15,7 @@ from blake3 import blake3
 from node.engines.base import ADAPTERS, EXACT_SEED, MAX_STOP_TEXTS, ROUTES, SamplingOptions, SamplingParams
 from node.gateway.parameters import BadRequest
 from node.gateway.text import BadText, Text
+from node.gateway.wanted_version import WantedVersion
 from node.ledger.messages import MAX_TOKENS
 from node.ledger.model_limits import ModelLimits
 from node.ledger.packing import pack_tokens
@@ -60,6 +61,8 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     """Tokens with log-probabilities are written by number."""
     request_id: str = ""
     """The client's name for this request, or empty."""
+    wanted: WantedVersion | None = None
+    """The versions that tokens may be from; None: those that the gateway's `max_lag` allows."""
     routes_from: int | None = None
     """The token of the prompt from which on the answer has routes; None: it has none."""
 

@@ -14,6 +14,7 @@ import trio
 from codec.errors import SwarmError
 from node.engines.base import ADAPTERS, EXACT_SEED, OPTIONS, ROUTES, SamplingParams, Version, needs
 from node.gateway.followed_sample import FollowedSample
+from node.gateway.wanted_version import WantedVersion
 from node.ledger.binding import Binding
 from node.ledger.packing import pack_tokens
 from node.ledger.service import VOLATILE, LedgerService
@@ -147,14 +148,24 @@ class RequestTracker:
         nodes = set(nodes)
         return "+".join(sorted({kind for node in nodes if (kind := self._ledger.abilities.kind(node))}))
 
-    async def ask(self, prompt: Sequence[int], n: int, sampling: SamplingParams, affinity: bytes = b"") -> Group:
-        """All `n` samples of `prompt`. When cancelled, the work is withdrawn.
+    async def ask(
+        self,
+        prompt: Sequence[int],
+        n: int,
+        sampling: SamplingParams,
+        affinity: bytes = b"",
+        wanted: WantedVersion | None = None,
+    ) -> Group:
+        """All `n` samples of `prompt`, of versions that are new enough for `wanted`. When cancelled, the work is
+        withdrawn.
 
         Raises `Overloaded`, `NoNodes` or `Impossible`, and `PeerError` for work that no node could do.
         """
         self.check(n)
         group_id = os.urandom(16)
-        self._ledger.offer(self._session, group_id, pack_tokens(prompt), n=n, sampling=sampling, affinity=affinity)
+        lag = self._max_lag(sampling, wanted)
+        packed = pack_tokens(prompt)
+        self._ledger.offer(self._session, group_id, packed, n=n, sampling=sampling, affinity=affinity, max_lag=lag)
         pending = self._pending[group_id] = _Pending()
         self.in_flight += n
         try:
@@ -168,19 +179,33 @@ class RequestTracker:
         self.answered += 1
         return pending.group
 
-    async def ask_followed(self, prompt: Sequence[int], sample: FollowedSample, affinity: bytes = b"") -> None:
+    def _max_lag(self, sampling: SamplingParams, wanted: WantedVersion | None) -> int | None:
+        """How many versions older than the newest a token may be; None: as the session says. A head that moves on
+        makes it stricter."""
+        lag = None if wanted is None else self._ledger.lag_now(sampling.extra.adapter, wanted.at(self._ledger.head))
+        return None if lag is None else min(lag, self._session.work.max_lag)
+
+    async def ask_followed(
+        self,
+        prompt: Sequence[int],
+        sample: FollowedSample,
+        affinity: bytes = b"",
+        wanted: WantedVersion | None = None,
+    ) -> None:
         """Have `sample` generated, which gets its tokens as they are drawn, until it was accepted. When cancelled, the
         work is withdrawn. Raises as `ask` does."""
         self.check(1)
         self.in_flight += 1
         try:
             while sample.ending is None:
-                await self._ask_part(prompt, sample, affinity)
+                await self._ask_part(prompt, sample, affinity, wanted)
         finally:
             self.in_flight -= 1
         self.answered += 1
 
-    async def _ask_part(self, prompt: Sequence[int], sample: FollowedSample, affinity: bytes) -> None:
+    async def _ask_part(
+        self, prompt: Sequence[int], sample: FollowedSample, affinity: bytes, wanted: WantedVersion | None
+    ) -> None:
         """One request group of a followed sample, until it is accepted or the sample needs another."""
         group_id = os.urandom(16)
         pending = self._pending[group_id] = _Pending()
@@ -188,7 +213,8 @@ class RequestTracker:
         self._ledger.followers.add(group_id, sample)
         try:
             packed = pack_tokens(prompt) + pack_tokens(taken)
-            self._ledger.offer(self._session, group_id, packed, n=1, sampling=sampling, affinity=affinity)
+            lag = self._max_lag(sampling, wanted)
+            self._ledger.offer(self._session, group_id, packed, n=1, sampling=sampling, affinity=affinity, max_lag=lag)
             await self._wait(pending, needs(sampling), sampling.extra.adapter)
         finally:
             self._ledger.followers.remove(group_id)

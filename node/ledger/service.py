@@ -201,7 +201,7 @@ class LedgerService:
             offer.prompt,
             offer.n,
             offer.sampling,
-            max_lag=session.work.max_lag,
+            max_lag=offer.max_lag,
             affinity=offer.affinity,
             whole=session.work.whole,
             now=self._clock(),
@@ -256,6 +256,16 @@ class LedgerService:
         if done.oldest[0] != counted[0]:
             return counted, group.max_lag + 1
         return counted, max(0, self._ledger.parts.since(group.adapter, done.oldest, counted))
+
+    @property
+    def head(self) -> Version:
+        """The newest sealed version."""
+        return self._ledger.head.name
+
+    def lag_now(self, part: str, version: Version) -> int | None:
+        """How many versions after `version` changed `part`; None: it is of another epoch than the newest."""
+        head = self._ledger.head.name
+        return self._ledger.parts.since(part, version, head) if version[0] == head[0] else None
 
     def own_versions(self, part: str, versions: Iterable[Version]) -> tuple[int, ...]:
         """The own version of `part` (an adapter, or the base) at each of `versions`; see `PartHistory.owns`."""
@@ -347,10 +357,11 @@ class LedgerService:
         n: int | None = None,
         sampling: SamplingParams | None = None,
         affinity: bytes = b"",
+        max_lag: int | None = None,
     ) -> None:
-        """Ask for samples of `prompt`; `n` and `sampling` default to the session's. Groups of one `affinity` go to one
-        node where possible. Raises `PeerError` for work that no node could do."""
-        offer = session.offer(group, prompt, n, sampling, affinity)
+        """Ask for samples of `prompt`; `n`, `sampling` and `max_lag` default to the session's. Groups of one `affinity`
+        go to one node where possible. Raises `PeerError` for work that no node could do."""
+        offer = session.offer(group, prompt, n, sampling, affinity, max_lag)
         if (adapter := offer.sampling.extra.adapter) and adapter not in self.adapters:
             raise PeerError(no_adapter(adapter, self.adapters))
         if offer.sampling.extra.routes and (why := self.why_no_routes(len(prompt) // 4, offer.sampling)) is not None:

@@ -59,9 +59,15 @@ class WorkSession:
         return self.work.sampling.extra.adapter
 
     def offer(
-        self, group: bytes, prompt: bytes, n: int | None, sampling: SamplingParams | None, affinity: bytes
+        self,
+        group: bytes,
+        prompt: bytes,
+        n: int | None,
+        sampling: SamplingParams | None,
+        affinity: bytes,
+        max_lag: int | None = None,
     ) -> "GroupOffer":
-        """A request for samples of `prompt`; `n` and `sampling` default to the session's.
+        """A request for samples of `prompt`; `n`, `sampling` and `max_lag` default to the session's.
 
         Raises `PeerError` for work that no node could do.
         """
@@ -73,7 +79,8 @@ class WorkSession:
             raise PeerError(f"rollouts.offer: {error}") from error
         if (why := self.limits.why_not(prompt, sampling.max_tokens)) is not None:
             raise PeerError(why)
-        return GroupOffer(self, group, prompt, n, sampling, affinity)
+        lag = self.work.max_lag if max_lag is None else max_lag
+        return GroupOffer(self, group, prompt, n, sampling, affinity, lag)
 
     def samples_to_come(self) -> int | None:
         """Samples that will still be offered; None when the trainer has not said how many."""
@@ -120,3 +127,4 @@ class GroupOffer:
     n: int
     sampling: SamplingParams
     affinity: bytes
+    max_lag: int

@@ -1,6 +1,6 @@
 """The messages by which a node tells tokens as they are drawn, for clients that follow an answer while it is made.
 
-They decide nothing: a sample counts when its signed rollout is accepted, and tokens whose message was lost come with it.
+They decide nothing: a sample counts when its signed rollout is accepted. Tokens whose message was lost come with that.
 """
 
 from typing import Annotated, Final

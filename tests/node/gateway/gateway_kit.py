@@ -111,6 +111,8 @@ class SpellingEngine(EchoEngine):
         """The prompts, in the order in which they came."""
         self.told = 0
         """Letters that were told."""
+        self.drawn_versions: list[tuple[int, int]] = []
+        """The version of each completion."""
 
     async def generate(self, prompts, sampling, counts=None, adapter="", draws=None):
         (prompt,) = prompts
@@ -132,6 +134,7 @@ class SpellingEngine(EchoEngine):
         return ((ids or prompt)[-1] + 1) % 26
 
     def completion(self, ids, reason):
+        self.drawn_versions.append(self.version)
         return Completion(tuple(ids), (-0.25,) * len(ids), reason, (Span(self.version, 0, len(ids)),))
 
 
@@ -196,7 +199,9 @@ async def gateway(folder: Path, files: dict[str, bytes] | None = None, settings:
         swarm = Swarm(folder, nursery, **(settings or {}))
         await nursery.start(swarm.service.run)
         found = base_files() if files is None else files
-        completions = Gateway(swarm.service, lambda: found, lambda: (0, 0), GatewayConfig(at="127.0.0.1:0", **config))
+        completions = Gateway(
+            swarm.service, lambda: found, lambda: swarm.service.head, GatewayConfig(at="127.0.0.1:0", **config)
+        )
         url = await nursery.start(completions.run)
         yield swarm, url
         nursery.cancel_scope.cancel()
