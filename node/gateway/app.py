@@ -1,6 +1,5 @@
 """The gateway's endpoints: each turns an HTTP request into request groups in the ledger, and these into an answer."""
 
-import hmac
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -13,6 +12,7 @@ from codec.errors import PeerError
 from node.engines.base import Version
 from node.gateway import parameters
 from node.gateway.answers import CompletionAnswer, InvalidSample, event
+from node.gateway.clients import Client, Clients, OverQuota
 from node.gateway.followed_answer import KEEP_ALIVE_S, FollowedAnswer
 from node.gateway.followed_sample import can_follow
 from node.gateway.parsed_request import BadRequest, ParsedRequest, parse_chat, parse_completion, parse_tokens
@@ -84,19 +84,19 @@ class App:
         head: Callable[[], tuple[int, int]],
         *,
         adapters: Callable[[], Mapping[str, int]] = dict,
-        key: str = "",
+        clients: Clients | None = None,
         answer_within_s: float = 600.0,
         exact_seeds: bool = True,
     ) -> None:
         """`name`: of the base model. `head()`: the newest (epoch, version). `adapters()`: by name, each one's own
-        version; each is a model, too. `key`: the API key that clients must send, if any. `exact_seeds`: refuse a
-        request with a seed where no engine can generate the same tokens again."""
+        version; each is a model, too. `clients`: None: whoever connects. `exact_seeds`: refuse a request with a seed
+        where no engine can generate the same tokens again."""
         self._name = name
         self._text = text
         self._tracker = tracker
         self._head = head
         self._adapters = adapters
-        self._key = key
+        self._clients = Clients(None) if clients is None else clients
         self._answer_within_s = answer_within_s
         self._exact_seeds = exact_seeds
         self._readers = trio.CapacityLimiter(READERS)
@@ -114,8 +114,8 @@ class App:
         """Judge a request before its body is read: None, or the refusal."""
         if "origin" in head.headers:
             return failure(403, "Web pages may not use this gateway.")
-        if not self._is_authorized(head.headers.get("authorization", "")):
-            return failure(401, "Wrong or missing API key.", "invalid_api_key")
+        if self._client(head) is None:
+            return _wrong_key()
         path = head.path.rstrip("/")
         if head.method == "POST" and path in _POSTS:
             kind = head.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -140,6 +140,8 @@ class App:
             return failure(400, f"No node could do this: {error}.")
         except Impossible as error:
             return failure(400, f"No engine can do this: {error}.")
+        except OverQuota as error:
+            return failure(429, str(error), "rate_limit_exceeded", (("Retry-After", str(error.retry_s)),))
         except NotServed as error:
             retry = (("Retry-After", RETRY_S),) if error.later else (("X-Should-Retry", "false"),)
             headers = (*retry, ("X-Served-Version", name_of(error.served)))
@@ -167,8 +169,9 @@ class App:
         name = path.removeprefix(_MODEL)
         return self._unknown_model(name) or json_response(self._model(name or self._name))
 
-    def _is_authorized(self, authorization: str) -> bool:
-        return not self._key or hmac.compare_digest(authorization.encode(), f"Bearer {self._key}".encode())
+    def _client(self, head: RequestHead | Request) -> Client | None:
+        """Who asks; None: it has no valid key."""
+        return self._clients.find(head.headers.get("authorization", ""))
 
     def _names(self) -> list[str]:
         """The models: the base, then the adapters. One that has the base's name cannot be asked for."""
@@ -205,7 +208,10 @@ class App:
 
     async def _generate(self, request: Request, post: _Post) -> Response:
         session = next((found for name in SESSION_HEADERS if (found := request.headers.get(name))), "")
+        if (client := self._client(request)) is None:  # its key was removed a moment ago
+            return _wrong_key()
         self._tracker.check(0)  # refuse before the tokenizer works
+        client.admit()
         if self.held.held >= self.held.most:
             raise BudgetFull
         parsed = await self._parse(request, post, session)
@@ -217,7 +223,9 @@ class App:
         held = MemoryShare(self.held)
         request.until_sent.callback(held.resize, 0)
         held.resize(prompts)
-        self._tracker.check(parsed.n * len(parsed.prompts))
+        samples = parsed.n * len(parsed.prompts)
+        self._tracker.check(samples)
+        request.until_sent.enter_context(client.flight(samples, sum(map(len, parsed.prompts))))
         try:
             await self._tracker.check_abilities(parsed.sampling)
         except Impossible as error:
@@ -225,9 +233,9 @@ class App:
             raise BadRequest(f"{param}: {error}", param) from error
         if parsed.stream:
             follow = all(can_follow(parsed.sampling, parsed.n, len(prompt)) for prompt in parsed.prompts)
-            stream = (self._follow if follow else self._stream)(parsed, post.chat, held)
+            stream = (self._follow if follow else self._stream)(parsed, post.chat, held, client)
             return Response(200, stream, "text/event-stream; charset=utf-8", (("Cache-Control", "no-store"),))
-        answer = await self._answer(parsed, post.chat, held)
+        answer = await self._answer(parsed, post.chat, held, client)
         costs = answer.costs()
         if sum(costs) > AT_ONCE_BYTES:
 
@@ -280,8 +288,8 @@ class App:
         finally:
             request.release_body()
 
-    async def _answer(self, parsed: ParsedRequest, chat: bool, held: MemoryShare) -> CompletionAnswer:
-        """The samples of all prompts. `held` grows by their memory."""
+    async def _answer(self, parsed: ParsedRequest, chat: bool, held: MemoryShare, client: Client) -> CompletionAnswer:
+        """The samples of all prompts. `held` grows by their memory, and `client` has used their tokens."""
         groups: dict[int, Group] = {}
         errors: list[Exception] = []
 
@@ -307,16 +315,18 @@ class App:
 
         answer = CompletionAnswer(parsed.model or self._name, parsed, ordered, self._text, chat=chat, kinds=kinds)
         held.resize(held.count + answer.held_bytes)
+        client.use(sum(done.rollout.length for group in ordered for done in group.done.values()))
         return answer
 
-    def _follow(self, parsed: ParsedRequest, chat: bool, held: MemoryShare) -> Streaming:
+    def _follow(self, parsed: ParsedRequest, chat: bool, held: MemoryShare, client: Client) -> Streaming:
         """The answer as events, which are sent as the tokens are drawn."""
         return FollowedAnswer(
-            parsed, self._text, self._tracker, self._writers, held,
+            parsed, self._text, self._tracker, self._writers, held, self.encoded,
             name=parsed.model or self._name, chat=chat, within_s=self._answer_within_s, head=self._head,
+            use=client.use,
         ).send_events  # fmt: skip
 
-    def _stream(self, parsed: ParsedRequest, chat: bool, held: MemoryShare) -> Streaming:
+    def _stream(self, parsed: ParsedRequest, chat: bool, held: MemoryShare, client: Client) -> Streaming:
         """The answer as events, which are sent when all samples were accepted. Errors are sent as an event, too."""
 
         async def stream(send: Send) -> None:
@@ -327,7 +337,7 @@ class App:
             async def wait_for_answer() -> None:
                 nonlocal answer, why
                 try:
-                    answer = await self._answer(parsed, chat, held)
+                    answer = await self._answer(parsed, chat, held, client)
                 except (Impossible, NoNodes, NotServed, Overloaded, PeerError, trio.TooSlowError) as error:
                     why = str(error) or "No node finished this in time."
                 finished.set()
@@ -350,6 +360,10 @@ class App:
                 await send(event({"error": {"message": why, "type": "server_error", "code": 503}}))
 
         return stream
+
+
+def _wrong_key() -> Response:
+    return failure(401, "Wrong or missing API key.", "invalid_api_key")
 
 
 def _versions_of(groups: Iterable[Group]) -> Iterator[Version]:

@@ -20,7 +20,7 @@ from node.gateway.request_tracker import Impossible, NoNodes, Overloaded, Reques
 from node.gateway.text import Text
 from node.gateway.token_events import ChoiceEvents, TokenEvents
 from node.gateway.wanted_version import NotServed
-from node.http.memory_budget import MemoryShare
+from node.http.memory_budget import BudgetFull, MemoryBudget, MemoryShare
 from node.http.messages import Send
 
 __all__ = ["KEEP_ALIVE_S", "FollowedAnswer"]
@@ -43,16 +43,20 @@ class FollowedAnswer:
         tracker: RequestTracker,
         writers: trio.CapacityLimiter,
         held: MemoryShare,
+        encoded: MemoryBudget,
         *,
         name: str,
         chat: bool,
         within_s: float,
         head: Callable[[], Version],
+        use: Callable[[int], None],
     ) -> None:
-        """`writers`: of the threads that encode much text. `name`: the model's. `within_s`: for all samples. `head()`:
-        the newest version."""
+        """`writers`: of the threads that encode much text. `held`: grows by the memory of the tokens. `encoded`: of all
+        answers that are being encoded, or are encoded and being sent. `name`: the model's. `within_s`: for all samples. `head()`:
+        the newest version. `use(tokens)`: the client has used so many."""
         self._parsed, self._tracker, self._writers, self._held = parsed, tracker, writers, held
-        self._within_s, self._head = within_s, head
+        self._encoded = encoded
+        self._within_s, self._head, self._use = within_s, head, use
         self._events = TokenEvents(name, os.urandom(16).hex(), parsed, text, chat=chat)
         self._samples = [self._sample(text, prompt) for prompt in parsed.prompts for _ in range(parsed.n)]
         self._sending = trio.Lock()
@@ -61,7 +65,11 @@ class FollowedAnswer:
     def _sample(self, text: Text, prompt: Sequence[int]) -> FollowedSample:
         options = self._parsed.sampling.extra
         stop = partial(text.stop_text, prompt, options.stop_texts, special=options.special, least=options.min_tokens)
-        return FollowedSample(self._parsed.sampling, stop if options.stop_texts else None)
+        return FollowedSample(self._parsed.sampling, stop if options.stop_texts else None, self._grow)
+
+    def _grow(self, tokens: int) -> None:
+        self._held.resize(self._held.count + TOKEN_BYTES * tokens)
+        self._use(tokens)
 
     async def send_events(self, send: Send) -> None:
         """Send all events. An error is sent as an event, too, because the head of the answer was sent before."""
@@ -70,8 +78,8 @@ class FollowedAnswer:
         async def follow(i: int, scope: trio.CancelScope) -> None:
             try:
                 await self._follow(i, send)
-            except* (Impossible, NoNodes, Overloaded, PeerError, InvalidSample, NotServed) as group:
-                errors.append(str(group.exceptions[0]))
+            except* (Impossible, NoNodes, Overloaded, PeerError, InvalidSample, NotServed, BudgetFull) as group:
+                errors.append(str(group.exceptions[0]) or "Too many answers are held for clients at the moment.")
                 scope.cancel()
 
         with trio.move_on_after(self._within_s) as deadline:
@@ -92,14 +100,14 @@ class FollowedAnswer:
         while True:
             left_s = self._sent_at + KEEP_ALIVE_S - trio.current_time()
             if left_s <= 0.0:
-                await self._send(send, b": waiting\n\n")
+                async with self._sending:
+                    await self._send(send, b": waiting\n\n")
             else:
                 await trio.sleep(left_s)
 
     async def _send(self, send: Send, data: bytes) -> None:
-        async with self._sending:
-            await send(data)
-            self._sent_at = trio.current_time()
+        await send(data)
+        self._sent_at = trio.current_time()
 
     async def _follow(self, i: int, send: Send) -> None:
         """Have sample `i` drawn, and send its events."""
@@ -108,16 +116,25 @@ class FollowedAnswer:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tracker.ask_followed, prompt, sample, self._parsed.affinity, self._parsed.wanted)
             while True:
-                news, piece = sample.news, sample.since(choice.sent)
-                self._held.resize(self._held.count + TOKEN_BYTES * len(piece.tokens))
-                if piece.ending is not None and self._parsed.wanted is not None:
-                    self._parsed.wanted.check_tokens((version for version, _ in piece.versions), self._head())
-                if parts := await self._parts(choice, piece):
-                    kinds = "" if piece.ending is None else self._tracker.kinds_of([piece.ending.node])
-                    await self._send(send, self._events.encode(parts, kinds))
-                if piece.ending is not None:
-                    return
+                news = sample.news
+                async with self._sending:
+                    if await self._send_piece(choice, sample, send):
+                        return
                 await news.wait()
+
+    async def _send_piece(self, choice: ChoiceEvents, sample: FollowedSample, send: Send) -> bool:
+        """Send what is new of a sample. Whether that was its end."""
+        piece = sample.since(choice.sent)
+        if piece.ending is None and not piece.tokens:
+            return False
+        if piece.ending is not None and self._parsed.wanted is not None:
+            self._parsed.wanted.check_tokens((version for version, _ in piece.versions), self._head())
+        async with self._encoded.share(choice.cost(piece)) as encoded:
+            kinds = "" if piece.ending is None else self._tracker.kinds_of([piece.ending.node])
+            data = self._events.encode(await self._parts(choice, piece), kinds)
+            encoded.resize(2 * len(data))  # and its copy with the length of the chunk before it
+            await self._send(send, data)
+        return piece.ending is not None
 
     async def _parts(self, choice: ChoiceEvents, piece: Piece) -> list[dict[str, Any]]:
         own: Sequence[int] = ()

@@ -48,8 +48,15 @@ class Piece(NamedTuple):
 class FollowedSample:
     """The sample of one request group of one sample, and of those that continue it. A `Follower` of each."""
 
-    def __init__(self, sampling: SamplingParams, stop: Callable[[], StopText] | None = None) -> None:
-        """`stop()`: a new finder of the stop texts in the text of the sample; None: it has none."""
+    def __init__(
+        self,
+        sampling: SamplingParams,
+        stop: Callable[[], StopText] | None = None,
+        grown: Callable[[int], None] = lambda tokens: None,
+    ) -> None:
+        """`stop()`: a new finder of the stop texts in the text of the sample; None: it has none. `grown(tokens)`: so
+        many tokens came."""
+        self._grown = grown
         self._sampling = sampling
         self._new_stop = stop
         self._stop = None if stop is None else stop()
@@ -100,6 +107,7 @@ class FollowedSample:
             if not self._take(token, logprob, drawn.version):
                 break
         if len(self.tokens) > before:
+            self._grown(len(self.tokens) - before)
             self._tell()
 
     def lapse(self, sample: int) -> bool:
@@ -158,7 +166,8 @@ class FollowedSample:
         """The accepted rollout of the present group. False: it contradicts what was taken, so it needs the next
         group."""
         tokens, logprobs = unpack_tokens(rollout.token_ids), unpack_floats(rollout.logprobs)
-        taken = len(self.tokens) - self._base
+        before = len(self.tokens)
+        taken = before - self._base
         if tuple(self.tokens[self._base :]) != tokens[:taken]:
             self.lost = True
             return False
@@ -177,6 +186,7 @@ class FollowedSample:
         del self.tokens[count:], self.logprobs[count:]
         self.versions = self._before(count)
         self.ending = Ending(reason, count, span, node)
+        self._grown(count - before)
         self._tell()
         return True
 

@@ -11,7 +11,16 @@ from typing import Any
 
 from node.engines.base import Version
 from node.engines.texts import Continuation
-from node.gateway.answers import DONE, InvalidSample, event, origin_of
+from node.gateway.answers import (
+    CHOICE_BYTES,
+    DONE,
+    LOGPROB_BYTES,
+    PROMPT_TOKEN_BYTES,
+    TOKEN_BYTES,
+    InvalidSample,
+    event,
+    origin_of,
+)  # fmt: skip
 from node.gateway.choice_form import ChoiceForm
 from node.gateway.followed_sample import Ending, Piece
 from node.gateway.parsed_request import ParsedRequest
@@ -68,6 +77,13 @@ class ChoiceEvents:
         """Characters that were sent; characters of the tokens that were sent, as `logprobs` counts them."""
         self.sent = 0
         """Tokens that were sent."""
+
+    def cost(self, piece: Piece) -> int:
+        """The most memory that encoding `piece` takes, in bytes."""
+        prompt = 0 if piece.begin else PROMPT_TOKEN_BYTES * len(self._prompt)
+        token_bytes = TOKEN_BYTES + (LOGPROB_BYTES if self._parsed.logprobs else 0)
+        versions = 0 if piece.ending is None else PROMPT_TOKEN_BYTES * (piece.begin + len(piece.tokens))
+        return CHOICE_BYTES + prompt + versions + token_bytes * len(piece.tokens)
 
     def parts(self, piece: Piece, own_versions: Sequence[int] = ()) -> list[dict[str, Any]]:
         """The parts of a choice for `piece`, which begins where the last one ended. `own_versions`: of a sample that

@@ -28,7 +28,7 @@ from node.ledger.rules import Ledger
 from node.ledger.session import GroupOffer, WorkSession
 from node.ledger.state import AcceptedRollout, Group, Head
 from node.settings.event_log import EventLog
-from node.status.schema import LedgerStatus
+from node.status.schema import ClientStatus, LedgerStatus
 from swarm.transport.identity import peer_id
 
 __all__ = ["VOLATILE", "LedgerService", "Turn"]
@@ -100,6 +100,8 @@ class LedgerService:
             name: clock() + (0.0 if name.startswith(VOLATILE) else ORPHAN_TTL_S) for name in sorted(sessions)
         }
         """Sessions that nobody has open, and when their groups are dropped."""
+        self.clients: dict[object, Callable[[], Mapping[str, ClientStatus]]] = {}
+        """By gateway that is served: the keys with quotas, by name, for the status."""
         self._prune_at = clock() + PRUNE_EVERY_S
 
     # ------------------------------------------------------------ the task that writes
@@ -465,7 +467,11 @@ class LedgerService:
 
     def status(self) -> LedgerStatus:
         """For people and programs."""
-        return report(self._ledger, self._clock(), self._nodes.budgets.left_out, self.abilities.unmet(self._sessions))
+        unmet = self.abilities.unmet(self._sessions)
+        found = report(self._ledger, self._clock(), self._nodes.budgets.left_out, unmet)
+        for clients in self.clients.values():
+            found.clients |= clients()
+        return found
 
 
 def _log_quarantines(facts: Iterable[Fact]) -> None:

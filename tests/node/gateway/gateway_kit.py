@@ -193,15 +193,16 @@ async def until(condition: Callable[[], Any], within_s: float = 10.0) -> None:
 
 
 @contextlib.asynccontextmanager
-async def gateway(folder: Path, files: dict[str, bytes] | None = None, settings: Any = None, **config: Any):
+async def gateway(
+    folder: Path, files: dict[str, bytes] | None = None, settings: Any = None, keys: Path | None = None, **config: Any
+):
     """Run a gateway while the block runs. Yields (swarm, URL)."""
     async with trio.open_nursery() as nursery:
         swarm = Swarm(folder, nursery, **(settings or {}))
         await nursery.start(swarm.service.run)
         found = base_files() if files is None else files
-        completions = Gateway(
-            swarm.service, lambda: found, lambda: swarm.service.head, GatewayConfig(at="127.0.0.1:0", **config)
-        )
+        settled = GatewayConfig(at="127.0.0.1:0", **config)
+        completions = Gateway(swarm.service, lambda: found, lambda: swarm.service.head, settled, keys=keys)
         url = await nursery.start(completions.run)
         yield swarm, url
         nursery.cancel_scope.cancel()
