@@ -52,8 +52,8 @@ class FollowedAnswer:
         use: Callable[[int], None],
     ) -> None:
         """`writers`: of the threads that encode much text. `held`: grows by the memory of the tokens. `encoded`: of all
-        answers that are being encoded, or are encoded and being sent. `name`: the model's. `within_s`: for all samples. `head()`:
-        the newest version. `use(tokens)`: the client has used so many."""
+        answers that are being encoded, or are encoded and being sent. `name`: the model's. `within_s`: for all
+        samples. `head()`: the newest version. `use(tokens)`: the client has used so many."""
         self._parsed, self._tracker, self._writers, self._held = parsed, tracker, writers, held
         self._encoded = encoded
         self._within_s, self._head, self._use = within_s, head, use

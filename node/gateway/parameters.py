@@ -341,13 +341,13 @@ _ANSWER: Final = (
         1,
     ),
     _done("request_id", str, (C, H, G), "Part of the answer's `id` (`request_id` for generate).", "r1"),
-    _done("stream", bool, (C, H), "The answer is sent as events, once its samples are accepted.", True),
+    _done("stream", bool, (C, H), "The answer is sent as events, [as its tokens are drawn](#streams).", True),
     _refused("stream", (G,), "Answers are not streamed.", True, False),
     _done(
         "stream_options", dict[str, Any], (C, H), "`include_usage`. Others, unless false: 400.", {"include_usage": True}
     ),
     _refused("stream_options", (G,), "Answers are not streamed.", {"include_usage": True}),
-    _refused("stream_interval", (C, H, S), "A sample is sent at once, as soon as it is accepted.", 4),
+    _refused("stream_interval", (C, H, S), "Tokens are sent as they come; a slow client gets several in one event.", 4),
     _refused("output_mode", (G,), "Answers have tokens but no text.", "text", "tokens"),
 )
 
@@ -396,7 +396,7 @@ _SERVICE: Final = (
 
 _INSIDE_VLLM: Final = (
     _harmless("detokenize", (S,), "The answer has no text. Stop texts are searched nevertheless.", False, bool),
-    _harmless("output_kind", (S,), "Answers are not streamed.", 2),
+    _harmless("output_kind", (S,), "Answers of this endpoint are not streamed.", 2),
     _harmless("flat_logprobs", (S,), "It concerns how vLLM stores them in memory.", True),
     _harmless("skip_clone", (S,), "It concerns how vLLM stores parameters in memory.", True),
     _harmless("output_text_buffer_length", (S,), "It concerns how vLLM streams text.", 4),
