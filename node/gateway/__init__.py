@@ -1,8 +1,8 @@
 """The gateway: OpenAI-compatible endpoints in front of the swarm; each request becomes request groups in the ledger.
 
 `node.http` serves connections, `app` has the endpoints, `parsed_request` turns a body into prompts, `request_tracker`
-asks the ledger, and `answers` encodes the result. A
-stream is sent by `followed_answer` while its samples are drawn. `parameters` lists every field and what happens with it.
+asks the ledger, and `answers` encodes the result. `followed_answer` sends a stream while its samples are drawn.
+`parameters` lists every field and what happens with it.
 
 Modules:
 
@@ -18,6 +18,8 @@ Modules:
 - `request_tracker`: Follows each prompt of a request through the ledger
 - `text`: Converts between text and token ids
 - `token_events`: Encodes tokens that are drawn as the events of a stream
+- `tokenizing`: The endpoints /tokenize and /detokenize
+- `tool_calls`: Finds a model's calls of tools in its text
 - `wanted_version`: The versions that a request allows
 """
 

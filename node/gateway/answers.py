@@ -28,6 +28,7 @@ from node.engines.base import Version
 from node.gateway.choice_form import ChoiceForm
 from node.gateway.parsed_request import ParsedRequest
 from node.gateway.text import Text
+from node.gateway.tool_calls import find_calls
 from node.ledger.messages import Rollout
 from node.ledger.packing import unpack_floats, unpack_tokens
 from node.ledger.route_reader import BadRoutes, Routed, read_sample
@@ -201,29 +202,39 @@ class CompletionAnswer:
         } | choice.origin
 
     def _chat_choice(self, choice: Choice) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        reason = choice.finish_reason
+        if self._parsed.tools is not None and (found := find_calls(choice.text, self._parsed.tools)).calls:
+            message |= {"content": found.content or None, "tool_calls": [call.encode() for call in found.calls]}
+            reason = "tool_calls" if reason == "stop" else reason
         return {
             "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": message,
             "logprobs": self._form.chat_logprobs(choice.token_ids, choice.logprobs),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": reason,
             "prompt_token_ids": tuple(choice.prompt),
             "token_ids": choice.token_ids,
         } | choice.origin
 
     def _deltas(self, choice: Choice) -> Iterator[dict[str, Any]]:
         nothing = {"index": choice.index, "logprobs": None, "finish_reason": None}
+        delta: dict[str, Any] = {"content": choice.text}
+        reason = choice.finish_reason
+        if self._parsed.tools is not None and (found := find_calls(choice.text, self._parsed.tools)).calls:
+            calls = [{"index": i} | call.encode() for i, call in enumerate(found.calls)]
+            delta, reason = {"content": found.content or None, "tool_calls": calls}, "tool_calls"
         yield nothing | {"delta": {"role": "assistant", "content": ""}}
         yield (
             nothing
             | {
-                "delta": {"content": choice.text},
+                "delta": delta,
                 "logprobs": self._form.chat_logprobs(choice.token_ids, choice.logprobs),
                 "prompt_token_ids": tuple(choice.prompt),
                 "token_ids": choice.token_ids,
             }
             | choice.origin
         )
-        yield nothing | {"delta": {}, "finish_reason": choice.finish_reason}
+        yield nothing | {"delta": {}, "finish_reason": reason}
 
 
 def origin_of(versions: Sequence[Version], own_versions: Sequence[int]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from node.gateway.followed_sample import can_follow
 from node.gateway.parsed_request import BadRequest, ParsedRequest, parse_chat, parse_completion, parse_tokens
 from node.gateway.request_tracker import Impossible, NoNodes, Overloaded, RequestTracker
 from node.gateway.text import BadText, Text
+from node.gateway.tokenizing import TOKENIZING
 from node.gateway.wanted_version import NotServed, name_of, wanted_version
 from node.http.memory_budget import BudgetFull, MemoryBudget, MemoryShare
 from node.http.messages import CutShort, Request, RequestHead, Response, Send, Streaming, failure, json_response
@@ -71,6 +72,11 @@ _POSTS: Final = {
 }
 _GETS: Final = ("/v1/models", "/health")
 _MODEL: Final = "/v1/models/"
+_RESPONSES: Final = "/v1/responses"
+_NO_RESPONSES: Final = (
+    "There is no /v1/responses here, because this gateway keeps no conversations. Use /v1/chat/completions: "
+    "client.chat.completions of OpenAI's client, and the chat completions model of an agent framework."
+)
 
 
 class App:
@@ -117,12 +123,14 @@ class App:
         if self._client(head) is None:
             return _wrong_key()
         path = head.path.rstrip("/")
-        if head.method == "POST" and path in _POSTS:
+        if head.method == "POST" and (path in _POSTS or path in TOKENIZING):
             kind = head.headers.get("content-type", "").partition(";")[0].strip().lower()
             return None if kind == "application/json" else failure(400, "Content-Type: application/json, please.")
         if head.method == "GET" and (path in _GETS or path.startswith(_MODEL)):
             return failure(400, "A GET has no body here.") if head.length else None
-        if path in _POSTS or path in _GETS:
+        if path.startswith(_RESPONSES):
+            return failure(404, _NO_RESPONSES)
+        if path in _POSTS or path in _GETS or path in TOKENIZING:
             return failure(405, f"{head.method[:16]} is not for {path}.")
         shown = path[:64] or "/"
         return failure(404, f"There is no {shown} here; /v1/models, /v1/completions, /v1/chat/completions.")
@@ -161,6 +169,8 @@ class App:
         path = request.path.rstrip("/")
         if (post := _POSTS.get(path)) is not None:
             return await self._generate(request, post)
+        if (convert := TOKENIZING.get(path)) is not None:
+            return await self._convert(request, convert)
         if path == "/health":
             self._tracker.check(0)
             return json_response({"status": "ok"})
@@ -205,6 +215,23 @@ class App:
         affinity = blake3(parsed.affinity + parsed.model.encode()).digest(16) if parsed.affinity else b""
         sampling = parsed.sampling.with_options(adapter=parsed.model)
         return msgspec.structs.replace(parsed, sampling=sampling, affinity=affinity)
+
+    async def _convert(
+        self, request: Request, convert: Callable[[bytes | bytearray, Text], dict[str, Any]]
+    ) -> Response:
+        """The answer of /tokenize or /detokenize. It counts as a request of the client."""
+        if (client := self._client(request)) is None:
+            return _wrong_key()
+        client.admit()
+        if self._readers.statistics().tasks_waiting >= self._tracker.most:
+            raise Overloaded("Too many requests wait to be read.")
+        try:
+            found = await trio.to_thread.run_sync(
+                lambda: convert(_bounded(request.body), self._text), limiter=self._readers
+            )
+        finally:
+            request.release_body()
+        return json_response(found)
 
     async def _generate(self, request: Request, post: _Post) -> Response:
         session = next((found for name in SESSION_HEADERS if (found := request.headers.get(name))), "")
@@ -272,7 +299,7 @@ class App:
             raise Overloaded("Too many requests wait to be read.")
 
         def parse() -> ParsedRequest | Response:
-            body = _decode(request.body, post.fields)
+            body = parameters.parse(post.fields, _bounded(request.body))
             if (unknown := self._unknown_model(body.model or "")) is not None:
                 return unknown
             wanted = wanted_version(body, request.headers)
@@ -372,7 +399,8 @@ def _versions_of(groups: Iterable[Group]) -> Iterator[Version]:
             yield from ((span.epoch, span.version) for span in done.rollout.spans)
 
 
-def _decode(body: bytes | bytearray, fields: str) -> Any:
+def _bounded(body: bytes | bytearray) -> bytes | bytearray:
+    """`body`, unless it would become too many objects. Raises `BadRequest`."""
     if body.count(b"[") + body.count(b"{") > MAX_BRACKETS:
         raise BadRequest(f"The body has more than {MAX_BRACKETS} lists and objects.")
-    return parameters.parse(fields, body)
+    return body

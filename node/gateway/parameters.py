@@ -268,7 +268,7 @@ _PROMPT: Final = (
         "tools",
         list[dict[str, Any]],
         (H,),
-        "A variable of that name for the template. The answer is text; the client parses the calls. A template that does not read it: 400.",
+        "A variable of that name for the template. [Calls](#tool-calls) are found in the answer. A template that does not read it: 400.",
         [{"type": "function", "function": {"name": "f"}}],
     ),
     _done(

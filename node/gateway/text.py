@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from codec.errors import UsageError
 from node.engines.texts import Continuation, StopText
+from node.gateway.tool_calls import ToolSyntax, syntax_of
 from node.ledger.model_limits import limits_of
 from node.settings.extras import how_to_get, lacking
 
@@ -63,6 +64,11 @@ class Text:
             raise BadText(f"The prompt is longer than {MAX_CHARACTERS} characters.")
         # Not `encode`, which holds the interpreter's lock: a body of 4 MiB would stop the seed for six seconds.
         return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids)
+
+    @property
+    def tool_syntax(self) -> ToolSyntax | None:
+        """The syntax of tool calls that the chat template teaches; None: it is not known."""
+        return syntax_of(self._template)
 
     @property
     def has_tokenizer(self) -> bool:

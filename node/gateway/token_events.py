@@ -25,6 +25,7 @@ from node.gateway.choice_form import ChoiceForm
 from node.gateway.followed_sample import Ending, Piece
 from node.gateway.parsed_request import ParsedRequest
 from node.gateway.text import Text
+from node.gateway.tool_calls import ToolCall, ToolSyntax, find_calls, held_back
 
 __all__ = ["ChoiceEvents", "TokenEvents"]
 
@@ -72,7 +73,9 @@ class ChoiceEvents:
         self._held = max(map(len, parsed.sampling.extra.stop_texts), default=1) - 1
         """Characters at the end of the text in which a stop text may begin."""
         self._tail = ""
-        """The text of tokens that were sent, which was not sent."""
+        """The text of tokens that were sent, which was not sent, because a stop text may begin in it."""
+        self._calls = ""
+        """The text after that, which was not sent because it may be a call of a tool."""
         self._shown = self._offset = 0
         """Characters that were sent; characters of the tokens that were sent, as `logprobs` counts them."""
         self.sent = 0
@@ -99,12 +102,15 @@ class ChoiceEvents:
             shown, self._tail = text[: -self._held], text[-self._held :]
         self._shown += len(shown)
         self.sent += len(tokens)
+        calls: list[ToolCall] = []
+        if self._parsed.tools is not None:
+            shown, calls = self._without_calls(shown, self._parsed.tools, last=ending is not None)
         fields: dict[str, Any] = {"token_ids": tokens}
         if not piece.begin:
             fields = {"prompt_token_ids": list(self._prompt), "version_start": piece.versions[0][0]} | fields
-        last = None if ending is None else ending.reason
+        last = None if ending is None else "tool_calls" if calls and ending.reason == "stop" else ending.reason
         origin = {} if ending is None else origin_of(_each(piece), own_versions)
-        return self._form_parts(shown, tokens, piece.logprobs, fields, last, origin, first=not piece.begin)
+        return self._form_parts(shown, tokens, piece.logprobs, fields, last, origin, calls, first=not piece.begin)
 
     def _form_parts(
         self,
@@ -114,6 +120,7 @@ class ChoiceEvents:
         fields: dict[str, Any],
         last: str | None,
         origin: dict[str, Any],
+        calls: Sequence[ToolCall],
         *,
         first: bool,
     ) -> list[dict[str, Any]]:
@@ -129,9 +136,23 @@ class ChoiceEvents:
         if tokens or shown:
             logs = self._form.chat_logprobs(tokens, logprobs)
             found.append(nothing | {"delta": {"content": shown}, "logprobs": logs} | fields)
+        if calls:
+            encoded = [{"index": i} | call.encode() for i, call in enumerate(calls)]
+            found.append(nothing | {"delta": {"tool_calls": encoded}})
         if last is not None:
             found.append(nothing | {"delta": {}, "finish_reason": last} | origin)
         return found
+
+    def _without_calls(self, shown: str, syntax: ToolSyntax, *, last: bool) -> tuple[str, list[ToolCall]]:
+        """(the text to send, the calls): all calls come at the end. `shown`: the text that is new."""
+        text = self._calls + shown
+        if last:
+            self._calls = ""
+            found = find_calls(text, syntax)
+            return found.content, found.calls
+        held = held_back(text, syntax)
+        self._calls = text[len(text) - held :]
+        return text[: len(text) - held], []
 
     def _hidden(self, piece: Piece) -> int:
         """1 if the last token is a stop token that the text does not show; otherwise 0."""

@@ -19,7 +19,8 @@ from typing import Annotated, Final
 import msgspec
 from blake3 import blake3
 
-from codec.errors import UsageError
+from codec.errors import PeerError, UsageError
+from codec.unpack import unpack
 
 __all__ = ["KEYS_FILE", "ClientKey", "Quota", "add_key", "digest_of", "read_keys", "remove_key"]
 
@@ -57,6 +58,9 @@ class _File(msgspec.Struct):
     keys: list[ClientKey] = []
 
 
+_decoder: Final = msgspec.json.Decoder(_File)
+
+
 def digest_of(key: str) -> str:
     """The hash under which `key` is kept: BLAKE3 in hex."""
     return blake3(b"swarm-node gateway key\0" + key.encode()).hexdigest()
@@ -72,8 +76,8 @@ def read_keys(path: Path) -> list[ClientKey] | None:
     except OSError as error:
         raise UsageError(f"Cannot read the gateway's keys in {path}: {error.strerror}.") from error
     try:
-        return msgspec.json.decode(data, type=_File).keys
-    except msgspec.MsgspecError as error:
+        return unpack(_decoder, data, "keys").keys
+    except PeerError as error:
         raise UsageError(f"{path} is not a file of gateway keys ({error}). Restore it, or delete it.") from error
 
 
