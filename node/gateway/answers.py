@@ -71,7 +71,7 @@ class Choice(msgspec.Struct, frozen=True):
     @property
     def origin(self) -> dict[str, Any]:
         """The fields that say which versions the tokens are from, and which experts they took."""
-        return origin_of(self.versions, self.own_versions) | self.routes
+        return origin_of(self.versions, self.own_versions) | dict(self.routes)
 
 
 class CompletionAnswer:

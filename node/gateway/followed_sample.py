@@ -25,11 +25,11 @@ __all__ = ["Ending", "FollowedSample", "Piece", "can_follow", "rest_of"]
 
 
 class Ending(NamedTuple):
-    """The end of an accepted sample: it has `count` tokens. `stop`: the place of the stop text in its text, in
+    """The end of an accepted sample: it has `length` tokens. `stop`: the place of the stop text in its text, in
     characters; None: it ended otherwise. `node`: whose rollout was accepted."""
 
     reason: str
-    count: int
+    length: int
     stop: tuple[int, int] | None
     node: bytes
 

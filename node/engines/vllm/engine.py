@@ -25,15 +25,11 @@ from codec.errors import UsageError
 from codec.layout import BLOCK_ELEMENTS
 from node.engines.adapters import GivenAdapter
 from node.engines.base import (
-    ADAPTERS,
     BASE_VERSION,
     JUDGES,
-    JUDGES_ADAPTERS,
     OPTIONS,
     REPLAYS,
-    ROUTES,
     SCORE_OPTIONS,
-    STREAMS,
     EngineError,
     Prompt,
     SamplingParams,
@@ -49,8 +45,8 @@ from node.engines.interface import (
     WeightPatch,
 )  # fmt: skip
 from node.engines.judgement import Claim, Judgement
-from node.engines.vllm.adapters import VllmAdapters, adapter_flags, room_of, version_name
-from node.engines.vllm.attached import FILL_WITHIN_S, MAP_WITHIN_S, Attached, Staged, give_weights
+from node.engines.vllm.adapters import VllmAdapters, adapter_flags, version_name
+from node.engines.vllm.attached import FILL_WITHIN_S, MAP_WITHIN_S, Attached, Staged, abilities_of, give_weights
 from node.engines.vllm.classes import Classes
 from node.engines.vllm.compatibility import check_files, merge_maps, not_reloadable, tensors_of
 from node.engines.vllm.flights import Flights, begin_judge, begin_score
@@ -221,9 +217,7 @@ class VllmEngine(BackgroundEngine):
         """The class of the engine's arithmetic, and whether it can replay what others of the class draw."""
         attached = self._attached()
         found = {name for name in [class_of(attached.front, attached.ranks, self.policy)] if name}
-        found |= {ADAPTERS, JUDGES_ADAPTERS} if room_of(attached.front) else set()
-        found |= {ROUTES} if getattr(attached.front.hello, "experts", 0) else set()
-        found |= {STREAMS} if getattr(attached.front.hello, "tells", False) else set()
+        found |= abilities_of(attached.front)
         if JUDGES in self._can:
             invariant = is_invariant(attached.front)
             _log.info("measured", invariant=invariant)

@@ -1,5 +1,6 @@
 """The generations and scorings that run in a vLLM. Its API server answers; callbacks run in the receiving thread."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -61,10 +62,15 @@ class Flights:
         seeds = tuple(_seed(sampling.seed, prompt.stream) for prompt in prompts)
         counts = [0] * len(prompts)
 
+        held = version()
+
         def on_progress(message: Told) -> None:
+            nonlocal held
             counts[:] = message.counts
             if draws is not None and message.drawn:
-                draws(flight, [(i, DrawnTokens(*tokens, version())) for i, *tokens in message.drawn])
+                with contextlib.suppress(EngineError):  # the adapter is gone: its sequences fail
+                    held = version()
+                draws(flight, [(i, DrawnTokens(at, tokens, logs, held)) for i, at, tokens, logs in message.drawn])
 
         def finish(future: Future[Any]) -> None:
             if self._flights.pop(flight, None) is not None:

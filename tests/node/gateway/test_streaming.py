@@ -296,7 +296,7 @@ def test_a_stop_text_over_the_border_of_two_groups_is_found():
     assert sample.tokens.tolist() == letters("bcd"), "the token that completes it waits"
     assert sample.finish(rollout(letters("efghi")), b"n")
     assert sample.ending is not None
-    assert (sample.ending.reason, sample.ending.count, sample.ending.stop) == ("stop", 4, (1, 4))
+    assert (sample.ending.reason, sample.ending.length, sample.ending.stop) == ("stop", 4, (1, 4))
     assert sample.tokens.tolist() == letters("bcde")
 
 
