@@ -68,6 +68,8 @@ class FollowedSample:
         self._wake: Callable[[], None] = lambda: None
         self.lost = False
         """The present group cannot continue what was taken: the sample needs the next one."""
+        self.contradicted = False
+        """The last rollout has other tokens than its own lease told: its node lies about one of them."""
         self._full = False
         """The next token ends the sample, and waits for it to be accepted."""
         self.tokens = array("I")
@@ -169,6 +171,8 @@ class FollowedSample:
         before = len(self.tokens)
         taken = before - self._base
         if tuple(self.tokens[self._base :]) != tokens[:taken]:
+            told = tuple(self.tokens[self._base : self._base + self._heard])
+            self.contradicted = rollout.lease == self._lease and told != tokens[: self._heard]
             self.lost = True
             return False
         versions = [((span.epoch, span.version), self._base + span.end) for span in rollout.spans]

@@ -222,7 +222,7 @@ class RequestTracker:
                 self._ledger.withdraw(self._session, group_id)
         if pending.group is not None:
             done = pending.group.done[0]
-            if not sample.finish(done.rollout, done.node):
+            if not sample.finish(done.rollout, done.node) and sample.contradicted:
                 self._ledger.contradicted(done.node)
         elif not sample.lost:
             raise Impossible(pending.why or "no node can do this")

@@ -280,7 +280,15 @@ def test_an_accepted_rollout_that_contradicts_what_was_taken_is_not_the_end():
     sample, _ = sample_of(PLAIN)
     sample.hear(0, 1, drawn(0, [1, 2]))
     assert not sample.finish(rollout([1, 9, 3, 4, 5, 6, 7, 8]), b"n")
-    assert (sample.ending, sample.tokens.tolist()) == (None, [1, 2])
+    assert (sample.ending, sample.tokens.tolist(), sample.contradicted) == (None, [1, 2], True)
+
+
+def test_a_node_is_not_blamed_for_what_another_one_told():
+    sample, _ = sample_of(PLAIN, seeded=True)
+    sample.hear(0, 9, drawn(0, [1, 2]))
+    sample.lapse(0)
+    assert not sample.finish(rollout([1, 9, 3, 4, 5, 6, 7, 8]), b"n"), "the model changed, and this node told nothing"
+    assert not sample.contradicted
 
 
 def test_a_stop_text_over_the_border_of_two_groups_is_found():
