@@ -176,8 +176,9 @@ class Clients:
         before, self._known = self._known, {}
         for key in keys or ():
             known = before.get(key.digest)
-            same = known is not None and (known.name, known.quota) == (key.name, key.quota)
-            self._known[key.digest] = known if same else Client(key.name, key.quota, self._clock)
+            if known is None or (known.name, known.quota) != (key.name, key.quota):
+                known = Client(key.name, key.quota, self._clock)
+            self._known[key.digest] = known
 
 
 def _stamp_of(path: Path) -> tuple[int, int, int] | None:
