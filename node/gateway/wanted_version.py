@@ -57,16 +57,22 @@ class WantedVersion(msgspec.Struct, frozen=True):
 
 def wanted_version(body: Any, headers: Mapping[str, str]) -> WantedVersion | None:
     """What a request wants, by the fields of its body or its headers; None: whatever is served. Raises `BadRequest`."""
-    found = {name: value for name in HEADERS if (value := getattr(body, name)) is not None}
-    found = {name: headers[header] for name, header in HEADERS.items() if header in headers} | found
-    if len(found) > 1:
-        raise BadRequest("exact_version: min_version, too, is given; only one of them can be.", "exact_version")
-    for name, value in found.items():
-        numbers = _numbers(value)
-        if not 1 <= len(numbers) <= 2 or not all(0 <= number <= MOST for number in numbers):
-            raise BadRequest(f"{name}: a version's number, or [epoch, number].", name)
-        return WantedVersion(name, numbers[0] if len(numbers) == 2 else None, numbers[-1])
-    return None
+    found = {name: headers[header] for name, header in HEADERS.items() if header in headers}
+    found |= {name: value for name in HEADERS if (value := getattr(body, name)) is not None}
+    wanted = {name: _wanted(name, value) for name, value in found.items()}
+    least, exact = wanted.get("min_version"), wanted.get("exact_version")
+    if least is None or exact is None:
+        return least or exact
+    if least.epoch != exact.epoch or least.number > exact.number:
+        raise BadRequest("exact_version: it is not one that min_version allows; give one of them.", "exact_version")
+    return exact
+
+
+def _wanted(name: str, value: int | str | list[int]) -> WantedVersion:
+    numbers = _numbers(value)
+    if not 1 <= len(numbers) <= 2 or not all(0 <= number <= MOST for number in numbers):
+        raise BadRequest(f"{name}: a version's number, or [epoch, number].", name)
+    return WantedVersion(name, numbers[0] if len(numbers) == 2 else None, numbers[-1])
 
 
 def name_of(version: Version) -> str:

@@ -98,7 +98,7 @@ async def test_wrong_versions_are_refused(tmp_path: Path):
 
         async def use(client):
             found = []
-            for body in ({"min_version": -1}, {"min_version": [1, 2, 3]}, {"min_version": 0, "exact_version": 0}):
+            for body in ({"min_version": -1}, {"min_version": [1, 2, 3]}, {"min_version": 1, "exact_version": 0}):
                 with pytest.raises(BadRequestError) as caught:
                     await client.completions.create(model="policy", prompt="a", extra_body=body)
                 found.append(caught.value.param)
@@ -119,6 +119,8 @@ def test_headers_and_fields():
     body = _Body()
     body.min_version = [1, 5]
     assert wanted_version(body, {"x-min-version": "9"}) == WantedVersion("min_version", 1, 5)
+    body.exact_version = [1, 6]
+    assert wanted_version(body, {}) == WantedVersion("exact_version", 1, 6)
     for text in ("", "a", "1.2.3", "-1", "9" * 40, "\u0663"):
         with pytest.raises(BadRequest):
             wanted_version(_Body(), {"x-min-version": text})
