@@ -32,8 +32,8 @@ __all__ = ["EngineTarget"]
 _ROOT: Final = bytes(32)
 _ADAPTER: Final = AdapterConfig("a", LAYOUT.hash, 4, 8.0, (AdapterModule("w", 4),))
 _REQUEST_NUMBERS: Final = {
-    "Completions": 2, "Progress": 2, "Drawn": 2, "Scores": 3, "Done": 5, "Proof": 6, "Judged": 7, "Failed": 2, "Ready": 0,
-    "AdapterProof": 9,
+    "Completions": 2, "Progress": 2, "Drawn": 2, "Scores": 3, "Done": 5, "Proof": 6, "Judged": 7, "Failed": 2,
+    "Ready": 0, "AdapterProof": 9,
 }  # fmt: skip
 """By message, the number of the request that it answers. 1 is the attachment; `_World._ask` sends the others in this
 order."""
