@@ -11,9 +11,9 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import trio
 
@@ -111,7 +111,9 @@ async def _measure(streams: int, tokens: int, rate: float) -> tuple[list[float],
             assert count == tokens, f"{count} tokens of {tokens}"
 
         async with trio.open_nursery() as nursery:
-            workers.append(NodeWorker(key, engine, to_seed, Pace(self_test_tokens=0, batch=streams, capacity=streams)))
+            workers.append(
+                NodeWorker(key, cast(Any, engine), to_seed, Pace(self_test_tokens=0, batch=streams, capacity=streams))
+            )
             await nursery.start(service.run)
             await nursery.start(workers[0].run)
             gateway = Gateway(service, dict, lambda: (0, 0), GatewayConfig(at="127.0.0.1:0"))
@@ -126,7 +128,7 @@ async def _measure(streams: int, tokens: int, rate: float) -> tuple[list[float],
     return first, every
 
 
-async def _events(url: str, body: dict[str, Any]) -> Any:
+async def _events(url: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     """The choices of the events of a stream."""
     host, port = url.removeprefix("http://").removesuffix("/v1").rsplit(":", 1)
     data = json.dumps(body).encode()
