@@ -9,14 +9,13 @@ from numpy.typing import NDArray
 
 from codec import Layout
 from codec.layout import BLOCK_ELEMENTS
-from node.engines.base import ADAPTERS, JUDGES_ADAPTERS, ROUTES, STREAMS, EngineError, Version
+from node.engines.base import EngineError, Version
 from node.engines.interface import SharedReplica
-from node.engines.vllm.adapters import room_of
 from node.engines.vllm.compatibility import tensors_of
 from node.engines.vllm.links import PluginLink
 from node.engines.vllm.plugin.swarm_vllm.messages import Did, Model
 
-__all__ = ["FILL_WITHIN_S", "MAP_WITHIN_S", "Attached", "Staged", "abilities_of", "give_weights"]
+__all__ = ["FILL_WITHIN_S", "MAP_WITHIN_S", "Attached", "Staged", "give_weights"]
 
 MAP_WITHIN_S: Final = 600.0
 """A mixture of experts has tens of thousands of tensors, and each takes some milliseconds."""
@@ -63,14 +62,3 @@ def give_weights(link: PluginLink, layout: Layout, fd: int) -> None:
         _log.warning("first_load", why=str(error))
     finally:
         link.retire()
-
-
-def abilities_of(front: PluginLink) -> frozenset[str]:
-    """The abilities that a vLLM has by what its API server said first, in the message `Front`."""
-    can_have = {
-        ADAPTERS: room_of(front),
-        JUDGES_ADAPTERS: room_of(front),
-        ROUTES: getattr(front.hello, "experts", 0),
-        STREAMS: getattr(front.hello, "tells", False),
-    }
-    return frozenset(ability for ability, can in can_have.items() if can)

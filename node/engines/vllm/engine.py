@@ -45,8 +45,8 @@ from node.engines.interface import (
     WeightPatch,
 )  # fmt: skip
 from node.engines.judgement import Claim, Judgement
-from node.engines.vllm.adapters import VllmAdapters, adapter_flags, version_name
-from node.engines.vllm.attached import FILL_WITHIN_S, MAP_WITHIN_S, Attached, Staged, abilities_of, give_weights
+from node.engines.vllm.adapters import VllmAdapters, abilities_of, adapter_flags, version_name
+from node.engines.vllm.attached import FILL_WITHIN_S, MAP_WITHIN_S, Attached, Staged, give_weights
 from node.engines.vllm.classes import Classes
 from node.engines.vllm.compatibility import check_files, merge_maps, not_reloadable, tensors_of
 from node.engines.vllm.flights import Flights, begin_judge, begin_score
