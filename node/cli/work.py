@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from codec.errors import UsageError
+from node.cli import gateway_keys
 from node.cli.asking import connect_to_seed
 from node.cli.report import SEE, TRAIN, AsJson, offer, print_json
 from node.settings.config import GatewayConfig, default_home
@@ -225,7 +226,9 @@ def register(app: App) -> None:
         "swarm-node gateway --at 127.0.0.1:9000 --model-name Qwen3-8B",
         "swarm-node gateway --at 0.0.0.0:8000 --api-key-file ~/secrets/gateway --in-flight 4096",
         "SWARM_API_KEY=... swarm-node gateway --at 0.0.0.0:8000",
+        "swarm-node gateway key add anna --requests-per-minute 60",
     )
+    gateway_keys.register(app["gateway"])
     offer(
         app,
         quarantine,

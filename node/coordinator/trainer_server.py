@@ -112,9 +112,11 @@ class TrainerServer:
         files: Callable[[], Mapping[str, bytes]] = dict,
         is_ready: Callable[[], bool] = lambda: True,
         classes: Sequence[int] | None = None,
+        keys: Path | None = None,
     ) -> None:
-        """`classes`: of each block of the model, its class; see `Publisher`."""
-        self._files = files
+        """`classes`: of each block of the model, its class; see `Publisher`. `keys`: the file of a gateway's keys with
+        quotas."""
+        self._files, self._keys = files, keys
         self._seed = seed
         self._ledger = ledger
         publisher = self._publisher = Publisher(seed, classes)
@@ -183,7 +185,7 @@ class TrainerServer:
             in_flight=asked.in_flight,
             inexact_seeds=asked.inexact_seeds,
         )
-        gateway = Gateway(self._ledger, self._files, lambda: self._seed.head, config, listening)
+        gateway = Gateway(self._ledger, self._files, lambda: self._seed.head, config, listening, self._keys)
         try:
             async with trio.open_nursery() as nursery:
                 url = await nursery.start(gateway.run)

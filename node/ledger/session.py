@@ -67,9 +67,15 @@ class WorkSession:
         return self.work.sampling.extra.adapter
 
     def offer(
-        self, group: bytes, prompt: bytes, n: int | None, sampling: SamplingParams | None, affinity: bytes
+        self,
+        group: bytes,
+        prompt: bytes,
+        n: int | None,
+        sampling: SamplingParams | None,
+        affinity: bytes,
+        max_lag: int | None = None,
     ) -> "GroupOffer":
-        """A request for samples of `prompt`; `n` and `sampling` default to the session's.
+        """A request for samples of `prompt`; `n`, `sampling` and `max_lag` default to the session's.
 
         Raises `PeerError` for work that no node could do.
         """
@@ -83,7 +89,8 @@ class WorkSession:
             raise PeerError(why)
         if len(self.samplings) < MOST_SAMPLINGS and sampling != self.work.sampling:
             self.samplings.add(sampling)
-        return GroupOffer(self, group, prompt, n, sampling, affinity)
+        lag = self.work.max_lag if max_lag is None else max_lag
+        return GroupOffer(self, group, prompt, n, sampling, affinity, lag)
 
     def own_sampling(self, sampling: SamplingParams | None) -> SamplingParams | None:
         """The sampling of one prompt, which may differ from the session's in all but the adapter and routes.
@@ -140,3 +147,4 @@ class GroupOffer:
     n: int
     sampling: SamplingParams
     affinity: bytes
+    max_lag: int

@@ -16,6 +16,7 @@ from codec.errors import UsageError
 from codec.formats.share import FormatShare, Share
 from codec.shards import Shard
 from node.settings.addresses import address, duration_s, host_and_port, is_loopback, relay_address
+from node.settings.client_keys import KEYS_FILE
 from node.settings.memory_plan import ReplicaPlace
 from node.settings.shares import check_parts, check_share
 
@@ -436,10 +437,11 @@ class GatewayConfig:
             raise UsageError("--max-lag: 0 to 1024")
         if not 1 <= len(self.model_name) <= 256:
             raise UsageError("--model-name: 1 to 256 characters")
-        if not self.api_key and self.api_key_file is None and not is_loopback(self.host):
+        has_key = self.api_key or self.api_key_file is not None or (self.home / KEYS_FILE).exists()
+        if not has_key and not is_loopback(self.host):
             raise UsageError(
-                f"Everyone who reaches {self.host} could use the swarm: give a key (SWARM_API_KEY, or --api-key-file), "
-                "or listen on 127.0.0.1 only."
+                f"Everyone who reaches {self.host} could use the swarm: make a key (swarm-node gateway key add NAME), "
+                "give one (SWARM_API_KEY, or --api-key-file), or listen on 127.0.0.1 only."
             )
 
     @property

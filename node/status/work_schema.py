@@ -151,6 +151,21 @@ class CheckCounts(Struct, kw_only=True):
     """The nonce of the version before, in hex; empty: there is none."""
 
 
+class ClientStatus(Struct, kw_only=True):
+    """A key of the gateway with a quota. Counts are since the gateway started; a limit of 0 is none."""
+
+    requests: int = 0
+    tokens: int = 0
+    """Of prompts and answers."""
+    refused: int = 0
+    """Requests that got 429 because the quota was used up."""
+    in_flight: int = 0
+    """Sequences that were asked for and are not answered."""
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    most_in_flight: int = 0
+
+
 class LedgerStatus(Struct, kw_only=True):
     """The seed's ledger. Counts are since the seed started, except those of work that is open."""
 
@@ -190,6 +205,8 @@ class LedgerStatus(Struct, kw_only=True):
     """By open session: sampling options that it asks for and no node's engine has."""
     nodes: dict[str, LedgerNode] = {}
     """By public key in hex."""
+    clients: dict[str, ClientStatus] = {}
+    """The keys of the gateway with quotas, by name."""
 
 
 class WorkerStatus(Struct, kw_only=True):

@@ -15,8 +15,10 @@ from node.engines.vllm.compatibility import tensors_of
 from node.engines.vllm.links import PluginLink
 from node.engines.vllm.plugin.swarm_vllm.messages import Did, Model
 
-__all__ = ["FILL_WITHIN_S", "Attached", "Staged", "give_weights"]
+__all__ = ["FILL_WITHIN_S", "MAP_WITHIN_S", "Attached", "Staged", "give_weights"]
 
+MAP_WITHIN_S: Final = 600.0
+"""A mixture of experts has tens of thousands of tensors, and each takes some milliseconds."""
 FILL_WITHIN_S: Final = 1500.0
 """For vLLM to load all weights."""
 

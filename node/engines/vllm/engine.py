@@ -34,10 +34,18 @@ from node.engines.base import (
     SamplingParams,
     Version,
 )
-from node.engines.interface import BackgroundEngine, FlightDone, JudgeDone, ScoreDone, SharedReplica, WeightPatch
+from node.engines.interface import (
+    BackgroundEngine,
+    FlightDone,
+    FlightDraws,
+    JudgeDone,
+    ScoreDone,
+    SharedReplica,
+    WeightPatch,
+)  # fmt: skip
 from node.engines.judgement import Claim, Judgement
 from node.engines.vllm.adapters import VllmAdapters, adapter_flags, version_name
-from node.engines.vllm.attached import FILL_WITHIN_S, Attached, Staged, give_weights
+from node.engines.vllm.attached import FILL_WITHIN_S, MAP_WITHIN_S, Attached, Staged, give_weights
 from node.engines.vllm.classes import Classes
 from node.engines.vllm.compatibility import check_draft, check_files, merge_maps, not_reloadable, tensors_of
 from node.engines.vllm.flights import Flights, begin_judge, begin_score
@@ -72,8 +80,6 @@ from node.engines.window import places
 __all__ = ["VllmEngine"]
 
 CONNECT_WITHIN_S: Final = 60.0
-MAP_WITHIN_S: Final = 600.0
-"""A mixture of experts has tens of thousands of tensors, and each takes some milliseconds."""
 STAGE_WITHIN_S: Final = 290.0
 COMMIT_WITHIN_S: Final = 290.0
 """A commit with the policy `drain` waits until running requests are done."""
@@ -424,10 +430,11 @@ class VllmEngine(BackgroundEngine):
     # ------------------------------------------------------------ generating
 
     def begin(
-        self, flight: int, prompts: Sequence[Prompt], sampling: SamplingParams, done: FlightDone, adapter: str = ""
-    ) -> None:
+        self, flight: int, prompts: Sequence[Prompt], sampling: SamplingParams, done: FlightDone, adapter: str = "",
+        draws: FlightDraws | None = None,
+    ) -> None:  # fmt: skip
         front, (number, _) = self._asked(adapter)
-        self._flights.begin(front, flight, prompts, sampling, done, number)
+        self._flights.begin(front, flight, prompts, sampling, done, number, draws, lambda: self.version_of(adapter))
 
     def begin_score(
         self,

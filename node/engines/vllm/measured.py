@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import structlog
 
-from node.engines.base import ADAPTERS, JUDGES_ADAPTERS, REPLAYS, ROUTES
-from node.engines.vllm.adapters import room_of
+from node.engines.base import REPLAYS, STREAMS
+from node.engines.vllm.adapters import abilities_of
 from node.engines.vllm.invariance import class_of, is_invariant
 from node.engines.vllm.links import PluginLink
 from node.engines.vllm.plugin.swarm_vllm.messages import Policy
@@ -19,10 +19,10 @@ def measured(front: PluginLink, ranks: Sequence[PluginLink], policy: Policy, *, 
     """The abilities of a vLLM that holds a model: its arithmetic class, what it has room for, and whether it can replay
     what others of the class draw. `judges`: it is one that may. `drafts`: it proposes tokens by a draft model."""
     found = {name for name in [class_of(front, ranks, policy, drafts=drafts)] if name}
+    can = abilities_of(front)
     if drafts:
-        return found
-    found |= {ADAPTERS, JUDGES_ADAPTERS} if room_of(front) else set()
-    found |= {ROUTES} if getattr(front.hello, "experts", 0) else set()
+        return found | (can & {STREAMS})
+    found |= can
     if judges:
         invariant = is_invariant(front)
         _log.info("measured", invariant=invariant)
