@@ -92,6 +92,8 @@ class VllmEngine(BackgroundEngine):
     """See `BackgroundEngine`. `policy`: what becomes of running requests at a commit."""
 
     kind = "vllm"
+    program = "vLLM"
+    """What the user knows the engine as."""
 
     def __init__(self, listener: Listener, policy: Policy = "continue", launcher: Launcher | None = None) -> None:
         """`listener`: where vLLM's processes connect. `launcher`: makes them connect; None: the caller does it."""
@@ -149,10 +151,10 @@ class VllmEngine(BackgroundEngine):
         if not isinstance(facts, Front):
             raise EngineError("a rank connected before the API server")
         if facts.refusal:
-            raise UsageError(f"This vLLM cannot follow the swarm. {facts.refusal}")
-        check_files(shared.layout, facts)
+            raise UsageError(f"This {self.program} cannot follow the swarm. {facts.refusal}")
+        check_files(shared.layout, facts, self.program)
         ranks, maps = self._map_ranks(front, facts.ranks, shared)
-        modules, opaque = merge_maps(maps)
+        modules, opaque = merge_maps(maps, self.program)
         self._attachment = Attached(front, ranks, shared, modules, opaque, frozenset(found.device for found in maps))
         self._hashes = None
         self._adapters.clear(front)
@@ -178,9 +180,9 @@ class VllmEngine(BackgroundEngine):
             maps = [wait(answer, Mapped, MAP_WITHIN_S) for answer in asked]
             wait(connected, Did, SHORT_S)
         except PluginFailed as error:
-            raise UsageError(f"vLLM's model and the swarm's are not the same: {error}") from error
+            raise UsageError(f"{self.program}'s model and the swarm's are not the same: {error}") from error
         if sorted(rank.hello.rank for rank in ranks if isinstance(rank.hello, Rank)) != list(range(count)):
-            raise EngineError("not every rank of vLLM connected")
+            raise EngineError(f"not every rank of {self.program} connected")
         return ranks, maps
 
     def give_weights(self, layout: Layout, fd: int) -> None:
@@ -213,7 +215,7 @@ class VllmEngine(BackgroundEngine):
     def _measure(self) -> frozenset[str]:
         """The class of the engine's arithmetic, and whether it can replay what others of the class draw."""
         attached = self._attached()
-        found = {name for name in [class_of(attached.front, attached.ranks, self.policy)] if name}
+        found = {name for name in [class_of(attached.front, attached.ranks, self.policy, self.program.lower())] if name}
         found |= {ADAPTERS, JUDGES_ADAPTERS} if room_of(attached.front) else set()
         found |= {ROUTES} if getattr(attached.front.hello, "experts", 0) else set()
         if JUDGES in self._can:
@@ -252,7 +254,7 @@ class VllmEngine(BackgroundEngine):
             try:
                 took = front.get(lambda n: Check(n, tuple(sorted(loaded))), Changed, FILL_WITHIN_S)
             except PluginFailed as error:
-                raise UsageError(not_reloadable(loaded, str(error))) from error
+                raise UsageError(not_reloadable(loaded, str(error), self.program)) from error
             _log.info("reloadable", tensors=len(loaded), seconds=round(took.pause_s, 3))
         front.get(lambda n: Learned(n, loaded), Did, SHORT_S)
         return hashes
@@ -286,7 +288,9 @@ class VllmEngine(BackgroundEngine):
     def unreadable(self) -> str:
         """See `Engine`. Loaded tensors are computed from the checkpoint's, and are loaded again from the replica."""
         if (loaded := self.classes.loaded) and (name := min(loaded)):
-            return f"vLLM keeps {name} in another form ({loaded[name]}), from which its bits cannot be read back"
+            return (
+                f"{self.program} keeps {name} in another form ({loaded[name]}), from which its bits cannot be read back"
+            )
         if (devices := self._attached().devices) != {"cpu"}:
             device = "+".join(sorted(devices)) or "unknown, because the plugin in vLLM's environment is older"
             return f"its weights are on a device ({device}) from which reading them back has not been proven"

@@ -29,7 +29,7 @@ _WITHIN_S: Final = 600.0
 _SAMPLING: Final = SamplingParams(_TOKENS, top_p=0.9, seed=1, options=SamplingOptions(portable=True))
 
 
-def class_of(front: PluginLink, ranks: Sequence[PluginLink], policy: Policy) -> str:
+def class_of(front: PluginLink, ranks: Sequence[PluginLink], policy: Policy, engine: str = "vllm") -> str:
     """The ability that names the engine's arithmetic class; empty: its plugin is older and does not tell."""
     hello = [rank.hello for rank in ranks if isinstance(rank.hello, Rank)]
     if not isinstance(front.hello, Front) or not hello or not all(rank.fingerprint for rank in hello):
@@ -41,7 +41,7 @@ def class_of(front: PluginLink, ranks: Sequence[PluginLink], policy: Policy) -> 
     )  # there, room for adapters changes no bit of the base's
     attention = (KEEPS_KEYS if policy == "continue" else "") + ("lora-" if room else "") + attention
     fingerprint = "-".join(sorted({rank.fingerprint for rank in hello}))
-    return class_label("vllm", front.hello.vllm.partition("+")[0], device, dtype, attention, len(hello), fingerprint)
+    return class_label(engine, front.hello.vllm.partition("+")[0], device, dtype, attention, len(hello), fingerprint)
 
 
 def is_invariant(front: PluginLink, adapter: int = 0) -> bool:

@@ -77,9 +77,9 @@ def users_own(folder: Path, python: Path, log: Path) -> Iterator[str]:
             command, stdout=output, stderr=output, env=environment(os.environ, 1, True, 1), start_new_session=True
         )
     try:
-        from node.engines.vllm.server import _answers
+        from node.engines.server_process import answers
 
-        while not _answers(port):
+        while not answers(port):
             assert process.poll() is None, log.read_text()[-3000:]
         yield f"http://127.0.0.1:{port}"
     finally:

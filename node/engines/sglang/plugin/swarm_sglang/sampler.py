@@ -1,0 +1,72 @@
+"""SGLang's sampler as the swarm needs it: `--sampling-backend swarm`.
+
+A token's log-probability is that of the distribution that it was drawn from, after temperature and the cuts. SGLang's
+own samplers tell it before the cuts. Each request draws by a seed of its own (`requests`), so a draw does not depend on
+the batch.
+"""
+
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+# SGLang is installed in another environment.
+
+from typing import Any
+
+import torch
+from sglang.srt.layers.logprob_processor import OutputLogprobProcessor
+from sglang.srt.layers.sampler import Sampler, multinomial_with_seed
+
+__all__ = ["BACKEND", "SwarmSampler", "cut"]
+
+BACKEND = "swarm"
+
+
+class _DrawnLogprobs(OutputLogprobProcessor):
+    """Reports the log-probabilities of what was drawn, as `drawn` has them."""
+
+    drawn: torch.Tensor | None = None
+    """Of the last step's tokens: float32, (rows,); None: all were greedy, and SGLang's own are right."""
+
+    def compute_logprobs(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().compute_logprobs(*args, **kwargs)
+        if self.drawn is not None:
+            result.token_logprobs = self.drawn
+        return result
+
+
+class SwarmSampler(Sampler):
+    """See the module. What it does not know (masks, watermarks) is SGLang's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.output_logprob_processor = _DrawnLogprobs()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.output_logprob_processor.drawn = None
+        return super().forward(*args, **kwargs)
+
+    def _sample_from_probs(
+        self, probs: torch.Tensor, sampling_info: Any, positions: torch.Tensor, simple_sampling_case: bool
+    ) -> tuple[torch.Tensor, None]:
+        inside = probs if simple_sampling_case else cut(probs, sampling_info)
+        logprobs = (inside / inside.sum(-1, keepdim=True)).double().log()
+        if sampling_info.sampling_seed is None:
+            tokens = torch.multinomial(inside, num_samples=1)
+        else:
+            tokens = multinomial_with_seed(logprobs, sampling_info.sampling_seed, positions).view(-1, 1)
+        drawn = logprobs.gather(-1, tokens)
+        # Greedy rows have their log-probability at temperature 1, which is that of these rows.
+        greedy = sampling_info.top_ks.view(-1, 1) == 1
+        drawn = torch.where(greedy, probs.gather(-1, tokens).double().log(), drawn)
+        self.output_logprob_processor.drawn = drawn.view(-1).float()
+        return tokens.view(-1).to(torch.int32), None
+
+
+def cut(probs: torch.Tensor, info: Any) -> torch.Tensor:
+    """`probs` with zeros outside top-k, top-p and min-p: (rows, vocabulary). In each row the likeliest token stays."""
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    before = ordered.cumsum(-1) - ordered
+    ranks = torch.arange(ordered.shape[-1], device=probs.device)
+    inside = (ranks < info.top_ks.view(-1, 1)) & (before <= info.top_ps.view(-1, 1))
+    if info.need_min_p_sampling:
+        inside &= ordered >= ordered[:, :1] * info.min_ps.view(-1, 1)
+    inside[:, 0] = True
+    return probs * torch.zeros_like(inside).scatter_(-1, order, inside)
