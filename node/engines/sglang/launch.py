@@ -1,4 +1,4 @@
-"""Where a driver's SGLang comes from: started by the driver, or already running at a URL. See `vllm.launch.Launcher`."""
+"""Where a driver's SGLang comes from: started by the driver, or already running at a URL (see `vllm.launch`)."""
 
 from dataclasses import dataclass
 from pathlib import Path

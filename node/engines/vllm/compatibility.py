@@ -1,4 +1,4 @@
-"""Whether a vLLM, or another engine of its driver's, serves the swarm's model, and the sentence for the user when it does not."""
+"""Whether an engine serves the swarm's model, and the sentence for the user when it does not."""
 
 from collections.abc import Sequence
 
@@ -11,8 +11,8 @@ __all__ = ["check_files", "merge_maps", "not_reloadable", "tensors_of"]
 
 
 def check_files(layout: Layout, facts: Front, program: str) -> None:
-    """Raises `UsageError` unless the engine's config, tokenizer and chat template are the swarm's: they give tokens their
-    meaning. `program`: what the user knows the engine as, here and below."""
+    """Raises `UsageError` unless the engine's config, tokenizer and chat template are the swarm's: they give tokens
+    their meaning. `program`: what the user knows the engine as, here and below."""
     for spec in layout.files:
         theirs = facts.files.get(spec.name)
         if theirs is None:
@@ -46,8 +46,8 @@ def merge_maps(maps: Sequence[Mapped], program: str) -> tuple[dict[str, frozense
     missing = [name for name in modules if name not in opaque and not any(found.covered[name] for found in maps)]
     if missing:
         raise UsageError(
-            f"{program}'s model has no place for the checkpoint's {missing[0]}, so it would not compute what the trainer "
-            "does. Use --engine transformers, or a release of vLLM that has one; or start the swarm from a checkpoint "
+            f"{program}'s model has no place for the checkpoint's {missing[0]}, so it would not compute what the "
+            "trainer does. Use --engine transformers, or a release of vLLM that has one; or start the swarm from a checkpoint "
             "without it, if the model does not need it."
         )
     return modules, opaque
@@ -61,7 +61,7 @@ def not_reloadable(loaded: dict[str, str], error: str, program: str) -> str:
     words = error.split()
     name = next((name for name in sorted(loaded) if name in words), min(loaded))
     return (
-        f"This {program} cannot follow the swarm. {name} cannot be written in place ({loaded[name]}), and {error}. Choose "
-        "a kernel that leaves weights as they are (for experts, a GPU and --moe-backend triton), or use --engine "
+        f"This {program} cannot follow the swarm. {name} cannot be written in place ({loaded[name]}), and {error}. "
+        "Choose a kernel that leaves weights as they are (for experts, a GPU and --moe-backend triton), or use --engine "
         "transformers."
     )

@@ -1,8 +1,9 @@
 """What the driver asks of every rank between two steps, and the rank's answer.
 
 A call travels in SGLang's own update of weights: it is the one tiny tensor that `rank.apply` gets, in every process
-that has a part of the model. The weights themselves are in shared memory, whose descriptors come over the driver's socket.
-The answer goes over a socket of the driver's that the call names, because SGLang passes no answer of a loader on.
+that has a part of the model. The weights themselves are in shared memory, whose descriptors come over the driver's
+socket. The answer goes over a socket of the driver's that the call names, because SGLang passes no answer of a loader
+on.
 """
 
 import base64
