@@ -34,7 +34,9 @@ __all__ = [
 
 Preset = Literal["wan", "lan", "loopback"]
 CoderName = Literal["auto", "rice", "pco"]
-EngineName = Literal["none", "transformers", "vllm"]
+EngineName = Literal["none", "transformers", "vllm", "sglang"]
+SERVER_ENGINES: Final = ("vllm", "sglang")
+"""Engines that are inference servers in an environment of their own."""
 DemoEngine = Literal["transformers", "vllm"]
 Running = Literal["continue", "recompute", "drain"]
 ModelName = Literal["tiny", "small", "smollm2"]
@@ -275,18 +277,24 @@ class JoinConfig(MemberConfig):
     engines: int = 1
     """How many engines to run; each takes the next --tp GPUs."""
     tp: int = 1
-    """GPUs (or CPU ranks) of each vLLM."""
+    """GPUs (or CPU ranks) of each vLLM or SGLang."""
     vllm_python: Path | None = None
     """Python of the environment that has vLLM and the plugin; without it, this one's."""
     vllm_arg: tuple[str, ...] = ()
     """A flag for vLLM, as --vllm-arg=--max-model-len=4096; repeat for more."""
+    sglang_python: Path | None = None
+    """Python of the environment that has SGLang and the plugin; without it, this one's."""
+    sglang_arg: tuple[str, ...] = ()
+    """A flag for SGLang, as --sglang-arg=--context-length=4096; repeat for more."""
     engine_port: int = 8000
-    """Port of vLLM's OpenAI endpoint, on this machine only; further engines get the next ports. 0: any free ones."""
+    """Port of the server's OpenAI endpoint, on this machine only; further engines get the next ports. 0: any free ones."""
     engine_url: tuple[str, ...] = ()
-    """URL of a vLLM that you run yourself, with the plugin, to follow the swarm; repeat for more."""
+    """URL of a vLLM (with --engine sglang, of an SGLang) that you run yourself, with the plugin, to follow the swarm;
+    repeat for more."""
     running: Running = "continue"
-    """What happens to vLLM's running requests when a version arrives: they continue with the keys and values that they
-    have (continue), compute them again from the first token (recompute), or finish first (drain)."""
+    """What happens to the server's running requests when a version arrives: they continue with the keys and values that
+    they have (continue), compute them again from the first token (recompute), or finish first (drain; not with
+    SGLang)."""
     finish_within: str = ""
     """On SIGTERM, first finish the work that this machine holds, for at most this long (100s), then leave with exit
     code 0. Without it the machine gives its work back and leaves at once, with exit code 143."""
@@ -305,14 +313,19 @@ class JoinConfig(MemberConfig):
         check_share(self)
         object.__setattr__(self, "engine_url", tuple(self.engine_url))
         object.__setattr__(self, "vllm_arg", tuple(self.vllm_arg))
+        object.__setattr__(self, "sglang_arg", tuple(self.sglang_arg))
         if self.finish_within:
             duration_s(self.finish_within)
         if self.engine_url and self.engine == "transformers":  # the URL implies the engine
             object.__setattr__(self, "engine", "vllm")
-        if self.engine_url and (self.engine != "vllm" or self.engines != 1):
-            raise UsageError("--engine-url: once for each vLLM that you run; leave out --engine and --engines")
-        if self.engine != "vllm" and (self.tp, self.engines, self.vllm_arg) != (1, 1, ()):
-            raise UsageError("--tp, --engines, --vllm-arg: only with --engine vllm")
+        if self.engine_url and (self.engine not in SERVER_ENGINES or self.engines != 1):
+            raise UsageError("--engine-url: once for each server that you run; leave out --engine none and --engines")
+        if self.engine not in SERVER_ENGINES and (self.tp, self.engines) != (1, 1):
+            raise UsageError("--tp, --engines: only with --engine vllm or sglang")
+        if (self.engine != "vllm" and self.vllm_arg) or (self.engine != "sglang" and self.sglang_arg):
+            raise UsageError("--vllm-arg, --sglang-arg: only with --engine vllm, or sglang")
+        if self.engine == "sglang" and self.running == "drain":
+            raise UsageError("--running drain: SGLang cannot hold back requests; use continue or recompute")
         if not 1 <= self.engines <= 64 or not 1 <= self.tp <= 64:
             raise UsageError("--engines, --tp: 1 to 64")
         if not 0 <= self.engine_port <= 65535 - self.engines:

@@ -12,6 +12,5 @@ Modules:
 - `installed`: What an environment has of SGLang and the plugin
 - `launch`: Where a driver's SGLang comes from
 - `server`: SGLang's process
-- `specs`: The driver processes of a node's SGLangs
 - `worker`: The driver's process
 """

@@ -19,6 +19,5 @@ Modules:
 - `links`: The driver's connections to a vLLM
 - `proof`: Compares an engine's live bits with the hashes that they must have
 - `server`: vLLM's process
-- `specs`: The driver processes of a node's vLLMs
 - `worker`: vLLM's driver as an engine process
 """

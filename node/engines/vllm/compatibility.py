@@ -47,7 +47,7 @@ def merge_maps(maps: Sequence[Mapped], program: str) -> tuple[dict[str, frozense
     if missing:
         raise UsageError(
             f"{program}'s model has no place for the checkpoint's {missing[0]}, so it would not compute what the "
-            "trainer does. Use --engine transformers, or a release of vLLM that has one; or start the swarm from a checkpoint "
+            "trainer does. Use --engine transformers, or a release that has one; or start the swarm from a checkpoint "
             "without it, if the model does not need it."
         )
     return modules, opaque
@@ -62,6 +62,6 @@ def not_reloadable(loaded: dict[str, str], error: str, program: str) -> str:
     name = next((name for name in sorted(loaded) if name in words), min(loaded))
     return (
         f"This {program} cannot follow the swarm. {name} cannot be written in place ({loaded[name]}), and {error}. "
-        "Choose a kernel that leaves weights as they are (for experts, a GPU and --moe-backend triton), or use --engine "
-        "transformers."
+        "Choose a kernel that leaves weights as they are (for experts, a GPU and --moe-backend triton), or use "
+        "--engine transformers."
     )

@@ -16,9 +16,9 @@ from codec.errors import UsageError
 from node.engines.base import EngineError, Prompt, SamplingParams
 from node.engines.host import EngineHost, ReplicaRef
 from node.engines.interface import WeightPatch
+from node.engines.server_specs import specs_of
 from node.engines.vllm.installed import installed
 from node.engines.vllm.server import environment
-from node.engines.vllm.specs import specs_of
 from node.settings.config import JoinConfig
 from scenarios.engines.engine_bench import SMALL, Bench, bench, free_port
 from scenarios.engines.engine_models import make_wide_norms, step_of

@@ -13,6 +13,7 @@ from codec import Layout
 from codec.errors import UsageError
 from codec.layout import FileSpec
 from node.engines.base import JUDGES, PORTABLE_DRAWS
+from node.engines.server_specs import specs_of
 from node.engines.vllm.causes import cause_of, last_error, quantization_of
 from node.engines.vllm.compatibility import check_files
 from node.engines.vllm.flights import _completion, _seed, _version
@@ -20,7 +21,6 @@ from node.engines.vllm.installed import Installed, installed
 from node.engines.vllm.launch import StartedVllm
 from node.engines.vllm.plugin.swarm_vllm.messages import Front, Output
 from node.engines.vllm.server import Server, ServerOptions, attach_to, environment, flags
-from node.engines.vllm.specs import specs_of
 from node.settings.config import JoinConfig
 from scenarios.engines.engine_bench import free_port
 
