@@ -20,6 +20,7 @@ from node.settings.memory_plan import ReplicaPlace
 from node.settings.shares import check_parts, check_share
 
 __all__ = [
+    "SERVER_ENGINES",
     "DemoConfig",
     "GatewayConfig",
     "InviteConfig",
@@ -287,7 +288,8 @@ class JoinConfig(MemberConfig):
     sglang_arg: tuple[str, ...] = ()
     """A flag for SGLang, as --sglang-arg=--context-length=4096; repeat for more."""
     engine_port: int = 8000
-    """Port of the server's OpenAI endpoint, on this machine only; further engines get the next ports. 0: any free ones."""
+    """Port of the server's OpenAI endpoint, on this machine only; further engines get the next ports. 0: any free
+    ones."""
     engine_url: tuple[str, ...] = ()
     """URL of a vLLM (with --engine sglang, of an SGLang) that you run yourself, with the plugin, to follow the swarm;
     repeat for more."""

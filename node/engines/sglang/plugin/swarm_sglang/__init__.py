@@ -3,6 +3,7 @@
 Modules:
 
 - `calls`: What the driver asks of the ranks between two steps
+- `cuts`: Which tokens top-k, top-p and min-p leave
 - `rank`: A scheduler process's side
 - `requests`: Seeds, ends and prefixes of requests
 - `rids`: The ids of the driver's requests

@@ -14,7 +14,9 @@ import torch
 from sglang.srt.layers.logprob_processor import OutputLogprobProcessor
 from sglang.srt.layers.sampler import Sampler, multinomial_with_seed
 
-__all__ = ["BACKEND", "SwarmSampler", "cut"]
+from .cuts import cut
+
+__all__ = ["BACKEND", "SwarmSampler"]
 
 BACKEND = "swarm"
 
@@ -46,27 +48,17 @@ class SwarmSampler(Sampler):
     def _sample_from_probs(
         self, probs: torch.Tensor, sampling_info: Any, positions: torch.Tensor, simple_sampling_case: bool
     ) -> tuple[torch.Tensor, None]:
-        inside = probs if simple_sampling_case else cut(probs, sampling_info)
+        info = sampling_info
+        min_ps = info.min_ps if info.need_min_p_sampling else None
+        inside = probs if simple_sampling_case else cut(probs, info.top_ks, info.top_ps, min_ps)
         logprobs = (inside / inside.sum(-1, keepdim=True)).double().log()
-        if sampling_info.sampling_seed is None:
+        if info.sampling_seed is None:
             tokens = torch.multinomial(inside, num_samples=1)
         else:
-            tokens = multinomial_with_seed(logprobs, sampling_info.sampling_seed, positions).view(-1, 1)
+            tokens = multinomial_with_seed(logprobs, info.sampling_seed, positions).view(-1, 1)
         drawn = logprobs.gather(-1, tokens)
         # Greedy rows have their log-probability at temperature 1, which is that of these rows.
-        greedy = sampling_info.top_ks.view(-1, 1) == 1
+        greedy = info.top_ks.view(-1, 1) == 1
         drawn = torch.where(greedy, probs.gather(-1, tokens).double().log(), drawn)
         self.output_logprob_processor.drawn = drawn.view(-1).float()
         return tokens.view(-1).to(torch.int32), None
-
-
-def cut(probs: torch.Tensor, info: Any) -> torch.Tensor:
-    """`probs` with zeros outside top-k, top-p and min-p: (rows, vocabulary). In each row the likeliest token stays."""
-    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
-    before = ordered.cumsum(-1) - ordered
-    ranks = torch.arange(ordered.shape[-1], device=probs.device)
-    inside = (ranks < info.top_ks.view(-1, 1)) & (before <= info.top_ps.view(-1, 1))
-    if info.need_min_p_sampling:
-        inside &= ordered >= ordered[:, :1] * info.min_ps.view(-1, 1)
-    inside[:, 0] = True
-    return probs * torch.zeros_like(inside).scatter_(-1, order, inside)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .cuts import least_inside
 from .rids import widest
 
 __all__ = ["hook", "score_rows"]
@@ -78,8 +79,7 @@ def score_rows(
     own = logprobs.gather(-1, tokens[:, None].long())[:, 0]
     if top_p == 1.0:
         return own
-    ordered = logprobs.exp().sort(-1, descending=True).values
-    before = ordered.cumsum(-1) - ordered
-    mass = torch.where(before <= top_p, ordered, 0.0).sum(-1)
-    least = torch.where(before <= widest_top_p, ordered, 2.0).amin(-1)
-    return torch.where(own.exp() >= least, own - mass.log(), -torch.inf)
+    probs = logprobs.exp()
+    inside = torch.where(probs >= least_inside(probs, top_p), probs, 0.0).sum(-1)
+    near = own.exp() >= least_inside(probs, widest_top_p)[:, 0]
+    return torch.where(near, own - inside.log(), -torch.inf)
