@@ -44,7 +44,9 @@ def bench(
     listener = Listener(home / "sglang.sock", lost.append, SglangEngine.program)
     engine = SglangEngine(listener, policy)
     port = free_port()
-    server = Server(installed(python), files, home / "sglang.log", ServerOptions(port, ranks, threads, None, tuple(more)))
+    server = Server(
+        installed(python), files, home / "sglang.log", ServerOptions(port, ranks, threads, None, tuple(more))
+    )
     url = f"http://127.0.0.1:{port}"
     try:
         server.wait_ready()

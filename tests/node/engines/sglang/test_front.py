@@ -164,7 +164,10 @@ def test_a_server_that_fails_in_a_commit_may_have_written(sglang: Sglang, front:
 
 def test_closing_aborts_what_runs(sglang: Sglang, front: PluginLink):
     front.get(lambda n: Close(n, "wrong bits"), Did, WITHIN_S)
-    assert sglang.asked == [("/pause_generation", {"mode": "in_place"}), ("/abort_request", {"rid": "", "abort_all": True})]
+    assert sglang.asked == [
+        ("/pause_generation", {"mode": "in_place"}),
+        ("/abort_request", {"rid": "", "abort_all": True}),
+    ]
 
 
 def line(index: int, ids: list[int], finish: str | None, spans: list[tuple[str, int, int]]) -> dict[str, Any]:
