@@ -24,7 +24,7 @@ from codec.errors import PeerError, UsageError
 from node.engines.base import EngineError
 from node.engines.sglang.generating import generate, score
 from node.engines.sglang.http import Api
-from node.engines.sglang.plugin.swarm_sglang.calls import MOST_BYTES, Answer, Call, as_tensors
+from node.engines.sglang.plugin.swarm_sglang.calls import LOADER, MOST_BYTES, Answer, Call, as_tensors
 from node.engines.vllm.plugin.swarm_vllm.messages import (
     Changed,
     Close,
@@ -47,10 +47,8 @@ from node.engines.vllm.plugin.swarm_vllm.messages import (
 from node.ipc.channel import Channel, ChannelClosed, ChannelTimeout, close_fds, connect
 from node.ipc.sockets import bind_socket, check_path, check_same_user, remove_socket
 
-__all__ = ["LOADER", "speak_for"]
+__all__ = ["speak_for"]
 
-LOADER: Final = "swarm_sglang.rank.apply"
-"""The custom weight loader, as `--custom-weight-loader` names it."""
 ASK_WITHIN_S: Final = 60.0
 """For a request that moves no weights."""
 CALL_WITHIN_S: Final = 1500.0
@@ -295,7 +293,6 @@ def _refusal(info: dict[str, Any]) -> str:
     loaders = info.get("custom_weight_loader") or []
     wanted = [
         (LOADER in loaders, f"Start it with --custom-weight-loader {LOADER}."),
-        (info.get("sampling_backend") == "swarm", "Start it with --sampling-backend swarm."),
         (bool(info.get("disable_overlap_schedule")), "Start it with --disable-overlap-schedule: otherwise a token may "
          "be given the version after the one that drew it."),
         (info.get("dp_size", 1) == 1 and info.get("pp_size", 1) == 1, "It has data or pipeline parallelism: start an "

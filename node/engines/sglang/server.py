@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from node.engines.server_process import ServerProcess, gpus_of
-from node.engines.sglang.front import LOADER
 from node.engines.sglang.installed import Installed
+from node.engines.sglang.plugin.swarm_sglang.calls import LOADER
 from node.engines.vllm.server import SERVED_NAME
 
 __all__ = ["Server", "ServerOptions", "environment", "flags"]
@@ -49,7 +49,7 @@ class Server(ServerProcess):
 def flags(folder: Path, port: int, ranks: int, cpu: bool) -> list[str]:
     """SGLang's flags for an engine that takes its weights from a replica."""
     out = ["--model-path", str(folder), "--served-model-name", SERVED_NAME, "--host", "127.0.0.1", "--port", str(port)]
-    out += ["--load-format", "dummy", "--custom-weight-loader", LOADER, "--sampling-backend", "swarm"]
+    out += ["--load-format", "dummy", "--custom-weight-loader", LOADER]
     out += ["--disable-overlap-schedule", "--skip-server-warmup", "--sleep-on-idle"]
     out += ["--tp-size", str(ranks)] if ranks > 1 else []
     if cpu:

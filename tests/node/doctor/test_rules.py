@@ -108,7 +108,7 @@ FAULTS = [
     ("GPU", {"device": "cuda:1"}, "stops", "there is no cuda:1"),
     ("GPU", {"model_bytes": 140 * GB}, "stops", "the model has 140.0 GB"),
     ("engine", NO_TORCH, "stops", "torch and transformers not installed"),
-    ("engine", {"engine": "sglang", "sglang": SglangFacts(error="/usr/bin/python has no SGLang")}, "stops", "no SGLang"),
+    ("engine", {"engine": "sglang", "sglang": SglangFacts(error="/p has no SGLang")}, "stops", "no SGLang"),
     ("engine", {"engine": "vllm", "vllm": replace(OLD_VLLM, vllm="")}, "stops", "has no vLLM"),
     ("engine", {"engine": "vllm", "vllm": OLD_VLLM}, "stops", "has vLLM 0.31.9"),
     ("engine", {"engine": "vllm", "vllm": replace(OLD_VLLM, vllm="0.32.0", plugin="")}, "stops", "without the swarm's"),

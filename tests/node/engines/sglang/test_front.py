@@ -13,17 +13,28 @@ import pytest
 
 from codec.errors import UsageError
 from node.engines.base import EngineError
-from node.engines.sglang.front import LOADER, speak_for
+from node.engines.sglang.front import speak_for
 from node.engines.sglang.http import Api
-from node.engines.sglang.plugin.swarm_sglang.calls import Answer, decoded
+from node.engines.sglang.plugin.swarm_sglang.calls import LOADER, Answer, decoded
 from node.engines.vllm.links import Listener, PluginFailed, PluginLink
 from node.engines.vllm.plugin.swarm_vllm.messages import (
-    Changed, Close, Commit, Connect, Did, Front, Generate, Generated, Judge, Open, Score, Scored,
+    Changed,
+    Close,
+    Commit,
+    Connect,
+    Did,
+    Front,
+    Generate,
+    Generated,
+    Judge,
+    Open,
+    Score,
+    Scored,
 )  # fmt: skip
 
 GOOD = {
     "version": "0.5.23", "tp_size": 2, "pp_size": 1, "dp_size": 1, "custom_weight_loader": [LOADER],
-    "sampling_backend": "swarm", "disable_overlap_schedule": True, "model_path": "/nowhere",
+    "disable_overlap_schedule": True, "model_path": "/nowhere",
 }  # fmt: skip
 WITHIN_S = 20.0
 
@@ -241,7 +252,6 @@ def test_what_it_cannot_do_is_a_sentence(front: PluginLink):
     [
         ({}, ""),
         ({"custom_weight_loader": []}, "--custom-weight-loader"),
-        ({"sampling_backend": "pytorch"}, "--sampling-backend swarm"),
         ({"disable_overlap_schedule": False}, "--disable-overlap-schedule"),
         ({"pp_size": 2}, "parallelism"),
         ({"speculative_algorithm": "EAGLE"}, "drafts"),

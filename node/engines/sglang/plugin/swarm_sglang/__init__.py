@@ -4,10 +4,11 @@ Modules:
 
 - `calls`: What the driver asks of the ranks between two steps
 - `cuts`: Which tokens top-k, top-p and min-p leave
+- `drawing`: Whether and by which seeds the swarm's sampler draws
 - `rank`: A scheduler process's side
-- `requests`: Seeds, ends and prefixes of requests
+- `requests`: Ends and prefixes of requests
 - `rids`: The ids of the driver's requests
-- `sampler`: Draws, and the log-probabilities of what was drawn
+- `sampler`: The swarm's sampler: draws, and the log-probabilities of what was drawn
 - `scores`: The log-probabilities of given tokens
 - `serve`: Starts SGLang
 - `standins`: What SGLang imports and a machine without a GPU lacks
@@ -20,15 +21,12 @@ __all__ = ["register"]
 
 
 def register() -> None:
-    """Register the sampler `swarm`, and hooks that change nothing in an SGLang without that sampler.
+    """Register hooks, which change nothing in an SGLang without the swarm's weight loader.
 
-    Each hook is SGLang's own way for a plugin to be called (`HookRegistry`).
+    A hook is SGLang's own way for a plugin to be called (`HookRegistry`).
     """
-    from sglang.srt.layers.sampler import register_sampler_backend
+    from . import drawing, requests, scores
 
-    from . import requests, scores
-    from .sampler import BACKEND, SwarmSampler
-
-    register_sampler_backend(BACKEND, SwarmSampler)
+    drawing.hook()
     requests.hook()
     scores.hook()

@@ -11,8 +11,10 @@ import pickle
 
 import msgspec
 
-__all__ = ["MOST_BYTES", "TENSOR", "Answer", "Call", "as_tensors", "decoded"]
+__all__ = ["LOADER", "MOST_BYTES", "TENSOR", "Answer", "Call", "as_tensors", "decoded"]
 
+LOADER = "swarm_sglang.rank.apply"
+"""The custom weight loader (`--custom-weight-loader`) of an SGLang that may follow a swarm."""
 TENSOR = "swarm"
 """The name of the tensor that is a call."""
 MOST_BYTES = 1 << 16

@@ -1,7 +1,7 @@
-"""SGLang's sampler as the swarm needs it: `--sampling-backend swarm`.
+"""SGLang's sampler as the swarm needs it.
 
 A token's log-probability is that of the distribution that it was drawn from, after temperature and the cuts. SGLang's
-own samplers tell it before the cuts. Each request draws by a seed of its own (`requests`), so a draw does not depend on
+own samplers tell it before the cuts. Each request draws by a seed of its own (`drawing`), so a draw does not depend on
 the batch.
 """
 
@@ -16,9 +16,7 @@ from sglang.srt.layers.sampler import Sampler, multinomial_with_seed
 
 from .cuts import cut
 
-__all__ = ["BACKEND", "SwarmSampler"]
-
-BACKEND = "swarm"
+__all__ = ["SwarmSampler"]
 
 
 class _DrawnLogprobs(OutputLogprobProcessor):
