@@ -1,4 +1,4 @@
-"""What the driver sends to SGLang's ranks, without SGLang: the tensor that is a call, cuts, scores, keys of prefixes."""
+"""What SGLang's ranks get and compute, without SGLang: the tensor that is a call, cuts, scores, keys of prefixes."""
 
 import base64
 import pickle

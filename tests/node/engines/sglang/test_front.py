@@ -1,4 +1,4 @@
-"""The driver's side of SGLang against an API server of the test's own: what is asked, in which order, and of failures."""
+"""The driver's side of SGLang, against an API server of the test's own: what is asked, in which order; failures."""
 
 import json
 import socket
@@ -267,7 +267,8 @@ def test_an_sglang_that_cannot_follow_says_why(sglang: Sglang, tmp_path: Path, c
     hello = listener.next(WITHIN_S).hello
     listener.close()
     assert isinstance(hello, Front)
-    assert why in hello.refusal and bool(why) == bool(hello.refusal)
+    assert why in hello.refusal
+    assert bool(why) == bool(hello.refusal)
 
 
 def test_nobody_at_the_url_is_a_sentence(tmp_path: Path):
