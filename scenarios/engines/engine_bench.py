@@ -17,6 +17,7 @@ from codec.staging import StagedChunk
 from node.engines.base import Completion, EngineError, Prompt, SamplingParams
 from node.engines.interface import SharedReplica, WeightPatch
 from node.engines.judgement import Claim, Judgement
+from node.engines.server_process import ServerProcess
 from node.engines.vllm.adapters import adapter_flags
 from node.engines.vllm.engine import VllmEngine
 from node.engines.vllm.installed import installed
@@ -198,7 +199,7 @@ def bench(
             stop(server.pid, server)
 
 
-def stop(pid: int, server: Server) -> None:
+def stop(pid: int, server: ServerProcess) -> None:
     """Stop a vLLM and kill the workers that remain."""
     children = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False).stdout.split()
     server.stop()

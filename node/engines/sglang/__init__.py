@@ -5,6 +5,7 @@ themselves.
 
 Modules:
 
+- `plugin/`
 - `engine`: The driver
 - `front`: Speaks for SGLang's API server
 - `generating`: A flight of completions, asked of SGLang
