@@ -4,6 +4,7 @@ import http.client
 import json
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -35,7 +36,7 @@ def ask(url: str, path: str, body: dict) -> dict:
 
 class TestContract(EngineContract):
     @pytest.fixture
-    def subject(self, one) -> Subject:
+    def subject(self, one) -> Iterator[Subject]:
         assert one.reload() == one.replica.root
         subject = Subject(one.engine, one.replica, one.version)
         yield subject
@@ -44,7 +45,7 @@ class TestContract(EngineContract):
             one.reload()
 
     @pytest.fixture
-    def detached(self, tmp_path: Path) -> Engine:
+    def detached(self, tmp_path: Path) -> Iterator[Engine]:
         engine = SglangEngine(Listener(tmp_path / "s", lambda why: None))
         yield engine
         engine.close()
