@@ -12,11 +12,15 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.logprob_processor import OutputLogprobProcessor
-from sglang.srt.layers.sampler import Sampler, multinomial_with_seed
+from sglang.srt.layers.sampler import Sampler
+from swarm_vllm.noise import draw, places
 
 from .cuts import cut
 
 __all__ = ["SwarmSampler"]
+
+_SEEDS = (1 << 64) - 1
+"""SGLang's seeds have a sign."""
 
 
 class _DrawnLogprobs(OutputLogprobProcessor):
@@ -53,7 +57,9 @@ class SwarmSampler(Sampler):
         if info.sampling_seed is None:
             tokens = torch.multinomial(inside, num_samples=1)
         else:
-            tokens = multinomial_with_seed(logprobs, info.sampling_seed, positions).view(-1, 1)
+            rows = zip(info.sampling_seed.tolist(), positions.tolist())  # noqa: B905 - Python 3.10
+            where = places((seed & _SEEDS, 0, position) for seed, position in rows)
+            tokens = draw(logprobs.float(), where.to(probs.device)).view(-1, 1)
         drawn = logprobs.gather(-1, tokens)
         # Greedy rows have their log-probability at temperature 1, which is that of these rows.
         greedy = info.top_ks.view(-1, 1) == 1
