@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import structlog
 from blake3 import blake3
 
 from codec.errors import PeerError, UsageError
@@ -58,8 +57,6 @@ ANSWER_WITHIN_S: Final = 30.0
 WAKE_S: Final = 3600.0
 SMALL_FILE_BYTES: Final = 64 << 20
 WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".gguf")
-
-_log = structlog.get_logger(__name__)
 
 
 def speak_for(api: Api, driver: Path, fill: bool) -> None:
@@ -217,18 +214,25 @@ class _Speaker:
         try:
             answers = self._call("commit", version=version)
         except EngineError as error:  # some rank may have written
-            self._stop()
-            return Failed(number, str(error), touched=True)
+            return self._broken(number, str(error))
         if any(answer.error for answer in answers):
-            touched = any(answer.touched for answer in answers)
-            if touched:
-                self._stop()
-            else:
-                self._resume()
-            return Failed(number, "; ".join(sorted({answer.error for answer in answers if answer.error})), touched)
-        self._name(version)
-        self._resume()
+            why = "; ".join(sorted({answer.error for answer in answers if answer.error}))
+            if any(answer.touched for answer in answers):
+                return self._broken(number, why)
+            self._resume()
+            return Failed(number, why)
+        try:
+            self._name(version)
+            self._resume()
+        except EngineError as error:  # tokens would get the name of the version before
+            return self._broken(number, str(error))
         return Changed(number, time.perf_counter() - started, 0.0)
+
+    def _broken(self, number: int, why: str) -> Failed:
+        """The answer to a commit that wrote something and did not end. Generation is stopped, if SGLang still lives."""
+        with contextlib.suppress(EngineError):
+            self._stop()
+        return Failed(number, why, touched=True)
 
     def _name(self, version: str) -> None:
         """Later tokens get this name, and prefixes of other versions are not used."""

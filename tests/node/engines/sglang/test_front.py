@@ -173,6 +173,15 @@ def test_a_server_that_fails_in_a_commit_may_have_written(sglang: Sglang, front:
     assert failed.value.touched
 
 
+def test_a_version_that_cannot_be_named_is_not_served(sglang: Sglang, front: PluginLink):
+    sglang.answers["/update_weight_version"] = (500, {})
+    sglang.answers["/abort_request"] = (500, {})
+    with pytest.raises(PluginFailed, match="update_weight_version") as failed:
+        front.get(lambda n: Commit(n, "0.4", "continue", ()), Changed, WITHIN_S)
+    assert failed.value.touched
+    assert "/continue_generation" not in sglang.paths
+
+
 def test_closing_aborts_what_runs(sglang: Sglang, front: PluginLink):
     front.get(lambda n: Close(n, "wrong bits"), Did, WITHIN_S)
     assert sglang.asked == [
