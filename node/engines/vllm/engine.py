@@ -95,6 +95,8 @@ class VllmEngine(BackgroundEngine):
     """See `BackgroundEngine`. `policy`: what becomes of running requests at a commit."""
 
     kind = "vllm"
+    program = "vLLM"
+    """What the user knows the engine as."""
 
     def __init__(self, listener: Listener, policy: Policy = "continue", launcher: Launcher | None = None) -> None:
         """`listener`: where vLLM's processes connect. `launcher`: makes them connect; None: the caller does it."""
@@ -154,10 +156,10 @@ class VllmEngine(BackgroundEngine):
         if not isinstance(facts, Front):
             raise EngineError("a rank connected before the API server")
         if facts.refusal:
-            raise UsageError(f"This vLLM cannot follow the swarm. {facts.refusal}")
-        check_files(shared.layout, facts)
+            raise UsageError(f"This {self.program} cannot follow the swarm. {facts.refusal}")
+        check_files(shared.layout, facts, self.program)
         ranks, maps = self._map_ranks(front, facts.ranks, shared)
-        modules, opaque = merge_maps(maps)
+        modules, opaque = merge_maps(maps, self.program)
         self._attachment = Attached(front, ranks, shared, modules, opaque, frozenset(found.device for found in maps))
         self._hashes = None
         self._adapters.clear(front)
@@ -183,9 +185,9 @@ class VllmEngine(BackgroundEngine):
             maps = [wait(answer, Mapped, MAP_WITHIN_S) for answer in asked]
             wait(connected, Did, SHORT_S)
         except PluginFailed as error:
-            raise UsageError(f"vLLM's model and the swarm's are not the same: {error}") from error
+            raise UsageError(f"{self.program}'s model and the swarm's are not the same: {error}") from error
         if sorted(rank.hello.rank for rank in ranks if isinstance(rank.hello, Rank)) != list(range(count)):
-            raise EngineError("not every rank of vLLM connected")
+            raise EngineError(f"not every rank of {self.program} connected")
         return ranks, maps
 
     def give_weights(self, layout: Layout, fd: int) -> None:
@@ -217,8 +219,9 @@ class VllmEngine(BackgroundEngine):
 
     def _measure(self) -> frozenset[str]:
         attached = self._attached()
-        judges, drafts = JUDGES in self._can, attached.shared.draft is not None
-        return frozenset(measured(attached.front, attached.ranks, self.policy, judges=judges, drafts=drafts))
+        judges, drafts, program = JUDGES in self._can, attached.shared.draft is not None, self.program.lower()
+        front, ranks = attached.front, attached.ranks
+        return frozenset(measured(front, ranks, self.policy, program, judges=judges, drafts=drafts))
 
     def _fill(self) -> NDArray[np.uint8]:
         """Load everything from the replica and read it back. Returns the hashes of the bits that were loaded."""
@@ -251,7 +254,7 @@ class VllmEngine(BackgroundEngine):
             try:
                 took = front.get(lambda n: Check(n, tuple(sorted(loaded))), Changed, FILL_WITHIN_S)
             except PluginFailed as error:
-                raise UsageError(not_reloadable(loaded, str(error))) from error
+                raise UsageError(not_reloadable(loaded, str(error), self.program)) from error
             _log.info("reloadable", tensors=len(loaded), seconds=round(took.pause_s, 3))
         front.get(lambda n: Learned(n, loaded), Did, SHORT_S)
         return hashes
@@ -284,12 +287,7 @@ class VllmEngine(BackgroundEngine):
     @property
     def unreadable(self) -> str:
         """See `Engine`. Loaded tensors are computed from the checkpoint's, and are loaded again from the replica."""
-        if (loaded := self.classes.loaded) and (name := min(loaded)):
-            return f"vLLM keeps {name} in another form ({loaded[name]}), from which its bits cannot be read back"
-        if (devices := self._attached().devices) != {"cpu"}:
-            device = "+".join(sorted(devices)) or "unknown, because the plugin in vLLM's environment is older"
-            return f"its weights are on a device ({device}) from which reading them back has not been proven"
-        return ""
+        return self._attached().unreadable(self.classes.loaded, self.program)
 
     def read_blocks(self, blocks: Sequence[int], window: NDArray[np.uint8]) -> None:
         """See `Engine`. The ranks write their parts of each block."""

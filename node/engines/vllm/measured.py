@@ -1,4 +1,4 @@
-"""What a vLLM can do beyond its launcher's abilities, known once it holds a model."""
+"""What a vLLM or an SGLang can do beyond its launcher's abilities, known once it holds a model."""
 
 from collections.abc import Sequence
 
@@ -15,10 +15,13 @@ __all__ = ["measured"]
 _log = structlog.get_logger(__name__)
 
 
-def measured(front: PluginLink, ranks: Sequence[PluginLink], policy: Policy, *, judges: bool, drafts: bool) -> set[str]:
-    """The abilities of a vLLM that holds a model: its arithmetic class, what it has room for, and whether it can replay
-    what others of the class draw. `judges`: it is one that may. `drafts`: it proposes tokens by a draft model."""
-    found = {name for name in [class_of(front, ranks, policy, drafts=drafts)] if name}
+def measured(
+    front: PluginLink, ranks: Sequence[PluginLink], policy: Policy, engine: str, *, judges: bool, drafts: bool
+) -> set[str]:
+    """The abilities of an engine that holds a model: its arithmetic class, what it has room for, and whether it can
+    replay what others of the class draw. `engine`: its name in the class. `judges`: it is one that may. `drafts`: it
+    proposes tokens by a draft model."""
+    found = {name for name in [class_of(front, ranks, policy, engine, drafts=drafts)] if name}
     can = abilities_of(front)
     if drafts:
         return found | (can & {STREAMS})
