@@ -37,9 +37,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup`, one worker runs all tests of real vLLMs: they share engines that take long to start."""
+    """With `--dist loadgroup`, one worker runs all tests of real vLLMs and SGLangs: they share engines that take long
+    to start, and two at a time would slow each other down past their deadlines."""
     for item in items:
-        if item.get_closest_marker("vllm"):
+        if item.get_closest_marker("vllm") or item.get_closest_marker("sglang"):
             item.add_marker(pytest.mark.xdist_group("vllm"))
 
 
