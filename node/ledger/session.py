@@ -39,7 +39,7 @@ class WorkSession:
     terms: Terms = PLAIN
     """What it asks of its groups beyond their samples."""
     samplings: set[SamplingParams] = field(default_factory=set)
-    """Other samplings than its own that prompts were offered with, `MOST_SAMPLINGS` at most; for people."""
+    """Other samplings than its own that a trainer's prompts have, `MOST_SAMPLINGS` at most; for people."""
     news: trio.Event = field(default_factory=trio.Event)
     offered: int = 0
     """Groups offered since the session was opened."""
@@ -87,19 +87,22 @@ class WorkSession:
             raise PeerError(f"rollouts.offer: {error}") from error
         if (why := self.limits.why_not(prompt, sampling.max_tokens)) is not None:
             raise PeerError(why)
-        if len(self.samplings) < MOST_SAMPLINGS and sampling != self.work.sampling:
-            self.samplings.add(sampling)
         lag = self.work.max_lag if max_lag is None else max_lag
         return GroupOffer(self, group, prompt, n, sampling, affinity, lag)
 
     def own_sampling(self, sampling: SamplingParams | None) -> SamplingParams | None:
-        """The sampling of one prompt, which may differ from the session's in all but the adapter and routes.
+        """The sampling of one of a trainer's prompts, which may differ from the session's in all but the adapter and
+        routes. It is noted in `samplings`.
 
         Raises `PeerError`.
         """
-        own, ours = (SamplingParams(1) if sampling is None else sampling).extra, self.work.sampling.extra
-        if sampling is not None and (own.adapter, own.routes) != (ours.adapter, ours.routes):
+        if sampling is None:
+            return None
+        own, ours = sampling.extra, self.work.sampling.extra
+        if (own.adapter, own.routes) != (ours.adapter, ours.routes):
             raise PeerError("rollouts.offer: the adapter and routes of a prompt are those of its session")
+        if len(self.samplings) < MOST_SAMPLINGS and sampling != self.work.sampling:
+            self.samplings.add(sampling)
         return sampling
 
     def samples_to_come(self) -> int | None:
