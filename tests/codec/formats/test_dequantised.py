@@ -35,6 +35,7 @@ def test_each_block_alone_is_that_of_whole_tensors(form: Format) -> None:
 
 
 @EVERY
+@pytest.mark.slow
 def test_what_a_version_touches_leads_to_its_bits(form: Format) -> None:
     model = Model(form)
     model.quantise()
