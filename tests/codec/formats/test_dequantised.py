@@ -1,6 +1,7 @@
 """The base that codes stand for: each block alone as whole tensors give it, and what a version changes in it."""
 
 import numpy as np
+import pytest
 from test_part import BASE, EVERY, Change, Model
 
 from codec.bits import Bits

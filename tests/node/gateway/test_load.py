@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
+import pytest
 import trio
 from gateway_kit import END, LETTERS, gateway, with_client
 
