@@ -35,7 +35,7 @@ test: install ## the everyday tests, at most five minutes: WORKERS=2 at a time
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
 
 test-heavy: install ## the heavy marks, in short form; one that skips has failed
-	$(BIN)/pytest -m '$(HEAVY)' --no-skips -n $(WORKERS) --dist loadgroup $(PYTEST_FLAGS)
+	$(BIN)/pytest -m '$(HEAVY)' --no-skips -n $(WORKERS) --dist loadscope $(PYTEST_FLAGS)
 	$(BIN)/pytest -m '$(ALONE)' --no-skips $(PYTEST_FLAGS)
 
 test-long: install ## those for which CI has no time
