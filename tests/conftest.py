@@ -36,23 +36,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="a test that is skipped has failed, and so has no test")
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadscope`, one worker has all modules of inference servers, which share engines that take long to
-    start, and begins with them; all other tests go wherever there is time. (The marks of `--dist loadgroup` have no
-    effect in pytest 9.2.)"""
-    if config.getoption("dist") != "loadscope":
-        return None
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Servers(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            module = nodeid.partition("::")[0].rpartition("/")[2]
-            return "servers" if "vllm" in module or "sglang" in module else nodeid
-
-    return Servers(config, log)
-
-
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.skipped and not hasattr(report, "wasxfail"):
         _skipped.append(report.nodeid)
