@@ -54,7 +54,6 @@ def packed_root(folder: Path) -> str:
             continue
         blocks[f"{spec.name}_packed"] = band.codes
         blocks[f"{spec.name}_scale"] = band.scales.astype(np.uint16) << np.uint16(7)
-        blocks[f"{spec.name}_shape"] = np.array(spec.shape, np.uint64)
     assert layout.n_blocks == len(blocks)
     hashes = b"".join(block_hash(blocks[spec.name]) for spec in layout.tensors)
     return state_root(layout.hash, np.frombuffer(hashes, np.uint8).reshape(-1, 32)).hex()
