@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from .packing import NotMoved
 
-__all__ = ["CodePacking", "learn_codes"]
+__all__ = ["CODES_A_WORD", "CodePacking", "learn_codes"]
 
-_CODES: Final = 8
-"""In a word."""
+CODES_A_WORD: Final = 8
 _BLOCK: Final = 16
 """Rows of a block, in two words for each column."""
 _SHIFTS: Final = np.arange(0, 32, 4, dtype=np.uint32)
@@ -38,15 +37,15 @@ class CodePacking:
     def _live(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
         """Of loaded words at `places`, any shape: (the live word of each one's first code, the shift of its codes in
         live words). The other codes are in every second word after that."""
-        row, word = np.divmod(places, self._columns // _CODES)
-        live = row // _BLOCK * (2 * self._columns) + word * (2 * _CODES) + row % _BLOCK // _CODES
-        return live, (row % _CODES * 4).astype(np.uint32)
+        row, word = np.divmod(places, self._columns // CODES_A_WORD)
+        live = row // _BLOCK * (2 * self._columns) + word * (2 * CODES_A_WORD) + row % _BLOCK // CODES_A_WORD
+        return live, (row % CODES_A_WORD * 4).astype(np.uint32)
 
     def read(self, live: Callable[[NDArray[np.int64]], NDArray[Any]], places: NDArray[np.int64]) -> NDArray[np.int32]:
         """The loaded words at `places`, put together from live ones. `live`: reads words of the kernel's memory."""
         first, shift = self._live(places)
         words = np.zeros(places.shape, np.uint32)
-        for code in range(_CODES):
+        for code in range(CODES_A_WORD):
             words |= (live(first + 2 * code).view(np.uint32) >> shift & np.uint32(15)) << _SHIFTS[code]
         return words.view(np.int32)
 
@@ -58,7 +57,7 @@ class CodePacking:
         `flat`: the kernel's memory. `places`: of loaded words, (n,). `words`: new ones, 4 bytes each, (n,).
         """
         first, shift = self._live(places)
-        at = first[:, None] + 2 * np.arange(_CODES)
+        at = first[:, None] + 2 * np.arange(CODES_A_WORD)
         new = words.view(np.uint32)[:, None] >> _SHIFTS
         flips = (flat.view(np.uint32)[at] >> shift[:, None] ^ new) & np.uint32(15)
         changed = flips != 0
@@ -84,9 +83,9 @@ def learn_codes(process: Process, rows: int, columns: int) -> CodePacking:
 
     Raises `NotMoved` when the kernel does not keep each code where `CodePacking` has it, and what `process` raises.
     """
-    if rows % _BLOCK or columns % _CODES:
+    if rows % _BLOCK or columns % CODES_A_WORD:
         raise NotMoved(f"has a matrix of {rows} x {columns} codes, which blocks of {_BLOCK} rows do not fill")
-    packing, words = CodePacking(columns), columns // _CODES
+    packing, words = CodePacking(columns), columns // CODES_A_WORD
     for digit in range(max(1, -(-(rows * columns - 1).bit_length() // 4))):
         marks = np.empty((rows, words), np.uint32)
         for part in _parts(rows, columns):
@@ -110,5 +109,5 @@ def _parts(rows: int, columns: int) -> Iterator[slice]:
 def _numbers(rows: slice, columns: int, digit: int) -> NDArray[np.uint32]:
     """Words whose codes are digits of the numbers of all codes of some rows: uint32 (rows, columns / 8)."""
     numbers = np.arange(rows.start * columns, rows.stop * columns, dtype=np.int64) >> 4 * digit & 15
-    codes = numbers.astype(np.uint32).reshape(rows.stop - rows.start, -1, _CODES)
+    codes = numbers.astype(np.uint32).reshape(rows.stop - rows.start, -1, CODES_A_WORD)
     return np.bitwise_or.reduce(codes << _SHIFTS, axis=2)

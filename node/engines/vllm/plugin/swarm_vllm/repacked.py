@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from .codes import CodePacking
+from .codes import CODES_A_WORD, CodePacking
 from .packing import Packing
 from .trace import Storages
 
@@ -79,6 +79,11 @@ class RepackedModules:
     def why(self, storages: Collection[int]) -> str:
         """Why a tensor that fills these storages cannot be written in place; "" if nothing is against it here."""
         return next((module.why for module in self._of(storages) if module.packings is None), "")
+
+    def most_parts(self, storages: Collection[int]) -> int:
+        """Into how many parts, at most, an element of a tensor that fills these storages is taken apart."""
+        packed = (self.packings.get(number) for number in storages)
+        return max((CODES_A_WORD for packing in packed if isinstance(packing, CodePacking)), default=1)
 
     def holds(self, storages: Collection[int]) -> bool:
         """Whether all of these storages, and at least one, are of such modules."""

@@ -151,8 +151,9 @@ class LiveWeights:
         for name, indices, bits in entries(patch):
             if name not in scattered:
                 continue
-            for at in range(0, indices.size, _AT_ONCE):
-                some, new = indices[at : at + _AT_ONCE], bits[at : at + _AT_ONCE]
+            step = _AT_ONCE // self._repacked.most_parts(self._maps[name].storages)
+            for at in range(0, indices.size, step):
+                some, new = indices[at : at + step], bits[at : at + step]
                 for box in self._maps[name].boxes:
                     chosen, places = box.map(some)
                     if places.size:
