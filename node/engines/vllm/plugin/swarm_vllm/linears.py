@@ -1,7 +1,8 @@
 """Linear layers with packed int4 codes, for which vLLM has a kernel on CPUs (compressed-tensors, `pack-quantized`).
 
-The kernel computes with bfloat16 activations unless `VLLM_CPU_INT4_W4A8` says otherwise. Its codes are in an order of
-their own (`codes`) and its scales are transposed (`packing`), so both are written in place.
+The kernel computes with bfloat16 activations. Its codes are in an order of their own (`codes`) and its scales are
+transposed (`packing`), so both are written in place. With `VLLM_CPU_INT4_W4A8=1`, it rounds activations to int8 and
+computes weights of another form, which cannot be written in place.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -55,6 +56,9 @@ class VllmLinear(VllmLayer):
 
     def learn(self) -> None:
         """Set `packings`, or `why` there are none."""
+        if self.module.use_w4a8:
+            self.why = "VLLM_CPU_INT4_W4A8=1 makes its kernel keep another form: set it to 0"
+            return
         rows, words = self._meta[_CODES].shape
         scales = self._meta[_SCALES]
 
