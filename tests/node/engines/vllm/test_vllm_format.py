@@ -1,6 +1,5 @@
 """A node of real processes that holds int4 codes and generates with vLLM (`join --engine vllm --format`)."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -81,5 +80,4 @@ def test_a_vllm_has_exactly_what_the_codes_stand_for(tied: Path, python: Path, t
             assert prove(swarm, "int4") == roots[number], number
         assert swarm.own_status("int4").engine_reloads == 0  # each version came as changes
         lines = (swarm.home("int4") / "engine.log").read_text().splitlines()
-        classed = [json.loads(line)["loaded"] for line in lines if '"event": "classed"' in line]
-        assert classed == [{}], "and was written in place"
+        assert ["loaded={}" in line for line in lines if " classed " in line] == [True]  # and was written in place
