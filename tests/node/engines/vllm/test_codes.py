@@ -13,10 +13,11 @@ from codec import Layout, Replica, write_patch  # noqa: E402
 from codec.layout import BLOCK_ELEMENTS, TensorSpec  # noqa: E402
 from node.engines.vllm.plugin.swarm_vllm.codes import learn_codes  # noqa: E402
 from node.engines.vllm.plugin.swarm_vllm.messages import Part, Tensor  # noqa: E402
+from node.engines.vllm.plugin.swarm_vllm.pace import Pace  # noqa: E402
 from node.engines.vllm.plugin.swarm_vllm.packing import NotMoved, learn  # noqa: E402
 from node.engines.vllm.plugin.swarm_vllm.shared import map_scratch, map_sealed  # noqa: E402
 from node.engines.vllm.plugin.swarm_vllm.sources import ReplicaSource  # noqa: E402
-from node.engines.vllm.plugin.swarm_vllm.weights import LiveWeights  # noqa: E402
+from node.engines.vllm.plugin.swarm_vllm.weights import LiveWeights, NotStaged  # noqa: E402
 from scenarios.engines.engine_models import step_of  # noqa: E402
 
 ROWS, COLUMNS, GROUP = 48, 256, 128
@@ -216,18 +217,20 @@ def equal(model: Model, wanted) -> bool:
     )
 
 
+def rank_of(held: Replica, rank: int) -> tuple[Model, LiveWeights]:
+    model = Model(rank)
+    source = ReplicaSource(map_sealed(os.dup(held.seal_for_readers())), BLOCK_ELEMENTS)
+    weights = LiveWeights(model, TENSORS, source, None, [Layer(model.linear)])
+    assert not any(p.any() for p in model.parameters()), "tracing wrote a weight"
+    assert weights.opaque == {}
+    weights.load(None, model.reload)
+    assert equal(model, fresh(held, rank))
+    return model, weights
+
+
 def test_codes_and_scales_follow_every_patch_in_place() -> None:
     held = held_replica()
-    ranks = []
-    for rank in range(2):
-        model = Model(rank)
-        source = ReplicaSource(map_sealed(os.dup(held.seal_for_readers())), BLOCK_ELEMENTS)
-        weights = LiveWeights(model, TENSORS, source, None, [Layer(model.linear)])
-        assert not any(p.any() for p in model.parameters()), "tracing wrote a weight"
-        assert weights.opaque == {}
-        weights.load(None, model.reload)
-        assert equal(model, fresh(held, rank))
-        ranks.append((model, weights))
+    ranks = [rank_of(held, rank) for rank in range(2)]
     for seed in range(3):
         staged = step_of(held, seed, 0.004)
         fd, _ = write_patch(staged, LAYOUT)
@@ -257,6 +260,24 @@ def test_codes_and_scales_follow_every_patch_in_place() -> None:
         words[PLACE] ^= 1 << 4
         os.close(memory)
         os.close(fd)
+
+
+def test_a_load_while_a_patch_is_staged_makes_it_void(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words to write were put together from those before the load."""
+    held = held_replica()
+    model, weights = rank_of(held, 0)
+    fd, _ = write_patch(step_of(held, 1, 0.004), LAYOUT)
+    loads = iter([model.reload])
+
+    def rest(self: Pace) -> None:
+        for reload in loads:
+            weights.load(None, reload)
+
+    monkeypatch.setattr(Pace, "rest", rest)
+    weights.stage(map_sealed(fd), "0.1", frozenset(t.name for t in LAYOUT.tensors))
+    with pytest.raises(NotStaged, match=r"written after 0\.1 was staged"):
+        weights.commit("0.1")
+    assert equal(model, fresh(held, 0))
 
 
 PLACE = 7

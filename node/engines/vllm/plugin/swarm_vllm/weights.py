@@ -56,7 +56,7 @@ class LiveWeights:
         self._maps: dict[str, TensorMap] = {}
         self._staged: tuple[str, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] | None = None
         self._staged_old: tuple[OldBits, int] | None = None
-        """What the staged patch will replace, if live weights were written as often as this before it."""
+        """What the staged patch will replace, and how often live weights were written before it was staged."""
         self._writes = 0
         """How often live weights were written."""
         self.rewind = Rewind()
@@ -146,7 +146,7 @@ class LiveWeights:
         Changes no live weight. Raises `BadPatch`.
         """
         self._staged = self._staged_old = None
-        pace = Pace()
+        pace, writes = Pace(), self._writes
         found: dict[int, list[tuple[NDArray[np.int64], NDArray[Any]]]] = {}
         for name, indices, bits in entries(patch):
             if name not in scattered:
@@ -159,7 +159,7 @@ class LiveWeights:
                     if places.size:
                         found.setdefault(box.storage, []).append(self._to_write(box.storage, places, new[chosen]))
                 pace.rest()
-        patches, old, writes = [], OldBits(int(MOST_SHARE * self._nbytes)), self._writes
+        patches, old = [], OldBits(int(MOST_SHARE * self._nbytes))
         for number, parts in found.items():
             patches.append(self._copy_to_device(number, parts))
             with self.rewind.reading():
@@ -271,13 +271,15 @@ class LiveWeights:
             raise NotStaged(f"{version} is not what is staged ({self._staged[0] if self._staged else 'nothing'})")
         (_, patches), self._staged = self._staged, None
         (old, writes), self._staged_old = self._staged_old or (None, 0), None
+        if writes != self._writes:
+            raise NotStaged(f"live weights were written after {version} was staged")
         self.rewind.set(None)
-        before, self._writes = self._writes, self._writes + 1
+        self._writes += 1
         with torch.no_grad():
             for flat, places, bits in patches:
                 flat.index_copy_(0, places, bits)
         _synchronize(self._storages)
-        self.rewind.set(old if writes == before else None)
+        self.rewind.set(old)
 
     def load(
         self, names: Iterable[str] | None, reload_weights: Callable[[Iterable[Any]], None], source: Source | None = None
