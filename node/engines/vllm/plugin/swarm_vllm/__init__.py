@@ -29,6 +29,7 @@ Modules:
 - `packing`: The order in which a kernel keeps the weights of experts
 - `patch`: Reads a weight patch
 - `policies`: What becomes of running requests at a commit
+- `proposed`: The sampling parameters of proposed tokens on CPUs
 - `rank`: A worker process's side
 - `repacked`: Modules that keep their weights in another order than loaders put them in
 - `replays`: Requests whose tokens another node claims
