@@ -27,7 +27,9 @@ from .adapter_messages import Adapted, PrepareAdapter, ProveAdapter
 from .channel import Channel, connect
 from .experts import repacked_experts
 from .fingerprint import device_name, fingerprint
+from .linears import repacked_linears
 from .messages import Failed, FromDriver, Mapped, Model, Rank, Tensor
+from .repacked import Repacked
 from .serving import serve_driver
 from .shared import map_sealed
 from .sources import FolderSource, OtherSource, ReplicaSource, Source
@@ -89,7 +91,7 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         try:
             replica = ReplicaSource(map_sealed(fds[0]), message.block_elements)
             with unwrapped(self.model):
-                repacked = repacked_experts(self.model, self.vllm_config)
+                repacked = self._repacked()
                 model = drafted.both(self.model, loader.draft_model)
                 self._weights = weights = LiveWeights(model, message.tensors, replica, self._fed_modules, repacked)
                 weights.check_apart(drafted.PREFIX)
@@ -104,6 +106,10 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         channel.send(Mapped(message.number, *found))
         self._channel = channel
         serve_driver(channel, weights, self._about_adapters)
+
+    def _repacked(self) -> list[Repacked]:
+        """The layers whose kernels keep weights in an order of their own."""
+        return [*repacked_experts(self.model, self.vllm_config), *repacked_linears(self.model, self.vllm_config)]
 
     def _rounding(self) -> tuple[str, str, str, str]:
         """What decides how this rank rounds: device, fingerprint, dtype, attention."""
