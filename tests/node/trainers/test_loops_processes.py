@@ -17,6 +17,7 @@ LONG = SamplingParams(max_tokens=56)
 SHORT = SamplingParams(max_tokens=8)
 
 
+@pytest.mark.slow
 def test_a_loop_over_real_nodes(tmp_path: Path, base: Path) -> None:
     with swarm_in(tmp_path) as processes:
         processes.seed(base)

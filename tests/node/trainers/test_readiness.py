@@ -132,6 +132,7 @@ def command(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(run, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_the_command_waits_and_answers_programs(tmp_path: Path) -> None:
     gone = command(tmp_path)
     assert (gone.returncode, "swarm-node seed" in gone.stderr) == (3, True)
