@@ -57,8 +57,6 @@ async def repeat_frames(member: Member, box: bytes, frames: list) -> None:
 
 
 @pytest.mark.parametrize("attacked", [False, True] if FULL else [True], ids=str)
-    "attacked", [False, True] if FULL else [True], ids=lambda attacked: "attacked" if attacked else "alone"
-)
 async def test_13_unrequested_frames_do_not_count_as_progress(tmp_path: Path, attacked: bool) -> None:
     """The proxy holds back the seed's frames for the box, so the box must pull them from another node. A member
     meanwhile sends old pieces under every stripe, as if all stripes made progress."""

@@ -20,6 +20,7 @@ def words(ticket: str, python: Path, *more: str) -> tuple[str, ...]:
     return ("join", ticket, *node, "--threads", "2", *flags, *LOOPBACK, *more)
 
 
+@pytest.mark.long
 def test_a_node_follows_with_its_two_ranks_as_the_replica(tied: Path, python: Path, tmp_path: Path) -> None:
     folders = [tied]
     for number in range(1, 5):
