@@ -48,6 +48,7 @@ from .messages import (
 )
 from .repacked import Repacked
 from .shared import map_scratch, map_sealed
+from .sinks import follow_sinks
 from .sources import FolderSource, OtherSource, ReplicaSource, Source
 from .undo import NotUndone
 from .unwrapped import reloading, unwrapped
@@ -112,6 +113,8 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         started = time.perf_counter()
         try:
             replica = ReplicaSource(map_sealed(fds[0]), message.block_elements)
+            for model in filter(None, (self.model, loader.draft_model)):
+                follow_sinks(model)
             with unwrapped(self.model):
                 repacked = self._repacked()
                 model = drafted.both(self.model, loader.draft_model)
