@@ -109,6 +109,21 @@ EVENTS: Final[Mapping[str, Event]] = {
         "The engine starts ({seconds:time}): it waits for {waits_for}[[. It last said: {log_says}]]",
         "nothing for the first minutes; the whole log is in `SWARM_HOME/engine.log`",
     ),
+    "engines_planned": Event("{plan}.", "`--engines` and `--tp` choose otherwise"),
+    "engine_given_up": Event(
+        "Engine {number}[[ on {devices}]] is given up: {why} The others go on.",
+        "mend what it names, and restart this node",
+    ),
+    "engine_late": Event(
+        "Engine {number} has not answered for {seconds:time}; the others go on without it until it does.",
+        "nothing; if it comes again, see its log in `SWARM_HOME`",
+    ),
+    "engines_finish": Event("Finishing the work that is here, for at most {within_s:time}; then the engines sleep."),
+    "engines_asleep": Event(
+        "The engines are asleep and their memory is free (all work was finished: {finished}).",
+        "`swarm-node wake` starts them again",
+    ),
+    "engines_wake": Event("The engines start again."),
     "ready": Event("Ready: {doing}[[, {seconds:time} after the start]]."),
     "working": Event(
         "Version {version}[[ of {head}]]"
