@@ -14,8 +14,8 @@ __all__ = ["register"]
 def sleep(*, home: Path | None = None, within: str = "60s", as_json: AsJson = False) -> None:
     """Free the memory of this machine's engines, so that a trainer on the same GPU can use it, until wake.
 
-    The node finishes the work that it has, gives the rest back to the swarm, and ends its engines' processes. It stays in
-    the swarm, receives every version and passes it on. Where the node is restarted, its engines are awake.
+    The node finishes the work that it has, gives the rest back to the swarm, and ends its engines' processes. It stays
+    in the swarm, receives every version and passes it on. A node that is restarted is awake.
 
     Parameters
     ----------

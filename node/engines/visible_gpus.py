@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from node.engines.device_plan import Gpu
 
-__all__ = ["TorchGpus", "named_gpus", "visible_gpus"]
+__all__ = ["TorchGpus", "ask_gpus", "named_gpus", "visible_gpus"]
 
 ASK_WITHIN_S: Final = 60.0
 """For a child process to import torch and ask the driver: some seconds on a warm disk."""
@@ -39,7 +39,12 @@ class TorchGpus(NamedTuple):
 
 @cache
 def visible_gpus(python: Path) -> TorchGpus:
-    """The GPUs that the torch of this Python sees. Blocks, for `ASK_WITHIN_S` at most; a process asks once."""
+    """As `ask_gpus`; a process asks once."""
+    return ask_gpus(python)
+
+
+def ask_gpus(python: Path) -> TorchGpus:
+    """The GPUs that the torch of this Python sees. Blocks, for `ASK_WITHIN_S` at most."""
     try:
         asked = subprocess.run(
             [python, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=ASK_WITHIN_S, check=True

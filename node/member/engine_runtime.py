@@ -303,6 +303,8 @@ class EngineRuntime:
 
     def look_at(self, look: Look) -> Look:
         """Fill in what `look` says of the engine and its work."""
+        if self.sleep.asleep:
+            return look
         waits_for, says = self.host.waits_for, ""
         if waits_for:
             with contextlib.suppress(OSError):

@@ -180,7 +180,7 @@ EVENTS: Final[Mapping[str, Event]] = {
         "The ledger gives this node no work: {why}.", "`swarm-node quarantine` on the trainer's machine says more"
     ),
     "self_test_failed": Event("The engine failed its first test: {why}.", "see `SWARM_HOME/engine.log`"),
-    "work_lost": Event("{sequences} sequences were lost with the engine: {why}. Other nodes generate them."),
+    "work_lost": Event("{sequences} sequences were lost with the engine: {why}. Others generate them."),
     "lease_refused": Event("The engine refuses a lease: {why}.", "nothing, if another node can do it"),
     "not_scored": Event("A sample of another node could not be scored: {why}."),
     "not_judged": Event("A sample of another node could not be judged: {why}."),
