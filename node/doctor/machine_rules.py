@@ -235,7 +235,7 @@ def _plan(facts: Facts) -> DevicePlan:
 def _ranks(facts: Facts) -> int:
     """Of each engine; 1 where there is no plan."""
     try:
-        return _plan(facts).ranks
+        return facts.tp or _plan(facts).ranks
     except UsageError:
         return 1
 
