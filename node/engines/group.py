@@ -251,28 +251,28 @@ class EngineGroup:
         draws: Draws | None = None,
     ) -> tuple[Sequence[Completion], float]:
         """As `EngineHost.generate`, by the engine that generates the fewest sequences of those that are at the group's
-        version and have the adapter's newest one. Where none has the adapter, `EngineFailed` says so."""
-        able = self._current(adapter) or self._current()
-        if not able:
-            raise EngineLost("no engine is ready")
-        chosen = min(able, key=lambda engine: engine.sequences)
+        version and have the adapter's newest one. Raises `EngineFailed` where none has it."""
+        chosen = min(self._able(adapter), key=lambda engine: engine.sequences)
         with _busy(chosen, len(prompts)):
             return await chosen.host.generate(prompts, sampling, counts, adapter, draws)
 
     async def score(
         self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams, adapter: str = ""
     ) -> tuple[tuple[float, ...], Version]:
-        return await self._first(adapter).score(prompt, token_ids, sampling, adapter)
+        return await self._able(adapter)[0].host.score(prompt, token_ids, sampling, adapter)
 
     async def judge(self, claim: Claim) -> Judgement:
         """As `EngineHost.judge`. One engine judges all, so that claims which overlap share its rewinds."""
-        return await self._first(claim.adapter).judge(claim)
+        return await self._able(claim.adapter)[0].host.judge(claim)
 
-    def _first(self, adapter: str) -> EngineHost:
-        able = self._current(adapter) or self._current()
+    def _able(self, adapter: str) -> list[GroupedEngine]:
+        """`_current`, at least one."""
+        able = self._current(adapter)
+        if not able and self.ready:
+            raise EngineFailed(f"no engine holds the newest version of the adapter {adapter}", poisoned=False)
         if not able:
             raise EngineLost("no engine is ready")
-        return able[0].host
+        return able
 
     # ------------------------------------------------------------ versions
 

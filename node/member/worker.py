@@ -271,7 +271,9 @@ class NodeWorker:
         self._book_time()
 
     def _book_time(self) -> None:
-        if not self._engine.ready:
+        if self._resting and not self._flights:
+            self.time_accounting.enter("wait_work")  # nobody waits for an engine that sleeps
+        elif not self._engine.ready:
             self.time_accounting.enter("commit")
         elif self._flights:
             self.time_accounting.enter("generate")
