@@ -9,11 +9,14 @@ import pytest
 
 from codec import FileSpec, Layout, TensorSpec, write_checkpoint
 from codec.errors import UsageError
+from codec.sign import Key
+from node.cli.app import run
 from node.engines import devices, visible_gpus
 from node.engines.device_plan import Gpu, ModelNeeds
 from node.engines.devices import check_numbers, machine_of, needs_of_folder, needs_of_layout, needs_the_model, plan_of
 from node.engines.visible_gpus import ask_gpus, named_gpus
 from node.settings.config import JoinConfig
+from node.settings.ticket import Ticket
 
 GB = 10**9
 CONFIG = {
@@ -161,3 +164,40 @@ def test_a_models_needs_are_those_of_its_folder_and_of_its_layout(tmp_path: Path
 def test_a_shorter_context_needs_less(tmp_path: Path, folder: Path, flags: tuple[str, ...], tokens: int) -> None:
     config = JoinConfig(home=tmp_path, engine="vllm", vllm_arg=flags)
     assert needs_of_folder(config, folder).cache_bytes == tokens * A_TOKEN
+
+
+@pytest.mark.usefixtures("on_gpus")
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--engines", "3"], "--engines 3: this machine has 2 GPUs"),
+        (["--tp", "5"], "12 attention heads, which 5 ranks cannot divide"),
+        (["--tp", "2", "--engines", "2"], "--engines 2 --tp 2: this machine has 2 GPUs"),
+        (["--engine", "transformers", "--engines", "3"], "--engines 3: this machine has 2 GPUs"),
+    ],
+)
+def test_join_refuses_the_impossible_before_it_looks_for_the_swarm(
+    tmp_path: Path,
+    folder: Path,
+    flags: list[str],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    python = tmp_path / "python"
+    gpus = json.dumps(["12.8", True, [["NVIDIA H100", 80 * GB]] * 2])
+    packages = json.dumps([["vllm", "0.32.0"], ["swarm-vllm", "0.5.0"]])
+    python.write_text(f"#!/bin/sh\ncase \"$2\" in\n*importlib*) echo '{packages}';;\n*) echo '{gpus}';;\nesac\n")
+    python.chmod(0o755)
+    monkeypatch.setenv("SWARM_HOME", str(tmp_path / "home"))
+    if "transformers" in flags:
+        monkeypatch.setattr(devices.sys, "executable", str(python))
+    ticket = str(Ticket(Key(bytes(32)).public, ("/ip4/203.0.113.7/tcp/4001",), b"sealed", "wan"))
+    words = ["join", ticket, "--engine", "vllm", "--vllm-python", str(python), "--model", str(folder), *flags]
+    if "transformers" in flags:
+        words = ["join", ticket, "--model", str(folder), *flags]
+    assert run(words) == 2
+    said = capsys.readouterr()
+    assert sentence in said.err
+    assert said.out == ""
+    assert not list((tmp_path / "home").glob("swarm-*")), "nothing of the swarm was opened"
