@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import trio
@@ -48,6 +48,10 @@ class GroupedEngine:
     url: str = ""
     devices: tuple[str, ...] = ()
     sequences: int = 0
+    running: set[trio.CancelScope] = field(default_factory=set)
+    """Of the calls that generate these."""
+    heard_at: float = -math.inf
+    """When it told of its sequences last, by trio's clock."""
     late: bool = False
     """It was left behind, and gets no version before it was filled from the replica."""
     out: str = ""
@@ -253,8 +257,15 @@ class EngineGroup:
         """As `EngineHost.generate`, by the engine that generates the fewest sequences of those that are at the group's
         version and have the adapter's newest one. Raises `EngineFailed` where none has it."""
         chosen = min(self._able(adapter), key=lambda engine: engine.sequences)
+
+        def count(numbers: tuple[int, ...]) -> None:
+            chosen.heard_at = trio.current_time()
+            if counts is not None:
+                counts(numbers)
+
         with _busy(chosen, len(prompts)):
-            return await chosen.host.generate(prompts, sampling, counts, adapter, draws)
+            return await chosen.host.generate(prompts, sampling, count, adapter, draws)
+        raise EngineLost("the engine does not answer; another one is to generate this")
 
     async def score(
         self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams, adapter: str = ""
@@ -342,6 +353,9 @@ class EngineGroup:
         left_behind |= pending
         for engine in pending:
             engine.late = True
+            if engine.heard_at < began:  # it draws nothing either
+                for scope in tuple(engine.running):
+                    scope.cancel()
             _log.warning("engine_late", number=engine.number, seconds=round(trio.current_time() - began, 1))
         if errors and not answers:
             raise errors[0]
@@ -414,8 +428,12 @@ class EngineGroup:
 
 @contextmanager
 def _busy(engine: GroupedEngine, count: int) -> Iterator[None]:
-    engine.sequences += count
-    try:
-        yield
-    finally:
-        engine.sequences -= count
+    """While the engine generates so many sequences. Ends the block, without an error, when they are given up."""
+    with trio.CancelScope() as scope:
+        engine.sequences += count
+        engine.running.add(scope)
+        try:
+            yield
+        finally:
+            engine.sequences -= count
+            engine.running.discard(scope)

@@ -38,7 +38,8 @@ class Fake:
         """It cannot be started."""
         self.replica = (0, version)
         self.staged: list[str] = []
-        self.stage_s = 0.0
+        self.stage_s, self.generate_s = 0.0, 1.0
+        self.told = False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
@@ -70,8 +71,11 @@ class Fake:
     async def generate(
         self, prompts: Any, sampling: SamplingParams, counts: Any = None, adapter: str = "", draws: Any = None
     ) -> Any:
-        await trio.sleep(1.0)
-        return [self.name] * len(prompts), 1.0
+        for _ in range(10):
+            await trio.sleep(self.generate_s / 10)
+            if self.told:
+                counts((1,) * len(prompts))
+        return [self.name] * len(prompts), self.generate_s
 
     async def stage(self, fd: int, version: tuple[int, int]) -> float:
         await trio.sleep(self.stage_s)
@@ -177,6 +181,31 @@ async def test_an_engine_that_hangs_delays_no_version_and_is_filled_again_when_i
         await group.stage(0, (0, 4))
         await group.commit((0, 4), b"4" * 32)
         assert good.version == hangs.version == (0, 4)
+
+
+async def test_what_a_hanging_engine_was_to_generate_is_given_up_and_what_it_still_draws_is_not(autojump_clock):
+    good, hangs = Fake("good"), Fake("hangs", commit_s=200.0)
+    hangs.generate_s = 100.0
+    for draws in (False, True):
+        good.version = hangs.version = (0, 0)
+        hangs.told = draws
+        ended: list[str] = []
+        async with running(good, hangs) as group:
+
+            async def one(group: EngineGroup, ended: list[str]) -> None:
+                try:
+                    made, _ = await group.generate([Prompt((1,))], SAMPLING)
+                    ended.append(cast(Any, made)[0])
+                except EngineLost:
+                    ended.append("lost")
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(2):
+                    nursery.start_soon(one, group, ended)
+                    await trio.testing.wait_all_tasks_blocked()
+                await group.commit((0, 1), b"r" * 32)
+            assert ended == ["good", "hangs" if draws else "lost"]
+            assert [engine.sequences for engine in group.engines] == [0, 0]
 
 
 async def test_an_engine_that_stages_late_has_the_patch_although_the_caller_closed_it(autojump_clock, tmp_path):
