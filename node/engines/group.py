@@ -263,7 +263,7 @@ class EngineGroup:
             if counts is not None:
                 counts(numbers)
 
-        with _busy(chosen, len(prompts)):
+        with trio.CancelScope() as given_up, _busy(chosen, len(prompts), given_up):
             return await chosen.host.generate(prompts, sampling, count, adapter, draws)
         raise EngineLost("the engine does not answer; another one is to generate this")
 
@@ -427,13 +427,12 @@ class EngineGroup:
 
 
 @contextmanager
-def _busy(engine: GroupedEngine, count: int) -> Iterator[None]:
-    """While the engine generates so many sequences. Ends the block, without an error, when they are given up."""
-    with trio.CancelScope() as scope:
-        engine.sequences += count
-        engine.running.add(scope)
-        try:
-            yield
-        finally:
-            engine.sequences -= count
-            engine.running.discard(scope)
+def _busy(engine: GroupedEngine, count: int, scope: trio.CancelScope) -> Iterator[None]:
+    """While the engine generates so many sequences. `scope`: to be cancelled when they are given up."""
+    engine.sequences += count
+    engine.running.add(scope)
+    try:
+        yield
+    finally:
+        engine.sequences -= count
+        engine.running.discard(scope)
