@@ -189,7 +189,7 @@ class EngineGroup:
             engine.out = str(error)
             if self._rounds is None or all(other.out for other in self.engines):
                 raise
-            _log.error("engine_given_up", number=engine.number, devices=",".join(engine.devices), why=str(error))
+            _log.warning("engine_given_up", number=engine.number, devices=",".join(engine.devices), why=str(error))
             self._note_change()
 
     async def wait_ready(self) -> None:

@@ -29,10 +29,9 @@ _LOOK_S: Final = 10.0
 class NodeDraft:
     """The draft model of one node with engines, where the swarm carries one."""
 
-    def __init__(self, config: JoinConfig, store: Store, model: Model) -> None:
-        self._config, self._store, self._model = config, store, model
-        self.urls: Sequence[str] = ()
-        """Of the engines that are vLLMs."""
+    def __init__(self, config: JoinConfig, store: Store, model: Model, urls: Sequence[str] = ()) -> None:
+        """`urls`: of the engines that are vLLMs, where they are known."""
+        self._config, self._store, self._model, self.urls = config, store, model, urls
         self._part: tuple[Layout, PartBlocks | None] | None = None
         """The layout, and where the draft is in it."""
         self._told = False

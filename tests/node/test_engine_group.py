@@ -185,7 +185,7 @@ async def test_an_engine_that_hangs_delays_no_version_and_is_filled_again_when_i
 
 async def test_what_a_hanging_engine_was_to_generate_is_given_up_and_what_it_still_draws_is_not(autojump_clock):
     good, hangs = Fake("good"), Fake("hangs", commit_s=200.0)
-    hangs.generate_s = 100.0
+    hangs.generate_s = 20.0
     for draws in (False, True):
         good.version = hangs.version = (0, 0)
         hangs.told = draws

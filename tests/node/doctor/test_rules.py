@@ -71,7 +71,12 @@ def test_an_engine_whose_memory_is_the_replica_is_reckoned_without_a_copy() -> N
 
 NO_TORCH = {"missing_modules": ("torch", "transformers"), "torch_advice": "make install EXTRAS=torch"}
 OLD_VLLM = VllmFacts(python="/v/bin/python", vllm="0.31.9", plugin="0.1.0")
-TWO_GPUS = {"names": ("NVIDIA H100",) * 2, "memory_bytes": (80 * GB,) * 2, "indices": ("0", "1")}
+TWO_GPUS = {
+    "gpu": GpuFacts(
+        device_files=True, usable=True, names=("NVIDIA H100",) * 2, memory_bytes=(80 * GB,) * 2, indices=("0", "1")
+    )
+}  # fmt: skip
+NO_CUDA = GpuFacts(device_files=True, error="no CUDA")
 FAULTS = [
     ("ticket", {"ticket_error": "This ticket was damaged in copying."}, "stops", "damaged"),
     ("ticket", {"refused": "The ticket is full."}, "stops", "full"),
@@ -103,7 +108,7 @@ FAULTS = [
     ("engines", {"engine": "vllm", "vllm": OLD_VLLM, "engines": 2}, "stops", "--engines 2: this machine has 1 GPU"),
     ("engines", {"engine": "vllm", "vllm": OLD_VLLM, "model_bytes": 400 * GB}, "stops", "The model has 400.0 GB"),
     ("engines", {"engine": "vllm", "vllm": OLD_VLLM, "tp": 1, "engines": 1, **TWO_GPUS}, "costs", "idle: 1"),
-    ("GPU", {"engine": "vllm", "vllm": OLD_VLLM, "names": (), "error": "no CUDA"}, "costs", "does not see it: no CUDA"),
+    ("GPU", {"engine": "vllm", "vllm": OLD_VLLM, "gpu": NO_CUDA}, "costs", "does not see it: no CUDA"),
     ("container", {"engine": "vllm", "tp": 2, "shared_memory_bytes": 64 << 20}, "stops", "/dev/shm has"),
     ("GPU", {"gpu": GpuFacts()}, "costs", "shows no GPU"),
     ("GPU", {"gpu": GpuFacts(), "device": "cuda:1"}, "stops", "shows no GPU"),

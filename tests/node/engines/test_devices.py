@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of 20,000 bytes."""
     from blake3 import blake3
 
-    folder, config = tmp_path_factory.mktemp("model"), json.dumps(CONFIG).encode()
+    folder, config = tmp_path_factory.mktemp("model") / "base", json.dumps(CONFIG).encode()
     layout = Layout(
         (TensorSpec("w", "BF16", (10_000,)),), (FileSpec("config.json", len(config), blake3(config).digest()),)
     )
@@ -192,6 +192,7 @@ def test_join_refuses_the_impossible_before_it_looks_for_the_swarm(
     monkeypatch.setenv("SWARM_HOME", str(tmp_path / "home"))
     if "transformers" in flags:
         monkeypatch.setattr(devices.sys, "executable", str(python))
+        monkeypatch.setattr("node.settings.extras.find_spec", lambda name: name)
     ticket = str(Ticket(Key(bytes(32)).public, ("/ip4/203.0.113.7/tcp/4001",), b"sealed", "wan"))
     words = ["join", ticket, "--engine", "vllm", "--vllm-python", str(python), "--model", str(folder), *flags]
     if "transformers" in flags:
