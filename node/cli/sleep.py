@@ -22,7 +22,7 @@ def sleep(*, home: Path | None = None, within: str = "60s", as_json: AsJson = Fa
     home
         The node's SWARM_HOME.
     within
-        How long to finish work, as 20s or 5m; 0s gives all of it back at once.
+        How long to finish work, as 20s or 5m; what is not finished by then is given back.
     """
     from node.settings.addresses import duration_s
     from node.status.sleeping import sleep_engines
@@ -69,5 +69,5 @@ def _asked(ask: Callable[[Path, float], bool], home: Path | None, within_s: floa
 
 
 def register(app: App) -> None:
-    offer(app, sleep, LEND, "swarm-node sleep", "swarm-node sleep --within 0s --home ~/node-home")
+    offer(app, sleep, LEND, "swarm-node sleep", "swarm-node sleep --within 5s --home ~/node-home")
     offer(app, wake, LEND, "swarm-node wake", "swarm-node wake --timeout 3m --json")

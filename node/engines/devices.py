@@ -14,7 +14,9 @@ from typing import Any, Final
 import msgspec
 
 from codec import Layout
+from codec.errors import PeerError
 from codec.parts import base_layout, draft_layout
+from codec.unpack import unpack
 from node.engines.device_plan import DevicePlan, Gpu, Machine, ModelNeeds, needs_of, plan_devices
 from node.engines.visible_gpus import visible_gpus
 from node.settings.config import JoinConfig
@@ -24,6 +26,7 @@ from node.settings.gpus import gpu_files
 __all__ = ["check_numbers", "machine_of", "needs_of_folder", "needs_of_layout", "needs_the_model", "plan_of"]
 
 _CONFIG: Final = "config.json"
+_JSON: Final = msgspec.json.Decoder()
 _LENGTH_FLAGS: Final = ("--max-model-len", "--context-length")
 """By which a user limits the longest sequence of a vLLM or an SGLang."""
 _THOUSANDS: Final = {"k": 1000, "K": 1024, "m": 10**6, "M": 1 << 20}
@@ -92,8 +95,8 @@ def needs_of_layout(
 def _decoded(config: bytes | None) -> dict[str, Any]:
     """The settings in a `config.json`; none where it is missing or no such file."""
     try:
-        found = msgspec.json.decode(config or b"{}")
-    except msgspec.DecodeError:
+        found = unpack(_JSON, config or b"{}", _CONFIG)
+    except PeerError:
         return {}  # the engine's own message names the problem
     return found if isinstance(found, dict) else {}
 

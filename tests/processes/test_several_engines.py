@@ -157,7 +157,7 @@ def test_engines_sleep_while_a_trainer_needs_their_memory(swarm: Swarm, folders:
         # The commands do the same; running samples are given back where there is no time for them.
         with Rollouts(trainer) as work:
             swarm.wait("it works", lambda: len(work.groups) > 1)
-            assert swarm.json("node", "sleep", "--within", "0s")["asleep"] is True
+            assert swarm.json("node", "sleep", "--within", "1s")["asleep"] is True
             swarm.publish(folders[3], "--wait")
             assert swarm.json("node", "wake", "--timeout", "3m") == {"asleep": False, "ready": True}
         swarm.until("node", generates(3), STARTED_WITHIN_S)

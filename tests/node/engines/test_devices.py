@@ -146,7 +146,7 @@ def test_a_models_needs_are_those_of_its_folder_and_of_its_layout(tmp_path: Path
     layout = Checkpoint.open(folder).layout
     data = (folder / "config.json").read_bytes()
     assert needs_of_layout(config, layout, lambda _: data, drafted=False) == found
-    for missing in (None, b"[]", b"no json"):
+    for missing in (None, b"[]", b"no json", b"[" * 10_000, b'"\xff"'):
         assert needs_of_layout(config, layout, lambda _, data=missing: data, drafted=False) == ModelNeeds(20_000)
 
 
