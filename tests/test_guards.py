@@ -64,6 +64,7 @@ GUARDED_BY: dict[str, Source | str] = {
     "node/ipc/channel.py::Channel.recv": CALLER,
     "node/ipc/async_channel.py::AsyncChannel.recv": CALLER,
     "node/status/query.py::ask": OWN,
+    "node/status/sleeping.py::_ask": OWN,
     "node/status/query.py::serve": Source.STATUS,
     "node/trainers/held_gateway.py::_read": THREAD,
     "node/trainers/rollouts.py::_Batch._receive": OWN,

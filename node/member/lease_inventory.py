@@ -28,6 +28,8 @@ class Held:
     """Generated so far, by sample."""
     alone: bool = False
     """The engine refused a batch that it was part of, so it is tried by itself."""
+    lost: set[int] = field(default_factory=set)
+    """Samples that were being generated when an engine was lost."""
     renewed_at: float = 0.0
     renewed_tokens: int = 0
 
@@ -135,6 +137,16 @@ class LeaseInventory:
             held.drawing.discard(sample)
             held.waiting.add(sample)
             held.renewed_tokens = 0
+
+    def lose(self, jobs: Sequence[Job]) -> bool:
+        """An engine was lost with these samples: another one will generate them again. Whether one of them was lost
+        before; then nothing is changed."""
+        if any(sample in held.lost for held, sample in jobs):
+            return True
+        for held, sample in jobs:
+            held.lost.add(sample)
+        self.undo([(held, sample) for held, sample in jobs if held.id in self.leases])
+        return False
 
     def renewals(self, now: float, every_s: float) -> list[Renew]:
         """For each lease that has new tokens, at most every `every_s` seconds, how many it has."""

@@ -277,10 +277,12 @@ class JoinConfig(MemberConfig):
     """Where the engine runs: auto, cpu, cuda or cuda:1."""
     threads: int | None = None
     """CPU threads of the engine; without it torch chooses."""
-    engines: int = 1
-    """How many engines to run; each takes the next --tp GPUs."""
-    tp: int = 1
-    """GPUs (or CPU ranks) of each vLLM or SGLang."""
+    engines: int = 0
+    """How many engines to run. 0: with vLLM and SGLang as many as this machine has GPUs for, each with GPUs of its own;
+    otherwise one."""
+    tp: int = 0
+    """GPUs (or CPU ranks) of each vLLM or SGLang. 0: the fewest of 1, 2, 4 and 8 that have room for the model and its
+    longest sequence; on a CPU 1."""
     vllm_python: Path | None = None
     """Python of the environment that has vLLM and the plugin; without it, this one's."""
     vllm_arg: tuple[str, ...] = ()

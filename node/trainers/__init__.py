@@ -28,6 +28,7 @@ Modules:
 - `rollout_stream`: The iterator that `Swarm.rollouts` returns
 - `rollouts`: Complete groups from the swarm, as an iterator
 - `routes`: Routes of experts replayed in the trainer's model
+- `shared_gpu`: Lets a trainer use the GPU of a node's engines
 - `standing`: The swarm's state as its seed reports it
 - `trl`: TRL's `AsyncGRPOTrainer` on the swarm, without a change to it
 - `verl`: verl on the swarm, without a change to it

@@ -37,6 +37,7 @@ from node.trainers.readiness import NodeReadiness, NodeState, Readiness, wait_re
 from node.trainers.rollout_group import Check, RefusedPrompt, Rollout, RolloutGroup
 from node.trainers.rollout_stream import RolloutStream
 from node.trainers.rollouts import Choice, rollouts
+from node.trainers.shared_gpu import sleep, wake
 from node.trainers.standing import standing
 from node.trainers.tensors.drafted import Drafted
 
@@ -359,6 +360,23 @@ class Swarm:
         `UsageError` for a number that is out of range.
         """
         return wait_ready(self._home, nodes, tokens_per_second, timeout_s, max_lag, tell)
+
+    def sleep(self, node: str | Path, *, within_s: float = 60.0) -> bool:
+        """Free the GPU memory of the engines of a node on this machine, so that training can use it. Returns when it is
+        free. `node`: that node's SWARM_HOME.
+
+        The node takes no work until `wake`. It first finishes what it has, for at most `within_s` seconds, and gives
+        the rest back to the swarm; the answer is whether it finished all. It goes on receiving versions. Raises
+        `UsageError` where there are no engines to stop, `SwarmDown` when no node answers there.
+        """
+        return sleep(Path(node), within_s)
+
+    def wake(self, node: str | Path, *, within_s: float = 600.0) -> None:
+        """Start the engines of a node on this machine again, and wait until one has proven the node's newest weights.
+
+        Raises as `sleep` does, and `SwarmTimeout` when none is ready after `within_s` seconds; they go on loading.
+        """
+        wake(Path(node), within_s)
 
     @property
     def state(self) -> dict[str, Any]:

@@ -54,6 +54,11 @@ class SteadyEngine:
     async def wait_ready(self) -> None:
         await trio.lowlevel.checkpoint()
 
+    wait_up = wait_ready
+
+    def lacks(self, version: Version) -> bool:
+        return self.version < version
+
     async def generate(
         self,
         prompts: Sequence[Prompt],

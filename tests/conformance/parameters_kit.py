@@ -111,6 +111,11 @@ class LocalEngine:
     async def wait_ready(self) -> None:
         await trio.lowlevel.checkpoint()
 
+    wait_up = wait_ready
+
+    def lacks(self, version: tuple[int, int]) -> bool:
+        return self.version < version
+
     async def generate(
         self,
         prompts: Sequence[Prompt],

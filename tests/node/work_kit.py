@@ -62,6 +62,11 @@ class TimedEngine:
     async def wait_ready(self) -> None:
         await self.up.wait()
 
+    wait_up = wait_ready
+
+    def lacks(self, version: tuple[int, int]) -> bool:
+        return self.version < version
+
     async def score(self, prompt, token_ids, sampling, adapter=""):
         return self.scored(token_ids), self.version
 

@@ -67,6 +67,11 @@ class EchoEngine:
     async def wait_ready(self) -> None:
         await trio.lowlevel.checkpoint()
 
+    wait_up = wait_ready
+
+    def lacks(self, version: tuple[int, int]) -> bool:
+        return self.version < version
+
     async def generate(self, prompts, sampling, counts=None, adapter="", draws=None):
         if any(token > UNKNOWN for prompt in prompts for token in prompt.token_ids):
             raise EngineFailed(f"prompt: a token id outside 0 to {UNKNOWN}", poisoned=False)
