@@ -40,8 +40,6 @@ CALLER = "caller"
 """A primitive: its caller, which is in this table too, handles its errors."""
 OWN = "own"
 """The other end is a process of the same user: errors are reported to the caller, or end a child process."""
-THREAD = "thread"
-"""It runs in a thread for one client, in the trainer's process, which has no trio: an error ends that thread."""
 
 GUARDED_BY: dict[str, Source | str] = {
     "node/coordinator/rank_group.py::RankGroup._take_turn": Source.TRAINER,
@@ -54,14 +52,14 @@ GUARDED_BY: dict[str, Source | str] = {
     "node/engines/vllm/links.py::PluginLink._receive": OWN,
     "node/engines/vllm/links.py::Listener._greet": OWN,
     "node/engines/worker.py::Worker._receive": OWN,
+    "node/gateway/front/backend.py::Backend.run": Source.TRAINER,
+    "node/gateway/front/seed_link.py::SeedLink._receive": OWN,
     "node/http/connection.py::HttpConnection._receive_or_nothing": Source.HTTP,
     "node/http/connection.py::HttpConnection._receive": Source.HTTP,
     "node/ipc/channel.py::Channel.recv": CALLER,
     "node/ipc/async_channel.py::AsyncChannel.recv": CALLER,
     "node/status/query.py::ask": OWN,
     "node/status/query.py::serve": Source.STATUS,
-    "node/trainers/held_gateway.py::HeldGateway._refuse_clients": OWN,
-    "node/trainers/held_gateway.py::_read": THREAD,
     "node/trainers/rollouts.py::_Batch._receive": OWN,
     "node/trainers/connection/seedlink.py::expect": OWN,
     "node/trainers/publish_files.py::_ask": OWN,

@@ -62,6 +62,8 @@ class FollowedSample:
         self._stop = None if stop is None else stop()
         self._base = 0
         """Tokens in the prompt of the present group."""
+        self._anew = False
+        """The next group draws the sample from its beginning, although tokens were taken."""
         self._heard = 0
         """Tokens of the present group that its present lease told, without a gap."""
         self._lease: int | None = None
@@ -83,10 +85,27 @@ class FollowedSample:
 
     def begin_group(self, wake: Callable[[], None]) -> tuple[Sequence[int], SamplingParams]:
         """(what follows the prompt, the sampling) of the next group. `wake()` is called when it is `lost`."""
-        self._base, self._heard, self._lease, self._wake = len(self.tokens), 0, None, wake
+        self._base, self._anew = 0 if self._anew else len(self.tokens), False
+        self._heard, self._lease, self._wake = 0, None, wake
         self.lost = False
         self._rewind()
-        return self.tokens, rest_of(self._sampling, self._base)
+        return self.tokens[: self._base], rest_of(self._sampling, self._base)
+
+    def restore(
+        self,
+        tokens: Sequence[int],
+        logprobs: Sequence[float],
+        versions: Sequence[tuple[Version, int]],
+        ending: Ending | None,
+    ) -> Piece:
+        """Take what the client has from a seed that ended, before the first group. `versions`: of all tokens so far.
+        Returns what was taken, as `since` does."""
+        begin = len(self.tokens)
+        self.tokens.extend(tokens)
+        self.logprobs.extend(logprobs)
+        self.versions, self.ending = list(versions), ending
+        self._anew = _draws_alike(self._sampling)
+        return self.since(begin)
 
     def since(self, begin: int) -> Piece:
         """What came after the first `begin` tokens."""

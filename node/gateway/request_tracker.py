@@ -1,7 +1,7 @@
 """Follows each prompt of a gateway request through the ledger, as a request group, until it is complete.
 
 A complete group was accepted by the ledger's rules and is durable. A request whose client disconnects is withdrawn.
-After a crash of the seed no client waits any more, so the session is volatile: the next start drops its groups.
+The session is volatile: the next start of the seed drops its groups, and `node.gateway.front` asks again.
 """
 
 import os
@@ -24,6 +24,9 @@ __all__ = ["Impossible", "NoNodes", "Overloaded", "RequestTracker"]
 
 CHECK_EVERY_S: Final = 1.0
 """A waiting request checks this often whether there are still nodes."""
+NODES_BACK_S: Final = 120.0
+"""A request from before a restart of the seed waits this long for the nodes."""
+LOOK_S: Final = 0.1
 ABILITIES_WITHIN_S: Final = 5.0
 """A node answers what its engine can do within a round trip; a request that depends on it waits at most this long."""
 _LACKING: Final = {
@@ -114,6 +117,14 @@ class RequestTracker:
         if self.in_flight + samples > self.most:
             self.refused += 1
             raise Overloaded(f"{self.in_flight} sequences are in flight, and this gateway takes {self.most}.")
+
+    async def wait_for_nodes(self) -> None:
+        """Wait until a node generates: after a restart of the seed they come back within seconds. Raises `NoNodes`."""
+        with trio.move_on_after(NODES_BACK_S):
+            while not self._ledger.capacity:  # noqa: ASYNC110 - the ledger signals no event for this
+                await trio.sleep(LOOK_S)
+            return
+        self.check(0)
 
     async def check_abilities(self, sampling: SamplingParams) -> None:
         """Raises `Impossible` when no engine of a generating node can do `sampling`.

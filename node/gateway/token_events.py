@@ -33,13 +33,15 @@ __all__ = ["ChoiceEvents", "TokenEvents"]
 class TokenEvents:
     """The events of one answer. `choices` has an encoder for each of its samples, in the order of their numbers."""
 
-    def __init__(self, name: str, answer_id: str, parsed: ParsedRequest, text: Text, *, chat: bool) -> None:
-        """`name`: the model's."""
+    def __init__(
+        self, name: str, answer_id: str, parsed: ParsedRequest, text: Text, *, chat: bool, created: int = 0
+    ) -> None:
+        """`name`: the model's. `created`: seconds since 1970; 0: now."""
         self._parsed, self._chat = parsed, chat
         self._head = {
             "id": ("chatcmpl-" if chat else "cmpl-") + (parsed.request_id or answer_id),
             "object": "chat.completion.chunk" if chat else "text_completion",
-            "created": int(time.time()),
+            "created": created or int(time.time()),
             "model": name,
         }
         prompts = [prompt for prompt in parsed.prompts for _ in range(parsed.n)]

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable, Iterator, Sized
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -25,7 +25,6 @@ from node.trainers.attach import attach, find_or_start
 from node.trainers.connection.patience import log
 from node.trainers.connection.seedlink import SeedProcess, ask_state, home_folder
 from node.trainers.errors import PromptRefused, SwarmBusy, SwarmDown, SwarmTimeout
-from node.trainers.held_gateway import HeldGateway
 from node.trainers.messages import OpenGateway, OpenRollouts, VersionRef
 from node.trainers.prompts import Prompt, Tokens, check_prompts
 from node.trainers.publish.line import OnBusy
@@ -33,6 +32,9 @@ from node.trainers.publish.lines import PublishLines
 from node.trainers.publish.publication import Publication
 from node.trainers.rollouts import Check, RefusedPrompt, Rollout, RolloutGroup, rollouts
 from node.trainers.standing import standing
+
+if TYPE_CHECKING:
+    from node.trainers.held_gateway import HeldGateway
 
 __all__ = [
     "Check",
@@ -295,12 +297,14 @@ class Swarm:
     def openai_url(self) -> str:
         """The URL, ending with /v1, at which OpenAI clients get completions from the swarm as the model "policy".
 
-        Served on this machine only, from the first use of this property until `close`. While the seed is down, requests
-        are answered with 503 and Retry-After. Raises `SwarmDown`, `SwarmTimeout`, and `UsageError` when the seed cannot
-        serve a gateway.
+        Served on this machine only, from the first use of this property until `close`. While the seed is down, new
+        requests are answered with 503 and Retry-After, and those in flight wait for it. Raises `SwarmDown`,
+        `SwarmTimeout`, and `UsageError` when the seed cannot serve a gateway.
         """
         if self._gateway is None:
             request = OpenGateway("127.0.0.1", 0, "policy", "", self._max_lag, 4096)
+            from node.trainers.held_gateway import HeldGateway  # it imports trio
+
             self._gateway = HeldGateway(self._home, request, log.warning)
             self._gateway.run_in_thread()
         return self._gateway.url

@@ -85,7 +85,7 @@ def test_the_gateway_outlives_its_seed(tmp_path: Path) -> None:
             for _ in range(2):
                 restarted(swarm, base, f"http://127.0.0.1:{port}/v1/models", f"{own}/models")
             assert trainer.openai_url == own
-        swarm.until_logged("gateway", "has ended. Requests are answered with 503")
+        swarm.until_logged("gateway", "has ended. New requests get 503")
         swarm.until_logged("gateway", "is served again")
         until_closed(f"{own}/models")
         assert swarm.signal("gateway", signal.SIGINT) == 130

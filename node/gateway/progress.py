@@ -1,0 +1,88 @@
+"""What of a stream its client has, as notes from which another seed goes on when this one ends. Pure.
+
+A note belongs to one part of the stream. It has the tokens of that part and what the texts of later parts depend on, so
+that replaying all notes restores the state of the encoder.
+"""
+
+from array import array
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from codec.unpack import unpack
+from node.engines.base import Version
+from node.gateway.followed_sample import Ending, Piece
+from node.ledger.fields import MAX_TOKENS
+from node.ledger.packing import unpack_floats, unpack_tokens
+
+__all__ = ["NOTHING", "Began", "Ended", "Past", "Sent", "drawn_of", "note_of", "read_notes", "sent_piece"]
+
+NOTHING: Final = b""
+"""The note of a part that has nothing of the answer."""
+
+Tokens = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS)]
+
+
+class Began(msgspec.Struct, frozen=True, tag="began", array_like=True):
+    """What is chosen once for a stream: the end of its `id`, its `created`, and the seed of a request without one."""
+
+    answer_id: str
+    created: int
+    seed: int
+
+
+class Sent(msgspec.Struct, frozen=True, tag="sent", array_like=True):
+    """More of one choice: see `Piece`. `tokens` and `logprobs`: 32-bit numbers, little-endian."""
+
+    choice: Annotated[int, msgspec.Meta(ge=0)]
+    tokens: Tokens
+    logprobs: Tokens
+    versions: list[tuple[Version, int]]
+    ending: Ending | None = None
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended", array_like=True):
+    """The client has the end of the stream."""
+
+
+class Past(msgspec.Struct, frozen=True):
+    """All notes of a stream. `began`: None: the client has nothing of it."""
+
+    began: Began | None
+    sent: list[Sent]
+    ended: bool
+
+    @property
+    def tokens(self) -> int:
+        """That the client has."""
+        return sum(len(each.tokens) for each in self.sent) // 4
+
+
+_decoder: "msgspec.msgpack.Decoder[Any]" = msgspec.msgpack.Decoder(list[Began | Sent | Ended])
+
+
+def note_of(entries: Sequence[Began | Sent | Ended]) -> bytes:
+    """The note of a part."""
+    return msgspec.msgpack.encode(entries)
+
+
+def sent_piece(choice: int, piece: Piece) -> Sent:
+    """The entry of a piece that is about to be sent."""
+    packed = array("I", piece.tokens).tobytes(), array("f", piece.logprobs).tobytes()
+    return Sent(choice, *packed, list(piece.versions), piece.ending)
+
+
+def read_notes(notes: Sequence[bytes]) -> Past:
+    """The past of a stream. Raises `PeerError` for what is no note."""
+    entries = [entry for note in notes for entry in unpack(_decoder, note, "note")]
+    return Past(
+        next((entry for entry in entries if isinstance(entry, Began)), None),
+        [entry for entry in entries if isinstance(entry, Sent)],
+        any(isinstance(entry, Ended) for entry in entries),
+    )
+
+
+def drawn_of(sent: Sent) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """(token ids, log-probabilities)."""
+    return unpack_tokens(sent.tokens), unpack_floats(sent.logprobs)
