@@ -151,7 +151,7 @@ def test_every_reader_of_what_others_send_has_a_guard() -> None:
 
 def test_every_source_has_its_guard_in_the_code() -> None:
     assert guards().keys() == set(Source)
-    assert {guard for guard in GUARDED_BY.values() if guard not in (CALLER, OWN, THREAD)} <= set(Source)
+    assert {guard for guard in GUARDED_BY.values() if guard not in (CALLER, OWN)} <= set(Source)
 
 
 def test_bytes_of_others_are_unpacked_in_one_way() -> None:

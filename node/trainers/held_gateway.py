@@ -119,7 +119,9 @@ class HeldGateway:
         from node.gateway.front.front import Front
         from node.http.messages import HttpLimits
         from node.http.server import serve
+        from swarm.transport.connection.ports import descriptors
 
+        descriptors()  # one for each client
         with trio.CancelScope() as scope:
             with self._starting:
                 if self._closed:
