@@ -293,6 +293,8 @@ class TrainerServer:
     async def _rollouts(self, channel: AsyncChannel, asked: OpenRollouts) -> None:
         if asked.session.startswith(VOLATILE):
             raise UsageError(f"The rollouts key {asked.session!r} begins with {VOLATILE!r}: choose another key.")
+        if asked.sampling.extra.top_logprobs:
+            raise UsageError("top_logprobs: rollouts do not have them; only answers of the gateway do.")
         if asked.sampling.extra.routes and (why := self._ledger.why_no_routes(1, asked.sampling)) is not None:
             raise UsageError(why)
         with trio.move_on_after(HANG_UP_WITHIN_S):

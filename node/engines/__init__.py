@@ -29,6 +29,7 @@ Modules:
 - `rows`: The texts of a batch's rows, read by the model a token at a time
 - `sampling`: Drawing tokens from logits
 - `texts`: The text of a continuation, and the stop texts in it
+- `top_logprobs`: The likeliest tokens of each draw with their log-probabilities
 - `transformers`: The reference engine
 - `undo`: The bits that the last commit replaced
 - `widths`: Converts a checkpoint's bits to those of a live tensor of another dtype, and back

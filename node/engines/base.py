@@ -26,6 +26,7 @@ __all__ = [
     "REPLAYS",
     "ROUTES",
     "SCORE_OPTIONS",
+    "TOP_LOGPROBS",
     "Completion",
     "EngineError",
     "Prompt",
@@ -79,8 +80,11 @@ ROUTES: Final = "routes"
 """The ability to record which experts each token took. Only of an engine that holds a mixture of experts."""
 STREAMS: Final = "streams"
 """The ability to tell the tokens of a completion as they are drawn."""
+TOP_LOGPROBS: Final = "top-logprobs"
+"""The ability to tell the likeliest tokens of each draw (`SamplingOptions.top_logprobs`)."""
 ABILITIES: Final = frozenset(
     {OPTIONS, SCORE_OPTIONS, EXACT_SEED, PORTABLE_DRAWS, JUDGES, REPLAYS, ADAPTERS, JUDGES_ADAPTERS, ROUTES, STREAMS}
+    | {TOP_LOGPROBS}
 )
 """Everything that an engine may be able to do beyond `SamplingParams` without options."""
 
@@ -92,6 +96,8 @@ MAX_BANNED: Final = 256
 """Sequences in `SamplingOptions.banned`. vLLM takes 1,000 words."""
 MAX_BANNED_LENGTH: Final = 64
 """Tokens of one banned sequence."""
+MAX_TOP: Final = 20
+"""Tokens of `SamplingOptions.top_logprobs`, as OpenAI's and vLLM's."""
 MAX_STOP_TEXTS: Final = 16
 MAX_STOP_TEXT: Final = 1024
 """Characters of one stop text."""
@@ -145,6 +151,9 @@ class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
     adapter in the engine."""
     routes: bool = False
     """The completion says which experts each token took (`Completion.routes`). Needs the ability `ROUTES`."""
+    top_logprobs: int = 0
+    """The completion says which tokens were the likeliest at each draw (`Completion.top`), so many of them. Needs the
+    ability `TOP_LOGPROBS`."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_tokens <= MAX_LENGTH:
@@ -174,6 +183,8 @@ class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
             raise ValueError(f"stop: at most {MAX_STOP_TEXTS} texts of 1 to {MAX_STOP_TEXT} characters")
         if self.adapter and not ADAPTER_NAME.fullmatch(self.adapter):
             raise ValueError("adapter: a name of 1 to 64 of the characters A-Z a-z 0-9 . _ -")
+        if not 0 <= self.top_logprobs <= MAX_TOP:
+            raise ValueError(f"top_logprobs: 0 to {MAX_TOP}")
 
     @property
     def reshapes(self) -> bool:
@@ -186,6 +197,7 @@ class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
             portable=self.portable,
             adapter=self.adapter,
             routes=self.routes,
+            top_logprobs=self.top_logprobs,
         )
 
     @property
@@ -272,6 +284,7 @@ def needs(sampling: SamplingParams) -> frozenset[str]:
         PORTABLE_DRAWS: options.portable,
         ADAPTERS: bool(options.adapter),
         ROUTES: options.routes,
+        TOP_LOGPROBS: options.top_logprobs > 0,
     }
     return frozenset({OPTIONS, *(ability for ability, needed in wanted.items() if needed)})
 
@@ -318,7 +331,9 @@ class Completion(msgspec.Struct, frozen=True):
 
     `routes`: with `SamplingOptions.routes`, the experts of the pass that each token was drawn from, coded by
     `codec.routes`, a row a token: row i is of the position before token i. `prompt_routes`: the same for the prompt's
-    positions but the last, whose row is the first of `routes`; empty unless the prompt asked for it.
+    positions but the last, whose row is the first of `routes`; empty unless the prompt asked for it. `top`: with
+    `SamplingOptions.top_logprobs`, the likeliest tokens of each draw, packed by `node.engines.top_logprobs`, with
+    log-probabilities of the same distribution as `logprobs`.
 
     Raises `ValueError` when lengths disagree, a log-probability is out of range, or the spans do not cover the tokens
     in order.
@@ -330,6 +345,7 @@ class Completion(msgspec.Struct, frozen=True):
     spans: tuple[Span, ...]
     routes: bytes = b""
     prompt_routes: bytes = b""
+    top: bytes = b""
 
     def __post_init__(self) -> None:
         if not self.token_ids or len(self.token_ids) != len(self.logprobs):

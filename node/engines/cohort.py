@@ -22,8 +22,9 @@ from node.engines.base import Completion, DrawnTokens, Prompt, SamplingParams, S
 from node.engines.judgement import Claim
 from node.engines.routing import RouteLog
 from node.engines.rows import Rows, check_tokens, vocabulary_of
-from node.engines.sampling import check_options, draw, draw_portable, margins, reshaped, scores, uniforms
+from node.engines.sampling import check_options, draw, draw_portable, likeliest, margins, reshaped, scores, uniforms
 from node.engines.texts import StopText
+from node.engines.top_logprobs import pack_top
 
 __all__ = ["Cohort", "judge", "score"]
 
@@ -61,6 +62,8 @@ class Cohort:
         self._stops = torch.tensor(sampling.stop_tokens, dtype=torch.int64, device=device)
         self._tokens: list[torch.Tensor] = []
         self._logprobs: list[torch.Tensor] = []
+        self._top: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Of each step, if the sampling asks for it: see `likeliest`."""
         self._lengths = torch.full((len(prompts),), sampling.max_tokens, device=device)
         self._running = torch.ones(len(prompts), dtype=torch.bool, device=device)
         self._texts = [_stop_text(tokenizer, prompt, sampling) for prompt in prompts if sampling.extra.stop_texts]
@@ -84,7 +87,10 @@ class Cohort:
         A row that has ended stays in the batch until all have.
         """
         at = len(self._tokens)
-        token, logprob = self._draw(self._read(), at)
+        logits = self._read()
+        token, logprob = self._draw(logits, at)
+        if self._sampling.extra.top_logprobs:
+            self._top.append(likeliest(logits, self._sampling, len(self._streams)))
         self._tokens.append(token)
         self._logprobs.append(logprob)
         if not self._versions or self._versions[-1][0] != version:
@@ -143,6 +149,7 @@ class Cohort:
     def completions(self) -> list[Completion]:
         """One completion for each row. The cohort must be done."""
         tokens, logprobs = torch.stack(self._tokens, 1).cpu(), torch.stack(self._logprobs, 1).cpu()
+        top = self._top and tuple(torch.stack(parts, 1).cpu().numpy() for parts in zip(*self._top, strict=True))
         completions = []
         for row, length in enumerate(self._lengths.tolist()):
             ids = tuple(tokens[row, :length].tolist())
@@ -156,6 +163,7 @@ class Cohort:
                     spans=self._spans(length),
                     routes=b"" if self._routes is None else self._routes.completion(row, length),
                     prompt_routes=self._routes.prompt(row) if self._routes and self._prompt_routes[row] else b"",
+                    top=pack_top(top[0][row, :length], top[1][row, :length]) if top else b"",
                 )
             )
         return completions

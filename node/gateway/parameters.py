@@ -70,7 +70,7 @@ def _refused(name: str, on: tuple[str, ...], says: str, example: Any, *nothing: 
 
 
 _TEXTS = str | list[str]
-_ONE_LOGPROB = "Only the log-probabilities of the sampled tokens are known."
+_ONE_LOGPROB = "Only the log-probabilities of the sampled and the likeliest tokens are known."
 _FORMATS = "No engine here follows a grammar."
 _IMAGES = "Models read and write only text."
 _TOKENS_ALONE = "Only tokens are read."
@@ -221,13 +221,14 @@ _PROMPT: Final = (
         1,
     ),
     _done("truncation_side", Literal["left", "right"], (C, H), "The side that is cut off. Default: left.", "right"),
-    _refused(
+    _done(
         "echo",
-        (C, H),
-        "The prompt's log-probabilities are not known; every answer has `prompt_token_ids`.",
+        bool,
+        (C,),
+        "The text begins with the prompt. With `logprobs`: 400, because engines score no prompts for clients.",
         True,
-        False,
     ),
+    _done("echo", bool, (H,), "As vLLM: the message begins with the last one given, if that is the assistant's.", True),
     _refused("suffix", (C,), "Texts are continued, not filled in.", "b", ""),
     _done(
         "add_generation_prompt",
@@ -307,7 +308,7 @@ _ANSWER: Final = (
         "logprobs",
         int,
         (C,),
-        "0: the log-probability of each sampled token. 1: the same if the temperature is 0, where the sampled token is the likeliest. Others: 400, because other log-probabilities are not known.",
+        "The log-probability of each sampled token, and of so many of the [likeliest tokens](#log-probabilities) beside it; at most 20.",
         0,
     ),
     _done("logprobs", bool, (H,), "The log-probability of each sampled token.", True),
@@ -315,10 +316,16 @@ _ANSWER: Final = (
         "logprobs",
         int,
         (S,),
-        "0 or 1: the log-probability of each sampled token, which every answer has; `top_logprobs` is empty.",
+        "The log-probability of each sampled token, which every answer has. 2 to 20: also those of so many of the likeliest tokens, in `top_logprobs`.",
         1,
     ),
-    _refused("top_logprobs", (H,), _ONE_LOGPROB, 2, 0),
+    _done(
+        "top_logprobs",
+        int,
+        (H,),
+        "So many of the [likeliest tokens](#log-probabilities) of each draw, at most 20. Needs `logprobs`.",
+        2,
+    ),
     _done("return_tokens_as_token_ids", bool, (C, H), "Tokens in `logprobs` are written as `token_id:7`.", True),
     _harmless("return_token_ids", (C, H, G), "Every answer has `token_ids` and `prompt_token_ids`.", True, bool),
     _refused(

@@ -12,7 +12,7 @@ from typing import Final
 import trio
 
 from codec.errors import SwarmError
-from node.engines.base import ADAPTERS, EXACT_SEED, OPTIONS, ROUTES, SamplingParams, Version, needs
+from node.engines.base import ADAPTERS, EXACT_SEED, OPTIONS, ROUTES, TOP_LOGPROBS, SamplingParams, Version, needs
 from node.gateway.followed_sample import FollowedSample
 from node.gateway.wanted_version import WantedVersion
 from node.ledger.binding import Binding
@@ -35,6 +35,7 @@ _LACKING: Final = {
     EXACT_SEED: "no engine here draws the same tokens again whatever else it draws meanwhile. Engines of transformers "
     "do, and vLLM on GPUs if its node was started with VLLM_BATCH_INVARIANT=1. Leave seed out, or let it be inexact "
     "(swarm-node gateway --inexact-seeds).",
+    TOP_LOGPROBS: "no engine here tells the likeliest tokens. Install a newer swarm-node on the nodes.",
     ROUTES: "no engine here records which experts a token took. Only engines that hold a mixture of experts can.",
 }
 
@@ -142,7 +143,8 @@ class RequestTracker:
         if not found:
             self.refused += 1
             able = self._ledger.abilities.able
-            lacking = next((each for each in (EXACT_SEED, ADAPTERS, ROUTES) if able(wanted - {each})), OPTIONS)
+            single = (EXACT_SEED, ADAPTERS, ROUTES, TOP_LOGPROBS)
+            lacking = next((each for each in single if able(wanted - {each})), OPTIONS)
             raise Impossible(_LACKING[lacking], lacking)
 
     def own_versions(self, adapter: str, versions: Sequence[Version]) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from node.engines.texts import Continuation
 from node.gateway.answers import (
     CHOICE_BYTES,
     DONE,
+    ECHO_BYTES,
     LOGPROB_BYTES,
     PROMPT_TOKEN_BYTES,
     TOKEN_BYTES,
@@ -82,10 +83,11 @@ class ChoiceEvents:
         """Characters that were sent; characters of the tokens that were sent, as `logprobs` counts them."""
         self.sent = 0
         """Tokens that were sent."""
+        self._echo = parsed.echo[index // parsed.n] if parsed.echo else ""
 
     def cost(self, piece: Piece) -> int:
         """The most memory that encoding `piece` takes, in bytes."""
-        prompt = 0 if piece.begin else PROMPT_TOKEN_BYTES * len(self._prompt)
+        prompt = 0 if piece.begin else PROMPT_TOKEN_BYTES * len(self._prompt) + ECHO_BYTES * len(self._echo)
         token_bytes = TOKEN_BYTES + (LOGPROB_BYTES if self._parsed.logprobs else 0)
         versions = 0 if piece.ending is None else PROMPT_TOKEN_BYTES * (piece.begin + len(piece.tokens))
         return CHOICE_BYTES + prompt + versions + token_bytes * len(piece.tokens)
@@ -109,6 +111,7 @@ class ChoiceEvents:
             shown, calls = self._without_calls(shown, self._parsed.tools, last=ending is not None)
         fields: dict[str, Any] = {"token_ids": tokens}
         if not piece.begin:
+            shown = self._echo + shown
             fields = {"prompt_token_ids": list(self._prompt), "version_start": piece.versions[0][0]} | fields
         last = None if ending is None else "tool_calls" if calls and ending.reason == "stop" else ending.reason
         origin = {} if ending is None else origin_of(_each(piece), own_versions)

@@ -52,7 +52,7 @@ from node.member.judge_queue import JudgeQueue
 from node.member.lease_inventory import Held, Job, LeaseInventory, Result, together
 from node.member.pace import PACE, Pace
 from node.member.rate_meter import RateMeter
-from node.member.rollout import prompt_of, rollout_of, rows_with_routes
+from node.member.rollout import prompt_of, rollout_of, rows_at_once
 from node.member.scorer import Scorer
 from node.member.time_accounting import TimeAccounting
 from node.member.token_stream import TokenStream
@@ -362,7 +362,7 @@ class NodeWorker:
         empty until then; so where the engine batches continuously each sample is a call, except in a whole group."""
         if jobs[0][0].message.whole:
             return [jobs]
-        most = 1 if self._engine.continuous_batching else rows_with_routes(jobs)
+        most = 1 if self._engine.continuous_batching else rows_at_once(jobs)
         return [jobs[at : at + most] for at in range(0, len(jobs), most)]
 
     async def _generate(self, flight: _Flight) -> None:

@@ -382,11 +382,77 @@ async def _logprobs(ask: Asker, endpoint: str) -> None:
     if endpoint == "completions":
         assert (await ask(endpoint)).logprobs is None
         assert (await ask(endpoint, logprobs=1)).logprobs
-        assert (await ask(endpoint, logprobs=1, temperature=1)).param == "logprobs"
+        assert (await ask(endpoint, logprobs=21)).param == "logprobs"
     elif endpoint == "chat":
         assert (await ask(endpoint)).logprobs is None
     else:
-        assert (await ask(endpoint, logprobs=2)).param == "sampling_params.logprobs"
+        assert (await ask(endpoint, logprobs=21)).param == "sampling_params.logprobs"
+    await _likeliest(ask, endpoint)
+
+
+async def _likeliest(ask: Asker, endpoint: str) -> None:
+    """The likeliest tokens are those of the model's own distribution, after the request's changes."""
+    fields: dict[str, Any] = {"chat": {"logprobs": True, "top_logprobs": 4}}.get(endpoint, {"logprobs": 4})
+    fields |= {"return_tokens_as_token_ids": True} if endpoint != "sampling_params" else {}
+    for more in ({"temperature": 0.7}, {"temperature": 1.0, "top_k": 3}, {"temperature": 0.0}):
+        reply = await ask(endpoint, **fields, **more)
+        sampled = dict(zip(reply.tokens, reply.logprobs or (), strict=False))
+        found = reply.choices[0]["logprobs"]
+        if endpoint == "completions":
+            rows = [[(token, at) for token, at in one.items()] for one in found["top_logprobs"]]
+        else:
+            rows = [[(each["token"], each["logprob"]) for each in entry["top_logprobs"]] for entry in found["content"]]
+        assert len(rows) == len(reply.tokens)
+        for number, (token, row) in enumerate(zip(reply.tokens, rows, strict=True)):
+            top = sorted(row, key=lambda pair: -pair[1])[: 3 if "top_k" in more else 4]
+            assert len(top) == (3 if "top_k" in more else 4)
+            drawn_by = _sampling(temperature=more["temperature"], top_k=more.get("top_k", 0))
+            for name, at in top:
+                text = [*reply.tokens[:number], int(name.removeprefix("token_id:"))]
+                scored, _ = await ask.engine.score(reply.prompt, text, drawn_by)
+                assert scored[-1] == pytest.approx(at, abs=1e-4)
+            if more["temperature"] == 0:
+                assert top[0][0] == f"token_id:{token}"
+            elif "top_k" in more:
+                assert f"token_id:{token}" in dict(top)
+        assert sampled
+    assert (await ask(endpoint, **fields, n=2)).status == 200
+
+
+@effect("top_logprobs")
+async def _top_logprobs(ask: Asker, endpoint: str) -> None:
+    await _likeliest(ask, endpoint)
+    for wrong in ({"top_logprobs": 2}, {"logprobs": True, "top_logprobs": 21}):
+        assert (await ask(endpoint, **wrong)).param == "top_logprobs"
+    streamed = await ask(endpoint, logprobs=True, top_logprobs=2, stream=True)
+    parts = [part["choices"][0]["logprobs"] for part in streamed.events if part["choices"][0]["logprobs"]]
+    whole = await ask(endpoint, logprobs=True, top_logprobs=2)
+    assert [entry for part in parts for entry in part["content"]] == whole.choices[0]["logprobs"]["content"]
+
+
+def _streamed_text(reply: Any) -> str:
+    choices = [part["choices"][0] for part in reply.events]
+    return "".join(choice["text"] if "text" in choice else choice["delta"].get("content") or "" for choice in choices)
+
+
+@effect("echo")
+async def _echo(ask: Asker, endpoint: str) -> None:
+    if endpoint == "completions":
+        for prompt, shown in (("abc", "abc"), (["ab", "cd"], "ab"), (tokens_of("xyz"), "xyz")):
+            plain = await ask(endpoint, prompt=prompt, temperature=0)
+            reply = await ask(endpoint, prompt=prompt, temperature=0, echo=True)
+            assert reply.text == shown + plain.text
+            assert reply.tokens == plain.tokens
+        assert reply.text == _streamed_text(await ask(endpoint, prompt=prompt, temperature=0, echo=True, stream=True))
+        assert (await ask(endpoint, echo=True, logprobs=0)).param == "echo"
+        return
+    messages = [{"role": "assistant", "content": "he"}]
+    plain = await ask(endpoint, messages=messages, temperature=0)
+    assert (await ask(endpoint, messages=messages, temperature=0, echo=True)).text == "he" + plain.text
+    streamed = await ask(endpoint, messages=messages, temperature=0, echo=True, stream=True)
+    assert _streamed_text(streamed) == "he" + plain.text
+    plain = await ask(endpoint, temperature=0)
+    assert (await ask(endpoint, temperature=0, echo=True)).text == plain.text, "the last message is the user's"
 
 
 @effect("return_tokens_as_token_ids")

@@ -215,7 +215,8 @@ def _completion(output: Output) -> Completion:
         raise EngineError(f"vLLM ended a request with {output.finish!r}")
     spans = tuple(Span(_version(text), start, end) for text, start, end in output.spans)
     try:
-        return Completion(output.token_ids, output.logprobs, "stop" if output.finish == "stop" else "length", spans)
+        reason = "stop" if output.finish == "stop" else "length"
+        return Completion(output.token_ids, output.logprobs, reason, spans, top=output.top)
     except ValueError as error:
         raise EngineError(f"vLLM's answer is not a completion: {error}") from error
 
