@@ -12,6 +12,7 @@ Modules:
 - `codec_data`: The input data of the codec benchmark
 - `codec_measure`: The measurement loop of the codec benchmark
 - `experts`: Measures what a version costs of which only some experts of a mixture changed
+- `gateway_restart`: Kills nodes and the seed while requests are in flight at the gateway
 - `gossip`: Measures the share and the delay of announcements that reach every peer
 - `monitor`: Measures what a scrape of metrics and a look at the page cost
 - `reckoned`: Compares what `swarm-node delta --shapes` reckons with a step that is really coded
@@ -19,6 +20,7 @@ Modules:
 - `restart`: Measures how long a node takes to start from a model on its disk
 - `routes`: Measures the bytes a token of routes of experts, and the speed of their coder
 - `sparsity`: Measures the share of weights that a step changes, and compares it with a model
+- `streams`: Measures how long a token takes from the engine to a client of a stream
 - `transport`: Measures the CPU time and throughput of the transport
 - `transport_ends`: The two processes of `scenarios.bench.transport`
 """
