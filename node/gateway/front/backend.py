@@ -16,6 +16,8 @@ from swarm.guard import Source, guarded
 
 __all__ = ["Backend"]
 
+PART_BYTES: Final = 8 << 20
+"""Of an answer in one message."""
 MOST: Final = 1 << 14
 """Requests of a front at a time. It bounds its connections itself."""
 
@@ -36,12 +38,18 @@ class _Answering:
         self._note = note
 
     async def send(self, data: bytes) -> None:
-        """Send a part, as soon as the client has read enough of those before."""
+        """Send a part. One that is too large for a message is cut, and no other seed can go on in it."""
+        for at in range(0, len(data) - PART_BYTES, PART_BYTES):
+            await self._send(data[at : at + PART_BYTES], None)
+        note, self._note = self._note, None
+        await self._send(data[(len(data) - 1) // PART_BYTES * PART_BYTES :], note)
+
+    async def _send(self, data: bytes, note: bytes | None) -> None:
+        """Send as soon as the client has read enough of what came before."""
         while self._unread >= WINDOW_BYTES:
             await self._room.wait()
         await trio.lowlevel.checkpoint()
         self._unread += len(data)
-        note, self._note = self._note, None
         self._outbox.post(Part(self._number, data, note), len(data))
 
     def delivered(self, count: int) -> None:
@@ -50,11 +58,13 @@ class _Answering:
         self._room = trio.Event()
 
     async def send_response(self, response: Response) -> None:
-        whole = response.body if isinstance(response.body, bytes) else None
+        body = response.body
+        whole = body if isinstance(body, bytes) and len(body) <= PART_BYTES else None
         head = Answer(self._number, response.status, response.content_type, list(response.headers), whole)
         self._outbox.post(head, len(whole or b""))
-        if not isinstance(response.body, bytes):
-            self._outbox.post(End(self._number, whole=await self._send_parts(response.body)))
+        if whole is None:
+            parts = body if not isinstance(body, bytes) else lambda send: send(body)
+            self._outbox.post(End(self._number, whole=await self._send_parts(parts)))
 
     async def _send_parts(self, body: Streaming) -> bool:
         with guarded(Source.HTTP):

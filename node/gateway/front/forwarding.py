@@ -20,6 +20,8 @@ QUIET_S: Final = 15.0
 """A stream whose seed is away sends a comment this often; a seed that is there sends its own every 10 s."""
 NOTE_BYTES: Final = 64
 """Memory of a note besides its bytes."""
+MOST_NOTES: Final = 16 << 20
+"""Memory of the notes of one request, which the next seed gets in one frame."""
 _EVENTS: Final = "text/event-stream"
 _Found = Answer | Part | End
 
@@ -125,7 +127,7 @@ class Forwarding:
         elif part.note and self._keep:
             self._notes.append(part.note)
             self._noted.resize(self._noted.count + NOTE_BYTES + len(part.note))
-        if self._notes_budget.held > self._notes_budget.most:
+        if self._noted.count > MOST_NOTES or self._notes_budget.held > self._notes_budget.most:
             self._keep = False
         if not self._keep:
             self._notes.clear()

@@ -12,7 +12,7 @@ from node.ipc.async_channel import AsyncChannel
 __all__ = ["Outbox"]
 
 FRAME_BYTES: Final = 1 << 20
-"""A frame gets no further message when it has this much; the largest message is a body of 8 MiB."""
+"""A frame gets no further message when it has this much. The largest message: a body of 8 MiB with notes of 16 MiB."""
 
 
 class Outbox:

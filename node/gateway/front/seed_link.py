@@ -61,7 +61,7 @@ class SeedLink:
         answer, found = trio.open_memory_channel[Answer | Part | End](math.inf)
         self._answers[self._last] = answer
         asked = request(self._last)
-        self._outbox.post(asked, len(asked.body))
+        self._outbox.post(asked, len(asked.body) + sum(map(len, asked.before or ())))
         return self._last, found
 
     def delivered(self, number: int, count: int) -> None:
