@@ -10,6 +10,7 @@ Modules:
 - `arithmetic`: The name that an engine gives its arithmetic class
 - `base`: The values that a node and its engines exchange
 - `cohort`: Equally long prompts that are continued together, a token at a time
+- `constraints`: Keeps the rows of a cohort to what a structure allows
 - `device`: The device on which torch computes, by the name that a user gave
 - `forced`: Replays: claimed tokens judged by the computation that draws tokens
 - `generation`: How an engine process generates, for each style of engine
@@ -28,6 +29,7 @@ Modules:
 - `replay`: Draws a sample again, token by token
 - `rows`: The texts of a batch's rows, read by the model a token at a time
 - `sampling`: Drawing tokens from logits
+- `structures`: What the text of a completion must be
 - `texts`: The text of a continuation, and the stop texts in it
 - `top_logprobs`: The likeliest tokens of each draw with their log-probabilities
 - `transformers`: The reference engine

@@ -26,6 +26,7 @@ __all__ = [
     "REPLAYS",
     "ROUTES",
     "SCORE_OPTIONS",
+    "STRUCTURES",
     "TOP_LOGPROBS",
     "Completion",
     "EngineError",
@@ -82,9 +83,14 @@ STREAMS: Final = "streams"
 """The ability to tell the tokens of a completion as they are drawn."""
 TOP_LOGPROBS: Final = "top-logprobs"
 """The ability to tell the likeliest tokens of each draw (`SamplingOptions.top_logprobs`)."""
+STRUCTURES: Final = "structures"
+"""The ability to draw only a text that is what was asked for (`SamplingOptions.structure`)."""
+SCORE_STRUCTURES: Final = "score-structures"
+"""The ability to score tokens that were drawn so. No engine has it: another library may leave other tokens, or another
+engine none of them, so such samples are not judged."""
 ABILITIES: Final = frozenset(
     {OPTIONS, SCORE_OPTIONS, EXACT_SEED, PORTABLE_DRAWS, JUDGES, REPLAYS, ADAPTERS, JUDGES_ADAPTERS, ROUTES, STREAMS}
-    | {TOP_LOGPROBS}
+    | {TOP_LOGPROBS, STRUCTURES}
 )
 """Everything that an engine may be able to do beyond `SamplingParams` without options."""
 
@@ -96,6 +102,8 @@ MAX_BANNED: Final = 256
 """Sequences in `SamplingOptions.banned`. vLLM takes 1,000 words."""
 MAX_BANNED_LENGTH: Final = 64
 """Tokens of one banned sequence."""
+MAX_STRUCTURE: Final = 1 << 16
+"""Characters of `SamplingOptions.structure`."""
 MAX_TOP: Final = 20
 """Tokens of `SamplingOptions.top_logprobs`, as OpenAI's and vLLM's."""
 MAX_STOP_TEXTS: Final = 16
@@ -154,6 +162,9 @@ class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
     top_logprobs: int = 0
     """The completion says which tokens were the likeliest at each draw (`Completion.top`), so many of them. Needs the
     ability `TOP_LOGPROBS`."""
+    structure: str = ""
+    """What the text of the completion must be (`node.engines.structures`); empty: any text. Needs the ability
+    `STRUCTURES`."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_tokens <= MAX_LENGTH:
@@ -185,6 +196,8 @@ class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
             raise ValueError("adapter: a name of 1 to 64 of the characters A-Z a-z 0-9 . _ -")
         if not 0 <= self.top_logprobs <= MAX_TOP:
             raise ValueError(f"top_logprobs: 0 to {MAX_TOP}")
+        if len(self.structure) > MAX_STRUCTURE:
+            raise ValueError(f"structure: at most {MAX_STRUCTURE} characters")
 
     @property
     def reshapes(self) -> bool:
@@ -285,13 +298,19 @@ def needs(sampling: SamplingParams) -> frozenset[str]:
         ADAPTERS: bool(options.adapter),
         ROUTES: options.routes,
         TOP_LOGPROBS: options.top_logprobs > 0,
+        STRUCTURES: bool(options.structure),
     }
     return frozenset({OPTIONS, *(ability for ability, needed in wanted.items() if needed)})
 
 
 def scoring_needs(sampling: SamplingParams) -> frozenset[str]:
     """The abilities that an engine needs to score tokens that were drawn by `sampling`."""
-    wanted = {SCORE_OPTIONS: sampling.extra.reshapes, JUDGES_ADAPTERS: bool(sampling.extra.adapter)}
+    options = sampling.extra
+    wanted = {
+        SCORE_OPTIONS: options.reshapes,
+        SCORE_STRUCTURES: bool(options.structure),
+        JUDGES_ADAPTERS: bool(options.adapter),
+    }
     return frozenset(ability for ability, needed in wanted.items() if needed)
 
 

@@ -12,6 +12,7 @@ can check that. Keeping it is cheaper and cannot be checked.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from transformers import PreTrainedModel
 
 from codec.routes import RouteShape
 from node.engines.base import Completion, DrawnTokens, Prompt, SamplingParams, Span, Version
+from node.engines.constraints import Constraints
 from node.engines.judgement import Claim
 from node.engines.routing import RouteLog
 from node.engines.rows import Rows, check_tokens, vocabulary_of
@@ -41,11 +43,14 @@ class Cohort:
         cached: bool = True,
         tokenizer: Any = None,
         shape: RouteShape | None = None,
+        texts: Path | None = None,
     ) -> None:
         """`prompts`: of equal length. `cached`: see `node.engines.rows.can_cache`. `tokenizer`: a
         `tokenizers.Tokenizer`, for stop texts. `shape`: of the model's routes, if they are to be recorded.
+        `texts`: the file of the tokenizer, for a structure.
 
-        Raises `ValueError` for a token id that the model does not have, and for stop texts without a tokenizer.
+        Raises `ValueError` for a token id that the model does not have, for stop texts without a tokenizer, and for
+        a structure that cannot be followed.
         """
         self._sampling = sampling
         device = model.device
@@ -53,6 +58,8 @@ class Cohort:
         check_options(sampling, vocabulary_of(model))
         self._prompt = len(prompts[0].token_ids)
         """The length of each prompt."""
+        wanted = sampling.extra.structure
+        self._constraints = Constraints(texts, vocabulary_of(model), sampling, len(prompts)) if wanted else None
         self._routes = None if shape is None else RouteLog(model, shape, len(prompts))
         self._prompt_routes = [prompt.routes for prompt in prompts]
         self._streams = [prompt.stream for prompt in prompts]
@@ -87,10 +94,14 @@ class Cohort:
         A row that has ended stays in the batch until all have.
         """
         at = len(self._tokens)
-        logits = self._read()
+        logits, running = self._read(), self._running.tolist() if self._constraints else []
+        if self._constraints is not None:
+            logits = self._constraints.masked(logits, running)
         token, logprob = self._draw(logits, at)
         if self._sampling.extra.top_logprobs:
             self._top.append(likeliest(logits, self._sampling, len(self._streams)))
+        if self._constraints is not None:
+            self._constraints.add(token.tolist(), running)
         self._tokens.append(token)
         self._logprobs.append(logprob)
         if not self._versions or self._versions[-1][0] != version:
@@ -208,6 +219,8 @@ def _read_given(
     model: PreTrainedModel, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(the logits of each of `token_ids`, after the options' changes, `token_ids`), read in one pass."""
+    if sampling.extra.structure:
+        raise ValueError("structure: tokens that were drawn by one are not scored")
     ids = torch.tensor([[*prompt, *token_ids]], dtype=torch.int64)
     check_tokens(model, ids)
     kept = len(token_ids) + 1

@@ -19,6 +19,7 @@ Modules:
 - `parsed_request`: Turns a request body into prompts and sampling parameters
 - `progress`: What of a stream its client has, as notes from which another seed goes on
 - `request_tracker`: Follows each prompt of a request through the ledger
+- `structure_fields`: Reads the fields that say what the text of an answer must be
 - `text`: Converts between text and token ids
 - `token_events`: Encodes tokens that are drawn as the events of a stream
 - `tokenizing`: The endpoints /tokenize and /detokenize

@@ -234,10 +234,11 @@ def can_follow(sampling: SamplingParams, n: int, prompt: int) -> bool:
     """Whether clients may get the tokens of such samples while they are drawn. `prompt`: its tokens.
 
     Otherwise they get each answer when its samples were accepted: routes and likeliest tokens come with whole samples,
-    several samples with one seed belong to one group, and a prompt must have room for the tokens that are continued.
+    a structure is that of a whole text, several samples with one seed belong to one group, and a prompt must have room
+    for the tokens that are continued.
     """
     options = sampling.extra
-    whole = options.routes or options.top_logprobs
+    whole = options.routes or options.top_logprobs or options.structure
     return not whole and (n == 1 or not options.seeded) and prompt + sampling.max_tokens <= MAX_TOKENS
 
 

@@ -71,7 +71,8 @@ def _refused(name: str, on: tuple[str, ...], says: str, example: Any, *nothing: 
 
 _TEXTS = str | list[str]
 _ONE_LOGPROB = "Only the log-probabilities of the sampled and the likeliest tokens are known."
-_FORMATS = "No engine here follows a grammar."
+_FORMATS = "Use `structured_outputs`."
+_REASONING = "Reasoning is not separated from the rest of an answer."
 _IMAGES = "Models read and write only text."
 _TOKENS_ALONE = "Only tokens are read."
 _BEAMS = "There is no beam search."
@@ -182,8 +183,20 @@ _SAMPLING: Final = (
     _refused("thinking_token_budget", (C, H, S), "Tokens of reasoning are not counted separately.", 8, -1),
     _refused("prompt_logprobs", (C, H, S), "Engines score no prompts for clients.", 1),
     _refused("logprob_token_ids", (C, H, S), _ONE_LOGPROB, [1]),
-    _refused("response_format", (C, H), _FORMATS, {"type": "json_object"}, {"type": "text"}),
-    _refused("structured_outputs", (C, H, S), _FORMATS, {"regex": "a+"}),
+    _done(
+        "response_format",
+        dict[str, Any],
+        (C, H),
+        "`text`, `json_object`, or `json_schema`: the [structure](#structures) of the text.",
+        {"type": "json_object"},
+    ),
+    _done(
+        "structured_outputs",
+        dict[str, Any],
+        (C, H, S),
+        "One of `json` (a schema), `json_object`, `regex` and `choice`: the [structure](#structures) of the text. Others: 400.",
+        {"choice": ["a", "b"]},
+    ),
     *(
         _refused(f"guided_{what}", (C, H, S), _FORMATS, "a")
         for what in ("json", "regex", "choice", "grammar", "decoding_backend", "whitespace_pattern")
@@ -276,7 +289,7 @@ _PROMPT: Final = (
         "tool_choice",
         Any,
         (H,),
-        "`auto`: the model decides. `none`: the template gets no tools. Others: 400, because nothing can make the model call a tool.",
+        "`auto`: the model decides. `none`: the template gets no tools. `required`, or the function of one tool: the text is [calls](#structures) and nothing else.",
         "none",
     ),
     _refused("parallel_tool_calls", (H,), "Nothing can keep the model from calling several tools.", False, True),
@@ -299,8 +312,8 @@ _PROMPT: Final = (
     _harmless("token_offsets", (G,), "Only the prompt's tokens are read.", [[0, 1]]),
     _refused("features", (G,), _TOKENS_ALONE, {"mm_hashes": {}}, {}),
     _refused("content_parts", (G,), _TOKENS_ALONE, [{"type": "text", "text": "a"}], []),
-    _refused("reasoning_ended", (G,), _FORMATS, True, False),
-    _refused("reasoning_parser_kwargs", (G,), _FORMATS, {"chat_template_kwargs": {}}),
+    _refused("reasoning_ended", (G,), _REASONING, True, False),
+    _refused("reasoning_parser_kwargs", (G,), _REASONING, {"chat_template_kwargs": {}}),
 )
 
 _ANSWER: Final = (

@@ -18,11 +18,13 @@ from node.engines.base import (
     MAX_STOP_TEXTS,
     MAX_TOP,
     ROUTES,
+    STRUCTURES,
     TOP_LOGPROBS,
     SamplingOptions,
     SamplingParams,
 )
 from node.gateway.parameters import BadRequest
+from node.gateway.structure_fields import Asked, asked_structure, forced_calls
 from node.gateway.text import BadText, Text
 from node.gateway.tool_calls import ToolSyntax, plain_arguments
 from node.gateway.wanted_version import WantedVersion
@@ -83,8 +85,12 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     def field_for(self, ability: str) -> str | None:
         """The field that needs `ability` of an engine."""
         fields = {EXACT_SEED: "seed", ADAPTERS: "model", ROUTES: "return_routed_experts"}
-        if ability == TOP_LOGPROBS:
-            return next(name for name in ("top_logprobs", "logprobs") if name in self.asked)
+        several = {
+            TOP_LOGPROBS: ("top_logprobs", "logprobs"),
+            STRUCTURES: ("tool_choice", "structured_outputs", "response_format"),
+        }
+        if ability in several:
+            return next(name for name in several[ability] if name in self.asked)
         return fields.get(ability) or next(iter(self.asked), None)
 
 
@@ -149,8 +155,12 @@ def parse_chat(body: Any, text: Text, session: str = "", *, exact: bool = True) 
     if not 0 <= (body.top_logprobs or 0) <= MAX_TOP or (body.top_logprobs and not body.logprobs):
         raise BadRequest(f"top_logprobs: 0 to {MAX_TOP}, with logprobs.", "top_logprobs")
     logprobs = _Logprobs(bool(body.logprobs), body.top_logprobs or 0, "top_logprobs")
-    parsed = _parse_common(body, prompts, most, logprobs, text, session, exact)
-    tools = text.tool_syntax if "tools" in variables else None
+    forced = forced_calls(body.tool_choice, variables.get("tools") or ())
+    if forced is not None and asked_structure(body) is not None:
+        raise BadRequest("tool_choice: response_format says what the text must be; give one of them.", "tool_choice")
+    structure = None if forced is None else forced[0]
+    parsed = _parse_common(body, prompts, most, logprobs, text, session, exact, structure=structure)
+    tools = None if "tools" not in variables else text.tool_syntax if forced is None else forced[1]
     last = messages[-1] if body.echo else {}
     echo = last["content"] if last.get("role") == "assistant" and isinstance(last.get("content"), str) else ""
     return msgspec.structs.replace(parsed, tools=tools, echo=(echo,) if echo else ())
@@ -188,8 +198,6 @@ def _variables(body: Any, text: Text) -> dict[str, Any]:
     given: dict[str, Any] = {}
     if body.tools and body.tool_choice != "none":
         given["tools"] = body.tools
-    if body.tool_choice not in (None, "none", "auto"):
-        raise BadRequest("tool_choice: auto or none; nothing makes the model call a tool.", "tool_choice")
     for name in ("documents", "reasoning_effort", "add_generation_prompt"):
         if getattr(body, name) is not None:
             given[name] = getattr(body, name)
@@ -219,9 +227,10 @@ def _parse_common(
     session: str,
     exact: bool,
     outer: Any = None,
+    structure: Asked | None = None,
 ) -> ParsedRequest:
     """Parses the fields that all endpoints share. `body` has those of the sampling, and `outer` the others, if they are
-    in another object."""
+    in another object. `structure`: what `tool_choice` asks for."""
     outer = body if outer is None else outer
     n = 1 if body.n is None else body.n
     if not 1 <= n * len(prompts) <= MAX_SAMPLES:
@@ -236,6 +245,10 @@ def _parse_common(
     routes_from = _routes_from(body, min(map(len, prompts)))
     if routes_from is not None:
         options, asked = msgspec.structs.replace(options, routes=True), (*asked, "return_routed_experts")
+    if (structure := structure or asked_structure(body)) is not None:
+        _check_alone(body, structure.field)
+        options = msgspec.structs.replace(options, structure=structure.structure)
+        asked = (*asked, structure.field)
     if logprobs.top:
         options, asked = msgspec.structs.replace(options, top_logprobs=logprobs.top), (*asked, logprobs.field)
     stop_ids = tuple(body.stop_token_ids or ())
@@ -267,6 +280,15 @@ def _parse_common(
         request_id=(outer.request_id or "")[:MAX_NAME],
         routes_from=routes_from,
     )
+
+
+def _check_alone(body: Any, field: str) -> None:
+    """Raises `BadRequest` for what could leave no token to draw beside a structure, or never end its text."""
+    for name in ("min_tokens", "ignore_eos", "allowed_token_ids", "bad_words"):
+        if getattr(body, name):
+            raise BadRequest(
+                f"{name}: not with {field}, which decides which tokens may come, and when the text ends.", name
+            )
 
 
 def _routes_from(body: Any, shortest: int) -> int | None:

@@ -12,7 +12,17 @@ from typing import Final
 import trio
 
 from codec.errors import SwarmError
-from node.engines.base import ADAPTERS, EXACT_SEED, OPTIONS, ROUTES, TOP_LOGPROBS, SamplingParams, Version, needs
+from node.engines.base import (
+    ADAPTERS,
+    EXACT_SEED,
+    OPTIONS,
+    ROUTES,
+    STRUCTURES,
+    TOP_LOGPROBS,
+    SamplingParams,
+    Version,
+    needs,
+)
 from node.gateway.followed_sample import FollowedSample
 from node.gateway.wanted_version import WantedVersion
 from node.ledger.binding import Binding
@@ -36,6 +46,8 @@ _LACKING: Final = {
     "do, and vLLM on GPUs if its node was started with VLLM_BATCH_INVARIANT=1. Leave seed out, or let it be inexact "
     "(swarm-node gateway --inexact-seeds).",
     TOP_LOGPROBS: "no engine here tells the likeliest tokens. Install a newer swarm-node on the nodes.",
+    STRUCTURES: "no engine here can keep a text to a structure. vLLM can with this release's plugin, and transformers "
+    "where llguidance is installed (make install EXTRAS=structured).",
     ROUTES: "no engine here records which experts a token took. Only engines that hold a mixture of experts can.",
 }
 
@@ -143,7 +155,7 @@ class RequestTracker:
         if not found:
             self.refused += 1
             able = self._ledger.abilities.able
-            single = (EXACT_SEED, ADAPTERS, ROUTES, TOP_LOGPROBS)
+            single = (EXACT_SEED, ADAPTERS, ROUTES, TOP_LOGPROBS, STRUCTURES)
             lacking = next((each for each in single if able(wanted - {each})), OPTIONS)
             raise Impossible(_LACKING[lacking], lacking)
 

@@ -90,7 +90,7 @@ def test_no_token_is_drawn_after_a_stop_text(one, other):
 
     letters = SamplingOptions(allowed=tuple(range(36, 62)))
     plain, _ = draw(one, letters, temperature=2.0, seed=1)
-    text = Continuation(Tokenizer.from_file(str(other._texts)), PROMPT)
+    text = Continuation(Tokenizer.from_file(str(other._texts.path)), PROMPT)
     parts = [text.add(token) for token in plain.token_ids]
     stop = "".join(parts[6:9])
     wanted = next(i for i in range(1, TOKENS) if stop in "".join(parts[:i]))
@@ -111,7 +111,7 @@ def parts_of(engine: Any, tokens: tuple[int, ...]) -> list[str]:
 
     from node.engines.texts import Continuation
 
-    text = Continuation(Tokenizer.from_file(str(engine._texts)), PROMPT)
+    text = Continuation(Tokenizer.from_file(str(engine._texts.path)), PROMPT)
     return [text.add(token) for token in tokens]
 
 

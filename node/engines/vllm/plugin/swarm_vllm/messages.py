@@ -203,6 +203,9 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True):
     special: bool = False
     top_logprobs: int = 0
     """Not 0 only for a front whose `Front.tops` is true."""
+    structure: str = ""
+    """JSON of the fields of vLLM's `StructuredOutputsParams`; not empty only for a front whose `Front.structures` is
+    true."""
 
 
 class Generate(msgspec.Struct, frozen=True, tag="generate"):
@@ -296,7 +299,8 @@ class Front(msgspec.Struct, frozen=True, tag="front"):
     `Judge`. `portable`: it can draw portably. `replays`: it knows `Judge.replay`.
     `vocabulary`: the number of token ids. `longest`: tokens that a sequence may have, prompt included. `adapters`: how
     many it can serve at a time; 0: none, or it is older. `experts`: of each layer, if it can tell routes; otherwise 0.
-    `tells`: it knows `Generate.streamed`. `tops`: it knows `Options.top_logprobs`.
+    `tells`: it knows `Generate.streamed`. `tops`: it knows `Options.top_logprobs`. `structures`: it knows
+    `Options.structure`.
     """
 
     pid: int
@@ -315,6 +319,7 @@ class Front(msgspec.Struct, frozen=True, tag="front"):
     experts: int = 0
     tells: bool = False
     tops: bool = False
+    structures: bool = False
 
 
 class Rank(msgspec.Struct, frozen=True, tag="rank"):

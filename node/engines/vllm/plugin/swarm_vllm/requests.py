@@ -3,12 +3,13 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 # vLLM is installed in another environment.
 
+import json
 import struct
 from typing import Any
 
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from .draws import NOISE
 from .messages import Generate, Judge, Options
@@ -92,6 +93,7 @@ def _sampling(message: Generate | Judge, options: Options, **more: Any) -> Sampl
         repetition_penalty=options.repetition_penalty,
         logit_bias=dict(options.logit_bias) or None,
         allowed_token_ids=list(options.allowed) or None,
+        structured_outputs=StructuredOutputsParams(**json.loads(options.structure)) if options.structure else None,
         **more,
     )
     if options.banned:  # vLLM makes these of `bad_words`; the gateway has done that already
