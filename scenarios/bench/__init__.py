@@ -12,6 +12,7 @@ Modules:
 - `codec_data`: The input data of the codec benchmark
 - `codec_measure`: The measurement loop of the codec benchmark
 - `experts`: Measures what a version costs of which only some experts of a mixture changed
+- `gateway_overhead`: Compares the gateway's tokens per second with those of its engine's own server
 - `gateway_restart`: Kills nodes and the seed while requests are in flight at the gateway
 - `gossip`: Measures the share and the delay of announcements that reach every peer
 - `monitor`: Measures what a scrape of metrics and a look at the page cost
