@@ -355,7 +355,8 @@ class NodeWorker:
             return []
         for lease in self._inventory.expired(self._clock()):
             self._drop(lease)
-        return self._inventory.begin(self._held.version, self._pace.batch - self._rows)
+        most = self._pace.capacity if self._engine.continuous_batching else self._pace.batch
+        return self._inventory.begin(self._held.version, most - self._rows)
 
     def _batches(self, jobs: list[Job]) -> list[list[Job]]:
         """The samples of each call of the engine. A call ends with its longest sample, and places of shorter ones stay

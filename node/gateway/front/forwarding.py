@@ -39,7 +39,7 @@ class Forwarding:
         """`notes`: of all requests. `keep`: ask another seed when one ends. `away_s`: how long the request waits for
         another seed; `within_s`: for all of its answer."""
         self._request, self._seeds, self._away_s = request, seeds, away_s
-        self._body = request.body
+        self._body = request.body = bytes(request.body)
         self._keep = keep
         self._deadline = trio.current_time() + within_s
         self._notes: list[bytes] = []

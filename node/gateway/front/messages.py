@@ -29,7 +29,7 @@ class Ask(msgspec.Struct, frozen=True, tag="ask"):
     path: str
     query: str
     headers: dict[str, str]
-    body: bytes | bytearray
+    body: bytes
     before: list[bytes] | None = None
 
 

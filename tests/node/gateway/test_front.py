@@ -126,7 +126,8 @@ async def test_a_request_in_flight_is_answered_once_by_the_next_seed(tmp_path: P
 
         async with trio.open_nursery() as clients:
             clients.start_soon(with_client, url, use)
-            await until(lambda: engine.told >= 2)
+            await until(lambda: engine.asked)
+            await trio.sleep(0.1)
             await seeds.end()
             answer = await raw(url, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
             assert answer.startswith(b"HTTP/1.1 503")
@@ -239,11 +240,11 @@ async def test_requests_beyond_the_memory_are_not_kept(tmp_path: Path, monkeypat
 
         async def use(client: Any) -> None:
             with pytest.raises(Exception, match="The seed ended while it answered this"):
-                await read(client, [], stream=False)
+                await client.completions.create(model="policy", prompt="a", max_tokens=20)
 
         async with trio.open_nursery() as clients:
             clients.start_soon(with_client, url, use)
-            await until(lambda: engine.told)
+            await until(lambda: engine.asked)
             await seeds.end()
 
 
