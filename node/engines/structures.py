@@ -7,6 +7,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from codec.errors import PeerError
+from codec.unpack import unpack
 from node.engines.base import MAX_STRUCTURE
 
 __all__ = ["Structure", "encode_structure", "read_structure"]
@@ -39,9 +41,9 @@ _decoder: Final = msgspec.json.Decoder(Structure)
 def read_structure(text: str) -> Structure:
     """The inverse of `encode_structure`. Raises `ValueError`."""
     try:
-        return _decoder.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(f"structure: {error}") from error
+        return unpack(_decoder, text.encode(), "structure")
+    except PeerError as error:
+        raise ValueError(str(error)) from error
 
 
 def encode_structure(structure: Structure) -> str:

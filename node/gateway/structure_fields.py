@@ -1,6 +1,7 @@
 """Reads the fields of a request that say what the text of an answer must be: `response_format`, `structured_outputs`
 and `tool_choice`. Pure."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -53,7 +54,7 @@ def forced_calls(choice: Any, tools: Sequence[Any]) -> tuple[Asked, Forced] | No
 def _read(field: str, read: Any, value: Any) -> Asked | None:
     try:
         return None if value is None else read(field, value)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         if isinstance(error, BadRequest):
             raise
         raise BadRequest(f"{field}: {error}.", field) from error
@@ -66,7 +67,7 @@ def _outputs(field: str, value: Any) -> Asked:
     if unused := [name for name in _UNUSED if name in given]:
         raise ValueError(f"{unused[0]} is not offered; json, json_object, regex or choice")
     if isinstance(given.get("json"), str):
-        given["json"] = msgspec.json.decode(given["json"])
+        given["json"] = json.loads(given["json"])
     return Asked(encode_structure(msgspec.convert(given, Structure)), field)
 
 
