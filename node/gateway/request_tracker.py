@@ -47,7 +47,7 @@ _LACKING: Final = {
     "(swarm-node gateway --inexact-seeds).",
     TOP_LOGPROBS: "no engine here tells the likeliest tokens. Install a newer swarm-node on the nodes.",
     STRUCTURES: "no engine here can keep a text to a structure. vLLM can with this release's plugin, and transformers "
-    "where llguidance is installed (make install EXTRAS=structured).",
+    "where llguidance is installed (pip install llguidance).",
     ROUTES: "no engine here records which experts a token took. Only engines that hold a mixture of experts can.",
 }
 
