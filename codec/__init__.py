@@ -9,6 +9,7 @@ In reading order:
 - `bits`: The dtypes of safetensors, and the order of floats on the number line
 - `layout`: A model's tensors, blocks and small files
 - `rice`, `pco`: The two coders of a block's changes; `scratch` is what both use, `kernels/` is compiled
+- `values`: The coder of new values that are no small change of the old ones
 - `choice`: The choice between the two coders
 - `varint`, `unpack`, `sign`: Bounded readers and writers, and signatures
 - `chunk`, `pack`: Signed chunks and their pieces, and the sizes of both
@@ -18,7 +19,8 @@ In reading order:
 - `zeros`: Blocks of zeros beyond the base, which are holes
 - `manifest`: The root over all blocks, and the seal of a version
 - `staging`: Decoding a chunk into scratch memory, before anything is written
-- `replica`, `layered`, `shared`: The bits of one version in shared memory, or on disk with deltas on top
+- `replica`, `layered`, `shared`: The bits of one version in shared memory, or on disk with deltas on top; `slot_memory`
+  is that of adapters
 - `live`: Blocks read back out of the memory of an engine
 - `patch`: A version's changes for an engine in another process
 - `routes`: Routes of experts

@@ -20,6 +20,8 @@ class PartView:
         self._whole = whole
         self.part = part
         self.layout = part.layout
+        self.base_values = whole.layout.base_blocks < whole.layout.n_blocks
+        """As `codec.replica.Replica.base_values`, of the whole."""
 
     @property
     def hashes(self) -> NDArray[np.uint8]:
@@ -39,4 +41,7 @@ class PartView:
 
     def encode_changes(self, block: int, new: Bits, coder: int = CODER_RICE) -> EncodedBlock | None:
         """The delta from a block to `new` (flat, `dtype.bits`) with the positions of the changes; None if equal."""
-        return encode_changes(block, self.block(block), new, self.layout.block(block).dtype, coder)
+        new_values = self.base_values or block >= self.layout.base_blocks
+        return encode_changes(
+            block, self.block(block), new, self.layout.block(block).dtype, coder, new_values=new_values
+        )

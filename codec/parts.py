@@ -1,22 +1,23 @@
-"""The parts of a layout: the base model, slots of adapters, a draft model, and stored formats of the base.
+"""The parts of a layout: the base model, a draft model, slots of adapters, and stored formats of the base.
 
 A layout is one list of tensors, and a version has one root over all blocks. Parts divide it by the tensors' names:
 
 | part | tensors |
 |---|---|
 | base | the checkpoint's own names |
+| draft | `~_draft/NAME` for each tensor of the draft model's checkpoint |
 | adapter slot i, 0 to 63 | `~adapter/07/config` U8 (65536,), `~adapter/07/weights` BF16 (E,) |
-| draft | `~draft/NAME` for each tensor of the draft model's checkpoint |
 | format F | `~format/F/NAME/codes` and others: the format's bytes of the base's tensor NAME |
 
 `~` sorts after all ASCII letters, so the base's tensors come first: the layout of the base alone has the same offsets
-and the same block numbers. A layout without other parts is its own base. Each part is a run of tensors, so it is a run
-of blocks too.
+and the same block numbers. `_` sorts before all small letters, so the draft comes next: the base with its draft, which
+one trainer publishes and one engine loads, is a prefix of the layout too. A layout without other parts is its own base.
+Each part is a run of tensors, so it is a run of blocks too.
 """
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import groupby
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BASE",
+    "DRAFT",
     "DRAFT_FILE",
     "Kind",
     "Part",
@@ -40,12 +42,18 @@ __all__ = [
     "PartRange",
     "base_layout",
     "changed_parts",
+    "draft_blocks",
+    "draft_files",
+    "draft_layout",
+    "draft_name",
     "extended",
     "part_classes",
     "part_layout",
     "part_of",
     "part_root",
     "parts",
+    "policy_base",
+    "policy_part",
 ]
 
 MARK: Final = "~"
@@ -54,7 +62,7 @@ DRAFT_FILE: Final = "~draft~"
 """The small files of the draft model are in the layout under their names after this prefix."""
 
 _SLOT: Final = re.compile(r"~adapter/(\d\d)/(?:config|weights)")
-_DRAFT: Final = re.compile(r"~draft/.+")
+_DRAFT_TENSOR: Final = "~_draft/"
 _FORMAT: Final = re.compile(r"~format/([A-Za-z0-9._-]{1,64})/.+/[a-z_]+")
 
 
@@ -62,8 +70,8 @@ class Kind(Enum):
     """What a part is."""
 
     BASE = "base"
-    ADAPTER = "adapter"
     DRAFT = "draft"
+    ADAPTER = "adapter"
     FORMAT = "format"
 
 
@@ -116,6 +124,7 @@ class Part:
 
 
 BASE: Final = Part(Kind.BASE)
+DRAFT: Final = Part(Kind.DRAFT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +160,8 @@ def part_of(name: str) -> Part:
         return BASE
     if (match := _SLOT.fullmatch(name)) and int(match[1]) < MAX_SLOTS and match[1].isascii():
         return Part(Kind.ADAPTER, match[1])
-    if _DRAFT.fullmatch(name):
-        return Part(Kind.DRAFT)
+    if name.startswith(_DRAFT_TENSOR) and name != _DRAFT_TENSOR:
+        return DRAFT
     if match := _FORMAT.fullmatch(name):
         return Part(Kind.FORMAT, match[1])
     return BASE
@@ -197,6 +206,57 @@ def part_layout(layout: Layout, part: Part) -> PartBlocks:
 def base_layout(layout: Layout) -> Layout:
     """The layout of the base alone: the first tensors, with the same offsets and block ids, and the base's files."""
     return part_layout(layout, BASE).layout
+
+
+def policy_part(layout: Layout) -> PartBlocks:
+    """The base with its draft, if it has one, as a layout of its own: what one trainer publishes as one version.
+
+    It is a prefix of the whole: the same offsets and block ids, with the small files of both. Without a draft it is the
+    base's part.
+    """
+    ranges = parts(layout)
+    if len(ranges) == 1 or ranges[1].part != DRAFT:
+        return part_layout(layout, BASE)
+    if len(ranges) == 2:
+        return PartBlocks(BASE, layout, 0, 0)
+    return PartBlocks(BASE, Layout(layout.tensors[: ranges[1].tensors.stop], layout.files), 0, 0)
+
+
+def policy_base(layout: Layout) -> Layout:
+    """`layout` without its draft model; itself if it has none. `layout`: one part's, or that of `policy_part`."""
+    return base_layout(layout) if draft_blocks(layout) else layout
+
+
+def draft_name(name: str) -> str:
+    """The name, in the whole layout, of a tensor of the draft model's checkpoint."""
+    return _DRAFT_TENSOR + name
+
+
+def draft_layout(layout: Layout) -> Layout | None:
+    """The draft model's own layout: tensors and files under the names of its checkpoint. None: there is no draft."""
+    if not any(found.part == DRAFT for found in parts(layout)):
+        return None
+    own = part_layout(layout, DRAFT).layout
+    tensors = (
+        TensorSpec(_own(spec.name), spec.dtype, spec.shape, tuple(_own(alias) for alias in spec.aliases))
+        for spec in own.tensors
+    )
+    files = (FileSpec(file.name.removeprefix(DRAFT_FILE), file.size, file.hash) for file in own.files)
+    return Layout(tuple(tensors), tuple(files))
+
+
+def draft_blocks(layout: Layout) -> range:
+    """The ids of the draft model's blocks; empty for a model without one."""
+    return next((found.blocks for found in parts(layout) if found.part == DRAFT), range(0))
+
+
+def draft_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The small files of a draft model's checkpoint under the names that they have in the whole layout."""
+    return {DRAFT_FILE + name: data for name, data in files.items()}
+
+
+def _own(name: str) -> str:
+    return name.removeprefix(_DRAFT_TENSOR)
 
 
 def part_root(layout: Layout, hashes: "NDArray[np.uint8]", part: Part) -> bytes:
@@ -266,7 +326,7 @@ def extended(
     if draft is not None:
         tensors += (
             TensorSpec(
-                f"~draft/{tensor.name}", tensor.dtype, tensor.shape, tuple(f"~draft/{name}" for name in tensor.aliases)
+                draft_name(tensor.name), tensor.dtype, tensor.shape, tuple(draft_name(name) for name in tensor.aliases)
             )
             for tensor in draft.tensors
         )
@@ -283,4 +343,4 @@ def extended(
 
 
 def _part_of_file(file: FileSpec) -> Part:
-    return Part(Kind.DRAFT) if file.name.startswith(DRAFT_FILE) else BASE
+    return DRAFT if file.name.startswith(DRAFT_FILE) else BASE

@@ -26,6 +26,7 @@ from codec.kernels.scan import scatter
 from codec.layered import Layered
 from codec.layout import Layout
 from codec.manifest import state_root
+from codec.slot_memory import SlotMemory
 from codec.staging import (
     EncodedBlock,
     StagedBlock,
@@ -57,6 +58,8 @@ class Replica:
 
     `held`: for each block, whether its bits are here; None: all are. Of a block that is not held only the hash is
     known, as the authority signed it. Its bits are a hole of the memory, which takes no room while nobody reads it.
+
+    Adapters' slots lie in a memfd of their own (`codec.slot_memory`): a slot that becomes empty gives its memory back.
     """
 
     def __init__(
@@ -68,17 +71,23 @@ class Replica:
         path: Path | None = None,
         held: NDArray[np.bool_] | None = None,
         offset: int = 0,
+        slots: SlotMemory | None = None,
     ) -> None:
-        """`offset`: of the first tensor in `memory`, bytes."""
+        """`offset`: of the first tensor in `memory`, bytes. `slots`: where the blocks of adapters' slots are; None: in
+        `memory`, as all others."""
         self.layout = layout
         self.hashes = hashes
         self.held = held
         self.fd = fd
         self.path = path
+        self.base_values = layout.base_blocks < layout.n_blocks
+        """Whether raw payloads of the base's blocks may be coded by `codec.values`; those of other blocks always may.
+        Every member of a swarm with other parts can read them."""
         self._readers_fd: int | None = None
         self._memory = memory
         self._offset = offset
         self._bytes = np.frombuffer(memory, np.uint8)[offset:]
+        self._slots = slots
         tail = _sequence_offset(layout)
         self._sequence = self._bytes[tail : tail + 4 * layout.n_blocks].view(np.uint32)
         if fd is not None:
@@ -101,7 +110,8 @@ class Replica:
             fd, memory = shared.map_file(path, nbytes)
         hashes = np.zeros((layout.n_blocks, 32), np.uint8)
         hashes[layout.base_blocks :] = zero_hashes(layout)
-        return cls(layout, hashes, fd, memory, path, held)
+        slots = SlotMemory.reserve(layout) if path is None else None
+        return cls(layout, hashes, fd, memory, path, held, slots=slots)
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, layout: Layout | None = None, run: Run = map) -> "Replica":
@@ -156,8 +166,9 @@ class Replica:
         assert hashes.shape == (layout.n_blocks, 32)
         return cls(layout, hashes, fd, shared.map_readonly(fd), offset=offset)
 
-    def seal_for_readers(self) -> int:
-        """A descriptor that other processes can map for reading only; this process can still write.
+    def seal_for_readers(self, offset: int = 0) -> int:
+        """A descriptor that other processes can map for reading only; this process can still write. `offset`: of a byte
+        that they want, since adapters' slots have a descriptor of their own. Offsets are the same in both.
 
         Raises `UsageError` if the system has no memfds, or its kernel is older than Linux 5.1.
         """
@@ -169,6 +180,8 @@ class Replica:
                 weakref.finalize(self, os.close, self._readers_fd)
             return self._readers_fd
         try:
+            if self._slots is not None and offset in self._slots.span:
+                return self._slots.readers_fd()
             shared.seal_for_readers(self.fd)
         except OSError as error:
             raise UsageError("This kernel cannot seal shared memory; Linux 5.1 or later can.") from error
@@ -204,13 +217,19 @@ class Replica:
             shared.unmap(self._memory, start, size)
 
     def _view(self, offset: int, nbytes: int, dtype: np.dtype[Any]) -> Bits:
-        view = self._bytes[offset : offset + nbytes].view(dtype)
+        view = self._raw(offset, nbytes).view(dtype)
         view.flags.writeable = False
         return view
 
     def _writable(self, block: int) -> Bits:
         spec = self.layout.block(block)
-        return self._bytes[spec.offset : spec.offset + spec.nbytes].view(spec.dtype.bits)
+        return self._raw(spec.offset, spec.nbytes).view(spec.dtype.bits)
+
+    def _raw(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """A writable view of bytes of one tensor."""
+        if self._slots is not None and offset in self._slots.span:
+            return self._slots.raw(offset, nbytes)
+        return self._bytes[offset : offset + nbytes]
 
     def holds(self, block: int) -> bool:
         """Whether the bits of a block are here."""
@@ -235,7 +254,7 @@ class Replica:
                 continue
             if are_zeros(self.layout, block, digest := self.hashes[block].tobytes()):
                 return bytes(spec.nbytes), digest  # reading a hole would fill it
-            data = self._bytes[spec.offset : spec.offset + spec.nbytes].tobytes()
+            data = self._raw(spec.offset, spec.nbytes).tobytes()
             digest = self.hashes[block].tobytes()
             if int(self._sequence[block]) == before:
                 return data, digest
@@ -252,6 +271,10 @@ class Replica:
         self._sequence[block] += 1 + (self._sequence[block] & 1)  # odd, also if an error ended the last write
         self.hashes[block] = 0
         yield words
+        if self._slots is not None and are_zeros(self.layout, block, new_hash):
+            spec = self.layout.block(block)
+            if spec.offset in self._slots.span and not words.any():
+                self._slots.give_back(spec.offset, spec.nbytes)
         self.hashes[block] = np.frombuffer(new_hash, np.uint8)
         self._sequence[block] += 1
 
@@ -266,11 +289,15 @@ class Replica:
 
     def encode_block(self, block: int, new: Bits, coder: int = CODER_RICE) -> BlockDelta | None:
         """The delta from a block to `new` (flat, `dtype.bits`); None if equal. Raw if `coder` is no shorter."""
-        return encode(block, self.block(block), new, self.layout.block(block).dtype, coder)
+        new_values = self.base_values or block >= self.layout.base_blocks
+        return encode(block, self.block(block), new, self.layout.block(block).dtype, coder, new_values=new_values)
 
     def encode_changes(self, block: int, new: Bits, coder: int = CODER_RICE) -> EncodedBlock | None:
         """As `encode_block`, with the positions of the changes."""
-        return encode_changes(block, self.block(block), new, self.layout.block(block).dtype, coder)
+        new_values = self.base_values or block >= self.layout.base_blocks
+        return encode_changes(
+            block, self.block(block), new, self.layout.block(block).dtype, coder, new_values=new_values
+        )
 
     def stage(self, header: ChunkHeader, body: bytes | bytearray | memoryview) -> StagedChunk:
         """Decode a verified chunk; see `codec.staging.stage_chunk`. Raises `Torn`, `PeerError`."""

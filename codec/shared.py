@@ -22,9 +22,11 @@ __all__ = [
     "no_sharing",
     "populate",
     "punch",
+    "reopen_readonly",
     "reserve",
     "seal_for_readers",
     "seal_forever",
+    "seal_size",
     "unmap",
 ]
 
@@ -117,15 +119,25 @@ def unmap(memory: mmap.mmap, start: int, size: int) -> None:
         memory.madvise(mmap.MADV_DONTNEED, start, size)
 
 
-def punch(fd: int, nbytes: int) -> bool:
-    """Give the disk blocks of a file back, and keep its size: processes that have mapped it read zeros. False where the
-    system cannot."""
+def seal_size(fd: int) -> None:
+    """Fix the size of a memfd. Unlike after `seal_for_readers`, `punch` still works."""
+    _add_seals(fd, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+
+
+def reopen_readonly(fd: int) -> int:
+    """Another descriptor of the same memory, which can be mapped for reading only. Raises `OSError` without `/proc`."""
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def punch(fd: int, nbytes: int, start: int = 0) -> bool:
+    """Give the disk blocks or memory pages of `nbytes` from `start` on back, and keep the file's size: processes that
+    have mapped it read zeros. False where the system cannot, or `seal_for_readers` forbids it."""
     try:
         fallocate = ctypes.CDLL(None, use_errno=True).fallocate64
     except (OSError, AttributeError):
         return False
     fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    return fallocate(fd, _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE, 0, nbytes) == 0
+    return fallocate(fd, _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE, start, nbytes) == 0
 
 
 def no_sharing() -> UsageError:

@@ -13,7 +13,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from codec import pco, rice
+from codec import pco, rice, values
 from codec.bits import Bits, DType
 from codec.chunk import CODER_PCO, CODER_RAW, CODER_RICE, BlockDelta, BlockEntry, ChunkHeader, ChunkKey
 from codec.errors import PeerError, SwarmError
@@ -33,12 +33,18 @@ __all__ = [
     "encode",
     "encode_changes",
     "forward",
+    "raw_bits",
     "stage_chunk",
+    "warm_up",
 ]
 
 
 _PROBE_ELEMENTS: Final = 1 << 13
 """Elements per probe in `encode`: enough for the coder's statistics, and under a hundredth of a block."""
+
+
+_LONG_BITS: Final = 7
+"""Bits a change; a dense step of small changes takes fewer."""
 
 
 class Torn(SwarmError):
@@ -130,26 +136,44 @@ def check_block(layout: Layout, block: int, data: bytes, expected_hash: bytes) -
     return bits
 
 
-def encode(block: int, old: Bits, new: Bits, dtype: DType, coder: int = CODER_RICE) -> BlockDelta | None:
-    """The delta of a block from `old` to `new` with `coder`, or raw if that is no longer; None if nothing changed."""
-    encoded = encode_changes(block, old, new, dtype, coder)
+def encode(
+    block: int, old: Bits, new: Bits, dtype: DType, coder: int = CODER_RICE, *, new_values: bool = False
+) -> BlockDelta | None:
+    """The delta of a block from `old` to `new` with `coder`, or raw if that is no longer; None if nothing changed.
+
+    `new_values`: whether a raw payload may be coded by `codec.values`.
+    """
+    encoded = encode_changes(block, old, new, dtype, coder, new_values=new_values)
     return None if encoded is None else encoded.delta
 
 
-def encode_changes(block: int, old: Bits, new: Bits, dtype: DType, coder: int = CODER_RICE) -> EncodedBlock | None:
+def encode_changes(
+    block: int, old: Bits, new: Bits, dtype: DType, coder: int = CODER_RICE, *, new_values: bool = False
+) -> EncodedBlock | None:
     """As `encode`, with the positions of the changes."""
     code = (pco if coder == CODER_PCO else rice).encode_changes
     if coder == CODER_RAW or all(_is_incompressible(code, old[part], new[part], dtype) for part in _probes(new.size)):
         changed = int(np.count_nonzero(old != new))
-        raw = BlockDelta(block, CODER_RAW, block_hash(new), new.tobytes())
-        return EncodedBlock(raw, changed, None) if changed else None
+        payload = (values.encode_block(old, new, dtype) if new_values and changed else None) or new.tobytes()
+        return EncodedBlock(BlockDelta(block, CODER_RAW, block_hash(new), payload), changed, None) if changed else None
     coded = code(old, new, dtype)
     if coded is None:
         return None
     payload, positions = coded
+    if new_values and _may_be_new(len(payload), positions.size, new.size):
+        other = values.encode_block(old, new, dtype)
+        if other is not None and len(other) < len(payload):
+            coder, payload = CODER_RAW, other
     if len(payload) >= new.nbytes:
         coder, payload = CODER_RAW, new.tobytes()
     return EncodedBlock(BlockDelta(block, coder, block_hash(new), payload), positions.size, positions)
+
+
+def _may_be_new(nbytes: int, changed: int, elements: int) -> bool:
+    """Whether values might be shorter than the changes, which take `nbytes`: long codes of many changes, or of so few
+    that a try costs nothing."""
+    bits = 8 * nbytes / changed
+    return bits > _LONG_BITS and (bits > 2 * _LONG_BITS or 8 * changed > elements or changed <= _PROBE_ELEMENTS)
 
 
 def _probes(size: int) -> Iterator[slice]:
@@ -197,9 +221,7 @@ def decode(entry: BlockEntry, payload: memoryview, old: Bits, dtype: DType) -> t
         copy = scratch.view(dtype.bits)[: old.size]
         try:
             if entry.coder == CODER_RAW:
-                if len(payload) != old.nbytes:
-                    raise PeerError(f"raw.length: {len(payload)} bytes, not {old.nbytes}")
-                copy[:] = np.frombuffer(payload, dtype.bits)
+                _write_raw(payload, old, copy, dtype)
                 positions, bits = _changes(old, copy, dtype)
             elif entry.coder == CODER_PCO:
                 positions, bits = pco.decode_block(payload, old, dtype)
@@ -232,15 +254,30 @@ def _changes(old: Bits, new: Bits, dtype: DType) -> tuple[NDArray[np.uint32], Bi
     return positions, rice.bits_at(new, positions, dtype)
 
 
+def raw_bits(payload: bytes | memoryview, old: Bits, dtype: DType) -> Bits:
+    """The block's elements after a raw payload. `old`: the block before. Raises `PeerError`."""
+    new = np.empty_like(old)
+    _write_raw(payload, old, new, dtype)
+    return new
+
+
+def _write_raw(payload: bytes | memoryview, old: Bits, new: Bits, dtype: DType) -> None:
+    """Write the block after a raw payload to `new`, which may be `old`: a shorter one is of `codec.values`."""
+    if len(payload) == new.nbytes:
+        new[:] = np.frombuffer(payload, dtype.bits)
+        return
+    if new is not old:
+        new[:] = old
+    values.decode_onto(payload, new, dtype)
+
+
 def forward(entry: BlockEntry, payload: bytes, bits: Bits, dtype: DType) -> None:
     """Apply a payload to a block's `bits` in place.
 
     Raises `PeerError` if it cannot be decoded against them. The result is not checked: the caller compares its hash.
     """
     if entry.coder == CODER_RAW:
-        if len(payload) != bits.nbytes:
-            raise PeerError(f"raw.length: {len(payload)} bytes, not {bits.nbytes}")
-        bits[:] = np.frombuffer(payload, dtype.bits)
+        _write_raw(payload, bits, bits, dtype)
     else:
         positions, new = (pco if entry.coder == CODER_PCO else rice).decode_block(payload, bits, dtype)
         scatter(bits, positions, new)
@@ -278,3 +315,9 @@ def stage_chunk(
     if torn:
         raise Torn(torn)
     return StagedChunk(tuple(staged), header.key)
+
+
+def warm_up(dtype: DType) -> None:
+    """Compile or load the kernels of rice and of new values for `dtype`, so that no later call waits for them."""
+    rice.warm_up(dtype)
+    values.warm_up(dtype)

@@ -9,9 +9,11 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
-# Before any test imports a library that reads them.
+# Before any test imports a library that reads them. Threads of one process wait for each other by spinning, so beside
+# another worker's tests two of them take many times as long as one.
+_THREADS = "1" if "PYTEST_XDIST_WORKER" in os.environ else "2"
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
-    os.environ.setdefault(_name, "2")
+    os.environ.setdefault(_name, _THREADS)
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

@@ -8,5 +8,6 @@ by name only, never loads the compiler.
 - `coding`: The coder of a format's block
 - `part`: The blocks of a format's part: all, one, or those that a version changes
 - `dequantised`: The base that codes stand for, for engines that compute with bf16
+- `packed`: The codes as a checkpoint of packed int4, for engines that compute with them
 - `share`: What a member of one format holds
 """

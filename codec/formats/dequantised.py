@@ -5,7 +5,7 @@ member with a format is filled and updated as any other, and its live bits have 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -37,8 +37,9 @@ class DequantisedBase:
 
     def __init__(self, layout: Layout, form: Format) -> None:
         self.layout = base_layout(layout)
+        self.files: Mapping[str, bytes] = {}
+        """Small files of `layout` that differ from the model's: none."""
         self._whole = layout
-        self._form = form
         self._tensors = {tensor.base.name: tensor for tensor in quantised(self.layout, form)}
         self._by_stored = {
             spec.name: tensor for tensor in self._tensors.values() for spec in (tensor.codes, tensor.scales)
@@ -53,7 +54,7 @@ class DequantisedBase:
         columns = tensor.matrix.columns
         found = np.empty(spec.count, np.uint16)
         for first, last in self._bands(tensor, spec.start, spec.count):
-            values = bf16_of(dequantise(self._band(tensor, first, last, read), tensor.matrix, self._form))
+            values = bf16_of(dequantise(self._band(tensor, first, last, read), tensor.matrix, tensor.form))
             start = first * columns
             low, high = max(start, spec.start), min(last * columns, spec.start + spec.count)
             found[low - spec.start : high - spec.start] = values[low - start : high - start]
@@ -83,7 +84,7 @@ class DequantisedBase:
         self, tensor: FormatTensor, codes: NDArray[np.int64], tiles: NDArray[np.int64], read: Read
     ) -> Iterator[Touched]:
         """`codes`: indices of stored codes that have changed; `tiles`: of scales. Both ascending."""
-        matrix, form = tensor.matrix, self._form
+        matrix, form = tensor.matrix, tensor.form
         row_bytes, columns, each = matrix.row_bytes(form), matrix.columns, form.codes_per_byte
         elements = codes // row_bytes * columns + codes % row_bytes * each
         if each == 2:
@@ -104,9 +105,9 @@ class DequantisedBase:
         self, tensor: FormatTensor, tiles: NDArray[np.int64], start: int, count: int
     ) -> Iterator[tuple[int, int]]:
         """The ranges of elements, relative to `start`, that these tiles have in a block."""
-        matrix = tensor.matrix
-        down, across = matrix.grid(self._form)
-        wide, rows = matrix.tile_columns(self._form), self._form.tile_rows
+        matrix, form = tensor.matrix, tensor.form
+        down, across = matrix.grid(form)
+        wide, rows = matrix.tile_columns(form), form.tile_rows
         first_row, last_row = start // matrix.columns, (start + count - 1) // matrix.columns
         for tile in map(int, tiles):
             plane, rest = divmod(tile, down * across)
@@ -121,7 +122,7 @@ class DequantisedBase:
 
     def _bands(self, tensor: FormatTensor, start: int, count: int) -> Iterator[tuple[int, int]]:
         """The rows (first, after the last; of all planes together) of the bands that hold a range of elements."""
-        matrix, rows = tensor.matrix, self._form.tile_rows
+        matrix, rows = tensor.matrix, tensor.form.tile_rows
         first, last = start // matrix.columns, -(-(start + count) // matrix.columns)
         while first < last:
             plane, row = divmod(first, matrix.rows)
@@ -131,7 +132,7 @@ class DequantisedBase:
             first = plane * matrix.rows + bottom
 
     def _band(self, tensor: FormatTensor, first: int, last: int, read: Read) -> Band:
-        matrix, form = tensor.matrix, self._form
+        matrix, form = tensor.matrix, tensor.form
         down, across = matrix.grid(form)
         row_bytes = matrix.row_bytes(form)
         codes = read(tensor.codes.name, first * row_bytes, (last - first) * row_bytes).view(np.uint8)

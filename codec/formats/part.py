@@ -121,7 +121,7 @@ class FormatPart:
     def compute(self, tensor: FormatTensor, read: Read) -> Iterator[FormatBlock]:
         """Every block of a tensor's codes and scales, from the base's bits. The bits are reused for the next block."""
         codes, scales = _Blocks(self.layout, tensor.codes), _Blocks(self.layout, tensor.scales)
-        for run in self._runs(tensor.matrix):
+        for run in self._runs(tensor):
             band = self._quantise(tensor, run, read)
             for blocks, bits, spec in ((codes, band.codes, tensor.codes), (scales, band.scales, tensor.scales)):
                 yield from (FormatBlock(block, None, new) for block, _, new in blocks.add(bits.view(spec.type.bits)))
@@ -133,7 +133,7 @@ class FormatPart:
         result are reused for the next.
         """
         codes, scales = _Blocks(self.layout, tensor.codes), _Blocks(self.layout, tensor.scales)
-        for run in self._runs(tensor.matrix):
+        for run in self._runs(tensor):
             before = self._stored(tensor, run, read)
             band = self._requantise(tensor, run, read, changes, before)
             for blocks, bits, spec in ((codes, band.codes, tensor.codes), (scales, band.scales, tensor.scales)):
@@ -146,7 +146,7 @@ class FormatPart:
         """The bits of one block of the part, computed from the base's."""
         spec = self.layout.block(block)
         tensor = self._by_name[spec.name]
-        matrix, form = tensor.matrix, self.form
+        matrix, form = tensor.matrix, tensor.form
         is_codes = spec.name == tensor.codes.name
         down, across = matrix.grid(form)
         # Elements of this tensor of the part that one row of tiles has, and how many of these rows the block touches.
@@ -154,7 +154,7 @@ class FormatPart:
         per_plane = matrix.rows if is_codes else down
         first, last = spec.start // line, -(-(spec.start + spec.count) // line)
         found = np.empty(spec.count, spec.dtype.bits)
-        for run in self._runs(matrix):
+        for run in self._runs(tensor):
             top = run.plane * per_plane + (run.first if is_codes else run.first // form.tile_rows)
             rows = run.last - run.first if is_codes else -(-(run.last - run.first) // form.tile_rows)
             if top + rows <= first or top >= last:
@@ -166,9 +166,10 @@ class FormatPart:
             found[low - spec.start : high - spec.start] = bits[low - start : high - start]
         return found
 
-    def _runs(self, matrix: Matrix) -> Iterator[_Run]:
+    def _runs(self, tensor: FormatTensor) -> Iterator[_Run]:
+        matrix, tile_rows = tensor.matrix, tensor.form.tile_rows
         rows = -(-_RUN_ELEMENTS // matrix.columns)
-        rows = -(-rows // self.form.tile_rows) * self.form.tile_rows
+        rows = -(-rows // tile_rows) * tile_rows
         for plane in range(matrix.planes):
             for first in range(0, matrix.rows, rows):
                 yield _Run(plane, first, min(first + rows, matrix.rows))
@@ -178,11 +179,11 @@ class FormatPart:
         return (run.plane * matrix.rows + run.first) * matrix.columns, (run.last - run.first) * matrix.columns
 
     def _quantise(self, tensor: FormatTensor, run: _Run, read: Read) -> Band:
-        return quantise(read(tensor.base.name, *self._range(tensor.matrix, run)), tensor.matrix, self.form)
+        return quantise(read(tensor.base.name, *self._range(tensor.matrix, run)), tensor.matrix, tensor.form)
 
     def _stored(self, tensor: FormatTensor, run: _Run, read: Read) -> Band:
         """The run's codes and scales, as they are stored."""
-        matrix, form = tensor.matrix, self.form
+        matrix, form = tensor.matrix, tensor.form
         down, across = matrix.grid(form)
         rows, row_bytes = run.last - run.first, matrix.row_bytes(form)
         codes = read(tensor.codes.name, (run.plane * matrix.rows + run.first) * row_bytes, rows * row_bytes)
@@ -215,4 +216,4 @@ class FormatPart:
         positions = np.concatenate(places)
         new = old.copy()
         new[positions] = np.concatenate(values)
-        return requantise(old, new, positions, before, tensor.matrix, self.form)
+        return requantise(old, new, positions, before, tensor.matrix, tensor.form)

@@ -1,4 +1,4 @@
-"""What a member of one format holds: the format's part, and the tensors that no format quantises. Imports no numpy."""
+"""What a member of one format holds: the format's part, and the tensors that it leaves in bf16. Imports no numpy."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -41,9 +41,9 @@ class FormatShare:
         import numpy as np  # a relay knows shares, and loads no numpy
 
         held = np.zeros(layout.n_blocks, np.bool_)
-        prefix = format_prefix(self.name)
+        prefix, form = format_prefix(self.name), format_named(self.name)
         for tensor in layout.tensors:
-            mine = tensor.name.startswith(prefix) or not (tensor.name.startswith("~") or is_quantised(tensor))
+            mine = tensor.name.startswith(prefix) or not (tensor.name.startswith("~") or is_quantised(tensor, form))
             if mine:
                 blocks = layout.blocks_of(tensor.name)
                 held[blocks.start : blocks.stop] = True

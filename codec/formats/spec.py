@@ -1,5 +1,7 @@
 """The formats by name, the tensors that they quantise, and the tensors of a format's part. Relays import it: no numpy.
 
+An int4 format holds *token tables* (embeddings and output heads, one row a token) as int8 with a scale for each row.
+
 A *tile* is the set of a matrix's elements that share one scale: 128 rows by 128 columns, one row (a *channel*), or 128
 columns of one row (a *group*). `docs/formats.md` specifies every bit.
 """
@@ -25,6 +27,7 @@ __all__ = [
     "format_ratio",
     "format_tensors",
     "is_quantised",
+    "is_token_table",
     "quantised",
     "unquantised",
 ]
@@ -114,10 +117,16 @@ class Matrix(NamedTuple):
 
 @dataclass(frozen=True)
 class FormatTensor:
-    """One quantised tensor and the two tensors that hold it in a format."""
+    """One quantised tensor and the two tensors that hold it in a format. `part`: the format to whose part they belong.
+    `base`: the tensor, of which `is_quantised` holds."""
 
-    form: Format
+    part: Format
     base: TensorSpec
+
+    @cached_property
+    def form(self) -> Format:
+        """How this tensor is quantised: as `part` says, but a token table of an int4 format as int8 per channel."""
+        return _table_form(self.part) if is_token_table(self.base) else self.part
 
     @cached_property
     def matrix(self) -> Matrix:
@@ -127,32 +136,55 @@ class FormatTensor:
     def codes(self) -> TensorSpec:
         """Shape: that of the base, whose last dimension is halved (and rounded up) for int4."""
         shape = (*self.base.shape[:-1], self.matrix.row_bytes(self.form))
-        return TensorSpec(f"~format/{self.form.name}/{self.base.name}/codes", self.form.codes_dtype, shape)
+        return TensorSpec(f"~format/{self.part.name}/{self.base.name}/codes", self.form.codes_dtype, shape)
 
     @cached_property
     def scales(self) -> TensorSpec:
         """Shape: (tiles down, tiles across) of the base, with the base's planes before them if it has three
         dimensions."""
         shape = (*self.base.shape[:-2], *self.matrix.grid(self.form))
-        return TensorSpec(f"~format/{self.form.name}/{self.base.name}/scales", self.form.scales_dtype, shape)
+        return TensorSpec(f"~format/{self.part.name}/{self.base.name}/scales", self.form.scales_dtype, shape)
 
+
+_TOKEN_TABLES: Final = frozenset(
+    [
+        *("embed_tokens", "embed_tokens_per_layer", "embed_in", "word_embeddings", "tok_embeddings", "wte"),
+        *("lm_head", "embed_out", "output"),
+    ]
+)
+"""Last names of modules whose matrices have one row a token: embeddings, and output heads."""
 
 _KEPT: Final = frozenset(
     [
-        *("lm_head", "output", "wte", "wpe", "score", "classifier", "v_head", "q_head"),
+        *("wpe", "score", "classifier", "v_head", "q_head"),
         *("router", "gate", "shared_expert_gate", "e_score_correction_bias"),
         *("conv1d", "dt_proj", "x_proj"),
     ]
 )
-"""Last names of modules whose matrices stay in bf16: the output head, value heads, routers of mixtures (a small error
-of a router sends a token to another expert), and the small matrices of state-space layers."""
+"""Last names of modules whose matrices stay in bf16: positions, value heads, routers of mixtures (a small error of a
+router sends a token to another expert), and the small matrices of state-space layers."""
 
 
-def is_quantised(tensor: TensorSpec) -> bool:
-    """Whether a format quantises this tensor of the base: bf16 weights of linear layers, those of experts included.
+def is_token_table(tensor: TensorSpec) -> bool:
+    """Whether a tensor of the base is an embedding or an output head in bf16, or both as one tied tensor."""
+    if tensor.dtype != "BF16" or not tensor.elements or len(tensor.shape) != 2:
+        return False
+    return all(
+        name.endswith(".weight")
+        and not name.startswith("~")
+        and name.removesuffix(".weight").rpartition(".")[2] in _TOKEN_TABLES
+        for name in (tensor.name, *tensor.aliases)
+    )
+
+
+def is_quantised(tensor: TensorSpec, form: Format) -> bool:
+    """Whether `form` quantises this tensor of the base: bf16 weights of linear layers, those of experts included, and
+    in an int4 format token tables.
 
     Decided by name and shape alone, so that every implementation decides alike: `docs/formats.md` has the rule.
     """
+    if is_token_table(tensor):
+        return form.element == "int4"
     if tensor.dtype != "BF16" or not tensor.elements or tensor.name.startswith("~") or tensor.aliases:
         return False
     experts = ".experts." in tensor.name
@@ -162,13 +194,20 @@ def is_quantised(tensor: TensorSpec) -> bool:
     if name == tensor.name and not (experts and len(tensor.shape) == 3):
         return False
     last = name.rpartition(".")[2]
-    return last not in _KEPT and not last.endswith("bias") and not re.search(r"embed|norm", name)
+    if last in _KEPT or last in _TOKEN_TABLES or last.endswith("bias"):
+        return False
+    return not re.search(r"embed|norm", name)
+
+
+def _table_form(part: Format) -> Format:
+    """How a format that quantises token tables holds them."""
+    return FORMATS["int8-channel-e8" if part.powers else "int8-channel"]
 
 
 def quantised(base: Layout, form: Format) -> tuple[FormatTensor, ...]:
     """The tensors of `base` that the format quantises, in the order of the layout. Raises `UsageError` if there are
     none."""
-    found = tuple(FormatTensor(form, tensor) for tensor in base.tensors if is_quantised(tensor))
+    found = tuple(FormatTensor(form, tensor) for tensor in base.tensors if is_quantised(tensor, form))
     if not found:
         raise UsageError(
             f"The model has no bf16 weights of linear layers, so {form.name} has nothing to quantise: leave out "
@@ -177,9 +216,9 @@ def quantised(base: Layout, form: Format) -> tuple[FormatTensor, ...]:
     return found
 
 
-def unquantised(base: Layout) -> tuple[TensorSpec, ...]:
-    """The tensors of `base` that every format leaves as they are; a member that holds a format holds them too."""
-    return tuple(tensor for tensor in base.tensors if not is_quantised(tensor))
+def unquantised(base: Layout, form: Format) -> tuple[TensorSpec, ...]:
+    """The tensors of `base` that the format leaves as they are; a member that holds the format holds them too."""
+    return tuple(tensor for tensor in base.tensors if not is_quantised(tensor, form))
 
 
 def format_tensors(base: Layout, form: Format) -> tuple[TensorSpec, ...]:
@@ -190,7 +229,7 @@ def format_tensors(base: Layout, form: Format) -> tuple[TensorSpec, ...]:
 
 def format_ratio(base: Layout, form: Format) -> float:
     """The bytes that a member with this format holds (its part and what stays bf16), as a share of the base's bytes."""
-    held = sum(spec.nbytes for spec in (*format_tensors(base, form), *unquantised(base)))
+    held = sum(spec.nbytes for spec in (*format_tensors(base, form), *unquantised(base, form)))
     return held / max(1, base.full_bytes)
 
 

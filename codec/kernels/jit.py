@@ -21,7 +21,7 @@ from platformdirs import user_cache_dir
 
 __all__ = ["cache_folder", "compiled", "kernel"]
 
-_SOURCES: Final = ("jit.py", "lanes.py", "scan.py", "codes.py", "planes.py", "quantise.py", "routes.py")
+_SOURCES: Final = ("jit.py", "lanes.py", "scan.py", "codes.py", "planes.py", "quantise.py", "rans.py", "routes.py")
 
 
 def _digest() -> str:

@@ -149,6 +149,7 @@ def publish(
     wait: bool = False,
     raw: bool = False,
     adapter: str = "",
+    draft: Path | None = None,
     as_json: AsJson = False,
 ) -> None:
     """Publish a checkpoint folder, or an adapter, as the next version, through the seed that runs on this machine.
@@ -170,7 +171,12 @@ def publish(
         Publish FOLDER as the adapter of this name, new or known; the seed was started with --adapters. FOLDER has a
         plain LoRA adapter of the seed's base: adapter_config.json and adapter_model.safetensors. The base and other
         adapters stay as they are.
+    draft
+        Folder with new weights of the draft model, which become part of the same version; the seed was started with
+        --draft. Without it the draft stays as it is.
     """
+    if draft is not None and (raw or adapter):
+        raise UsageError("--draft goes with the base: leave out --adapter and --raw.")
     if adapter:
         if raw:
             raise UsageError("--adapter and --raw exclude each other: a file is no adapter.")
@@ -190,8 +196,11 @@ def publish(
     gc.freeze()
     gc.enable()
     with ProgressLine(f"Publishing {folder.name}"):
-        publish_path = publish_file if raw else publish_folder
-        report = publish_path(home or default_home(), folder, step=step, everywhere=wait)
+        at = home or default_home()
+        if raw:
+            report = publish_file(at, folder, step=step, everywhere=wait)
+        else:
+            report = publish_folder(at, folder, step=step, everywhere=wait, draft=draft)
     gc.freeze()  # nor is it searched at the end
     if as_json:
         print_json(report)
@@ -273,6 +282,7 @@ def register(app: App) -> None:
         "swarm-node seed --base ~/models/Qwen3-8B --via 203.0.113.9:4001    (swarm-node relay TICKET runs there)",
         "swarm-node seed --base runs/step_0 --watch runs --watch-marker STABLE",
         "swarm-node seed --base ~/models/Qwen3-8B --egress-copies 1.1",
+        "swarm-node seed --base ~/models/Qwen3-8B --draft ~/models/Qwen3-0.6B",
         "swarm-node seed --raw-mb 512",
     )
     offer(app, invite, TRAIN, "swarm-node invite", "swarm-node invite --expires 7d --nodes 100 --quota-gb 500 --json",
@@ -292,6 +302,7 @@ def register(app: App) -> None:
         "swarm-node publish runs/step_17 --wait --json",
         "swarm-node publish --raw data.tar.zst --wait",
         "swarm-node publish runs/adapter_17 --adapter math --wait",
+        "swarm-node publish runs/step_17 --draft runs/draft_17",
     )
     offer(app, adapters, TRAIN, "swarm-node adapters", "swarm-node adapters --json")
     offer(app, remove_adapter, TRAIN, "swarm-node remove-adapter math", "swarm-node remove-adapter math --json")

@@ -8,6 +8,7 @@ Modules:
 - `adapters`: The adapters in the slots of a seed's replica, by name
 - `admin`: Removes members, revokes tickets and undoes both, in a running seed
 - `coordinator`: The seed process
+- `draft`: The draft model of a seed, at its start and in its status
 - `file_publisher`: Publishes checkpoint folders and raw files in the seed's own process
 - `handover`: The last run of a swarm whose key was replaced
 - `home_layout`: The layout of a seed's home, with the parts of its first start
@@ -25,4 +26,5 @@ Modules:
 - `track`: What the seed remembers of each version for people
 - `trainer_server`: Answers trainers over a Unix socket
 - `turns`: The queue of trainers that want to publish
+- `version_changes`: What each version changed, from its seal until the ledger hears of it
 """

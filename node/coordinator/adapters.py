@@ -8,7 +8,7 @@ from codec import Replica
 from codec.adapter import CONFIG_BYTES, AdapterConfig
 from codec.errors import PeerError
 from codec.manifest import state_root
-from codec.parts import BASE, Kind, Part, base_layout, part_layout
+from codec.parts import BASE, DRAFT, Kind, Part, base_layout, part_layout
 from node.coordinator.slot_configs import SlotConfigs
 from node.ledger.part_history import BASE as BASE_NAME
 from node.ledger.part_history import WHOLE, Change
@@ -81,10 +81,8 @@ class AdaptersHeld:
             return 0  # of another base, which no node serves
 
     def name_of(self, part: Part) -> str:
-        """The name by which the ledger knows a part: empty for the base and its formats; of a draft or an empty slot,
+        """The name by which the ledger knows a part: empty for the base, its draft and its formats; of an empty slot,
         one that no adapter has."""
-        if part.kind is Kind.DRAFT:
-            return f"~{part}"
         if part.kind is not Kind.ADAPTER:
             return BASE_NAME
         config = self._configs.get(part.slot)
@@ -92,7 +90,7 @@ class AdaptersHeld:
 
     def change(self, parts: frozenset[Part] | None) -> Change:
         """What the replica's newest version changed, which changed `parts`. None: not known, so everything."""
-        if not self._slots and (parts is None or parts <= {BASE}):
+        if not self._slots and (parts is None or parts <= {BASE, DRAFT}):
             return WHOLE
         parts = frozenset({BASE, *map(Part.adapter, self._slots)}) if parts is None else parts
         before = {self.name_of(part) for part in parts}

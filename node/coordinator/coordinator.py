@@ -29,7 +29,8 @@ from codec.shards import Parallel, block_ranks, has_experts
 from codec.sign import Key
 from node.coordinator.adapters import AdaptersHeld
 from node.coordinator.admin import AdminService
-from node.coordinator.format_parts import FormatParts
+from node.coordinator.draft import DraftHeld, open_draft
+from node.coordinator.format_parts import CLASSES, FormatParts
 from node.coordinator.handover import Handover, hand_over
 from node.coordinator.home_layout import format_bytes, layout_of
 from node.coordinator.recovery import CHECKPOINTS_KEPT, open_newest_version
@@ -37,6 +38,7 @@ from node.coordinator.seed_log import SeedLog, next_command
 from node.coordinator.seed_status import seed_status
 from node.coordinator.track import SentBytes, Track
 from node.coordinator.trainer_server import TrainerServer
+from node.coordinator.version_changes import VersionChanges
 from node.host import kernels
 from node.host.announce import announced, reached_at
 from node.host.audit import audit, close
@@ -148,7 +150,9 @@ async def _run_with_key(config: SeedConfig, key: Key, task_status: trio.TaskStat
     if config.shards and not has_experts(checkpoint.layout):
         raise UsageError(f"--shards deals experts over ranks, and {base} has none: leave it out.")
     smaller = f"carry smaller files (--raw-mb {config.raw_mb})" if config.raw_mb else "use a machine with more"
+    draft = None if config.draft is None else await in_thread(open_draft, config.draft, checkpoint)
     held_bytes = checkpoint.layout.nbytes + format_bytes(checkpoint.layout, config.format)
+    held_bytes += 0 if draft is None else draft.layout.nbytes
     memory_plan.require(memory_plan.seed(held_bytes), memory.free_bytes(), smaller)
     with open_store(config.home, key.public, checkpoints_kept=CHECKPOINTS_KEPT) as store:
         if config.key is None and not _is_in(config.home / keyfile.AUTHORITY_KEY, key):
@@ -156,9 +160,9 @@ async def _run_with_key(config: SeedConfig, key: Key, task_status: trio.TaskStat
         if store.records.get("succession"):
             raise UsageError("This key was replaced (swarm-node rotate-key): start the seed with the new one.")
         model = Model(store, base=base, refer=not config.copy_base)
-        layout = await in_thread(layout_of, config, store, checkpoint, key)
-        head = await in_thread(open_newest_version, store, model, checkpoint, layout, key)
-        del checkpoint  # its files are mapped, and the pages that were read count as this process's memory
+        layout = await in_thread(layout_of, config, store, checkpoint, key, draft)
+        head = await in_thread(open_newest_version, store, model, checkpoint, layout, key, draft)
+        del checkpoint, draft  # its files are mapped, and the pages that were read count as this process's memory
         boot = next_boot(int(store.records.get("boot") or 0), time.time())
         store.records.put([("boot", str(boot).encode())])
         book = Book(config.home / "ledger.sqlite")
@@ -232,8 +236,8 @@ class Coordinator:
         self._publisher = SeedPublisher(key, self.endpoint.runtime, store, self.endpoint.jobs, self.endpoint.manifests)
         self._admin = AdminService(self.core, self.endpoint.runtime, trio.current_time)
         self._adapters = AdaptersHeld(self._publisher.replica)
-        self._changed_parts: frozenset[Part] | None = None
-        """Of the version that is being sealed."""
+        self._draft = DraftHeld(self._publisher.replica)
+        self._changes = VersionChanges(self._adapters)
         self.ledger.set_adapters(self._adapters.adapters)
 
     def _restored_ledger(self, book: Book, now: float) -> LedgerService:
@@ -359,11 +363,9 @@ class Coordinator:
         members = [lease.grant.peer for lease in self.core.book.leases.values()]
         elements = self._elements_of(parts)
         self.track.sealed(manifest, elements, members)
-        self._changed_parts = parts
-        try:
+        with self._changes.sealing(VersionId(manifest.epoch, manifest.version), parts):
             sealed = await self._publisher.seal(manifest)
-        finally:
-            self._changed_parts = None
+        self._draft.note(parts)
         self._seed_log.sealed(manifest, elements, self.track.trainer_step)
         return sealed
 
@@ -381,8 +383,8 @@ class Coordinator:
     # ------------------------------------------------------------ what the runtime tells us
 
     def committed(self, version: VersionId, manifest: Manifest, changes: tuple[StagedChunk, ...] | None) -> None:
-        change = self._adapters.change(self._changed_parts)
-        self.ledger.sealed(Head(manifest.epoch, manifest.version, manifest.root), change)
+        head = Head(manifest.epoch, manifest.version, manifest.root)
+        self.ledger.sealed(head, self._changes.confirmed(version))
 
     def notify(self, notice: Notice) -> None:
         match notice:
@@ -434,18 +436,18 @@ class Coordinator:
             addrs=reached_at(self._config, self.endpoint.addrs),
             now=trio.current_time(),
         )
-        status.parts = self._adapters.status()
+        status.parts, status.draft = self._adapters.status(), self._draft.status()
         return status
 
 
 def _classes(config: SeedConfig, layout: Layout) -> list[int] | None:
     """Of each block its class, if some members hold only some: by the ranks that need it, if experts are dealt over
-    ranks, and by whether formats replace it."""
+    ranks, and by the formats that replace it."""
     ranks = block_ranks(layout, config.shards, Parallel.EXPERT) if config.shards else None
     if not formats_of(layout):
         return ranks
-    sources = FormatParts(layout)
-    return [2 * (ranks[block] if ranks else 0) + sources.is_source(block) for block in range(layout.n_blocks)]
+    found = FormatParts(layout)
+    return [CLASSES * (ranks[block] if ranks else 0) + found.class_of(block) for block in range(layout.n_blocks)]
 
 
 def _authority(

@@ -22,7 +22,7 @@ from codec import BlockDelta, Layout, StagedBlock, chunk_target, state_root
 from codec.chunk import CODER_RAW, CODER_RICE
 from codec.errors import SwarmError
 from codec.part_view import PartView
-from codec.parts import BASE
+from codec.parts import BASE, base_layout, draft_blocks
 from codec.rice import bits_at
 from node.coordinator.publisher import Attempt, Publisher
 from node.coordinator.turns import Turns
@@ -69,7 +69,8 @@ class FilePublisher:
         if not is_ready or not await in_thread(_is_as_told, path, asked):
             await channel.send(FilesUnread())
             return
-        blocks = await in_thread(_open, path, asked, self._publisher.blocks_of(BASE).layout)
+        layout = base_layout(self._publisher.blocks_of(BASE).layout)
+        blocks = await in_thread(_open, path, asked, layout)
         encoder = FileEncoder(self._publisher, blocks, asked.step)
         error: SwarmError | None = None
         try:
@@ -118,7 +119,7 @@ class FilePublisher:
 @dataclass(slots=True)
 class FileEncoder:
     """Compares files with the base of the replica, block by block in several threads, and gives the publisher what
-    differs.
+    differs. A draft model stays as it is.
 
     `changed`: elements that differ so far. `stop`: set it from any thread to end the run with `ChannelClosed`.
     """
@@ -146,7 +147,7 @@ class FileEncoder:
     async def run(self, attempt: Attempt) -> None:
         """Encode every block. Raises `UsageError` when a file has changed meanwhile, and what the publisher raises."""
         self._hashes = self.view.hashes.copy()
-        left = iter(range(self.view.layout.n_blocks))
+        left = iter(range(self.view.layout.n_blocks - len(draft_blocks(self.view.layout))))
         expected = attempt.expected_bytes
         batch_bytes = max(chunk_target(expected), min(MAX_TURN_BYTES, expected // TURNS))
         work = partial(self._encode, left, self.publisher.seed.coder(), batch_bytes)

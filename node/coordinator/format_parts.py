@@ -16,15 +16,17 @@ import numpy as np
 import structlog
 
 from codec import BlockDelta, Layout, Replica, StagedBlock
-from codec.chunk import BlockEntry
+from codec.chunk import CODER_RAW, BlockEntry
 from codec.formats.coding import encode_format_block
 from codec.formats.part import Change, FormatBlock, FormatPart, reader_of
 from codec.formats.share import formats_of
-from codec.formats.spec import FORMATS, FormatTensor, is_quantised
+from codec.formats.spec import FORMATS, MAX_FORMATS, FormatTensor
 from codec.staging import block_hash, decode
 from swarm.runtime import in_thread
 
-__all__ = ["BaseChanges", "FormatDelta", "FormatParts", "compute_formats"]
+__all__ = ["CLASSES", "BaseChanges", "FormatDelta", "FormatParts", "compute_formats"]
+
+CLASSES: Final = 1 << MAX_FORMATS
 
 _log = structlog.get_logger(__name__)
 _KEPT_BYTES: Final = 512 << 20
@@ -129,18 +131,24 @@ class FormatParts:
 
     def __init__(self, layout: Layout) -> None:
         self._parts = [FormatPart(layout, FORMATS[name]) for name in formats_of(layout)]
-        self._sources = np.zeros(layout.n_blocks, np.bool_)
-        for tensor in layout.tensors if self._parts else ():
-            if is_quantised(tensor):
-                blocks = layout.blocks_of(tensor.name)
-                self._sources[blocks.start : blocks.stop] = True
+        self._quantising = np.zeros(layout.n_blocks, np.uint8)
+        """By block of the base: a bit for each format that quantises it."""
+        for number, part in enumerate(self._parts):
+            for tensor in part.tensors:
+                blocks = layout.blocks_of(tensor.base.name)
+                self._quantising[blocks.start : blocks.stop] |= 1 << number
 
     def __bool__(self) -> bool:
         return bool(self._parts)
 
     def is_source(self, block: int) -> bool:
         """Whether formats depend on this block."""
-        return bool(self._sources[block])
+        return bool(self._quantising[block])
+
+    def class_of(self, block: int) -> int:
+        """A number below `CLASSES`, equal for blocks of the base that the same formats quantise: members with a format
+        hold all blocks of a class, or none."""
+        return int(self._quantising[block])
 
     async def deltas(
         self, replica: Replica, changes: BaseChanges, coder: int
@@ -170,7 +178,7 @@ def _encoded(replica: Replica, block: FormatBlock, coder: int) -> FormatDelta | 
     encoded = encode_format_block(block.block, block.old, block.new, dtype, coder)
     if encoded is None:
         return None
-    if encoded.positions is None:
+    if encoded.positions is None or encoded.delta.coder == CODER_RAW:
         return FormatDelta(encoded.delta, None)
     old_hash = replica.hashes[block.block].tobytes()
     bits = block.new[encoded.positions]

@@ -31,7 +31,7 @@ from codec.chunk import CODER_RAW, BlockEntry
 from codec.errors import PeerError, UsageError
 from codec.pack import ClassPacker
 from codec.part_view import PartView
-from codec.parts import BASE, Part, PartBlocks, part_classes, part_layout, parts
+from codec.parts import BASE, Part, PartBlocks, part_classes, part_layout, parts, policy_part
 from node.coordinator.format_parts import BaseChanges, FormatParts
 from node.coordinator.turns import Busy
 from node.trainers.messages import VersionRef
@@ -130,8 +130,9 @@ class VersionSink(Protocol):
 class Publisher:
     """Publishes the versions of one seed. Calls come one at a time: begin, add..., end, begin, ...
 
-    A version is published for one part of the model (`codec.parts`): its blocks have their numbers in that part, its
-    trainer signs off the root of that part, and all other blocks stay as they are.
+    A version is published for one part of the model (`codec.parts`), where the base goes with its draft model: its
+    blocks have their numbers in that part, its trainer signs off the root of that part, and all other blocks stay as
+    they are.
     """
 
     def __init__(self, seed: VersionSink, classes: Sequence[int] | None = None) -> None:
@@ -170,11 +171,14 @@ class Publisher:
         return self._current().part_root()
 
     def blocks_of(self, part: Part | None) -> PartBlocks:
-        """A part of the model as a layout of its own; None: the whole. Raises `PeerError` for one that the model does
-        not have."""
+        """A part of the model as a layout of its own, the base with its draft; None: the whole. Raises `PeerError` for
+        one that the model does not have."""
         if part not in self._parts:
             layout = self.seed.replica.layout
-            self._parts[part] = PartBlocks(BASE, layout, 0, 0) if part is None else part_layout(layout, part)
+            if part is None:
+                self._parts[part] = PartBlocks(BASE, layout, 0, 0)
+            else:
+                self._parts[part] = policy_part(layout) if part == BASE else part_layout(layout, part)
         return self._parts[part]
 
     def view(self, part: Part) -> PartView:

@@ -99,7 +99,7 @@ class RankGroup:
         await self._tell(
             PublishOpened(
                 message.number, attempt.epoch, attempt.version, attempt.attempt, self._view.root,
-                batch_bytes, self._publisher.seed.coder(), ring=True,
+                batch_bytes, self._publisher.seed.coder(), ring=True, base_values=self._view.base_values,
             )
         )  # fmt: skip
 

@@ -27,13 +27,14 @@ def seed_status(
     assert state.manifest is not None
     assert state.held is not None
     assert endpoint.jobs is not None
-    assert endpoint.jobs.model.layout is not None
+    model = endpoint.jobs.model
+    assert model.layout is not None
     return SeedStatus(
         swarm=peer_id(state.swarm),
         head=state.held,
         root=state.manifest.root.hex(),
-        model_bytes=endpoint.jobs.model.layout.base_bytes,
-        memory=memory_status(memory_plan.seed(endpoint.jobs.model.layout.base_nbytes)),
+        model_bytes=model.layout.base_bytes,
+        memory=memory_status(memory_plan.seed(model.holding.nbytes(model.layout))),
         addrs=list(addrs),
         relays=endpoint.transport.reservations.state,
         sent_bytes=endpoint.transport.traffic.sent,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from codec import Replica
-from codec.adapter import is_adapter_name
+from codec.adapter import MAX_SLOTS, is_adapter_name
 from codec.errors import UsageError
 from codec.parts import Part
 from node.coordinator.slot_configs import SlotConfigs
@@ -123,7 +123,7 @@ class Slots:
         for part in free:
             return part, next(name for name, other in reserved.items() if other == part)
         names = ", ".join(sorted(published)[:8]) + (", ..." if len(published) > 8 else "")
-        raise UsageError(
-            f"All {self._count} slots for adapters are in use ({names}). Remove one (swarm-node remove-adapter NAME), "
-            "or start a new swarm with more of them (--adapters; at most 64)."
-        )
+        remedy = "Remove one (swarm-node remove-adapter NAME)"
+        if self._count < MAX_SLOTS:
+            remedy += f", or start a new swarm with more of them (--adapters; at most {MAX_SLOTS})"
+        raise UsageError(f"All {self._count} slots for adapters are in use ({names}). {remedy}.")

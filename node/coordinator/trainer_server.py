@@ -14,8 +14,9 @@ import trio
 
 from codec import shared
 from codec.errors import PeerError, SwarmError, UsageError
+from codec.manifest import open_manifest
 from codec.part_view import PartView
-from codec.parts import BASE, Part
+from codec.parts import Part, base_layout
 from node.coordinator.file_publisher import FilePublisher
 from node.coordinator.publisher import Publisher, VersionSink
 from node.coordinator.rank_group import RankGroups
@@ -38,6 +39,8 @@ from node.trainers.adapter_messages import AskAdapters, RemoveAdapter
 from node.trainers.messages import (
     MAX_RANKS,
     PROTOCOL,
+    ROLLOUTS,
+    Abort,
     Accuse,
     AskState,
     Attach,
@@ -64,6 +67,8 @@ from node.trainers.messages import (
     Stale,
     State,
     Taken,
+    Trained,
+    VersionSeal,
 )
 from swarm.guard import Source
 
@@ -242,7 +247,7 @@ class TrainerServer:
         return await self._slots.attach(adapter)
 
     async def _publish_part(self, channel: AsyncChannel, attach: Attach, ring: RingReader | None, part: Part) -> None:
-        await self._hand_replica(channel, self._publisher.view(part), with_base=bool(attach.adapter))
+        await self._hand_replica(channel, self._publisher.view(part), attach)
         rank_group = self._rank_groups.join(attach, part, channel)
         why: SwarmError | None = None
         try:
@@ -271,7 +276,21 @@ class TrainerServer:
             with trio.CancelScope(shield=True), trio.move_on_after(LEAVE_WITHIN_S):
                 await self._rank_groups.leave(rank_group, attach, channel, why)
 
-    async def _hand_replica(self, channel: AsyncChannel, view: PartView, *, with_base: bool) -> None:
+    async def _unheard(self, name: tuple[int, int] | None) -> VersionSeal | None:
+        """The seal of a version, (epoch, number), in the history of the head."""
+        if name is None:
+            return None
+        try:
+            seal = await self._seed.find(None, name[1])
+        except UsageError:
+            return None
+        if seal.id != name:
+            return None
+        changed = open_manifest(seal.manifest, self._seed.key.public).changed
+        return VersionSeal(seal.root, seal.payload_bytes, changed)
+
+    async def _hand_replica(self, channel: AsyncChannel, view: PartView, attach: Attach) -> None:
+        unheard = await self._unheard(attach.unheard)
         replica, hashes = self._seed.replica, view.hashes
         hashes_fd, memory = shared.reserve("swarm-hashes", hashes.nbytes)
         if hashes_fd is None:
@@ -281,9 +300,9 @@ class TrainerServer:
             epoch, version = self._seed.head
             attached = Attached(
                 epoch, version, view.root, view.layout.to_bytes(), replica.root, view.part.offset,
-                self._publisher.blocks_of(BASE).layout.to_bytes() if with_base else b"",
+                base_layout(replica.layout).to_bytes() if attach.adapter else b"", unheard,
             )  # fmt: skip
-            await channel.send(attached, [replica.seal_for_readers(), hashes_fd])
+            await channel.send(attached, [replica.seal_for_readers(view.part.offset), hashes_fd])
         finally:
             memory.close()
             close_fds([hashes_fd])
@@ -304,8 +323,9 @@ class TrainerServer:
             Binding(asked.n, asked.sampling, asked.max_lag, asked.whole, asked.prompts, asked.count),
             keep=asked.keep,
             total=asked.total,
-            paced=True,
+            paced=not asked.terms.evaluates,
             limits=limits_of(self._files()),
+            terms=asked.terms,
         )
         try:
             async with trio.open_nursery() as nursery:
@@ -322,6 +342,11 @@ class TrainerServer:
                             self._ledger.accuse(group, sample, why)
                         case Stale(group, epoch, version):
                             self._ledger.stale(group, (epoch, version))
+                        case Abort(groups):
+                            for group in groups:
+                                self._ledger.withdraw(session, group)
+                        case Trained(epoch, version):
+                            self._ledger.trained((epoch, version), session.part)
                         case _:
                             raise PeerError(f"rollouts: {type(message).__name__} out of turn")
         except BaseExceptionGroup as errors:
@@ -333,7 +358,8 @@ class TrainerServer:
         if offer.skipped:
             self._ledger.skip(session, offer.skipped)
         try:
-            self._ledger.offer(session, offer.group, offer.prompt)
+            sampling = session.own_sampling(offer.sampling)
+            self._ledger.offer(session, offer.group, offer.prompt, n=offer.n, sampling=sampling)
         except PeerError as error:
             session.refused[offer.group] = (str(error), False)
             session.wake()
@@ -356,18 +382,18 @@ class TrainerServer:
                 await self._send_group(channel, session.groups.popleft())
             if session.allowed != allowed:
                 allowed = session.allowed
-                await channel.send(Room(allowed))
+                await channel.send(Room(allowed, ROLLOUTS))
             await news.wait()
 
     async def _send_group(self, channel: AsyncChannel, group: Group) -> None:
-        for sample, done in sorted(group.done.items()):
+        for left, (sample, done) in zip(reversed(range(group.size)), sorted(group.done.items()), strict=True):
             rollout = done.rollout
             counted, lag = self._ledger.lag_of(group, done)
             await channel.send(
                 Sample(
                     group=group.id,
                     sample=sample,
-                    left=group.n - 1 - sample,
+                    left=left,
                     token_ids=rollout.token_ids,
                     logprobs=rollout.logprobs,
                     finish_reason=rollout.finish_reason,

@@ -1,10 +1,11 @@
 """The engines of a node: what generates tokens, in processes of its own.
 
 `interface` defines an engine, `host` is the node's side of an engine process, and `worker` is that process. The engines
-are `transformers` and `vllm`.
+are `transformers`, `vllm` and `sglang`.
 
 Modules:
 
+- `sglang/`
 - `vllm/`
 - `adapters`: Adapters (LoRA) as a node gives them to its engines
 - `arithmetic`: The name that an engine gives its arithmetic class
@@ -29,6 +30,8 @@ Modules:
 - `replay`: Draws a sample again, token by token
 - `rows`: The texts of a batch's rows, read by the model a token at a time
 - `sampling`: Drawing tokens from logits
+- `server_process`: The process of an inference server that an engine's driver starts
+- `server_specs`: The driver processes of a node's inference servers
 - `structures`: What the text of a completion must be
 - `texts`: The text of a continuation, and the stop texts in it
 - `top_logprobs`: The likeliest tokens of each draw with their log-probabilities

@@ -76,8 +76,9 @@ _log = EventLog(__name__)
 @dataclass(frozen=True, slots=True)
 class ReplicaRef:
     """The node's replica, from which an engine is filled. `fd` stays the replica's; `folder` has config and tokenizer.
-    `layout`: of the base alone, as `version` and `root` are. `window_fd`: memory into which the engine's blocks will be
-    read back (`node.engines.window`); None: they will not. `slots`: the swarm's room for adapters.
+    `layout`: of the base, as `version` and `root` are. `window_fd`: memory into which the engine's blocks will be
+    read back (`node.engines.window`); None: they will not. `slots`: the swarm's room for adapters. `draft`: the folder
+    of the draft model's small files, if the engine is to load it; it is in the layout then.
 
     The replica may move on at any time. The bits that are read then do not match `root`, and the reload finds out."""
 
@@ -88,6 +89,7 @@ class ReplicaRef:
     root: bytes
     window_fd: int | None = None
     slots: AdapterSlots | None = None
+    draft: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +254,7 @@ class EngineHost:
                 fds = [ref.fd] if ref.window_fd is None else [ref.fd, ref.window_fd]
                 message = Attach(
                     link.next_number(), ref.layout.to_bytes(), str(ref.folder), ref.version, ref.root,
-                    read_back=ref.window_fd is not None, slots=Slots.of(ref.slots),
+                    read_back=ref.window_fd is not None, slots=Slots.of(ref.slots), draft=str(ref.draft or ""),
                 )  # fmt: skip
                 proof = await link.ask(message, Proof, self._deadlines.attach_s, fds)
                 if proof.root == ref.root:

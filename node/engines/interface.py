@@ -75,13 +75,15 @@ class SharedReplica:
 
     The node may write new versions into it at any time. A reader that took bits of two versions finds out by the root.
     `fd`: its sealed memory, for passing on to other processes; open for the duration of the call that gets it.
-    `folder`: config and tokenizer files. `slots`: the room that the swarm has for adapters; None: for none.
+    `folder`: config and tokenizer files. `slots`: the room that the swarm has for adapters; None: for none. `draft`:
+    the small files of the draft model that the engine is to propose tokens by; its tensors are in the layout then.
     """
 
     replica: Replica
     fd: int
     folder: Path
     slots: AdapterSlots | None = None
+    draft: Path | None = None
 
     @property
     def layout(self) -> Layout:

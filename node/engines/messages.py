@@ -94,7 +94,8 @@ class Attach(msgspec.Struct, frozen=True, tag="attach"):
 
     `read_back`: the engine's memory will be the node's only copy of the model in memory. The window for `Read` is a
     second descriptor then (`node.engines.window`), and an engine that cannot be read back refuses. `slots`: the room
-    that the engine needs for adapters; None: the swarm has none. The layout is the base's alone.
+    that the engine needs for adapters; None: the swarm has none. `draft`: as `folder`, of the draft model; empty: there
+    is none to load. The layout is that of the base, with the draft model if that is to be loaded.
     """
 
     number: Number
@@ -104,6 +105,7 @@ class Attach(msgspec.Struct, frozen=True, tag="attach"):
     root: Root
     read_back: bool = False
     slots: Slots | None = None
+    draft: str = ""
 
 
 class Stage(msgspec.Struct, frozen=True, tag="stage"):

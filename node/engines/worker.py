@@ -169,7 +169,8 @@ class Worker:
         replica = Replica.attach(os.dup(fd), layout, np.zeros((layout.n_blocks, 32), np.uint8))
         slots = message.slots
         room = None if slots is None else AdapterSlots(slots.count, slots.rank, slots.elements)
-        self._engine.attach_replica(SharedReplica(replica, fd, Path(message.folder), room))
+        draft = Path(message.draft) if message.draft else None
+        self._engine.attach_replica(SharedReplica(replica, fd, Path(message.folder), room, draft))
         held = self._reload(message.version, message.root)
         self._window = None
         if message.read_back:

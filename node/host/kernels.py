@@ -35,7 +35,7 @@ threading.Thread(target=end_with_parent, daemon=True).start()
 from pathlib import Path
 from codec.bits import DTYPES
 from codec.kernels.jit import cache_folder
-from codec.rice import warm_up
+from codec.staging import warm_up
 with open(cache_folder() / "compiling", "w") as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)
     for name in sys.argv[1:]:
@@ -56,7 +56,7 @@ async def warm_up(dtypes: Iterable[str] = ()) -> bool:
         if not await _compile(missing):
             return False  # the cache is full or read-only, for example: the first use compiles
         _log.info("compiled_kernels", seconds=round(trio.current_time() - began, 1))
-    from codec.rice import warm_up as load
+    from codec.staging import warm_up as load
 
     for name in names:
         await in_thread(load, DTYPES[name])

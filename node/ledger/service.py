@@ -27,6 +27,7 @@ from node.ledger.routes import why_no_routes
 from node.ledger.rules import Ledger
 from node.ledger.session import GroupOffer, WorkSession
 from node.ledger.state import AcceptedRollout, Group, Head
+from node.ledger.terms import PLAIN, Terms
 from node.settings.event_log import EventLog
 from node.status.schema import ClientStatus, LedgerStatus
 from swarm.transport.identity import peer_id
@@ -145,6 +146,8 @@ class LedgerService:
         be written and told."""
         now = self._clock()
         self._ledger.tick(now)
+        if void := self._ledger.partial.cut_due(now):
+            self._nodes.withdraw(void)
         for name in [name for name, until in self._orphans.items() if until <= now]:
             del self._orphans[name]
             self._nodes.withdraw(self._ledger.drop_session(name))
@@ -207,6 +210,7 @@ class LedgerService:
             affinity=offer.affinity,
             whole=session.work.whole,
             now=self._clock(),
+            terms=session.terms,
         )
         session.wanted.add(group)
 
@@ -214,7 +218,8 @@ class LedgerService:
         """Hand over the groups that are durable now, and tell each session how many groups it may offer."""
         for name, session in self._sessions.items():
             groups = self._fresh(ready.get(session, []))  # none for a session that was opened during the write
-            session.hand_over(groups, session.offered + self._ledger.room(name, session.work.n, session.part))
+            room = self._ledger.room(name, session.work.n, session.part, session.terms)
+            session.hand_over(groups, session.offered + room)
 
     def _wake(self) -> None:
         self._due.set()
@@ -237,6 +242,11 @@ class LedgerService:
         self._ledger.begin_version(version, part)
         self._discard_unfetched()
 
+    def trained(self, version: Version, part: str = BASE) -> None:
+        """The weights of the trainer of `part` are at `version`, which may not be published yet."""
+        self._ledger.note_trained(version, part)
+        self._discard_unfetched()
+
     def abandoned(self) -> None:
         """The version that was begun will not be sealed."""
         self._ledger.abandon_version()
@@ -254,7 +264,7 @@ class LedgerService:
 
     def lag_of(self, group: Group, done: AcceptedRollout) -> tuple[Version, int]:
         """(the version that lags of `group` are counted from now, how many versions behind it `done` is)."""
-        counted = self._ledger.head.counted_from(group.max_lag, group.adapter)
+        counted = group.counted_from(self._ledger.head)
         if done.oldest[0] != counted[0]:
             return counted, group.max_lag + 1
         return counted, max(0, self._ledger.parts.since(group.adapter, done.oldest, counted))
@@ -319,12 +329,13 @@ class LedgerService:
         total: int | None = None,
         paced: bool = False,
         limits: ModelLimits = NO_LIMITS,
+        terms: Terms = PLAIN,
     ) -> WorkSession:
         """Open a session for request groups of this work.
 
         `keep`: its work outlives the session, and the trainer may come back for it. `total`: how many groups will be
         offered, if that is known. `paced`: the trainer takes groups one after another, and how fast it does limits what
-        is begun for it. `limits`: those of the model.
+        is begun for it. `limits`: those of the model. `terms`: what it asks of its groups beyond their samples.
 
         Raises `PeerError` when the session is open already, `KeyTaken` when its name stands for other work,
         `UsageError` when the swarm does not have the adapter that the work is for.
@@ -337,7 +348,7 @@ class LedgerService:
             self._ledger.bind(name, work)
         self._orphans.pop(name, None)
         self._ledger.reopen(name)
-        session = WorkSession(name, work, keep, total, limits)
+        session = WorkSession(name, work, keep, total, limits, terms)
         self._sessions[name] = session
         if paced:
             self._ledger.track_consumption(name, work.max_lag, self._clock(), session.part)
@@ -387,8 +398,10 @@ class LedgerService:
         self._expect(session)
 
     def withdraw(self, session: WorkSession, group: bytes) -> None:
-        """Nobody waits for this group any more."""
-        self._offers = [offer for offer in self._offers if offer.group != group]
+        """Nobody waits for this group of the session any more."""
+        if (found := self._ledger.groups.get(group)) is not None and found.session != session.name:
+            return
+        self._offers = [offer for offer in self._offers if offer.group != group or offer.session is not session]
         self._nodes.withdraw(self._ledger.drop(group))
         session.forget(group)
 

@@ -6,6 +6,7 @@ engine; `engine_updater` stages and commits each version.
 Modules:
 
 - `changed_parts`: What a version changes of the base, and which other parts
+- `draft`: The swarm's draft model at one node
 - `engine_client`: What the rollout worker uses of an engine
 - `engine_facts`: Tells the ledger what this node's engine can do, and which adapters it has
 - `engine_memory`: The engine's memory as the node's replica

@@ -1,4 +1,6 @@
-"""What a version changes, divided for an engine: the base's blocks, which it writes into its weights, and other parts.
+"""What a version changes, divided for an engine: the blocks that it writes into its weights, and other parts.
+
+An engine loads the base, or the base with its draft model: the first blocks of the model.
 
 Pure: it is told each version in order, and keeps only the hashes of all blocks.
 """
@@ -11,13 +13,13 @@ from numpy.typing import NDArray
 
 from codec import Layout, StagedChunk
 from codec.manifest import state_root
-from codec.parts import Part, base_layout, changed_parts, parts
+from codec.parts import Part, base_layout, changed_parts, parts, policy_part
 
 __all__ = ["ChangedParts", "VersionChanges"]
 
 
 class VersionChanges(NamedTuple):
-    """What one version changes. `base`: the changes of the base. `base_root`: the root of the base in this version.
+    """What one version changes. `base`: the changes of what the engine loads. `base_root`: its root in this version.
     `parts`: all parts that it changes. `hashes`: uint8 (n_blocks, 32), of all blocks in this version."""
 
     base: tuple[StagedChunk, ...]
@@ -29,9 +31,10 @@ class VersionChanges(NamedTuple):
 class ChangedParts:
     """Divides the changes of the versions of one model."""
 
-    def __init__(self, layout: Layout, hashes: NDArray[np.uint8]) -> None:
-        """`hashes`: uint8 (n_blocks, 32), of the whole model in the version before the first that is divided."""
-        self.base = base_layout(layout)
+    def __init__(self, layout: Layout, hashes: NDArray[np.uint8], *, drafted: bool = False) -> None:
+        """`hashes`: uint8 (n_blocks, 32), of the whole model in the version before the first that is divided.
+        `drafted`: the engine loads the draft model with the base."""
+        self.base = policy_part(layout).layout if drafted else base_layout(layout)
         self._ranges = parts(layout)
         self._hashes = hashes.copy()
 

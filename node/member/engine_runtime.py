@@ -22,15 +22,17 @@ from codec.parts import Kind, base_layout
 from codec.sign import Key
 from node.engines.group import EngineGroup
 from node.engines.host import EngineDeadlines, EngineHost, EngineLost, EngineSpec, ReplicaRef, worker_command
-from node.engines.vllm.specs import specs_of
+from node.engines.server_specs import specs_of
 from node.host.last_line import last_line
 from node.member.changed_parts import ChangedParts
+from node.member.draft import NodeDraft
 from node.member.engine_memory import EngineMemory
 from node.member.format_engine import FormatEngine
 from node.member.milestones import Look
 from node.member.slot_bits import SlotBits
 from node.member.worker import NodeWorker
 from node.settings.config import JoinConfig
+from node.settings.engine_choice import SERVER_ENGINES
 from node.status.schema import EngineCommit, OwnStatus
 from swarm.protocol.core.events import VersionId
 from swarm.runtime import in_thread
@@ -83,17 +85,19 @@ class EngineRuntime:
         self._commits: deque[_Commit] = deque()
         self._committed = trio.Event()
         """`_commits` has grown; replaced when it was read."""
-        specs = specs_of(config) if config.engine == "vllm" else None
+        specs = specs_of(config) if config.engine in SERVER_ENGINES else None
         self.urls = () if specs is None else tuple(spec.url for spec in specs)
-        """OpenAI endpoints of the engines; empty without vLLM."""
+        """OpenAI endpoints of the engines; empty for an engine of this environment."""
         hosts = [self._own_host()] if specs is None else [
             EngineHost(spec, self._lend_replica, EngineDeadlines(commit_s=_VLLM_COMMIT_S))
             for spec in specs
         ]  # fmt: skip
         share = config.held_shard
         form = share.name if isinstance(share, FormatShare) else ""
-        self.host = EngineGroup(hosts, form)
-        self._format = FormatEngine(self.host, DequantisedReplica(model, store, form)) if form else None
+        packed = config.engine_holds == "format"
+        self.host = EngineGroup(hosts, f"{form}-packed" if packed else form)
+        bits = DequantisedReplica(model, store, form, packed=packed) if form else None
+        self._format = None if bits is None else FormatEngine(self.host, bits)
         """What the engines are filled from, if the node holds a format."""
         self._memory = EngineMemory(self.host, model) if config.replica == "engine" else None
         """The engines' memory, where it is the replica."""
@@ -102,6 +106,7 @@ class EngineRuntime:
         self._parts: ChangedParts | None = None
         """Divides the changes of versions; None: it has to begin with a version whose hashes are known."""
         self._slots: SlotBits | None = None
+        self._draft = NodeDraft(config, store, model, self.urls)
 
     def _own_host(self) -> EngineHost:
         """An engine in a process of this very environment."""
@@ -118,6 +123,7 @@ class EngineRuntime:
         async with trio.open_nursery() as nursery:
             await nursery.start(self.host.run)
             nursery.start_soon(self._follow_replica)
+            nursery.start_soon(self._draft.run)
             if self._memory is not None:
                 nursery.start_soon(self._memory.run)
             if self._format is not None:
@@ -151,7 +157,7 @@ class EngineRuntime:
                 layout = self._model.layout
                 assert layout is not None
                 if self._format is not None:
-                    await self._follow_format(self._format, commit, layout)
+                    await self._follow_format(self._format, commit)
                 elif layout.base_blocks < layout.n_blocks:
                     await self._follow_parts(commit, layout)
                 elif commit.changes is None:
@@ -160,15 +166,15 @@ class EngineRuntime:
                     descriptor, _ = await in_thread(write_patch, commit.changes, layout)
                     self.worker.update(commit.version, commit.root, descriptor)
 
-    async def _follow_format(self, engine: FormatEngine, commit: _Commit, layout: Layout) -> None:
+    async def _follow_format(self, engine: FormatEngine, commit: _Commit) -> None:
         """As `_follow_replica`, where the engine has the base that a format's codes stand for."""
         version, root, changes = commit
-        found = None if changes is None else await engine.changes(version, changes)
+        found = None if changes is None else await engine.patch(version, changes)
         if found is None:
             await self._reload(version)
             return
-        descriptor, _ = await in_thread(write_patch, found.changes, layout)
-        self.worker.update(version, root, descriptor, base_root=found.root)
+        descriptor, base_root = found
+        self.worker.update(version, root, descriptor, base_root=base_root)
 
     async def _follow_parts(self, commit: _Commit, layout: Layout) -> None:
         """As `_follow_replica`, where the model has other parts than the base: the engine gets a patch of the base if
@@ -176,13 +182,15 @@ class EngineRuntime:
         version, root, changes = commit
         if changes is None or self._parts is None:  # begin with a version whose hashes are known
             hashes = await in_thread(self._model.hashes_at, version)
-            self._parts = None if hashes is None else ChangedParts(layout, hashes)
+            drafted = self._draft.loaded(layout)
+            self._parts = None if hashes is None else ChangedParts(layout, hashes, drafted=drafted)
             await self._reload(version)
             if self._parts is None:
                 return  # the replica has gone on to a later version, which follows
             divided = self._parts.everything()
         else:
             divided = self._parts.divide(changes)
+            self._draft.note(divided.parts)
         if self._slots is None:
             self._slots = SlotBits(layout)
         slots = sorted(part.slot for part in divided.parts if part.kind is Kind.ADAPTER)
@@ -207,15 +215,20 @@ class EngineRuntime:
         await self._has_version.wait()
         folder = await in_thread(self._write_files)
         memory = self._memory
-        lend = partial(in_thread, self._model.lend) if memory is None else memory.lend
+        layout = self._model.layout
+        assert layout is not None
+        draft = await in_thread(self._draft.folder, layout)
+        lend = partial(in_thread, partial(self._model.lend, drafted=draft is not None))
+        lend = lend if memory is None else memory.lend
         lend = lend if self._format is None else self._format.lend
         while (loan := await lend()) is None:  # noqa: ASYNC110 - a catch-up tells nobody its end
             await trio.sleep(_LEND_AGAIN_S)
+        if self._format is not None:
+            await self._format.write_files(folder)
         self.worker.know(loan.version, loan.swarm_root)
         window_fd = None if memory is None else memory.window_fd
-        assert self._model.layout is not None
-        slots = None if self._format is not None else AdapterSlots.of(self._model.layout)
-        return ReplicaRef(loan.layout, loan.fd, folder, loan.version, loan.root, window_fd, slots)
+        slots = None if self._format is not None else AdapterSlots.of(layout)
+        return ReplicaRef(loan.layout, loan.fd, folder, loan.version, loan.root, window_fd, slots, draft)
 
     def _write_files(self) -> Path:
         """Write config, tokenizer and the like, as the layout names them, into a folder that an engine can load."""
@@ -272,6 +285,7 @@ class EngineRuntime:
         own.engine_restarts = self.host.restarts
         own.engine_reloads = self.host.reloads
         own.engine_urls = list(self.urls)
+        own.draft = self._draft.status()
         if self._memory is not None:
             own.live_reads = self._memory.reads
         own.tokens_s = self.worker.tokens_per_s

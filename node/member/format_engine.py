@@ -1,14 +1,16 @@
 """The engines of a node that holds a format: filled from the base that the codes stand for, and updated with it."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import trio
 
 from codec import StagedChunk
+from codec.patch import write_patch
 from node.engines.group import EngineGroup
 from swarm.protocol.core.events import VersionId
 from swarm.runtime import in_thread
-from swarm.runtime.replica.dequantised import DequantisedReplica, EngineChanges
+from swarm.runtime.replica.dequantised import DequantisedReplica
 from swarm.runtime.replica.files import Loan
 
 __all__ = ["FormatEngine"]
@@ -40,7 +42,17 @@ class FormatEngine:
         self._lent.set()
         return loan
 
-    async def changes(self, version: VersionId, staged: Sequence[StagedChunk]) -> EngineChanges | None:
-        """What a version changes in the engines; None: not known, so they have to be filled again."""
+    async def write_files(self, folder: Path) -> None:
+        """Write the small files that the engines need in place of the model's, once bits were lent."""
+        for name, data in self._replica.files.items():
+            await in_thread((folder / name).write_bytes, data)
+
+    async def patch(self, version: VersionId, staged: Sequence[StagedChunk]) -> tuple[int, bytes] | None:
+        """(a patch with what a version changes in the engines, the root of their bits afterwards); None: not known, so
+        they have to be filled again."""
         async with self._using:
-            return await in_thread(self._replica.changes, version, staged)
+            found = await in_thread(self._replica.changes, version, staged)
+        if found is None:
+            return None
+        descriptor, _ = await in_thread(write_patch, found.changes, self._replica.layout)
+        return descriptor, found.root

@@ -156,6 +156,10 @@ EVENTS: Final[Mapping[str, Event]] = {
         "The engine cannot serve the adapter {adapter}: {why}. This node gets no work for it.",
         "start the node with what the sentence asks for",
     ),
+    "draft_not_loaded": Event(
+        "This node holds the swarm's draft model and passes it on, but its engine does not load it: {why}.",
+        "[what loads it](vllm.md#draft-models)",
+    ),
     "not_staged": Event("Version {version} was not staged: {why}."),
     "no_work": Event(
         "The ledger gives this node no work: {why}.", "`swarm-node quarantine` on the trainer's machine says more"

@@ -96,23 +96,29 @@ def publisher(model_bytes: int, copies: int, *, threads: int = 1) -> Plan:
 
 
 def node(
-    model_bytes: int,
+    held_bytes: int,
     *,
     on_disk: bool,
+    engine_model_bytes: int | None = None,
     from_engine: bool = False,
     engine: str = "none",
     device: str = "cpu",
     engines: int = 1,
     threads: int = 1,
 ) -> Plan:
-    """A node while it joins and afterwards. `on_disk`: where its replica is; a replica on disk is read through the page
-    cache, which the system takes back when it needs it. `from_engine`: it is read from its engine's memory instead."""
+    """A node while it joins and afterwards. `held_bytes`: of its replica: the model, or what it holds of it.
+
+    `on_disk`: where its replica is; a replica on disk is read through the page cache, which the system takes back when
+    it needs it. `engine_model_bytes`: of the model that the engine computes with, if these are more: a format's codes
+    stand for a whole bf16 model. `from_engine`: the replica is read from the engine's memory.
+    """
+    model_bytes = held_bytes if engine_model_bytes is None else engine_model_bytes
     return Plan("This node", (
-        Part("replica", 0 if on_disk else model_bytes),
+        Part("replica", 0 if on_disk else held_bytes),
         Part("engine", engines * engine_bytes(model_bytes, engine, device)),
-        Part("staged changes", _staged_bytes(model_bytes)),
+        Part("staged changes", _staged_bytes(held_bytes)),
         Part("blocks read from the engine", _WINDOW_BYTES if from_engine else 0),
-        Part("patch for the engine", 0 if engine == "none" else _share(model_bytes, _PATCH_SHARE)),
+        Part("patch for the engine", 0 if engine == "none" else _share(held_bytes, _PATCH_SHARE)),
         Part("coding", threads * _CODING_BYTES),
         Part("process", _MEMBER_BYTES + _PIECES_BYTES + _FETCHED_BYTES),
     ))  # fmt: skip

@@ -24,6 +24,8 @@ class _SeedParts(Protocol):
     def format(self) -> tuple[str, ...]: ...
     @property
     def raw_mb(self) -> int: ...
+    @property
+    def draft(self) -> Path | None: ...
 
 
 class _NodeShare(Protocol):
@@ -36,13 +38,17 @@ class _NodeShare(Protocol):
     @property
     def engine(self) -> str: ...
     @property
+    def engine_holds(self) -> str: ...
+    @property
+    def engine_url(self) -> tuple[str, ...]: ...
+    @property
     def raw_out(self) -> Path | None: ...
     @property
     def replica(self) -> str: ...
 
 
 def check_parts(config: _SeedParts) -> None:
-    """Raise `UsageError` for shards, adapters or formats that a seed cannot have."""
+    """Raise `UsageError` for shards, adapters, formats or a draft model that a seed cannot have."""
     if config.shards and not 2 <= config.shards <= MAX_RANKS:
         raise UsageError(f"--shards: 2 to {MAX_RANKS} ranks, or 0")
     if config.shards and config.raw_mb:
@@ -53,6 +59,8 @@ def check_parts(config: _SeedParts) -> None:
         raise UsageError(f"--adapter-rank: 1 to {MAX_RANK}, and only with --adapters")
     if config.adapters and config.raw_mb:
         raise UsageError("--adapters: a file has no layers to adapt; leave out --raw-mb")
+    if config.draft is not None and config.raw_mb:
+        raise UsageError("--draft: a file has no tokens to propose; leave out --raw-mb")
     for name in config.format:
         format_named(name)
     if len(config.format) > MAX_FORMATS or len(set(config.format)) < len(config.format):
@@ -73,6 +81,14 @@ def check_share(config: _NodeShare) -> None:
             raise UsageError("--format: a file has no weights to quantise; leave out --raw-out")
         if config.replica not in ("auto", "ram"):
             raise UsageError(f"--format: its blocks are kept in memory; leave out --replica {config.replica}")
+    if config.engine_holds == "format":
+        if config.engine_url:
+            raise UsageError("--engine-holds format: vLLM must be started with another config; leave out --engine-url")
+        if config.format != ("int4-group-e8",) or config.engine != "vllm":
+            raise UsageError(
+                "--engine-holds format: only a vLLM computes with packed codes, and only with those of int4-group-e8; "
+                "add --engine vllm --format int4-group-e8"
+            )
     if config.shard:
         Shard.parse(config.shard)
         if config.engine != "none":

@@ -247,6 +247,22 @@ class PartsStatus(Struct, kw_only=True):
     """By slot."""
 
 
+class DraftStatus(Struct, kw_only=True):
+    """The draft model that a swarm carries with its base."""
+
+    root: str = ""
+    """Hash over its bits, hex."""
+    versions: int = 0
+    """Versions since this process started that changed it."""
+    weights_bytes: int = 0
+    """A full copy of it."""
+    loaded: bool | UnsetType = UNSET
+    """Of a node: whether its engines propose tokens by it."""
+    acceptance: float | UnsetType | None = UNSET
+    """Where it is loaded: tokens that a step of the policy gives on average, since the engines started, at least 1;
+    None: not known yet."""
+
+
 class SeedStatus(Struct, kw_only=True, tag_field="role", tag="seed"):
     """A seed and its swarm. Byte counts are since the seed started."""
 
@@ -260,6 +276,8 @@ class SeedStatus(Struct, kw_only=True, tag_field="role", tag="seed"):
     """A full copy of the model, without other parts than the base."""
     parts: PartsStatus | UnsetType = UNSET
     """Of a model that has slots for adapters."""
+    draft: DraftStatus | UnsetType = UNSET
+    """Of a swarm that carries a draft model."""
     addrs: list[str] = []
     """Where members reach the seed."""
     relays: dict[str, str] = {}
@@ -328,6 +346,8 @@ class OwnStatus(Struct, kw_only=True):
     """See `MemberStatus.shard`."""
     root: str | None = None
     """Hash over the bits of `held`, hex."""
+    draft: DraftStatus | UnsetType = UNSET
+    """Of a swarm that carries a draft model."""
     catching_up: float = 1.0
     """See `MemberStatus.catching_up`."""
     phase: str = ""

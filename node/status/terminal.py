@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import trio
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -319,6 +319,20 @@ def _adapters(status: Status) -> RenderableType | None:
     return Group(table, free) if parts.adapters else free
 
 
+def _draft(status: Status) -> RenderableType | None:
+    """The draft model that the swarm carries."""
+    own = status.draft if isinstance(status, SeedStatus) else status.nodes[0].draft if status.nodes else UNSET
+    if isinstance(own, UnsetType):
+        return None
+    words = [f"draft model: {size_text(own.weights_bytes)}, root {own.root[:12]}"]
+    words.append(f"changed by {own.versions} versions since the start")
+    if own.loaded is False:
+        words.append("not loaded")
+    elif isinstance(own.acceptance, float):
+        words.append(f"acceptance length {own.acceptance:.2f}")
+    return Text(", ".join(words))
+
+
 def _step_times(steps: Sequence[Step]) -> RenderableType | None:
     """Where each version's time went, from the begin of its publish to the slowest engine's next token."""
     known = [step for step in steps if step.extract_s is not None]
@@ -367,7 +381,7 @@ def view(picture: Picture) -> RenderableType:
     steps = status.steps if isinstance(status, SeedStatus) else []
     for part in (
         _quarantine(rows), _suspects(status), _time_split(rows), _stripes(status), _steps(steps, picture.rewards),
-        _experts(steps), _adapters(status), _step_times(steps), *_lines(picture),
+        _experts(steps), _adapters(status), _draft(status), _step_times(steps), *_lines(picture),
     ):  # fmt: skip
         if part is not None:
             parts += [Text(), part]

@@ -170,9 +170,11 @@ class LedgerStatus(Struct, kw_only=True):
     """The seed's ledger. Counts are since the seed started, except those of work that is open."""
 
     groups_open: int = 0
-    """Request groups of which samples are still to come."""
+    """Request groups of which samples are still to come, without those of evaluations."""
     groups_ready: int = 0
-    """Complete request groups that the trainer has not taken."""
+    """Complete request groups that the trainer has not taken, without those of evaluations."""
+    groups_evaluating: int = 0
+    """Request groups of evaluations that were not taken."""
     samples_free: int = 0
     """Of open groups: leased to no node."""
     samples_leased: int = 0

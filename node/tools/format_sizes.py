@@ -103,7 +103,7 @@ def sizes_of_step(old: Path, new: Path, forms: Sequence[Format]) -> list[FormatS
         nbytes = coded_bytes(one, other, spec.type)
         for sizes in rows:
             sizes.bf16_bytes += nbytes
-            if not is_quantised(spec):
+            if not is_quantised(spec, sizes.form):
                 sizes.kept_bytes += nbytes
                 continue
             tensor = FormatTensor(sizes.form, spec)

@@ -16,12 +16,16 @@ Modules:
 - `errors`: The errors that a trainer may have to catch
 - `file_messages`: The messages by which a command has the seed publish files
 - `held_gateway`: A gateway whose address outlives the seed that serves it
+- `importance`: Importance weights from log-probabilities, truncated
 - `messages`: The messages between a trainer and the seed on its host
 - `prime_rl`: prime-rl on the swarm, without a change to it
 - `prompts`: Turns a trainer's prompt into the token ids that nodes continue
 - `publish_adapter`: Publishes an adapter's folder, and removes adapters, for `swarm-node`
 - `publish_files`: Publishes checkpoint folders and raw files, for `swarm-node publish`
 - `publish_here`: Publishes files from this process, for a seed that does not read them itself
+- `readiness`: Which nodes are ready to generate, and what is missing until enough are
+- `rollout_group`: What a trainer gets for a prompt
+- `rollout_stream`: The iterator that `Swarm.rollouts` returns
 - `rollouts`: Complete groups from the swarm, as an iterator
 - `routes`: Routes of experts replayed in the trainer's model
 - `standing`: The swarm's state as its seed reports it

@@ -11,38 +11,49 @@ model that FSDP2 shards attaches and publishes, with the same calls in the same 
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Sized
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
 from codec import Layout
 from codec.errors import SwarmError, UsageError
+from codec.parts import policy_base
 from node.engines.base import SamplingParams
+from node.ledger.terms import Terms
 from node.trainers.attach import attach, find_or_start
 from node.trainers.connection.patience import log
 from node.trainers.connection.seedlink import SeedProcess, ask_state, home_folder
 from node.trainers.errors import PromptRefused, SwarmBusy, SwarmDown, SwarmTimeout
 from node.trainers.messages import OpenGateway, OpenRollouts, VersionRef
-from node.trainers.prompts import Prompt, Tokens, check_prompts
+from node.trainers.prompts import Prompt, PromptSpec, Tokens, check_prompts
 from node.trainers.publish.line import OnBusy
 from node.trainers.publish.lines import PublishLines
 from node.trainers.publish.publication import Publication
-from node.trainers.rollouts import Check, RefusedPrompt, Rollout, RolloutGroup, rollouts
+from node.trainers.readiness import NodeReadiness, NodeState, Readiness, wait_ready
+from node.trainers.rollout_group import Check, RefusedPrompt, Rollout, RolloutGroup
+from node.trainers.rollout_stream import RolloutStream
+from node.trainers.rollouts import Choice, rollouts
 from node.trainers.standing import standing
+from node.trainers.tensors.drafted import Drafted
 
 if TYPE_CHECKING:
     from node.trainers.held_gateway import HeldGateway
 
 __all__ = [
     "Check",
+    "NodeReadiness",
+    "NodeState",
     "PromptRefused",
+    "PromptSpec",
     "Publication",
+    "Readiness",
     "RefusedPrompt",
     "Rollout",
     "RolloutGroup",
+    "RolloutStream",
     "SamplingParams",
     "Swarm",
     "SwarmBusy",
@@ -56,10 +67,16 @@ STATE_WITHIN_S: Final = 5.0
 """How long `Swarm.state` waits for the seed: a training loop that logs it must not wait for a seed that is stuck."""
 
 
+def _source(model: Any, draft: Any) -> Any:
+    """What a publish line copies."""
+    return model if draft is None else Drafted(model, draft)
+
+
 class Swarm:
     """A trainer's handle on its swarm. Make one with `Swarm.attach`.
 
-    Use it from one thread. It is a context manager, whose end calls `close`.
+    Use it from one thread; iterators of rollouts may be used in other threads, each in one. It is a context manager,
+    whose end calls `close`.
     """
 
     def __init__(self, lines: PublishLines, base: Path | None, seed: SeedProcess | None, max_lag: int) -> None:
@@ -70,6 +87,8 @@ class Swarm:
         self._seed = seed
         self._max_lag = max_lag
         self._gateway: HeldGateway | None = None
+        self._trained: set[str] = set()
+        """Adapters (empty: the base) that were trained since they were published last."""
 
     @classmethod
     def attach(
@@ -126,6 +145,7 @@ class Swarm:
         *,
         step: int,
         adapter: str | None = None,
+        draft: Any = None,
         on_busy: OnBusy = "wait",
         timeout_s: float = 600.0,
     ) -> Publication:
@@ -140,6 +160,10 @@ class Swarm:
         with plain LoRA (of peft, for example; of several adapters, the one of this name, else the active one), a pair
         (peft config, tensors by peft's names), or the path of a folder that peft saved. Rank, alpha and modules may
         change from one version to the next.
+
+        `draft`: the draft model's weights, given as `model` is, by the names of the folder that the seed was started
+        with (`--draft`). Both become one version. None: the draft stays as it is. Of several ranks, rank 0 gives all of
+        it. A version that "coalesce" replaces takes its draft with it.
 
         At most two versions are unsealed at a time, of the base and of each adapter. `on_busy`: what a third does.
         "wait": wait for the oldest to be sealed. "coalesce": replace the one that has not begun, which becomes
@@ -156,38 +180,45 @@ class Swarm:
         returned is in the publication's `error` and in `state`, and is logged.
         """
         if adapter is None:
-            return self._lines.base(step, timeout_s).publish(model, step, on_busy, timeout_s)
-        return self._lines.adapter(adapter, step, timeout_s).publish(model, step, on_busy, timeout_s)
+            publication = self._lines.base(step, timeout_s).publish(_source(model, draft), step, on_busy, timeout_s)
+        elif draft is not None:
+            raise UsageError("A version of an adapter changes nothing else: publish the draft model with the base.")
+        else:
+            publication = self._lines.adapter(adapter, step, timeout_s).publish(model, step, on_busy, timeout_s)
+        self._trained.discard(adapter or "")
+        return publication
 
-    def resume(self, root: bytes, model: Any = None, *, timeout_s: float = 600.0) -> tuple[int, int]:
+    def resume(self, root: bytes, model: Any = None, *, draft: Any = None, timeout_s: float = 600.0) -> tuple[int, int]:
         """Bring the swarm back to the version with this root, after the trainer has loaded its checkpoint.
 
         If that version is the head, nothing happens. Else it becomes the head again, under its number in a new epoch:
         every node goes back to it, and rollouts of later versions are refused. `root`: `Publication.root`, 32 bytes.
         `model`: your own weights, which must have this root; without it the seed uses the versions that it keeps, at
-        least eight. `timeout_s`: for each wait, the versions on their way among them. Returns (epoch, version) of the
-        head.
+        least eight. `draft`: with `model`, the draft model's weights in that version; None: it has not changed since.
+        `timeout_s`: for each wait, the versions on their way among them. Returns (epoch, version) of the head.
 
         Raises `UsageError` when no version has this root, the seed no longer has its bits, or `model` has another root;
         `SwarmTimeout`; and what `publish` raises.
         """
-        return self._go_back(VersionRef(root=root), model, timeout_s)
+        return self._go_back(VersionRef(root=root), model, draft, timeout_s)
 
-    def rollback(self, version: int, model: Any = None, *, timeout_s: float = 600.0) -> tuple[int, int]:
+    def rollback(
+        self, version: int, model: Any = None, *, draft: Any = None, timeout_s: float = 600.0
+    ) -> tuple[int, int]:
         """As `resume`, by a version's number in the history of the head."""
-        return self._go_back(VersionRef(version=version), model, timeout_s)
+        return self._go_back(VersionRef(version=version), model, draft, timeout_s)
 
-    def _go_back(self, wanted: VersionRef, model: Any, timeout_s: float) -> tuple[int, int]:
+    def _go_back(self, wanted: VersionRef, model: Any, draft: Any, timeout_s: float) -> tuple[int, int]:
         line = self._lines.base(timeout_s=timeout_s)
         if model is None:
             line.go_back(wanted, timeout_s)
         elif wanted.root != line.drain(timeout_s):
-            line.publish(model, 0, "wait", timeout_s, again=wanted).wait(timeout_s=timeout_s)
+            line.publish(_source(model, draft), 0, "wait", timeout_s, again=wanted).wait(timeout_s=timeout_s)
         return self._lines.head
 
     def rollouts(
         self,
-        prompts: Iterable[Prompt],
+        prompts: Iterable[Prompt | PromptSpec],
         n: int,
         sampling: SamplingParams,
         *,
@@ -196,14 +227,23 @@ class Swarm:
         whole: bool = False,
         routes: bool = False,
         check: Check | None = None,
+        keep: Callable[[RolloutGroup], bool] | None = None,
+        take: int | None = None,
+        partial_after_s: float | None = None,
+        least: int = 1,
+        lag_from: Literal["sealed", "trained"] = "sealed",
+        purpose: Literal["train", "evaluate"] = "train",
+        priority: int = 0,
         timeout_s: float = 600.0,
-    ) -> Iterator[RolloutGroup | RefusedPrompt]:
+    ) -> RolloutStream:
         """`n` accepted samples of every prompt: an iterator of groups in the order in which they are complete.
 
-        Of several complete groups, the one with the earliest prompt comes first. Closing the iterator withdraws the
-        prompts that are left.
+        Of several complete groups, the one with the earliest prompt comes first. The iterator is for `for` loops and
+        for `async for` (under asyncio and trio). Closing it withdraws the prompts that are left; its `abort` withdraws
+        one.
 
-        `prompts`: each is token ids, a text, or chat messages (for the base folder's tokenizer and chat template). They
+        `prompts`: each is token ids, a text, or chat messages (for the base folder's tokenizer and chat template), or a
+        `PromptSpec` with one of these and with `n`, sampling or metadata of its own. They
         are taken as fast as you take groups, so an endless iterator is fine. The nodes know how long a list is, and
         finish it together. For a prompt that cannot be generated for (it is none of these, or longer than the model
         reads), the iterator yields a `RefusedPrompt` instead of a group, and goes on. Check `group.refused`, or use the
@@ -222,7 +262,20 @@ class Swarm:
         `whole`: each group is generated by one node in one batch, so that with a `key` its bits do not depend on the
         node. `routes`: each rollout says which experts every token took (`Rollout.routes`), for `replayed_routes`; only
         of a mixture of experts. `check`: compares samples with your own scores before you get them; see `Check`.
-        `timeout_s`: the longest time without a complete group.
+
+        `keep`: a filter: you do not get the groups for which `keep(group)` is false. `take`: the iterator ends after
+        this many groups; when the last of them is complete, the other groups are aborted: their leases end, and nodes
+        stop generating them. So `take=12` of 16 prompts gives the 12 groups that are complete first.
+
+        `partial_after_s`: this long after its prompt was offered, a group comes with the samples that it has by then,
+        or as soon as it has `least`; nodes stop generating the others. `RolloutGroup.is_partial` says so.
+
+        `lag_from`: "trained": `max_lag` counts from the weights that you are training, so versions on their way count,
+        and weights that you have announced with `mark_trained`. "sealed": from the newest sealed version.
+
+        `purpose`: "evaluate": samples for an evaluation beside the training, from another thread or task. The status
+        counts their groups apart, and how fast you take them limits neither them nor the training's. `priority`: -8 to
+        8; nodes begin work of a higher one first. `timeout_s`: the longest time without a complete group.
 
         Raises `UsageError` when `prompts` is a single prompt, `n` or `key` is out of range, the key is bound to other
         work, the swarm has no such adapter, or the model has no experts whose routes could be given; `SwarmTimeout`
@@ -235,11 +288,15 @@ class Swarm:
             sampling = sampling.with_options(**wanted, **({"routes": True} if routes else {}))
         except ValueError as error:
             raise UsageError(f"rollouts: {error}.") from error
+        if take is not None and take < 1:
+            raise UsageError("rollouts: take is at least 1.")
         session = os.urandom(16).hex() if key is None else key
         total = len(prompts) if isinstance(prompts, Sized) else None
+        terms = Terms(partial_after_s, least, priority, lag_from == "trained", purpose == "evaluate")
         request = OpenRollouts(
-            session, n, sampling, self._max_lag, keep=key is not None, whole=whole, total=total, refusals=True
-        )
+            session, n, sampling, self._max_lag, keep=key is not None, whole=whole, total=total, refusals=True,
+            terms=terms,
+        )  # fmt: skip
         try:
             request = msgspec.convert(msgspec.to_builtins(request), OpenRollouts)
         except msgspec.ValidationError as error:
@@ -251,8 +308,25 @@ class Swarm:
             self._tokens.of,
             timeout_s,
             check,
-            partial(self._lag_base, sampling.extra.adapter),
+            partial(self._trained_version if terms.from_trained else self._lag_base, sampling.extra.adapter),
+            Choice(keep, take),
         )
+
+    def mark_trained(self, adapter: str | None = None) -> None:
+        """The weights (of this adapter, or of the base) have changed since they were published last, and will be
+        published. Until then `rollouts(lag_from="trained")` counts them as one version more.
+
+        Call it after an optimizer step that you do not publish at once. `publish` takes it back.
+        """
+        self._trained.add(adapter or "")
+
+    def _trained_version(self, adapter: str) -> tuple[int, int]:
+        """The version that the trainer's weights are at: the newest published one, sealed or not, or one more."""
+        epoch, version = self._lines.head_of(adapter)
+        unsealed = [pub for pub in self._lines.unsealed_of(adapter) if not pub.superseded]
+        known = [pub.version for pub in unsealed if pub.version is not None]
+        coming = sum(pub.version is None for pub in unsealed) + bool({adapter, ""} & self._trained)
+        return epoch, max([version, *known]) + coming
 
     def _lag_base(self, adapter: str) -> tuple[int, int]:
         """The version that lags of `adapter` (empty: of the base) are counted from; see `attach`. Of two unsealed
@@ -263,6 +337,30 @@ class Swarm:
         if not any(pub.version is None or pub.version > version for pub in unsealed):
             return epoch, version
         return epoch, NEWER_THAN_ALL if adapter else version + 1
+
+    def wait_ready(
+        self,
+        nodes: int | None = None,
+        *,
+        tokens_per_second: float | None = None,
+        max_lag: int = 0,
+        timeout_s: float = 600.0,
+        tell: Callable[[str], None] | None = None,
+    ) -> Readiness:
+        """Wait until the swarm is ready to generate, and return which nodes are.
+
+        A node is ready when its engine has proven the newest sealed version, or one at most `max_lag` versions older,
+        and the node is neither silent nor in quarantine.
+
+        `nodes`: wait for this many ready nodes; without it, for one. `tokens_per_second`: wait until the ready nodes
+        make this much together, by the ledger's measurements; of a node that has not generated yet, by the test that it
+        ran when its engine was loaded. `tell(sentence)`: called with what is missing, at first and whenever that
+        changes; without it, a warning is logged at growing intervals.
+
+        Raises `SwarmTimeout` after `timeout_s`, with what is missing; `SwarmDown` when no seed answers by then;
+        `UsageError` for a number that is out of range.
+        """
+        return wait_ready(self._home, nodes, tokens_per_second, timeout_s, max_lag, tell)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -291,7 +389,7 @@ class Swarm:
     @property
     def layout(self) -> Layout:
         """The names, shapes and dtypes of the base's tensors."""
-        return self._lines.base().layout
+        return policy_base(self._lines.base().layout)
 
     @property
     def openai_url(self) -> str:

@@ -88,7 +88,7 @@ def _attach_ranks(model: Any, home: Path, base: Path | None) -> Attachment:
         rank_info = RankInfo(home, meeting.lead(lambda: os.urandom(16)), meeting.rank, meeting.world)
         link = meeting.gather_own(lambda: Link(rank_info))
         layout = link.replica.layout
-        ownership = Ownership(layout, meeting.gather(lambda: check_names(layout, model)))
+        ownership = Ownership(layout, meeting.gather(lambda: check_names(layout, model, leads=rank_info.leads)))
         created = Copies.create(layout, rank_info.world) if rank_info.leads else None
         owner = meeting.lead(lambda: (os.getpid(), _shared_fd(created)))
         copies = meeting.gather_own(lambda: created or Copies.open(layout, rank_info.world, owner))

@@ -8,7 +8,7 @@ Each connection has one purpose, which its first message names, and the trainer 
     or, in the place of a version:
         GoBack (rank 0) ---> WentBack (to each rank)
     OpenRollouts ---> Room                                             one batch of prompts; then, in any order:
-        Offer..., Taken..., Accuse..., Stale...   Room..., Sample..., OfferRefused...
+        Offer..., Taken..., Accuse..., Stale..., Abort..., Trained...   Room..., Sample..., OfferRefused...
     AskState ---> State
     OpenGateway ---> GatewayOpened                                     the seed serves until this connection ends
     Judge ---> Judged                                                  the operator quarantines or releases a node
@@ -27,6 +27,7 @@ import msgspec
 
 from codec.chunk import MAX_BODY_BYTES, BlockDelta
 from node.engines.base import SamplingParams
+from node.ledger.terms import PLAIN, Terms
 from node.status.schema import SeedReport
 from node.trainers.adapter_messages import AdapterRemoved, Adapters, AskAdapters, RemoveAdapter
 from node.trainers.file_messages import FilesEncoded, FilesOpened, FilesPublished, FilesUnread, PublishFiles, Refusal
@@ -34,6 +35,8 @@ from node.trainers.file_messages import FilesEncoded, FilesOpened, FilesPublishe
 __all__ = [
     "MAX_RANKS",
     "PROTOCOL",
+    "ROLLOUTS",
+    "Abort",
     "Accuse",
     "AskState",
     "Attach",
@@ -65,12 +68,17 @@ __all__ = [
     "Stale",
     "State",
     "Taken",
+    "Trained",
     "VersionRef",
+    "VersionSeal",
     "WentBack",
 ]
 
 PROTOCOL: Final = 3
 """Number of this protocol. It grows when old and new processes cannot understand each other."""
+ROLLOUTS: Final = 1
+"""What this release understands of rollouts. It grows with fields and messages that an older seed would ignore or
+refuse. 1: `Offer.n` and `Offer.sampling`, `OpenRollouts.terms`, `Abort`, `Trained`."""
 MAX_RANKS: Final = 1024
 """Ranks of one trainer. Ranks share a host, so this is far above what exists; it bounds what the seed allocates."""
 
@@ -84,6 +92,14 @@ PartText = Annotated[str, msgspec.Meta(min_length=1, max_length=80)]
 Packed32 = Annotated[bytes, msgspec.Meta(max_length=4 << 16)]
 
 
+class VersionSeal(msgspec.Struct, frozen=True, array_like=True):
+    """What the seal of a version says. `root`: over all parts. `changed`: elements, over all ranks."""
+
+    root: Hash
+    payload_bytes: U63
+    changed: U63
+
+
 class Attach(msgspec.Struct, frozen=True, tag="attach"):
     """A rank asks to publish.
 
@@ -91,7 +107,8 @@ class Attach(msgspec.Struct, frozen=True, tag="attach"):
     `world`: the number of its ranks. `ring_bytes`: the message comes with the descriptor of a ring of this size
     (`node.ipc.ring`) for this rank's blocks; 0: without. `part`: the part of the model that it publishes, as
     `codec.parts.Part` writes it. `adapter`: instead of `part`, the name of an adapter, whose slot the seed finds, or
-    takes for a new name. Only a trainer of one rank publishes an adapter.
+    takes for a new name. Only a trainer of one rank publishes an adapter. `unheard`: (epoch, version) that this rank
+    sent over an earlier connection, which ended before the seed said that it was sealed.
     """
 
     protocol: int
@@ -101,14 +118,16 @@ class Attach(msgspec.Struct, frozen=True, tag="attach"):
     ring_bytes: U63 = 0
     part: PartText = "base"
     adapter: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    unheard: tuple[U32, U63] | None = None
 
 
 class Attached(msgspec.Struct, frozen=True, tag="attached"):
     """The rank is attached. Holds the head, and the root and the layout's bytes of the part that it publishes; blocks
     have their numbers in that layout. `swarm_root`: over all parts. `base`: for an adapter, the base's layout.
+    `unheard`: the seal of the version that `Attach` named; None: it was not sealed, or was rolled back.
 
-    Comes with two descriptors: the seed's replica, in which the part begins at byte `offset`, and which the memfd seals
-    against writing; and the hashes of the part's blocks.
+    Comes with two descriptors: the seed's replica, in which the part begins at byte `offset`, and which can be mapped
+    for reading only; and the hashes of the part's blocks.
     """
 
     epoch: U32
@@ -118,6 +137,7 @@ class Attached(msgspec.Struct, frozen=True, tag="attached"):
     swarm_root: Hash
     offset: U63 = 0
     base: bytes = b""
+    unheard: VersionSeal | None = None
 
 
 class VersionRef(msgspec.Struct, frozen=True, array_like=True):
@@ -147,7 +167,7 @@ class PublishOpened(msgspec.Struct, frozen=True, tag="opened"):
 
     `batch_bytes`: payload after which a rank sends its blocks, so that chunks leave as they fill. `coder`: of
     `codec.chunk`, to code the blocks with. `ring`: the seed reads the ring of each rank that gave it one, so these
-    ranks send `PublishShared` and not `PublishBlocks`.
+    ranks send `PublishShared` and not `PublishBlocks`. `base_values`: see `codec.replica.Replica`.
     """
 
     number: U63
@@ -158,6 +178,7 @@ class PublishOpened(msgspec.Struct, frozen=True, tag="opened"):
     batch_bytes: U63
     coder: Annotated[int, msgspec.Meta(ge=0, le=1)]
     ring: bool = False
+    base_values: bool = False
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
@@ -248,7 +269,7 @@ class OpenRollouts(msgspec.Struct, frozen=True, tag="rollouts"):
     generated by one node, in one batch. `total`: how many prompts the trainer will offer on this connection, if known.
     `prompts`, `count`: hash and number of all prompts of the session, if known; with `keep` the session is bound to
     these prompts, this `n` and this sampling. `refusals`: the trainer understands `OfferRefused`; without it, a refused
-    prompt ends the connection.
+    prompt ends the connection. `terms`: what else it asks of the groups.
     """
 
     session: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
@@ -261,21 +282,27 @@ class OpenRollouts(msgspec.Struct, frozen=True, tag="rollouts"):
     prompts: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
     count: U63 = 0
     refusals: bool = False
+    terms: Terms = PLAIN
 
 
 class Room(msgspec.Struct, frozen=True, tag="room"):
-    """Flow control: the trainer may offer `allowed` groups in all, counted from the opening of this connection."""
+    """Flow control: the trainer may offer `allowed` groups in all, counted from the opening of this connection.
+    `speaks`: the seed's `ROLLOUTS`; 0: a release before it had one."""
 
     allowed: U63
+    speaks: U32 = 0
 
 
 class Offer(msgspec.Struct, frozen=True, tag="offer"):
     """One prompt, as packed token ids. Offering a group twice does no harm. `skipped`: how many of the `total` prompts
-    so far were refused by the trainer's own side, and will not be offered."""
+    so far were refused by the trainer's own side, and will not be offered. `n`, `sampling`: None: as the session
+    says."""
 
     group: GroupId
     prompt: Packed32
     skipped: U63 = 0
+    n: Annotated[int, msgspec.Meta(ge=1, le=4096)] | None = None
+    sampling: SamplingParams | None = None
 
 
 class OfferRefused(msgspec.Struct, frozen=True, tag="offer-refused"):
@@ -332,6 +359,20 @@ class Stale(msgspec.Struct, frozen=True, tag="stale"):
     place of those that are."""
 
     group: GroupId
+    epoch: U32
+    version: U63
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """The trainer no longer wants these groups, which it has offered: their leases end, and nodes stop generating."""
+
+    groups: Annotated[tuple[GroupId, ...], msgspec.Meta(min_length=1, max_length=1024)]
+
+
+class Trained(msgspec.Struct, frozen=True, tag="trained"):
+    """The trainer's weights are at this version, which may be sealed, on its way, or not published yet. Lags of a
+    session with `Terms.from_trained` are counted from it."""
+
     epoch: U32
     version: U63
 
@@ -418,6 +459,8 @@ FromTrainer = (
     | Taken
     | Accuse
     | Stale
+    | Abort
+    | Trained
     | AskState
     | OpenGateway
     | Judge

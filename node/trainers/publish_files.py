@@ -46,21 +46,28 @@ class _Ended(NamedTuple):
 
 
 def publish_folder(
-    home: Path, folder: Path, *, step: int = 0, everywhere: bool = False, as_it_was: Stamp | None = None
+    home: Path,
+    folder: Path,
+    *,
+    step: int = 0,
+    everywhere: bool = False,
+    as_it_was: Stamp | None = None,
+    draft: Path | None = None,
 ) -> dict[str, Any]:
     """Publish the checkpoint in `folder` through the seed of `home`, and return plain values about the version.
 
     Needs no torch. Float32 tensors of a half-precision base are rounded and half-precision tensors of a float32 base
     widened, as in `Swarm.publish`. `everywhere`: also wait until every live node holds the version. `as_it_was`: the
-    files when the checkpoint was found complete; by default as they are now. Raises `Unreachable` without a seed,
+    files when the checkpoint was found complete; by default as they are now. `draft`: the folder of the draft model's
+    new weights, which this process reads; None: it stays as it is. Raises `Unreachable` without a seed,
     `UsageError` when the checkpoint is of another model or is written to while it is read (the version is not sealed
     then), and what `Swarm.publish` and `Publication.wait` raise.
     """
-    found = _by_seed(home, folder, as_it_was, raw=False, step=step)
+    found = None if draft is not None else _by_seed(home, folder, as_it_was, raw=False, step=step)
     if found is None:
         from node.trainers.publish_here import publish_folder_here
 
-        return publish_folder_here(home, folder, step=step, everywhere=everywhere, as_it_was=as_it_was)
+        return publish_folder_here(home, folder, step=step, everywhere=everywhere, as_it_was=as_it_was, draft=draft)
     return _report(home, found, step, everywhere)
 
 

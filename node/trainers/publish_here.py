@@ -14,6 +14,7 @@ from codec.bits import Bits
 from codec.checkpoint import Checkpoint
 from codec.errors import SwarmError, UsageError
 from codec.layout import Layout
+from codec.parts import draft_layout, policy_base
 from node.host.stamp import Stamp, stamp
 from node.trainers.attach import attach, default_threads
 from node.trainers.connection.seedlink import ask_state
@@ -21,7 +22,8 @@ from node.trainers.errors import SwarmDown
 from node.trainers.file_messages import PUBLISHED_WITHIN_S
 from node.trainers.publish.line import PublishLine
 from node.trainers.standing import holders
-from node.trainers.tensors.file_blocks import CheckpointBlocks, RawBlocks
+from node.trainers.tensors.drafted import NO_DRAFT
+from node.trainers.tensors.file_blocks import CheckpointBlocks, DraftedBlocks, RawBlocks
 from node.trainers.tensors.rounding import bring, can_bring
 from swarm.transport.base import Unreachable
 
@@ -32,19 +34,39 @@ CLOSED_WITHIN_S: Final = 60.0
 
 
 def publish_folder_here(
-    home: Path, folder: Path, *, step: int = 0, everywhere: bool = False, as_it_was: Stamp | None = None
+    home: Path,
+    folder: Path,
+    *,
+    step: int = 0,
+    everywhere: bool = False,
+    as_it_was: Stamp | None = None,
+    draft: Path | None = None,
 ) -> dict[str, Any]:
-    """As `node.trainers.publish_files.publish_folder`, without asking the seed to read the files."""
+    """As `node.trainers.publish_files.publish_folder`, without asking the seed to read the files. `draft`: the folder
+    of the draft model's new weights; None: it stays as it is."""
 
-    def blocks(base: Layout) -> CheckpointBlocks:
-        return folder_blocks(folder, base, as_it_was)
+    def blocks(layout: Layout) -> CheckpointBlocks | DraftedBlocks:
+        base = folder_blocks(folder, policy_base(layout), as_it_was)
+        return base if draft is None else DraftedBlocks(base, _draft_blocks(draft, layout), layout)
 
-    return _publish(home, blocks, step, everywhere)
+    return _publish(home, blocks, step, everywhere, keep_draft=draft is None)
+
+
+def _draft_blocks(folder: Path, layout: Layout) -> CheckpointBlocks:
+    """The draft model's bits. `layout`: of the base with its draft.
+
+    Raises `UsageError` when the swarm has none, and when the folder has another."""
+    own = draft_layout(layout)
+    if own is None:
+        raise UsageError(NO_DRAFT)
+    before, checkpoint = _stamped(folder, None)
+    _check_same_model(checkpoint, own, "draft model")
+    return CheckpointBlocks(checkpoint, own, before)
 
 
 def publish_file_here(home: Path, file: Path, *, step: int = 0, everywhere: bool = False) -> dict[str, Any]:
     """As `node.trainers.publish_files.publish_file`, without asking the seed to read the file."""
-    return _publish(home, lambda layout: RawBlocks(file, layout), step, everywhere)
+    return _publish(home, lambda layout: RawBlocks(file, layout), step, everywhere, keep_draft=True)
 
 
 def folder_blocks(folder: Path, base: Layout, as_it_was: Stamp | None) -> CheckpointBlocks:
@@ -66,29 +88,40 @@ def folder_tensors(folder: Path, base: Layout, as_it_was: Stamp | None = None) -
 
 def _open(folder: Path, base: Layout, as_it_was: Stamp | None) -> tuple[Stamp, Checkpoint]:
     """The files as they are to be read, and the checkpoint. Raises `UsageError`."""
-    try:
-        before = stamp(folder) if as_it_was is None else as_it_was
-    except OSError:
-        before = ()  # opening the checkpoint raises the error
-    checkpoint = Checkpoint.open(folder)
+    before, checkpoint = _stamped(folder, as_it_was)
     _check_same_model(checkpoint, base)
     return before, checkpoint
 
 
+def _stamped(folder: Path, as_it_was: Stamp | None) -> tuple[Stamp, Checkpoint]:
+    try:
+        before = stamp(folder) if as_it_was is None else as_it_was
+    except OSError:
+        before = ()  # opening the checkpoint raises the error
+    return before, Checkpoint.open(folder)
+
+
 def _publish(
-    home: Path, source: Callable[[Layout], CheckpointBlocks | RawBlocks], step: int, everywhere: bool
+    home: Path,
+    source: Callable[[Layout], CheckpointBlocks | DraftedBlocks | RawBlocks],
+    step: int,
+    everywhere: bool,
+    *,
+    keep_draft: bool,
 ) -> dict[str, Any]:
-    """`source(layout)`: the new bits, in the layout of the seed's replica."""
+    """`source(layout)`: the new bits, in the layout of the seed's replica. `keep_draft`: without the draft model's."""
     try:
         ask_state(home)
     except SwarmDown as error:
         raise Unreachable(str(error)) from error
     line = PublishLine(attach(None, home, None), default_threads(1), partial(holders, home), in_place=True)
-    blocks: CheckpointBlocks | RawBlocks | None = None
+    blocks: CheckpointBlocks | DraftedBlocks | RawBlocks | None = None
     try:
         blocks = source(line.layout)
         blocks.check_unchanged()
-        publication = line.publish_blocks(blocks, step, PUBLISHED_WITHIN_S, expected_bytes=blocks.nbytes)
+        publication = line.publish_blocks(
+            blocks, step, PUBLISHED_WITHIN_S, expected_bytes=blocks.nbytes, keep_draft=keep_draft
+        )
         publication.wait(1.0 if everywhere else 0.0, PUBLISHED_WITHIN_S)
     finally:
         with suppress(SwarmError):  # the publication has raised it
@@ -108,8 +141,9 @@ def _publish(
     }
 
 
-def _check_same_model(checkpoint: Checkpoint, base: Layout) -> None:
-    """Raises `UsageError` when a checkpoint's tensors are not the base's, before a version is begun."""
+def _check_same_model(checkpoint: Checkpoint, base: Layout, whose: str = "base") -> None:
+    """Raises `UsageError` when a checkpoint's tensors are not those of the swarm's model, before a version is begun.
+    `whose`: that model, in words."""
     specs, base_specs = (
         {name: (spec.dtype, spec.shape) for spec in layout.tensors for name in (spec.name, *spec.aliases)}
         for layout in (checkpoint.layout, base)
@@ -122,7 +156,8 @@ def _check_same_model(checkpoint: Checkpoint, base: Layout) -> None:
     name = min(differing)
     there, here = (_describe(table.get(name)) for table in (specs, base_specs))
     raise UsageError(
-        f"{checkpoint.path} is of another model than the seed's base: {name} is {there} in it, {here} in the base. "
+        f"{checkpoint.path} is of another model than the seed's {whose}: {name} is {there} in it, {here} in the "
+        f"{whose}. "
         "Publish checkpoints of the model that the seed was started with."
     )
 

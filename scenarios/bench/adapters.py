@@ -3,16 +3,21 @@
     python -m scenarios.bench.adapters [--adapters 8] [--rank 16] [--updates 40] [--hidden 256] [--json]
 
 One sequence of each adapter and one of the base run on one vLLM, while the adapters get new versions in turn, a tenth
-of the weights each. The base's sequence is read as a stream, token by token: `others_gap_ms` are the largest gaps
-between two of its tokens in which a switch fell, and `quiet_gap_ms` those in which none fell. `switch_ms` is the time
-between two steps that a switch took, which is the whole pause of the adapter's own sequences. `stage_ms` is the time to
-prepare and prove a version, beside the steps. Tokens a second are of all sequences together, with and without adapters.
+of the weights each. The base's sequence is read as a stream, token by token: `others_gap_ms` are the gaps between two
+of its tokens in which a switch fell, and `quiet_gap_ms` those in which none fell. `skipped_steps` are the shares of
+both that are as long as two steps, by the median of the quiet ones: a switch that takes no step from other sequences
+does not add to it. `switch_ms` is the time between two steps that a switch took, which is the whole pause of the
+adapter's own sequences. `stage_ms` is the time to prepare and prove a version, beside the steps. After each switch the
+live bits are read back again, and `live_bits_proven` counts those that have the adapter's root; no gap is taken from
+that time. Tokens a second are of all sequences together, with and without adapters.
 """
 
 import argparse
+import contextlib
 import http.client
 import json
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -59,14 +64,12 @@ def measure(count: int, rank: int, updates: int, hidden: int, threads: int | Non
                 "each its own": _rate(live, [adapter.name for adapter in made]),
             }
             found = _update(live, made, updates)
-            proven = all(live.engine.adapter_root(slot) == adapter.root(slot) for slot, adapter in enumerate(made))
     return {
         "scenario": "adapters",
         "adapters": count,
         "rank": rank,
         "elements": slots.elements,
         "updates": updates,
-        "live_bits_proven": proven,
         "tokens_per_s_without_room": round(plain, 1),
         "tokens_per_s": {name: round(rate, 1) for name, rate in rates.items()},
         **found,
@@ -124,7 +127,7 @@ def _update(live: Bench, made: list[MadeAdapter], updates: int) -> dict[str, Any
     flights = [live.begin([Prompt(PROMPT, i)], SamplingParams(900), adapter.name) for i, adapter in enumerate(made)]
     while len(stream.times) < 20:
         time.sleep(0.05)
-    staged, switched, times = [], [], []
+    staged, switched, times, proofs, proven = [], [], [], [], 0
     for update in range(updates):
         slot = update % len(made)
         if flights[slot].done():
@@ -138,18 +141,31 @@ def _update(live: Bench, made: list[MadeAdapter], updates: int) -> dict[str, Any
         times.append((began, time.perf_counter()))
         staged.append(began - started)
         time.sleep(0.2)
+        began = time.perf_counter()
+        proven += live.engine.adapter_root(slot) == made[slot].root(slot)
+        proofs.append((began, time.perf_counter()))
     stream.stop()
-    gaps = list(stream.gaps())
-    hit = [end - begin for begin, end in gaps if any(b < end and begin < e for b, e in times)]
-    quiet = [end - begin for begin, end in gaps if not any(b < end and begin < e for b, e in times)]
+    gaps = [gap for gap in stream.gaps() if not _overlaps(gap, proofs)]
+    hit = [end - begin for begin, end in gaps if _overlaps((begin, end), times)]
+    quiet = [end - begin for begin, end in gaps if not _overlaps((begin, end), times)]
+    two_steps = 2 * statistics.median(quiet)
     for flight in flights:
         flight.result(WITHIN_S)
     return {
+        "live_bits_proven": proven,
         "stage_ms": _spread(staged),
         "switch_ms": _spread(switched),
         "others_gap_ms": _spread(hit),
         "quiet_gap_ms": _spread(quiet),
+        "skipped_steps": {
+            name: round(sum(gap >= two_steps for gap in of) / max(1, len(of)), 3)
+            for name, of in (("others", hit), ("quiet", quiet))
+        },
     }
+
+
+def _overlaps(gap: tuple[float, float], spans: Sequence[tuple[float, float]]) -> bool:
+    return any(begin < gap[1] and gap[0] < end for begin, end in spans)
 
 
 def _spread(seconds: Sequence[float]) -> dict[str, float]:
@@ -170,7 +186,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, help="CPU threads of vLLM")
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     given = parser.parse_args(arguments)
-    found = measure(given.adapters, given.rank, given.updates, given.hidden, given.threads)
+    with contextlib.redirect_stdout(sys.stderr):  # the driver's log
+        found = measure(given.adapters, given.rank, given.updates, given.hidden, given.threads)
     print(json.dumps(found) if given.json else json.dumps(found, indent=2))
 
 

@@ -2,9 +2,10 @@
 
     python -m scenarios.bench.format_memory [--mb 1000] [--format int4-group-e8] [--embeddings 0.03]
 
-A seed carries a made-up model of `--mb` bytes in bf16, of which a share (`--embeddings`) stays bf16 in every format. A
-bf16 node and a node with the format join and follow two versions. Then the memory of each process is read: shared
-memory, which holds the replica, and anonymous memory. The ratio `process` is of both together.
+A seed carries a made-up model of `--mb` bytes in bf16, of which a share (`--embeddings`) is an embedding: bf16 in fp8
+and int8 formats, int8 in int4 formats. A bf16 node and a node with the format join and follow two versions. Then the
+memory of each process is read: shared memory, which holds the replica, and anonymous memory. The ratio `process` is of
+both together. The same ratios of known models are reckoned from their shapes (`node.settings.memory_plan`).
 """
 
 import json
@@ -20,13 +21,16 @@ import numpy as np
 from codec import Checkpoint, Layout, TensorSpec, write_checkpoint
 from codec.bits import Bits
 from codec.formats.spec import FORMATS, format_ratio
+from node.settings import memory_plan
 from node.tools.made_up import made_up_step
+from node.tools.shapes import shapes_of
 from scenarios.harness.command import json_parser, run_as_program
 from scenarios.harness.swarm import Swarm, swarm_in
 
-__all__ = ["main", "measure"]
+__all__ = ["main", "measure", "reckon"]
 
 _ROWS, _COLUMNS = 2048, 2048
+_KNOWN = ("qwen3-8b", "llama-3-70b")
 
 
 def _layout(model_bytes: int, embeddings: float) -> Layout:
@@ -87,6 +91,15 @@ def measure(folder: Path, model_mb: float, name: str, embeddings: float) -> dict
     }
 
 
+def reckon(shapes: str, name: str) -> dict[str, Any]:
+    """What a node with the format needs of a known model, as shares of a bf16 node's: the replica, and the plan of the
+    whole process without an engine."""
+    layout = shapes_of(shapes).layout
+    held = round(layout.base_nbytes * format_ratio(layout, FORMATS[name]))
+    process, bf16 = (memory_plan.node(nbytes, on_disk=False).nbytes for nbytes in (held, layout.base_nbytes))
+    return {"model": shapes, "replica": held / layout.base_nbytes, "process": process / bf16}
+
+
 def _await(swarm: Swarm, version: int) -> None:
     for node in ("bf16", "format"):
         swarm.until(node, lambda state: state["nodes"][0]["held"] == [0, version])
@@ -97,10 +110,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = json_parser(__doc__)
     parser.add_argument("--mb", type=float, default=1000, help="bytes of the model in bf16, in MB (default 1000)")
     parser.add_argument("--format", default="int4-group-e8", choices=sorted(FORMATS))
-    parser.add_argument("--embeddings", type=float, default=0.03, help="share of the bytes that stay bf16 (0.03)")
+    parser.add_argument("--embeddings", type=float, default=0.03, help="the embedding's share of the bytes (0.03)")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="format-memory-") as folder:
         row = measure(Path(folder), options.mb, options.format, options.embeddings)
+    row["known"] = [reckon(shapes, options.format) for shapes in _KNOWN]
     if options.json:
         print(json.dumps({"scenario": "format_memory", **row}, indent=1))
         return 0
@@ -108,6 +122,8 @@ def main(arguments: list[str] | None = None) -> int:
     for node, memory in row["nodes"].items():
         print(f"  {node:<7} replica {memory['shared'] / 1e6:7.0f} MB, besides {memory['anonymous'] / 1e6:6.0f} MB")
     print(f"  ratio   replica {row['replica']:.3f} (reckoned {row['reckoned']:.3f}), process {row['process']:.3f}")
+    for known in row["known"]:
+        print(f"  reckoned for {known['model']}: replica {known['replica']:.3f}, process {known['process']:.3f}")
     return 0
 
 

@@ -122,7 +122,7 @@ def _run(data: str, layout: Layout, versions: list[Any], forms: list[Format]) ->
             nbytes = coded_bytes(old, new, spec.type, CODER_RICE)
             for row in rows:
                 row.sizes.bf16_bytes += nbytes
-                if is_quantised(spec):
+                if is_quantised(spec, row.form):
                     row.take_step(spec, old, new)
                 else:
                     row.sizes.kept_bytes += nbytes

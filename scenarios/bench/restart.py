@@ -54,7 +54,7 @@ def measure(folder: Path, model_bytes: int, versions: int, *, cold: bool) -> dic
                 del model
                 if cold:
                     _drop_page_cache(folder)
-                model = Model(store, on_disk=lambda model_bytes, disk=place == "disk": disk)
+                model = Model(store, on_disk=lambda *sizes, disk=place == "disk": disk)
                 start_s, start_cpu_s = _cost(model.restore)
                 assert model.replica is not None
                 assert model.replica.root == root, "restore gave another model"

@@ -5,13 +5,15 @@
 Modules:
 
 - `adapter_models`: Made-up adapters to test engines with
-- `drafts`: Asks what a vLLM for CPUs can do with draft models
-- `drafts_host`: One vLLM with a speculative decoder
+- `drafts`: Whether a draft model that is updated with its target proposes as well as a fresh one
 - `engine_bench`: One vLLM under the driver of a node, with a replica that a test or scenario advances
 - `engine_cost`: Measures the cost of updates in a running engine
 - `engine_fresh`: Prints the answers of a fresh vLLM for each checkpoint
 - `engine_models`: Small models and made-up steps to test engines with
 - `memory_cost`: Measures what versions cost a node by where its replica is
+- `plugins`: Installs this checkout's plugins into the environment of an engine
+- `sglang_bench`: One SGLang under the driver of a node
+- `sglang_environment`: Creates a separate environment with SGLang's released wheel for CPUs
 - `updates`: Measures updates of a running vLLM, and checks that its weights are exact afterwards
 - `vllm_environment`: Creates a separate environment with a vLLM for CPUs
 """

@@ -1,130 +1,107 @@
-"""Asks what a vLLM for CPUs can do with draft models, and whether a draft can be updated in place with its target.
+"""Measures whether a draft model that is updated with its target proposes as well as one that a fresh vLLM loads.
 
     python -m scenarios.engines.drafts [--json] [--case NAME]... [--updates 100]
 
-Each case starts one vLLM with a speculative decoder, in its own Python. Where the decoder has weights, `--updates`
-versions of target and draft (1 % of the elements of both) are written into both models by the plugin's own code, and
-the acceptance length is compared with that of a fresh vLLM on the last version. The acceptance length is the mean
-number of tokens that a step of the target gives.
+Each case starts a vLLM for CPUs under a node's own driver, with a draft model that is a part of the replica.
+`--updates` versions (1 % of the elements of both models) are committed, and every live bit of both is read back. Then
+the acceptance length (`node.engines.vllm.speculation.Drafts`) and the greedy tokens are compared with those of a fresh
+vLLM on the last version.
 
-    ngram          proposes what followed the same tokens before: no weights
     draft-model    a small model of the same family: here a copy of the target with other low bits
-    eagle          EAGLE's head on a Llama, with weights of its own and the target's embedding and head
+    eagle          EAGLE's head on a Llama, without an embedding and an output head of its own
 
-The first run installs a vLLM for CPUs into the user's cache. VLLM_PYTHON names another one.
+Exit code 1: in a case, the lengths differ by more than 2 %, or tokens or bits differ. The first run installs a vLLM for
+CPUs into the user's cache. VLLM_PYTHON names another one.
 """
 
 import json
-import os
-import shutil
-import subprocess
+import statistics
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from codec import Checkpoint, Replica, write_checkpoint, write_patch
-from node.engines.vllm.installed import installed
-from node.engines.vllm.server import environment
-from scenarios.engines import drafts_host
-from scenarios.engines.engine_bench import PROBE_ENV
+from codec import Checkpoint, Replica, write_checkpoint
+from codec.errors import SwarmError
+from codec.parts import base_layout, draft_layout, draft_name
+from node.engines.vllm.speculation import Drafts, drafts_of
+from scenarios.engines.engine_bench import Bench, bench
 from scenarios.engines.engine_models import make_eagle, make_llama, make_qwen3, step_of
 from scenarios.engines.vllm_environment import vllm_python
 from scenarios.harness.command import json_parser, run_as_program
 
-__all__ = ["CASES", "main", "run_case"]
+__all__ = ["CASES", "main", "measured", "models_of", "near", "run_case", "saved"]
 
-CASES: Final = ("ngram", "draft-model", "eagle")
-PROPOSED: Final = 3
-"""Tokens that are proposed at a time."""
+CASES: Final = ("draft-model", "eagle")
 PROMPTS: Final = [list(range(3 + i, 40 + i)) for i in range(8)]
 TOKENS: Final = 64
-WITHIN_S: Final = 1800.0
+WITHIN: Final = 0.02
+"""By how much the two acceptance lengths may differ, as a share."""
 
 
-def _case(name: str, home: Path) -> tuple[Path, Path | None, dict[str, Any]]:
-    """(target's folder, draft's folder, vLLM's `speculative_config` without the draft's folder)."""
-    if name == "ngram":
-        config = {"method": "ngram", "num_speculative_tokens": PROPOSED, "prompt_lookup_max": PROPOSED}
-        return make_qwen3(home / "target"), None, config
-    if name == "eagle":
-        target = make_llama(home / "target")
-        return target, make_eagle(home / "draft"), {"method": "eagle", "num_speculative_tokens": PROPOSED}
-    target = make_qwen3(home / "target")
-    draft = _stepped(Replica.from_checkpoint(Checkpoint.open(target)), Checkpoint.open(target), home / "draft")
-    return target, draft, {"method": "draft_model", "num_speculative_tokens": PROPOSED}
-
-
-def _stepped(replica: Replica, checkpoint: Checkpoint, folder: Path) -> Path:
-    """A model near the replica's: half of its elements have another lowest bit."""
+def near(target: Path, folder: Path) -> Path:
+    """Write a draft model that is like its target: half of its elements have another lowest bit."""
+    checkpoint = Checkpoint.open(target)
+    replica = Replica.from_checkpoint(checkpoint)
     replica.scatter(step_of(replica, 99, 0.5))
     write_checkpoint(folder, replica.layout, replica.bits, checkpoint.files)
     return folder
 
 
-def _versions(folder: Path, home: Path, updates: int) -> tuple[list[str], Path]:
-    """(a file with the weight patch of each version of this model, the folder of the last version)."""
-    checkpoint = Checkpoint.open(folder)
-    replica = Replica.from_checkpoint(checkpoint)
-    patches = []
-    for number in range(updates):
-        staged = step_of(replica, number)
-        fd, _ = write_patch(staged, replica.layout)
-        replica.scatter(staged)
-        path = home / f"{folder.name}-{number}.patch"
-        with os.fdopen(fd, "rb") as file, path.open("wb") as out:
-            file.seek(0)
-            shutil.copyfileobj(file, out)
-        patches.append(str(path))
-    last = home / f"{folder.name}-last"
-    write_checkpoint(last, replica.layout, replica.bits, checkpoint.files)
-    return patches, last
+def models_of(case: str, home: Path) -> tuple[Path, Path]:
+    """(the target's folder, the draft's folder) of a case."""
+    if case == "eagle":
+        return make_llama(home / "target"), make_eagle(home / "draft")
+    target = make_qwen3(home / "target")
+    return target, near(target, home / "draft")
 
 
-def run_case(name: str, python: Path, updates: int) -> dict[str, Any]:
-    """Run one case and return its row. Has `error`, vLLM's own words, if vLLM cannot run it."""
+def measured(live: Bench, prompts: int = len(PROMPTS), tokens: int = TOKENS) -> tuple[float, list[list[int]]]:
+    """(acceptance length, greedy tokens of each prompt), one prompt at a time."""
+    before = drafts_of(live.url)
+    found = [ids for ids, _ in live.greedy(PROMPTS[:prompts], tokens)]
+    after = drafts_of(live.url)
+    return Drafts(after.steps - before.steps, after.accepted - before.accepted).acceptance or 0.0, found
+
+
+def saved(live: Bench, draft: Path, folder: Path) -> tuple[Path, Path]:
+    """Write checkpoints of target and draft at the present version. `draft`: the folder that the draft came from."""
+    layout, bits = live.replica.layout, live.replica.bits
+    own = draft_layout(layout)
+    assert own is not None
+    write_checkpoint(folder / "target", base_layout(layout), bits, live.checkpoint.files)
+    write_checkpoint(folder / "draft", own, lambda name: bits(draft_name(name)), Checkpoint.open(draft).files)
+    return folder / "target", folder / "draft"
+
+
+def run_case(case: str, python: Path, updates: int) -> dict[str, Any]:
+    """Run one case and return its row. Has `error`, a sentence, if vLLM cannot run it."""
     with tempfile.TemporaryDirectory(prefix="swarm-drafts-") as top:
         home = Path(top)
-        target, draft, config = _case(name, home)
-        row: dict[str, Any] = {"case": name}
-        if draft is None:
-            found = _ask(python, home, target, None, config, [])
-            found.pop("tokens", None)
-            return row | found
-        models = [(folder, *_versions(folder, home, updates)) for folder in (target, draft)]
-        patches = [list(pair) for pair in zip(models[0][1], models[1][1], strict=True)]
-        found = _ask(python, home, target, draft, config, patches)
-        if "error" in found:
-            return row | found
-        fresh = _ask(python, home, models[0][2], models[1][2], config, [])
-        return row | {
-            "acceptance_first": found["acceptance"],
-            "acceptance_in_place": found["acceptance_after"],
-            "acceptance_fresh": fresh.get("acceptance"),
-            "tokens_equal": found["tokens_after"] == fresh.get("tokens"),
-            "opaque": found["opaque"],
-            "shared": found["shared"],
-            "pause_ms": found["pause_ms"],
-        }
+        target, draft = models_of(case, home)
+        try:
+            with bench(target, home / "live", python, threads=1, draft=draft) as live:
+                first, _ = measured(live)
+                pauses = [live.update(step_of(live.replica, number, 0.01)) for number in range(updates)]
+                bits = bool((live.engine.live_hashes() == live.replica.hashes).all())
+                in_place, tokens = measured(live)
+                last = saved(live, draft, home / "last")
+            with bench(last[0], home / "fresh", python, threads=1, draft=last[1]) as fresh:
+                loaded, expected = measured(fresh)
+        except SwarmError as error:
+            return {"case": case, "error": str(error)}
+    return {
+        "case": case, "updates": updates, "acceptance_first": first, "acceptance_in_place": in_place,
+        "acceptance_fresh": loaded, "bits_equal": bits, "tokens_equal": tokens == expected,
+        "pause_ms": 1e3 * statistics.median(pauses) if pauses else None,
+    }  # fmt: skip
 
 
-def _ask(
-    python: Path, home: Path, target: Path, draft: Path | None, config: dict[str, Any], patches: list[list[str]]
-) -> dict[str, Any]:
-    questions = home / "questions.json"
-    speculative = config if draft is None else config | {"model": str(draft)}
-    content = {"folder": str(target), "speculative": speculative, "patches": patches}
-    content |= {"prompts": PROMPTS, "tokens": TOKENS}
-    questions.write_text(json.dumps(content))
-    done = subprocess.run(
-        [python, drafts_host.__file__, str(questions)], capture_output=True, text=True, timeout=WITHIN_S, check=False,
-        env=environment(os.environ, 1, installed(python).cpu, 1) | PROBE_ENV,
-    )  # fmt: skip
-    lines = [line for line in done.stdout.splitlines() if line.startswith(drafts_host.MARK)]
-    if done.returncode or not lines:
-        errors = [line for line in done.stderr.splitlines() if "Error" in line]
-        return {"error": errors[-1].strip()[:400] if errors else f"exit code {done.returncode}"}
-    return json.loads(lines[-1].removeprefix(drafts_host.MARK))
+def holds(row: dict[str, Any]) -> bool:
+    """Whether a row is as it has to be."""
+    if "error" in row or not (row["bits_equal"] and row["tokens_equal"]):
+        return False
+    return abs(row["acceptance_in_place"] / row["acceptance_fresh"] - 1) <= WITHIN
 
 
 def main() -> int:
@@ -140,7 +117,7 @@ def main() -> int:
         print(line, file=sys.stderr if given.json else sys.stdout, flush=True)
     if given.json:
         print(json.dumps(rows, indent=1))
-    return 0
+    return 0 if all(map(holds, rows)) else 1
 
 
 if __name__ == "__main__":

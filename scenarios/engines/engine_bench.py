@@ -13,24 +13,30 @@ from typing import Any, Final
 
 from codec import Checkpoint, Replica, write_patch
 from codec.adapter import AdapterSlots
+from codec.parts import extended
 from codec.staging import StagedChunk
+from node.coordinator.draft import load_draft
 from node.engines.base import Completion, EngineError, Prompt, SamplingParams
 from node.engines.interface import SharedReplica, WeightPatch
 from node.engines.judgement import Claim, Judgement
+from node.engines.server_process import ServerProcess
 from node.engines.vllm.adapters import adapter_flags
 from node.engines.vllm.engine import VllmEngine
 from node.engines.vllm.installed import installed
 from node.engines.vllm.links import Listener
 from node.engines.vllm.plugin.swarm_vllm.messages import Policy
 from node.engines.vllm.server import Server, ServerOptions, attach_to
+from node.engines.vllm.speculation import DraftModel
 from scenarios.engines.adapter_models import MadeAdapter
 
 __all__ = ["PROBE_ENV", "SMALL", "WITHIN_S", "Bench", "bench", "free_port"]
 
 SMALL: Final = ("--max-model-len", "512", "--max-num-seqs", "8")
 """vLLM's flags for small test models."""
-PROBE_ENV: Final = {"PYTHONPATH": str(Path(__file__).with_name("vllm_probe")), "VLLM_SERVER_DEV_MODE": "1"}
-"""Lets vLLM's workers import the modules of `vllm_probe`, and opens the development route that calls them."""
+_PROBE: Final = {"PYTHONPATH": str(Path(__file__).with_name("vllm_probe"))}
+"""Lets vLLM's processes import the modules of `vllm_probe`, and fork (its `sitecustomize`)."""
+PROBE_ENV: Final = {**_PROBE, "VLLM_SERVER_DEV_MODE": "1"}
+"""Opens the development route that calls them, too."""
 WITHIN_S: Final = 300.0
 """Timeout of one generation, score or judgement."""
 
@@ -163,11 +169,12 @@ def bench(
     threads: int | None = None,
     slots: AdapterSlots | None = None,
     policy: Policy = "continue",
+    draft: Path | None = None,
 ) -> Iterator[Bench]:
     """Start a vLLM and load the weights of `folder` as version 0. `url`: attach to that vLLM instead. `slots`: the room
-    for adapters."""
+    for adapters. `draft`: the folder of a draft model, which becomes a part of the replica."""
     checkpoint = Checkpoint.open(folder)
-    replica = Replica.from_checkpoint(checkpoint)
+    replica = Replica.from_checkpoint(checkpoint) if draft is None else _with_draft(checkpoint, Checkpoint.open(draft))
     home.mkdir(parents=True, exist_ok=True)
     files = home / "files"
     files.mkdir(exist_ok=True)
@@ -183,12 +190,13 @@ def bench(
             engine.give_weights(replica.layout, fd)
             port = free_port()
             room = () if slots is None else adapter_flags(replica.layout, slots)
-            options = ServerOptions(port, ranks, threads, flags=(*room, *more), env=env or {})
-            server = Server(installed(python), files, home / "vllm.log", listener.path, options)
+            options = ServerOptions(port, ranks, threads, flags=(*room, *more), env={**_PROBE, **(env or {})})
+            model = None if draft is None else DraftModel.of(draft, replica.layout)
+            server = Server(installed(python), files, home / "vllm.log", listener.path, options, model)
             server.wait_ready()
             url = f"http://127.0.0.1:{port}"
         attach_to(url, listener.path)
-        engine.attach_replica(SharedReplica(replica, fd, files, slots))
+        engine.attach_replica(SharedReplica(replica, fd, files, slots, draft))
         if engine.reload_replica((0, 0), replica.root) != replica.root:
             raise EngineError("the engine was not filled")
         yield Bench(engine, replica, checkpoint, url, 0 if server is None else server.pid, lost)
@@ -198,7 +206,15 @@ def bench(
             stop(server.pid, server)
 
 
-def stop(pid: int, server: Server) -> None:
+def _with_draft(base: Checkpoint, draft: Checkpoint) -> Replica:
+    """A replica of both, as a seed makes it."""
+    replica = Replica.create(extended(base.layout, draft=draft.layout))
+    replica.load(base)
+    load_draft(replica, draft)
+    return replica
+
+
+def stop(pid: int, server: ServerProcess) -> None:
     """Stop a vLLM and kill the workers that remain."""
     children = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False).stdout.split()
     server.stop()

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from codec import pco, rice
+from codec import pco, rice, values
 from codec.bits import DTYPES, Bits, DType
 from codec.chunk import Chunk, ChunkKey, open_header, seal_chunk, verify_piece
 from codec.errors import SwarmError
@@ -65,13 +65,29 @@ def _step(rng: np.random.Generator, n: int, dtype: DType) -> tuple[Bits, Bits]:
     return old, (old.astype(np.int64) + steps).astype(dtype.bits)
 
 
+def _fresh(rng: np.random.Generator, n: int, dtype: DType) -> tuple[Bits, Bits]:
+    """Return old bits, and new values with runs that keep the old ones: of few patterns, or with few exponents."""
+    old, new = _step(rng, n, dtype)
+    if rng.random() < 0.5:
+        new = rng.choice(new[:8], n)
+    kept = np.repeat(rng.random(-(-n // 60)) < rng.choice([0, 0.5, 0.9]), 60)[:n]
+    return old, np.where(kept, old, new)
+
+
+_CODERS = {
+    "rice": (_step, rice.encode_block),
+    "pco": (_step, pco.encode_block),
+    "values": (_fresh, values.encode_block),
+}
+
+
 def _samples(coder: str, rng: np.random.Generator, count: int = 40) -> list[_Sample]:
-    encode = (rice if coder == "rice" else pco).encode_block
+    make, encode = _CODERS[coder]
     found: list[_Sample] = []
-    names = sorted(DTYPES)
+    names = sorted(name for name, dtype in DTYPES.items() if coder != "values" or dtype.itemsize < 8)
     while len(found) < count:
         dtype = DTYPES[names[len(found) % len(names)]]
-        old, new = _step(rng, int(rng.integers(1, 5000)), dtype)
+        old, new = make(rng, int(rng.integers(1, 5000)), dtype)
         payload = encode(old, new, dtype)
         if payload is not None:
             found.append(_Sample(dtype, old, payload))
@@ -104,29 +120,39 @@ def _mutated(data: bytes, other: bytes, rng: np.random.Generator) -> bytes:
     return bytes(out)
 
 
-def _decode_rice(sample: _Sample, payload: bytes) -> tuple[np.ndarray, Bits]:
-    """Decode onto a copy with guard elements on both sides."""
+def _decode(coder: str, sample: _Sample, payload: bytes) -> tuple[np.ndarray, Bits]:
+    """The positions of the changes and the new bits; rice and values decode onto a copy with guard elements on both
+    sides."""
+    if coder == "pco":
+        return pco.decode_block(payload, sample.old, sample.dtype)
     n = sample.old.size
     guarded = np.full(n + 2 * _GUARD, 0x5A, sample.dtype.bits)
+    inside = guarded[_GUARD : _GUARD + n]
     try:
-        positions, bits = rice.decode_onto(payload, sample.old, guarded[_GUARD : _GUARD + n], sample.dtype)
+        if coder == "values":
+            inside[:] = sample.old
+            values.decode_onto(payload, inside, sample.dtype)
+            positions, bits = np.arange(n), inside.copy()
+        else:
+            positions, bits = rice.decode_onto(payload, sample.old, inside, sample.dtype)
     finally:
         outside = np.concatenate([guarded[:_GUARD], guarded[_GUARD + n :]])
         assert np.all(outside == 0x5A), "wrote outside the block"
     expected = sample.old.copy()
     expected[positions] = bits
-    assert np.array_equal(expected, guarded[_GUARD : _GUARD + n]), "positions and copy differ"
+    assert np.array_equal(expected, inside), "positions and copy differ"
     return positions, bits
 
 
 def fuzz_payloads(coder: str, n: int, seed: int, progress: Callable[[int], None] = lambda done: None) -> FuzzResult:
-    """Decode `n` mutated payloads of `coder` ("rice" or "pco"). Raises `AssertionError` when a property is violated."""
+    """Decode `n` mutated payloads of `coder` ("rice", "pco" or "values").
+
+    Raises `AssertionError` when a property is violated.
+    """
     rng = np.random.default_rng(seed)
     samples = _samples(coder, rng)
     for sample in samples:  # compile before anything is timed
-        (rice if coder == "rice" else pco).decode_block(sample.payload, sample.old, sample.dtype)
-        if coder == "rice":
-            _decode_rice(sample, sample.payload)
+        _decode(coder, sample, sample.payload)
     result = FuzzResult()
     for case in range(n):
         sample = samples[case % len(samples)]
@@ -134,10 +160,7 @@ def fuzz_payloads(coder: str, n: int, seed: int, progress: Callable[[int], None]
         before = sample.old.copy()
         start = time.thread_time()
         try:
-            if coder == "rice":
-                positions, bits = _decode_rice(sample, payload)
-            else:
-                positions, bits = pco.decode_block(payload, sample.old, sample.dtype)
+            positions, bits = _decode(coder, sample, payload)
         except SwarmError:
             result.refused += 1
         else:
@@ -166,6 +189,7 @@ def _chunks(rng: np.random.Generator) -> Iterator[tuple[Replica, Chunk, Key]]:
             spec = layout.block(block)
             old, new = _step(rng, spec.count, spec.dtype)
             replica.write_block(block, old.tobytes(), block_hash(old))
+            replica.base_values = rng.random() < 0.5
             delta = replica.encode_block(block, new, block % 3)
             deltas += [delta] if delta else []
         if deltas:
@@ -260,13 +284,16 @@ def fuzz_routes(n: int, seed: int, progress: Callable[[int], None] = lambda done
 
 def main() -> None:
     parser = json_parser(__doc__)
-    parser.add_argument("--n", type=int, default=10_000, help="mutations: 3/5 rice, 1/5 pco, 1/5 chunks; and of routes")
+    parser.add_argument(
+        "--n", type=int, default=10_000, help="mutations: 3/5 rice, 1/5 each pco, values, chunks; n of routes"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     start = time.perf_counter()
     results = {
         "rice": fuzz_payloads("rice", options.n * 3 // 5, options.seed),
         "pco": fuzz_payloads("pco", options.n // 5, options.seed),
+        "values": fuzz_payloads("values", options.n // 5, options.seed),
         "chunks": fuzz_chunks(options.n // 5, options.seed),
         "routes": fuzz_routes(options.n, options.seed),
     }

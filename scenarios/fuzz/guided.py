@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from codec.chunk import CODER_RAW
 from codec.errors import PeerError, UsageError
 from scenarios.fuzz.libfuzzer import fuzz
 
@@ -38,6 +39,15 @@ def _load_plain() -> ModuleType:
     return module
 
 
+def _new_values(payload: bytes, old: Any, dtype: Any) -> tuple[Any, Any]:
+    """As the other coders' `decode_block`. A payload of the block's length is never one of values."""
+    from codec import values
+
+    copy = old.copy()
+    values.decode_onto(payload, copy, dtype)
+    return np.arange(old.size), copy
+
+
 class _Targets:
     """The decoders under test. Create it once, within atheris' instrumentation."""
 
@@ -48,10 +58,14 @@ class _Targets:
         from codec.layout import Layout
         from codec.manifest import open_manifest
         from codec.sign import Key
+        from codec.staging import warm_up
 
         self.key = key = Key(bytes(32))
         self.plain = _load_plain()
-        self.coders = (rice.decode_block, pco.decode_block)
+        for name in _KINDS:  # compiling takes longer than an input may
+            warm_up(DTYPES[name])
+            pco.warm_up(DTYPES[name])
+        self.coders = (rice.decode_block, pco.decode_block, _new_values)
         rng = np.random.default_rng(0)
         self.old = [(name, DTYPES[name], self._weights(rng, DTYPES[name])) for name in _KINDS]
         self.parsers: tuple[Callable[[bytes], Any], ...] = (
@@ -76,9 +90,11 @@ class _Targets:
         choice, rest = data[0] % 16, data[1:]
         if choice < 8:
             self._coder(choice % 2, choice // 2, rest)
-        elif choice < 11:
+        elif choice < 12:
+            self._coder(CODER_RAW, choice - 8, rest)
+        elif choice < 15:
             try:
-                self.parsers[choice - 8](rest)
+                self.parsers[choice - 12](rest)
             except PeerError:
                 return
 
@@ -104,7 +120,7 @@ class _Targets:
 
 def _corpus(targets: _Targets, folder: Path) -> None:
     """Write valid inputs to start from."""
-    from codec import pco, rice
+    from codec import pco, rice, values
     from codec.chunk import BlockDelta, ChunkKey, seal_chunk
     from codec.manifest import Manifest
 
@@ -117,14 +133,17 @@ def _corpus(targets: _Targets, folder: Path) -> None:
                 payload = module.encode_block(old, new, dtype)
                 if payload is not None:
                     (folder / f"coder{coder}-{kind}-{density}").write_bytes(bytes((kind * 2 + coder,)) + payload)
+            payload = values.encode_block(old, rng.choice(new[:6], new.size), dtype)
+            if payload is not None:
+                (folder / f"values-{kind}-{density}").write_bytes(bytes((8 + kind,)) + payload)
     key, root = targets.key, bytes(32)
     deltas = [BlockDelta(block, block % 3, root, bytes(100)) for block in (0, 1, 7)]
     chunk = seal_chunk(ChunkKey(1, 300, 2, 0), root, root, deltas, key)
     manifest = Manifest(key.public, 0, 1, 0, root, root, root, (chunk.id,), 1000, 10).seal(key)
     signature_bytes = 64
-    (folder / "layout").write_bytes(b"\x08" + (_TESTS / "golden" / "layout").read_bytes())
-    (folder / "header").write_bytes(b"\x09" + chunk.header[signature_bytes:])
-    (folder / "manifest").write_bytes(b"\x0a" + manifest[signature_bytes:])
+    (folder / "layout").write_bytes(b"\x0c" + (_TESTS / "golden" / "layout").read_bytes())
+    (folder / "header").write_bytes(b"\x0d" + chunk.header[signature_bytes:])
+    (folder / "manifest").write_bytes(b"\x0e" + manifest[signature_bytes:])
 
 
 def _load() -> tuple[Callable[[bytes], None], Callable[[Path], None]]:
@@ -134,6 +153,7 @@ def _load() -> tuple[Callable[[bytes], None], Callable[[Path], None]]:
 
 def main() -> int:
     import codec.kernels.planes
+    import codec.kernels.rans
     import codec.kernels.scan  # noqa: F401  # import before instrumentation: compiled code must not be instrumented
 
     return fuzz(__doc__, ["codec", "plain_decoder"], _load)

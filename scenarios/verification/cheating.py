@@ -3,7 +3,8 @@
     SWARM_HOME=FOLDER python -m scenarios.verification.cheating join TICKET --model BASE --name box
 
 The words are those of `swarm-node`. What the node does stands in the file `attack` of its home, which may change at any
-time: a key of `ATTACKS`, or nothing while it is honest. `scenarios.verification.cheats` runs swarms of such nodes.
+time: a key of `ATTACKS`, `BASE_ALONE`, or nothing while it is honest. `scenarios.verification.cheats` runs swarms of
+such nodes.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from node.engines.link import EngineFailed, EngineLost
 from node.member.engine_client import EngineClient
 from swarm.protocol.core.events import VersionId
 
-__all__ = ["ATTACKS", "FORMATS", "LIES", "CheatingClient", "attack_file", "main", "read_attack"]
+__all__ = ["ATTACKS", "BASE_ALONE", "FORMATS", "LIES", "CheatingClient", "attack_file", "main", "read_attack"]
 
 FORMATS: Final = ("fp8", "int8", "int4")
 """Of `scenarios.verification.models`, which needs torch."""
@@ -60,6 +61,10 @@ ATTACKS: Final = {
     **{form: f"its weights are rounded to {form} after each commit" for form in FORMATS},
     **LIES,
 }
+
+BASE_ALONE: Final = "base_alone"
+"""The attack of a node that draws by the base where an adapter was leased. `ATTACKS` are those of swarms without
+adapters."""
 
 _BAD_ANSWERS: Final = ("judges_nan", "judges_longer", "judges_another_version")
 
@@ -175,6 +180,8 @@ class CheatingClient:
     ) -> tuple[Sequence[Completion], float]:
         """Draw as the attack has it."""
         attack = self._attack()
+        if attack == BASE_ALONE:
+            adapter = ""
         if attack in ("best_of_two", "replayed"):
             others = [Prompt(prompt.token_ids, prompt.stream + OTHER) for prompt in prompts]
             found, seconds = await self._engine.generate(others, sampling, counts, adapter)

@@ -15,7 +15,8 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 from codec_kit import KEY, bf16, block_of, random_bits, replica_of, sprinkled  # noqa: E402
 from test_routes import skewed, uniform  # noqa: E402
 
-from codec.bits import Bits  # noqa: E402
+from codec import values  # noqa: E402
+from codec.bits import DTYPES, Bits  # noqa: E402
 from codec.chunk import BlockDelta, ChunkKey, seal_chunk  # noqa: E402
 from codec.layout import FileSpec, Layout, TensorSpec  # noqa: E402
 from codec.manifest import Manifest  # noqa: E402
@@ -61,6 +62,18 @@ def states() -> tuple[dict[str, Bits], dict[str, Bits]]:
     return old, new
 
 
+def new_values(name: str) -> tuple[Bits, Bits]:
+    """Weights, zeros and one value, between runs that are kept."""
+    rng, dtype = np.random.default_rng(20), DTYPES[name]
+    wide = (0.02 * rng.standard_normal(6000)).astype(np.float32)
+    after = bf16(wide) if name == "BF16" else wide.view(np.uint32) & np.uint32(0xFFFFFF80)
+    after[2000:3000] = 0
+    after[4000:4300] = rng.choice(after[:3], 300)
+    before = random_bits(rng, 6000, dtype)
+    before[1000:1500], before[5000:] = after[1000:1500], after[5000:]
+    return before, after
+
+
 def main() -> None:
     old, new = states()
     folder = HERE / "golden"
@@ -92,6 +105,12 @@ def main() -> None:
     for name, ids in (("even", uniform(rng, 40, shape)), ("learned", skewed(rng, 90, shape, 2.0, 1.5))):
         (folder / f"routes.{name}").write_bytes(encode_routes(ids, 24))
         np.save(folder / f"routes.{name}.npy", np.sort(ids, -1).astype(np.uint16))
+    for name in ("BF16", "F32"):
+        before, after = new_values(name)
+        payload = values.encode_block(before, after, DTYPES[name])
+        assert payload is not None
+        (folder / f"values.{name}").write_bytes(payload)
+        np.save(folder / f"values.{name}.npy", np.stack([before, after]))
 
 
 if __name__ == "__main__":

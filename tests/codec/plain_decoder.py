@@ -67,6 +67,10 @@ class BitString:
             zeros += 1
         return zeros
 
+    def align(self, width: int) -> None:
+        while self.at % width:
+            assert self.number(1) == 0
+
     def ends(self) -> None:
         assert not any(self.bits[self.at :])
         assert len(self.bits) - self.at < 8
@@ -154,6 +158,8 @@ class Model:
     modes: set[int] = field(default_factory=set)
     coders: set[int] = field(default_factory=set)
     gap_codes: set[int] = field(default_factory=set)
+    planes: set[int] = field(default_factory=set)
+    tables: set[int] = field(default_factory=set)
 
     def load(self, data: bytes) -> None:
         """Tensors one after another, without gaps."""
@@ -210,7 +216,9 @@ class Model:
     def decode(self, block: int, coder: int, payload: bytes) -> None:
         dtype, values = self.dtypes[block], self.blocks[block]
         size = DTYPES[dtype][0]
-        if coder == 2:
+        if coder == 2 and len(payload) != size * len(values):
+            self.new_values(values, dtype, payload)
+        elif coder == 2:
             values[:] = [int.from_bytes(payload[i : i + size], "little") for i in range(0, len(payload), size)]
         elif size == 8:
             count = len(payload) // 12
@@ -254,6 +262,84 @@ class Model:
             if positions:
                 self.change(values, dtype, positions, bits)
         bits.ends()
+
+    def new_values(self, values: list[int], dtype: str, payload: bytes) -> None:
+        size, _, _, is_float = DTYPES[dtype]
+        assert len(payload) < size * len(values)
+        assert size < 8
+        bits = BitString(payload)
+        log2 = bits.number(8)
+        assert 13 <= log2 <= 20
+        n = bits.count()
+        assert n > 0
+        kept = bits.numbers(n, self.modes)
+        sizes = [more + 1 for more in bits.numbers(n, self.modes)]
+        left = sum(sizes)
+        assert sum(kept) + left <= len(values)
+        found: list[int] = []
+        while left:
+            here = min(left, 1 << log2)
+            left -= here
+            planes: list[list[int]] = []
+            for _ in range(size):
+                planes.append(self.plane(bits, here, planes[-1] if planes else None))
+            for column in zip(*planes, strict=True):
+                value = int.from_bytes(bytes(column), "big")
+                found.append(value >> 1 | (value & 1) << (8 * size - 1) if is_float else value)
+        bits.ends()
+        position = at = 0
+        for skipped, run in zip(kept, sizes, strict=True):
+            position += skipped
+            values[position : position + run] = found[at : at + run]
+            position, at = position + run, at + run
+
+    def plane(self, bits: BitString, n: int, above: list[int] | None) -> list[int]:
+        mode = bits.number(2)
+        self.planes.add(mode)
+        if mode == 3:
+            return [bits.number(8)] * n
+        if mode == 0:
+            bits.align(16)
+            return [bits.number(8) for _ in range(n)]
+        named: list[int] = []
+        if mode == 2:
+            assert above is not None
+            named = [bits.number(8) for _ in range(bits.number(4))]
+            assert named == sorted(set(named))
+        tables = [self.table(bits) for _ in range(len(named) + 1)]
+        bits.align(16)
+        states = [bits.number(32) for _ in range(4)]
+        assert min(states) >= 1 << 16
+        symbols = []
+        for i in range(n):
+            context = len(named)
+            if above is not None and above[i] in named:
+                context = named.index(above[i])
+            frequencies, starts, slots = tables[context]
+            state = states[i % 4]
+            symbol = slots[state % 4096]
+            state = frequencies[symbol] * (state // 4096) + state % 4096 - starts[symbol]
+            if state < 1 << 16:
+                state = state << 16 | bits.number(16)
+            states[i % 4] = state
+            symbols.append(symbol)
+        assert states == [1 << 16] * 4
+        return symbols
+
+    def table(self, bits: BitString) -> tuple[list[int], list[int], list[int]]:
+        """Frequencies and first slots of the symbols, and the symbol of each slot."""
+        form = bits.number(2)
+        self.tables.add(form)
+        assert form < 3
+        frequencies = [16] * 256
+        if form == 1:
+            symbol = bits.number(8)
+            frequencies = [4096 if i == symbol else 0 for i in range(256)]
+        elif form == 2:
+            frequencies = bits.numbers(256, self.modes)
+        assert sum(frequencies) == 4096
+        starts = [sum(frequencies[:symbol]) for symbol in range(256)]
+        return frequencies, starts, [symbol for symbol in range(256) for _ in range(frequencies[symbol])]
 
     def change(self, values: list[int], dtype: str, positions: list[int], bits: BitString) -> None:
         """Read the signs and magnitudes of one class, and apply them."""

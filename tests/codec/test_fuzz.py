@@ -8,7 +8,7 @@ import pytest
 from scenarios.fuzz.codec import fuzz_chunks, fuzz_payloads, fuzz_routes
 
 
-@pytest.mark.parametrize("coder", ["rice", "pco"])
+@pytest.mark.parametrize("coder", ["rice", "pco", "values"])
 def test_payloads(coder: str) -> None:
     result = fuzz_payloads(coder, n=2500, seed=1)
     assert result.cases == 2500
@@ -31,6 +31,6 @@ def test_mutated_routes_are_refused_or_are_other_routes() -> None:
 
 @pytest.mark.slow
 def test_ten_thousand_more() -> None:
-    for coder in ("rice", "pco"):
+    for coder in ("rice", "pco", "values"):
         assert fuzz_payloads(coder, n=10_000, seed=2).cases == 10_000
     assert fuzz_chunks(n=10_000, seed=2).cases == 10_000

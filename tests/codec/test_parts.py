@@ -18,12 +18,15 @@ from codec.parts import (
     Part,
     base_layout,
     changed_parts,
+    draft_files,
+    draft_layout,
     extended,
     part_classes,
     part_layout,
     part_of,
     part_root,
     parts,
+    policy_part,
 )
 from codec.shards import Shard
 
@@ -67,8 +70,8 @@ def test_the_parts_are_the_layout_and_the_base_is_its_prefix(slots: int, rank: i
     reserved = AdapterSlots.reserve(MODEL, slots, rank)
     layout = extended(MODEL, reserved, DRAFT if draft else None, FORMAT if stored else ())
     found = parts(layout)
-    expected = [BASE, *map(Part.adapter, range(slots))]
-    expected += [Part(Kind.DRAFT)] * draft + [Part(Kind.FORMAT, "int4")] * stored
+    expected = [BASE, *[Part(Kind.DRAFT)] * draft, *map(Part.adapter, range(slots))]
+    expected += [Part(Kind.FORMAT, "int4")] * stored
     assert [one.part for one in found] == expected
     assert [number for one in found for number in one.blocks] == list(range(layout.n_blocks))
     assert [number for one in found for number in one.tensors] == list(range(len(layout.tensors)))
@@ -110,10 +113,29 @@ def test_a_part_is_a_layout_of_its_own() -> None:
     for tensor in slot.layout.tensors:
         assert slot.offset + slot.layout.offset(tensor.name) == layout.offset(tensor.name)
     draft = part_layout(layout, Part(Kind.DRAFT)).layout
-    assert [(t.name, t.aliases) for t in draft.tensors] == [("~draft/d.weight", ("~draft/e.weight",))]
+    assert [(t.name, t.aliases) for t in draft.tensors] == [("~_draft/d.weight", ("~_draft/e.weight",))]
     assert [file.name for file in draft.files] == [DRAFT_FILE + "config.json"]
     with pytest.raises(PeerError, match="no adapter/07"):
         part_layout(layout, Part.adapter(7))
+
+
+def test_the_base_with_its_draft_is_a_prefix_of_the_layout() -> None:
+    layout = whole()
+    policy = policy_part(layout)
+    assert policy.layout == extended(MODEL, draft=DRAFT)
+    assert (policy.part, policy.first, policy.offset) == (BASE, 0, 0)
+    for tensor in policy.layout.tensors:
+        assert policy.layout.offset(tensor.name) == layout.offset(tensor.name)
+        assert policy.layout.blocks_of(tensor.name) == layout.blocks_of(tensor.name)
+    assert policy_part(policy.layout).layout is policy.layout
+    assert policy_part(extended(MODEL, AdapterSlots.reserve(MODEL, 2, 4))).layout == MODEL
+    assert policy_part(MODEL).layout is MODEL
+
+
+def test_a_draft_has_the_layout_of_its_own_checkpoint() -> None:
+    assert draft_layout(whole()) == DRAFT
+    assert draft_layout(MODEL) is None
+    assert draft_files({"config.json": b"{}"}) == {DRAFT_FILE + "config.json": b"{}"}
 
 
 def test_no_class_has_blocks_of_two_parts() -> None:
@@ -164,8 +186,8 @@ def test_changed_parts_are_those_of_the_blocks(blocks: set[int]) -> None:
         ("~adapter/7/config", BASE),
         ("~adapter/07/other", BASE),
         ("~adapter/०७/config", BASE),
-        ("~draft/x", Part(Kind.DRAFT)),
-        ("~draft/", BASE),
+        ("~_draft/x", Part(Kind.DRAFT)),
+        ("~_draft/", BASE),
         ("~format/int4-group-e8/a/b.weight/codes", Part(Kind.FORMAT, "int4-group-e8")),
         ("~format//a/codes", BASE),
         ("~other", BASE),

@@ -1,5 +1,6 @@
 """Blocks of zeros beyond the base are holes: of memory, of checkpoints, and of what a replica on disk reads."""
 
+import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from codec import Checkpoint, Layout, Replica, TensorSpec, write_checkpoint
+from codec import Checkpoint, Layout, Replica, TensorSpec, shared, write_checkpoint
 from codec.adapter import AdapterSlots
 from codec.checkpoint import PARTS_FILE
 from codec.layered import Layered
@@ -30,7 +31,8 @@ def write_all(path: Path, parts: object) -> None:
 
 def allocated(replica: Replica) -> int:
     assert replica.fd is not None
-    return os.fstat(replica.fd).st_blocks * 512
+    assert replica._slots is not None
+    return sum(os.fstat(fd).st_blocks * 512 for fd in (replica.fd, replica._slots.fd))
 
 
 def change(replica: Replica, block: int, every: int = 3) -> StagedBlock:
@@ -83,6 +85,51 @@ def test_empty_slots_take_no_memory(replica: Replica, tmp_path: Path) -> None:
     second = Replica.from_checkpoint(Checkpoint.open(tmp_path / "1", parts=True), LAYOUT)
     assert second.root == replica.root
     assert allocated(second) <= base
+
+
+def emptied(replica: Replica, block: int) -> StagedBlock:
+    old = replica.block(block)
+    positions = np.flatnonzero(old).astype(np.uint32)
+    digest = zero_hash(old.nbytes)
+    return StagedBlock(block, positions, np.zeros(positions.size, old.dtype), replica.hashes[block].tobytes(), digest)
+
+
+def test_an_emptied_slot_gives_its_memory_back_while_others_have_it_mapped(replica: Replica) -> None:
+    before = allocated(replica)
+    base_fd, slot_fd = replica.seal_for_readers(), replica.seal_for_readers(SLOT.offset)
+    blocks = range(SLOT.first, SLOT.first + SLOT.layout.n_blocks)
+    for block in blocks:
+        replica.scatter([StagedChunk((change(replica, block),))])
+    full = allocated(replica)
+    assert full > before + SLOT.layout.nbytes - 4 * 4096
+    reader = Replica.attach(os.dup(slot_fd), SLOT.layout, replica.hashes[blocks.start : blocks.stop], SLOT.offset)
+    assert np.array_equal(reader.block(1), replica.block(BLOCK))
+    neighbour = part_layout(LAYOUT, Part.adapter(4)).first
+    replica.scatter([StagedChunk((change(replica, neighbour),))])
+    kept = replica.block(neighbour).copy()
+    for block in blocks:
+        replica.scatter([StagedChunk((emptied(replica, block),))])
+    assert allocated(replica) < before + 4 * 4096 + kept.nbytes + 4096
+    assert np.array_equal(replica.block(neighbour), kept), "the slot beside it"
+    assert not reader.block(1).any(), "whoever has it mapped reads zeros"
+    assert not replica.block(BLOCK).any()
+    assert np.array_equal(replica.hashes[blocks.start : blocks.stop], zero_hashes(LAYOUT)[: len(blocks)])
+    replica.scatter([StagedChunk((change(replica, BLOCK),))])
+    assert np.array_equal(reader.block(1), replica.block(BLOCK)), "the next adapter in the slot"
+    for fd in (base_fd, slot_fd):
+        with pytest.raises(PermissionError):
+            mmap.mmap(fd, 4096)
+
+
+def test_without_proc_the_slots_are_sealed_as_the_base_is(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "reopen_readonly", lambda fd: os.open("/nowhere", os.O_RDONLY))
+    fd = replica.seal_for_readers(SLOT.offset)
+    with pytest.raises(PermissionError):
+        mmap.mmap(fd, 4096)
+    replica.scatter([StagedChunk((change(replica, BLOCK),))])
+    replica.scatter([StagedChunk((emptied(replica, BLOCK),))])
+    assert not replica.block(BLOCK).any()
+    assert replica.rehash() == []
 
 
 @pytest.mark.parametrize("write", [None, write_all])

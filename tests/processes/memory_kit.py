@@ -1,4 +1,4 @@
-"""What the tests of a node share whose engine's memory is its replica (`--replica engine`)."""
+"""What the tests of engines' live bits share: with the replica in the engine's memory, and with a format."""
 
 import contextlib
 import re
@@ -7,8 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from codec import Checkpoint, Replica, write_checkpoint
+from codec import Checkpoint, Replica, state_root, write_checkpoint
 from codec.bits import Bits
+from codec.formats.quantise import bf16_of, dequantise, quantise
+from codec.formats.spec import Format, FormatTensor, is_quantised
+from codec.staging import block_hash
 from scenarios.harness.swarm import State, Swarm
 
 
@@ -27,6 +30,21 @@ def step(before: Path, after: Path, seed: int) -> Path:
 
 def root_of(folder: Path) -> str:
     return Replica.from_checkpoint(Checkpoint.open(folder)).root.hex()
+
+
+def dequantised_root(folder: Path, form: Format) -> str:
+    """The root of the bf16 bits that the codes of a checkpoint stand for, tensor by tensor. Each is one matrix, or one
+    plane, of one block."""
+    replica = Replica.from_checkpoint(Checkpoint.open(folder))
+    hashes = replica.hashes.copy()
+    for spec in replica.layout.tensors:
+        if is_quantised(spec, form):
+            tensor = FormatTensor(form, spec)
+            band = quantise(replica.bits(spec.name), tensor.matrix, tensor.form)
+            (block,) = replica.layout.blocks_of(spec.name)
+            bits = bf16_of(dequantise(band, tensor.matrix, tensor.form))
+            hashes[block] = np.frombuffer(block_hash(bits), np.uint8)
+    return state_root(replica.layout.hash, hashes).hex()
 
 
 def generates(version: int) -> Callable[[State], bool]:

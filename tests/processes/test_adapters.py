@@ -1,8 +1,10 @@
 """Adapters that are published to real seeds and nodes, and processes that are killed in the middle of it."""
 
+import contextlib
 import json
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -10,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from adapter_trainer import adapter
@@ -110,6 +113,7 @@ def all_at(swarm: Swarm, version: int, root: str) -> None:
         swarm.until(name, holds(root))
 
 
+@pytest.mark.slow
 def test_two_adapters_and_the_commands(swarm: Swarm) -> None:
     base = swarm.folder / "base"
     one, two = Trainer(swarm, "one", 1, 4), Trainer(swarm, "two", 1, 4)
@@ -119,6 +123,11 @@ def test_two_adapters_and_the_commands(swarm: Swarm) -> None:
     slots = {row["slot"]: row["name"] for row in swarm.json("seed", "adapters")["adapters"]}
     assert sorted(slots.items()) in ([(0, "one"), (1, "two")], [(0, "two"), (1, "one")])
     all_at(swarm, 8, expected_root(base, {slot: (name, 4, 4) for slot, name in slots.items()}))
+
+    own = {
+        (name, row["version"]): row["own"] for name, found in zip(("one", "two"), rows, strict=True) for row in found
+    }
+    assert changes(swarm) == [(version, False, {name: n}) for (name, version), n in sorted(own.items(), key=_version)]
 
     folder = swarm.folder / "saved"
     _save(folder, "two", 9, base)
@@ -145,6 +154,17 @@ def test_two_adapters_and_the_commands(swarm: Swarm) -> None:
     assert "adapter one version 1" in said.out, said
     left = {slot: (name, 9, 5 if name == "two" else 1) for slot, name in slots.items()}
     swarm.until("seed", all_hold([0, 11], 2))
+
+
+def _version(item: tuple[tuple[str, int], int]) -> int:
+    return item[0][1]
+
+
+def changes(swarm: Swarm) -> list[tuple[int, bool, dict[str, int]]]:
+    """What the seed's ledger knows that each version changed: (number, base, adapters by name)."""
+    with contextlib.closing(sqlite3.connect(swarm.home("seed") / "ledger.sqlite")) as book:
+        rows = book.execute("select version, base, adapters from part_changes order by epoch, version").fetchall()
+    return [(version, bool(base), msgspec.msgpack.decode(packed)) for version, base, packed in rows]
 
 
 def _save(folder: Path, name: str, step: int, base: Path) -> None:

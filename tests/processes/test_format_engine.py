@@ -4,14 +4,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from memory_kit import generates, prove, root_of, step
+from memory_kit import dequantised_root, generates, prove, root_of, step
 
-from codec import Checkpoint, Replica, state_root
-from codec.formats.quantise import bf16_of, dequantise, quantise
-from codec.formats.spec import FORMATS, FormatTensor, is_quantised
-from codec.staging import block_hash
+from codec.formats.spec import FORMATS
 from node.engines.base import SamplingParams
 from node.trainers.api import Swarm
 from scenarios.harness.swarm import LOOPBACK, STARTED_WITHIN_S, swarm_in
@@ -36,19 +32,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return found
 
 
-def dequantised_root(folder: Path) -> str:
-    """The root of the bf16 bits that the codes of this checkpoint stand for, tensor by tensor."""
-    replica = Replica.from_checkpoint(Checkpoint.open(folder))
-    hashes = replica.hashes.copy()
-    for spec in replica.layout.tensors:
-        if is_quantised(spec):
-            matrix = FormatTensor(FORM, spec).matrix
-            bits = bf16_of(dequantise(quantise(replica.bits(spec.name), matrix, FORM), matrix, FORM))
-            (block,) = replica.layout.blocks_of(spec.name)
-            hashes[block] = np.frombuffer(block_hash(bits), np.uint8)
-    return state_root(replica.layout.hash, hashes).hex()
-
-
 def test_an_int4_engine_has_exactly_what_its_codes_stand_for(tmp_path: Path, folders: list[Path]) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -63,7 +46,7 @@ def test_an_int4_engine_has_exactly_what_its_codes_stand_for(tmp_path: Path, fol
         for number, folder in enumerate(folders):
             if number:
                 swarm.publish(folder, "--wait")
-            for name, root in (("bf16", root_of(folder)), ("int4", dequantised_root(folder))):
+            for name, root in (("bf16", root_of(folder)), ("int4", dequantised_root(folder, FORM))):
                 swarm.until(name, generates(number))
                 assert prove(swarm, name) == root, (name, number)
         assert swarm.own_status("int4").engine_reloads == 0  # each version came as changes

@@ -68,7 +68,7 @@ def check_home(home: Path, authority: bytes, states: list[Words], form: str | No
     expected = {}
     for name in NAMES:
         for tensor in quantised(layout(), FORMATS[name]):
-            band = quantise(words[tensor.base.name], tensor.matrix, FORMATS[name])
+            band = quantise(words[tensor.base.name], tensor.matrix, tensor.form)
             expected |= {tensor.codes.name: band.codes, tensor.scales.name: band.scales}
     held = FormatShare(form).blocks(whole) if form else None
     for spec in whole.tensors:

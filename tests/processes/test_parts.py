@@ -122,6 +122,34 @@ def test_slots_over_versions_restarts_and_late_joiners(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_member_without_a_replica_relays_versions_of_slots(tmp_path: Path) -> None:
+    """It has neither base nor slots, only the chunks, of every part."""
+    with swarm_in(tmp_path) as swarm:
+        base = base_of(tmp_path / "base", 0)
+        swarm.seed(base, *SLOTS)
+        ticket = swarm.ticket("--nodes", "3")
+        swarm.node("bare", ticket, "--replica", "none")
+        for name in ("one", "two"):
+            swarm.node(name, ticket, "--model", str(base))
+        swarm.until("seed", all_hold([0, 0], 3))
+        trainer = SlotTrainer(swarm.home("seed"))
+        for version in range(1, 9):
+            root = trainer.publish(config_of(base, version))
+        trainer.close()
+        swarm.publish(base_of(tmp_path / "step_1", 1), "--wait")
+        said = swarm.command("seed", "remove-adapter", "math")
+        assert said.code == 0, said
+        root = swarm.state("seed")["root"]
+        for name in ("one", "two"):
+            swarm.until(name, holds(root))
+        swarm.until("seed", all_hold([0, 10], 3))
+        bare = swarm.own_status("bare")
+        assert bare.received_bytes > MODEL.nbytes / 4, "the chunks of its stripes"
+        assert bare.sent_bytes > 0
+        check(swarm.command("other", "join", ticket, "--replica", "none"), 2, "add --engine none")
+
+
+@pytest.mark.slow
 def test_a_home_keeps_its_slots(tmp_path: Path) -> None:
     with swarm_in(tmp_path) as swarm:
         base = base_of(tmp_path / "base", 0)

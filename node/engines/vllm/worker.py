@@ -41,6 +41,7 @@ def _launcher(given: argparse.Namespace) -> Launcher:
         threads=given.threads,
         first_gpu=given.first_gpu,
         flags=tuple(given.more),
+        draft_tokens=given.draft_tokens,
     )
     return StartedVllm(installed(given.vllm_python or Path(sys.executable)), given.log, options)
 
@@ -55,6 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tp", type=int, default=1, help="number of tensor-parallel ranks")
     parser.add_argument("--first-gpu", type=int, help="index of this engine's first GPU, where several engines share")
     parser.add_argument("--threads", type=int, help="CPU threads of all ranks together")
+    parser.add_argument("--draft-tokens", type=int, default=3, help="tokens that a draft model proposes at a time")
     parser.add_argument(
         "--policy", choices=get_args(Policy), default="continue", help="what becomes of running requests at a commit"
     )

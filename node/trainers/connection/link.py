@@ -43,11 +43,12 @@ class Link:
     (n_blocks of the part, 32), its block hashes in version `version` of epoch `epoch`: the head when this rank
     attached, and later the version that it published last. `root`: of the part in that version.
     `swarm_root`: the version's. `ring`: for this rank's blocks; None on systems without memfds. `base`: for an adapter,
-    the layout of the base; else None.
+    the layout of the base; else None. `unheard`: the seal of the version that the constructor named; None without one.
     """
 
-    def __init__(self, rank_info: RankInfo) -> None:
-        """Dial the seed and attach. Raises `SwarmDown`, `SwarmTimeout`, `UsageError`."""
+    def __init__(self, rank_info: RankInfo, unheard: tuple[int, int] | None = None) -> None:
+        """Dial the seed and attach. `unheard`: (epoch, version) that was sent over an earlier connection, and of whose
+        end nothing was heard. Raises `SwarmDown`, `SwarmTimeout`, `UsageError`."""
         with speaking("this trainer attached"):
             self.channel: Channel = dial(rank_info.home)
             with contextlib.ExitStack() as undo:
@@ -55,7 +56,10 @@ class Link:
                 ring = RingWriter(RING_BYTES)
                 undo.callback(ring.close)
                 self.ring: RingWriter | None = None if ring.fd is None else ring
-                attach = Attach(PROTOCOL, rank_info.session, rank_info.rank, rank_info.world, adapter=rank_info.adapter)
+                attach = Attach(
+                    PROTOCOL, rank_info.session, rank_info.rank, rank_info.world, adapter=rank_info.adapter,
+                    unheard=unheard,
+                )  # fmt: skip
                 if ring.fd is None:
                     self.channel.send(attach)
                 else:
@@ -74,6 +78,7 @@ class Link:
                 undo.pop_all()
         self.epoch, self.version = attached.epoch, attached.version
         self.root, self.swarm_root = attached.root, attached.swarm_root
+        self.unheard = attached.unheard
 
     def close(self) -> None:
         """Disconnect, and release the ring. Safe to call twice."""

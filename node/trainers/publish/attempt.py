@@ -28,6 +28,11 @@ class Attempt:
         self.changed = 0
         self.ended = False
 
+    @property
+    def unheard(self) -> tuple[int, int] | None:
+        """(epoch, version), once the seed may have sealed it although this rank did not hear of it."""
+        return self._name if self.ended else None
+
     def add_delta(self, delta: BlockDelta, changed: int) -> None:
         """A block differs from the replica in `changed` elements."""
         self.hashes[delta.block] = np.frombuffer(delta.new_hash, np.uint8)
@@ -42,7 +47,7 @@ class Attempt:
         """Whether the seed, found again by `link`, has sealed this very version, and none of this part since. Trainers
         of other parts may have published meanwhile."""
         epoch, version = self._name
-        if not self.ended or link.epoch != epoch or link.version < version:
+        if link.unheard is None or link.epoch != epoch or link.version < version:
             return False
         return bool(np.array_equal(link.hashes[self._blocks], self.hashes[self._blocks]))
 

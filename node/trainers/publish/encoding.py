@@ -9,8 +9,8 @@ from typing import Final, NamedTuple, Protocol
 
 from codec import Layout, Replica
 from codec.bits import DTYPES, Bits
-from codec.rice import bits_at, warm_up
-from codec.staging import EncodedBlock
+from codec.rice import bits_at
+from codec.staging import EncodedBlock, warm_up
 from node.trainers.errors import SwarmTimeout
 from node.trainers.ranks.copies import LOOK_S, Copies
 from node.trainers.ranks.ownership import Ownership
@@ -73,11 +73,13 @@ class Encoder:
         still_wanted: Callable[[Sequence[int]], None] = lambda ranks: None,
         what: str = "this version",
         source: BlockSource | None = None,
+        kept: range = range(0),
     ) -> Iterator[FoundBlock]:
         """Each of this rank's blocks that differs from the replica, in order.
 
         `slot`, `publish`: which copy, and the number of the publish that is in it. `coder`: of `codec.chunk`. `what`:
-        the version in words, for errors. `source`: has the new bits, instead of the copy. Waits for a block until every
+        the version in words, for errors. `source`: has the new bits, instead of the copy. `kept`: blocks that stay as
+        they are. Waits for a block until every
         rank that writes some of it has done so. While it waits, it calls `still_wanted(ranks)` with the ranks that have
         not, which raises when waiting is useless.
 
@@ -97,7 +99,7 @@ class Encoder:
             return FoundBlock(encoded, bits_at(new, positions, layout.block(block).dtype))
 
         running: deque[Future[FoundBlock | None]] = deque()
-        left = iter(self.blocks.tolist())
+        left = iter([block for block in self.blocks.tolist() if block not in kept])
         try:
             while True:
                 while len(running) < self._ahead and (block := next(left, None)) is not None:

@@ -18,7 +18,7 @@ class Entry:
     `again`: not a new version, but the bits of this sealed one. `copied_at`: `time.perf_counter` of the end of the
     copy. `begun`: the sender is about to tell the seed, so a newer publish can no longer replace it. `source`: has the
     bits, and the copy has none. `expected_bytes`: of the payload, if the caller knows. `elements`: of which the changed
-    ones are a share; 0: all of the layout's.
+    ones are a share; 0: all of the layout's. `kept`: the blocks that stay as they are, whatever the copy has.
     """
 
     number: int
@@ -30,6 +30,7 @@ class Entry:
     source: BlockSource | None = None
     expected_bytes: int = 0
     elements: int = 0
+    kept: range = range(0)
     written: threading.Event = field(default_factory=threading.Event)
     """Some of its copy can be read, its copy failed, or it is superseded."""
     copy_failed: bool = False

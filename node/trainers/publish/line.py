@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final, Literal
 
 from codec.errors import SwarmError
+from codec.parts import draft_blocks
 from node.trainers.attach import Attachment
 from node.trainers.connection.link import Link
 from node.trainers.connection.patience import Wait, log, logged_wait
@@ -26,6 +27,7 @@ from node.trainers.publish.publication import Holders, Publication
 from node.trainers.publish.sender import VersionSender
 from node.trainers.ranks.copies import BUSY, DOWN, SLOTS, Decision
 from node.trainers.ranks.progress import RankProgress
+from node.trainers.tensors.drafted import Drafted
 from node.trainers.tensors.weights import Copier
 
 __all__ = ["OnBusy", "PublishLine"]
@@ -63,6 +65,7 @@ class PublishLine:
         self._watch = SeedWatch(rank_info.home, attachment.seed)
         self._encoder = Encoder(copies, ownership, rank_info.rank, threads, self.layout)
         self._sender = VersionSender(attachment, self._ranks, self._watch, self._encoder, self._claim, prepare)
+        self._draft_blocks = draft_blocks(self.layout)
         self._copier = Copier(
             self.layout, copies, ownership, rank_info.rank, lambda name: self._sender.link.replica.bits(name)
         )
@@ -110,7 +113,8 @@ class PublishLine:
         started = time.perf_counter()
         publication = Publication(step, _holders=self._holders, _waits_for=self.waits_for)
         slot = self._take_slot(self._number, step, on_busy, timeout_s)
-        entry = Entry(self._number, publication, slot, again, elements=elements)
+        kept = range(0) if isinstance(source, Drafted) else self._draft_blocks
+        entry = Entry(self._number, publication, slot, again, elements=elements, kept=kept)
         waited = time.perf_counter()
         self._append(entry)
         try:
@@ -125,17 +129,19 @@ class PublishLine:
         return publication
 
     def publish_blocks(
-        self, source: BlockSource, step: int, timeout_s: float, *, expected_bytes: int = 0
+        self, source: BlockSource, step: int, timeout_s: float, *, expected_bytes: int = 0, keep_draft: bool = True
     ) -> Publication:
         """Queue what `source` has, which must not change until the publication has ended. For a trainer of one rank.
 
-        `expected_bytes`: about what the version's payload will have; 0: unknown.
+        `expected_bytes`: about what the version's payload will have; 0: unknown. `keep_draft`: the draft model, if the
+        swarm has one, stays as it is, and `source` need not have its blocks.
         """
         self._check_open()
         self._number += 1
         publication = Publication(step, _holders=self._holders, _waits_for=self.waits_for)
         slot = self._take_slot(self._number, step, "wait", timeout_s)
         entry = Entry(self._number, publication, slot, source=source, expected_bytes=expected_bytes)
+        entry.kept = self._draft_blocks if keep_draft else range(0)
         entry.copied_at = time.perf_counter()
         rank = self._rank_info.rank
         self._copies.note_written(slot, rank, entry.number, slice(None))

@@ -10,7 +10,6 @@ from codec.errors import SwarmError
 from node.settings.units import version_text
 from node.trainers.connection.patience import Wait
 from node.trainers.errors import SwarmDown, SwarmTimeout
-from node.trainers.messages import PublishSealed
 
 __all__ = ["Holders", "Publication"]
 
@@ -141,10 +140,11 @@ class Publication:
         """The seed has given the version its name."""
         self.epoch, self.version = epoch, version
 
-    def note_sealed(self, sealed: PublishSealed, elements: int) -> None:
-        """The seed has sealed the version. `elements`: of the model, or of the adapter and its configuration."""
-        self.root, self.bytes, self.changed = sealed.swarm_root, sealed.payload_bytes, sealed.changed
-        self.density = sealed.changed / max(1, elements)
+    def note_sealed(self, root: Root, payload_bytes: int, changed: int, elements: int) -> None:
+        """The seed has sealed the version. `root`: over all parts. `elements`: of the model, or of the adapter and its
+        configuration."""
+        self.root, self.bytes, self.changed = root, payload_bytes, changed
+        self.density = changed / max(1, elements)
 
     def supersede(self) -> None:
         """A newer publish takes the place of this one."""

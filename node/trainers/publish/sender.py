@@ -127,16 +127,17 @@ class VersionSender:
                     raise
                 self._reconnect()
                 if isinstance(entry, Entry) and self._attempt is not None and self._attempt.sealed_by(self.link):
-                    if self.link.version == entry.publication.version:  # else others have published since
-                        entry.publication.root = self.link.swarm_root
-                    return None  # the seed sealed it, and only its answer was lost
+                    assert self.link.unheard is not None  # the seed sealed it, and only its answer was lost
+                    seal = self.link.unheard
+                    entry.publication.note_sealed(seal.root, seal.payload_bytes, seal.changed, self._elements(entry))
+                    return None
         return None
 
     def _reconnect(self) -> None:
         self.link.channel.close()
         while True:
             try:
-                link = Link(self._rank_info)
+                link = Link(self._rank_info, self._attempt.unheard if self._attempt else None)
                 break
             except SwarmDown as error:
                 self._watch.note_lost()
@@ -183,7 +184,11 @@ class VersionSender:
             "encode": encoded - began,
             "seal": time.perf_counter() - encoded,
         }
-        publication.note_sealed(sealed, entry.elements or sum(tensor.elements for tensor in self._layout.tensors))
+        publication.note_sealed(sealed.swarm_root, sealed.payload_bytes, sealed.changed, self._elements(entry))
+
+    def _elements(self, entry: Entry) -> int:
+        """Of the model, or of the adapter and its configuration."""
+        return entry.elements or sum(tensor.elements for tensor in self._layout.tensors)
 
     def _open(self, entry: Entry) -> PublishOpened | None:
         """Begin the version (rank 0), or hear that it has begun. None: a newer publish has replaced it."""
@@ -260,8 +265,9 @@ class VersionSender:
 
         self._cause = lambda: self._ranks.describe_wait(slot, number, entry.what, self._seed_named())
         batches = BlockBatches(link, opened, still_wanted)
+        link.replica.base_values = opened.base_values
         for found in self._encoder.deltas(
-            link.replica, slot, number, opened.coder, still_wanted, entry.what, entry.source
+            link.replica, slot, number, opened.coder, still_wanted, entry.what, entry.source, entry.kept
         ):
             attempt.add_delta(found.encoded.delta, found.encoded.changed)
             batches.add(found)

@@ -7,6 +7,7 @@ Modules:
 
 - `adapter_slot`: An adapter as the two tensors of its slot, and back
 - `adapters`: Merges a model's adapters for publishing, without touching the model
+- `drafted`: A policy and its draft model, which a trainer publishes as one version
 - `lora`: Merges plain LoRA by its own arithmetic, `W + scaling * B A`
 - `naming`: A model's tensors under the checkpoint's names, as this process holds them
 - `plain_lora`: An adapter as plain LoRA: the matrices A and B of each adapted module

@@ -18,12 +18,13 @@ from codec.bits import DTYPES, Bits
 from codec.checkpoint import Checkpoint
 from codec.errors import UsageError
 from codec.layout import BlockSpec, Layout
+from codec.parts import draft_blocks
 from node.host.raw import LENGTH, raw_parts
 from node.host.stamp import Stamp, stamp
 from node.trainers.tensors.rounding import bring
 from node.trainers.tensors.weights import untied
 
-__all__ = ["CheckpointBlocks", "RawBlocks"]
+__all__ = ["CheckpointBlocks", "DraftedBlocks", "RawBlocks"]
 
 
 class _Read(NamedTuple):
@@ -133,6 +134,30 @@ class CheckpointBlocks:
         if filled < size:
             raise self._reader.changed()
         return bring(name, data.view(dtype), stored.dtype, self._base.tensors[spec.tensor].dtype)
+
+
+class DraftedBlocks:
+    """The blocks of two checkpoints: of a policy and of its draft model.
+
+    A `node.trainers.publish.encoding.BlockSource`. `layout`: of both (`codec.parts.policy_part`).
+    """
+
+    nbytes: Final = 0
+
+    def __init__(self, base: CheckpointBlocks, draft: CheckpointBlocks, layout: Layout) -> None:
+        self._base, self._draft = base, draft
+        self._first = draft_blocks(layout).start
+
+    def block(self, block: int) -> Bits:
+        return self._base.block(block) if block < self._first else self._draft.block(block - self._first)
+
+    def check_unchanged(self) -> None:
+        self._base.check_unchanged()
+        self._draft.check_unchanged()
+
+    def close(self) -> None:
+        self._base.close()
+        self._draft.close()
 
 
 def _places(checkpoint: Checkpoint, base: Layout) -> tuple[Mapping[str, _Stored], Mapping[str, tuple[str, _Stored]]]:

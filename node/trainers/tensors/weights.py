@@ -17,8 +17,10 @@ import numpy as np
 from codec.bits import Bits
 from codec.errors import UsageError
 from codec.layout import Layout, TensorSpec
+from codec.parts import policy_base
 from node.trainers.ranks.copies import SLOTS, Copies
 from node.trainers.ranks.ownership import Ownership, TensorPart
+from node.trainers.tensors.drafted import Drafted, DraftNaming
 from node.trainers.tensors.naming import HeldTensor, Naming, all_at_hand
 
 __all__ = ["Copier", "check_names", "untied"]
@@ -35,26 +37,28 @@ _WIDENED: Final = {("F32", "bfloat16"), ("F32", "float16")}
 """(checkpoint dtype, trainer dtype): float32 tensors loaded in half precision, whose values float32 can represent."""
 
 
-def check_names(layout: Layout, model: Any) -> dict[str, TensorPart | None]:
+def check_names(layout: Layout, model: Any, *, leads: bool = True) -> dict[str, TensorPart | None]:
     """Compare a model with the base's layout. Returns the part of each tensor that this process holds (None: all of
     it), by checkpoint name.
 
-    Adapters are merged as they are in a publish. Raises `UsageError` naming the first tensor that is missing, unknown,
-    untied, or of another shape or dtype, or the adapter that cannot be merged.
+    `layout`: of the base, with its draft model if there is one. `leads`: this process is rank 0, which writes all of
+    the draft. Adapters are merged as they are in a publish. Raises `UsageError` naming the first tensor that is
+    missing, unknown, untied, or of another shape or dtype, or the adapter that cannot be merged.
     """
-    naming = Naming(layout)
+    base = policy_base(layout)
+    naming = Naming(base)
     held: dict[str, TensorPart | None] = dict.fromkeys(naming.unused(model))
     seen = set(held)
     tied: dict[str, Any] = {}
     for tensor in naming.held(model):
-        spec = _spec(layout, tensor.name)
+        spec = _spec(base, tensor.name)
         _check(spec, tensor)
         held[tensor.name] = tensor.part
         seen.add(spec.name)
         if spec.aliases and not _same_bits(spec, tied.setdefault(spec.name, tensor.local), tensor.local):
             raise untied(spec, tensor.name)
-    _check_complete(layout, seen)
-    return held
+    _check_complete(base, seen)
+    return held | dict.fromkeys(DraftNaming(layout).names if leads else ())
 
 
 SMALL_BYTES: Final = 1 << 16
@@ -76,7 +80,9 @@ class Copier:
     ) -> None:
         """`current_bits(name)`: the bits that the swarm has of a tensor, for tensors that the model does not use."""
         self._layout, self._copies, self._ownership, self._rank = layout, copies, ownership, rank
-        self._naming, self._current_bits = Naming(layout), current_bits
+        self._base = policy_base(layout)
+        self._naming, self._current_bits = Naming(self._base), current_bits
+        self._draft = DraftNaming(layout)
         self._views: dict[tuple[int, str], tuple[TensorPart, Any]] = {}
 
     def touch_pages(self) -> None:
@@ -90,7 +96,7 @@ class Copier:
 
     def fill(self, slot: int, publish: int, source: Any, on_written: Callable[[], None] = lambda: None) -> None:
         """Copy this rank's part of every tensor of `source` (see `named_tensors`) into a copy. Afterwards the source
-        may change.
+        may change. Of a `Drafted` source, both models; of others, nothing is written to the draft's part of the copy.
 
         `slot`, `publish`: which copy, and the number of the publish. `on_written()`: called when the first tensor, or
         all, can be read. Tensors from a device are reported as they are written, so that encoding overlaps the copying;
@@ -104,11 +110,26 @@ class Copier:
         on_written()
 
     def _fill(self, slot: int, publish: int, source: Any, on_written: Callable[[], None]) -> None:
+        model = source.model if isinstance(source, Drafted) else source
+        self._fill_from(slot, publish, self._base, self._naming, model, on_written)
+        if isinstance(source, Drafted) and self._rank == 0:
+            self._fill_from(slot, publish, self._layout, self._draft, source.draft, on_written)
+
+    def _fill_from(
+        self,
+        slot: int,
+        publish: int,
+        layout: Layout,
+        naming: Naming | DraftNaming,
+        source: Any,
+        on_written: Callable[[], None],
+    ) -> None:
+        """Copy the tensors of one model. `layout`: where their names are found."""
         seen: set[str] = set()
         small = _Batch()
         batches = all_at_hand(source)
-        for tensor in self._naming.held(source):
-            spec = _spec(self._layout, tensor.name)
+        for tensor in naming.held(source):
+            spec = _spec(layout, tensor.name)
             _check(spec, tensor)
             own = self._ownership.writes(self._rank, spec.name)
             if spec.name in seen:
@@ -129,8 +150,13 @@ class Copier:
                 self._copies.note_written(slot, self._rank, publish, self._ownership.index(tensor.name))
                 on_written()
         small.copy()
-        seen |= self._keep_unused(slot, self._naming.unused(source))
-        _check_complete(self._layout, seen)
+        seen |= self._keep_unused(slot, naming.unused(source))
+        if isinstance(naming, Naming):
+            _check_complete(layout, seen)
+        elif missing := sorted(naming.names - seen):
+            raise UsageError(
+                f"The draft model lacks {missing[0].partition('/')[2]}, which the swarm's draft has: publish all of it."
+            )
 
     def _keep_unused(self, slot: int, names: frozenset[str]) -> frozenset[str]:
         """Write the swarm's own bits of tensors that the model does not use, so that they stay unchanged."""

@@ -1,19 +1,21 @@
 """What a member with a format gives its engine: the base that its codes stand for, and what each version changes in it.
 
-The engine computes with bf16, and its live bits are proven against the root of these bits. The file lies on disk and is
-emptied when the engine is filled, so the member's memory stays that of the format.
+The engine computes with bf16, or with packed codes; its live bits are proven against the root of these bits. The file
+lies on disk and is emptied when the engine is filled, so the member's memory stays that of the format.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codec import Layered, Replica, StagedBlock, StagedChunk, state_root
+from codec import Layered, Layout, Replica, StagedBlock, StagedChunk, state_root
+from codec.errors import UsageError
 from codec.formats.dequantised import DequantisedBase
+from codec.formats.packed import PackedBase
 from codec.formats.part import reader_of
 from codec.formats.spec import format_named
 from codec.staging import block_hash
@@ -33,11 +35,15 @@ class EngineChanges(NamedTuple):
 
 
 class DequantisedReplica:
-    """The engine's view of a member's replica in the format `name`. Calls come one at a time, from worker threads."""
+    """The engine's view of a member's replica in the format `name`. Calls come one at a time, from worker threads.
 
-    def __init__(self, model: Model, store: Store, name: str) -> None:
+    `packed`: the engine computes with packed codes (`codec.formats.packed`), else with bf16.
+    """
+
+    def __init__(self, model: Model, store: Store, name: str, *, packed: bool = False) -> None:
         self._model, self._store, self._form = model, store, format_named(name)
-        self._base: DequantisedBase | None = None
+        self._packed = packed
+        self._base: DequantisedBase | PackedBase | None = None
         self._file: Replica | None = None
         self._hashes: NDArray[np.uint8] | None = None
         """uint8 (n_blocks of the base, 32), of the engine's bits at `_version`."""
@@ -50,7 +56,7 @@ class DequantisedReplica:
 
     def _fill(self, replica: Replica | Layered) -> Loan:
         if self._base is None:
-            self._base = DequantisedBase(replica.layout, self._form)
+            self._base = self._base_of(replica.layout)
         layout, read = self._base.layout, reader_of(replica)
         if self._file is None:
             self._file = Replica.create(layout, self._store.replica_path)
@@ -67,6 +73,27 @@ class DequantisedReplica:
         assert self._model.version is not None
         self._hashes, self._version = file.hashes.copy(), self._model.version
         return Loan(layout, file.seal_for_readers(), self._version, file.root, replica.root)
+
+    def _base_of(self, layout: Layout) -> DequantisedBase | PackedBase:
+        """What the engine is to have of this model. Raises `UsageError` if it cannot have packed codes."""
+        if not self._packed:
+            return DequantisedBase(layout, self._form)
+        config = next((self._store.file(file.hash) for file in layout.files if file.name == "config.json"), None)
+        if config is None:
+            raise UsageError("--engine-holds format: the model has no config.json. Leave out --engine-holds.")
+        return PackedBase(layout, self._form, config)
+
+    @property
+    def layout(self) -> Layout:
+        """Of the engine's bits; known once they were lent."""
+        assert self._base is not None
+        return self._base.layout
+
+    @property
+    def files(self) -> Mapping[str, bytes]:
+        """The small files, by name, that the engine needs in place of the model's; known once its bits were lent."""
+        assert self._base is not None
+        return self._base.files
 
     def end_loan(self) -> None:
         """No engine reads the file any more: give its disk space back until the next loan."""

@@ -15,7 +15,7 @@ from codec.bits import Bits
 from codec.checkpoint import check_files
 from codec.errors import PeerError, UsageError
 from codec.manifest import state_root
-from codec.parts import base_layout
+from codec.parts import base_layout, policy_part
 from codec.zeros import are_zeros
 from swarm.protocol.core.events import VersionId
 from swarm.runtime.replica.base_folder import Proven
@@ -25,9 +25,9 @@ __all__ = ["Loan", "ReplicaFiles"]
 
 
 class Loan(NamedTuple):
-    """The bits of a replica's base for another process to map. The replica keeps ownership of `fd`.
+    """The bits of a replica for another process to map. The replica keeps ownership of `fd`.
 
-    `layout`, `root`: of the base. `swarm_root`: of the whole version.
+    `layout`, `root`: of the base, with its draft model if that was asked for. `swarm_root`: of the whole version.
     """
 
     layout: Layout
@@ -45,13 +45,17 @@ class ReplicaFiles:
         self._store = store
         self._file: Replica | None = None
 
-    def lend(self, replica: Replica | Layered, version: VersionId) -> tuple[Loan | None, tuple[int, ...]]:
+    def lend(
+        self, replica: Replica | Layered, version: VersionId, *, drafted: bool = False
+    ) -> tuple[Loan | None, tuple[int, ...]]:
         """The base's bits for another process to map; or None, and the blocks that are damaged. Raises `UsageError`.
 
-        The base of a replica on disk is copied to the replica file. No version may be applied meanwhile.
+        `drafted`: with the draft model, the same in every call. What is lent of a replica on disk is copied to the
+        replica file. No version may be applied meanwhile.
         """
         wrong: tuple[int, ...] = ()
-        base, swarm_root = base_layout(replica.layout), replica.root
+        swarm_root = replica.root
+        base = policy_part(replica.layout).layout if drafted else base_layout(replica.layout)
         if isinstance(replica, Layered):
             replica, wrong = self._update_file(replica, base)
         if wrong:

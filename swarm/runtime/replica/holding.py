@@ -44,7 +44,7 @@ class Holding:
 
     def nbytes(self, layout: Layout) -> int:
         """Bytes of memory of the blocks held, about. Beyond the base only formats count: unused slots take none."""
-        if self.shard is None:
+        if self.shard is None and not (self._formats and has_formats(layout)):
             return layout.base_nbytes
         specs = ((block, layout.block(block)) for block in self.all(layout))
         prefix = format_prefix("")

@@ -25,7 +25,7 @@ from swarm.runtime.replica.files import Loan, ReplicaFiles
 from swarm.runtime.replica.holding import Holding
 from swarm.runtime.replica.own import BELIEVED, NO_HASH, OWN, PROVEN, OwnChunk, actual_hash, hashes_after, write_known
 from swarm.runtime.replica.replay import Mismatch, bring_to, listed_chunks
-from swarm.runtime.replica.restore import replay_from, restore
+from swarm.runtime.replica.restore import OnDisk, replay_from, restore
 from swarm.runtime.replica.scratch import Scratch
 from swarm.runtime.replica.write_gate import WriteGate, WriterWaits
 from swarm.store import Seal, Store, StoredChunk
@@ -43,9 +43,9 @@ class Model:
     """This member's replica, once there is one.
 
     `base`: the user's own model folder, from which blocks are read instead of fetched. `refer`: it may serve as a
-    checkpoint, without being copied to the store. `on_disk`: called with the model's bytes, whether to keep the replica
-    in the store's folder instead of in memory; may raise `UsageError`. On disk the replica is a checkpoint and the
-    chunks since (`Layered`); while it catches up, blocks of several files. `holding`: which blocks it has.
+    checkpoint, without being copied to the store. `on_disk`: whether to keep the replica in the store's folder instead
+    of in memory (see `OnDisk`). On disk the replica is a checkpoint and the chunks since (`Layered`); while it catches
+    up, blocks of several files. `holding`: which blocks it has.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Model:
         base: Path | None = None,
         refer: bool = True,
         stage_bytes: int = 2 << 30,
-        on_disk: Callable[[int], bool] = lambda model_bytes: False,
+        on_disk: OnDisk = lambda held_bytes, base_bytes: False,
         holding: Holding | None = None,
     ) -> None:
         self._store = store
@@ -171,7 +171,7 @@ class Model:
         with self._gate.writing():
             if self.replica is None or self.replica.layout.hash != layout_hash:
                 self.replica = None
-                on_disk = self._on_disk(self.holding.nbytes(layout))  # raises when neither memory nor disk has room
+                on_disk = self._on_disk(self.holding.nbytes(layout), layout.base_nbytes)  # raises without room
                 self.holding.check_place(layout, on_disk=on_disk)
                 held = self.holding.blocks(layout)
                 self.replica = self._base.load(layout, self._store.chunks.payload, on_disk=on_disk, held=held)
@@ -375,8 +375,8 @@ class Model:
         with self._gate.unchanged():
             self._files.empty_file()
 
-    def lend(self) -> Loan | None:
-        """The bits for an engine to map; None while they are of no version.
+    def lend(self, *, drafted: bool = False) -> Loan | None:
+        """The bits for an engine to map; None while they are of no version. `drafted`: see `ReplicaFiles.lend`.
 
         Bits in memory change when the replica does. A replica on disk is copied to a file, which every call of this
         method updates, and nothing else does.
@@ -385,7 +385,7 @@ class Model:
             replica, version = self.replica, self.version
             if replica is None or version is None:
                 return None
-            loan, wrong = self._files.lend(replica, version)
+            loan, wrong = self._files.lend(replica, version, drafted=drafted)
         self._recheck(wrong)
         return loan
 

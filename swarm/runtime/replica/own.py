@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from codec import Layered, Replica, StagedBlock, StagedChunk, Torn
 from codec.chunk import CODER_RAW
-from codec.staging import all_positions, block_hash
+from codec.staging import all_positions, block_hash, raw_bits
 from codec.zeros import are_zeros
 from swarm.store import ChunkStore, StoredChunk
 
@@ -35,7 +35,7 @@ BELIEVED: Final = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnChunk:
-    """What a chunk of this seed changes. `blocks`: without the raw ones, whose payload is their new bits."""
+    """What a chunk of this seed changes. `blocks`: without the raw ones, whose payload has their new bits."""
 
     blocks: tuple[StagedBlock, ...]
 
@@ -81,8 +81,8 @@ def write_known(
         found = store.payload(chunk.key, entry.block)
         if found is None:
             raise RuntimeError(f"block {entry.block} of a chunk that was sealed is not in the store")
-        bits = np.frombuffer(found[1], replica.layout.block(entry.block).dtype.bits)
-        old_hash = replica.hashes[entry.block].tobytes()
+        spec, old_hash = replica.layout.block(entry.block), replica.hashes[entry.block].tobytes()
+        bits = raw_bits(found[1], replica.block(entry.block), spec.dtype)
         positions = all_positions()[: bits.size]
         replica.scatter([StagedChunk((StagedBlock(entry.block, positions, bits, old_hash, entry.new_hash),))])
     return False

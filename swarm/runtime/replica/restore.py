@@ -24,8 +24,9 @@ __all__ = ["Found", "OnDisk", "open_layered", "replay_from", "restore"]
 
 Hashes = NDArray[np.uint8]
 """(n_blocks, 32)"""
-OnDisk = Callable[[int], bool]
-"""Whether to keep a replica of so many bytes on disk instead of in memory. May raise `UsageError`."""
+OnDisk = Callable[[int, int], bool]
+"""`on_disk(held_bytes, base_bytes)`: whether to keep a replica of so many bytes, of a model whose base has so many, on
+disk instead of in memory. May raise `UsageError`."""
 
 
 class Found(NamedTuple):
@@ -67,7 +68,7 @@ def _found(store: Store, recovery: Recovery, on_disk: OnDisk, holding: Holding, 
             layered = before
             break
         seal = following
-    keep = on_disk(holding.nbytes(layered.layout))
+    keep = on_disk(holding.nbytes(layered.layout), layered.layout.base_nbytes)
     holding.check_place(layered.layout, on_disk=keep)
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         if not keep:

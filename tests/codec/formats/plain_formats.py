@@ -8,6 +8,28 @@ from fractions import Fraction
 
 LARGEST = {"fp8": 448, "int8": 127, "int4": 7}
 LEAST = Fraction(1, 2**100)
+TILES = {"block": (128, 128), "channel": (1, 0), "group": (1, 128)}
+TABLES = "embed_tokens embed_tokens_per_layer embed_in word_embeddings tok_embeddings wte lm_head embed_out output"
+KEPT = "wpe score classifier v_head q_head router gate shared_expert_gate e_score_correction_bias conv1d dt_proj x_proj"
+
+
+def format_of(format_name: str, names: list[str], dtype: str, shape: tuple[int, ...]) -> str | None:
+    """The format in which a format holds a tensor of the base; None: it leaves it in bf16. `names`: with aliases."""
+    if dtype != "BF16" or 0 in shape or any(name.startswith("~") for name in names):
+        return None
+    stems = [name.removesuffix(".weight") for name in names]
+    last_parts = [stem.split(".")[-1] for stem in stems]
+    if len(shape) == 2 and all(
+        name.endswith(".weight") and last in TABLES.split() for name, last in zip(names, last_parts, strict=True)
+    ):
+        return format_name.replace("int4-group", "int8-channel") if format_name.startswith("int4") else None
+    (first, *aliases), (stem, *_), (last, *_) = names, stems, last_parts
+    is_experts = len(shape) == 3 and ".experts." in first
+    if aliases or not (is_experts or (len(shape) == 2 and first.endswith(".weight"))):
+        return None
+    if "embed" in stem or "norm" in stem or last.endswith("bias") or last in [*TABLES.split(), *KEPT.split()]:
+        return None
+    return format_name
 
 
 def bf16(bits: int) -> Fraction | None:

@@ -1,6 +1,7 @@
 """The base that codes stand for: each block alone as whole tensors give it, and what a version changes in it."""
 
 import numpy as np
+import pytest
 from test_part import BASE, EVERY, Change, Model
 
 from codec.bits import Bits
@@ -18,7 +19,7 @@ def whole(model: Model) -> dict[str, Bits]:
         codes = model.tensors[tensor.codes.name].reshape(planes, -1)
         scales = model.tensors[tensor.scales.name].reshape(planes, -1)
         bands = [Band(codes[plane].view(np.uint8), scales[plane]) for plane in range(planes)]
-        values = [dequantise(band, tensor.matrix, model.part.form) for band in bands]
+        values = [dequantise(band, tensor.matrix, tensor.form) for band in bands]
         found[tensor.base.name] = bf16_of(np.concatenate(values))
     return found
 
@@ -35,6 +36,7 @@ def test_each_block_alone_is_that_of_whole_tensors(form: Format) -> None:
 
 
 @EVERY
+@pytest.mark.slow
 def test_what_a_version_touches_leads_to_its_bits(form: Format) -> None:
     model = Model(form)
     model.quantise()
@@ -51,7 +53,7 @@ def test_what_a_version_touches_leads_to_its_bits(form: Format) -> None:
             assert each.old is not None
             positions = np.flatnonzero(each.old != each.new).astype(np.uint32)
             staged.append(StagedBlock(each.block, positions, each.new[positions].copy(), bytes(32), bytes(32)))
-    kept = [block for block in changes if not is_quantised(BASE[model.layout.block(block).tensor])]
+    kept = [block for block in changes if not is_quantised(BASE[model.layout.block(block).tensor], form)]
     staged += [StagedBlock(b, changes[b].positions, changes[b].bits, bytes(32), bytes(32)) for b in kept]
     for change in staged:
         model.block(change.block)[change.positions] = change.bits

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import plain_formats
 import pytest
+from make_golden import MODEL, model_part
 
 from codec.formats.quantise import quantise
 from codec.formats.spec import FORMATS, Format, Matrix
@@ -28,8 +29,36 @@ def test_codes_and_scales_are_the_frozen_bytes(form: Format) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name)
+@pytest.mark.slow
 def test_the_plain_implementation_computes_the_frozen_bytes(form: Format) -> None:
     tile = form.tile_rows, form.tile_columns
     codes, scales = plain_formats.quantise(BITS.tolist(), ROWS, COLUMNS, form.element, tile, form.powers)
     found = plain_formats.stored_codes(codes, form.element), plain_formats.stored_scales(scales, form.powers)
     assert found == stored(form)
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name)
+def test_a_models_part_is_the_frozen_bytes(form: Format) -> None:
+    assert model_part(form) == (GOLDEN / f"{form.name}.model").read_bytes()
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name)
+def test_the_plain_implementation_chooses_the_same_tensors_and_computes_the_frozen_part(form: Format) -> None:
+    stored, at = b"", 0
+    for tensor in MODEL.tensors:
+        *planes, rows, columns = (1, *tensor.shape) if len(tensor.shape) == 1 else tensor.shape
+        chosen = plain_formats.format_of(form.name, [tensor.name, *tensor.aliases], tensor.dtype, tensor.shape)
+        codes_bytes = scales_bytes = b""
+        for _ in range(planes[0] if planes else 1):
+            bits = BITS[at : at + rows * columns].tolist()
+            at += rows * columns
+            if chosen is None:
+                continue
+            element, tile, *power = chosen.split("-")
+            codes, scales = plain_formats.quantise(
+                bits, rows, columns, element, plain_formats.TILES[tile], power == ["e8"]
+            )
+            codes_bytes += plain_formats.stored_codes(codes, element)
+            scales_bytes += plain_formats.stored_scales(scales, power == ["e8"])
+        stored += codes_bytes + scales_bytes
+    assert stored == (GOLDEN / f"{form.name}.model").read_bytes()

@@ -8,12 +8,13 @@ from codec import BlockDelta, Layout, Replica, StagedBlock, TensorSpec, state_ro
 from codec.bits import Bits
 from codec.chunk import CODER_RAW, CODER_RICE
 from codec.formats.quantise import quantise
+from codec.formats.share import FormatShare
 from codec.formats.spec import FORMATS, format_tensors, quantised
 from codec.part_view import PartView
 from codec.parts import BASE, Part, extended
 from codec.staging import block_hash, encode_changes
 from node.coordinator import format_parts
-from node.coordinator.format_parts import compute_formats
+from node.coordinator.format_parts import CLASSES, FormatParts, compute_formats
 from node.coordinator.publisher import Publisher
 from node.trainers.messages import VersionRef
 
@@ -23,6 +24,7 @@ SMALL = Layout(
         TensorSpec("a.embed_tokens.weight", "BF16", (64, 64)),
         TensorSpec("b.up_proj.weight", "BF16", (1100, 1003)),
         TensorSpec("c.down_proj.weight", "BF16", (200, 300)),
+        TensorSpec("d.norm.weight", "BF16", (300,)),
     )
 )
 WHOLE = extended(SMALL, formats=[tensor for name in NAMES for tensor in format_tensors(SMALL, FORMATS[name])])
@@ -43,7 +45,7 @@ def is_right(replica: Replica) -> bool:
     """Whether the formats are those of the base, tensor by tensor, and every hash is that of its bits."""
     for name in NAMES:
         for tensor in quantised(SMALL, FORMATS[name]):
-            band = quantise(replica.bits(tensor.base.name), tensor.matrix, FORMATS[name])
+            band = quantise(replica.bits(tensor.base.name), tensor.matrix, tensor.form)
             codes, scales = replica.bits(tensor.codes.name), replica.bits(tensor.scales.name)
             if (codes.tobytes(), scales.tobytes()) != (band.codes.tobytes(), band.scales.tobytes()):
                 return False
@@ -111,6 +113,20 @@ async def test_a_return_to_an_older_version_brings_its_formats_back(seed: FakeSe
     await publisher.go_back(VersionRef(root=before))
     assert seed.replica.root == before == seed.receiver.root
     assert is_right(seed.receiver)
+
+
+def test_blocks_of_one_class_are_held_by_the_same_members() -> None:
+    found = FormatParts(WHOLE)
+    held = [FormatShare(name).blocks(WHOLE) for name in NAMES]
+    by_class: dict[int, set[tuple[bool, ...]]] = {}
+    for block in range(SMALL.n_blocks):
+        holders = tuple(bool(blocks[block]) for blocks in held)
+        assert found.is_source(block) == (not all(holders))
+        by_class.setdefault(found.class_of(block), set()).add(holders)
+    assert set(by_class) <= set(range(CLASSES))
+    # fp8 holders take the embedding, no holder the matrices, and both the norm.
+    assert all(len(holders) == 1 for holders in by_class.values())
+    assert set.union(*by_class.values()) == {(False, False), (False, True), (True, True)}
 
 
 async def test_no_chunk_has_blocks_of_two_parts(seed: FakeSeed) -> None:

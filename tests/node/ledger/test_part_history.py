@@ -71,6 +71,18 @@ def test_lags_and_own_versions_are_those_of_a_plain_count(seed):
             assert history.own(part, (0, high)) == sum(change.base for change in changes[1 : high + 1])
 
 
+def test_a_removed_adapters_name_is_used_again():
+    """Tokens of the adapter that had it before are older by its removal and by each version since."""
+    history = PartHistory()
+    changes = [{"a": 1}, {"a": 2}, {}, {"a": 1}, {"a": 2}]
+    for number, adapters in enumerate(changes, 1):
+        history.note((0, number), Change(base=False, changed=frozenset({"a"}), adapters=adapters))
+    assert [history.own("a", (0, number)) for number in range(1, 6)] == [1, 2, 0, 1, 2]
+    assert history.since("a", (0, 2), (0, 4)) == 2
+    assert not history.same("a", (0, 1), (0, 4)), "equal numbers of its own, and other bits"
+    assert history.since(BASE, (0, 0), (0, 5)) == 0
+
+
 def test_a_return_to_an_older_version_changes_everything():
     history, adapters = PartHistory(), {}
     for number in range(1, 4):

@@ -7,7 +7,8 @@ import pytest
 
 from codec import Layout, Replica, StagedBlock, StagedChunk, TensorSpec
 from codec.adapter import AdapterConfig, AdapterModule, AdapterSlots
-from codec.parts import BASE, Part, base_layout, extended, part_layout, part_root
+from codec.manifest import state_root
+from codec.parts import BASE, DRAFT, Part, base_layout, draft_blocks, extended, part_layout, part_root, policy_part
 from codec.staging import block_hash
 from node.engines.adapters import map_weights, slot_root
 from node.ledger.part_history import Change
@@ -109,3 +110,22 @@ def test_a_slot_with_an_invalid_configuration_counts_as_empty(replica: Replica) 
 
 def test_a_model_without_slots_has_none() -> None:
     assert not SlotBits(base_layout(LAYOUT)).all
+
+
+def test_an_engine_that_loads_the_draft_gets_its_changes_too() -> None:
+    head = Layout((TensorSpec("fc.weight", "BF16", (64, 64)),))
+    layout = extended(MODEL, AdapterSlots.reserve(MODEL, 1, 16), head)
+    replica = Replica.create(layout)
+    first = draft_blocks(layout).start
+    with_draft = ChangedParts(layout, replica.hashes, drafted=True)
+    without = ChangedParts(layout, replica.hashes)
+    staged = StagedChunk((change(replica, first),))
+    found, other = with_draft.divide([staged]), without.divide([staged])
+    replica.scatter([staged])
+    policy = policy_part(layout).layout
+    assert with_draft.base == policy
+    assert found.base == (staged,)
+    assert found.base_root == state_root(policy.hash, replica.hashes[: policy.n_blocks])
+    assert found.parts == other.parts == {DRAFT}
+    assert other.base == ()
+    assert other.base_root == part_root(layout, replica.hashes, BASE)

@@ -89,6 +89,19 @@ def test_settings_are_canonical_and_frozen(tmp_path: Path, monkeypatch: pytest.M
         (lambda: InviteConfig(quota_gb=-1), "--quota-gb"),
         (lambda: DemoConfig(nodes=1), "--nodes"),
         (lambda: DemoConfig(steps=0), "--steps"),
+        (lambda: JoinConfig(engine="vllm", engine_holds="format"), "add --engine vllm --format int4-group-e8"),
+        (
+            lambda: JoinConfig(format=("int4-group-e8",), engine_holds="format"),
+            "only a vLLM computes with packed codes",
+        ),
+        (
+            lambda: JoinConfig(engine="vllm", format=("int4-group",), engine_holds="format"),
+            "only with those of int4-group-e8",
+        ),
+        (
+            lambda: JoinConfig(format=("int4-group-e8",), engine_holds="format", engine_url=("http://127.0.0.1:1",)),
+            "leave out --engine-url",
+        ),
     ],
 )
 def test_an_invalid_value_is_refused_with_its_flag(make, flag: str) -> None:

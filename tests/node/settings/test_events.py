@@ -12,7 +12,7 @@ from node.settings.events import EVENTS, say
 
 HOUSE = Path(__file__).parents[3]
 OF_ANOTHER_LOG = (
-    *("node/engines/vllm/adapters.py", "node/engines/vllm/attached.py", "node/engines/vllm/engine.py"),
+    *(f"node/engines/vllm/{name}.py" for name in ("adapters", "attached", "engine", "measured")),
     "node/engines/vllm/plugin/",
 )
 """Run in the engine's process, whose output is in engine.log."""

@@ -1,7 +1,8 @@
-"""Runs prime-rl's own clients of inference servers: `prime_rl_run.py GATEWAY TOKENIZER MODEL [SOURCE ADMIN BROADCAST]`.
+"""Runs prime-rl's own clients: `prime_rl_run.py GATEWAY TOKENIZER MODEL [SOURCE ADMIN BROADCAST [LORA]]`.
 
 The training client of verifiers asks for tokens. With prime-rl's source, its orchestrator's pool also checks the
-servers, and has them load the checkpoint in the folder BROADCAST. Prints JSON on stdout.
+servers, and has them load the checkpoint in the folder BROADCAST: with LORA, it is an adapter of that name, of which
+tokens are then asked for. Prints JSON on stdout.
 """
 
 import asyncio
@@ -20,9 +21,9 @@ GATEWAY, TOKENIZER, MODEL, *MORE = sys.argv[1:]
 SAMPLING = SamplingConfig(temperature=1.0, top_p=1.0, logprobs=True, max_completion_tokens=5, extra_body={"top_k": -1})
 
 
-async def draw(config: Any) -> dict[str, Any]:
+async def draw(config: Any, model: str = MODEL) -> dict[str, Any]:
     client = TrainClient(config)
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "dbca="}]}
+    body = {"model": model, "messages": [{"role": "user", "content": "dbca="}]}
     found = await client.get_response(ChatDialect(), body, SAMPLING, session_id="one")
     await client.close()
     tokens = found.tokens
@@ -34,7 +35,7 @@ async def draw(config: Any) -> dict[str, Any]:
     }
 
 
-async def update(source: str, admin: str, broadcast: str) -> dict[str, Any]:
+async def update(source: str, admin: str, broadcast: str, lora: str | None = None) -> dict[str, Any]:
     sys.path[:0] = [f"{source}/src", f"{source}/packages/prime-rl-configs/src"]
     from prime_rl.configs.shared import ClientConfig
     from prime_rl.utils.client import InferencePool
@@ -42,9 +43,11 @@ async def update(source: str, admin: str, broadcast: str) -> dict[str, Any]:
     config = ClientConfig(base_url=GATEWAY, admin_base_url=[admin])
     pool = InferencePool(config, MODEL, "renderer", renderer_config=DefaultRendererConfig())
     await pool.wait_for_ready(MODEL, timeout=10)
-    await pool.update_weights(Path(broadcast), step=1)
+    await pool.update_weights(Path(broadcast), lora_name=lora, step=1)
+    if lora is not None:
+        pool.update_model_name(lora)
     again = pool.train_client.model_copy(update={"renderer_model_name": TOKENIZER})
-    return await draw(again)
+    return await draw(again, pool.model_name)
 
 
 async def main() -> None:

@@ -3,26 +3,27 @@
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from scenarios.harness.environments import environment
 from scenarios.harness.processes import free_port
-from scenarios.harness.swarm import LOOPBACK, Swarm, swarm_in
+from scenarios.harness.swarm import LOOPBACK, STARTED_WITHIN_S, Swarm, swarm_in
 
 HERE = Path(__file__).parent
 
 
 @contextmanager
-def drawing(folder: Path, *gateway: str) -> Iterator[tuple[Swarm, Path, str]]:
-    """A swarm whose node generates tokens, its base folder, and its gateway's URL. `gateway`: arguments for that."""
+def drawing(folder: Path, *gateway: str, seed: Sequence[str] = ()) -> Iterator[tuple[Swarm, Path, str]]:
+    """A swarm whose node generates tokens, its base folder, and its gateway's URL. `gateway`, `seed`: arguments for
+    these."""
     from node.trainers.grpo.tiny import tiny_folder
 
     base, port = tiny_folder(lambda line: None), free_port()
-    with swarm_in(folder) as swarm:
-        swarm.seed(base)
+    with swarm_in(folder, patience_s=STARTED_WITHIN_S) as swarm:
+        swarm.seed(base, *seed)
         swarm.start("node", "join", swarm.ticket(), "--engine", "transformers", "--threads", "1", *LOOPBACK)
         where = ("--home", str(swarm.home("seed")), "--at", f"127.0.0.1:{port}")
         swarm.start("gateway", "gateway", *where, *(word.format(base=base) for word in gateway))

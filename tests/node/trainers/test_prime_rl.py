@@ -21,7 +21,8 @@ import pytest
 from published_kit import drawing
 from safetensors.numpy import save_file
 
-from codec import Layout, TensorSpec, write_checkpoint
+from codec import Checkpoint, Layout, TensorSpec, write_checkpoint
+from codec.adapter import linear_layers
 from node.status.query import ask
 from scenarios.harness.environments import environment
 from scenarios.harness.processes import free_port
@@ -80,6 +81,19 @@ def broadcast(folder: Path, words: Any) -> Path:
     return folder
 
 
+def broadcast_adapter(folder: Path, rank: int, targets: list[str], values: dict[str, np.ndarray]) -> None:
+    """An adapter as prime-rl's trainer broadcasts it: tensors without the prefix of peft's names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": MODEL, "r": rank,
+        "lora_alpha": 32.0, "lora_dropout": 0.0, "bias": "none", "target_modules": targets, "modules_to_save": None,
+    }  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    save_file(values, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    (folder / "STABLE").touch()
+
+
+@pytest.mark.slow
 def test_the_admin_routes(tmp_path: Path, admin_on: Any) -> None:
     words = kit.weights(4)
     with swarm_in(tmp_path) as swarm:
@@ -122,6 +136,7 @@ def test_the_admin_routes(tmp_path: Path, admin_on: Any) -> None:
         assert speak(port, "GET", "/health")[0] == 503
 
 
+@pytest.mark.slow
 def test_a_lora_run_publishes_the_adapter(tmp_path: Path, admin_on: Any) -> None:
     """prime-rl names a folder for each step: an adapter as peft saves it. It has one adapter in each of its runs."""
     layout = Layout((TensorSpec("layers.0.up.weight", "BF16", (48, 32)),))
@@ -135,12 +150,11 @@ def test_a_lora_run_publishes_the_adapter(tmp_path: Path, admin_on: Any) -> None
         for step, name in ((1, "run-1"), (1, "run-2"), (2, "run-1")):
             folder = tmp_path / name / f"step_{step}"
             folder.mkdir(parents=True)
-            (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8}))
             values = {
-                "base_model.model.layers.0.up.lora_A.weight": np.full((4, 32), step, np.float32),
-                "base_model.model.layers.0.up.lora_B.weight": np.full((48, 4), -step, np.float32),
+                "layers.0.up.lora_A.weight": np.full((4, 32), step, np.float32),
+                "layers.0.up.lora_B.weight": np.full((48, 4), -step, np.float32),
             }
-            save_file(values, folder / "adapter_model.safetensors")
+            broadcast_adapter(folder, 4, ["up"], values)
             asked = {"lora_name": name, "lora_path": str(folder)}
             status, answer = post(port, "/load_lora_adapter", asked)
             assert status == 200, answer
@@ -184,17 +198,24 @@ def test_the_environments_of_prime_rl_get_tokens(tmp_path: Path) -> None:
 
 if SOURCE:
 
-    @pytest.mark.slow
-    def test_the_client_of_prime_rl_updates_weights_and_gets_tokens(tmp_path: Path, admin_on: Any) -> None:
-        import torch
-        from safetensors.torch import load_file, save_file
-
-        source = tmp_path / "source"
-        source.mkdir()
+    @pytest.fixture
+    def source(tmp_path: Path) -> Path:
+        """prime-rl's own code."""
+        folder = tmp_path / "source"
+        folder.mkdir()
         archive = subprocess.run(
             ["git", "archive", COMMIT, "src", "packages"], cwd=str(SOURCE), capture_output=True, check=True
         )
-        subprocess.run(["tar", "x", "-C", source], input=archive.stdout, check=True)
+        subprocess.run(["tar", "x", "-C", folder], input=archive.stdout, check=True)
+        return folder
+
+    @pytest.mark.slow
+    def test_the_client_of_prime_rl_updates_weights_and_gets_tokens(
+        tmp_path: Path, admin_on: Any, source: Path
+    ) -> None:
+        import torch
+        from safetensors.torch import load_file, save_file
+
         with drawing(tmp_path, "--model-name", MODEL) as (swarm, base, url):
             admin = admin_on(free_port(), swarm.home("seed"))
             folder = tmp_path / "run" / "broadcasts" / "step_1"
@@ -207,3 +228,22 @@ if SOURCE:
             _check(_run(tmp_path, base, f"{url}/v1", str(source), admin.url, str(folder)))
             assert (folder / "NCCL_READY").exists(), "its own code ran"
             assert ask(swarm.home("seed")).head == (0, 1)
+
+    @pytest.mark.slow
+    def test_the_client_of_prime_rl_loads_an_adapter_and_gets_its_tokens(
+        tmp_path: Path, admin_on: Any, source: Path
+    ) -> None:
+        room = ("--adapters", "2", "--adapter-rank", "8")
+        with drawing(tmp_path, "--model-name", MODEL, seed=room) as (swarm, base, url):
+            admin = admin_on(free_port(), swarm.home("seed"))
+            folder, rng, values = tmp_path / "run" / "broadcasts" / "step_1", np.random.default_rng(0), {}
+            for module, (out, in_) in linear_layers(Checkpoint.open(base).layout).items():
+                for matrix, shape in (("A", (8, in_)), ("B", (out, 8))):
+                    values[f"{module}.lora_{matrix}.weight"] = 0.02 * rng.standard_normal(shape, np.float32)
+            targets = sorted({name.split(".")[-3] for name in values})
+            broadcast_adapter(folder, 8, targets, values)
+            _check(_run(tmp_path, base, f"{url}/v1", str(source), admin.url, str(folder), "r8-1e-4"))
+            (adapter,) = swarm.seed_status().parts.adapters
+            assert (adapter.name, adapter.version, adapter.rank) == ("r8-1e-4", 1, 8)
+            assert swarm.state("node")["nodes"][0]["root"] == swarm.seed_status().root
+            assert swarm.seed_status().work.accepted == 1

@@ -11,6 +11,7 @@ import pytest
 import torch
 from adapter_kit import (
     BASE,
+    MODULES,
     adapter,
     adapters_of,
     assert_adapter,
@@ -21,9 +22,11 @@ from adapter_kit import (
 )
 from seed_kit import FakeSeed, random_replica, running
 
+from codec.adapter import AdapterConfig, AdapterModule
 from codec.errors import UsageError
 from codec.parts import BASE as BASE_PART
 from codec.parts import Part, part_root
+from codec.staging import block_hash
 from node import Swarm
 from node.trainers.adapter_messages import AdapterRemoved
 from node.trainers.errors import PublishFailed, SwarmDown
@@ -92,6 +95,20 @@ def test_one_process_trains_the_base_and_adapters(tmp_path: Path) -> None:
             assert np.array_equal(replica.bits(tensor.name), want)
         assert part_root(replica.layout, replica.hashes, BASE_PART) != expected.root
         assert swarm.head == (0, 5)
+
+
+@pytest.mark.parametrize("slots", [True, False])
+def test_a_new_base_is_coded_only_where_every_member_can_read_new_values(tmp_path: Path, slots: bool) -> None:
+    seed = seed_with_slots() if slots else FakeSeed(random_replica(BASE))
+    fresh = {spec.name: torch.full(spec.shape, 0.25, dtype=torch.bfloat16) for spec in BASE.tensors}
+    for weights in fresh.values():
+        weights.view(-1)[::3] *= -3
+    with running(tmp_path, seed), Swarm.attach(base_weights(0), home=tmp_path) as swarm:
+        swarm.publish(fresh, step=1).wait(timeout_s=30)
+    entries = [entry for entry, _ in seed.payloads.values()]
+    assert len(entries) == len(BASE.tensors)
+    sizes = [(entry.length, BASE.block(entry.block).nbytes) for entry in entries]
+    assert all(length < nbytes if slots else length == nbytes for length, nbytes in sizes)
 
 
 def test_a_step_that_changes_one_module_does_not_resend_the_others(tmp_path: Path) -> None:
@@ -225,6 +242,39 @@ def test_slots_run_out_and_are_given_back(tmp_path: Path) -> None:
         assert adapters_of(there.seed)["c"][0] == 1
 
 
+def test_the_65th_adapter_is_refused(tmp_path: Path) -> None:
+    seed = seed_with_slots(count=64, rank=4)
+    modules = tuple(AdapterModule(name, 4) for name in sorted(MODULES))
+    for slot in range(64):
+        config = AdapterConfig(f"a{slot:02}", BASE.hash, 4, 8.0, modules, {}, 1).to_bytes()
+        block = blocks_of_slot(seed, slot)[0]
+        for replica in (seed.replica, seed.receiver):
+            replica.write_block(block, config, block_hash(np.frombuffer(config, np.uint8)))
+    with running(tmp_path, seed), Swarm.attach(home=tmp_path) as swarm:
+        wanted = (
+            r"All 64 slots .* in use \(a00, a01, .*, a07, \.\.\.\)\. Remove one \(swarm-node remove-adapter NAME\)\.$"
+        )
+        with pytest.raises(UsageError, match=wanted):
+            swarm.publish(adapter(1), step=1, adapter="a64")
+        remove_adapter(tmp_path, "a17")
+        swarm.publish(adapter(1), step=1, adapter="a64").wait(timeout_s=30)
+        assert adapters_of(seed)["a64"][0] == 17
+
+
+def test_the_name_of_a_removed_adapter_begins_anew(tmp_path: Path) -> None:
+    """Its first version has the number 1 again, and nothing of the adapter that had the name before."""
+    with running(tmp_path, seed_with_slots()) as there:
+        for round_ in (1, 2):
+            with Swarm.attach(home=tmp_path) as swarm:
+                for version in (1, 2):
+                    source = adapter(10 * round_ + version, rank=8 if round_ == 1 else 2)
+                    found = swarm.publish(source, step=version, adapter="a").wait(timeout_s=30)
+                    assert found.adapter_version == version
+                    assert_adapter(there.seed, "a", version, source)
+            assert remove_once_free(tmp_path, "a").version == 3 * round_
+        assert adapters_of(there.seed) == {}
+
+
 def test_a_name_that_was_never_published_keeps_its_slot_until_another_needs_it(tmp_path: Path) -> None:
     seed = seed_with_slots(count=2)
     with running(tmp_path, seed) as there, Swarm.attach(home=tmp_path) as swarm:
@@ -258,6 +308,34 @@ def test_a_restart_of_the_seed_in_the_middle_of_an_adapters_version(tmp_path: Pa
         assert second.wait(timeout_s=30).version == 2
         assert third.wait(timeout_s=30).version == 3
         assert_adapter(seed, "a", 3, adapter(3))
+        swarm.close()
+
+
+def test_the_answer_to_a_version_was_lost_and_others_have_published_since(tmp_path: Path) -> None:
+    """The trainer hears at its next connection that its version was sealed, and everything about it."""
+    seed, homes = seed_with_slots(), [tmp_path / "one", tmp_path / "two"]
+    for home in homes:
+        home.mkdir()
+    with running(homes[0], seed) as there:
+        swarm = Swarm.attach(home=homes[0])
+        swarm.publish(adapter(1), step=1, adapter="a").wait(timeout_s=30)
+
+        def end_before_the_answer(head: Any) -> None:
+            there._scope.cancel()
+
+        there.call(lambda: setattr(seed, "on_sealed", end_before_the_answer))
+        second = swarm.publish(adapter(2), step=2, adapter="a")
+        until(lambda: seed.head == (0, 2))
+    root, manifest = seed.replica.root, seed.manifests[-1]
+    with running(homes[1], seed), Swarm.attach(home=homes[1]) as other:  # where the first trainer does not look
+        other.publish(adapter(3), step=1, adapter="b").wait(timeout_s=30)
+    with running(homes[0], seed):
+        second.wait(timeout_s=30)
+        assert (second.version, second.root, second.adapter_version) == (2, root, 2)
+        assert (second.bytes, second.changed) == (manifest.payload_bytes, manifest.changed)
+        assert second.density == pytest.approx(1.0, abs=0.5)
+        assert swarm.publish(adapter(4), step=3, adapter="a").wait(timeout_s=30).version == 4
+        assert_adapter(seed, "a", 3, adapter(4))
         swarm.close()
 
 

@@ -107,7 +107,7 @@ def test_a_seed_that_reads_no_ring_gets_the_blocks_by_its_socket(
     new._writable(0)[::50] ^= 1
     new.rehash()
     write_checkpoint(tmp_path / "step_1", LAYOUT, new.bits, {})
-    monkeypatch.setattr("node.coordinator.rank_group.PublishOpened", lambda *fields, ring: PublishOpened(*fields))
+    monkeypatch.setattr("node.coordinator.rank_group.PublishOpened", lambda *fields, **later: PublishOpened(*fields))
     with running(home, FakeSeed(random_replica())) as seed:
         publish_folder_here(home, tmp_path / "step_1")
         assert seed.seed.receiver.root == new.root

@@ -22,3 +22,21 @@ def test_trl_trains_on_the_swarm(tmp_path: Path) -> None:
         status = ask(swarm.home("seed"))
         assert status.head == (0, STEPS + 1)
         assert swarm.state("node")["nodes"][0]["root"] == status.root
+
+
+def test_trl_trains_an_adapter_on_the_swarm(tmp_path: Path) -> None:
+    room = ("--adapters", "2", "--adapter-rank", "8")
+    with drawing(tmp_path, "--model-name", "{base}", seed=room) as (swarm, base, url):
+        before = swarm.seed_status().parts
+        report = train(swarm, "trl_run.py", swarm.home("seed"), base, url, STEPS, tmp_path / "out", "math")
+        assert report["steps"] == STEPS
+        rows = report["publications"]
+        assert [(row["version"], row["own"]) for row in rows] == [(n, n) for n in range(1, STEPS + 2)]
+        assert all(row["changed"] > 100 for row in rows[1:]), "more than the version's number"
+        after = swarm.seed_status().parts
+        assert after.base_root == before.base_root, "the base did not change"
+        (adapter,) = after.adapters
+        assert (adapter.name, adapter.version, adapter.rank) == ("math", STEPS + 1, 4)
+        assert swarm.state("node")["nodes"][0]["root"] == ask(swarm.home("seed")).root
+        work = swarm.seed_status().work
+        assert work.accepted >= 4 * STEPS, "its samples were drawn through the gateway"

@@ -1,4 +1,7 @@
-"""AsyncGRPOTrainer as a user writes it, on the swarm: `trl_run.py HOME BASE GATEWAY STEPS OUT`. JSON on stdout."""
+"""AsyncGRPOTrainer as a user writes it, on the swarm: `trl_run.py HOME BASE GATEWAY STEPS OUT [ADAPTER]`.
+
+With ADAPTER it trains a LoRA adapter, which is published under this name. JSON on stdout.
+"""
 
 import json
 import sys
@@ -7,6 +10,7 @@ from types import SimpleNamespace
 
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from transformers import AutoTokenizer
 from trl.experimental.async_grpo import (
     AsyncGRPOConfig,
@@ -54,7 +58,8 @@ class Counting(SwarmWeights):
 
 
 def main() -> None:
-    home, base, url, steps, out = sys.argv[1:]
+    home, base, url, steps, out, *more = sys.argv[1:]
+    adapter = more[0] if more else None
     torch.set_num_threads(1)
     # TRL requires that vLLM can be imported, although its worker only speaks HTTP. It cannot be imported here.
     async_rollout_worker.is_vllm_available = lambda *_: True
@@ -71,7 +76,7 @@ def main() -> None:
         dtype="float32", save_strategy="no", bf16=False,
     )  # fmt: skip
     with Swarm.attach(home=home, start=False) as swarm:
-        weights = Counting(swarm, quorum=1.0)
+        weights = Counting(swarm, adapter=adapter, quorum=1.0)
         trainer = AsyncGRPOTrainer(
             model=base,
             reward_funcs=reward_sorted,
@@ -79,10 +84,16 @@ def main() -> None:
             train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": p}] for p in prompts]}),
             processing_class=tokenizer,
             weight_transfer=weights,
+            peft_config=adapter and LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "up_proj"]),
         )
+        if adapter:
+            weights.follow(trainer)
         trainer.train()
         accepted = swarm.state["work"]["accepted"] if "accepted" in swarm.state.get("work", {}) else None
-    rows = [{"version": p.version, "density": p.density, "changed": p.changed} for p in weights.publications]
+    rows = [
+        {"version": p.version, "own": p.adapter_version, "density": p.density, "changed": p.changed}
+        for p in weights.publications
+    ]
     print(json.dumps({"steps": trainer.state.global_step, "publications": rows, "accepted": accepted}))
 
 

@@ -40,7 +40,7 @@ def joined(store: Store, base: Path, disk: bool, **options: bool) -> tuple[Repli
     manifest = Manifest(AUTHORITY.public, 0, 0, 0, bytes(32), truth.root, truth.layout.hash, (), 0, 0)
     store.put_file(truth.layout.to_bytes())
     store.put_file(CONFIG)
-    model = Model(store, base=base, on_disk=lambda model_bytes: disk, **options)
+    model = Model(store, base=base, on_disk=lambda *sizes: disk, **options)
     assert model.restore() is None
     assert model.open(truth.layout.hash) == truth.root
     model.confirm(manifest, manifest.seal(AUTHORITY))
@@ -49,7 +49,7 @@ def joined(store: Store, base: Path, disk: bool, **options: bool) -> tuple[Repli
 
 
 def again(store: Store, base: Path, disk: bool) -> Model:
-    model = Model(store, base=base, on_disk=lambda model_bytes: disk)
+    model = Model(store, base=base, on_disk=lambda *sizes: disk)
     model.restore()
     return model
 
@@ -124,7 +124,7 @@ def test_a_base_folder_that_changed_between_runs_is_repaired_or_reported(
     commit(model, *made)
     model.close()
     change(base)
-    resumed = Model(store, on_disk=lambda model_bytes: disk)
+    resumed = Model(store, on_disk=lambda *sizes: disk)
     found = resumed.restore()
     assert resumed.changed_base == base
     assert (found is not None) is (change is change_time)

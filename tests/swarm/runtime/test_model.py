@@ -7,7 +7,18 @@ import numpy as np
 import pytest
 from runtime_kit import AUTHORITY, new_replica, step
 
-from codec import BlockDelta, ChunkKey, Manifest, Replica, StagedBlock, Torn, open_header, seal_chunk, state_root
+from codec import (
+    BlockDelta,
+    ChunkKey,
+    Manifest,
+    Replica,
+    StagedBlock,
+    Torn,
+    open_header,
+    seal_chunk,
+    state_root,
+    values,
+)
 from codec.chunk import CODER_RAW
 from codec.staging import block_hash
 from swarm.protocol.core.events import VersionId
@@ -234,14 +245,15 @@ def test_a_checkpoint_gives_way_to_a_version_that_has_waited_long(
 
 
 def own_version(
-    store: Store, model: Model, truth: Replica, number: int, *, raw: bool = False, wrong: bool = False
+    store: Store, model: Model, truth: Replica, number: int, *, raw: str = "", wrong: bool = False
 ) -> tuple[Manifest, bytes]:
     """A step as the seed's own publisher hands it over: stored chunks, and the list of what each changes.
 
-    `raw`: block 0 is sent whole. `wrong`: the list of block 0 has a wrong bit.
+    `raw`: "bits": block 0 is sent whole; "values": half of it changes, and is sent as new values. `wrong`: the list of
+    block 0 has a wrong bit.
     """
     before = [truth.block(block).copy() for block in range(truth.layout.n_blocks)]
-    manifest, sealed = version(store, truth, number) if not raw else raw_version(store, truth, number)
+    manifest, sealed = version(store, truth, number) if not raw else raw_version(store, truth, number, raw)
     for chunk in store.chunks.of(VersionId(0, number)):
         blocks = []
         for entry in chunk.header.blocks:
@@ -258,10 +270,17 @@ def own_version(
     return manifest, sealed
 
 
-def raw_version(store: Store, truth: Replica, number: int) -> tuple[Manifest, bytes]:
-    """A version in which every element of block 0 changes."""
-    new = truth.block(0) + np.ones((), truth.block(0).dtype)
-    delta = BlockDelta(0, CODER_RAW, block_hash(new), new.tobytes())
+def raw_version(store: Store, truth: Replica, number: int, how: str) -> tuple[Manifest, bytes]:
+    """A version in which block 0 changes, and is sent raw: see `own_version`."""
+    old, spec = truth.block(0), truth.layout.block(0)
+    new = old + np.ones((), old.dtype)
+    payload: bytes | None = new.tobytes()
+    if how == "values":
+        new[: old.size // 2] = old[: old.size // 2]
+        payload = values.encode_block(old, new, spec.dtype)
+    assert payload is not None
+    assert (len(payload) < spec.nbytes) == (how == "values")
+    delta = BlockDelta(0, CODER_RAW, block_hash(new), payload)
     chunk = seal_chunk(ChunkKey(0, number, 0, 0), truth.root, truth.layout.hash, [delta], AUTHORITY)
     header = open_header(chunk.header, AUTHORITY.public)
     store.chunks.put_header(header, chunk.header)
@@ -276,8 +295,8 @@ def raw_version(store: Store, truth: Replica, number: int) -> tuple[Manifest, by
     return manifest, manifest.seal(AUTHORITY)
 
 
-@pytest.mark.parametrize("raw", [False, True])
-def test_what_the_seed_encoded_is_written_undecoded_and_hashed_before_it_is_given(store: Store, raw: bool) -> None:
+@pytest.mark.parametrize("raw", ["", "bits", "values"])
+def test_what_the_seed_encoded_is_written_undecoded_and_hashed_before_it_is_given(store: Store, raw: str) -> None:
     truth, model = new_replica(), Model(store)
     model.adopt(new_replica(), VersionId(0, 0))
     manifest, sealed = own_version(store, model, truth, 1, raw=raw)

@@ -35,7 +35,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def model_of(store: Store, disk: bool) -> Model:
-    return Model(store, on_disk=lambda model_bytes: disk)
+    return Model(store, on_disk=lambda *sizes: disk)
 
 
 def started(store: Store, disk: bool = True) -> tuple[Replica, Model]:

@@ -56,7 +56,7 @@ def catch_up(store: Store, truth: Replica, on_disk: bool) -> Model:
     store.put_file(truth.layout.to_bytes())
     store.put_file(CONFIG)
     manifest = Manifest(AUTHORITY.public, 0, 0, 0, bytes(32), truth.root, truth.layout.hash, (), 0, 0)
-    model = Model(store, on_disk=lambda model_bytes: on_disk)
+    model = Model(store, on_disk=lambda *sizes: on_disk)
     if model.restore() is None:
         model.open(truth.layout.hash)
         for block in model.differing(truth.hashes):
@@ -105,7 +105,7 @@ def test_a_kill_at_any_step_of_a_catch_up_loses_only_the_block_in_flight(tmp_pat
             except Killed:
                 killed = True
         with Store(folder, AUTHORITY.public) as store:
-            model = Model(store, on_disk=lambda model_bytes: on_disk)
+            model = Model(store, on_disk=lambda *sizes: on_disk)
             if model.restore() is not None:
                 assert bits_of(model) == wanted
             assert bits_of(catch_up(store, truth, on_disk)) == wanted, count
@@ -191,7 +191,7 @@ def test_an_unfinished_catch_up_of_an_earlier_release_is_continued(tmp_path: Pat
             file.write(truth.read_block(1))
         (tmp_path / "partial.list").write_bytes(truth.layout.hash + (1).to_bytes(8, "little"))
         store.put_file(truth.layout.to_bytes())
-        model = Model(store, on_disk=lambda model_bytes: on_disk)
+        model = Model(store, on_disk=lambda *sizes: on_disk)
         model.open(truth.layout.hash)
         assert 1 not in model.differing(truth.hashes)
         assert len(model.differing(truth.hashes)) == truth.layout.n_blocks - 1

@@ -37,7 +37,7 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_qwen3(tmp_path_factory.mktemp("models") / "tied", tied=True, seed=1)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def one(untied: Path, python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """An untied Qwen3 on one rank. Tests share it, and each leaves it open, at any version."""
     from scenarios.engines.engine_bench import bench
@@ -46,7 +46,7 @@ def one(untied: Path, python: Path, tmp_path_factory: pytest.TempPathFactory) ->
         yield live
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def two(tied: Path, python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A tied Qwen3 on two ranks."""
     from scenarios.engines.engine_bench import bench

@@ -287,6 +287,7 @@ def test_a_lease_that_the_book_kept_may_be_signed_either_way(tmp_path, player):
 # ------------------------------------------------------------ what survives a restart
 
 
+@pytest.mark.slow
 def test_evidence_numbers_and_the_secret_survive_a_restart(tmp_path):
     book = Book(tmp_path / "ledger.sqlite")
     ledger = book.restore(Settings(silent_s=math.inf), head(3), 0.0)
@@ -303,7 +304,7 @@ def test_evidence_numbers_and_the_secret_survive_a_restart(tmp_path):
     verifier = again.quarantine.verifier
     kept = verifier.record(players[-1].node)
     assert (kept.checks, kept.tokens) == (record.checks, record.tokens)
-    assert record.samples - 50 < kept.samples <= record.samples, "as of its last check"
+    assert record.samples - 150 < kept.samples <= record.samples, "as of its last check"
     assert kept.log == pytest.approx(record.log)
     assert kept.of(Kind.DRAWN).log == pytest.approx(record.of(Kind.DRAWN).log)
     assert len(verifier.nulls) == len(ledger.quarantine.verifier.nulls)

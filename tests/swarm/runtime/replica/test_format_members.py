@@ -4,10 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from blake3 import blake3
 
-from codec import Layout, Replica, StagedBlock, StagedChunk, TensorSpec, state_root
+from codec import FileSpec, Layout, Replica, StagedBlock, StagedChunk, TensorSpec, state_root
 from codec.errors import UsageError
 from codec.formats.dequantised import DequantisedBase
+from codec.formats.packed import PackedBase
 from codec.formats.part import FormatPart, reader_of
 from codec.formats.share import FormatShare
 from codec.formats.spec import FORMATS, format_tensors
@@ -24,12 +26,16 @@ from swarm.store import Store
 FORM = FORMATS["int4-group-e8"]
 BASE = Layout(
     (
-        TensorSpec("a.embed_tokens.weight", "BF16", (64, 64)),
+        TensorSpec("a.embed_tokens.weight", "BF16", (64, 64), ("lm_head.weight",)),
+        TensorSpec("a.norm.weight", "BF16", (64,)),
         TensorSpec("b.up_proj.weight", "BF16", (1100, 1003)),
         TensorSpec("c.down_proj.weight", "BF16", (200, 300)),
     )
 )
+NORM = 1
+"""The block of the norm, which stays bf16."""
 WHOLE = extended(BASE, formats=format_tensors(BASE, FORM))
+CONFIG = b'{"architectures": ["Qwen3ForCausalLM"]}'
 FIRST, SECOND = VersionId(0, 0), VersionId(0, 1)
 
 
@@ -41,11 +47,16 @@ def store(tmp_path: Path):
 
 def whole_replica(seed: int = 0) -> Replica:
     """All bits of a version, as the seed has them."""
-    replica, rng = Replica.create(WHOLE), np.random.default_rng(seed)
-    for block in range(BASE.n_blocks):
-        values = (rng.standard_normal(WHOLE.block(block).count) * 0.02).astype(np.float32)
+    return replica_of(WHOLE, seed)
+
+
+def replica_of(layout: Layout, seed: int) -> Replica:
+    """Random bits of the base of `layout`, and its format."""
+    replica, rng = Replica.create(layout), np.random.default_rng(seed)
+    for block in range(layout.base_blocks):
+        values = (rng.standard_normal(layout.block(block).count) * 0.02).astype(np.float32)
         write(replica, block, (values.view(np.uint32) >> 16).astype(np.uint16))
-    part, read = FormatPart(WHOLE, FORM), reader_of(replica)
+    part, read = FormatPart(layout, FORM), reader_of(replica)
     for tensor in part.tensors:
         for found in part.compute(tensor, read):
             write(replica, found.block, found.new)
@@ -109,10 +120,12 @@ def test_a_member_of_a_format_computes_nothing(store: Store) -> None:
 
 def test_what_each_holds() -> None:
     share = Holding(FormatShare(FORM.name))
-    assert set(share.all(WHOLE)) == {0, *format_blocks()}
+    assert set(share.all(WHOLE)) == {NORM, *format_blocks()}
     assert set(Holding().all(WHOLE)) == set(range(BASE.n_blocks))
     assert Holding(formats=True).blocks(WHOLE) is None
     assert share.nbytes(WHOLE) < 0.3 * Holding().nbytes(WHOLE)
+    assert Holding(formats=True).nbytes(WHOLE) > Holding().nbytes(WHOLE) + 0.9 * share.nbytes(WHOLE)
+    assert Holding(formats=True).nbytes(BASE) == Holding().nbytes(BASE) == BASE.base_nbytes
     with pytest.raises(UsageError, match="keeps its replica in memory"):
         share.check_place(WHOLE, on_disk=True)
     Holding().check_place(BASE, on_disk=True)
@@ -130,7 +143,7 @@ def test_an_engine_follows_what_the_codes_stand_for(store: Store) -> None:
     assert loan.root == root_of(live)
 
     later = whole_replica(seed=1)
-    staged = [staged_block(truth, later, block) for block in (0, *format_blocks())]
+    staged = [staged_block(truth, later, block) for block in (NORM, *format_blocks())]
     assert isinstance(model.replica, Replica)
     for change in staged:
         model.replica.write_block(change.block, later.read_block(change.block), change.new_hash)
@@ -154,6 +167,45 @@ def test_an_engine_follows_what_the_codes_stand_for(store: Store) -> None:
     assert (again.root, again.version) == (found.root, SECOND)
 
 
+def test_an_engine_follows_the_packed_codes(store: Store) -> None:
+    store.put_file(CONFIG)
+    config = FileSpec("config.json", len(CONFIG), blake3(CONFIG).digest())
+    base = Layout(
+        (TensorSpec("b.up_proj.weight", "BF16", (64, 256)), TensorSpec("d.norm.weight", "BF16", (256,))), (config,)
+    )
+    layout = extended(base, formats=format_tensors(base, FORM))
+    first, later = (replica_of(layout, seed) for seed in (0, 1))
+    model = Model(store, holding=Holding(formats=True))
+    model.adopt(first, FIRST)
+    engine = DequantisedReplica(model, store, FORM.name, packed=True)
+    loan = engine.lend()
+    assert loan is not None
+    packed = PackedBase(layout, FORM, CONFIG)
+    assert loan.layout == engine.layout == packed.layout
+    assert engine.files == packed.files
+    live = [packed.block(block, reader_of(first)).copy() for block in range(packed.layout.n_blocks)]
+    assert loan.root == root_of(live, packed.layout)
+
+    staged = [staged_block(first, later, block) for block in range(layout.n_blocks)]
+    for change in staged:
+        first.write_block(change.block, later.read_block(change.block), change.new_hash)
+    model.version = SECOND
+    found = engine.changes(SECOND, [StagedChunk(tuple(staged))])
+    assert found is not None
+    for change in (change for chunk in found.changes for change in chunk):
+        live[change.block][change.positions] = change.bits
+    assert found.root == root_of(live, packed.layout)
+    assert found.root == root_of(
+        [packed.block(block, reader_of(later)) for block in range(packed.layout.n_blocks)], packed.layout
+    )
+
+
+def test_a_model_without_a_config_cannot_be_packed(store: Store) -> None:
+    model = member(store, whole_replica(), Holding(FormatShare(FORM.name)))
+    with pytest.raises(UsageError, match=r"has no config\.json"):
+        DequantisedReplica(model, store, FORM.name, packed=True).lend()
+
+
 def staged_block(old: Replica, new: Replica, block: int) -> StagedBlock:
     before, after = old.block(block), new.block(block)
     positions = np.flatnonzero(before != after).astype(np.uint32)
@@ -161,6 +213,6 @@ def staged_block(old: Replica, new: Replica, block: int) -> StagedBlock:
     return StagedBlock(block, positions, after[positions].copy(), *hashes)
 
 
-def root_of(blocks: list[np.ndarray]) -> bytes:
+def root_of(blocks: list[np.ndarray], layout: Layout = BASE) -> bytes:
     hashes = np.frombuffer(b"".join(map(block_hash, blocks)), np.uint8).reshape(-1, 32)
-    return state_root(BASE.hash, hashes)
+    return state_root(layout.hash, hashes)

@@ -1,8 +1,8 @@
 """Layers of experts that vLLM's kernel repacks, and cannot load again.
 
 vLLM repacks experts when it first loads them (on CPUs, and for some kernels of GPUs), and its reload copies checkpoint
-weights over repacked ones. This module has what is needed to do better: a layer's parameters as loaders expect them,
-and the kernel's own code, which makes live weights of them, on memory that the running layer does not use.
+weights over repacked ones. This module has what is needed to do better: the kernel's own code makes live weights of a
+layer's parameters as loaders expect them.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -11,11 +11,11 @@ and the kernel's own code, which makes live weights of them, on memory that the 
 import copy
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from .layers import VllmLayer, learned
 from .packing import NotMoved, Packing, learn
 
 __all__ = ["VllmExperts", "repacked_experts"]
@@ -23,20 +23,19 @@ __all__ = ["VllmExperts", "repacked_experts"]
 _log = logging.getLogger(__name__)
 
 
-class VllmExperts:
+class VllmExperts(VllmLayer):
     """A vLLM layer of experts without quantization; see `repacked.Repacked`."""
 
-    def __init__(self, module: Any, meta: dict[str, torch.Tensor], config: Any) -> None:
-        """`meta`: its parameters before the kernel processed them, as vLLM's reload remembers them. `config`: vLLM's,
-        which the kernel's code reads."""
-        self.module, self._config = module, config
-        self._meta = meta
+    idle = ()
+
+    def __init__(self, module: Any, meta: Mapping[str, torch.Tensor], config: Any) -> None:
+        """See `VllmLayer`."""
+        super().__init__(module, meta, config)
         self.packings: dict[str, Packing] | None = None
-        self.why = ""
 
     @property
     def key(self) -> Any:
-        """Layers with equal keys are repacked alike."""
+        """See `VllmLayer`."""
         shapes = tuple((name, meta.shape, meta.dtype) for name, meta in self._meta.items())
         live = tuple((name, getattr(self.module, name).shape) for name in self._meta)
         return type(self.module.quant_method), self.module.quant_method.experts_cls, shapes, live
@@ -45,27 +44,6 @@ class VllmExperts:
     def identity(self) -> bool:
         """Whether the kernel keeps the weights as they are loaded."""
         return self.packings is not None and all(packing.identity for packing in self.packings.values())
-
-    def loaded_form(self, device: Any) -> dict[str, torch.Tensor]:
-        from vllm.model_executor.model_loader.reload.layerwise import _get_original_loader
-        from vllm.model_executor.model_loader.reload.meta import restore_layer_refs
-
-        found = {}
-        for name, kept in self._meta.items():
-            twin = torch.nn.Parameter(torch.zeros(kept.shape, dtype=kept.dtype, device=device), requires_grad=False)
-            # vLLM's reload leaves loaders of its own there, which keep what they get for later
-            twin.__dict__.update(kept.__dict__ | {"weight_loader": _get_original_loader(kept)})
-            found[name] = restore_layer_refs(twin, self.module)
-        return found
-
-    @contextmanager
-    def holding(self, parameters: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        own = self.module._parameters
-        self.module._parameters = own | dict(parameters)
-        try:
-            yield
-        finally:
-            self.module._parameters = own
 
     def process(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """See `repacked.Repacked`. The kernel's code runs on a twin of the layer that has no kernel yet."""
@@ -83,14 +61,13 @@ class VllmExperts:
         return {name: getattr(twin, name).data for name in parameters}
 
     def learn(self) -> None:
-        """Set `packings`, or `why` there are none."""
+        """See `VllmLayer`."""
         device = getattr(self.module, next(iter(self._meta))).device
         try:
             packings = learn(self.process, self.loaded_form("meta" if device.type == "cpu" else device))
             for name, packing in packings.items():
                 live = getattr(self.module, name)
-                whole = live.is_contiguous() and live.untyped_storage().nbytes() == live.nbytes
-                if not whole or live.numel() != packing.live_unit * live.shape[0]:
+                if not self.has_whole(name) or live.numel() != packing.live_unit * live.shape[0]:
                     raise NotMoved(f"keeps {name} otherwise than when it is loaded")
         except NotMoved as error:
             self.why = f"its kernel {error}"
@@ -109,23 +86,13 @@ def repacked_experts(model: torch.nn.Module, config: Any) -> list[VllmExperts]:
     except ImportError as error:
         _log.warning("swarm: experts are left to vLLM's own reload: %s", error)
         return []
-    learned: dict[Any, VllmExperts] = {}
-    found = []
-    for module in model.modules():
-        if not isinstance(getattr(module, "quant_method", None), UnquantizedFusedMoEMethod):
-            continue
-        parameters, _ = get_layerwise_info(module).restore_metadata
-        if not parameters or any(getattr(module, name, None) is None for name in parameters):
-            continue
-        layer = VllmExperts(module, dict(parameters), config)
-        first = learned.setdefault(layer.key, layer)
-        try:
-            if first is layer:
-                layer.learn()
-        except Exception as error:  # the kernel's code may raise anything, for lack of memory among others
-            _log.warning("swarm: experts are left to vLLM's own reload: %s: %s", type(error).__name__, error)
-            return []
-        layer.packings, layer.why = first.packings, first.why
-        if not layer.identity:
-            found.append(layer)
-    return found
+
+    def layers() -> Iterator[VllmExperts]:
+        for module in model.modules():
+            if not isinstance(getattr(module, "quant_method", None), UnquantizedFusedMoEMethod):
+                continue
+            parameters, _ = get_layerwise_info(module).restore_metadata
+            if parameters and all(getattr(module, name, None) is not None for name in parameters):
+                yield VllmExperts(module, dict(parameters), config)
+
+    return [layer for layer in learned(layers(), "experts") if not layer.identity]

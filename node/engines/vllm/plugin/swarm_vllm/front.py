@@ -326,10 +326,11 @@ def _facts(config: Any, state: Any, learned: dict[str, str] | None) -> Front:
     folder = Path(model.model)
     files = {path.name: blake3(path.read_bytes()).digest() for path in _small_files(folder)}
     refusal = _refusal(config, state, folder)
-    drafts = config.speculative_config is not None  # then vLLM does not make `PortableDraws`
+    # With a speculative decoder vLLM makes no `PortableDraws`, and draws tokens in an order that no replay has.
+    drafts = config.speculative_config is not None
     return Front(
         os.getpid(), __version__, int(parallel.world_size), files, refusal, learned,
-        options=True, judges=True, portable=not drafts, replays=not drafts and current_platform.is_cpu(),
+        options=True, judges=not drafts, portable=not drafts, replays=not drafts and current_platform.is_cpu(),
         vocabulary=model.get_vocab_size(), longest=model.max_model_len,
         adapters=0 if config.lora_config is None else config.lora_config.max_loras - 2, experts=_experts(config),
         tells=True, tops=True, structures=True,
@@ -371,8 +372,11 @@ def _refusal(config: Any, state: Any, folder: Path) -> str:
         return "It moves experts while it runs (--enable-eplb), and a map of them would not stay true."
     if lora_refusal := _lora_refusal(config.lora_config, arguments):
         return lora_refusal
-    if config.speculative_config is not None:
-        return "It drafts tokens with a second model, which would not be updated."
+    if config.speculative_config is not None and not _drafts_of_swarm(config):
+        return (
+            "It drafts tokens (--speculative-config) with something that would not be updated: leave it out, and give "
+            "the swarm a draft model (seed --draft), which nodes load into vLLMs that they start."
+        )
     if model.logprobs_mode != "processed_logprobs":
         return "Start vLLM with --logprobs-mode processed_logprobs: rollouts tell what each token was drawn from."
     if not folder.is_dir():
@@ -384,6 +388,13 @@ def _refusal(config: Any, state: Any, folder: Path) -> str:
     if arguments is not None and getattr(arguments, "chat_template", None):
         return "It overrides the model's chat template (--chat-template)."
     return ""
+
+
+def _drafts_of_swarm(config: Any) -> bool:
+    """Whether the draft model is the swarm's, which the loader fills from the replica."""
+    draft = config.speculative_config.draft_model_config
+    extra = config.load_config.model_loader_extra_config
+    return draft is not None and config.load_config.load_format == "swarm" and extra.get("draft") == draft.model
 
 
 def _lora_refusal(lora: Any, arguments: Any) -> str:

@@ -9,10 +9,8 @@ on.
 # vLLM is installed in another environment.
 
 import os
-import sys
-import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,28 +22,16 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from . import loader
+from . import drafted, loader
 from .adapter_messages import Adapted, PrepareAdapter, ProveAdapter
-from .channel import Channel, Closed, connect
+from .channel import Channel, connect
 from .experts import repacked_experts
 from .fingerprint import device_name, fingerprint
-from .messages import (
-    Compare,
-    Did,
-    Differs,
-    Failed,
-    FromDriver,
-    Gather,
-    Loaded,
-    Mapped,
-    Model,
-    Rank,
-    Sources,
-    Stage,
-    Tensor,
-    Unchanged,
-)
-from .shared import map_scratch, map_sealed
+from .linears import repacked_linears
+from .messages import Failed, FromDriver, Mapped, Model, Rank, Tensor
+from .repacked import Repacked
+from .serving import serve_driver
+from .shared import map_sealed
 from .sources import FolderSource, OtherSource, ReplicaSource, Source
 from .undo import NotUndone
 from .unwrapped import reloading, unwrapped
@@ -65,12 +51,6 @@ __all__ = [
 
 BUSY = "busy: "
 """In the error of an undo that may succeed soon."""
-
-_LOW_PRIORITY = 19
-"""The niceness of the thread that stages. At equal priority it would delay a step each time it runs."""
-_SWITCH_S = 0.0002
-"""Seconds after which a thread gives up the interpreter. With Python's default of 5 ms the generating thread would wait
-so long at every kernel."""
 
 
 @dataclass
@@ -111,8 +91,10 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         try:
             replica = ReplicaSource(map_sealed(fds[0]), message.block_elements)
             with unwrapped(self.model):
-                repacked = repacked_experts(self.model, self.vllm_config)
-                self._weights = weights = LiveWeights(self.model, message.tensors, replica, self._fed_modules, repacked)
+                repacked = self._repacked()
+                model = drafted.both(self.model, loader.draft_model)
+                self._weights = weights = LiveWeights(model, message.tensors, replica, self._fed_modules, repacked)
+                weights.check_apart(drafted.PREFIX)
             self._find_origin(weights, replica, message.block_elements)
             self._find_adapters()
         except Exception as error:
@@ -123,7 +105,11 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         found = (weights.covered, weights.opaque, weights.modules, seconds, weights.device)
         channel.send(Mapped(message.number, *found))
         self._channel = channel
-        threading.Thread(target=self._serve_driver, args=(channel, weights), name="swarm", daemon=True).start()
+        serve_driver(channel, weights, self._about_adapters)
+
+    def _repacked(self) -> list[Repacked]:
+        """The layers whose kernels keep weights in an order of their own."""
+        return [*repacked_experts(self.model, self.vllm_config), *repacked_linears(self.model, self.vllm_config)]
 
     def _rounding(self) -> tuple[str, str, str, str]:
         """What decides how this rank rounds: device, fingerprint, dtype, attention."""
@@ -178,45 +164,13 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
 
     # ------------------------------------------------------------ in the thread
 
-    def _serve_driver(self, channel: Channel, weights: LiveWeights) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
-        sys.setswitchinterval(_SWITCH_S)
-        try:
-            while True:
-                message, fds = channel.recv()
-                started = time.perf_counter()
-                try:
-                    answer = self._do(weights, message, fds, started)
-                except Closed:
-                    raise
-                except Exception as error:  # the driver decides what to do
-                    answer = Failed(message.number, f"{type(error).__name__}: {error}")
-                channel.send(answer)
-        except Closed:
-            channel.close()
-
-    def _do(self, weights: LiveWeights, message: Any, fds: list[int], started: float) -> Any:
+    def _about_adapters(self, message: Any, fds: list[int]) -> Adapted:
         match message:
-            case Stage():
-                weights.stage(map_sealed(fds[0]), message.version, frozenset(message.scattered))
-            case Gather():
-                with weights.rewind.reading():
-                    weights.gather(message.parts, map_scratch(fds[0]))
-            case Compare():
-                with weights.rewind.reading():
-                    return Differs(message.number, tuple(weights.differing(message.parts, map_scratch(fds[0]))))
-            case Loaded():
-                return Sources(message.number, dict(weights.sources))
-            case Unchanged():
-                with weights.rewind.reading():
-                    return Differs(message.number, tuple(weights.changed(message.names)))
             case PrepareAdapter():
                 return self._prepare_adapter(message, fds[0])
             case ProveAdapter():
                 return self._adapted(message.number, message.adapter, prepared=False)
-            case _:
-                raise RuntimeError(f"{type(message).__name__} is not for a rank")
-        return Did(message.number, time.perf_counter() - started)
+        raise RuntimeError(f"{type(message).__name__} is not for a rank")
 
     def _prepare_adapter(self, message: PrepareAdapter, fd: int) -> Adapted:
         from .lora import Refused
@@ -266,7 +220,7 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
             touched = True
             if dense:
                 started = time.perf_counter()
-                self._weights.load(dense, lambda pairs: worker.reload_weights(weights_iterator=pairs))
+                self._weights.load(dense, _reloader(worker))
                 self._weights.remember(dense)
                 loaded_s = time.perf_counter() - started
         except NotStaged as error:
@@ -281,7 +235,7 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         try:
             if self._weights is None:
                 raise NotStaged("nothing is attached")
-            self._weights.load(names, lambda pairs: worker.reload_weights(weights_iterator=pairs))
+            self._weights.load(names, _reloader(worker))
             self._weights.remember(self._weights.sources)
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}", "touched": True}
@@ -298,13 +252,9 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
             if self._weights is None or self._origin is None:
                 raise NotStaged("nothing is attached")
             self._weights.remember(names)
-
-            def reload_weights(pairs: Iterable[Any]) -> None:
-                worker.reload_weights(weights_iterator=pairs)
-
-            self._weights.load(names, reload_weights, OtherSource(self._origin))
+            self._weights.load(names, _reloader(worker), OtherSource(self._origin))
             unmoved = self._weights.unmoved(names)
-            self._weights.load(names, reload_weights, self._origin)
+            self._weights.load(names, _reloader(worker), self._origin)
             if unmoved:
                 raise NotStaged(f"vLLM's reload leaves {unmoved[0]} as it was")
             if changed := self._weights.changed(names):
@@ -333,6 +283,17 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}", "touched": True}
         return {"error": "", "touched": True, "loaded_s": 0.0}
+
+
+def _reloader(worker: Any) -> Callable[[Iterable[Any]], None]:
+    """vLLM's reload of the policy, and the draft model's own loader: its tensors are written in place or refused."""
+    draft = loader.draft_model
+
+    def reload_weights(pairs: Iterable[Any]) -> None:
+        policy = lambda some: worker.reload_weights(weights_iterator=some)  # noqa: E731
+        drafted.reload(pairs, policy, None if draft is None else draft.load_weights)
+
+    return reload_weights
 
 
 def _engine_of(worker: Any) -> tuple[SwarmEngine, Any]:
