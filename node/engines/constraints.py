@@ -1,4 +1,4 @@
-"""Keeps the rows of a cohort to what `SamplingOptions.structure` allows, with llguidance (an optional package).
+"""Keeps the rows of a cohort to what `SamplingOptions.structure` allows, with llguidance.
 
 At each step llguidance gives the tokens with which the text so far can still become what was asked for. All others get
 the logit -inf. When the text is complete, only the tokens that end a completion are left; so too where llguidance gives
@@ -7,7 +7,6 @@ up, because a text has become too complex for it.
 
 import json
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ import torch
 
 from node.engines.base import SamplingParams
 from node.engines.structures import Structure, read_structure
+from node.settings.extras import how_to_get, lacking
 
 __all__ = ["Constraints", "can_constrain"]
 
@@ -24,7 +24,7 @@ MODULE: Final = "llguidance"
 
 def can_constrain() -> bool:
     """Whether llguidance is installed here."""
-    return find_spec(MODULE) is not None
+    return not lacking((MODULE,))
 
 
 class Constraints:
@@ -36,7 +36,7 @@ class Constraints:
         Raises `ValueError` for a structure that llguidance does not understand, and for one that could never end.
         """
         if not can_constrain():
-            raise ValueError("structure: this engine needs the package llguidance")
+            raise ValueError(f"structure: this engine needs llguidance: {how_to_get('torch')}")
         if texts is None or not texts.exists():
             raise ValueError("structure: the base has no tokenizer.json, and without one there is no text")
         ends = [token for token in sampling.stop_tokens if token < vocabulary]

@@ -311,6 +311,7 @@ def _fitted(
 
     Raises `BadRequest` for what is beyond `limits`, which also hold for `rollouts`.
     """
+    field = "max_tokens" if _own(body, "max_completion_tokens") is None else "max_completion_tokens"
     reads = 2 * MAX_TOKENS if limits.context is None else limits.context
     prompts = _truncated(body, prompts, min(reads - (most or 1), MAX_TOKENS))
     longest = max(map(len, prompts))
@@ -320,13 +321,13 @@ def _fitted(
     if most is None:
         most = room if limits.context is not None else DEFAULT_MAX_TOKENS
     if most < 1 and room >= 1:
-        raise BadRequest("max_tokens: at least 1.", "max_tokens")
+        raise BadRequest(f"{field}: at least 1.", field)
     if most > MAX_TOKENS:
-        raise BadRequest(f"max_tokens: at most {MAX_TOKENS:,}.", "max_tokens")
+        raise BadRequest(f"{field}: at most {MAX_TOKENS:,}.", field)
     for prompt in prompts:
         if (lacks := limits.why_not(pack_tokens(prompt), max(1, most))) is not None:
             fits = limits.why_not(pack_tokens(prompt), 1) is None
-            raise BadRequest(lacks if fits else f"{where}: {lacks}", "max_tokens" if fits else where)
+            raise BadRequest(lacks if fits else f"{where}: {lacks}", field if fits else where)
     return prompts, most
 
 

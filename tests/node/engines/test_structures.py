@@ -62,7 +62,7 @@ def test_an_engine_that_cannot_follow_a_structure_says_why(tied_folder: Path, mo
     with pytest.raises(ValueError, match="not scored"):
         engine.score((1,), (2,), SamplingParams(1, options=wanted))
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    monkeypatch.setattr("node.engines.constraints.find_spec", lambda name: None)
+    monkeypatch.setattr("node.engines.constraints.lacking", list)
     with pytest.raises(ValueError, match="llguidance"):
         engine.generate([Prompt((1, 2))], SamplingParams(3, stop_tokens=(5,), options=wanted))
     assert STRUCTURES not in TransformersEngine(device="cpu").abilities
