@@ -41,15 +41,15 @@ ABILITIES_WITHIN_S: Final = 5.0
 """A node answers what its engine can do within a round trip; a request that depends on it waits at most this long."""
 _LACKING: Final = {
     ADAPTERS: "no engine here serves adapters. Install a newer swarm-node on the nodes.",
-    OPTIONS: "no node here can draw by it. Engines of transformers and vLLM can, with this release of swarm-node; those "
-    "of SGLang draw by temperature, top_p and stop tokens alone.",
+    OPTIONS: "no node here can draw by it. Engines of transformers and vLLM can, with this release of swarm-node; "
+    "SGLang draws by temperature, top_p and stop tokens alone.",
     EXACT_SEED: "no engine here draws the same tokens again whatever else it draws meanwhile. Engines of transformers "
     "do, and vLLM on GPUs if its node was started with VLLM_BATCH_INVARIANT=1. Leave seed out, or let it be inexact "
     "(swarm-node gateway --inexact-seeds).",
-    TOP_LOGPROBS: "no engine here tells the likeliest tokens. Engines of transformers and vLLM can, with this release of "
-    "swarm-node.",
-    STRUCTURES: "no engine here can keep a text to a structure. vLLM can with this release of swarm-node, and transformers "
-    "where llguidance is installed (the extra torch brings it).",
+    TOP_LOGPROBS: "no engine here tells the likeliest tokens. Engines of transformers and vLLM can, with this release "
+    "of swarm-node.",
+    STRUCTURES: "no engine here can keep a text to a structure. vLLM can with this release of swarm-node, and "
+    "transformers where llguidance is installed (the extra torch brings it).",
     ROUTES: "no engine here records which experts a token took. Only engines that hold a mixture of experts can.",
 }
 

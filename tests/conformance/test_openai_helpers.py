@@ -1,7 +1,7 @@
 """The helpers of the `openai` client: `parse`, `stream`, tools of pydantic models, and what they accumulate.
 
-`openai_kit` says which tests of which release these calls follow; the pydantic models and tools are theirs. Where those
-tests replay what a large model once said, here a random model is kept to the structure, or an engine writes a given text.
+`openai_kit` says which tests of which release these calls follow; the pydantic models and tools are theirs. Those tests
+replay what a large model once said; here a random model is kept to the structure, or an engine writes a given text.
 """
 
 import json

@@ -333,7 +333,7 @@ def _facts(config: Any, state: Any, learned: dict[str, str] | None) -> Front:
         options=True, judges=not drafts, portable=not drafts, replays=not drafts and current_platform.is_cpu(),
         vocabulary=model.get_vocab_size(), longest=model.max_model_len,
         adapters=0 if config.lora_config is None else config.lora_config.max_loras - 2, experts=_experts(config),
-        tells=True, tops=True, structures=True,
+        tells=True, tops=True, structures=not model.skip_tokenizer_init,
     )  # fmt: skip
 
 
