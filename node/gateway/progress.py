@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from codec.errors import PeerError
 from codec.unpack import unpack
 from node.engines.base import Version
 from node.gateway.followed_sample import Ending, Piece
@@ -74,13 +75,26 @@ def sent_piece(choice: int, piece: Piece) -> Sent:
 
 
 def read_notes(notes: Sequence[bytes]) -> Past:
-    """The past of a stream. Raises `PeerError` for what is no note."""
-    entries = [entry for note in notes for entry in unpack(_decoder, note, "note")]
+    """The past of a stream. Raises `PeerError` for what is no note, or not after those before it."""
+    entries = [entry for note in notes if note for entry in unpack(_decoder, note, "note")]
+    sent = [entry for entry in entries if isinstance(entry, Sent)]
+    counts: dict[int, int] = {}
+    for each in sent:
+        counts[each.choice] = _checked_count(each, counts.get(each.choice, 0))
     return Past(
         next((entry for entry in entries if isinstance(entry, Began)), None),
-        [entry for entry in entries if isinstance(entry, Sent)],
+        sent,
         any(isinstance(entry, Ended) for entry in entries),
     )
+
+
+def _checked_count(sent: Sent, before: int) -> int:
+    """The tokens of the choice so far. Raises `PeerError` unless there is a log-probability and a version for each."""
+    count = before + len(sent.tokens) // 4
+    ends = [0, *(end for _, end in sent.versions)]
+    if len(sent.tokens) != len(sent.logprobs) or ends != sorted(ends) or ends[-1] != count or count > MAX_TOKENS:
+        raise PeerError("note: it does not go with those before it")
+    return count
 
 
 def drawn_of(sent: Sent) -> tuple[tuple[int, ...], tuple[float, ...]]:
