@@ -59,7 +59,8 @@ class Cohort:
         self._prompt = len(prompts[0].token_ids)
         """The length of each prompt."""
         wanted = sampling.extra.structure
-        self._constraints = Constraints(texts, vocabulary_of(model), sampling, len(prompts)) if wanted else None
+        given = [prompt.token_ids for prompt in prompts]
+        self._constraints = Constraints(texts, vocabulary_of(model), sampling, given) if wanted else None
         self._routes = None if shape is None else RouteLog(model, shape, len(prompts))
         self._prompt_routes = [prompt.routes for prompt in prompts]
         self._streams = [prompt.stream for prompt in prompts]

@@ -30,10 +30,13 @@ def can_constrain() -> bool:
 class Constraints:
     """Of the rows of one cohort."""
 
-    def __init__(self, texts: Path | None, vocabulary: int, sampling: SamplingParams, rows: int) -> None:
-        """`texts`: the base's tokenizer.json. `vocabulary`: logits of a row.
+    def __init__(
+        self, texts: Path | None, vocabulary: int, sampling: SamplingParams, prompts: Sequence[Sequence[int]]
+    ) -> None:
+        """`texts`: the base's tokenizer.json. `vocabulary`: logits of a row. `prompts`: the tokens of each row's.
 
-        Raises `ValueError` for a structure that llguidance does not understand, and for one that could never end.
+        Raises `ValueError` for a structure that llguidance does not understand, for one that could never end, and for
+        a text that the prompt begins otherwise than the structure allows.
         """
         if not can_constrain():
             raise ValueError(f"structure: this engine needs llguidance: {how_to_get('torch')}")
@@ -45,12 +48,16 @@ class Constraints:
         import llguidance
 
         tokenizer = llguidance.LLTokenizer(texts.read_text(), n_vocab=vocabulary, eos_token=ends)
-        grammar = _grammar(llguidance.LLMatcher, read_structure(sampling.extra.structure))
+        structure = read_structure(sampling.extra.structure)
+        grammar = _grammar(llguidance.LLMatcher, structure)
         first = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
         if first.is_error():
             raise ValueError(f"structure: {first.get_error()[:256]}")
         self._ends = ends
-        self._matchers = [first, *(first.deep_copy() for _ in range(rows - 1))]
+        self._matchers = [first, *(first.deep_copy() for _ in prompts[1:])]
+        for matcher, prompt in zip(self._matchers, prompts, strict=True):
+            if structure.begun and not matcher.consume_tokens(list(prompt[-structure.begun :])):
+                raise ValueError("structure: no such text begins as the end of the prompt does")
         self._vocabulary = vocabulary
 
     def masked(self, logits: torch.Tensor, running: Sequence[bool]) -> torch.Tensor:

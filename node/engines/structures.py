@@ -9,11 +9,13 @@ import msgspec
 
 from codec.errors import PeerError
 from codec.unpack import unpack
-from node.engines.base import MAX_STRUCTURE
+from node.engines.base import MAX_LENGTH, MAX_STRUCTURE
 
-__all__ = ["Structure", "encode_structure", "read_structure"]
+__all__ = ["Structure", "begun_by", "encode_structure", "read_structure"]
 
 MAX_CHOICES: Final = 1024
+BEGUN_ROOM: Final = 32
+"""Characters that `Structure.begun` may add to a structure that was asked for."""
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_STRUCTURE)]
 
 
@@ -28,6 +30,8 @@ class Structure(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     """The text is matched by this regular expression, from its beginning to its end."""
     choice: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_CHOICES)] = ()
     """The text is one of these."""
+    begun: Annotated[int, msgspec.Meta(ge=0, le=MAX_LENGTH)] = 0
+    """So many tokens at the end of the prompt are the beginning of the text."""
 
     def __post_init__(self) -> None:
         given = (self.json is not None, self.json_object, self.regex is not None, bool(self.choice))
@@ -49,6 +53,12 @@ def read_structure(text: str) -> Structure:
 def encode_structure(structure: Structure) -> str:
     """`structure` as `SamplingOptions.structure` has it. Raises `ValueError` when it is too long."""
     text = msgspec.json.encode(structure).decode()
-    if len(text) > MAX_STRUCTURE:
-        raise ValueError(f"structure: at most {MAX_STRUCTURE} characters")
+    most = MAX_STRUCTURE - (0 if structure.begun else BEGUN_ROOM)
+    if len(text) > most:
+        raise ValueError(f"structure: at most {most} characters")
     return text
+
+
+def begun_by(text: str, tokens: int) -> str:
+    """`text`, which `encode_structure` made, of a text whose first `tokens` tokens are in the prompt already."""
+    return encode_structure(msgspec.structs.replace(read_structure(text), begun=tokens))

@@ -17,6 +17,7 @@ import msgspec
 import trio
 
 from node.engines.base import DrawnTokens, SamplingParams, Version
+from node.engines.structures import begun_by
 from node.engines.texts import StopText
 from node.ledger.messages import MAX_TOKENS, Rollout
 from node.ledger.packing import unpack_floats, unpack_tokens
@@ -234,11 +235,10 @@ def can_follow(sampling: SamplingParams, n: int, prompt: int) -> bool:
     """Whether clients may get the tokens of such samples while they are drawn. `prompt`: its tokens.
 
     Otherwise they get each answer when its samples were accepted: routes and likeliest tokens come with whole samples,
-    a structure is that of a whole text, several samples with one seed belong to one group, and a prompt must have room
-    for the tokens that are continued.
+    several samples with one seed belong to one group, and a prompt must have room for the tokens that are continued.
     """
     options = sampling.extra
-    whole = options.routes or options.top_logprobs or options.structure
+    whole = options.routes or options.top_logprobs
     return not whole and (n == 1 or not options.seeded) and prompt + sampling.max_tokens <= MAX_TOKENS
 
 
@@ -246,7 +246,9 @@ def rest_of(sampling: SamplingParams, taken: int) -> SamplingParams:
     """The sampling of what follows `taken` tokens of a sample, which are in the prompt. It has other random numbers."""
     if not taken:
         return sampling
-    rest = sampling.with_options(min_tokens=max(0, sampling.extra.min_tokens - taken))
+    options = sampling.extra
+    structure = begun_by(options.structure, taken) if options.structure else ""
+    rest = sampling.with_options(min_tokens=max(0, options.min_tokens - taken), structure=structure)
     seed = (sampling.seed + taken) % (1 << 63)
     return msgspec.structs.replace(rest, max_tokens=sampling.max_tokens - taken, seed=seed)
 

@@ -13,7 +13,7 @@ from node.gateway.tool_calls import Forced
 
 __all__ = ["Asked", "asked_structure", "forced_calls"]
 
-_UNUSED = ("grammar", "structural_tag", "whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
+_OFFERED = ("json", "json_object", "regex", "choice")
 
 
 class Asked(NamedTuple):
@@ -64,8 +64,8 @@ def _outputs(field: str, value: Any) -> Asked:
     if not isinstance(value, Mapping):
         raise ValueError("an object with json, json_object, regex or choice")
     given = {name: each for name, each in value.items() if each not in (None, False)}
-    if unused := [name for name in _UNUSED if name in given]:
-        raise ValueError(f"{unused[0]} is not offered; json, json_object, regex or choice")
+    if others := [str(name) for name in given if name not in _OFFERED]:
+        raise ValueError(f"{others[0][:64]} is not offered; json, json_object, regex or choice")
     if isinstance(given.get("json"), str):
         given["json"] = json.loads(given["json"])
     return Asked(encode_structure(msgspec.convert(given, Structure)), field)

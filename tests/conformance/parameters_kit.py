@@ -135,6 +135,8 @@ class LocalEngine:
         self.adapters: dict[str, tuple[int, int]] = {}
         self.drawn = 0
         """Tokens generated so far, of all samples."""
+        self.prompts: list[tuple[tuple[int, ...], SamplingParams]] = []
+        """Of all samples, in the order in which they came."""
         self._flight = 0
         self._done: dict[int, Any] = {}
 
@@ -149,6 +151,7 @@ class LocalEngine:
         adapter: str = "",
         draws: Any = None,
     ) -> Any:
+        self.prompts += [(prompt.token_ids, sampling) for prompt in prompts]
         self._flight += 1
         flight = self._flight
         try:

@@ -7,7 +7,6 @@ row, so the tests here fail. Each supported field has a test of its effect, with
 import base64
 import io
 import json
-import re
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -28,12 +27,10 @@ from parameters_kit import (
     files,
     make_engine,
     make_experts,
-    make_writer,
     tokens_of,
-    writer_files,
 )
 
-from node.engines.base import ABILITIES, OPTIONS, ROUTES, STRUCTURES
+from node.engines.base import ABILITIES, OPTIONS, ROUTES
 from node.engines.transformers import TransformersEngine
 from node.gateway.parameters import BODIES, ENDPOINTS, PARAMETERS, Parameter, markdown, parse
 from node.gateway.parsed_request import parse_chat, parse_completion
@@ -381,20 +378,9 @@ async def _tools(ask: Asker, endpoint: str) -> None:
     assert (await ask(endpoint, tools=tools, tool_choice="none")).prompt == plain
 
 
-FIELDS = {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x", "y"]}}
-SCHEMA = {"type": "object", "properties": FIELDS, "required": ["a", "b"], "additionalProperties": False}
-NO_WORDS = {"max_tokens": 200, "temperature": 1.0, "seed": None}
-"""A random model draws anything; only the structure makes sense of it."""
-
-
-def _fits_schema(text: str) -> bool:
-    found = json.loads(text)
-    return sorted(found) == ["a", "b"] and 0 <= found["a"] <= 99 and found["b"] in ("x", "y")
-
-
 @effect("response_format", "structured_outputs")
 async def _structures(ask: Asker, endpoint: str) -> None:
-    """`write` asks an engine that can write JSON; this one only has letters."""
+    """`test_structures` asks an engine that can write JSON; this one only has letters."""
     for form in ("response_format", "structured_outputs"):
         if any(row.name == form and endpoint in row.on for row in PARAMETERS):
             for wrong in ({"type": "xml"}, {"json": {}, "regex": "a"}, {"grammar": "a"}, {}):
@@ -418,78 +404,6 @@ async def _tool_choice(ask: Asker, endpoint: str) -> None:
     assert (await ask(endpoint, tool_choice="required")).param == "tool_choice"
     both = {"tool_choice": "required", "response_format": {"type": "json_object"}}
     assert (await ask(endpoint, tools=tools, **both)).param == "tool_choice"
-
-
-@pytest.fixture(scope="session")
-def writer(tmp_path_factory: pytest.TempPathFactory) -> TransformersEngine:
-    pytest.importorskip("llguidance")
-    return make_writer(tmp_path_factory.mktemp("writer"))
-
-
-@pytest.fixture
-async def write(tmp_path: Path, writer: TransformersEngine) -> AsyncIterator[Asker]:
-    async with asking(tmp_path, writer, base=writer_files()) as asker:
-        yield asker
-
-
-def _text_of(reply: Any) -> str:
-    return Text(writer_files()).decode((), reply.tokens[:-1])
-
-
-@pytest.mark.parametrize("endpoint", ["completions", "chat", "sampling_params"])
-async def test_a_text_has_the_structure_that_was_asked_for(write: Asker, endpoint: str):
-    forms: list[tuple[dict[str, Any], Callable[[str], Any]]] = [
-        ({"structured_outputs": {"json": SCHEMA}}, _fits_schema),
-        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, _fits_schema),
-        ({"structured_outputs": {"regex": "ab{2,5}c"}}, lambda text: re.fullmatch("ab{2,5}c", text)),
-        ({"structured_outputs": {"choice": ["yes", "no", 'a "b"']}}, lambda text: text in ("yes", "no", 'a "b"')),
-    ]
-    if endpoint != "sampling_params":
-        schema = {"name": "s", "schema": SCHEMA, "strict": True}
-        forms.append(({"response_format": {"type": "json_schema", "json_schema": schema}}, _fits_schema))
-    for fields, fits in forms:
-        for _ in range(3):
-            reply = await write(endpoint, **NO_WORDS, **fields)
-            assert reply.finish == "stop", (fields, reply.tokens)
-            assert fits(_text_of(reply)), fields
-            if endpoint != "sampling_params":
-                assert reply.text == _text_of(reply)
-    reply = await write(endpoint, **NO_WORDS, n=4, structured_outputs={"choice": ["yes", "no"]})
-    assert {choice["finish_reason"] for choice in reply.choices} == {"stop"}
-    why = (await write(endpoint, structured_outputs={"regex": "("})).why
-    assert "structure" in why
-    assert not sum(sum(node.refused.values()) for node in write.swarm.service.status().nodes.values())
-
-
-async def test_a_stream_of_a_structure_comes_whole(write: Asker):
-    reply = await write("completions", **NO_WORDS, structured_outputs={"regex": "a{20}"}, stream=True)
-    assert "".join(part["choices"][0]["text"] for part in reply.events) == "a" * 20
-
-
-async def test_a_forced_tool_is_called(write: Asker):
-    tools = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("first", "second")]
-    for choice, names in (
-        ({"type": "function", "function": {"name": "second"}}, {"second"}),
-        ("required", {"first", "second"}),
-    ):
-        reply = await write("chat", **NO_WORDS | {"max_tokens": 400}, tools=tools, tool_choice=choice)
-        message = reply.choices[0]["message"]
-        if reply.finish == "length":  # a random model may call for ever
-            assert choice == "required"
-            continue
-        assert reply.finish == "tool_calls"
-        assert message["content"] is None
-        assert message["tool_calls"]
-        for call in message["tool_calls"]:
-            assert call["function"]["name"] in names
-            assert _fits_schema(call["function"]["arguments"])
-
-
-async def test_a_structure_that_no_engine_follows_is_refused(tmp_path: Path, engine: TransformersEngine):
-    async with asking(tmp_path, engine, abilities=ABILITIES - {STRUCTURES}) as ask:
-        reply = await ask("chat", response_format={"type": "json_object"})
-        assert (reply.status, reply.param) == (400, "response_format")
-        assert "llguidance" in reply.why
 
 
 @effect("logprobs")

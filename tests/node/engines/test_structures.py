@@ -16,7 +16,7 @@ from node.engines.base import (
     needs,
     scoring_needs,
 )
-from node.engines.structures import Structure, encode_structure, read_structure
+from node.engines.structures import Structure, begun_by, encode_structure, read_structure
 from node.engines.transformers import TransformersEngine
 
 
@@ -28,6 +28,7 @@ from node.engines.transformers import TransformersEngine
         Structure(json_object=True),
         Structure(regex="a+"),
         Structure(choice=("a", "b")),
+        Structure(regex="a+", begun=3),
     ],
 )
 def test_what_is_written_is_read_again(structure: Structure):
@@ -36,7 +37,17 @@ def test_what_is_written_is_read_again(structure: Structure):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{}", "[]", '{"regex":"a","choice":["b"]}', '{"json":[]}', '{"regex":""}', '{"xml":1}', "[" * 100_000],
+    [
+        "",
+        "{}",
+        "[]",
+        '{"regex":"a","begun":-1}',
+        '{"regex":"a","choice":["b"]}',
+        '{"json":[]}',
+        '{"regex":""}',
+        '{"xml":1}',
+        "[" * 100_000,
+    ],
 )
 def test_what_is_no_structure_is_refused(text: str):
     with pytest.raises(ValueError, match="structure"):
@@ -44,8 +55,11 @@ def test_what_is_no_structure_is_refused(text: str):
 
 
 def test_a_structure_may_be_only_so_long():
-    with pytest.raises(ValueError, match="at most 65536"):
+    with pytest.raises(ValueError, match="at most 65504"):
         encode_structure(Structure(choice=tuple(str(i) * 100 for i in range(1000))))
+    longest = encode_structure(Structure(regex="a" * (65_504 - len('{"regex":""}'))))
+    assert len(longest) == 65_504
+    assert read_structure(begun_by(longest, 1 << 16)).begun == 1 << 16, "there is room for what was drawn"
     with pytest.raises(ValueError, match="at most 65536"):
         SamplingOptions(structure="x" * 70_000)
 

@@ -89,6 +89,16 @@ def test_log_probabilities_are_of_what_the_structure_leaves(one: Any):
     assert (end, completion.logprobs[1]) == ([(END, pytest.approx(0.0, abs=1e-5))], pytest.approx(0.0, abs=1e-5))
 
 
+def test_a_text_that_another_engine_began_is_continued(one: Any, tokenizer: Any):
+    begun = tokenizer.encode('{"a":').ids
+    (completion,) = one.generate([Prompt((5, 6, 7, *begun))], sampling_by(Structure(json=SCHEMA, begun=len(begun))))
+    rest = text_of(tokenizer, completion)
+    assert not rest.lstrip().startswith("{")
+    assert fits_schema('{"a":' + rest)
+    with pytest.raises(EngineError):
+        one.generate([Prompt((5, 6, 7, *begun))], sampling_by(Structure(regex="x+", begun=len(begun))))
+
+
 @pytest.mark.parametrize("structure", [Structure(regex="("), Structure(json={"type": "no such type"})])
 def test_a_structure_that_is_none_is_refused_alone(one: Any, structure: Structure):
     with pytest.raises(EngineError):

@@ -15,6 +15,7 @@ from .draws import NOISE
 from .messages import Generate, Judge, Options
 from .replays import REPLAY
 from .routed import ROUTES
+from .structured import BEGUN
 
 __all__ = ["MIN_LOGPROB", "adapting", "drawing", "likeliest", "replaying"]
 
@@ -39,6 +40,9 @@ def drawing(message: Generate, i: int) -> SamplingParams:
     first = message.routes[i] if message.routes else None
     if first is not None:
         more[ROUTES] = first
+    structure = json.loads(options.structure) if options.structure else {}
+    if begun := structure.pop("begun", 0):
+        more[BEGUN] = begun
     return _sampling(
         message,
         options,
@@ -51,6 +55,7 @@ def drawing(message: Generate, i: int) -> SamplingParams:
         detokenize=bool(options.stop_texts),
         stop=list(options.stop_texts),
         skip_special_tokens=not options.special,
+        structured_outputs=StructuredOutputsParams(**structure) if structure else None,
     )
 
 
@@ -93,7 +98,6 @@ def _sampling(message: Generate | Judge, options: Options, **more: Any) -> Sampl
         repetition_penalty=options.repetition_penalty,
         logit_bias=dict(options.logit_bias) or None,
         allowed_token_ids=list(options.allowed) or None,
-        structured_outputs=StructuredOutputsParams(**json.loads(options.structure)) if options.structure else None,
         **more,
     )
     if options.banned:  # vLLM makes these of `bad_words`; the gateway has done that already
