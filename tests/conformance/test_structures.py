@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 import trio
 from parameters_kit import Asker, LocalEngine, asking, make_writer, writer_files
 
-from node.engines.base import ABILITIES, STRUCTURES
+from node.engines.base import ABILITIES, STRUCTURES, Prompt, SamplingParams
 from node.engines.structures import read_structure
 from node.engines.transformers import TransformersEngine
 from node.gateway.text import Text
@@ -34,28 +34,26 @@ class Lossy(LocalEngine):
         self.half = trio.Event()
 
     async def generate(
-        self, prompts: Any, sampling: Any, counts: Any = None, adapter: str = "", draws: Any = None
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        counts: Any = None,
+        adapter: str = "",
+        draws: Any = None,
     ) -> Any:
-        told = 0
-
-        def tell(row: int, drawn: Any) -> None:
-            nonlocal told
-            if not self.half.is_set():
-                draws(row, drawn)
-                told += len(drawn.token_ids)
-            if told >= 10:
-                self.half.set()
-
-        self.engine.begin(1 << 20, prompts, sampling)
+        flight, drawn = 1 << 20, 0
+        self.engine.begin(flight, prompts, sampling)
         try:
-            while not self.half.is_set():
+            while drawn < 10:
                 await trio.sleep(0.001)
                 self.engine.step()
-                for row, drawn in self.engine.new_tokens(1 << 20):
-                    tell(row, drawn)
+                for row, tokens in self.engine.new_tokens(flight):
+                    draws(row, tokens)
+                    drawn = tokens.end
+            self.half.set()
             await trio.sleep_forever()
         finally:
-            self.engine.cancel(1 << 20)
+            self.engine.cancel(flight)
 
 
 @pytest.fixture(scope="session")
@@ -154,8 +152,8 @@ async def test_a_forced_tool_is_called(write: Asker):
             assert _fits_schema(call["function"]["arguments"])
 
 
-async def test_a_structure_that_no_engine_follows_is_refused(tmp_path: Path, engine: TransformersEngine):
-    async with asking(tmp_path, engine, abilities=ABILITIES - {STRUCTURES}) as ask:
+async def test_a_structure_that_no_engine_follows_is_refused(tmp_path: Path, writer: TransformersEngine):
+    async with asking(tmp_path, writer, base=writer_files(), abilities=ABILITIES - {STRUCTURES}) as ask:
         reply = await ask("chat", response_format={"type": "json_object"})
         assert (reply.status, reply.param) == (400, "response_format")
         assert "llguidance" in reply.why

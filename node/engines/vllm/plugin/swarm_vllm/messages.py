@@ -204,8 +204,8 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True):
     top_logprobs: int = 0
     """Not 0 only for a front whose `Front.tops` is true."""
     structure: str = ""
-    """JSON of the fields of vLLM's `StructuredOutputsParams`, and `begun`: so many tokens at the end of the prompt are the
-    beginning of the text. Not empty only for a front whose `Front.structures` is true."""
+    """JSON of the fields of vLLM's `StructuredOutputsParams`, and `begun`: so many tokens at the end of the prompt are
+    the beginning of the text. Not empty only for a front whose `Front.structures` is true."""
 
 
 class Generate(msgspec.Struct, frozen=True, tag="generate"):
