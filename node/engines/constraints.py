@@ -20,6 +20,8 @@ from node.settings.extras import how_to_get, lacking
 __all__ = ["Constraints", "can_constrain"]
 
 MODULE: Final = "llguidance"
+LEXER_STATES: Final = 50_000
+"""Of one structure: about 75 MB. Its other limits are llguidance's own: some 20 ms for a structure, and for a token."""
 
 
 def can_constrain() -> bool:
@@ -50,7 +52,8 @@ class Constraints:
         tokenizer = llguidance.LLTokenizer(texts.read_text(), n_vocab=vocabulary, eos_token=ends)
         structure = read_structure(sampling.extra.structure)
         grammar = _grammar(llguidance.LLMatcher, structure)
-        first = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
+        limits = llguidance.LLParserLimits(max_lexer_states=LEXER_STATES)
+        first = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
         if first.is_error():
             raise ValueError(f"structure: {first.get_error()[:256]}")
         self._ends = ends

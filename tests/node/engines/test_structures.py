@@ -1,7 +1,10 @@
 """Structures: how they are written, and what engines do with them."""
 
+import json
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_transformers import engine_on
@@ -80,3 +83,80 @@ def test_an_engine_that_cannot_follow_a_structure_says_why(tied_folder: Path, mo
     with pytest.raises(ValueError, match="llguidance"):
         engine.generate([Prompt((1, 2))], SamplingParams(3, stop_tokens=(5,), options=wanted))
     assert STRUCTURES not in TransformersEngine(device="cpu").abilities
+
+
+@pytest.fixture
+def byte_texts(tmp_path: Path) -> Path:
+    """The file of a tokenizer with a token for each byte, and an end token, 256."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    signs = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({sign: i for i, sign in enumerate(signs)} | {"<end>": 256}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path / "tokenizer.json"
+
+
+def nested(depth: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {"a": nested(depth - 1)}} if depth else {"type": "string"}
+
+
+COSTLY = {
+    "repetitions": Structure(regex="(((a{1,1000}){1,1000}){1,1000}){1,1000}"),
+    "alternatives": Structure(regex="(a|aa|aaa|[a-z]*b)*" * 200),
+    "sets": Structure(regex=".*" + ".?" * 2000 + "x{500}.*"),
+    "long": Structure(regex="(x+x+)+y" * 4000),
+    "choices": Structure(choice=tuple("a" * i for i in range(1, 300))),
+    "deep": Structure(json=nested(60)),
+    "itself": Structure(json={"$ref": "#"}),
+    "all of": Structure(json={"allOf": [{"anyOf": [{"pattern": f".*{i}.*{j}"} for i in range(9)]} for j in range(9)]}),
+    "lengths": Structure(
+        json={"type": "array", "minItems": 1 << 30, "items": {"type": "string", "maxLength": 1 << 30}}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_a_costly_structure_costs_little(byte_texts: Path, name: str):
+    pytest.importorskip("llguidance")
+    torch = pytest.importorskip("torch")
+    from node.engines.constraints import Constraints
+
+    options = SamplingOptions(structure=encode_structure(COSTLY[name]))
+    sampling = SamplingParams(64, stop_tokens=(256,), options=options)
+    began = time.thread_time()
+    try:
+        constraints = Constraints(byte_texts, 257, sampling, [(1,)])
+        for _ in range(20):
+            logits = constraints.masked(torch.zeros(1, 257), [True])
+            assert torch.isfinite(logits).any(), "a token can be drawn"
+            token = int(logits.isfinite().nonzero()[0, 1])
+            if token == 256:
+                break
+            constraints.add([token], [True])
+    except ValueError as error:
+        assert "structure" in str(error)
+    assert time.thread_time() - began < 2.0
+
+
+def test_a_text_begins_in_the_prompt(byte_texts: Path):
+    pytest.importorskip("llguidance")
+    torch = pytest.importorskip("torch")
+    from node.engines.constraints import Constraints
+
+    def constraints(structure: Structure) -> Constraints:
+        options = SamplingOptions(structure=encode_structure(structure))
+        return Constraints(byte_texts, 257, SamplingParams(64, stop_tokens=(256,), options=options), [prompt])
+
+    from tokenizers import Tokenizer
+
+    prompt = Tokenizer.from_file(str(byte_texts)).encode("say: ab").ids
+    (_, allowed) = (
+        constraints(Structure(regex="abc", begun=2)).masked(torch.zeros(1, 257), [True]).isfinite().nonzero()[0]
+    )
+    assert int(allowed) == Tokenizer.from_file(str(byte_texts)).encode("c").ids[0]
+    with pytest.raises(ValueError, match="no such text begins"):
+        constraints(Structure(regex="abc", begun=3))
+    assert json.loads(encode_structure(Structure(regex="abc", begun=2))) == {"regex": "abc", "begun": 2}
