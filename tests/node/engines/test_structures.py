@@ -1,6 +1,6 @@
 """Structures: how they are written, and what engines do with them."""
 
-import json
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -127,17 +127,14 @@ def test_a_costly_structure_costs_little(byte_texts: Path, name: str):
     options = SamplingOptions(structure=encode_structure(COSTLY[name]))
     sampling = SamplingParams(64, stop_tokens=(256,), options=options)
     began = time.thread_time()
-    try:
+    with contextlib.suppress(ValueError):  # it is refused
         constraints = Constraints(byte_texts, 257, sampling, [(1,)])
         for _ in range(20):
-            logits = constraints.masked(torch.zeros(1, 257), [True])
-            assert torch.isfinite(logits).any(), "a token can be drawn"
-            token = int(logits.isfinite().nonzero()[0, 1])
+            left = constraints.masked(torch.zeros(1, 257), [True])[0].isfinite().nonzero()
+            token = int(left[0, 0])  # there is one
             if token == 256:
                 break
             constraints.add([token], [True])
-    except ValueError as error:
-        assert "structure" in str(error)
     assert time.thread_time() - began < 2.0
 
 
@@ -153,10 +150,7 @@ def test_a_text_begins_in_the_prompt(byte_texts: Path):
     from tokenizers import Tokenizer
 
     prompt = Tokenizer.from_file(str(byte_texts)).encode("say: ab").ids
-    (_, allowed) = (
-        constraints(Structure(regex="abc", begun=2)).masked(torch.zeros(1, 257), [True]).isfinite().nonzero()[0]
-    )
-    assert int(allowed) == Tokenizer.from_file(str(byte_texts)).encode("c").ids[0]
+    masked = constraints(Structure(regex="abc", begun=2)).masked(torch.zeros(1, 257), [True])
+    assert masked[0].isfinite().nonzero().tolist() == [Tokenizer.from_file(str(byte_texts)).encode("c").ids]
     with pytest.raises(ValueError, match="no such text begins"):
         constraints(Structure(regex="abc", begun=3))
-    assert json.loads(encode_structure(Structure(regex="abc", begun=2))) == {"regex": "abc", "begun": 2}
