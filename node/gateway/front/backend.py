@@ -88,7 +88,7 @@ class Backend:
         self._answering: dict[int, _Answering] = {}
 
     async def run(self) -> None:
-        """Answer until the front ends, or this is cancelled. Raises `PeerError` for an invalid message."""
+        """Answer until the front ends, or this is cancelled. Raises `PeerError`, in a group, for an invalid message."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send)
             try:

@@ -72,12 +72,15 @@ class _World(GatewayWorld):
         frames = [frame(msgspec.msgpack.encode(ToSeed(before)))] if before else []
         channel = _Waiting(ToSeed, [*frames, frame(data)])
         admission = Admission(Clients(None, KEY))
+        refused = ""
         try:
             await Backend(channel, self.app(admission), admission.check).run()  # type: ignore[arg-type]
-        except PeerError as error:  # the seed ends this gateway
-            return str(error)
+        except* PeerError as errors:  # the seed ends this gateway
+            refused = str(errors.exceptions[0])
         finally:
             channel.close()
+        if refused:
+            return refused
         sent = [message for each in channel.sent for message in each.messages]  # type: ignore[attr-defined]
         if any(isinstance(message, Answer) and message.status == 500 for message in sent):
             raise Broken(f"the seed answered 500 to {data[:300]!r}")
