@@ -208,7 +208,7 @@ class App:
         session = next((found for name in SESSION_HEADERS if (found := request.headers.get(name))), "")
         if (client := self._admission.client(request)) is None:  # its key was removed a moment ago
             return wrong_key()
-        again = request.before is not None  # it was admitted by the seed that ended
+        again = request.before is not None  # a seed that ended has let it in
         if again:
             await self._tracker.wait_for_nodes()
         else:
@@ -216,7 +216,7 @@ class App:
             client.admit()
         if self.held.held >= self.held.most:
             raise BudgetFull
-        parsed = await self._parse(request, post, session)
+        parsed = await self._parse(request, post, session, again=again)
         if isinstance(parsed, Response):
             return parsed
         prompts = REQUEST_BYTES + TOKEN_BYTES * sum(map(len, parsed.prompts))
@@ -226,8 +226,8 @@ class App:
         request.until_sent.callback(held.resize, 0)
         held.resize(prompts)
         samples = parsed.n * len(parsed.prompts)
-        self._tracker.check(samples)
-        request.until_sent.enter_context(client.flight(samples, sum(map(len, parsed.prompts))))
+        self._tracker.check(samples, again=again)
+        request.until_sent.enter_context(client.flight(samples, sum(map(len, parsed.prompts)), again=again))
         try:
             if not again:  # the nodes that can may not be back yet
                 await self._tracker.check_abilities(parsed.sampling)
@@ -269,9 +269,9 @@ class App:
                 encoded.resize(2 * len(part))  # and its copy with the length of the chunk before it
                 await send(part)
 
-    async def _parse(self, request: Request, post: _Post, session: str) -> ParsedRequest | Response:
+    async def _parse(self, request: Request, post: _Post, session: str, *, again: bool) -> ParsedRequest | Response:
         """Parse a request in one of the readers' threads. A client that disconnects while it waits leaves the queue."""
-        if self._readers.statistics().tasks_waiting >= self._tracker.most:
+        if not again and self._readers.statistics().tasks_waiting >= self._tracker.most:
             raise Overloaded("Too many requests wait to be read.")
 
         def parse() -> ParsedRequest | Response:
@@ -282,7 +282,7 @@ class App:
             if wanted is not None:
                 wanted.check(self._head())
             parsed = self._drawn_by(post.parse(body, self._text, session, exact=self._exact_seeds))
-            parsed = msgspec.structs.replace(parsed, wanted=wanted)
+            parsed = msgspec.structs.replace(parsed, wanted=wanted, again=again)
             # An array has four bytes per token, a tuple of numbers thirty-six.
             return msgspec.structs.replace(parsed, prompts=tuple(array("I", prompt) for prompt in parsed.prompts))
 
@@ -299,7 +299,7 @@ class App:
         async def ask(i: int, scope: trio.CancelScope) -> None:
             try:
                 groups[i] = await self._tracker.ask(
-                    parsed.prompts[i], parsed.n, parsed.sampling, parsed.affinity, parsed.wanted
+                    parsed.prompts[i], parsed.n, parsed.sampling, parsed.affinity, parsed.wanted, again=parsed.again
                 )
             except (Impossible, NoNodes, Overloaded, PeerError) as error:
                 errors.append(error)

@@ -148,10 +148,11 @@ class FollowedAnswer:
 
     async def _follow(self, i: int, send: Send) -> None:
         """Have sample `i` drawn, and send its events."""
-        sample = self._samples[i]
-        prompt = self._parsed.prompts[i // self._parsed.n]
+        sample, parsed = self._samples[i], self._parsed
+        prompt = parsed.prompts[i // parsed.n]
+        ask = partial(self._tracker.ask_followed, again=parsed.again)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._tracker.ask_followed, prompt, sample, self._parsed.affinity, self._parsed.wanted)
+            nursery.start_soon(ask, prompt, sample, parsed.affinity, parsed.wanted)
             while True:
                 news = sample.news
                 async with self._sending:

@@ -81,6 +81,8 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     """What the text of an answer begins with: one for each prompt; empty: with its first token."""
     routes_from: int | None = None
     """The token of the prompt from which on the answer has routes; None: it has none."""
+    again: bool = False
+    """A seed that ended has let it in: it is not refused because others came before it to the next one."""
 
     def field_for(self, ability: str) -> str | None:
         """The field that needs `ability` of an engine."""

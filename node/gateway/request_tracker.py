@@ -93,6 +93,7 @@ class RequestTracker:
         name = f"{VOLATILE}gateway-{os.urandom(8).hex()}"
         self._session = ledger.open(name, Binding(1, SamplingParams(1), max_lag))
         self._pending: dict[bytes, _Pending] = {}
+        self._looking = trio.Lock()
         self.in_flight = 0
         """Sequences that were asked for and are not answered yet."""
         self.answered = 0
@@ -121,23 +122,26 @@ class RequestTracker:
             pending.group, pending.why = group, why
             pending.done.set()
 
-    def check(self, samples: int) -> None:
-        """Raises `NoNodes` or `Overloaded` when `samples` more sequences cannot be taken now."""
+    def check(self, samples: int, *, again: bool = False) -> None:
+        """Raises `NoNodes` or `Overloaded` when `samples` more sequences cannot be taken now. `again`: a seed that
+        ended has let them in, so they are not too many."""
         if not self._ledger.capacity:
             self.refused += 1
             raise NoNodes(
                 "No node of this swarm generates at the moment. Start one (swarm-node join TICKET), or wait until one "
                 "has loaded its model; swarm-node status shows who is there."
             )
-        if self.in_flight + samples > self.most:
+        if not again and self.in_flight + samples > self.most:
             self.refused += 1
             raise Overloaded(f"{self.in_flight} sequences are in flight, and this gateway takes {self.most}.")
 
     async def wait_for_nodes(self) -> None:
         """Wait until a node generates: after a restart of the seed they come back within seconds. Raises `NoNodes`."""
         with trio.move_on_after(NODES_BACK_S):
-            while not self._ledger.capacity:  # noqa: ASYNC110 - the ledger signals no event for this
-                await trio.sleep(LOOK_S)
+            while not self._ledger.capacity:
+                async with self._looking:  # one look for all who wait
+                    if not self._ledger.capacity:
+                        await trio.sleep(LOOK_S)
             return
         self.check(0)
 
@@ -182,13 +186,15 @@ class RequestTracker:
         sampling: SamplingParams,
         affinity: bytes = b"",
         wanted: WantedVersion | None = None,
+        *,
+        again: bool = False,
     ) -> Group:
-        """All `n` samples of `prompt`, of versions that are new enough for `wanted`. When cancelled, the work is
-        withdrawn.
+        """All `n` samples of `prompt`, of versions that are new enough for `wanted`. `again`: see `check`. When
+        cancelled, the work is withdrawn.
 
         Raises `Overloaded`, `NoNodes` or `Impossible`, and `PeerError` for work that no node could do.
         """
-        self.check(n)
+        self.check(n, again=again)
         group_id = os.urandom(16)
         lag = self._max_lag(sampling, wanted)
         packed = pack_tokens(prompt)
@@ -218,10 +224,12 @@ class RequestTracker:
         sample: FollowedSample,
         affinity: bytes = b"",
         wanted: WantedVersion | None = None,
+        *,
+        again: bool = False,
     ) -> None:
-        """Have `sample` generated, which gets its tokens as they are drawn, until it was accepted. When cancelled, the
-        work is withdrawn. Raises as `ask` does."""
-        self.check(1)
+        """Have `sample` generated, which gets its tokens as they are drawn, until it was accepted. `again`: see
+        `check`. When cancelled, the work is withdrawn. Raises as `ask` does."""
+        self.check(1, again=again)
         self.in_flight += 1
         try:
             while sample.ending is None:

@@ -63,7 +63,7 @@ class _Requests:
 
     most = 1024
 
-    def check(self, samples: int) -> None:
+    def check(self, samples: int, *, again: bool = False) -> None:
         return
 
     async def wait_for_nodes(self) -> None:
@@ -82,7 +82,13 @@ class _Requests:
         return ()
 
     async def ask_followed(
-        self, prompt: tuple[int, ...], sample: FollowedSample, affinity: bytes = b"", wanted: Any = None
+        self,
+        prompt: tuple[int, ...],
+        sample: FollowedSample,
+        affinity: bytes = b"",
+        wanted: Any = None,
+        *,
+        again: bool = False,
     ) -> None:
         _, sampling = sample.begin_group(lambda: None)
         group = await self.ask(prompt, 1, sampling)
@@ -90,7 +96,14 @@ class _Requests:
         sample.finish(group.done[0].rollout, bytes(32))
 
     async def ask(
-        self, prompt: tuple[int, ...], n: int, sampling: Any, affinity: bytes = b"", wanted: Any = None
+        self,
+        prompt: tuple[int, ...],
+        n: int,
+        sampling: Any,
+        affinity: bytes = b"",
+        wanted: Any = None,
+        *,
+        again: bool = False,
     ) -> Group:
         packed = pack_tokens(prompt)
         check_offer(packed, n, sampling)

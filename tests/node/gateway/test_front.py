@@ -12,6 +12,7 @@ import trio
 import trio.testing
 from gateway_kit import LETTERS, SpellingEngine, base_files, gateway, raw, until, with_client
 from gateway_kit import Swarm as Nodes
+from openai import RateLimitError
 
 from node.engines.base import SamplingParams
 from node.gateway import Gateway, parameters
@@ -38,9 +39,9 @@ class Seeds:
         self.nodes, self.nursery, self.front = nodes, nursery, front
         self._scope = trio.CancelScope()
 
-    async def start(self) -> None:
+    async def start(self, **options: Any) -> None:
         ours, theirs = socket.socketpair()
-        config = GatewayConfig(at="127.0.0.1:1")
+        config = GatewayConfig(at="127.0.0.1:1", **options)
         self._scope = scope = trio.CancelScope()
 
         async def live(*, task_status: trio.TaskStatus[str]) -> None:
@@ -134,6 +135,29 @@ async def test_a_request_in_flight_is_answered_once_by_the_next_seed(tmp_path: P
             assert b"Retry-After: 2" in answer
             await seeds.start()
         assert [each.choices[0].text for each in found] == ["bcdefghijk"]
+
+
+async def test_a_request_in_flight_is_not_refused_because_the_next_seed_is_full(tmp_path: Path):
+    async with fronted(tmp_path) as (seeds, url):
+        engine = await seeds.nodes.add(1, engine=SpellingEngine(0.05))
+        found: list[Any] = []
+        heard: list[Any] = []
+
+        async def use(client: Any) -> None:
+            found.append(await client.completions.create(model="policy", prompt="a", max_tokens=10))
+
+        async def refused(client: Any) -> None:
+            with pytest.raises(RateLimitError):
+                await client.completions.create(model="policy", prompt="a", n=2)
+
+        async with trio.open_nursery() as clients:
+            clients.start_soon(with_client, url, use)
+            clients.start_soon(with_client, url, lambda client: read(client, heard, max_tokens=10))
+            await until(lambda: len(engine.asked) == 2)
+            await seeds.end()
+            await seeds.start(in_flight=1)
+            await with_client(url, refused)
+        assert [each.choices[0].text for each in found] == [text_of(heard)] == ["bcdefghijk"]
 
 
 @pytest.mark.parametrize("times", [1, 3])
