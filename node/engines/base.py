@@ -381,14 +381,15 @@ class DrawnTokens(msgspec.Struct, frozen=True):
     """Tokens of a completion that is not finished: those from number `start` on.
 
     `version`: the one that drew them; of an engine in other processes, the one that it held when they came, which may
-    be one too new. The spans of the completion say it exactly. `logprobs`: as in `Completion`, one a token. Raises
-    `ValueError` when lengths disagree, there is no token, or a value is out of range.
+    be one too new. The spans of the completion say it exactly. `logprobs`: as in `Completion`, one a token. `top`: as
+    there, of these tokens. Raises `ValueError` when lengths disagree, there is no token, or a value is out of range.
     """
 
     start: int
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     version: Version
+    top: bytes = b""
 
     def __post_init__(self) -> None:
         if not self.token_ids or len(self.token_ids) != len(self.logprobs):

@@ -11,7 +11,7 @@ computed anew, every token is drawn from its version's own distribution over the
 can check that. Keeping it is cheaper and cannot be checked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,20 +148,28 @@ class Cohort:
             return []
         tokens = torch.stack(self._tokens[begin:], 1).tolist()
         logprobs = torch.stack(self._logprobs[begin:], 1).tolist()
+        top = self._likeliest(begin)
         found: list[tuple[int, DrawnTokens]] = []
         for row, count in enumerate(self.counts):
             for span in self._spans(count) if count > begin else ():
                 start, stop = max(span.start, begin), span.end
                 if start < stop:
                     part = slice(start - begin, stop - begin)
-                    drawn = DrawnTokens(start, tuple(tokens[row][part]), tuple(logprobs[row][part]), span.version)
-                    found.append((row, drawn))
+                    drawn = tuple(tokens[row][part]), tuple(logprobs[row][part]), span.version
+                    found.append((row, DrawnTokens(start, *drawn, top(row, part))))
         return found
+
+    def _likeliest(self, begin: int) -> Callable[[int, slice], bytes]:
+        """(row, which of the steps from `begin` on) -> `Completion.top` of these."""
+        if not self._top:
+            return lambda row, part: b""
+        tokens, values = (torch.stack(parts, 1).cpu().numpy() for parts in zip(*self._top[begin:], strict=True))
+        return lambda row, part: pack_top(tokens[row, part], values[row, part])
 
     def completions(self) -> list[Completion]:
         """One completion for each row. The cohort must be done."""
         tokens, logprobs = torch.stack(self._tokens, 1).cpu(), torch.stack(self._logprobs, 1).cpu()
-        top = self._top and tuple(torch.stack(parts, 1).cpu().numpy() for parts in zip(*self._top, strict=True))
+        top = self._likeliest(0)
         completions = []
         for row, length in enumerate(self._lengths.tolist()):
             ids = tuple(tokens[row, :length].tolist())
@@ -175,7 +183,7 @@ class Cohort:
                     spans=self._spans(length),
                     routes=b"" if self._routes is None else self._routes.completion(row, length),
                     prompt_routes=self._routes.prompt(row) if self._routes and self._prompt_routes[row] else b"",
-                    top=pack_top(top[0][row, :length], top[1][row, :length]) if top else b"",
+                    top=top(row, slice(length)),
                 )
             )
         return completions

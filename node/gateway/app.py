@@ -325,10 +325,11 @@ class App:
         self, parsed: ParsedRequest, chat: bool, held: MemoryShare, client: Client, request: Request
     ) -> Streaming:
         """The answer as events, which are sent as the tokens are drawn. Raises `PeerError` for notes that are none."""
+        past = read_notes(request.before or (), parsed.sampling.extra.top_logprobs)
         return FollowedAnswer(
             parsed, self._text, self._tracker, self._writers, held, self.encoded,
             name=parsed.model or self._name, chat=chat, within_s=self._answer_within_s, head=self._head,
-            use=client.use, note=request.note, past=read_notes(request.before or ()),
+            use=client.use, note=request.note, past=past,
         ).send_events  # fmt: skip
 
     def _stream(

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from codec.errors import PeerError
 from node.engines.base import Version
+from node.engines.top_logprobs import PAIR
 from node.gateway.answers import InvalidSample, event
 from node.gateway.followed_sample import FollowedSample, Piece
 from node.gateway.parsed_request import ParsedRequest
@@ -79,8 +80,13 @@ class FollowedAnswer:
         return FollowedSample(self._parsed.sampling, stop if options.stop_texts else None, self._grow)
 
     def _grow(self, tokens: int) -> None:
-        self._held.resize(self._held.count + TOKEN_BYTES * tokens)
+        self._hold(tokens)
         self._use(tokens)
+
+    def _hold(self, tokens: int) -> None:
+        """So many more tokens are kept."""
+        top_bytes = PAIR.itemsize * self._parsed.sampling.extra.top_logprobs
+        self._held.resize(self._held.count + (TOKEN_BYTES + top_bytes) * tokens)
 
     async def send_events(self, send: Send) -> None:
         """Send all events. An error is sent as an event, too, because the head of the answer was sent before."""
@@ -119,7 +125,7 @@ class FollowedAnswer:
     async def _restore(self) -> None:
         """Take what the client has."""
         tokens = self._past.tokens
-        self._held.resize(self._held.count + TOKEN_BYTES * tokens)
+        self._hold(tokens)
         if tokens > AT_ONCE:
             await trio.to_thread.run_sync(self._replay, limiter=self._writers)
         else:

@@ -19,6 +19,7 @@ import trio
 from node.engines.base import DrawnTokens, SamplingParams, Version
 from node.engines.structures import begun_by
 from node.engines.texts import StopText
+from node.engines.top_logprobs import PAIR
 from node.ledger.messages import MAX_TOKENS, Rollout
 from node.ledger.packing import unpack_floats, unpack_tokens
 
@@ -37,13 +38,14 @@ class Ending(NamedTuple):
 
 class Piece(NamedTuple):
     """What is new of a sample, after `begin` tokens. `versions`: those of all its tokens so far, see
-    `FollowedSample.versions`. `ending`: None: more tokens come."""
+    `FollowedSample.versions`. `ending`: None: more tokens come. `top`: as `Completion.top`, of these tokens."""
 
     begin: int
     tokens: list[int]
     logprobs: list[float]
     versions: tuple[tuple[Version, int], ...]
     ending: Ending | None
+    top: bytes = b""
 
 
 class FollowedSample:
@@ -77,6 +79,10 @@ class FollowedSample:
         """The next token ends the sample, and waits for it to be accepted."""
         self.tokens = array("I")
         self.logprobs = array("f")
+        self.top = bytearray()
+        """As `Completion.top`."""
+        self._width = PAIR.itemsize * sampling.extra.top_logprobs
+        """Bytes of `top` for a token."""
         self.versions: list[tuple[Version, int]] = []
         """(version, number of the first token that it did not draw), in order."""
         self.ending: Ending | None = None
@@ -96,14 +102,16 @@ class FollowedSample:
         self,
         tokens: Sequence[int],
         logprobs: Sequence[float],
+        top: bytes,
         versions: Sequence[tuple[Version, int]],
         ending: Ending | None,
     ) -> Piece:
-        """Take what the client has from a seed that ended, before the first group. `versions`: of all tokens so far.
-        Returns what was taken, as `since` does."""
+        """Take what the client has from a seed that ended, before the first group; see `Piece`. Returns it as `since`
+        does."""
         begin = len(self.tokens)
         self.tokens.extend(tokens)
         self.logprobs.extend(logprobs)
+        self.top += top
         self.versions, self.ending = list(versions), ending
         self._anew = _draws_alike(self._sampling)
         return self.since(begin)
@@ -111,7 +119,7 @@ class FollowedSample:
     def since(self, begin: int) -> Piece:
         """What came after the first `begin` tokens."""
         tokens, logprobs = self.tokens[begin:].tolist(), self.logprobs[begin:].tolist()
-        return Piece(begin, tokens, logprobs, tuple(self.versions), self.ending)
+        return Piece(begin, tokens, logprobs, tuple(self.versions), self.ending, bytes(self.top[begin * self._width :]))
 
     # ------------------------------------------------------------ as a follower
 
@@ -125,8 +133,8 @@ class FollowedSample:
         if self.lost or drawn.start != self._heard:  # tokens before these were lost: all come when it is accepted
             return
         before = len(self.tokens)
-        for token, logprob in zip(drawn.token_ids, drawn.logprobs, strict=True):
-            if not self._take(token, logprob, drawn.version):
+        for i, (token, logprob) in enumerate(zip(drawn.token_ids, drawn.logprobs, strict=True)):
+            if not self._take(token, logprob, drawn.top[i * self._width : (i + 1) * self._width], drawn.version):
                 break
         if len(self.tokens) > before:
             self._grown(len(self.tokens) - before)
@@ -149,7 +157,7 @@ class FollowedSample:
         self.lost = True
         self._wake()
 
-    def _take(self, token: int, logprob: float, version: Version) -> bool:
+    def _take(self, token: int, logprob: float, top: bytes, version: Version) -> bool:
         """Whether the token was taken, or has been before."""
         at = self._base + self._heard
         if at < len(self.tokens):
@@ -167,13 +175,14 @@ class FollowedSample:
             self._full = True
         if self._full:
             return False
-        self._append(token, logprob, version)
+        self._append(token, logprob, top, version)
         self._heard += 1
         return True
 
-    def _append(self, token: int, logprob: float, version: Version) -> None:
+    def _append(self, token: int, logprob: float, top: bytes, version: Version) -> None:
         self.tokens.append(token)
         self.logprobs.append(logprob)
+        self.top += top
         if self.versions and self.versions[-1][0] == version:
             self.versions.pop()
         self.versions.append((version, len(self.tokens)))
@@ -199,6 +208,7 @@ class FollowedSample:
         self.versions = [entry for entry in self._before(self._base) if entry[1]] + versions
         self.tokens.extend(tokens[taken:])
         self.logprobs.extend(logprobs[taken:])
+        self.top += rollout.top[taken * self._width :]
         count, reason, span = len(self.tokens), str(rollout.finish_reason), None
         text_ends = count - (reason == "stop" and self.tokens[-1] in self._sampling.stop_tokens)
         if self._new_stop is not None:
@@ -207,7 +217,7 @@ class FollowedSample:
                 if stop.add(token):
                     count, reason, span = number, "stop", stop.span
                     break
-        del self.tokens[count:], self.logprobs[count:]
+        del self.tokens[count:], self.logprobs[count:], self.top[count * self._width :]
         self.versions = self._before(count)
         self.ending = Ending(reason, count, span, node)
         self._grown(count - before)
@@ -234,12 +244,11 @@ class FollowedSample:
 def can_follow(sampling: SamplingParams, n: int, prompt: int) -> bool:
     """Whether clients may get the tokens of such samples while they are drawn. `prompt`: its tokens.
 
-    Otherwise they get each answer when its samples were accepted: routes and likeliest tokens come with whole samples,
-    several samples with one seed belong to one group, and a prompt must have room for the tokens that are continued.
+    Otherwise they get each answer when its samples were accepted: routes come with whole samples, several samples with
+    one seed belong to one group, and a prompt must have room for the tokens that are continued.
     """
     options = sampling.extra
-    whole = options.routes or options.top_logprobs
-    return not whole and (n == 1 or not options.seeded) and prompt + sampling.max_tokens <= MAX_TOKENS
+    return not options.routes and (n == 1 or not options.seeded) and prompt + sampling.max_tokens <= MAX_TOKENS
 
 
 def rest_of(sampling: SamplingParams, taken: int) -> SamplingParams:

@@ -12,7 +12,8 @@ import msgspec
 
 from codec.errors import PeerError
 from codec.unpack import unpack
-from node.engines.base import Version
+from node.engines.base import MAX_TOP, Version
+from node.engines.top_logprobs import PAIR, is_top
 from node.gateway.followed_sample import Ending, Piece
 from node.ledger.fields import MAX_TOKENS
 from node.ledger.packing import unpack_floats, unpack_tokens
@@ -39,6 +40,7 @@ class Sent(msgspec.Struct, frozen=True, tag="sent", array_like=True):
     choice: Annotated[int, msgspec.Meta(ge=0)]
     tokens: Tokens
     logprobs: Tokens
+    top: Annotated[bytes, msgspec.Meta(max_length=MAX_TOKENS * MAX_TOP * PAIR.itemsize)]
     versions: list[tuple[Version, int]]
     ending: Ending | None = None
 
@@ -71,16 +73,17 @@ def note_of(entries: Sequence[Began | Sent | Ended]) -> bytes:
 def sent_piece(choice: int, piece: Piece) -> Sent:
     """The entry of a piece that is about to be sent."""
     packed = array("I", piece.tokens).tobytes(), array("f", piece.logprobs).tobytes()
-    return Sent(choice, *packed, list(piece.versions), piece.ending)
+    return Sent(choice, *packed, piece.top, list(piece.versions), piece.ending)
 
 
-def read_notes(notes: Sequence[bytes]) -> Past:
-    """The past of a stream. Raises `PeerError` for what is no note, or not after those before it."""
+def read_notes(notes: Sequence[bytes], top_logprobs: int = 0) -> Past:
+    """The past of a stream with so many likeliest tokens of each draw. Raises `PeerError` for what is no note, or not
+    after those before it."""
     entries = [entry for note in notes if note for entry in unpack(_decoder, note, "note")]
     sent = [entry for entry in entries if isinstance(entry, Sent)]
     counts: dict[int, int] = {}
     for each in sent:
-        counts[each.choice] = _checked_count(each, counts.get(each.choice, 0))
+        counts[each.choice] = _checked_count(each, counts.get(each.choice, 0), top_logprobs)
     return Past(
         next((entry for entry in entries if isinstance(entry, Began)), None),
         sent,
@@ -88,15 +91,17 @@ def read_notes(notes: Sequence[bytes]) -> Past:
     )
 
 
-def _checked_count(sent: Sent, before: int) -> int:
+def _checked_count(sent: Sent, before: int, top_logprobs: int) -> int:
     """The tokens of the choice so far. Raises `PeerError` unless there is a log-probability and a version for each."""
-    count = before + len(sent.tokens) // 4
+    more = len(sent.tokens) // 4
+    count = before + more
     ends = [0, *(end for _, end in sent.versions)]
-    if len(sent.tokens) != len(sent.logprobs) or ends != sorted(ends) or ends[-1] != count or count > MAX_TOKENS:
+    whole = len(sent.tokens) == len(sent.logprobs) and is_top(sent.top, more, top_logprobs)
+    if not whole or ends != sorted(ends) or ends[-1] != count or count > MAX_TOKENS:
         raise PeerError("note: it does not go with those before it")
     return count
 
 
-def drawn_of(sent: Sent) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """(token ids, log-probabilities)."""
-    return unpack_tokens(sent.tokens), unpack_floats(sent.logprobs)
+def drawn_of(sent: Sent) -> tuple[tuple[int, ...], tuple[float, ...], bytes]:
+    """(token ids, log-probabilities, `Piece.top`)."""
+    return unpack_tokens(sent.tokens), unpack_floats(sent.logprobs), sent.top

@@ -11,6 +11,7 @@ from typing import Any
 
 from node.engines.base import Version
 from node.engines.texts import Continuation
+from node.engines.top_logprobs import read_top
 from node.gateway.answers import (
     CHOICE_BYTES,
     DONE,
@@ -88,7 +89,8 @@ class ChoiceEvents:
     def cost(self, piece: Piece) -> int:
         """The most memory that encoding `piece` takes, in bytes."""
         prompt = 0 if piece.begin else PROMPT_TOKEN_BYTES * len(self._prompt) + ECHO_BYTES * len(self._echo)
-        token_bytes = TOKEN_BYTES + (LOGPROB_BYTES if self._parsed.logprobs else 0)
+        tops = 1 + self._parsed.sampling.extra.top_logprobs
+        token_bytes = TOKEN_BYTES + (LOGPROB_BYTES * tops if self._parsed.logprobs else 0)
         versions = 0 if piece.ending is None else PROMPT_TOKEN_BYTES * (piece.begin + len(piece.tokens))
         return CHOICE_BYTES + prompt + versions + token_bytes * len(piece.tokens)
 
@@ -115,31 +117,30 @@ class ChoiceEvents:
             fields = {"prompt_token_ids": list(self._prompt), "version_start": piece.versions[0][0]} | fields
         last = None if ending is None else "tool_calls" if calls and ending.reason == "stop" else ending.reason
         origin = {} if ending is None else origin_of(_each(piece), own_versions)
-        return self._form_parts(shown, tokens, piece.logprobs, fields, last, origin, calls, first=not piece.begin)
+        return self._form_parts(shown, piece, fields, last, origin, calls)
 
     def _form_parts(
         self,
         shown: str,
-        tokens: list[int],
-        logprobs: list[float],
+        piece: Piece,
         fields: dict[str, Any],
         last: str | None,
         origin: dict[str, Any],
         calls: Sequence[ToolCall],
-        *,
-        first: bool,
     ) -> list[dict[str, Any]]:
         """`last`: the finish reason, if these are the last tokens."""
         found: list[dict[str, Any]] = []
+        tokens, logprobs, count = piece.tokens, piece.logprobs, self._parsed.sampling.extra.top_logprobs
+        top = read_top(piece.top, count) if count else ()
         if not self._chat:
-            written = self._form.completion_logprobs(tokens, logprobs, self._offset)
+            written = self._form.completion_logprobs(tokens, logprobs, self._offset, top)
             self._offset += sum(map(len, written["tokens"])) if written else 0
             return [{"index": self._index, "text": shown, "logprobs": written, "finish_reason": last} | fields | origin]
         nothing: dict[str, Any] = {"index": self._index, "logprobs": None, "finish_reason": None}
-        if first:
+        if not piece.begin:
             found.append(nothing | {"delta": {"role": "assistant", "content": ""}})
         if tokens or shown:
-            logs = self._form.chat_logprobs(tokens, logprobs)
+            logs = self._form.chat_logprobs(tokens, logprobs, top)
             found.append(nothing | {"delta": {"content": shown}, "logprobs": logs} | fields)
         if calls:
             encoded = [{"index": i} | call.encode() for i, call in enumerate(calls)]

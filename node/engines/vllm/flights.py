@@ -70,7 +70,9 @@ class Flights:
             if draws is not None and message.drawn:
                 with contextlib.suppress(EngineError):  # the adapter is gone: its sequences fail
                     held = version()
-                draws(flight, [(i, DrawnTokens(at, tokens, logs, held)) for i, at, tokens, logs in message.drawn])
+                tops = message.tops or (b"",) * len(message.drawn)
+                parts = zip(message.drawn, tops, strict=True)
+                draws(flight, [(i, DrawnTokens(at, ids, logs, held, top)) for (i, at, ids, logs), top in parts])
 
         def finish(future: Future[Any]) -> None:
             if self._flights.pop(flight, None) is not None:

@@ -49,7 +49,7 @@ SAMPLES: Final[dict[type, WorkMessage]] = {
     work.SignedRollout: work.SignedRollout(bytes(200)),
     work.RolloutPart: work.RolloutPart(1, 0, 1, 2, bytes(3)),
     work.Follow: work.Follow((1,)),
-    work.Drawn: work.Drawn((DrawnPart(1, 1, 0, 0, _PROMPT, pack_floats((-0.5,) * 3), 0, 3),)),
+    work.Drawn: work.Drawn((DrawnPart(1, 1, 0, 0, _PROMPT, pack_floats((-0.5,) * 3), 0, 3, b"\0" * 8),)),
     work.Verdict: work.Verdict(1, 0, Reason.MALFORMED),
     work.GiveBack: work.GiveBack((1,)),
     work.Withdraw: work.Withdraw((1,)),

@@ -36,7 +36,7 @@ _REQUEST: Final = (
     f"Content-Length: {len(_BODY)}\r\n\r\n"
 ).encode() + _BODY
 _BEGAN: Final = Began("ab", 7, 3)
-_SENT: Final = Sent(0, b"\1\0\0\0", b"\0\0\0\xbf", [((0, 1), 1)])
+_SENT: Final = Sent(0, b"\1\0\0\0", b"\0\0\0\xbf", b"", [((0, 1), 1)])
 _ASK: Final = Ask(1, "POST", "/v1/completions", "", _HEADERS, _BODY, [note_of([_BEGAN]), note_of([_SENT])])
 _TO_SEED: Final = {Ask: _ASK, Delivered: Delivered(1, 3), Over: Over(1)}
 _TO_FRONT: Final = {

@@ -92,7 +92,8 @@ class _Requests:
     ) -> None:
         _, sampling = sample.begin_group(lambda: None)
         group = await self.ask(prompt, 1, sampling)
-        sample.hear(0, 1, DrawnTokens(0, (1,), (-0.5,), (0, 1)))
+        top = group.done[0].rollout.top
+        sample.hear(0, 1, DrawnTokens(0, (1,), (-0.5,), (0, 1), top[: len(top) // 3]))
         sample.finish(group.done[0].rollout, bytes(32))
 
     async def ask(

@@ -7,14 +7,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 import trio.testing
 from gateway_kit import LETTERS, SpellingEngine, base_files, gateway, raw, until, with_client
 from gateway_kit import Swarm as Nodes
+from msgspec.structs import replace
 from openai import RateLimitError
 
-from node.engines.base import SamplingParams
+from codec.errors import PeerError
+from node.engines.top_logprobs import pack_top
 from node.gateway import Gateway, parameters
 from node.gateway.admission import Admission
 from node.gateway.clients import Clients
@@ -288,39 +291,60 @@ async def test_a_seed_that_sends_garbage_ends_only_its_own_connection(tmp_path: 
 # ---------------------------------------------------------------- notes, without a swarm
 
 
-def pieces_of(text: str, sizes: list[int], reason: str) -> list[Piece]:
+def pieces_of(text: str, sizes: list[int], reason: str, top: int = 0) -> list[Piece]:
+    """`top`: so many likeliest tokens of each draw."""
     tokens = [LETTERS.index(letter) for letter in text]
     found, begin = [], 0
     for size in sizes:
         end = min(len(tokens), begin + size)
         ending = Ending(reason, len(tokens), None, b"n") if end == len(tokens) else None
-        found.append(Piece(begin, tokens[begin:end], [-0.5] * (end - begin), ((VERSION, end),), ending))
+        ids = np.array([[token + k for k in range(top)] for token in tokens[begin:end]], np.uint32)
+        likeliest = pack_top(ids, np.full(ids.shape, -0.5)) if top else b""
+        found.append(Piece(begin, tokens[begin:end], [-0.5] * (end - begin), ((VERSION, end),), ending, likeliest))
         begin = end
     return found
 
 
 @pytest.mark.parametrize("sizes", [[1] * 12, [3, 1, 8], [5, 7], [12]])
-@pytest.mark.parametrize("body", [{}, {"stop": ["zz", "lm:"]}, {"logprobs": 0}])
+@pytest.mark.parametrize("body", [{}, {"stop": ["zz", "lm:"]}, {"logprobs": 0}, {"logprobs": 2}])
 def test_replayed_notes_restore_the_encoder_at_every_part(sizes: list[int], body: dict[str, Any]):
     text = Text(base_files())
     asked = parameters.parse(
         "completions", json.dumps({"prompt": "a", "max_tokens": 12, "stream": True} | body).encode()
     )
     parsed = parse_completion(asked, text, "", exact=False)
-    pieces = pieces_of("hello klm no", sizes, "length")
+    top = parsed.sampling.extra.top_logprobs
+    pieces = pieces_of("hello klm no", sizes, "length", top)
     whole = TokenEvents("policy", "1", parsed, text, chat=False, created=7)
     parts = [whole.encode(whole.choices[0].parts(piece)) for piece in pieces]
     for cut in range(len(pieces) + 1):
         notes = [note_of([Began("1", 7, 3)])] + [note_of([sent_piece(0, piece)]) for piece in pieces[:cut]]
-        past = read_notes(notes)
+        past = read_notes(notes, top)
         assert past.began == Began("1", 7, 3)
         again = TokenEvents("policy", "1", parsed, text, chat=False, created=7)
-        sample = FollowedSample(SamplingParams(12))
+        sample = FollowedSample(parsed.sampling)
         for sent in past.sent:
             again.choices[0].parts(sample.restore(*drawn_of(sent), sent.versions, sent.ending))
         assert [again.encode(again.choices[0].parts(piece)) for piece in pieces[cut:]] == parts[cut:]
         assert again.choices[0].sent == 12
         assert past.tokens == sum(len(piece.tokens) for piece in pieces[:cut])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tokens": bytes(4)},
+        {"logprobs": bytes(4)},
+        {"top": bytes(8)},
+        {"versions": []},
+        {"versions": [(VERSION, 3)]},
+        {"versions": [(VERSION, 2), (VERSION, 1)]},
+    ],
+)
+def test_a_note_that_does_not_go_with_those_before_it_is_refused(wrong: dict[str, Any]):
+    sent = replace(sent_piece(0, Piece(0, [1, 2], [-0.5, -0.5], ((VERSION, 2),), None)), **wrong)
+    with pytest.raises(PeerError, match="note"):
+        read_notes([note_of([Began("1", 7, 3)]), note_of([sent])])
 
 
 def test_the_end_of_a_stream_is_noted():

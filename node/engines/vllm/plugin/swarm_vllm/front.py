@@ -306,13 +306,14 @@ class SwarmFront:
         async for output in client.generate(prompt, sampling, self._name(), lora_request=asked):
             delta = output.outputs[0]
             ids += delta.token_ids
+            tops = b"".join(likeliest(by_token, most) for by_token in delta.logprobs or ()) if most else b""
             for by_token, token in zip(delta.logprobs or (), delta.token_ids, strict=True):
                 logprobs.append(min(0.0, max(MIN_LOGPROB, by_token[token].logprob)))
-                top += likeliest(by_token, most)
+            top += tops
             begin, counts[i] = counts[i], len(ids)
             if told is not None and delta.token_ids and delta.finish_reason is None:
                 drawn = (i, begin, tuple(ids[begin:]), tuple(logprobs[begin:]))
-                told.send(Told(message.number, tuple(counts), (drawn,)))
+                told.send(Told(message.number, tuple(counts), (drawn,), (tops,) if most else ()))
         assert delta is not None
         routed = getattr(delta, "routed_experts", None) if message.routes else None
         routes = (b"", 0, 0) if routed is None else split(routed)

@@ -409,11 +409,13 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
 
 class Told(msgspec.Struct, frozen=True, tag="told"):
     """The number of tokens that each prompt of a running `Generate` has so far. `drawn`: what a streamed one
-    drew since the last `Told`: (index of the prompt, number of the first token, tokens, log-probabilities)."""
+    drew since the last `Told`: (index of the prompt, number of the first token, tokens, log-probabilities). `tops`: the
+    `Output.top` of each of these; empty if they were not asked for."""
 
     number: int
     counts: tuple[int, ...]
     drawn: tuple[tuple[int, int, tuple[int, ...], tuple[float, ...]], ...] = ()
+    tops: tuple[bytes, ...] = ()
 
 
 class Generated(msgspec.Struct, frozen=True, tag="generated"):

@@ -76,8 +76,6 @@ def replaying(message: Judge) -> SamplingParams:
 def likeliest(by_token: Any, count: int) -> bytes:
     """The `count` likeliest tokens of one draw, as `Output.top` has them. `by_token`: vLLM's `Logprob` by token id: of
     the likeliest and of the one that was drawn."""
-    if not count:
-        return b""
     ranked = sorted((-value.logprob, token) for token, value in by_token.items())[:count]
     pairs = [(token, min(0.0, max(MIN_LOGPROB, -negative))) for negative, token in ranked]
     return b"".join(_PAIR.pack(*pair) for pair in pairs + [(0, MIN_LOGPROB)] * (count - len(pairs)))
