@@ -19,8 +19,6 @@ from openai import AsyncOpenAI, OpenAI
 from parameters_kit import writer_files
 from tokenizers import Tokenizer
 
-from node.engines.base import STRUCTURES, TOP_LOGPROBS
-
 __all__ = [
     "ASYNC_WAYS",
     "SYNC_WAYS",
@@ -51,7 +49,6 @@ class Writing(SpellingEngine):
 
     def __init__(self, write: Callable[[str], str]) -> None:
         super().__init__(0.0)
-        self.abilities -= {TOP_LOGPROBS, STRUCTURES}
         self.prompts: list[str] = []
         self._write = write
         self._tokens = Tokenizer.from_str(writer_files()["tokenizer.json"].decode())

@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from codec.sign import Key
-from node.engines.base import ABILITIES, JUDGES, Completion, DrawnTokens, Span
+from node.engines.base import ABILITIES, JUDGES, STRUCTURES, TOP_LOGPROBS, Completion, DrawnTokens, Span
 from node.engines.host import Commitment, EngineFailed
 from node.engines.texts import StopText
 from node.gateway import Gateway
@@ -58,7 +58,7 @@ class EchoEngine:
         self.seconds = seconds
         self.version, self.root = (0, 0), ROOT
         self.ready, self.preemptible, self.continuous_batching, self.scores = True, True, False, False
-        self.abilities, self.kind = ABILITIES - {JUDGES}, "echo"
+        self.abilities, self.kind = ABILITIES - {JUDGES, STRUCTURES, TOP_LOGPROBS}, "echo"
         self.adapters: dict[str, tuple[int, int]] = {}
         self.drawn: list[tuple[int, ...]] = []
         self.tokens = 0
