@@ -46,8 +46,8 @@ class Admission:
             return failure(400, "A GET has no body here.") if head.length else None
         if path.startswith(_RESPONSES):
             return failure(404, _NO_RESPONSES)
-        if path in _POSTS or path in _GETS:
-            return failure(405, f"{head.method[:16]} is not for {path}.")
+        if path in _POSTS or path in _GETS or path.startswith(MODEL):
+            return failure(405, f"{head.method[:16]} is not for {path[:64]}.")
         shown = path[:64] or "/"
         return failure(404, f"There is no {shown} here; /v1/models, /v1/completions, /v1/chat/completions.")
 

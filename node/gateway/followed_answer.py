@@ -132,6 +132,7 @@ class FollowedAnswer:
             self._replay()
 
     def _replay(self) -> None:
+        self._events.begun = self._events.begun or bool(self._past.sent)
         for sent in self._past.sent:
             if sent.choice >= len(self._samples):
                 raise InvalidSample("The notes of this stream are of another request.")

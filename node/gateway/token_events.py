@@ -49,9 +49,17 @@ class TokenEvents:
         prompts = [prompt for prompt in parsed.prompts for _ in range(parsed.n)]
         form = ChoiceForm(parsed, text)
         self.choices = [ChoiceEvents(i, prompt, parsed, text, form, chat) for i, prompt in enumerate(prompts)]
+        self.begun = not chat
+        """The client has the first part of each choice of a chat, or this is none."""
 
     def encode(self, parts: Sequence[dict[str, Any]], kinds: str = "") -> bytes:
-        """Events with these parts of choices. `kinds`: the kinds of the engines, if known."""
+        """Events with these parts of choices. `kinds`: the kinds of the engines, if known.
+
+        All choices of a chat begin with the first part of any of them, in the order of their numbers: `stream` of
+        OpenAI's client keeps them in a list in the order in which they come.
+        """
+        if not self.begun:
+            parts, self.begun = [*(_begins(i) for i in range(len(self.choices))), *parts], True
         usage = {"usage": None} if self._parsed.usage else {}
         known = {"system_fingerprint": kinds} if kinds else {}
         return b"".join(event(self._head | known | {"choices": [part]} | usage) for part in parts)
@@ -137,8 +145,6 @@ class ChoiceEvents:
             self._offset += sum(map(len, written["tokens"])) if written else 0
             return [{"index": self._index, "text": shown, "logprobs": written, "finish_reason": last} | fields | origin]
         nothing: dict[str, Any] = {"index": self._index, "logprobs": None, "finish_reason": None}
-        if not piece.begin:
-            found.append(nothing | {"delta": {"role": "assistant", "content": ""}})
         if tokens or shown:
             logs = self._form.chat_logprobs(tokens, logprobs, top)
             found.append(nothing | {"delta": {"content": shown}, "logprobs": logs} | fields)
@@ -179,6 +185,11 @@ class ChoiceEvents:
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return "" if self._text is None else "".join(self._text.add(token) for token in tokens)
+
+
+def _begins(index: int) -> dict[str, Any]:
+    """The first part of a choice of a chat."""
+    return {"index": index, "logprobs": None, "finish_reason": None, "delta": {"role": "assistant", "content": ""}}
 
 
 def _each(piece: Piece) -> list[Version]:

@@ -99,9 +99,9 @@ def url_of(ask: Asker) -> str:
 
 
 def brief() -> dict[str, Any]:
-    """Biases with which a random model ends its strings, numbers and lists soon."""
+    """Biases with which a random model ends its strings, lists and objects soon."""
     tokenizer = Tokenizer.from_str(writer_files()["tokenizer.json"].decode())
-    ends = [tokenizer.encode(sign).ids[0] for sign in '",}]']
+    ends = [tokenizer.encode(sign).ids[0] for sign in '"}]']
     return {"model": "policy", "messages": MESSAGES, "max_tokens": 600, "logit_bias": {str(end): 8 for end in ends}}
 
 

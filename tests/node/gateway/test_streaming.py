@@ -76,9 +76,15 @@ async def test_chat_and_several_samples_stream_side_by_side(tmp_path: Path):
             stream = await client.chat.completions.create(
                 model="policy", messages=messages, stream=True, max_tokens=5, logprobs=True
             )
-            return several, [part async for part in stream]
+            more = await client.chat.completions.create(
+                model="policy", messages=messages, stream=True, max_tokens=5, n=3
+            )
+            return several, [part async for part in stream], [part async for part in more]
 
-        several, chat = await with_client(url, use)
+        several, chat, more = await with_client(url, use)
+        begins = [(part.choices[0].index, part.choices[0].delta.role) for part in more]
+        assert begins[:3] == [(0, "assistant"), (1, "assistant"), (2, "assistant")], "the client's helper needs this"
+        assert {role for _, role in begins[3:]} == {None}
         texts = dict.fromkeys(range(4), "")
         for part in several:
             for choice in part.choices:
