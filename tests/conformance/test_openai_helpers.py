@@ -16,7 +16,7 @@ import pytest
 from openai import AsyncOpenAI, LengthFinishReasonError, OpenAI
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai_kit import TAGS, in_sync, serving, with_async
-from parameters_kit import Asker, asking, make_writer, writer_files
+from parameters_kit import Asker, asking, writer_files
 from pydantic import BaseModel, Field
 from pydantic.dataclasses import dataclass
 from tokenizers import Tokenizer
@@ -79,12 +79,6 @@ class GetWeatherArgs(BaseModel):
 class GetStockPrice(BaseModel):
     ticker: str
     exchange: str
-
-
-@pytest.fixture(scope="session")
-def writer(tmp_path_factory: pytest.TempPathFactory) -> TransformersEngine:
-    pytest.importorskip("llguidance")
-    return make_writer(tmp_path_factory.mktemp("writer"))
 
 
 @pytest.fixture

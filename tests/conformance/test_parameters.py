@@ -28,6 +28,7 @@ from parameters_kit import (
     make_engine,
     make_experts,
     tokens_of,
+    writer_files,
 )
 
 from node.engines.base import ABILITIES, OPTIONS, ROUTES
@@ -46,6 +47,7 @@ WITH: dict[str, dict[str, Any]] = {
     "stream_options": {"stream": True},
     "routed_experts_prompt_start": {"return_routed_experts": True},
     "truncation_side": {"truncate_prompt_tokens": 3},
+    "top_logprobs": {"logprobs": True},
     "continue_final_message": {"messages": [{"role": "assistant", "content": "he"}]},
 }
 """By field: other fields that a request with it must have."""
@@ -380,7 +382,7 @@ async def _tools(ask: Asker, endpoint: str) -> None:
 
 @effect("response_format", "structured_outputs")
 async def _structures(ask: Asker, endpoint: str) -> None:
-    """`test_structures` asks an engine that can write JSON; this one only has letters."""
+    """What is refused; `test_structures` shows that texts have their structure."""
     for form in ("response_format", "structured_outputs"):
         if any(row.name == form and endpoint in row.on for row in PARAMETERS):
             for wrong in ({"type": "xml"}, {"json": {}, "regex": "a"}, {"grammar": "a"}, {}):
@@ -604,11 +606,13 @@ async def test_a_supported_field_has_its_effect(
     tmp_path: Path,
     engine: TransformersEngine,
     experts: TransformersEngine,
+    writer: TransformersEngine,
     test: Effect,
     endpoint: str,
     rows: list[Parameter],
 ):
-    async with asking(tmp_path, experts if test is _routes else engine) as ask:
+    by = {_routes: experts, _structures: writer}.get(test, engine)
+    async with asking(tmp_path, by, base=writer_files() if by is writer else None) as ask:
         await _check_effect(ask, test, endpoint, rows)
 
 

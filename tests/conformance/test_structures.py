@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import trio
-from parameters_kit import Asker, LocalEngine, asking, make_writer, writer_files
+from parameters_kit import Asker, LocalEngine, asking, writer_files
 
 from node.engines.base import ABILITIES, STRUCTURES, Prompt, SamplingParams
 from node.engines.structures import read_structure
@@ -54,12 +54,6 @@ class Lossy(LocalEngine):
             await trio.sleep_forever()
         finally:
             self.engine.cancel(flight)
-
-
-@pytest.fixture(scope="session")
-def writer(tmp_path_factory: pytest.TempPathFactory) -> TransformersEngine:
-    pytest.importorskip("llguidance")
-    return make_writer(tmp_path_factory.mktemp("writer"))
 
 
 @pytest.fixture

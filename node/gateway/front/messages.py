@@ -18,6 +18,9 @@ WINDOW_BYTES: Final = 64 << 10
 """A seed sends no further part of an answer while the front has this much of it that the client has not read."""
 
 Bytes = Annotated[int, msgspec.Meta(ge=0)]
+Status = Annotated[int, msgspec.Meta(ge=200, le=599)]
+HeaderName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9-]+$", max_length=64)]
+HeaderValue = Annotated[str, msgspec.Meta(pattern="^[!-~]([ -~]*[!-~])?$", max_length=1024)]
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
@@ -50,9 +53,9 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
     """`body`: None: it comes in parts."""
 
     id: int
-    status: int
-    content_type: str
-    headers: list[tuple[str, str]]
+    status: Status
+    content_type: HeaderValue
+    headers: list[tuple[HeaderName, HeaderValue]]
     body: bytes | None = None
 
 

@@ -140,7 +140,7 @@ def test_an_adapter_without_room_is_refused_with_the_flag(one):
 def test_the_likeliest_tokens_are_those_of_the_sampled_distribution(one, other, options: SamplingOptions):
     assert TOP_LOGPROBS in one.engine.abilities
     completion, sampling = draw(one, options, temperature=0.8, seed=3)
-    assert is_top(completion.top, TOKENS, options.top_logprobs)
+    assert is_top(completion.top, len(completion.token_ids), options.top_logprobs)
     for i, row in enumerate(read_top(completion.top, options.top_logprobs)):
         assert len(row) == (options.top_k or options.top_logprobs)
         token, logprob = row[-1]

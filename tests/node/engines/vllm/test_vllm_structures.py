@@ -112,7 +112,7 @@ def test_a_commit_in_the_middle_leaves_the_structure(one: Any, tokenizer: Any):
         flight = one.begin([Prompt((5, 6, 7))], sampling_by(Structure(regex="(ab){150}"), 400))
         time.sleep(0.2)
         one.update(step_of(one.replica, seed))
-        completion = flight.result(WITHIN_S)
+        (completion,) = flight.result(WITHIN_S)
         assert text_of(tokenizer, completion) == "ab" * 150
         if len(completion.spans) == 2:
             break
