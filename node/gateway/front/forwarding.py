@@ -81,9 +81,10 @@ class Forwarding:
 
     async def _send_next(self, send: Send) -> bool:
         """Send what comes next. False: it was the end."""
-        with trio.move_on_after(QUIET_S) as quiet:
+        found = None
+        with trio.move_on_after(QUIET_S):
             found = await self._next()
-        if quiet.cancelled_caught:
+        if found is None:
             if self._is_stream:
                 await send(b": waiting\n\n")
             return True
