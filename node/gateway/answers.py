@@ -29,7 +29,7 @@ from node.engines.top_logprobs import read_top
 from node.gateway.choice_form import ChoiceForm, Likeliest
 from node.gateway.parsed_request import ParsedRequest
 from node.gateway.text import Text
-from node.gateway.tool_calls import find_calls
+from node.gateway.tool_calls import call_delta, find_calls
 from node.ledger.messages import Rollout
 from node.ledger.packing import unpack_floats, unpack_tokens
 from node.ledger.route_reader import BadRoutes, Routed, read_sample
@@ -234,22 +234,24 @@ class CompletionAnswer:
 
     def _deltas(self, choice: Choice) -> Iterator[dict[str, Any]]:
         nothing = {"index": choice.index, "logprobs": None, "finish_reason": None}
-        delta: dict[str, Any] = {"content": choice.echo + choice.text}
-        reason = choice.finish_reason
+        content: str | None = choice.echo + choice.text
+        reason, calls = choice.finish_reason, ()
         if self._parsed.tools is not None and (found := find_calls(choice.text, self._parsed.tools)).calls:
-            calls = [{"index": i} | call.encode() for i, call in enumerate(found.calls)]
-            delta, reason = {"content": choice.echo + found.content or None, "tool_calls": calls}, "tool_calls"
+            content, calls = choice.echo + found.content or None, found.calls
+            reason = "tool_calls" if reason == "stop" else reason
         yield nothing | {"delta": {"role": "assistant", "content": ""}}
         yield (
             nothing
             | {
-                "delta": delta,
+                "delta": {"content": content},
                 "logprobs": self._form.chat_logprobs(choice.token_ids, choice.logprobs, choice.top),
                 "prompt_token_ids": tuple(choice.prompt),
                 "token_ids": choice.token_ids,
             }
             | choice.origin
         )
+        for i, call in enumerate(calls):
+            yield nothing | {"delta": call_delta(i, call)}
         yield nothing | {"delta": {}, "finish_reason": reason}
 
 

@@ -27,7 +27,7 @@ from node.gateway.choice_form import ChoiceForm
 from node.gateway.followed_sample import Ending, Piece
 from node.gateway.parsed_request import ParsedRequest
 from node.gateway.text import Text
-from node.gateway.tool_calls import ToolCall, ToolSyntax, find_calls, held_back
+from node.gateway.tool_calls import ToolCall, ToolSyntax, call_delta, find_calls, held_back
 
 __all__ = ["ChoiceEvents", "TokenEvents"]
 
@@ -148,9 +148,7 @@ class ChoiceEvents:
         if tokens or shown:
             logs = self._form.chat_logprobs(tokens, logprobs, top)
             found.append(nothing | {"delta": {"content": shown}, "logprobs": logs} | fields)
-        if calls:
-            encoded = [{"index": i} | call.encode() for i, call in enumerate(calls)]
-            found.append(nothing | {"delta": {"tool_calls": encoded}})
+        found += [nothing | {"delta": call_delta(i, call)} for i, call in enumerate(calls)]
         if last is not None:
             found.append(nothing | {"delta": {}, "finish_reason": last} | origin)
         return found

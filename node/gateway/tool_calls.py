@@ -9,7 +9,17 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
-__all__ = ["CallsInText", "Forced", "ToolCall", "ToolSyntax", "find_calls", "held_back", "plain_arguments", "syntax_of"]
+__all__ = [
+    "CallsInText",
+    "Forced",
+    "ToolCall",
+    "ToolSyntax",
+    "call_delta",
+    "find_calls",
+    "held_back",
+    "plain_arguments",
+    "syntax_of",
+]
 
 
 class Forced(NamedTuple):
@@ -44,6 +54,11 @@ class CallsInText(NamedTuple):
 
     content: str
     calls: list[ToolCall]
+
+
+def call_delta(index: int, call: ToolCall) -> dict[str, Any]:
+    """The delta of a stream with one call. OpenAI's client tells a call of several in one delta twice."""
+    return {"tool_calls": [{"index": index} | call.encode()]}
 
 
 def syntax_of(template: str | None) -> ToolSyntax | None:
