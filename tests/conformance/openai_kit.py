@@ -48,7 +48,7 @@ class Writing(SpellingEngine):
     """Answers with the text `write(prompt)`, a token for each byte. `prompts`: those that came, as text."""
 
     def __init__(self, write: Callable[[str], str]) -> None:
-        super().__init__(0.0)
+        super().__init__(0.002)
         self.prompts: list[str] = []
         self._write = write
         self._tokens = Tokenizer.from_str(writer_files()["tokenizer.json"].decode())

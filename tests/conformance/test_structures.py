@@ -98,7 +98,7 @@ def _streamed(reply: Any) -> str:
 async def test_a_stream_of_a_structure_has_the_tokens_as_they_are_drawn(write: Asker):
     reply = await write("completions", **NO_WORDS, structured_outputs={"regex": "a{20}"}, stream=True)
     assert _streamed(reply) == "a" * 20
-    assert len(reply.events) > 5
+    assert len(reply.events) > 2
 
 
 async def test_a_node_continues_a_text_that_another_one_began(write: Asker):
