@@ -57,7 +57,7 @@ class CallsInText(NamedTuple):
 
 
 def call_delta(index: int, call: ToolCall) -> dict[str, Any]:
-    """The delta of a stream with one call. OpenAI's client tells a call of several in one delta twice."""
+    """The delta of a stream with one call, as OpenAI's own streams have them."""
     return {"tool_calls": [{"index": index} | call.encode()]}
 
 
