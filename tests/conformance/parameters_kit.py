@@ -33,6 +33,7 @@ __all__ = [
     "make_writer",
     "tokens_of",
     "writer_files",
+    "writer_tokens",
 ]
 
 SHAPE = RouteShape(2, 3, 8)
@@ -106,6 +107,11 @@ def writer_files() -> dict[str, bytes]:
         "tokenizer_config.json": json.dumps(settings).encode(),
         "config.json": json.dumps({"max_position_embeddings": 1024}).encode(),
     }
+
+
+def writer_tokens(text: str) -> list[int]:
+    """The tokens of a text by the tokenizer of `writer_files`."""
+    return Tokenizer.from_str(writer_files()["tokenizer.json"].decode()).encode(text).ids
 
 
 def make_writer(folder: Path) -> TransformersEngine:

@@ -16,10 +16,9 @@ import pytest
 from openai import AsyncOpenAI, LengthFinishReasonError, OpenAI
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai_kit import TAGS, in_sync, serving, with_async
-from parameters_kit import Asker, asking, writer_files
+from parameters_kit import Asker, asking, writer_files, writer_tokens
 from pydantic import BaseModel, Field
 from pydantic.dataclasses import dataclass
-from tokenizers import Tokenizer
 
 from node.engines.transformers import TransformersEngine
 
@@ -93,10 +92,14 @@ def url_of(ask: Asker) -> str:
 
 
 def brief() -> dict[str, Any]:
-    """Biases with which a random model ends its strings, lists and objects soon."""
-    tokenizer = Tokenizer.from_str(writer_files()["tokenizer.json"].decode())
-    ends = [tokenizer.encode(sign).ids[0] for sign in '"}]']
-    return {"model": "policy", "messages": MESSAGES, "max_tokens": 600, "logit_bias": {str(end): 8 for end in ends}}
+    """Biases with which a random model ends its strings, lists and objects soon, and writes few spaces between them."""
+    biases = dict.fromkeys(writer_tokens('"}]'), 8) | dict.fromkeys(writer_tokens(" \n\r\t"), -20)
+    return {
+        "model": "policy",
+        "messages": MESSAGES,
+        "max_tokens": 600,
+        "logit_bias": {str(token): bias for token, bias in biases.items()},
+    }
 
 
 MODELS = (Location, PartialLocation, ColorDetection, CalendarEvent, Query)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import trio
-from parameters_kit import Asker, LocalEngine, asking, writer_files
+from parameters_kit import Asker, LocalEngine, asking, writer_files, writer_tokens
 
 from node.engines.base import ABILITIES, STRUCTURES, Prompt, SamplingParams
 from node.engines.structures import read_structure
@@ -17,8 +17,9 @@ from node.gateway.text import Text
 
 FIELDS = {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x", "y"]}}
 SCHEMA = {"type": "object", "properties": FIELDS, "required": ["a", "b"], "additionalProperties": False}
-NO_WORDS = {"max_tokens": 200, "temperature": 1.0, "seed": None}
-"""A random model draws anything; only the structure makes sense of it."""
+FEW_SPACES = dict.fromkeys(map(str, writer_tokens(" \n\r\t")), -20.0)
+NO_WORDS = {"max_tokens": 200, "temperature": 1.0, "seed": None, "logit_bias": FEW_SPACES}
+"""A random model draws anything; only the structure makes sense of it. JSON may have any number of spaces."""
 
 
 def _fits_schema(text: str) -> bool:
