@@ -47,6 +47,8 @@ def template_files(template: str) -> dict[str, bytes]:
 class Writing(SpellingEngine):
     """Answers with the text `write(prompt)`, a token for each byte. `prompts`: those that came, as text."""
 
+    logprob = 0.0
+
     def __init__(self, write: Callable[[str], str]) -> None:
         super().__init__(0.002)
         self.prompts: list[str] = []

@@ -104,6 +104,9 @@ class EchoEngine:
 class SpellingEngine(EchoEngine):
     """Continues the alphabet after the last letter of the prompt, a letter every `seconds`, and tells each one."""
 
+    logprob = -0.25
+    """Of each letter. Two equal samples of many tokens that were not certain count as copies."""
+
     def __init__(self, seconds: float = 0.01) -> None:
         super().__init__(seconds)
         self.continuous_batching = True
@@ -126,7 +129,7 @@ class SpellingEngine(EchoEngine):
             if stop.add(ids[-1]) or ids[-1] in sampling.stop_tokens:
                 reason = "stop"
             elif draws is not None and len(ids) < sampling.max_tokens:
-                draws(0, DrawnTokens(len(ids) - 1, (ids[-1],), (-0.25,), self.version))
+                draws(0, DrawnTokens(len(ids) - 1, (ids[-1],), (self.logprob,), self.version))
                 self.told += 1
         return [self.completion(ids, reason)], self.seconds * len(ids)
 
@@ -135,7 +138,7 @@ class SpellingEngine(EchoEngine):
 
     def completion(self, ids, reason):
         self.drawn_versions.append(self.version)
-        return Completion(tuple(ids), (-0.25,) * len(ids), reason, (Span(self.version, 0, len(ids)),))
+        return Completion(tuple(ids), (self.logprob,) * len(ids), reason, (Span(self.version, 0, len(ids)),))
 
 
 class Swarm:
