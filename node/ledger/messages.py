@@ -386,7 +386,8 @@ class Rollout(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
     `work` is the `work_hash` of what was leased, so that the signature covers the question and the answer. `routes`,
     `prompt_routes`: as in `Completion`, if the sampling asks for them; the prompt's with each lease's first sample.
-    Without routes a rollout is encoded as older releases did, without these fields.
+    `top`: as in `Completion`, if the sampling asks for it. A rollout without them is encoded as older releases did,
+    without these fields.
     """
 
     lease: U63
@@ -399,6 +400,7 @@ class Rollout(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     spans: Annotated[tuple[VersionSpan, ...], msgspec.Meta(min_length=1, max_length=64)]
     routes: Routes = b""
     prompt_routes: Routes = b""
+    top: Routes = b""
 
     @property
     def length(self) -> int:
@@ -468,7 +470,8 @@ def decode(data: bytes) -> WorkMessage:
 def seal_rollout(key: Key, rollout: Rollout) -> bytes:
     """`rollout` signed with `key`, the key of the node that generated it."""
     fields = msgspec.structs.astuple(rollout)
-    return key.seal(ROLLOUT_DOMAIN, _encoder.encode(fields if rollout.routes else fields[:-2]))
+    kept = fields if rollout.top else fields[:-1] if rollout.routes else fields[:-3]
+    return key.seal(ROLLOUT_DOMAIN, _encoder.encode(kept))
 
 
 def open_rollout(node: bytes, sealed: bytes) -> Rollout:

@@ -6,7 +6,7 @@ import trio
 
 from node.engines.base import Version
 from node.member.lease_inventory import Job
-from node.member.rollout import rows_with_routes
+from node.member.rollout import rows_at_once
 
 __all__ = ["Flight", "divided"]
 
@@ -31,5 +31,5 @@ def divided(jobs: list[Job], *, one_by_one: bool) -> list[list[Job]]:
     group."""
     if jobs[0][0].message.whole:
         return [jobs]
-    most = 1 if one_by_one else rows_with_routes(jobs)
+    most = 1 if one_by_one else rows_at_once(jobs)
     return [jobs[at : at + most] for at in range(0, len(jobs), most)]

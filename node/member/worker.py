@@ -361,8 +361,13 @@ class NodeWorker:
 
     @property
     def _batch(self) -> int:
-        """Sequences to generate at once."""
+        """Sequences to generate at once, of engines that do not batch continuously."""
         return self._pace.batch * self.engines
+
+    @property
+    def _capacity(self) -> int:
+        """Sequences that may be here at a time."""
+        return min(self._pace.capacity * self.engines, MAX_CAPACITY)
 
     def _next_jobs(self) -> list[Job]:
         """The samples to begin now."""
@@ -370,7 +375,8 @@ class NodeWorker:
             return []
         for lease in self._inventory.expired(self._clock()):
             self._drop(lease)
-        return self._inventory.begin(self._held.version, self._batch - self._rows)
+        most = self._capacity if self._engine.continuous_batching else self._batch
+        return self._inventory.begin(self._held.version, most - self._rows)
 
     async def _generate(self, flight: Flight) -> None:
         jobs = together(flight.jobs)
@@ -484,10 +490,9 @@ class NodeWorker:
     def _most(self) -> int:
         """Sequences to hold. With continuous batching, where places become free one by one, one group in reserve is
         enough: a sample that waits here may be begun at an older version than the ledger would choose."""
-        pace = self._pace
         if self._finishing or self._resting:
             return 0
-        most, batch = min(pace.capacity * self.engines, MAX_CAPACITY), self._batch
+        most, batch = self._capacity, self._batch
         return min(most, batch + max(batch // 4, self._largest)) if self._engine.continuous_batching else most
 
     def _timesheet(self) -> Timesheet:

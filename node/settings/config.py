@@ -445,6 +445,10 @@ class GatewayConfig:
         """The port of `at`."""
         return int(address(self.at).split("/")[4])
 
+    def url_at(self, port: int) -> str:
+        """What clients use, when it listens at `port` of the host."""
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{port}/v1"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoConfig:

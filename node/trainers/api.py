@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Sized
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -27,7 +27,6 @@ from node.trainers.attach import attach, find_or_start
 from node.trainers.connection.patience import log
 from node.trainers.connection.seedlink import SeedProcess, ask_state, home_folder
 from node.trainers.errors import PromptRefused, SwarmBusy, SwarmDown, SwarmTimeout
-from node.trainers.held_gateway import HeldGateway
 from node.trainers.messages import OpenGateway, OpenRollouts, VersionRef
 from node.trainers.prompts import Prompt, PromptSpec, Tokens, check_prompts
 from node.trainers.publish.line import OnBusy
@@ -40,6 +39,9 @@ from node.trainers.rollouts import Choice, rollouts
 from node.trainers.shared_gpu import sleep, wake
 from node.trainers.standing import standing
 from node.trainers.tensors.drafted import Drafted
+
+if TYPE_CHECKING:
+    from node.trainers.held_gateway import HeldGateway
 
 __all__ = [
     "Check",
@@ -411,12 +413,14 @@ class Swarm:
     def openai_url(self) -> str:
         """The URL, ending with /v1, at which OpenAI clients get completions from the swarm as the model "policy".
 
-        Served on this machine only, from the first use of this property until `close`. While the seed is down, requests
-        are answered with 503 and Retry-After. Raises `SwarmDown`, `SwarmTimeout`, and `UsageError` when the seed cannot
-        serve a gateway.
+        Served on this machine only, from the first use of this property until `close`. While the seed is down, new
+        requests are answered with 503 and Retry-After, and those in flight wait for it. Raises `SwarmDown`,
+        `SwarmTimeout`, and `UsageError` when the seed cannot serve a gateway.
         """
         if self._gateway is None:
             request = OpenGateway("127.0.0.1", 0, "policy", "", self._max_lag, 4096)
+            from node.trainers.held_gateway import HeldGateway  # it imports trio
+
             self._gateway = HeldGateway(self._home, request, log.warning)
             self._gateway.run_in_thread()
         return self._gateway.url

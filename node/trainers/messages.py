@@ -390,8 +390,10 @@ class State(msgspec.Struct, frozen=True, tag="state"):
 class OpenGateway(msgspec.Struct, frozen=True, tag="gateway"):
     """Asks the seed to serve a gateway at this address until this connection ends.
 
-    For the fields see `node.settings.config.GatewayConfig`. `listening`: the message comes with listening sockets of
-    this address, as descriptors, and the seed accepts on them.
+    For the fields see `node.settings.config.GatewayConfig`. `requests`: the process that asks listens itself; the
+    message comes with a local socket, as a descriptor, on which it sends the requests (`node.gateway.front.messages`).
+    `listening`: the message comes with listening sockets of this address, and the seed accepts on them; processes of
+    older releases ask for that.
     """
 
     host: str
@@ -402,6 +404,7 @@ class OpenGateway(msgspec.Struct, frozen=True, tag="gateway"):
     in_flight: int
     inexact_seeds: bool = False
     listening: bool = False
+    requests: bool = False
 
 
 class GatewayOpened(msgspec.Struct, frozen=True, tag="serving"):

@@ -10,6 +10,7 @@ from blake3 import blake3
 
 from codec.routes import RouteShape
 from node.engines.base import MIN_LOGPROB, SamplingParams, Version
+from node.engines.top_logprobs import is_top
 from node.ledger.assignment.draws import drawn_with, samplings_of
 from node.ledger.assignment.leases import LeaseTable, remember
 from node.ledger.messages import Reason, Rollout, VersionSpan
@@ -95,6 +96,8 @@ class Acceptance:
         if reason := judge(rollout, group, head, roots, samplings_of(group, lease), self._parts):
             return reason
         if not has_routes_as_asked(rollout, group, shape):
+            return Reason.MALFORMED
+        if not is_top(rollout.top, rollout.length, group.sampling.extra.top_logprobs):
             return Reason.MALFORMED
         if too_fast(rollout, now - lease.granted, self._settings):
             return Reason.TOO_FAST

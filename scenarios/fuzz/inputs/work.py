@@ -26,7 +26,7 @@ SHAPED: Final = SamplingParams(
     options=SamplingOptions(
         min_tokens=1, top_k=5, min_p=0.1, presence_penalty=0.5, frequency_penalty=0.5, repetition_penalty=1.5,
         logit_bias=((3, 1.0),), allowed=(2, 8, 9), banned=((8, 8),), stop_texts=("x",), special=True, seeded=True,
-        exact=True, portable=True, adapter="a", routes=True,
+        exact=True, portable=True, adapter="a", routes=True, top_logprobs=2, structure='{"regex":"a"}',
     ),
 )  # fmt: skip
 """Sampling with every option set, so that each has a place in the sample."""
@@ -49,7 +49,7 @@ SAMPLES: Final[dict[type, WorkMessage]] = {
     work.SignedRollout: work.SignedRollout(bytes(200)),
     work.RolloutPart: work.RolloutPart(1, 0, 1, 2, bytes(3)),
     work.Follow: work.Follow((1,)),
-    work.Drawn: work.Drawn((DrawnPart(1, 1, 0, 0, _PROMPT, pack_floats((-0.5,) * 3), 0, 3),)),
+    work.Drawn: work.Drawn((DrawnPart(1, 1, 0, 0, _PROMPT, pack_floats((-0.5,) * 3), 0, 3, b"\0" * 8),)),
     work.Verdict: work.Verdict(1, 0, Reason.MALFORMED),
     work.GiveBack: work.GiveBack((1,)),
     work.Withdraw: work.Withdraw((1,)),
