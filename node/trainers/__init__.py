@@ -15,6 +15,7 @@ Modules:
 - `attach`: Attaches a trainer to the seed on its host as a publisher
 - `errors`: The errors that a trainer may have to catch
 - `file_messages`: The messages by which a command has the seed publish files
+- `gathered`: The whole tensors of a model that several ranks hold in parts
 - `held_gateway`: A gateway whose address outlives the seed that serves it
 - `messages`: The messages between a trainer and the seed on its host
 - `prime_rl`: prime-rl on the swarm, without a change to it
@@ -26,6 +27,7 @@ Modules:
 - `routes`: Routes of experts replayed in the trainer's model
 - `standing`: The swarm's state as its seed reports it
 - `trl`: TRL's `AsyncGRPOTrainer` on the swarm, without a change to it
+- `trl_rollouts`: TRL's `GRPOTrainer` on the swarm, without a change to it
 - `verl`: verl on the swarm, without a change to it
 - `watch`: Publishes each checkpoint that appears in a folder, for `swarm-node seed --watch`
 """

@@ -1,4 +1,4 @@
-"""Published RL trainers, in an environment of their own, on a swarm with one node that generates tokens."""
+"""Published RL trainers, in an environment of their own, on a swarm whose nodes generate tokens."""
 
 import json
 import os
@@ -16,18 +16,24 @@ HERE = Path(__file__).parent
 
 
 @contextmanager
-def drawing(folder: Path, *gateway: str, seed: Sequence[str] = ()) -> Iterator[tuple[Swarm, Path, str]]:
-    """A swarm whose node generates tokens, its base folder, and its gateway's URL. `gateway`, `seed`: arguments for
-    these."""
+def drawing(
+    folder: Path, *gateway: str, seed: Sequence[str] = (), names: Sequence[str] = ("node",)
+) -> Iterator[tuple[Swarm, Path, str]]:
+    """A swarm whose nodes, by `names`, generate tokens, its base folder, and its gateway's URL. `gateway`, `seed`:
+    arguments for these."""
     from node.trainers.grpo.tiny import tiny_folder
 
     base, port = tiny_folder(lambda line: None), free_port()
     with swarm_in(folder, patience_s=STARTED_WITHIN_S) as swarm:
         swarm.seed(base, *seed)
-        swarm.start("node", "join", swarm.ticket(), "--engine", "transformers", "--threads", "1", *LOOPBACK)
+        ticket = swarm.ticket("--nodes", str(len(names)))
+        for name in names:
+            swarm.start(name, "join", ticket, "--name", name, "--engine", "transformers", "--threads", "1", *LOOPBACK)
         where = ("--home", str(swarm.home("seed")), "--at", f"127.0.0.1:{port}")
         swarm.start("gateway", "gateway", *where, *(word.format(base=base) for word in gateway))
-        swarm.until("seed", lambda state: len(state["nodes"]) == 1 and state["nodes"][0]["engine"] is not None)
+        swarm.until(
+            "seed", lambda state: [node["engine"] is not None for node in state["nodes"]] == [True] * len(names)
+        )
         yield swarm, base, f"http://127.0.0.1:{port}"
 
 
