@@ -39,11 +39,38 @@ def drawing(
 
 def train(swarm: Swarm, script: str, *words: object) -> dict[str, Any]:
     """Run a script of this folder around such a trainer to its end. Returns the report that it prints last."""
-    python = environment("trainers", HERE / "trainers.txt", inherit=True)
+    return json.loads(_run(swarm, "trainers", [script, *map(str, words)]).strip().splitlines()[-1])
+
+
+def train_ranks(swarm: Swarm, name: str, script: str, base: Path, out: Path, steps: int) -> dict[str, Any]:
+    """Run a script on two ranks over gloo, in the environment of `name`.txt, with the nodes `lost` and `stays`.
+
+    Returns the report that its rank 0 writes.
+    """
+    out.mkdir()
+    ranks = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
+    words = [str(HERE / script), swarm.home("seed"), base, steps, out, swarm.pid("lost"), swarm.home("stays")]
+    _run(swarm, name, [*ranks, *map(str, words)])
+    assert swarm.running["lost"].poll() is not None, "the node was not killed"
+    return json.loads((out / "report.json").read_text())
+
+
+def _run(swarm: Swarm, name: str, words: list[str]) -> str:
+    python = environment(name, HERE / f"{name}.txt", inherit=True)
     environ = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[2])}
+    environ["PATH"] = f"{python.parent}{os.pathsep}{environ['PATH']}"  # DeepSpeed runs ninja, which pip puts there
     environ.pop("PYTHONDONTWRITEBYTECODE", None)  # several processes import the same large packages
     done = subprocess.run(
-        [python, HERE / script, *map(str, words)], env=environ, capture_output=True, text=True, timeout=240, check=False
+        [python, *words], env=environ, cwd=HERE, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:] + swarm.log("gateway")
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return done.stdout
+
+
+def check_lossless(report: dict[str, Any], steps: int, samples: int) -> None:
+    """Each step had all of its samples, of its own version, although one of the nodes was killed in the second."""
+    drawn = report["samples"]
+    assert [sum(step.values()) for step in drawn] == [samples] * steps, "samples were lost, or given twice"
+    assert (len(drawn[0]), len(drawn[-1])) == (2, 1), "both nodes drew, then the one that was left"
+    assert report["lags"] == [0]
+    assert all(row["live"] == row["root"] for row in report["versions"]), "the engine's bits are not the version's"

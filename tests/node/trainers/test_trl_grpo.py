@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from published_kit import drawing, train
+from published_kit import check_lossless, drawing, train
 
 from codec import Checkpoint, Replica
 
@@ -19,10 +19,7 @@ def run(tmp_path: Path, *adapter: str, seed: tuple[str, ...] = ()) -> dict[str, 
         report = train(swarm, "trl_grpo_run.py", *where, swarm.pid("lost"), swarm.home("stays"), *adapter)
         assert swarm.running["lost"].poll() is not None, "the node was not killed"
     assert report["steps"] == STEPS
-    assert [sum(step.values()) for step in report["samples"]] == [BATCH] * STEPS, "samples were lost, or given twice"
-    assert [len(step) for step in report["samples"]] == [2, len(report["samples"][1]), 1], "both nodes drew, then one"
-    assert report["lags"] == [0]
-    assert all(row["live"] == row["root"] for row in report["versions"]), "the engine's bits are not the version's"
+    check_lossless(report, STEPS, BATCH)
     assert [row["version"] for row in report["versions"]] == list(range(2, STEPS + 2)), "the first has the base's bits"
     return report
 

@@ -5,52 +5,19 @@ With ADAPTER it trains a LoRA adapter, which is published under this name. JSON 
 """
 
 import json
-import os
-import signal
 import sys
-import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
 from peft import LoraConfig
+from recipe_kit import Killing, live_root, reward_sorted
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from node import Swarm
-from node.status.query import ask
 from node.trainers.trl_rollouts import SwarmRollouts
-
-PROVEN_WITHIN_S = 60.0
-
-
-def reward_sorted(completions, **_) -> list[float]:
-    """The share of neighbouring letters that are in order."""
-    texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
-    return [sum(a <= b for a, b in pairwise(t)) / max(1, len(t) - 1) for t in texts]
-
-
-class Killing:
-    """The swarm's rollouts; kills a node in the middle of the second call, and counts what comes."""
-
-    def __init__(self, swarm: Swarm, lost: int) -> None:
-        self.samples: list[dict[str, int]] = []
-        """Of each call: how many samples each node drew."""
-        self.lags: set[int] = set()
-        self._lost, self._rollouts = lost, swarm.rollouts
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        drawn: dict[str, int] = {}
-        self.samples.append(drawn)
-        for group in self._rollouts(*arguments, **options):
-            if len(self.samples) == 2 and not drawn:
-                os.kill(self._lost, signal.SIGKILL)
-            for sample in group.rollouts:
-                self.lags.add(sample.lag)
-                drawn[sample.node.hex()] = drawn.get(sample.node.hex(), 0) + 1
-            yield group
 
 
 class Comparing(TrainerCallback):
@@ -66,11 +33,9 @@ class Comparing(TrainerCallback):
         if self._rollouts.adapter is None:
             bits = {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
             model.save_pretrained(folder, state_dict=bits)
-        root, deadline = publication.root.hex(), time.monotonic() + PROVEN_WITHIN_S
-        while (live := ask(self._stays, prove=True).nodes[0].live_root) != root and time.monotonic() < deadline:
-            time.sleep(0.1)
+        root = publication.root.hex()
         row = {"version": publication.version, "own": publication.adapter_version, "changed": publication.changed}
-        self.rows.append(row | {"root": root, "live": live, "folder": str(folder)})
+        self.rows.append(row | {"root": root, "live": live_root(self._stays, root), "folder": str(folder)})
 
 
 def main() -> None:
