@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO stage 3 on the swarm, by the recipe of `docs/trainers.md`: HOME BASE STEPS OUT LOST STAYS, on each rank.
+"""DeepSpeed ZeRO-3 on the swarm, by the recipe of `docs/trainers.md`: HOME BASE STEPS OUT LOST STAYS, on each rank.
 
 Rank 0 writes OUT/report.json. LOST and STAYS: as for `trl_grpo_run.py`.
 """
