@@ -17,6 +17,7 @@ Modules:
 - `file_messages`: The messages by which a command has the seed publish files
 - `gathered`: The whole tensors of a model that several ranks hold in parts
 - `held_gateway`: A gateway whose address outlives the seed that serves it
+- `megatron`: A Megatron-core model's tensors under the names of its checkpoint
 - `messages`: The messages between a trainer and the seed on its host
 - `prime_rl`: prime-rl on the swarm, without a change to it
 - `prompts`: Turns a trainer's prompt into the token ids that nodes continue

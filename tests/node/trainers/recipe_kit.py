@@ -1,4 +1,4 @@
-"""What the scripts around published trainers share: samples, a loss, a node that is killed, and a comparison of bits."""
+"""What the scripts around published trainers share: samples, a loss, a node that is killed, a comparison of bits."""
 
 import os
 import signal
