@@ -1,0 +1,137 @@
+"""The swarm as the SGLang engine, and the router, that slime and miles ask for tokens: a few of SGLang's routes.
+
+    python -m node.trainers.slime_engine --gateway http://127.0.0.1:8000 --at 127.0.0.1:30000 --gpus 8
+
+slime is started with `--rollout-external-engine-addrs 127.0.0.1:30000 --sglang-router-ip 127.0.0.1
+--sglang-router-port 30000`. It counts the swarm as `--gpus` GPUs, from which its number of requests at a time follows.
+Pausing, flushing and pulling weights do nothing: `node.trainers.slime` publishes a version, and nodes apply it between
+two steps of their engines. Needs httpx, which slime depends on. For slime at commit 624b824a and miles at 31f1ca96.
+"""
+
+import argparse
+import sys
+from typing import Any, Final
+
+import httpx
+import msgspec
+import trio
+
+from node.http import Request, Response, failure, json_response, serve
+
+__all__ = ["Engine", "main"]
+
+WITHIN_S: Final = 3600.0
+"""Time limit for a sample."""
+BUSY: Final = (429, 503)
+"""The gateway's answers after which it is asked again."""
+_RENAMED: Final = {
+    "max_new_tokens": "max_tokens",
+    "sampling_seed": "seed",
+    "no_stop_trim": "include_stop_str_in_output",
+}
+_DROPPED: Final = {"spaces_between_special_tokens"}  # of the text, which slime makes again from the tokens
+_DONE: Final = ("/pause_generation", "/continue_generation", "/pull_weights", "/workers", "/flush_cache", "/health",
+                "/health_generate", "/release_memory_occupation", "/resume_memory_occupation")  # fmt: skip
+
+
+class _Asked(msgspec.Struct, forbid_unknown_fields=True):
+    input_ids: list[int]
+    sampling_params: dict[str, Any]
+    return_logprob: bool = True
+
+
+class Engine:
+    """The routes of one address."""
+
+    def __init__(self, client: httpx.AsyncClient, gpus: int = 1) -> None:
+        """`client`: of the gateway. `gpus`: as how many slime counts the swarm."""
+        self._client, self._gpus = client, gpus
+        self._weights = "0"
+        self._drawing: set[trio.CancelScope] = set()
+
+    async def __call__(self, request: Request) -> Response:
+        """Answer a request."""
+        if "origin" in request.headers:
+            return failure(403, "Web pages may not speak to this server.")
+        match request.method, request.path:
+            case "POST", "/generate":
+                return await self._generate(bytes(request.body))
+            case "GET", "/server_info" | "/get_server_info":
+                sizes = dict.fromkeys(("tp_size", "pp_size", "ep_size", "dp_size"), 1)
+                return json_response({"num_gpus": self._gpus, "enable_memory_saver": False, **sizes})
+            case "GET", "/v1/loads":
+                return json_response({"loads": [{"num_running_reqs": len(self._drawing), "num_waiting_reqs": 0}]})
+            case "POST", "/abort_request":
+                for scope in self._drawing:
+                    scope.cancel()
+                return json_response({"success": True, "message": ""})
+            case "POST", "/update_weights_from_disk":
+                fields = msgspec.json.decode(bytes(request.body), type=dict[str, Any])
+                self._weights = str(fields.get("weight_version", self._weights))
+                return json_response({"success": True, "message": ""})
+            case "GET", "/get_weight_version":
+                return json_response({"weight_version": self._weights})
+            case _, path if path in _DONE:
+                return json_response({"success": True, "message": "", "workers": []})
+        return failure(404, f"There is no {request.path} here.")
+
+    async def _generate(self, body: bytes) -> Response:
+        """A sample, as SGLang answers; after an abort, one without tokens."""
+        try:
+            asked = msgspec.json.decode(body, type=_Asked)
+        except msgspec.DecodeError as error:
+            return failure(400, f"The swarm generates from tokens, without images or routes of experts: {error}.")
+        sampling = {_RENAMED.get(key, key): value for key, value in asked.sampling_params.items()
+                    if key not in _DROPPED and value is not None}  # fmt: skip
+        request = {"prompt": asked.input_ids, "logprobs": 0} | sampling
+        with trio.CancelScope() as scope:
+            self._drawing.add(scope)
+            try:
+                while (answer := await self._client.post("/v1/completions", json=request)).status_code in BUSY:
+                    await trio.sleep(float(answer.headers.get("Retry-After", 1)))
+            finally:
+                self._drawing.discard(scope)
+            if answer.is_error:
+                return Response(answer.status_code, answer.content)
+            choice = answer.json()["choices"][0]
+            pairs = zip(choice["logprobs"]["token_logprobs"], choice["token_ids"], strict=True)
+            return self._answer(choice["text"], choice["finish_reason"], [(p, t, None) for p, t in pairs])
+        return self._answer("", "abort", [])
+
+    def _answer(self, text: str, why: str, tokens: list[tuple[float, int, None]]) -> Response:
+        meta = {"finish_reason": {"type": why}, "output_token_logprobs": tokens, "completion_tokens": len(tokens)}
+        return json_response({"text": text, "meta_info": meta | {"weight_version": self._weights}})
+
+
+def main(words: list[str] | None = None) -> int:
+    """Serve until interrupted. `words`: the command line (default: this process's). Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        "python -m node.trainers.slime_engine",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--gateway", default="http://127.0.0.1:8000", help="its URL (default: %(default)s)")
+    parser.add_argument("--at", default="127.0.0.1:30000", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--gpus", type=int, default=1, help="as how many slime counts the swarm (default: 1)")
+    options = parser.parse_args(words)
+    host, _, port = options.at.rpartition(":")
+
+    async def run() -> None:
+        limits = httpx.Limits(max_connections=None)
+        client = httpx.AsyncClient(base_url=options.gateway, timeout=WITHIN_S, limits=limits)
+        async with client, trio.open_nursery() as nursery:
+            bound = await nursery.start(serve, Engine(client, options.gpus), host or "127.0.0.1", int(port))
+            print(f"http://{host or '127.0.0.1'}:{bound}", flush=True)
+
+    try:
+        trio.run(run)
+    except* KeyboardInterrupt:
+        pass
+    except* OSError as group:
+        print(f"Cannot listen on {options.at}: {group.exceptions[0]}. Choose another with --at.", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
