@@ -1,8 +1,8 @@
 """A tensor's delta in the folders that slime and miles write for engines that share a disk with them.
 
 Bytes, whatever the dtype, compressed by zstd: either new XOR old, or "overwrite": how many bytes changed (uint32),
-their places (uint32 each), and their new values. As slime's `slime/utils/disk_delta.py` at commit 624b824a writes them, and
-miles' copy of it at 31f1ca96.
+their places (uint32 each), and their new values. As `slime/utils/disk_delta.py` of slime writes them at commit
+624b824a, and miles' copy of it at 31f1ca96.
 """
 
 import zlib
@@ -21,7 +21,7 @@ def applied(stored: NDArray[np.uint8], old: NDArray[np.uint8], encoding: str) ->
 
     Raises `UsageError` when the delta is of a tensor of another size, or of another encoding.
     """
-    import zstandard  # a dependency of slime
+    import zstandard  # pyright: ignore[reportMissingImports]  # a dependency of slime
 
     data, most = stored.tobytes(), 4 + 5 * old.size
     wrong = UsageError(f"A tensor's delta ({encoding}) is not one of {old.size} bytes in a form that is known.")

@@ -22,6 +22,7 @@ __all__ = ["Engine", "main"]
 
 WITHIN_S: Final = 3600.0
 """Time limit for a sample."""
+ROUTE: Final = "/v1/completions"
 BUSY: Final = (429, 503)
 """The gateway's answers after which it is asked again."""
 _RENAMED: Final = {
@@ -30,8 +31,8 @@ _RENAMED: Final = {
     "no_stop_trim": "include_stop_str_in_output",
 }
 _DROPPED: Final = {"spaces_between_special_tokens"}  # of the text, which slime makes again from the tokens
-_DONE: Final = ("/pause_generation", "/continue_generation", "/pull_weights", "/workers", "/flush_cache", "/health",
-                "/health_generate", "/release_memory_occupation", "/resume_memory_occupation")  # fmt: skip
+_DONE: Final = ("pause_generation", "continue_generation", "pull_weights", "update_weights_from_disk", "flush_cache",
+                "health", "health_generate", "workers")  # fmt: skip
 
 
 class _Asked(msgspec.Struct, forbid_unknown_fields=True):
@@ -46,7 +47,6 @@ class Engine:
     def __init__(self, client: httpx.AsyncClient, gpus: int = 1) -> None:
         """`client`: of the gateway. `gpus`: as how many slime counts the swarm."""
         self._client, self._gpus = client, gpus
-        self._weights = "0"
         self._drawing: set[trio.CancelScope] = set()
 
     async def __call__(self, request: Request) -> Response:
@@ -65,13 +65,7 @@ class Engine:
                 for scope in self._drawing:
                     scope.cancel()
                 return json_response({"success": True, "message": ""})
-            case "POST", "/update_weights_from_disk":
-                fields = msgspec.json.decode(bytes(request.body), type=dict[str, Any])
-                self._weights = str(fields.get("weight_version", self._weights))
-                return json_response({"success": True, "message": ""})
-            case "GET", "/get_weight_version":
-                return json_response({"weight_version": self._weights})
-            case _, path if path in _DONE:
+            case _, path if path[1:] in _DONE:
                 return json_response({"success": True, "message": "", "workers": []})
         return failure(404, f"There is no {request.path} here.")
 
@@ -87,7 +81,7 @@ class Engine:
         with trio.CancelScope() as scope:
             self._drawing.add(scope)
             try:
-                while (answer := await self._client.post("/v1/completions", json=request)).status_code in BUSY:
+                while (answer := await self._client.post(ROUTE, json=request)).status_code in BUSY:  # noqa: ASYNC110
                     await trio.sleep(float(answer.headers.get("Retry-After", 1)))
             finally:
                 self._drawing.discard(scope)
@@ -95,24 +89,24 @@ class Engine:
                 return Response(answer.status_code, answer.content)
             choice = answer.json()["choices"][0]
             pairs = zip(choice["logprobs"]["token_logprobs"], choice["token_ids"], strict=True)
-            return self._answer(choice["text"], choice["finish_reason"], [(p, t, None) for p, t in pairs])
-        return self._answer("", "abort", [])
+            newest = ".".join(map(str, max(map(tuple, choice["versions"]))))
+            return _answer(choice["text"], choice["finish_reason"], [(*p, None) for p in pairs], newest)
+        return _answer("", "abort", [], "")
 
-    def _answer(self, text: str, why: str, tokens: list[tuple[float, int, None]]) -> Response:
-        meta = {"finish_reason": {"type": why}, "output_token_logprobs": tokens, "completion_tokens": len(tokens)}
-        return json_response({"text": text, "meta_info": meta | {"weight_version": self._weights}})
+
+def _answer(text: str, why: str, tokens: list[tuple[float, int, None]], version: str) -> Response:
+    meta = {"finish_reason": {"type": why}, "output_token_logprobs": tokens, "completion_tokens": len(tokens)}
+    return json_response({"text": text, "meta_info": meta | {"weight_version": version}})
 
 
 def main(words: list[str] | None = None) -> int:
     """Serve until interrupted. `words`: the command line (default: this process's). Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        "python -m node.trainers.slime_engine",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--gateway", default="http://127.0.0.1:8000", help="its URL (default: %(default)s)")
-    parser.add_argument("--at", default="127.0.0.1:30000", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--gpus", type=int, default=1, help="as how many slime counts the swarm (default: 1)")
+    parser = argparse.ArgumentParser("python -m node.trainers.slime_engine")
+    for name, default, what in (
+        ("--gateway", "http://127.0.0.1:8000", "its URL"), ("--at", "127.0.0.1:30000", "address to listen on"),
+        ("--gpus", 1, "as how many slime counts the swarm"),
+    ):  # fmt: skip
+        parser.add_argument(name, default=default, type=type(default), help=f"{what} (default: %(default)s)")
     options = parser.parse_args(words)
     host, _, port = options.at.rpartition(":")
 
