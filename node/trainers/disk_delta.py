@@ -1,8 +1,8 @@
-"""A tensor's delta in the folders that slime and miles write for engines that share a disk with them.
+"""A tensor's delta in the folders that slime, miles and SkyRL write for engines that share a disk with them.
 
 Bytes, whatever the dtype, compressed by zstd: either new XOR old, or "overwrite": how many bytes changed (uint32),
 their places (uint32 each), and their new values. As `slime/utils/disk_delta.py` of slime writes them at commit
-624b824a, and miles' copy of it at 31f1ca96.
+624b824a, and miles' copy of it at 31f1ca96. SkyRL at a9564572 has the XOR alone.
 """
 
 import zlib

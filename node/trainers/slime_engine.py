@@ -16,7 +16,8 @@ import httpx
 import msgspec
 import trio
 
-from node.http import Request, Response, failure, json_response, serve
+from node.http import Request, Response, failure, json_response
+from node.trainers.serving import serve_until_interrupted
 
 __all__ = ["Engine", "main"]
 
@@ -108,23 +109,9 @@ def main(words: list[str] | None = None) -> int:
     ):  # fmt: skip
         parser.add_argument(name, default=default, type=type(default), help=f"{what} (default: %(default)s)")
     options = parser.parse_args(words)
-    host, _, port = options.at.rpartition(":")
-
-    async def run() -> None:
-        limits = httpx.Limits(max_connections=None)
-        client = httpx.AsyncClient(base_url=options.gateway, timeout=WITHIN_S, limits=limits)
-        async with client, trio.open_nursery() as nursery:
-            bound = await nursery.start(serve, Engine(client, options.gpus), host or "127.0.0.1", int(port))
-            print(f"http://{host or '127.0.0.1'}:{bound}", flush=True)
-
-    try:
-        trio.run(run)
-    except* KeyboardInterrupt:
-        pass
-    except* OSError as group:
-        print(f"Cannot listen on {options.at}: {group.exceptions[0]}. Choose another with --at.", file=sys.stderr)
-        return 2
-    return 0
+    limits = httpx.Limits(max_connections=None)
+    client = httpx.AsyncClient(base_url=options.gateway, timeout=WITHIN_S, limits=limits)
+    return serve_until_interrupted(Engine(client, options.gpus), options.at, within=client)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import zstandard
 from recipe_kit import root_of
 from safetensors.torch import load_file
 
+from codec.errors import UsageError
 from node.trainers.disk_delta import checksum
 
 VERSIONS = 3
@@ -124,7 +125,7 @@ def main() -> None:
     try:
         slime.publish(args, str(write(folder, VERSIONS + 5, old, tensors, encoding, algorithm)), [])
         refused = ""
-    except slime.UsageError as error:
+    except UsageError as error:
         refused = str(error)
     print(json.dumps({"wanted": wanted, "refused": refused}))
     os._exit(0)

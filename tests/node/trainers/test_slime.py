@@ -70,7 +70,7 @@ def test_what_slime_writes_is_what_the_node_holds(
         assert status.root == report["wanted"][-1]
         swarm.until("node", lambda state: state["nodes"][0]["root"] == status.root)
     assert len(set(report["wanted"])) == 3
-    assert "start slime again" in report["refused"], "a version that skips others is not applied"
+    assert "start the trainer again" in report["refused"], "a version that skips others is not applied"
 
 
 @contextmanager
