@@ -5,9 +5,9 @@
 Run it beside the seed and `swarm-node gateway`, which SkyRL asks for tokens. In SkyRL's configuration, below
 `generator.inference_engine`, set `run_engines_locally=false`, `external_proxy_url` to the gateway's URL,
 `external_server_urls` to this address alone, `weight_sync_backend=delta`, and `delta_weight_sync.sync_dir` to a folder
-on the seed's host. When SkyRL asks to fetch a version that it has written, it is published, and the answer comes when it
-is sealed. The other endpoints do nothing: nodes apply a version between two steps of their engines. For SkyRL at commit
-a9564572.
+on the seed's host. When SkyRL asks to fetch a version that it has written, it is published, and the answer comes when
+it is sealed. The other endpoints do nothing: nodes apply a version between two steps of their engines. For SkyRL at
+commit a9564572.
 """
 
 import argparse
