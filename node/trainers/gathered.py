@@ -8,7 +8,7 @@ whole at a time. FSDP2's usual shards need none of this; see `docs/trainers.md`.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -23,14 +23,15 @@ def in_parts(model: Any) -> bool:
     return any(_of_zero3(parameter) or is_sharded(parameter) for parameter in model.parameters())
 
 
-def whole_tensors(model: Any) -> Iterator[tuple[str, Any]]:
-    """(name in `model.state_dict()`, whole tensor), in the order of the state; a tied tensor once.
+def whole_tensors(source: Any) -> Iterator[tuple[str, Any]]:
+    """(name, whole tensor) of a model's state, or of a mapping of such tensors, in its order; a tied tensor once.
 
     Every rank iterates to the end: each layer is gathered by a collective. A tensor is whole until the next one of
     another layer is asked for.
     """
     seen: set[int] = set()
-    for _, layer in groupby(model.state_dict(keep_vars=True).items(), key=lambda item: item[0].rpartition(".")[0]):
+    state = source if isinstance(source, Mapping) else source.state_dict(keep_vars=True)
+    for _, layer in groupby(state.items(), key=lambda item: item[0].rpartition(".")[0]):
         tensors = {name: tensor for name, tensor in layer if id(tensor) not in seen}
         seen |= set(map(id, tensors.values()))
         parts = [tensor for tensor in tensors.values() if _of_zero3(tensor)]

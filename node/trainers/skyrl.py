@@ -98,8 +98,7 @@ class Control:
         return failure(404, f"There is no {request.path} here.")
 
     def begin(self, base: Path) -> None:
-        """Publish the checkpoint that SkyRL's first delta is of. Raises what `DeltaPublisher.publish_checkpoint` and
-        `Swarm.attach` raise."""
+        """Publish the checkpoint that SkyRL's first delta is of. Raises what `Swarm.attach` and `DeltaPublisher` do."""
         with self._one_at_a_time:
             self._swarm = self._swarm or Swarm.attach(home=self._home, start=False)
             publisher = DeltaPublisher(self._swarm, self._timeout_s)
@@ -107,7 +106,7 @@ class Control:
             self._publisher = publisher
 
     def fetch(self, folder: Path, version: int) -> None:
-        """Publish SkyRL's `version`, once. `folder`: its sync_dir. Raises what `DeltaPublisher.publish_deltas` raises."""
+        """Publish SkyRL's `version`, once. `folder`: its sync_dir. Raises what `begin` raises."""
         with self._one_at_a_time:
             if self._publisher is None:
                 raise UsageError("SkyRL has not told its base: start it again, after this server.")

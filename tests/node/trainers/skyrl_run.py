@@ -1,8 +1,8 @@
 """What SkyRL does at each step, on the swarm: CONTROL GATEWAY BASE OUT LOST.
 
-With SKYRL_SOURCE, SkyRL's own client, delta publisher and sender do it, from a clone (Ray, its logger and its vLLM are
-replaced: nothing here calls them). Without, `Written` writes and asks the same. The process LOST, a node, is killed when
-the first sample of the second step has come. Prints JSON.
+With SKYRL_SOURCE, SkyRL's own client, delta publisher and sender do it, from a clone (Ray and its logger are replaced:
+nothing here calls them). Without, `Written` writes and asks the same. The process LOST, a node, is killed when the
+first sample of the second step has come. Prints JSON.
 """
 
 import asyncio
