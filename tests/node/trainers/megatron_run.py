@@ -129,7 +129,7 @@ def main() -> None:
         publication = publish_from_rank_0(swarm, tensors, step=step)
         if publication is not None:
             root = publication.wait(timeout_s=60.0).root.hex()
-            want = root_of(Path(base), exported | tied, Path(out) / f"step_{step}")
+            want = root_of(Path(base), exported, Path(out) / f"step_{step}")
             versions.append({"version": publication.version, "changed": publication.changed, "root": root,
                              "want": want, "live": live_root(Path(stays), root), "logits": difference})  # fmt: skip
         dist.barrier()

@@ -66,9 +66,10 @@ def root_of(base: Path, tensors: dict[str, torch.Tensor], folder: Path) -> str:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    model.load_state_dict(tensors)
+    tied = {} if "lm_head.weight" in tensors else {"lm_head.weight": tensors["model.embed_tokens.weight"]}
+    model.load_state_dict(tensors | tied)
     model.to(torch.bfloat16).save_pretrained(folder)
-    return Replica.from_checkpoint(Checkpoint.open(folder)).root.hex()
+    return Replica.from_checkpoint(Checkpoint.open(folder), Checkpoint.open(base).layout).root.hex()
 
 
 def draw(swarm: Swarm | None) -> list[Row]:

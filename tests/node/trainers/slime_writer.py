@@ -119,8 +119,7 @@ def main() -> None:
             slime.publish(args, str(write(folder, number, old, tensors, encoding, algorithm)), [])
         else:
             writer.update_weights()
-        tied = {} if "lm_head.weight" in tensors else {"lm_head.weight": tensors["model.embed_tokens.weight"]}
-        wanted.append(root_of(Path(base), tensors | tied, Path(out) / f"version_{number}"))
+        wanted.append(root_of(Path(base), tensors, Path(out) / f"version_{number}"))
     shutil.rmtree(folder / f"weight_v{VERSIONS:06d}")
     try:
         slime.publish(args, str(write(folder, VERSIONS + 5, old, tensors, encoding, algorithm)), [])

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from recipe_kit import Killing, live_root, reward_sorted
+from recipe_kit import Killing, live_root, reward_sorted, root_of
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -21,21 +21,19 @@ from node.trainers.trl_rollouts import SwarmRollouts
 
 
 class Comparing(TrainerCallback):
-    """Saves the weights of each step, and waits until the node has proven that its engine runs on the version."""
+    """Notes the root of the weights after each step, and of those that the engine of a node proves that it runs on."""
 
-    def __init__(self, rollouts: SwarmRollouts, out: Path, stays: Path) -> None:
+    def __init__(self, rollouts: SwarmRollouts, base: Path, out: Path, stays: Path) -> None:
         self.rows: list[dict[str, Any]] = []
-        self._rollouts, self._out, self._stays = rollouts, out, stays
+        self._rollouts, self._base, self._out, self._stays = rollouts, base, out, stays
 
     def on_step_end(self, args, state, control, model=None, **_) -> None:
         publication = self._rollouts.publication.wait(timeout_s=60.0)
-        folder = self._out / f"step_{state.global_step}"
-        if self._rollouts.adapter is None:
-            bits = {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
-            model.save_pretrained(folder, state_dict=bits)
         root = publication.root.hex()
         row = {"version": publication.version, "own": publication.adapter_version, "changed": publication.changed}
-        self.rows.append(row | {"root": root, "live": live_root(self._stays, root), "folder": str(folder)})
+        if self._rollouts.adapter is None:
+            row["want"] = root_of(self._base, model.state_dict(), self._out / f"step_{state.global_step}")
+        self.rows.append(row | {"root": root, "live": live_root(self._stays, root)})
 
 
 def main() -> None:
@@ -54,7 +52,7 @@ def main() -> None:
     with Swarm.attach(home=home, start=False, max_lag=0) as swarm:
         rollouts = SwarmRollouts(swarm, adapter=adapter)
         swarm.rollouts = killing = Killing(swarm, int(lost))
-        comparing = Comparing(rollouts, Path(out), Path(stays))
+        comparing = Comparing(rollouts, Path(base), Path(out), Path(stays))
         trainer = GRPOTrainer(
             model=base,
             reward_funcs=reward_sorted,

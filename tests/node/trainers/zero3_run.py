@@ -8,6 +8,8 @@ import os
 import sys
 from pathlib import Path
 
+os.environ["DS_ACCELERATOR"] = "cpu"
+
 import deepspeed
 import torch
 import torch.distributed as dist
