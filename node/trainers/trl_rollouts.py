@@ -58,10 +58,9 @@ class SwarmRollouts(TrainerCallback):
             raise UsageError("The swarm draws by GRPOConfig's own sampling fields: give neither tools, of which TRL "
                              "would generate the later turns itself, nor generation_kwargs.")  # fmt: skip
         self._publish(trainer.model, trainer.state)
-        if trainer.accelerator.num_processes > 1:
-            if self.publication is not None:
-                self.publication.wait(timeout_s=self.timeout_s)
-            trainer.accelerator.wait_for_everyone()  # the other ranks count lags from what is sealed
+        if self.publication is not None:  # an adapter can be asked for, and other ranks count lags, once it is sealed
+            self.publication.wait(timeout_s=self.timeout_s)
+        trainer.accelerator.wait_for_everyone()
         n = gcd(*(len(list(equal)) for _, equal in groupby(prompts)))
         groups = self.swarm.rollouts(
             _token_ids(prompts[::n], trainer), n, _sampling(trainer), adapter=self.adapter, timeout_s=self.timeout_s
