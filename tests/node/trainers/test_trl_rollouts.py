@@ -51,7 +51,8 @@ def trainer(step: int = 0, **changes: Any) -> Any:
     )  # fmt: skip
     there = SimpleNamespace(
         args=args, tools=[], model=SimpleNamespace(parameters=list), processing_class=Letters(), chat_template="own",
-        chat_template_kwargs={"thinking": False}, eos_token_ids=[9, 8], accelerator=SimpleNamespace(wait_for_everyone=list),
+        chat_template_kwargs={"thinking": False}, eos_token_ids=[9, 8],
+        accelerator=SimpleNamespace(wait_for_everyone=list),
         state=SimpleNamespace(global_step=step, is_world_process_zero=True),
     )  # fmt: skip
     for name, value in changes.items():
