@@ -2,9 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from scenarios.harness.processes import free_port
 from scenarios.harness.swarm import LOOPBACK, STARTED_WITHIN_S, Swarm, swarm_in
 
 HERE = Path(__file__).parent
+TRAINED_WITHIN_S = 240.0
 
 
 @contextmanager
@@ -58,13 +60,18 @@ def train_ranks(swarm: Swarm, name: str, script: str, base: Path, out: Path, ste
 def _run(swarm: Swarm, name: str, words: list[str]) -> str:
     python = environment(name, HERE / f"{name}.txt", inherit=True)
     environ = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[2])}
-    environ["PATH"] = f"{python.parent}{os.pathsep}{environ['PATH']}"  # DeepSpeed runs ninja, which pip puts there
     environ.pop("PYTHONDONTWRITEBYTECODE", None)  # several processes import the same large packages
-    done = subprocess.run(
-        [python, *words], env=environ, cwd=HERE, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:] + swarm.log("gateway")
-    return done.stdout
+    process = subprocess.Popen(
+        [python, *words], env=environ, cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, errors = process.communicate(timeout=TRAINED_WITHIN_S)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its ranks too
+    assert process.returncode == 0, errors[-3000:] + swarm.log("gateway")
+    return out
 
 
 def check_lossless(report: dict[str, Any], steps: int, samples: int) -> None:
