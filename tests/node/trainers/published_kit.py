@@ -62,7 +62,7 @@ def _run(swarm: Swarm, name: str, words: list[str]) -> str:
     environ = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[2])}
     environ.pop("PYTHONDONTWRITEBYTECODE", None)  # several processes import the same large packages
     process = subprocess.Popen(
-        [python, *words], env=environ, cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [python, *words], env=environ, cwd=swarm.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip
     try:
