@@ -1,4 +1,4 @@
-"""Writes versions as slime's disk transport does, and calls the hook: HOME BASE OUT ENCODING CHECKSUM.
+"""Writes versions as slime's disk transport does, and calls the hook: HOME BASE OUT.
 
 With SLIME_SOURCE, slime's own `UpdateWeightFromDiskDelta`, from a clone, writes them (what it imports of Megatron, Ray
 and its NCCL transport is replaced: nothing here calls that). Without, `write` does the same. Prints JSON.
@@ -22,9 +22,12 @@ from recipe_kit import root_of
 from safetensors.torch import load_file
 
 from codec.errors import UsageError
+from node.status.query import ask
 from node.trainers.disk_delta import checksum
 
-VERSIONS = 3
+KINDS = (("xor", "xxh3-128"), ("overwrite", "blake3"), ("xor", "adler32"))
+VERSIONS = 2
+"""Of each kind."""
 
 
 def write(folder: Path, number: int, old: Any, new: Any, encoding: str, algorithm: str) -> Path:
@@ -91,42 +94,44 @@ def slimes_own(source: str, args: Any) -> Any:
 
 
 def main() -> None:
-    home, base, out, encoding, algorithm = sys.argv[1:]
+    home, base, out = sys.argv[1:]
     os.environ["SWARM_HOME"] = home
     from node.trainers import slime
 
     source, folder = os.environ.get("SLIME_SOURCE"), Path(out) / "updates"
-    tensors = load_file(Path(base) / "model.safetensors")
-    args = SimpleNamespace(
-        hf_checkpoint=base, update_weight_disk_dir=str(folder), update_weight_delta_encoding=encoding,
-        update_weight_delta_checksum=algorithm, update_weight_local_checkpoint_dir=out, tensors=tensors,
-        custom_update_weight_post_write_path="node.trainers.slime.publish",
-    )  # fmt: skip
     dist.init_process_group("gloo", init_method=f"file://{out}/meet", rank=0, world_size=1)
-    writer = slimes_own(source, args) if source else None
-    folder.mkdir(exist_ok=True)
-    if writer is None:
-        slime.publish(args, str(folder), [])
-    else:
-        writer.update_weights()  # only captures the base
-    wanted = []
-    for number in range(1, VERSIONS + 1):
-        old = {name: tensor.clone() for name, tensor in tensors.items()}
-        for name, tensor in list(tensors.items())[number:]:  # some stay as they are
-            tensors[name] = tensor = tensor.clone()
-            tensor.view(torch.int16).view(-1)[number::7] ^= 1
+    rows = []
+    for encoding, algorithm in KINDS:
+        tensors = load_file(Path(base) / "model.safetensors")
+        args = SimpleNamespace(
+            hf_checkpoint=base, update_weight_disk_dir=str(folder), update_weight_delta_encoding=encoding,
+            update_weight_delta_checksum=algorithm, update_weight_local_checkpoint_dir=out, tensors=tensors,
+            custom_update_weight_post_write_path="node.trainers.slime.publish",
+        )  # fmt: skip
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        writer = slimes_own(source, args) if source else None
         if writer is None:
-            slime.publish(args, str(write(folder, number, old, tensors, encoding, algorithm)), [])
+            slime.publish(args, str(folder), [])
         else:
-            writer.update_weights()
-        wanted.append(root_of(Path(base), tensors, Path(out) / f"version_{number}"))
-    shutil.rmtree(folder / f"weight_v{VERSIONS:06d}")
+            writer.update_weights()  # only captures the base
+        for number in range(1, VERSIONS + 1):
+            old = {name: tensor.clone() for name, tensor in tensors.items()}
+            for name, tensor in list(tensors.items())[number:]:  # some stay as they are
+                tensors[name] = tensor = tensor.clone()
+                tensor.view(torch.int16).view(-1)[number::7] ^= 1
+            if writer is None:
+                slime.publish(args, str(write(folder, number, old, tensors, encoding, algorithm)), [])
+            else:
+                writer.update_weights()
+            want = root_of(Path(base), tensors, Path(out) / f"version_{number}")
+            rows.append((ask(Path(home)).root, want))
     try:
         slime.publish(args, str(write(folder, VERSIONS + 5, old, tensors, encoding, algorithm)), [])
         refused = ""
     except UsageError as error:
         refused = str(error)
-    print(json.dumps({"wanted": wanted, "refused": refused}))
+    print(json.dumps({"rows": rows, "refused": refused}))
     os._exit(0)
 
 

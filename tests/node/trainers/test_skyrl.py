@@ -44,7 +44,7 @@ def train(tmp_path: Path, *words: str, source: Path | None) -> dict[str, Any]:
     environ |= {"PYTHONPATH": str(HERE.parents[2])} | ({} if source is None else {"SKYRL_SOURCE": str(source)})
     python = environment("skyrl", HERE / "skyrl.txt", inherit=True)
     done = subprocess.run(
-        [python, HERE / "skyrl_run.py", *words], env=environ, capture_output=True, text=True, timeout=180
+        [python, HERE / "skyrl_run.py", *words], env=environ, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.strip().splitlines()[-1])
