@@ -23,9 +23,8 @@ from node.trainers.gathered import in_parts, publish_from_rank_0, whole_tensors
 def main() -> None:
     home, base, steps, out, lost, stays = sys.argv[1:]
     torch.set_num_threads(1)
-    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: (
-        None
-    )  # it compiles a kernel, which takes minutes; gloo does as well
+    # it compiles a kernel, which takes minutes, and without it uses gloo
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
     deepspeed.init_distributed("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
