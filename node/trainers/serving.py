@@ -26,11 +26,12 @@ def serve_until_interrupted(
             bound = await nursery.start(serve, handler, host, int(port))
             print(f"http://{host}:{bound}{path}", flush=True)
 
+    code = 0
     try:
         trio.run(run)
     except* KeyboardInterrupt:
         pass
     except* OSError as group:
         print(f"Cannot listen on {at}: {group.exceptions[0]}. Choose another with --at.", file=sys.stderr)
-        return 2
-    return 0
+        code = 2
+    return code
