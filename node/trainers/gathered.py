@@ -38,7 +38,7 @@ def whole_tensors(source: Any) -> Iterator[tuple[str, Any]]:
         if not parts:
             yield from ((name, _whole(tensor).detach()) for name, tensor in tensors.items())
             continue
-        from deepspeed.zero import GatheredParameters  # pyright: ignore[reportMissingImports]
+        from deepspeed.runtime.zero import GatheredParameters  # pyright: ignore[reportMissingImports]
 
         with GatheredParameters(parts):
             yield from ((name, _whole(tensor).detach()) for name, tensor in tensors.items())
