@@ -3,13 +3,12 @@
     tensors = whole_tensors(model)                              # on every rank: gathering is a collective
     publish_from_rank_0(swarm if rank == 0 else None, tensors, step=step)
 
-For DeepSpeed's ZeRO stage 3, and for tensors that are sharded in a way that `Swarm.attach(model)` refuses: one layer is
-whole at a time. FSDP2's usual shards need none of this; see `docs/trainers.md`.
+For tensors that are sharded in a way that `Swarm.attach(model)` refuses, and for trainers that shard the model after
+the swarm was attached. FSDP2's usual shards need none of this; see `docs/trainers.md`.
 """
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import groupby
 from typing import Any
 
 from node.trainers.api import Publication, Swarm
@@ -20,28 +19,20 @@ __all__ = ["in_parts", "publish_from_rank_0", "whole_tensors"]
 
 def in_parts(model: Any) -> bool:
     """Whether this rank holds only its part of some parameter."""
-    return any(_of_zero3(parameter) or is_sharded(parameter) for parameter in model.parameters())
+    return any(is_sharded(parameter) for parameter in model.parameters())
 
 
 def whole_tensors(source: Any) -> Iterator[tuple[str, Any]]:
     """(name, whole tensor) of a model's state, or of a mapping of such tensors, in its order; a tied tensor once.
 
-    Every rank iterates to the end: each layer is gathered by a collective. A tensor is whole until the next one of
-    another layer is asked for.
+    Every rank iterates to the end: each sharded tensor is gathered by a collective.
     """
-    seen: set[int] = set()
     state = source if isinstance(source, Mapping) else source.state_dict(keep_vars=True)
-    for _, layer in groupby(state.items(), key=lambda item: item[0].rpartition(".")[0]):
-        tensors = {name: tensor for name, tensor in layer if id(tensor) not in seen}
-        seen |= set(map(id, tensors.values()))
-        parts = [tensor for tensor in tensors.values() if _of_zero3(tensor)]
-        if not parts:
-            yield from ((name, _whole(tensor).detach()) for name, tensor in tensors.items())
-            continue
-        from deepspeed.zero import GatheredParameters  # pyright: ignore[reportMissingImports]
-
-        with GatheredParameters(parts):
-            yield from ((name, _whole(tensor).detach()) for name, tensor in tensors.items())
+    seen: set[int] = set()
+    for name, tensor in state.items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            yield name, (tensor.full_tensor() if is_sharded(tensor) else tensor).detach()
 
 
 def publish_from_rank_0(
@@ -57,11 +48,3 @@ def publish_from_rank_0(
         return None if swarm is None else swarm.publish(left, step=step, timeout_s=timeout_s)
     finally:
         deque(left, maxlen=0)
-
-
-def _of_zero3(tensor: Any) -> bool:
-    return hasattr(tensor, "ds_id")
-
-
-def _whole(tensor: Any) -> Any:
-    return tensor.full_tensor() if is_sharded(tensor) else tensor
