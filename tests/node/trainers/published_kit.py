@@ -41,7 +41,7 @@ def drawing(
 
 def train(swarm: Swarm, script: str, *words: object) -> dict[str, Any]:
     """Run a script of this folder around such a trainer to its end. Returns the report that it prints last."""
-    return json.loads(_run(swarm, "trainers", [script, *map(str, words)]).strip().splitlines()[-1])
+    return json.loads(_run(swarm, "trainers", [str(HERE / script), *map(str, words)]).strip().splitlines()[-1])
 
 
 def _run(swarm: Swarm, name: str, words: list[str]) -> str:
