@@ -1,8 +1,9 @@
 """A format's codes in the layout of a compressed-tensors checkpoint, for engines whose kernels compute with int4 codes.
 
-Each linear layer NAME.weight is three tensors: `NAME.weight_packed` I32 (rows, columns / 8), the very bytes of the
-codes; `NAME.weight_scale` BF16 (rows, columns / 128), which holds a power of two exactly; and `NAME.weight_shape` I64
-(2,). All other tensors are those of the dequantised base. `docs/formats.md`, section 9.
+Each linear layer NAME.weight is two tensors: `NAME.weight_packed` I32 (rows, columns / 8), the very bytes of the codes;
+and `NAME.weight_scale` BF16 (rows, columns / 128), which holds a power of two exactly. `NAME.weight_shape` is left out:
+layers that an engine fuses have one place for several of them, and no kernel reads it. All other tensors are those of
+the dequantised base. `docs/formats.md`, section 9.
 """
 
 from collections import defaultdict
@@ -47,7 +48,7 @@ class PackedBase:
             )
         self._base, self._whole = DequantisedBase(layout, form), layout
         self._packed: dict[str, FormatTensor] = {}
-        """By name of a packed tensor, a scale, or a shape."""
+        """By name of a packed tensor or a scale."""
         by_base = {tensor.base.name: tensor for tensor in quantised(self._base.layout, form)}
         specs: list[TensorSpec] = []
         for spec in self._base.layout.tensors:
@@ -76,9 +77,7 @@ class PackedBase:
             return self._base.block(self._base.layout.blocks_of(spec.name)[spec.start // BLOCK_ELEMENTS], read)
         if spec.name.endswith("_packed"):
             return read(tensor.codes.name, 4 * spec.start, 4 * spec.count).copy().view(np.uint32)
-        if spec.name.endswith("_scale"):
-            return read(tensor.scales.name, spec.start, spec.count).astype(np.uint16) << np.uint16(7)
-        return np.array(tensor.base.shape, np.uint64)
+        return read(tensor.scales.name, spec.start, spec.count).astype(np.uint16) << np.uint16(7)
 
     def touched(self, changes: Iterable[StagedBlock], read: Read) -> Iterator[Touched]:
         """As `DequantisedBase.touched`, in blocks of `layout`: words with a code that changed, and scales."""
@@ -107,7 +106,7 @@ class PackedBase:
 
 
 def _packed_specs(tensor: FormatTensor) -> tuple[TensorSpec, ...]:
-    """The three tensors of a linear layer. Raises `UsageError` for one that no kernel takes packed."""
+    """The two tensors of a linear layer. Raises `UsageError` for one that no kernel takes packed."""
     spec, name = tensor.base, tensor.base.name
     if len(spec.shape) != 2 or ".experts." in name or spec.shape[0] % _ROWS or spec.shape[1] % _GROUP:
         raise UsageError(
@@ -118,7 +117,6 @@ def _packed_specs(tensor: FormatTensor) -> tuple[TensorSpec, ...]:
     return (
         TensorSpec(name + "_packed", "I32", (rows, columns // _CODES_A_WORD)),
         TensorSpec(name + "_scale", "BF16", (rows, columns // _GROUP)),
-        TensorSpec(name + "_shape", "I64", (2,)),
     )
 
 

@@ -32,8 +32,10 @@ __all__ = ["PROBE_ENV", "SMALL", "WITHIN_S", "Bench", "bench", "free_port"]
 
 SMALL: Final = ("--max-model-len", "512", "--max-num-seqs", "8")
 """vLLM's flags for small test models."""
-PROBE_ENV: Final = {"PYTHONPATH": str(Path(__file__).with_name("vllm_probe")), "VLLM_SERVER_DEV_MODE": "1"}
-"""Lets vLLM's workers import the modules of `vllm_probe`, and opens the development route that calls them."""
+_PROBE: Final = {"PYTHONPATH": str(Path(__file__).with_name("vllm_probe"))}
+"""Lets vLLM's processes import the modules of `vllm_probe`, and fork (its `sitecustomize`)."""
+PROBE_ENV: Final = {**_PROBE, "VLLM_SERVER_DEV_MODE": "1"}
+"""Opens the development route that calls them, too."""
 WITHIN_S: Final = 300.0
 """Timeout of one generation, score or judgement."""
 
@@ -187,7 +189,7 @@ def bench(
             engine.give_weights(replica.layout, fd)
             port = free_port()
             room = () if slots is None else adapter_flags(replica.layout, slots)
-            options = ServerOptions(port, ranks, threads, flags=(*room, *more), env=env or {})
+            options = ServerOptions(port, ranks, threads, flags=(*room, *more), env={**_PROBE, **(env or {})})
             model = None if draft is None else DraftModel.of(draft, replica.layout)
             server = Server(installed(python), files, home / "vllm.log", listener.path, options, model)
             server.wait_ready()

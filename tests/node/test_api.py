@@ -63,6 +63,7 @@ def assert_holds(seed: FakeSeed, version: int) -> None:
     assert seed.receiver.rehash() == []
 
 
+@pytest.mark.slow
 def test_published_bits_are_the_nodes_bits(tmp_path: Path):
     with running(tmp_path) as there, Swarm.attach(weights(0), home=tmp_path) as swarm:
         for version in (1, 2, 3):
@@ -79,6 +80,7 @@ def test_published_bits_are_the_nodes_bits(tmp_path: Path):
         assert there.seed.abandoned == 0
 
 
+@pytest.mark.slow
 def test_the_seed_chooses_the_coder(tmp_path: Path):
     with running(tmp_path) as there, Swarm.attach(weights(0), home=tmp_path) as swarm:
         for version, coder in ((1, CODER_PCO), (2, CODER_RICE)):

@@ -175,6 +175,7 @@ async def test_a_wrong_number_of_scores_ends_the_engines_process(tmp_path: Path)
 
 
 @pytest.mark.parametrize("how", ["other length", "not numbers", "no version", "unasked", "no draw", "long before"])
+@pytest.mark.slow
 async def test_an_invalid_judgement_ends_the_engines_process(tmp_path: Path, how: str):
     async with engine(tmp_path, how) as host:
         await host.wait_ready()

@@ -42,6 +42,7 @@ def seeds_of(home: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_attach_starts_a_seed_and_close_ends_it(base: Path, tmp_path: Path):
     home = tmp_path / "home"
     with Swarm.attach(base=base, home=home) as swarm:

@@ -113,6 +113,7 @@ def all_at(swarm: Swarm, version: int, root: str) -> None:
         swarm.until(name, holds(root))
 
 
+@pytest.mark.slow
 def test_two_adapters_and_the_commands(swarm: Swarm) -> None:
     base = swarm.folder / "base"
     one, two = Trainer(swarm, "one", 1, 4), Trainer(swarm, "two", 1, 4)

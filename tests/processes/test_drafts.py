@@ -43,6 +43,7 @@ def roots(base: Path, draft: Path) -> tuple[str, str]:
     return replica.root.hex(), part_root(replica.layout, replica.hashes, DRAFT).hex()
 
 
+@pytest.mark.slow
 def test_nodes_hold_the_draft_of_each_version(tmp_path: Path) -> None:
     base, draft = folder_of(tmp_path / "base", MODEL, 0), folder_of(tmp_path / "draft", HEAD, 0)
     with swarm_in(tmp_path / "swarm") as swarm:
@@ -89,6 +90,7 @@ def test_nodes_hold_the_draft_of_each_version(tmp_path: Path) -> None:
         assert swarm.until("seed", all_hold([0, 3], 3))["draft"]["root"] == draft_root
 
 
+@pytest.mark.slow
 def test_what_a_seed_refuses(tmp_path: Path) -> None:
     base = folder_of(tmp_path / "base", MODEL, 0)
     with swarm_in(tmp_path / "swarm") as swarm:

@@ -33,6 +33,7 @@ def test_the_seed_and_delta_tell_which_experts_a_version_changed(tmp_path: Path,
         assert found["max"] == pytest.approx(0.01, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_model_without_experts_shows_none(tmp_path: Path) -> None:
     from kit import checkpoint, step, weights
 

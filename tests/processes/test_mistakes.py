@@ -54,6 +54,7 @@ def test_an_unusable_ticket_is_refused_with_a_reason(swarm: Swarm) -> None:
     assert swarm.state("seed")["nodes"] == []
 
 
+@pytest.mark.slow
 def test_a_port_or_home_in_use_is_reported_and_left_alone(swarm: Swarm) -> None:
     key, port = seed_of(swarm)
     base, ticket = str(swarm.folder / "base"), ticket_of(key, port)
@@ -75,6 +76,7 @@ def test_a_port_or_home_in_use_is_reported_and_left_alone(swarm: Swarm) -> None:
     assert swarm.signal("f", signal.SIGINT) == 130
 
 
+@pytest.mark.slow
 def test_another_model_is_refused_before_anything_is_sent(swarm: Swarm) -> None:
     key, port = seed_of(swarm)
     other, cut = swarm.folder / "other", swarm.folder / "cut"

@@ -74,6 +74,7 @@ def restarted(swarm: Swarm, base: Path, *urls: str) -> None:
         assert json.loads(until_status(url, 200)[1])["data"][0]["id"] == "policy"
 
 
+@pytest.mark.slow
 def test_the_gateway_outlives_its_seed(tmp_path: Path) -> None:
     base, port = checkpoint(tmp_path / "base", weights(2)), free_port()
     with swarm_in(tmp_path) as swarm:

@@ -62,6 +62,7 @@ def test_a_seed_says_what_it_needs(swarm: Swarm, group: Path) -> None:
     assert not any(swarm.home("seed").glob("swarm-*/anchors/*"))
 
 
+@pytest.mark.slow
 def test_a_relay_says_what_it_needs(swarm: Swarm, group: Path, tmp_path: Path) -> None:
     swarm.seed(checkpoint(tmp_path / "base", weights(tensors=2, elements=1000)))
     ticket = swarm.ticket()

@@ -59,6 +59,7 @@ def test_a_seed_that_speaks_another_protocol_is_named_and_joined_once_it_speaks_
 
 
 @pytest.mark.parametrize("file", ["swarm.sqlite", "ledger.sqlite"])
+@pytest.mark.slow
 def test_a_home_that_a_later_version_wrote_is_refused_and_left_as_it_is(tmp_path: Path, file: str) -> None:
     base, key = checkpoint(tmp_path / "base", FIRST), Key(bytes([8]) * 32)
     keyfile.write(tmp_path / "seed" / "authority.key", key)
@@ -74,6 +75,7 @@ def test_a_home_that_a_later_version_wrote_is_refused_and_left_as_it_is(tmp_path
         assert path.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_home_of_a_release_before_formats_were_numbered_is_opened(tmp_path: Path) -> None:
     base = checkpoint(tmp_path / "base", FIRST)
     with swarm_in(tmp_path) as swarm:

@@ -163,6 +163,7 @@ def test_a_synchronous_step_is_the_sum_of_its_phases(small: Path) -> None:
     assert full.transfer_s == pytest.approx(8 * run.full_bytes / 10e6 * 1.048, rel=0.01)
 
 
+@pytest.mark.slow
 def test_one_step_ahead_hides_the_transfer_of_a_delta(small: Path) -> None:
     compute = Compute(small)
     run = compute.run("tiny", grain=1)

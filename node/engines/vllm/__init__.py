@@ -7,6 +7,7 @@ Modules:
 
 - `plugin/`
 - `adapters`: The adapters of one vLLM
+- `agreement`: Whether a vLLM with a draft model draws what it says
 - `attached`: What a driver knows of its vLLM
 - `causes`: Why a vLLM ended before it served, in a sentence for the user
 - `classes`: Which tensors are scattered into live weights, and which are loaded with their modules

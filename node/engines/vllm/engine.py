@@ -212,7 +212,8 @@ class VllmEngine(BackgroundEngine):
     def _measure(self) -> frozenset[str]:
         attached = self._attached()
         judges, drafts = JUDGES in self._can, attached.shared.draft is not None
-        return frozenset(measured(attached.front, attached.ranks, self.policy, judges=judges, drafts=drafts))
+        held = attached.front, attached.ranks, self.policy, version_name(self.version)
+        return frozenset(measured(*held, judges=judges, drafts=drafts))
 
     def _fill(self) -> NDArray[np.uint8]:
         """Load everything from the replica and read it back. Returns the hashes of the bits that were loaded."""

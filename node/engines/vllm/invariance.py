@@ -40,7 +40,7 @@ def class_of(front: PluginLink, ranks: Sequence[PluginLink], policy: Policy, *, 
     room = front.hello.adapters and not device.startswith(
         "cpu"
     )  # there, room for adapters changes no bit of the base's
-    more = ("lora-" if room else "") + ("drafts-" if drafts else "")
+    more = ("lora-" if room else "") + ("draft-" if drafts else "")
     attention = (KEEPS_KEYS if policy == "continue" else "") + more + attention
     fingerprint = "-".join(sorted({rank.fingerprint for rank in hello}))
     return class_label("vllm", front.hello.vllm.partition("+")[0], device, dtype, attention, len(hello), fingerprint)

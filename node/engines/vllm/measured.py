@@ -6,6 +6,7 @@ import structlog
 
 from node.engines.base import ADAPTERS, JUDGES_ADAPTERS, REPLAYS, ROUTES
 from node.engines.vllm.adapters import room_of
+from node.engines.vllm.agreement import check_agreement
 from node.engines.vllm.invariance import class_of, is_invariant
 from node.engines.vllm.links import PluginLink
 from node.engines.vllm.plugin.swarm_vllm.messages import Policy
@@ -15,11 +16,18 @@ __all__ = ["measured"]
 _log = structlog.get_logger(__name__)
 
 
-def measured(front: PluginLink, ranks: Sequence[PluginLink], policy: Policy, *, judges: bool, drafts: bool) -> set[str]:
+def measured(
+    front: PluginLink, ranks: Sequence[PluginLink], policy: Policy, version: str, *, judges: bool, drafts: bool
+) -> set[str]:
     """The abilities of a vLLM that holds a model: its arithmetic class, what it has room for, and whether it can replay
-    what others of the class draw. `judges`: it is one that may. `drafts`: it proposes tokens by a draft model."""
+    what others of the class draw. `version`: what it holds, as `flights.begin_score` has it. `judges`: it is one that
+    may. `drafts`: it proposes tokens by a draft model.
+
+    Raises `UsageError` for one that draws wrongly by its draft model.
+    """
     found = {name for name in [class_of(front, ranks, policy, drafts=drafts)] if name}
     if drafts:
+        check_agreement(front, version)
         return found
     found |= {ADAPTERS, JUDGES_ADAPTERS} if room_of(front) else set()
     found |= {ROUTES} if getattr(front.hello, "experts", 0) else set()

@@ -1,6 +1,7 @@
 """The base that codes stand for: each block alone as whole tensors give it, and what a version changes in it."""
 
 import numpy as np
+import pytest
 from test_part import BASE, EVERY, Change, Model
 
 from codec.bits import Bits
@@ -35,6 +36,7 @@ def test_each_block_alone_is_that_of_whole_tensors(form: Format) -> None:
 
 
 @EVERY
+@pytest.mark.slow
 def test_what_a_version_touches_leads_to_its_bits(form: Format) -> None:
     model = Model(form)
     model.quantise()

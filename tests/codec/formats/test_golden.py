@@ -29,6 +29,7 @@ def test_codes_and_scales_are_the_frozen_bytes(form: Format) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=lambda form: form.name)
+@pytest.mark.slow
 def test_the_plain_implementation_computes_the_frozen_bytes(form: Format) -> None:
     tile = form.tile_rows, form.tile_columns
     codes, scales = plain_formats.quantise(BITS.tolist(), ROWS, COLUMNS, form.element, tile, form.powers)

@@ -430,6 +430,7 @@ def test_delta_says_dollars_when_told_prices(
     assert "of traffic" not in texts(capsys)[0]
 
 
+@pytest.mark.slow
 def test_delta_reckons_from_shapes(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["delta", "--shapes", "qwen3-1.7b", "--nodes", "4", "--up-mbit", "100", "--json"]) == 0
     report = json.loads(texts(capsys)[0])

@@ -91,6 +91,7 @@ async def test_a_refusal_is_passed_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("manifest", [b"", b"rubbish" * 20], ids=["no version", "rubbish"])
+@pytest.mark.slow
 async def test_a_seed_that_falls_silent_after_its_welcome(manifest: bytes, tmp_path: Path) -> None:
     facts = await visited(saying(welcome(manifest=manifest)), tmp_path)
     assert facts.welcomed

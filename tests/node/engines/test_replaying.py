@@ -173,6 +173,7 @@ def test_one_batch_reads_the_claims_that_can_share_it(tied_folder, monkeypatch):
 
 @ARITHMETIC
 @SAMPLED
+@pytest.mark.slow
 def test_after_a_commit_within_a_sample_each_part_is_replayed_under_its_version(tied_folder, arithmetic, sampling):
     bits = checkpoint(tied_folder)
     patch, new = changed(bits, share=0.5)

@@ -101,6 +101,7 @@ async def test_a_large_answer_is_the_same_at_once_and_in_parts(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.slow
 async def test_answers_that_nobody_reads_are_bounded_together(tmp_path: Path, monkeypatch, budgets, stream: bool):
     """Forty clients ask for a prompt of 8,192 tokens back 25 times each, and read nothing. All answers together stay
     within both budgets, clients that find them full get 503, and the memory is free after the clients have gone."""

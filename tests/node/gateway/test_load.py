@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
+import pytest
 import trio
 from gateway_kit import END, LETTERS, gateway, with_client
 
@@ -40,6 +41,7 @@ def assert_all(answers, count: int) -> None:
     assert max(Counter(i for i, _ in answers).values()) == 1
 
 
+@pytest.mark.slow
 async def test_256_in_flight_over_four_nodes_two_of_which_are_killed(tmp_path: Path):
     settings = {"min_deadline_s": 1.0, "max_deadline_s": 1.5, "lapsed_least": 1 << 16}
     """Short deadlines: on a busy machine, leases of honest nodes expire too."""

@@ -217,6 +217,7 @@ def test_names_of_tokens_and_their_roots():
     assert held.has((0, 2), ""), "the base is as it was"
 
 
+@pytest.mark.slow
 async def test_eight_adapters_have_equal_shares_of_the_nodes_whatever_one_of_them_asks(swarm, autojump_clock):
     """Seven trainers that wait for each step's groups, and one that offers without end. Four nodes of 100 tokens/s."""
     service = await swarm.start_service()

@@ -122,6 +122,7 @@ def sealed_bytes(packed: Packed, body_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("parallel", list(Parallel))
+@pytest.mark.slow
 def test_the_reckoned_share_is_that_of_sealed_chunks(parallel: Parallel) -> None:
     """Every chunk of a really coded step is sealed, and each rank's bytes are counted."""
     deltas, changed = coded(MIXTURE, 0.02)

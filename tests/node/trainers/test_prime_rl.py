@@ -93,6 +93,7 @@ def broadcast_adapter(folder: Path, rank: int, targets: list[str], values: dict[
     (folder / "STABLE").touch()
 
 
+@pytest.mark.slow
 def test_the_admin_routes(tmp_path: Path, admin_on: Any) -> None:
     words = kit.weights(4)
     with swarm_in(tmp_path) as swarm:
@@ -135,6 +136,7 @@ def test_the_admin_routes(tmp_path: Path, admin_on: Any) -> None:
         assert speak(port, "GET", "/health")[0] == 503
 
 
+@pytest.mark.slow
 def test_a_lora_run_publishes_the_adapter(tmp_path: Path, admin_on: Any) -> None:
     """prime-rl names a folder for each step: an adapter as peft saves it. It has one adapter in each of its runs."""
     layout = Layout((TensorSpec("layers.0.up.weight", "BF16", (48, 32)),))

@@ -117,6 +117,7 @@ def test_why_no_rollouts_come(nodes: list[MemberStatus], says: str):
 # ------------------------------------------------------------ one trainer and its seed
 
 
+@pytest.mark.slow
 def test_the_end_of_a_seed_is_logged_at_once_then_waited_for_then_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
@@ -189,6 +190,7 @@ def test_a_seed_that_the_trainer_started_is_not_waited_for(tmp_path: Path):
         trainer.close()
 
 
+@pytest.mark.slow
 def test_rollouts_say_why_none_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     monkeypatch.setattr(patience, "SAY_AFTER_S", 0.05)
     with swarm_in(tmp_path) as swarm:

@@ -132,6 +132,7 @@ def record(tmp_path: Path, base: Path, run: Path, task: Any, author: str, sample
 
 
 @pytest.mark.parametrize("author", ["bf16", "f32"])
+@pytest.mark.slow
 def test_honest_samples_are_replayed_exactly_and_attacks_are_not(base: Path, run: Path, tmp_path: Path, author: str):
     records = record(tmp_path, base, run, NearlyTrue(), author, 16)
     share = {}

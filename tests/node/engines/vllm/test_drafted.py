@@ -3,6 +3,8 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,14 +17,16 @@ from codec.layout import BLOCK_ELEMENTS, FileSpec, TensorSpec  # noqa: E402
 from codec.parts import draft_name, extended  # noqa: E402
 from node.engines.vllm.compatibility import check_draft, check_files, tensors_of  # noqa: E402
 from node.engines.vllm.installed import Installed  # noqa: E402
+from node.engines.vllm.invariance import class_of  # noqa: E402
 from node.engines.vllm.launch import StartedVllm  # noqa: E402
 from node.engines.vllm.plugin.swarm_vllm import drafted  # noqa: E402
-from node.engines.vllm.plugin.swarm_vllm.messages import Front  # noqa: E402
+from node.engines.vllm.plugin.swarm_vllm.messages import Front, Policy, Rank  # noqa: E402
 from node.engines.vllm.plugin.swarm_vllm.shared import map_sealed  # noqa: E402
 from node.engines.vllm.plugin.swarm_vllm.sources import ReplicaSource  # noqa: E402
 from node.engines.vllm.plugin.swarm_vllm.weights import LiveWeights  # noqa: E402
 from node.engines.vllm.server import ServerOptions, drafting, flags  # noqa: E402
 from node.engines.vllm.speculation import DraftModel, Drafts, count_drafts, method_of  # noqa: E402
+from node.verification.classes import ArithmeticClass  # noqa: E402
 from scenarios.engines.engine_models import step_of  # noqa: E402
 
 CONFIG = FileSpec("config.json", 2, b"c" * 32)
@@ -190,3 +194,15 @@ def test_the_acceptance_length_is_read_from_vllms_metrics() -> None:
     assert count_drafts(METRICS) == Drafts(50, 100)
     assert count_drafts(METRICS).acceptance == 3.0
     assert count_drafts("vllm:other 3").acceptance is None
+
+
+@pytest.mark.parametrize("policy", ["continue", "recompute"])
+def test_a_vllm_with_a_draft_is_of_a_class_of_its_own(policy: Policy) -> None:
+    """The name of the attention is cut to ten characters, which `draft` survives."""
+    front = SimpleNamespace(hello=Front(1, "0.32.0+cpu", 1, {}, "", None))
+    rank = SimpleNamespace(hello=Rank(1, 0, 1, "cpu-avx512", "e3ac00c4", "bfloat16", "CPU_ATTN"))
+    links: Any = front, [rank]
+    with_draft, without = (class_of(*links, policy, drafts=drafts) for drafts in (True, False))
+    assert with_draft != without
+    assert "draft" in ArithmeticClass.named([with_draft], "").attention
+    assert "draft" not in without

@@ -205,7 +205,7 @@ class Layer:
 
     def __init__(self, module: Experts, kernel=process) -> None:
         self.module, self._kernel = module, kernel
-        self.packings, self.why = None, ""
+        self.packings, self.why, self.idle = None, "", ()
         try:
             self.packings = learn(self.process, self.loaded_form("meta"))
         except NotMoved as error:

@@ -1,20 +1,32 @@
 """A real vLLM that proposes tokens by the swarm's draft model: both models take versions in place, in one commit."""
 
+import math
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from codec.parts import DRAFT, part_of
-from node.engines.base import ABILITIES, EngineError, Prompt, SamplingParams
+from node.engines.base import ABILITIES, EngineError, Prompt, SamplingOptions, SamplingParams
+from node.engines.vllm.speculation import drafts_of
+from node.verification.classes import ArithmeticClass
 from scenarios.engines.drafts import measured, models_of, near, saved
-from scenarios.engines.engine_bench import Bench, bench
+from scenarios.engines.engine_bench import WITHIN_S, Bench, bench
 from scenarios.engines.engine_models import step_of
 
 pytestmark = pytest.mark.vllm
 
 PROMPTS, TOKENS = 4, 48
+HOWS = [
+    SamplingParams(32, temperature=0.0),
+    SamplingParams(32, temperature=1.0),
+    SamplingParams(32, temperature=0.8, top_p=0.9),
+    SamplingParams(32, temperature=1.3, options=SamplingOptions(top_k=5)),
+]
+DRAWS = 3000
 
 
 @pytest.fixture(scope="module")
@@ -70,18 +82,39 @@ def test_it_claims_only_what_it_can_do(drafted: Bench) -> None:
     """vLLM's rejection sampler draws by random numbers of its own."""
     found = drafted.engine.abilities
     assert not found & ABILITIES
-    assert any("drafts-" in ability for ability in found)
+    assert "draft" in ArithmeticClass.named(found, "").attention
 
 
-def test_samples_have_the_log_probabilities_of_the_target(drafted: Bench) -> None:
+@pytest.mark.parametrize("how", HOWS)
+def test_samples_have_the_log_probabilities_of_the_target(drafted: Bench, how: SamplingParams) -> None:
     live = drafted
-    sampling = SamplingParams(max_tokens=32, temperature=0.8, top_p=0.9)
-    prompts = [list(range(3 + i, 40 + i)) for i in range(4)]
-    completions = live.generate([Prompt(tuple(prompt), i) for i, prompt in enumerate(prompts)], sampling)
-    for prompt, completion in zip(prompts, completions, strict=True):
-        assert len(completion.token_ids) == len(completion.logprobs) == 32
-        scores = live.score(prompt, completion.token_ids, sampling)
-        np.testing.assert_allclose(scores, completion.logprobs, atol=0.06)
+    prompts = [Prompt(tuple(range(3 + i, 40 + i)), i) for i in range(4)]
+    beside = live.begin(prompts, HOWS[0])  # in the same steps: greedy requests have a temperature of 0
+    completions = live.generate(prompts, how)
+    for sampling, found in ((how, completions), (HOWS[0], beside.result(WITHIN_S))):
+        for prompt, completion in zip(prompts, found, strict=True):
+            assert len(completion.token_ids) == len(completion.logprobs) == 32
+            scores = live.score(prompt.token_ids, completion.token_ids, sampling)
+            np.testing.assert_allclose(scores, completion.logprobs, atol=0.06)
+
+
+@pytest.mark.parametrize("how", [{"options": SamplingOptions(top_k=3)}, {"temperature": 0.6, "top_p": 0.3}])
+def test_draws_follow_the_distribution_of_the_target(drafted: Bench, how: dict[str, Any]) -> None:
+    """Three tokens, by vLLM's scores of each sequence of three that was drawn: it is one of few."""
+    live, sampling = drafted, SamplingParams(5, seed=11, **how)
+    text = tuple(range(5, 30))
+    before = drafts_of(live.url)
+    parts = [range(at, at + 500) for at in range(0, DRAWS, 500)]  # each in time on a busy machine
+    drawn = [one for part in parts for one in live.generate([Prompt(text, stream) for stream in part], sampling)]
+    after = drafts_of(live.url)
+    assert 0.1 < (after.accepted - before.accepted) / (after.steps - before.steps) < 2.9, "some were proposed rightly"
+    counts = Counter(completion.token_ids[:3] for completion in drawn)
+    shares = {ids: math.exp(sum(live.score(text, ids, sampling))) for ids in counts}
+    assert 0.995 < sum(shares.values()) < 1.005, "no sequence is missing"
+    usual = [ids for ids, share in shares.items() if share * DRAWS >= 5]
+    assert len(usual) > 8
+    distance = sum((counts[ids] - shares[ids] * DRAWS) ** 2 / (shares[ids] * DRAWS) for ids in usual)
+    assert distance < len(usual) + 4 * math.sqrt(2 * len(usual)), "chi-squared, 4 standard deviations above its mean"
 
 
 @pytest.mark.long

@@ -54,7 +54,6 @@ def packed_root(folder: Path) -> str:
             continue
         blocks[f"{spec.name}_packed"] = band.codes
         blocks[f"{spec.name}_scale"] = band.scales.astype(np.uint16) << np.uint16(7)
-        blocks[f"{spec.name}_shape"] = np.array(spec.shape, np.uint64)
     assert layout.n_blocks == len(blocks)
     hashes = b"".join(block_hash(blocks[spec.name]) for spec in layout.tensors)
     return state_root(layout.hash, np.frombuffer(hashes, np.uint8).reshape(-1, 32)).hex()
@@ -80,3 +79,5 @@ def test_a_vllm_has_exactly_what_the_codes_stand_for(tied: Path, python: Path, t
             swarm.until("int4", generates(number))
             assert prove(swarm, "int4") == roots[number], number
         assert swarm.own_status("int4").engine_reloads == 0  # each version came as changes
+        lines = (swarm.home("int4") / "engine.log").read_text().splitlines()
+        assert ["loaded={}" in line for line in lines if " classed " in line] == [True]  # and was written in place

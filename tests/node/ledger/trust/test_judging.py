@@ -287,6 +287,7 @@ def test_a_lease_that_the_book_kept_may_be_signed_either_way(tmp_path, player):
 # ------------------------------------------------------------ what survives a restart
 
 
+@pytest.mark.slow
 def test_evidence_numbers_and_the_secret_survive_a_restart(tmp_path):
     book = Book(tmp_path / "ledger.sqlite")
     ledger = book.restore(Settings(silent_s=math.inf), head(3), 0.0)

@@ -6,6 +6,7 @@ Modules:
 - `adapters`: The engine core's knowledge of adapters
 - `boxes`: Where a checkpoint tensor's elements are live
 - `channel`: The plugin's end of the Unix socket
+- `codes`: The order in which vLLM's kernel on CPUs keeps packed codes
 - `core`: The engine core's side
 - `cpu`: The kernels of linear layers and of attention on CPUs
 - `drafted`: The draft model beside the policy
@@ -16,6 +17,8 @@ Modules:
 - `gates`: The front's side of the policy `drain` for adapters
 - `judging`: The front's side of judgements
 - `labels`: The names of versions in vLLM's outputs
+- `layers`: A layer of vLLM whose kernel keeps weights otherwise than loaders fill them
+- `linears`: Linear layers with packed int4 codes
 - `loader`: vLLM's first load, from the replica
 - `lora`: A worker process's adapters
 - `margins`: By how much claimed tokens lose against the winners of their portable draws
@@ -26,6 +29,7 @@ Modules:
 - `packing`: The order in which a kernel keeps the weights of experts
 - `patch`: Reads a weight patch
 - `policies`: What becomes of running requests at a commit
+- `proposed`: The sampling parameters of proposed tokens on CPUs
 - `rank`: A worker process's side
 - `repacked`: Modules that keep their weights in another order than loaders put them in
 - `replays`: Requests whose tokens another node claims

@@ -1,8 +1,8 @@
 """Layers of experts that vLLM's kernel repacks, and cannot load again.
 
 vLLM repacks experts when it first loads them (on CPUs, and for some kernels of GPUs), and its reload copies checkpoint
-weights over repacked ones. This module has what is needed to do better: a layer's parameters as loaders expect them,
-and the kernel's own code, which makes live weights of them, on memory that the running layer does not use.
+weights over repacked ones. This module has what is needed to do better: the kernel's own code makes live weights of a
+layer's parameters as loaders expect them.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -10,12 +10,12 @@ and the kernel's own code, which makes live weights of them, on memory that the 
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from .layers import VllmLayer
 from .packing import NotMoved, Packing, learn
 
 __all__ = ["VllmExperts", "repacked_experts"]
@@ -23,16 +23,15 @@ __all__ = ["VllmExperts", "repacked_experts"]
 _log = logging.getLogger(__name__)
 
 
-class VllmExperts:
+class VllmExperts(VllmLayer):
     """A vLLM layer of experts without quantization; see `repacked.Repacked`."""
 
-    def __init__(self, module: Any, meta: dict[str, torch.Tensor], config: Any) -> None:
-        """`meta`: its parameters before the kernel processed them, as vLLM's reload remembers them. `config`: vLLM's,
-        which the kernel's code reads."""
-        self.module, self._config = module, config
-        self._meta = meta
+    idle = ()
+
+    def __init__(self, module: Any, meta: Mapping[str, torch.Tensor], config: Any) -> None:
+        """See `VllmLayer`."""
+        super().__init__(module, meta, config)
         self.packings: dict[str, Packing] | None = None
-        self.why = ""
 
     @property
     def key(self) -> Any:
@@ -45,27 +44,6 @@ class VllmExperts:
     def identity(self) -> bool:
         """Whether the kernel keeps the weights as they are loaded."""
         return self.packings is not None and all(packing.identity for packing in self.packings.values())
-
-    def loaded_form(self, device: Any) -> dict[str, torch.Tensor]:
-        from vllm.model_executor.model_loader.reload.layerwise import _get_original_loader
-        from vllm.model_executor.model_loader.reload.meta import restore_layer_refs
-
-        found = {}
-        for name, kept in self._meta.items():
-            twin = torch.nn.Parameter(torch.zeros(kept.shape, dtype=kept.dtype, device=device), requires_grad=False)
-            # vLLM's reload leaves loaders of its own there, which keep what they get for later
-            twin.__dict__.update(kept.__dict__ | {"weight_loader": _get_original_loader(kept)})
-            found[name] = restore_layer_refs(twin, self.module)
-        return found
-
-    @contextmanager
-    def holding(self, parameters: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        own = self.module._parameters
-        self.module._parameters = own | dict(parameters)
-        try:
-            yield
-        finally:
-            self.module._parameters = own
 
     def process(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """See `repacked.Repacked`. The kernel's code runs on a twin of the layer that has no kernel yet."""
@@ -89,8 +67,7 @@ class VllmExperts:
             packings = learn(self.process, self.loaded_form("meta" if device.type == "cpu" else device))
             for name, packing in packings.items():
                 live = getattr(self.module, name)
-                whole = live.is_contiguous() and live.untyped_storage().nbytes() == live.nbytes
-                if not whole or live.numel() != packing.live_unit * live.shape[0]:
+                if not self.has_whole(name) or live.numel() != packing.live_unit * live.shape[0]:
                     raise NotMoved(f"keeps {name} otherwise than when it is loaded")
         except NotMoved as error:
             self.why = f"its kernel {error}"

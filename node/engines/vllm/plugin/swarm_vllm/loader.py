@@ -12,8 +12,9 @@ from typing import Any
 
 from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+from vllm.platforms import current_platform
 
-from . import drafted
+from . import drafted, proposed
 from .channel import connect
 from .messages import Did, FromDriver, Loader, Model, Tensor
 from .shared import map_sealed
@@ -48,6 +49,8 @@ class SwarmLoader(BaseModelLoader):
             if is_draft:
                 global draft_model
                 draft_model = model
+                if current_platform.is_cpu():
+                    proposed.install()
                 model.load_weights(_weights(model, source, drafted.of_draft(message.tensors), drafted.PREFIX))
             else:
                 first_load.clear()

@@ -60,6 +60,10 @@ class Packing:
         units += self.places[rest]
         return units
 
+    def read(self, live: Callable[[NDArray[np.int64]], NDArray[Any]], places: NDArray[np.int64]) -> NDArray[Any]:
+        """The loaded elements at `places`. `live`: reads elements of the kernel's memory."""
+        return live(self.live(places))
+
 
 def slabs(box: Box) -> Iterator[tuple[slice, NDArray[np.int64]]]:
     """(part of the first axis, the live places of that part: its shape), for a few million elements at a time."""

@@ -29,6 +29,7 @@ from .adapter_messages import Adapted, PrepareAdapter, ProveAdapter
 from .channel import Channel, Closed, connect
 from .experts import repacked_experts
 from .fingerprint import device_name, fingerprint
+from .linears import repacked_linears
 from .messages import (
     Compare,
     Did,
@@ -45,6 +46,7 @@ from .messages import (
     Tensor,
     Unchanged,
 )
+from .repacked import Repacked
 from .shared import map_scratch, map_sealed
 from .sources import FolderSource, OtherSource, ReplicaSource, Source
 from .undo import NotUndone
@@ -111,7 +113,7 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         try:
             replica = ReplicaSource(map_sealed(fds[0]), message.block_elements)
             with unwrapped(self.model):
-                repacked = repacked_experts(self.model, self.vllm_config)
+                repacked = self._repacked()
                 model = drafted.both(self.model, loader.draft_model)
                 self._weights = weights = LiveWeights(model, message.tensors, replica, self._fed_modules, repacked)
                 weights.check_apart(drafted.PREFIX)
@@ -126,6 +128,10 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         channel.send(Mapped(message.number, *found))
         self._channel = channel
         threading.Thread(target=self._serve_driver, args=(channel, weights), name="swarm", daemon=True).start()
+
+    def _repacked(self) -> list[Repacked]:
+        """The layers whose kernels keep weights in an order of their own."""
+        return [*repacked_experts(self.model, self.vllm_config), *repacked_linears(self.model, self.vllm_config)]
 
     def _rounding(self) -> tuple[str, str, str, str]:
         """What decides how this rank rounds: device, fingerprint, dtype, attention."""

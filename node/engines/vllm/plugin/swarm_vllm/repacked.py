@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from .codes import CODES_A_WORD, CodePacking
 from .packing import Packing
 from .trace import Storages
 
@@ -18,10 +19,17 @@ __all__ = ["Repacked", "RepackedModules"]
 
 
 class Repacked(Protocol):
-    """One such module. `packings`: by parameter; None: it is not repacked by moving elements, and `why` says more."""
+    """One such module. `packings`: by parameter; None: it is not repacked by moving elements, and `why` says more.
 
-    packings: dict[str, Packing] | None
+    `idle`: its parameters that no kernel reads, and that are not derived from others."""
+
     why: str
+
+    @property
+    def packings(self) -> Mapping[str, Packing | CodePacking] | None: ...
+
+    @property
+    def idle(self) -> Collection[str]: ...
 
     @property
     def module(self) -> torch.nn.Module: ...
@@ -44,7 +52,9 @@ class RepackedModules:
 
     def __init__(self, storages: Storages, modules: Sequence[Repacked]) -> None:
         self._storages, self._modules = storages, modules
-        self.packings: dict[int, Packing] = {}
+        self.packings: dict[int, Packing | CodePacking] = {}
+        self.idle = {storages.of(getattr(module.module, name)) for module in modules for name in module.idle}
+        """The numbers of storages from which no kernel reads."""
         self._numbers: list[set[int]] = []
         """By module: the numbers of its storages that loaders fill."""
         for module in modules:
@@ -69,6 +79,11 @@ class RepackedModules:
     def why(self, storages: Collection[int]) -> str:
         """Why a tensor that fills these storages cannot be written in place; "" if nothing is against it here."""
         return next((module.why for module in self._of(storages) if module.packings is None), "")
+
+    def most_parts(self, storages: Collection[int]) -> int:
+        """Into how many parts, at most, an element of a tensor that fills these storages is taken apart."""
+        packed = (self.packings.get(number) for number in storages)
+        return max((CODES_A_WORD for packing in packed if isinstance(packing, CodePacking)), default=1)
 
     def holds(self, storages: Collection[int]) -> bool:
         """Whether all of these storages, and at least one, are of such modules."""

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from .boxes import Box
+from .codes import CodePacking
 from .messages import Part, Tensor
 from .pace import Pace
 from .packing import slabs
@@ -54,7 +56,7 @@ class LiveWeights:
         self._maps: dict[str, TensorMap] = {}
         self._staged: tuple[str, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] | None = None
         self._staged_old: tuple[OldBits, int] | None = None
-        """What the staged patch will replace, if live weights were written as often as this before it."""
+        """What the staged patch will replace, and how often live weights were written before it was staged."""
         self._writes = 0
         """How often live weights were written."""
         self.rewind = Rewind()
@@ -106,6 +108,7 @@ class LiveWeights:
     def _look_beside(self, model: torch.nn.Module) -> None:
         """A tensor from which something is derived outside its loader's storages is opaque."""
         filled = {number for found in self._maps.values() for number in found.storages}
+        filled |= {number for number in self._repacked.idle if number is not None}
         beside = kept_beside(model, self._storages, filled)
         for name, found in self._maps.items():
             self._kept[name] = [kept for prefix in sorted(self._modules(found)) for kept in beside.get(prefix, ())]
@@ -143,21 +146,20 @@ class LiveWeights:
         Changes no live weight. Raises `BadPatch`.
         """
         self._staged = self._staged_old = None
-        pace = Pace()
+        pace, writes = Pace(), self._writes
         found: dict[int, list[tuple[NDArray[np.int64], NDArray[Any]]]] = {}
         for name, indices, bits in entries(patch):
             if name not in scattered:
                 continue
-            for at in range(0, indices.size, _AT_ONCE):
-                some, new = indices[at : at + _AT_ONCE], bits[at : at + _AT_ONCE]
+            step = _AT_ONCE // self._repacked.most_parts(self._maps[name].storages)
+            for at in range(0, indices.size, step):
+                some, new = indices[at : at + step], bits[at : at + step]
                 for box in self._maps[name].boxes:
                     chosen, places = box.map(some)
                     if places.size:
-                        packing = self._repacked.packings.get(box.storage)
-                        live = places if packing is None else packing.live(places)
-                        found.setdefault(box.storage, []).append((live, new[chosen]))
+                        found.setdefault(box.storage, []).append(self._to_write(box.storage, places, new[chosen]))
                 pace.rest()
-        patches, old, writes = [], OldBits(int(MOST_SHARE * self._nbytes)), self._writes
+        patches, old = [], OldBits(int(MOST_SHARE * self._nbytes))
         for number, parts in found.items():
             patches.append(self._copy_to_device(number, parts))
             with self.rewind.reading():
@@ -165,6 +167,16 @@ class LiveWeights:
             pace.rest()
         self._staged, self._staged_old = (version, patches), (old, writes)
         _synchronize(self._storages)
+
+    def _to_write(
+        self, storage: int, places: NDArray[np.int64], bits: NDArray[Any]
+    ) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        """(live places, bits), of places as loaders know them; of packed codes, the bits that change (`codes`)."""
+        packing = self._repacked.packings.get(storage)
+        if isinstance(packing, CodePacking):
+            with self.rewind.reading():
+                return packing.changes(self._storages.flat[storage].numpy(), places, bits)
+        return (places if packing is None else packing.live(places)), bits
 
     @property
     def _nbytes(self) -> int:
@@ -175,11 +187,14 @@ class LiveWeights:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(a storage, flat; places in it; new bits): the changes of storage `number`, on its device."""
         flat = self._storages.flat[number]
-        places = torch.from_numpy(np.concatenate([places for places, _ in parts]))
+        places = np.concatenate([places for places, _ in parts])
         bits = np.concatenate([bits for _, bits in parts])
-        values = torch.from_numpy(bits.view(f"i{bits.itemsize}"))
         parts.clear()
-        return flat, places.to(flat.device), values.to(flat.device)
+        if isinstance(self._repacked.packings.get(number), CodePacking):
+            with self.rewind.reading():
+                places, bits = CodePacking.merged(flat.numpy(), places, bits)
+        values = torch.from_numpy(bits.view(f"i{bits.itemsize}"))
+        return flat, torch.from_numpy(places).to(flat.device), values.to(flat.device)
 
     def gather(self, parts: Iterable[Part], scratch: NDArray[np.uint8]) -> None:
         """Write the live bits of each part, as far as they are here, into the scratch, in checkpoint order."""
@@ -208,7 +223,7 @@ class LiveWeights:
                     yield part.name, self._live(box), place
                     continue
                 for rows, places in slabs(box):
-                    yield part.name, self._at(box.storage, packing.live(places)), place[rows]
+                    yield part.name, packing.read(partial(self._at, box.storage), places), place[rows]
 
     def _at(self, storage: int, places: NDArray[np.int64]) -> NDArray[Any]:
         """The live bits at places of a storage, of any shape."""
@@ -256,13 +271,15 @@ class LiveWeights:
             raise NotStaged(f"{version} is not what is staged ({self._staged[0] if self._staged else 'nothing'})")
         (_, patches), self._staged = self._staged, None
         (old, writes), self._staged_old = self._staged_old or (None, 0), None
+        if writes != self._writes:
+            raise NotStaged(f"live weights were written after {version} was staged")
         self.rewind.set(None)
-        before, self._writes = self._writes, self._writes + 1
+        self._writes += 1
         with torch.no_grad():
             for flat, places, bits in patches:
                 flat.index_copy_(0, places, bits)
         _synchronize(self._storages)
-        self.rewind.set(old if writes == before else None)
+        self.rewind.set(old)
 
     def load(
         self, names: Iterable[str] | None, reload_weights: Callable[[Iterable[Any]], None], source: Source | None = None
