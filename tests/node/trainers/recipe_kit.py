@@ -3,18 +3,27 @@
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from codec import Checkpoint, Replica
-from node import Swarm
+from node import SamplingParams, Swarm
 from node.status.query import ask
+from node.trainers.grpo.task import SortLetters
+from node.trainers.grpo.tiny import letters_tokenizer
 
+PROMPTS = ("dbca=", "acbd=", "bdac=", "cadb=", "abdc=", "dcba=", "cbad=", "bcda=")
+SAMPLES = 4
+"""Of each prompt."""
 PROVEN_WITHIN_S = 60.0
+
+Row = tuple[list[int], int, float]
+"""Token ids, how many of them are the prompt's, and the advantage."""
 
 
 def reward_sorted(completions: Sequence[Any], **_: Any) -> list[float]:
@@ -61,3 +70,35 @@ def root_of(base: Path, tensors: dict[str, torch.Tensor], folder: Path) -> str:
     model.load_state_dict(tensors | tied)
     model.to(torch.bfloat16).save_pretrained(folder)
     return Replica.from_checkpoint(Checkpoint.open(folder), Checkpoint.open(base).layout).root.hex()
+
+
+def draw(swarm: Swarm | None) -> list[Row]:
+    """The step's samples, drawn by rank 0, on every rank."""
+    rows: list[list[Row]] = [[]]
+    if swarm is not None:
+        prompts = letters_tokenizer()(list(PROMPTS))["input_ids"]
+        sampling = SamplingParams(max_tokens=8, stop_tokens=(SortLetters.END,))
+        for group in swarm.rollouts(prompts, SAMPLES, sampling):
+            rewards = torch.tensor([_score(one.token_ids) + 0.01 * i for i, one in enumerate(group.rollouts)])
+            for one, advantage in zip(group.rollouts, (rewards - rewards.mean()).tolist(), strict=True):
+                rows[0].append(([*group.prompt, *one.token_ids], len(group.prompt), advantage))
+    dist.broadcast_object_list(rows, src=0)
+    return rows[0]
+
+
+def policy_loss(logits_of: Callable[[torch.Tensor], torch.Tensor], rows: Sequence[Row]) -> torch.Tensor:
+    """The mean over the completions' tokens of -advantage * log-probability.
+
+    `logits_of`: from ids, int64 (rows, width), padded with zeros after the end, to float (rows, width, vocabulary).
+    """
+    width = max(len(ids) for ids, _, _ in rows)
+    ids = torch.tensor([[*row, *[0] * (width - len(row))] for row, _, _ in rows])
+    places = torch.arange(width)
+    mask = torch.stack([(places >= prompt) & (places < len(row)) for row, prompt, _ in rows])[:, 1:]
+    logprobs = logits_of(ids)[:, :-1].float().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+    advantages = torch.tensor([advantage for _, _, advantage in rows])[:, None]
+    return -(logprobs * advantages * mask).sum() / mask.sum()
+
+
+def _score(tokens: Sequence[int]) -> float:
+    return sum(a <= b for a, b in pairwise(tokens)) / max(1, len(tokens) - 1)
