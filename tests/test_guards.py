@@ -32,6 +32,9 @@ OWN_FILES = {
     *(
         "node/settings/ticket.py",
         "node/trainers/prime_rl.py",
+        "node/trainers/skyrl.py",
+        "node/trainers/slime.py",
+        "node/trainers/slime_engine.py",
         "node/coordinator/handover.py",
         "node/coordinator/rotation.py",
     ),

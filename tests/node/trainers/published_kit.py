@@ -57,19 +57,6 @@ def train_ranks(swarm: Swarm, name: str, script: str, base: Path, out: Path, ste
     return json.loads((out / "report.json").read_text())
 
 
-def train_ranks(swarm: Swarm, name: str, script: str, base: Path, out: Path, steps: int) -> dict[str, Any]:
-    """Run a script on two ranks over gloo, in the environment of `name`.txt, with the nodes `lost` and `stays`.
-
-    Returns the report that its rank 0 writes.
-    """
-    out.mkdir()
-    ranks = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
-    words = [str(HERE / script), swarm.home("seed"), base, steps, out, swarm.pid("lost"), swarm.home("stays")]
-    _run(swarm, name, [*ranks, *map(str, words)])
-    assert swarm.running["lost"].poll() is not None, "the node was not killed"
-    return json.loads((out / "report.json").read_text())
-
-
 def _run(swarm: Swarm, name: str, words: list[str]) -> str:
     python = environment(name, HERE / f"{name}.txt", inherit=True)
     environ = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[2])}

@@ -24,3 +24,9 @@ def run(tmp_path: Path, name: str, script: str) -> dict[str, Any]:
 def test_deepspeed_zero3_trains_on_the_swarm(tmp_path: Path) -> None:
     report = run(tmp_path, "deepspeed", "zero3_run.py")
     assert [row["version"] for row in report["versions"]] == list(range(1, STEPS + 1))
+
+
+def test_megatron_core_trains_on_the_swarm(tmp_path: Path) -> None:
+    report = run(tmp_path, "megatron", "megatron_run.py")
+    assert report["first"] < 1e-4, "the base's logits, by transformers and by Megatron"
+    assert all(row["logits"] < 1e-4 for row in report["versions"]), "the published weights mean the same to both"
