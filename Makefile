@@ -5,8 +5,8 @@ PACKAGES := codec swarm node scenarios
 WORKERS ?= 2
 # The heavy marks, WORKERS at a time, but for those that run alone: what judges time or memory, and inference servers,
 # whose processes wait for each other by spinning and take ten times as long beside others.
-HEAVY := (slow or adversary or foreign or conformance) and not (alone or vllm or long or gpu)
-ALONE := (alone or vllm) and not (long or gpu)
+HEAVY := (slow or adversary or foreign or conformance) and not (alone or vllm or sglang or long or gpu)
+ALONE := (alone or vllm or sglang) and not (long or gpu)
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
 FUZZ_SECONDS ?= 600
@@ -50,7 +50,7 @@ types: install ## pyright
 	$(BIN)/pyright codec swarm node
 
 fuzz: install ## a million hostile messages for each reader, mutated payloads and chunks, and the property tests: hours
-	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -m 'hypothesis and not vllm and not wan and not gpu and not foreign' $(PYTEST_FLAGS)
+	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -m 'hypothesis and not vllm and not sglang and not wan and not gpu and not foreign' $(PYTEST_FLAGS)
 	$(BIN)/python -m scenarios.fuzz.codec --n 1000000
 	$(BIN)/python -m scenarios.fuzz all --cases $(FUZZ_CASES) --seed $(FUZZ_SEED)
 

@@ -21,18 +21,27 @@ if TYPE_CHECKING:
         SwarmDown,
         SwarmTimeout,
     )
+    from node.trainers.importance import effective_share, importance_weights, log_ratios_by_version
+    from node.trainers.prompts import PromptSpec
     from node.trainers.publish.publication import Publication
-    from node.trainers.rollouts import Check, RefusedPrompt, Rollout, RolloutGroup
+    from node.trainers.readiness import NodeReadiness, NodeState, Readiness
+    from node.trainers.rollout_group import Check, RefusedPrompt, Rollout, RolloutGroup
+    from node.trainers.rollout_stream import RolloutStream
     from node.trainers.routes import padded_routes, replayed_routes
 
 __all__ = [
     "Check",
+    "NodeReadiness",
+    "NodeState",
     "PromptRefused",
+    "PromptSpec",
     "Publication",
     "PublishFailed",
+    "Readiness",
     "RefusedPrompt",
     "Rollout",
     "RolloutGroup",
+    "RolloutStream",
     "RolloutsFailed",
     "SamplingParams",
     "Swarm",
@@ -41,18 +50,26 @@ __all__ = [
     "SwarmError",
     "SwarmTimeout",
     "UsageError",
+    "effective_share",
+    "importance_weights",
+    "log_ratios_by_version",
     "padded_routes",
     "replayed_routes",
 ]
 
 _MODULE_OF = {
-    "Check": "node.trainers.rollouts",
+    "Check": "node.trainers.rollout_group",
+    "NodeReadiness": "node.trainers.readiness",
+    "NodeState": "node.trainers.readiness",
     "PromptRefused": "node.trainers.errors",
+    "PromptSpec": "node.trainers.prompts",
     "Publication": "node.trainers.publish.publication",
     "PublishFailed": "node.trainers.errors",
-    "RefusedPrompt": "node.trainers.rollouts",
-    "Rollout": "node.trainers.rollouts",
-    "RolloutGroup": "node.trainers.rollouts",
+    "Readiness": "node.trainers.readiness",
+    "RefusedPrompt": "node.trainers.rollout_group",
+    "Rollout": "node.trainers.rollout_group",
+    "RolloutGroup": "node.trainers.rollout_group",
+    "RolloutStream": "node.trainers.rollout_stream",
     "RolloutsFailed": "node.trainers.errors",
     "SamplingParams": "node.engines.base",
     "Swarm": "node.trainers.api",
@@ -61,6 +78,9 @@ _MODULE_OF = {
     "SwarmError": "codec.errors",
     "SwarmTimeout": "node.trainers.errors",
     "UsageError": "codec.errors",
+    "effective_share": "node.trainers.importance",
+    "importance_weights": "node.trainers.importance",
+    "log_ratios_by_version": "node.trainers.importance",
     "padded_routes": "node.trainers.routes",
     "replayed_routes": "node.trainers.routes",
 }

@@ -10,8 +10,8 @@ from pathlib import Path
 from swarm.guard import Source
 
 HOUSE = Path(__file__).parents[1]
-PLUGIN = "node/engines/vllm/plugin/"
-"""A distribution of its own, inside vLLM's process: its thread ends alone
+PLUGINS = ("node/engines/vllm/plugin/", "node/engines/sglang/plugin/")
+"""Distributions of their own, inside the engine's process: their threads end alone
 (`tests/node/engines/vllm/test_vllm_front.py`)."""
 READS = {
     *("receive_some", "receive_at_least", "receive_exactly", "recv", "recvmsg", "recv_into", "readv", "begins_with"),
@@ -28,6 +28,7 @@ OWN_FILES = {
         "node/coordinator/draft.py",
         "node/engines/vllm/server.py",
         "node/engines/vllm/speculation.py",
+        "node/engines/sglang/front.py",
     ),
     *(
         "node/settings/ticket.py",
@@ -56,6 +57,8 @@ GUARDED_BY: dict[str, Source | str] = {
     "node/coordinator/trainer_server.py::TrainerServer._rollouts": Source.TRAINER,
     "node/engines/host.py::EngineHost._serve_engine": Source.ENGINE,
     "node/engines/link.py::EngineLink.receive_answers": CALLER,
+    "node/engines/sglang/front.py::_Speaker.serve": OWN,
+    "node/engines/sglang/front.py::_read": OWN,
     "node/engines/vllm/links.py::PluginLink._receive": OWN,
     "node/engines/vllm/links.py::Listener._greet": OWN,
     "node/engines/worker.py::Worker._receive": OWN,
@@ -124,7 +127,7 @@ def sources() -> Iterator[tuple[str, Path]]:
     for package in ("swarm", "node"):
         for path in sorted((HOUSE / package).rglob("*.py")):
             name = path.relative_to(HOUSE).as_posix()
-            if not name.startswith(PLUGIN):
+            if not name.startswith(PLUGINS):
                 yield name, path
 
 

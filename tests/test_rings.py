@@ -29,7 +29,7 @@ IMPURE = {
     *("torch", "transformers", "rich", "cyclopts", "structlog", "logging"),
 }
 PURE = ("codec", "swarm.protocol", "node.verification")
-HEAVY = {"torch", "transformers", "tokenizers", "vllm"}
+HEAVY = {"torch", "transformers", "tokenizers", "vllm", "sglang"}
 MAX_LINES = 500
 
 

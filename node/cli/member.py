@@ -15,7 +15,7 @@ from swarm.transport.left_out import leave_out
 
 __all__ = ["register"]
 
-_ENGINE_NEEDS: Final = {"none": (), "transformers": ("torch", "transformers"), "vllm": ()}
+_ENGINE_NEEDS: Final = {"none": (), "transformers": ("torch", "transformers"), "vllm": (), "sglang": ()}
 
 
 def check_engine(engine: str) -> None:
@@ -30,6 +30,13 @@ def check_engine(engine: str) -> None:
 def check_vllm(python: Path | None) -> None:
     """Raise `UsageError` unless that environment (None: this one) has a vLLM that can follow a swarm."""
     from node.engines.vllm.installed import installed
+
+    installed(python or Path(sys.executable))
+
+
+def check_sglang(python: Path | None) -> None:
+    """Raise `UsageError` unless that environment (None: this one) has an SGLang that can follow a swarm."""
+    from node.engines.sglang.installed import installed
 
     installed(python or Path(sys.executable))
 
@@ -50,6 +57,8 @@ async def join(ticket: str = "", /, *, config: Annotated[JoinConfig, Parameter(n
     check_engine(config.engine)
     if config.engine == "vllm" and not config.engine_url:
         check_vllm(config.vllm_python)
+    if config.engine == "sglang" and not config.engine_url:
+        check_sglang(config.sglang_python)
     leave_out()
     from node.cli.lifetime import OnTerm, owner_only, until_signalled
     from node.member.finishing import Finishing

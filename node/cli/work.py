@@ -1,13 +1,15 @@
-"""Commands about work: gateway, quarantine. Both ask the seed that runs on this machine."""
+"""Commands about work: wait, gateway, quarantine. Each asks the seed that runs on this machine."""
 
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
 from codec.errors import UsageError
+from node.cli import gateway_keys
 from node.cli.asking import connect_to_seed
 from node.cli.report import SEE, TRAIN, AsJson, offer, print_json
 from node.settings.config import GatewayConfig, default_home
@@ -16,6 +18,55 @@ if TYPE_CHECKING:
     from node.status.schema import SeedReport
 
 __all__ = ["register"]
+
+
+def wait(
+    *,
+    nodes: int = 1,
+    tokens_per_second: float = 0.0,
+    max_lag: int = 0,
+    timeout: str = "10m",
+    home: Path | None = None,
+    as_json: AsJson = False,
+) -> None:
+    """Wait until the swarm's nodes are ready to generate, and say on stderr what is missing meanwhile.
+
+    A node is ready when its engine has proven the newest version and it is neither silent nor in quarantine. The exit
+    code is 1 if too few nodes are ready within the time, with a sentence that says what the others lack.
+
+    Parameters
+    ----------
+    nodes
+        How many nodes must be ready.
+    tokens_per_second
+        How many tokens per second the ready nodes must make together, as the ledger has measured or they have tested.
+    max_lag
+        How many versions older than the newest one an engine may be.
+    timeout
+        How long to wait at most, as 90s, 10m or 2h.
+    home
+        The seed's SWARM_HOME.
+    """
+    from node.settings.addresses import duration_s
+    from node.trainers.readiness import wait_ready
+
+    folder, timeout_s = (home or default_home()).expanduser().absolute(), duration_s(timeout)
+    connect_to_seed(folder).close()
+
+    def say(text: str) -> None:
+        print(f"swarm-node: {text}", file=sys.stderr, flush=True)
+
+    found = wait_ready(folder, nodes, tokens_per_second, timeout_s, max_lag, say)
+    if as_json:
+        print_json(
+            {
+                "ready": found.count(),
+                "tokens_per_second": found.tokens_per_second,
+                "nodes": list(map(asdict, found.nodes)),
+            }
+        )
+    else:
+        print(f"{found.count()} nodes are ready, at {found.tokens_per_second:.0f} tokens/s together.")
 
 
 def gateway(
@@ -161,13 +212,23 @@ def _key_of(node: str, report: "SeedReport") -> bytes:
 def register(app: App) -> None:
     offer(
         app,
+        wait,
+        TRAIN,
+        "swarm-node wait --nodes 8",
+        "swarm-node wait --nodes 2 --tokens-per-second 5000 --timeout 30m && python train.py",
+        "swarm-node wait --nodes 8 --timeout 1h --json",
+    )
+    offer(
+        app,
         gateway,
         TRAIN,
         "swarm-node gateway",
         "swarm-node gateway --at 127.0.0.1:9000 --model-name Qwen3-8B",
         "swarm-node gateway --at 0.0.0.0:8000 --api-key-file ~/secrets/gateway --in-flight 4096",
         "SWARM_API_KEY=... swarm-node gateway --at 0.0.0.0:8000",
+        "swarm-node gateway key add anna --requests-per-minute 60",
     )
+    gateway_keys.register(app["gateway"])
     offer(
         app,
         quarantine,

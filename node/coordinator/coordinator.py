@@ -52,6 +52,7 @@ from node.ledger.settings import Settings
 from node.ledger.state import Head
 from node.monitor import own_status, serve_monitor
 from node.settings import keyfile, logs, memory, memory_plan
+from node.settings.client_keys import KEYS_FILE
 from node.settings.config import SeedConfig
 from node.settings.contact import Contact
 from node.status import query
@@ -266,8 +267,9 @@ class Coordinator:
             addrs = reached_at(config, self.endpoint.addrs)
             Contact(self._key.public, addrs, config.preset).write(config.home)
             trainer_server = TrainerServer(
-                self, self.ledger, self._files, self._kernels_loaded.is_set, _classes(config, self.replica.layout)
-            )
+                self, self.ledger, self._files, self._kernels_loaded.is_set, _classes(config, self.replica.layout),
+                config.home / KEYS_FILE,
+            )  # fmt: skip
             await nursery.start(self.ledger.run)
             await nursery.start(query.serve, config.home, self.status)
             await nursery.start(trainer_server.run, config.home / SOCKET_NAME)

@@ -39,6 +39,8 @@ from node.trainers.adapter_messages import AskAdapters, RemoveAdapter
 from node.trainers.messages import (
     MAX_RANKS,
     PROTOCOL,
+    ROLLOUTS,
+    Abort,
     Accuse,
     AskState,
     Attach,
@@ -65,6 +67,7 @@ from node.trainers.messages import (
     Stale,
     State,
     Taken,
+    Trained,
     VersionSeal,
 )
 from swarm.guard import Source
@@ -109,9 +112,11 @@ class TrainerServer:
         files: Callable[[], Mapping[str, bytes]] = dict,
         is_ready: Callable[[], bool] = lambda: True,
         classes: Sequence[int] | None = None,
+        keys: Path | None = None,
     ) -> None:
-        """`classes`: of each block of the model, its class; see `Publisher`."""
-        self._files = files
+        """`classes`: of each block of the model, its class; see `Publisher`. `keys`: the file of a gateway's keys with
+        quotas."""
+        self._files, self._keys = files, keys
         self._seed = seed
         self._ledger = ledger
         publisher = self._publisher = Publisher(seed, classes)
@@ -180,7 +185,7 @@ class TrainerServer:
             in_flight=asked.in_flight,
             inexact_seeds=asked.inexact_seeds,
         )
-        gateway = Gateway(self._ledger, self._files, lambda: self._seed.head, config, listening)
+        gateway = Gateway(self._ledger, self._files, lambda: self._seed.head, config, listening, self._keys)
         try:
             async with trio.open_nursery() as nursery:
                 url = await nursery.start(gateway.run)
@@ -305,8 +310,9 @@ class TrainerServer:
             Binding(asked.n, asked.sampling, asked.max_lag, asked.whole, asked.prompts, asked.count),
             keep=asked.keep,
             total=asked.total,
-            paced=True,
+            paced=not asked.terms.evaluates,
             limits=limits_of(self._files()),
+            terms=asked.terms,
         )
         try:
             async with trio.open_nursery() as nursery:
@@ -323,6 +329,11 @@ class TrainerServer:
                             self._ledger.accuse(group, sample, why)
                         case Stale(group, epoch, version):
                             self._ledger.stale(group, (epoch, version))
+                        case Abort(groups):
+                            for group in groups:
+                                self._ledger.withdraw(session, group)
+                        case Trained(epoch, version):
+                            self._ledger.trained((epoch, version), session.part)
                         case _:
                             raise PeerError(f"rollouts: {type(message).__name__} out of turn")
         except BaseExceptionGroup as errors:
@@ -334,7 +345,8 @@ class TrainerServer:
         if offer.skipped:
             self._ledger.skip(session, offer.skipped)
         try:
-            self._ledger.offer(session, offer.group, offer.prompt)
+            sampling = session.own_sampling(offer.sampling)
+            self._ledger.offer(session, offer.group, offer.prompt, n=offer.n, sampling=sampling)
         except PeerError as error:
             session.refused[offer.group] = (str(error), False)
             session.wake()
@@ -357,18 +369,18 @@ class TrainerServer:
                 await self._send_group(channel, session.groups.popleft())
             if session.allowed != allowed:
                 allowed = session.allowed
-                await channel.send(Room(allowed))
+                await channel.send(Room(allowed, ROLLOUTS))
             await news.wait()
 
     async def _send_group(self, channel: AsyncChannel, group: Group) -> None:
-        for sample, done in sorted(group.done.items()):
+        for left, (sample, done) in zip(reversed(range(group.size)), sorted(group.done.items()), strict=True):
             rollout = done.rollout
             counted, lag = self._ledger.lag_of(group, done)
             await channel.send(
                 Sample(
                     group=group.id,
                     sample=sample,
-                    left=group.n - 1 - sample,
+                    left=left,
                     token_ids=rollout.token_ids,
                     logprobs=rollout.logprobs,
                     finish_reason=rollout.finish_reason,

@@ -110,6 +110,13 @@ class VllmFacts(Struct, frozen=True, kw_only=True):
     error: str = ""
 
 
+class SglangFacts(Struct, frozen=True, kw_only=True):
+    """What an environment has of SGLang. `error`: why the node cannot start one in it, with what to do."""
+
+    version: str = ""
+    error: str = ""
+
+
 class MachineFacts(Struct, frozen=True, kw_only=True):
     """This machine, as a process of ours finds it. A limit is None where the system sets none.
 
@@ -136,6 +143,8 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
     gpu: GpuFacts = GpuFacts()
     vllm: VllmFacts | None = None
     """None where the engine does not use vLLM."""
+    sglang: SglangFacts | None = None
+    """None where the engine does not use SGLang, or one that runs apart."""
     model_bytes: int | None = None
     """Of the folder of --model."""
     model_error: str = ""

@@ -14,7 +14,8 @@ from typing import Final
 
 from codec import Checkpoint
 from codec.errors import UsageError
-from node.doctor.facts import GpuFacts, MachineFacts, VllmFacts
+from node.doctor.facts import GpuFacts, MachineFacts, SglangFacts, VllmFacts
+from node.engines.sglang.installed import installed
 from node.engines.vllm.installed import packages_of
 from node.host.announce import box_ports, provider_of
 from node.settings.config import JoinConfig
@@ -70,6 +71,7 @@ def look_at_machine(
         torch_advice=how_to_get("torch"),
         gpu=_gpu(config, gpu_files(root)),
         vllm=_vllm(config),
+        sglang=_sglang(config),
         model_bytes=model_bytes,
         model_error=model_error,
         provider=provider_of(environment),
@@ -162,3 +164,12 @@ def _vllm(config: JoinConfig) -> VllmFacts | None:
     except UsageError as error:
         return VllmFacts(python=str(python), error=str(error))
     return VllmFacts(python=str(python), vllm=found.vllm, plugin=found.plugin)
+
+
+def _sglang(config: JoinConfig) -> SglangFacts | None:
+    if config.engine != "sglang" or config.engine_url:
+        return None
+    try:
+        return SglangFacts(version=installed(config.sglang_python or Path(sys.executable)).version)
+    except UsageError as error:
+        return SglangFacts(error=str(error))

@@ -21,7 +21,7 @@ LEAST_CPUS: Final = 1.0
 LEAST_TASKS: Final = 128
 """Threads and processes: torch alone starts one for each core."""
 LEAST_SHARED: Final = 1 << 30
-"""Bytes of /dev/shm that the ranks of one vLLM use. Containers get 64 MB unless told."""
+"""Bytes of /dev/shm that the ranks of one vLLM or SGLang use. Containers get 64 MB unless told."""
 _CHECKPOINTS: Final = 2.1
 """A home holds up to two checkpoints of the model for a while, the second while the first is replaced, and chunks."""
 _ENGINE_SHARE: Final = 1.1
@@ -140,9 +140,9 @@ def container(facts: Facts) -> Line:
             "versions are decoded late", "docker run --cpus 2, or a larger machine",
         )  # fmt: skip
     shared = machine.shared_memory_bytes
-    if facts.engine == "vllm" and facts.tp > 1 and shared is not None and shared < LEAST_SHARED:
+    if facts.engine in ("vllm", "sglang") and facts.tp > 1 and shared is not None and shared < LEAST_SHARED:
         return stops(
-            f"/dev/shm has {_gb(shared)}", "the ranks of one vLLM cannot exchange tensors", "docker run --shm-size 8g"
+            f"/dev/shm has {_gb(shared)}", "the ranks of one engine cannot exchange tensors", "docker run --shm-size 8g"
         )
     cores = machine.machine_cpus if machine.cpus is None else machine.cpus
     return ok(f"{cores:.3g} cores")
@@ -164,6 +164,8 @@ def gpu(facts: Facts) -> Line:
             text, "generates on the CPU, slowly",
             "docker run --gpus all, or rent a machine with a GPU; --engine none only passes the policy on",
         )  # fmt: skip
+    if facts.engine == "sglang":
+        return ok("there is one; SGLang checks it when it starts")
     if facts.engine == "vllm":
         return ok("there is one; vLLM checks it when it starts")
     if not found.torch:
@@ -200,6 +202,8 @@ def engine(facts: Facts) -> Line:
                 machine.torch_advice,
             )  # fmt: skip
         return ok(f"transformers, torch {machine.gpu.torch}".rstrip())
+    if facts.engine == "sglang":
+        return _sglang(facts)
     found = machine.vllm
     if found is None:
         return ok("vLLM, which runs apart (--engine-url)")
@@ -220,6 +224,15 @@ def engine(facts: Facts) -> Line:
             f"{found.python} -m pip install --no-deps {PLUGIN}",
         )  # fmt: skip
     return ok(f"vLLM {found.vllm} with plugin {found.plugin}")
+
+
+def _sglang(facts: Facts) -> Line:
+    found = facts.machine.sglang
+    if found is None:
+        return ok("SGLang, which runs apart (--engine-url)")
+    if found.error:
+        return stops(found.error, "nothing is generated here", "then run swarm-node doctor again (docs/sglang.md)")
+    return ok(f"SGLang {found.version} with its plugin")
 
 
 def _gb(nbytes: int) -> str:

@@ -1,10 +1,11 @@
 """The engines of a node: what generates tokens, in processes of its own.
 
 `interface` defines an engine, `host` is the node's side of an engine process, and `worker` is that process. The engines
-are `transformers` and `vllm`.
+are `transformers`, `vllm` and `sglang`.
 
 Modules:
 
+- `sglang/`
 - `vllm/`
 - `adapters`: Adapters (LoRA) as a node gives them to its engines
 - `arithmetic`: The name that an engine gives its arithmetic class
@@ -28,6 +29,8 @@ Modules:
 - `replay`: Draws a sample again, token by token
 - `rows`: The texts of a batch's rows, read by the model a token at a time
 - `sampling`: Drawing tokens from logits
+- `server_process`: The process of an inference server that an engine's driver starts
+- `server_specs`: The driver processes of a node's inference servers
 - `texts`: The text of a continuation, and the stop texts in it
 - `transformers`: The reference engine
 - `undo`: The bits that the last commit replaced

@@ -77,8 +77,10 @@ JUDGES_ADAPTERS: Final = "judges-adapters"
 tokens of the base: with that adapter, at the engine's version."""
 ROUTES: Final = "routes"
 """The ability to record which experts each token took. Only of an engine that holds a mixture of experts."""
+STREAMS: Final = "streams"
+"""The ability to tell the tokens of a completion as they are drawn."""
 ABILITIES: Final = frozenset(
-    {OPTIONS, SCORE_OPTIONS, EXACT_SEED, PORTABLE_DRAWS, JUDGES, REPLAYS, ADAPTERS, JUDGES_ADAPTERS, ROUTES}
+    {OPTIONS, SCORE_OPTIONS, EXACT_SEED, PORTABLE_DRAWS, JUDGES, REPLAYS, ADAPTERS, JUDGES_ADAPTERS, ROUTES, STREAMS}
 )
 """Everything that an engine may be able to do beyond `SamplingParams` without options."""
 
@@ -338,3 +340,30 @@ class Completion(msgspec.Struct, frozen=True):
         inner_meet = all(a.end == b.start for a, b in pairwise(self.spans))
         if not edges or edges != sorted(edges) or edges[0] != 0 or edges[-1] != len(self.token_ids) or not inner_meet:
             raise ValueError("spans: must cover the tokens in order")
+
+
+class DrawnTokens(msgspec.Struct, frozen=True):
+    """Tokens of a completion that is not finished: those from number `start` on.
+
+    `version`: the one that drew them; of an engine in other processes, the one that it held when they came, which may
+    be one too new. The spans of the completion say it exactly. `logprobs`: as in `Completion`, one a token. Raises
+    `ValueError` when lengths disagree, there is no token, or a value is out of range.
+    """
+
+    start: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    version: Version
+
+    def __post_init__(self) -> None:
+        if not self.token_ids or len(self.token_ids) != len(self.logprobs):
+            raise ValueError("logprobs: one for each token, and at least one token")
+        if not 0 <= self.start <= MAX_LENGTH or not all(0 <= token <= MAX_TOKEN for token in self.token_ids):
+            raise ValueError("token_ids: out of range")
+        if not all(MIN_LOGPROB <= p <= 0.0 for p in self.logprobs):
+            raise ValueError("logprobs: not logarithms of probabilities")
+
+    @property
+    def end(self) -> int:
+        """The number of the first token after these."""
+        return self.start + len(self.token_ids)

@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from codec.routes import RouteShape
-from node.engines.base import Completion, Prompt, SamplingParams, Span, Version
+from node.engines.base import Completion, DrawnTokens, Prompt, SamplingParams, Span, Version
 from node.engines.judgement import Claim
 from node.engines.routing import RouteLog
 from node.engines.rows import Rows, check_tokens, vocabulary_of
@@ -69,6 +69,8 @@ class Cohort:
         """Rows that ended with a stop text."""
         self._versions: list[tuple[Version, int]] = []
         """(version, index of the first token that it drew), for each version that drew tokens."""
+        self._told = 0
+        """Tokens of each row that `new_tokens` has returned, or passed over because the row had ended."""
         self.done = False
 
     def refresh(self) -> None:
@@ -119,6 +121,24 @@ class Cohort:
     def counts(self) -> list[int]:
         """Tokens of each row so far."""
         return self._lengths.clamp(max=len(self._tokens)).tolist()
+
+    def new_tokens(self) -> list[tuple[int, DrawnTokens]]:
+        """(row, tokens) of each row that drew some since the last call."""
+        begin, end = self._told, len(self._tokens)
+        self._told = end
+        if begin == end:
+            return []
+        tokens = torch.stack(self._tokens[begin:], 1).tolist()
+        logprobs = torch.stack(self._logprobs[begin:], 1).tolist()
+        found: list[tuple[int, DrawnTokens]] = []
+        for row, count in enumerate(self.counts):
+            for span in self._spans(count) if count > begin else ():
+                start, stop = max(span.start, begin), span.end
+                if start < stop:
+                    part = slice(start - begin, stop - begin)
+                    drawn = DrawnTokens(start, tuple(tokens[row][part]), tuple(logprobs[row][part]), span.version)
+                    found.append((row, drawn))
+        return found
 
     def completions(self) -> list[Completion]:
         """One completion for each row. The cohort must be done."""

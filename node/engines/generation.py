@@ -14,12 +14,13 @@ from collections.abc import Callable
 from typing import ClassVar, Final, NoReturn
 
 from codec.errors import UsageError
-from node.engines.base import Completion, EngineError
+from node.engines.base import Completion, DrawnTokens, EngineError
 from node.engines.interface import BackgroundEngine, Engine, JudgingEngine, ScoringEngine, SteppedEngine
 from node.engines.judgement import Judgement
 from node.engines.messages import (
     Completions,
     Done,
+    Drawn,
     Failed,
     FromEngine,
     Generate,
@@ -179,6 +180,8 @@ class SteppedGeneration(Generation):
         self._unanswered_commit: tuple[int, float] | None = None
         """(request number, pause in seconds) of a commit whose answer waits for the next step."""
         self._progress_sent_at = 0.0
+        self._streamed: set[int] = set()
+        """The flights whose tokens are told as they are drawn."""
         self._claims: list[Judge] = []
         """Claims that wait to be judged together."""
         self._claims_since = 0.0
@@ -208,10 +211,14 @@ class SteppedGeneration(Generation):
         self._finish_commit(now - started)
         for number, outcome in finished:
             seconds = now - self._began_at.pop(number)
+            self._streamed.discard(number)
             if isinstance(outcome, EngineError):
                 self._send(failure(self._engine, number, outcome))
             else:
                 self._send(_completions(number, outcome, seconds))
+        for number in self._streamed:
+            if rows := self._engine.new_tokens(number):
+                self._send(Drawn(number, tuple(rows)))
         if now - self._progress_sent_at >= PROGRESS_EVERY_S:
             self._progress_sent_at = now
             for number, counts in self._engine.counts().items():
@@ -222,6 +229,7 @@ class SteppedGeneration(Generation):
         for number in list(self._began_at):
             self._engine.cancel(number)
             del self._began_at[number]
+            self._streamed.discard(number)
             self._send(failure(self._engine, number, error))
 
     def _finish_commit(self, resume_s: float) -> None:
@@ -234,6 +242,8 @@ class SteppedGeneration(Generation):
     def generate(self, message: Generate) -> None:
         self._engine.begin(message.number, message.prompts, message.sampling, message.adapter)
         self._began_at[message.number] = time.perf_counter()
+        if message.streamed:
+            self._streamed.add(message.number)
 
     def score(self, message: Score) -> Scores:
         return _score_now(self._engine, message)
@@ -262,6 +272,7 @@ class SteppedGeneration(Generation):
     def cancel(self, number: int) -> None:
         self._engine.cancel(number)
         self._began_at.pop(number, None)
+        self._streamed.discard(number)
         if not self._began_at:
             self._finish_commit(0.0)
 
@@ -298,7 +309,13 @@ class BackgroundGeneration(Generation):
 
     def generate(self, message: Generate) -> None:
         self._began_at[message.number] = time.perf_counter()
-        self._engine.begin(message.number, message.prompts, message.sampling, self._finish_flight, message.adapter)
+        draws = self._tell_draws if message.streamed else None
+        begun = message.number, message.prompts, message.sampling
+        self._engine.begin(*begun, self._finish_flight, message.adapter, draws)
+
+    def _tell_draws(self, number: int, rows: list[tuple[int, DrawnTokens]]) -> None:
+        if number in self._began_at:
+            self._send(Drawn(number, tuple(rows)))
 
     def _finish_flight(self, number: int, outcome: list[Completion] | EngineError) -> None:
         began_at = self._began_at.pop(number, None)

@@ -10,6 +10,7 @@ from codec.adapter import AdapterConfig
 from node.engines.base import REPLAYS, Completion, Prompt, SamplingParams, Version
 from node.engines.host import Commitment, Counts, EngineFailed, EngineHost, EngineLost
 from node.engines.judgement import Claim, Judgement
+from node.engines.link import Draws
 from node.verification.classes import PREFIX, in_format
 
 __all__ = ["EngineGroup"]
@@ -108,7 +109,12 @@ class EngineGroup:
     # ------------------------------------------------------------ generating
 
     async def generate(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Counts | None = None, adapter: str = ""
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        counts: Counts | None = None,
+        adapter: str = "",
+        draws: Draws | None = None,
     ) -> tuple[Sequence[Completion], float]:
         """As `EngineHost.generate`, by the ready host that generates the fewest sequences and holds the adapter."""
         ready = [i for i, host in enumerate(self.hosts) if host.ready]
@@ -117,7 +123,7 @@ class EngineGroup:
         able = [i for i in ready if not adapter or adapter in self.hosts[i].adapters]
         chosen = min(able or ready, key=lambda i: (self._load[i], i))
         with self._busy(chosen, len(prompts)):
-            return await self.hosts[chosen].generate(prompts, sampling, counts, adapter)
+            return await self.hosts[chosen].generate(prompts, sampling, counts, adapter, draws)
 
     @contextmanager
     def _busy(self, i: int, count: int) -> Iterator[None]:

@@ -20,7 +20,7 @@ from codec.errors import PeerError, UsageError
 from node.engines.base import BASE_VERSION, MAX_TOKEN, Completion, Prompt, SamplingParams, Version
 from node.engines.held_adapters import HeldAdapters
 from node.engines.judgement import Claim, Judgement
-from node.engines.link import Counts, EngineFailed, EngineLink, EngineLost
+from node.engines.link import Counts, Draws, EngineFailed, EngineLink, EngineLost
 from node.engines.messages import (
     Attach,
     Cancel,
@@ -294,18 +294,19 @@ class EngineHost:
     # ------------------------------------------------------------ generating
 
     async def generate(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Counts | None = None, adapter: str = ""
-    ) -> tuple[Sequence[Completion], float]:
-        """(a completion for each prompt, seconds that it took). `counts` gets the progress, if the engine reports it.
+        self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Counts | None = None, adapter: str = "",
+        draws: Draws | None = None,
+    ) -> tuple[Sequence[Completion], float]:  # fmt: skip
+        """(a completion for each prompt, seconds that it took). `counts` gets the progress, and `draws` the tokens as
+        they are drawn, if the engine tells them; the last tokens may come with the completions only.
 
         `adapter`: the name of the one to draw by; a span's version is then the newer one of the base's and the
         adapter's. When the caller is cancelled, the engine is told to drop the flight.
         """
         link = self._ready_link()
         self._adapters.check_served(adapter)
-        message = Generate(link.next_number(), tuple(prompts), sampling, adapter)
-        if counts is not None:
-            link.watch_progress(message, counts)
+        message = Generate(link.next_number(), tuple(prompts), sampling, adapter, draws is not None)
+        link.watch_progress(message, counts, draws)
         try:
             answer = await link.ask(message, Completions, self._deadlines.generate_s)
         except EngineFailed as error:

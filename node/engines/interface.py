@@ -31,13 +31,14 @@ from numpy.typing import NDArray
 from codec import Layout, Replica, patch_hashes, read_patch, state_root
 from codec.adapter import AdapterSlots
 from node.engines.adapters import GivenAdapter
-from node.engines.base import BASE_VERSION, Completion, EngineError, Prompt, SamplingParams, Version
+from node.engines.base import BASE_VERSION, Completion, DrawnTokens, EngineError, Prompt, SamplingParams, Version
 from node.engines.judgement import Claim, Judgement
 
 __all__ = [
     "BackgroundEngine",
     "Engine",
     "FlightDone",
+    "FlightDraws",
     "InProcessEngine",
     "JudgeDone",
     "JudgingEngine",
@@ -58,6 +59,8 @@ the arrays' memory for the next item.
 
 FlightDone = Callable[[int, list[Completion] | EngineError], None]
 """Called with a flight's number and its completions, or the reason why there are none."""
+FlightDraws = Callable[[int, list[tuple[int, DrawnTokens]]], None]
+"""Called with a flight's number and the tokens that it drew since the last call: (index of the prompt, its tokens)."""
 ScoreDone = Callable[[tuple[float, ...] | EngineError], None]
 """Called with one log-probability a token, or the reason why there are none."""
 JudgeDone = Callable[[Judgement | EngineError], None]
@@ -288,6 +291,12 @@ class SteppedEngine(Engine):
     def counts(self) -> dict[int, list[int]]:
         """Tokens so far of each prompt, by flight. Not empty while a flight runs."""
 
+    def new_tokens(self, flight: int) -> list[tuple[int, DrawnTokens]]:
+        """(index of the prompt, tokens) that a running flight drew since the last call, in order; empty for an unknown
+        flight. An engine that implements it names the ability `STREAMS`."""
+        _ = flight  # an engine without the ability tells nothing
+        return []
+
     def generate(self, prompts: Sequence[Prompt], sampling: SamplingParams, adapter: str = "") -> list[Completion]:
         """One completion for each prompt, in their order. No flight may be running."""
         assert not self.counts(), "flights are running: use begin and step"
@@ -311,11 +320,18 @@ class BackgroundEngine(Engine):
 
     @abstractmethod
     def begin(
-        self, flight: int, prompts: Sequence[Prompt], sampling: SamplingParams, done: FlightDone, adapter: str = ""
+        self,
+        flight: int,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        done: FlightDone,
+        adapter: str = "",
+        draws: FlightDraws | None = None,
     ) -> None:
         """Start one completion for each prompt. `flight`: a number that is not in use.
 
-        Calls `done` once, unless the flight is cancelled first. Raises `EngineError`, with nothing begun, when the
+        Calls `done` once, unless the flight is cancelled first; before that `draws`, if it is given and the engine has
+        the ability `STREAMS`, as tokens are drawn. Raises `EngineError`, with nothing begun, when the
         engine cannot serve.
         """
 

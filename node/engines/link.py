@@ -6,14 +6,18 @@ from typing import NamedTuple, NoReturn, TypeVar
 import trio
 
 from codec.errors import PeerError, SwarmError, UsageError
-from node.engines.messages import Failed, FromEngine, FromNode, Generate, Progress, Ready
+from node.engines.base import DrawnTokens
+from node.engines.messages import Drawn, Failed, FromEngine, FromNode, Generate, Progress, Ready
 from node.ipc.async_channel import AsyncChannel
 from node.ipc.channel import ChannelClosed, close_fds
 
-__all__ = ["Counts", "EngineFailed", "EngineLink", "EngineLost"]
+__all__ = ["Counts", "Draws", "EngineFailed", "EngineLink", "EngineLost"]
 
 Counts = Callable[[tuple[int, ...]], None]
 """Called with the number of tokens that each prompt of a `Generate` has so far."""
+
+Draws = Callable[[int, DrawnTokens], None]
+"""Called with the index of a prompt of a `Generate`, and tokens that were drawn after those of the calls before."""
 
 AnswerT = TypeVar("AnswerT", bound=FromEngine)
 
@@ -31,11 +35,13 @@ class EngineFailed(SwarmError):
 
 
 class _Progress(NamedTuple):
-    """Where the progress of a running `Generate` goes, and the bounds that its counts must keep."""
+    """Where the progress and the tokens of a running `Generate` go, and the bounds that they must keep."""
 
-    counts: Counts
-    prompts: int
+    counts: Counts | None
+    draws: Draws | None
     max_tokens: int
+    told: list[int]
+    """The tokens that were told so far, by prompt."""
 
 
 class EngineLink:
@@ -68,6 +74,8 @@ class EngineLink:
                 raise PeerError("it said Ready twice")
             if isinstance(answer, Progress):
                 self._report(answer)
+            elif isinstance(answer, Drawn):
+                self._tell(answer)
             elif (event := self._asked.pop(answer.number, None)) is not None:
                 self._answers[answer.number] = answer
                 event.set()
@@ -75,13 +83,24 @@ class EngineLink:
     def _report(self, progress: Progress) -> None:
         if (watched := self._progress.get(progress.number)) is None:
             return
-        if len(progress.counts) != watched.prompts or max(progress.counts, default=0) > watched.max_tokens:
+        if len(progress.counts) != len(watched.told) or max(progress.counts, default=0) > watched.max_tokens:
             raise PeerError("its counts are not those of the sequences it draws")
-        watched.counts(progress.counts)
+        if watched.counts is not None:
+            watched.counts(progress.counts)
 
-    def watch_progress(self, message: Generate, counts: Counts) -> None:
-        """Report how far `message` is, until `forget_progress`."""
-        self._progress[message.number] = _Progress(counts, len(message.prompts), message.sampling.max_tokens)
+    def _tell(self, drawn: Drawn) -> None:
+        if (watched := self._progress.get(drawn.number)) is None or watched.draws is None:
+            return
+        for index, tokens in drawn.rows:
+            if index >= len(watched.told) or tokens.start != watched.told[index] or tokens.end > watched.max_tokens:
+                raise PeerError("the tokens that it tells are not those of the sequences it draws")
+            watched.told[index] = tokens.end
+            watched.draws(index, tokens)
+
+    def watch_progress(self, message: Generate, counts: Counts | None, draws: Draws | None = None) -> None:
+        """Report how far `message` is, and its tokens as they are drawn, until `forget_progress`."""
+        told = [0] * len(message.prompts)
+        self._progress[message.number] = _Progress(counts, draws, message.sampling.max_tokens, told)
 
     def forget_progress(self, number: int) -> None:
         self._progress.pop(number, None)

@@ -7,7 +7,7 @@ No message contains weights: the replica and the patches are descriptors of shar
       Attach (replica) ------------------->  Proof          load, take every bit from the replica, hash the live bits
       Stage (patch) ---------------------->  Done           in the background; generation goes on
       Commit ----------------------------->  Done           between two batches
-      Generate --------------------------->  Progress..., Completions
+      Generate --------------------------->  Progress..., Drawn..., Completions
       Cancel ----------------------------->                 drops a Generate, which gets no answer any more
       Score ------------------------------>  Scores
       Judge ------------------------------>  Judged         several at a time
@@ -30,7 +30,7 @@ from typing import Annotated, Final
 import msgspec
 
 from codec.adapter import CONFIG_BYTES, MAX_RANK, MAX_SLOTS, AdapterSlots
-from node.engines.base import Completion, Prompt, SamplingParams
+from node.engines.base import Completion, DrawnTokens, Prompt, SamplingParams
 from node.engines.judgement import Claim, Judgement
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "Commit",
     "Completions",
     "Done",
+    "Drawn",
     "DropAdapter",
     "Failed",
     "FromEngine",
@@ -123,12 +124,13 @@ class Commit(msgspec.Struct, frozen=True, tag="commit"):
 
 
 class Generate(msgspec.Struct, frozen=True, tag="generate"):
-    """One completion for each prompt."""
+    """One completion for each prompt. `streamed`: tell their tokens as they are drawn, if the engine can."""
 
     number: Number
     prompts: tuple[Prompt, ...]
     sampling: SamplingParams
     adapter: AdapterName = ""
+    streamed: bool = False
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -247,6 +249,14 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     counts: tuple[Number, ...]
 
 
+class Drawn(msgspec.Struct, frozen=True, tag="drawn"):
+    """Tokens that a running `Generate` drew since the last `Drawn`: (index of the prompt, its tokens). Those that are
+    drawn last may come with `Completions` only."""
+
+    number: Number
+    rows: tuple[tuple[Number, DrawnTokens], ...]
+
+
 class Scores(msgspec.Struct, frozen=True, tag="scores"):
     """Answer to `Score`: one log-probability a token, and the version that gave them."""
 
@@ -309,5 +319,5 @@ FromNode = (
     | DropAdapter
     | ProveAdapter
 )
-FromEngine = Ready | Done | Completions | Progress | Scores | Judged | Proof | AdapterProof | Failed
+FromEngine = Ready | Done | Completions | Progress | Drawn | Scores | Judged | Proof | AdapterProof | Failed
 """A message is at most as large as a frame: `node.ipc.framing.MAX_BODY_BYTES`."""

@@ -30,6 +30,7 @@ from node.engines.base import (
     REPLAYS,
     ROUTES,
     Completion,
+    DrawnTokens,
     EngineError,
     Prompt,
     SamplingParams,
@@ -297,6 +298,11 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
             for rows in parts
         ]
         self._flights[flight] = _Flight(cohorts, adapter)
+
+    def new_tokens(self, flight: int) -> list[tuple[int, DrawnTokens]]:
+        found = self._flights.get(flight)
+        parts = () if found is None else found.parts
+        return [(rows[row], drawn) for cohort, rows in parts for row, drawn in cohort.new_tokens()]
 
     def _route_shape(self, model: PreTrainedModel) -> RouteShape:
         self._shape = self._shape or recordable(model)

@@ -4,16 +4,18 @@ Each choice is encoded when it is about to be sent: an answer of 256 samples rep
 need hundreds of megabytes at once.
 
 Besides OpenAI's fields, each choice has what a trainer needs: `token_ids`, `versions` (for each token, the [epoch,
-version] that it was sampled from), `prompt_token_ids`, and `routed_experts` if that is asked for; in a swarm with
-adapters also `own_versions` (for each token, the own version of the adapter, or of the base). A stream begins after its
-samples were accepted, so it never contains a token that the swarm discards.
+version] that it was sampled from), `version_start` and `version_end` (of the first and the last token),
+`prompt_token_ids`, and `routed_experts` if that is asked for; in a swarm with adapters also `own_versions` (for each
+token, the own version of the adapter, or of the base).
+
+A stream whose tokens are sent as they are drawn is made by `node.gateway.token_events`. The events of this module are
+those of samples that were accepted before.
 """
 
 import base64
 import io
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -23,14 +25,16 @@ import numpy as np
 from codec.errors import SwarmError
 from codec.routes import read_header
 from node.engines.base import Version
+from node.gateway.choice_form import ChoiceForm
 from node.gateway.parsed_request import ParsedRequest
 from node.gateway.text import Text
+from node.gateway.tool_calls import find_calls
 from node.ledger.messages import Rollout
 from node.ledger.packing import unpack_floats, unpack_tokens
 from node.ledger.route_reader import BadRoutes, Routed, read_sample
 from node.ledger.state import Group
 
-__all__ = ["DONE", "CompletionAnswer", "InvalidSample", "event"]
+__all__ = ["DONE", "CompletionAnswer", "InvalidSample", "event", "origin_of"]
 
 DONE: Final = b"data: [DONE]\n\n"
 """The event that ends a stream."""
@@ -67,8 +71,7 @@ class Choice(msgspec.Struct, frozen=True):
     @property
     def origin(self) -> dict[str, Any]:
         """The fields that say which versions the tokens are from, and which experts they took."""
-        own = {"own_versions": self.own_versions} if self.own_versions else {}
-        return {"versions": self.versions, **own, **self.routes}
+        return origin_of(self.versions, self.own_versions) | dict(self.routes)
 
 
 class CompletionAnswer:
@@ -80,6 +83,7 @@ class CompletionAnswer:
         """`name`: the model's. `groups`: one for each prompt of `parsed`. `kinds`: the kinds of the engines that
         generated them, if known."""
         self._parsed, self._text, self._chat, self._kinds = parsed, text, chat, kinds
+        self._form = ChoiceForm(parsed, text)
         self._created = int(time.time())
         self._id = ("chatcmpl-" if chat else "cmpl-") + (parsed.request_id or groups[0].id.hex())
         self._name = name
@@ -188,59 +192,55 @@ class CompletionAnswer:
         return {"prompt_tokens": prompts, "completion_tokens": drawn, "total_tokens": prompts + drawn}
 
     def _completion_choice(self, choice: Choice) -> dict[str, Any]:
-        tokens = [self._token(token) for token in choice.token_ids] if self._parsed.logprobs else []
-        offsets = list(accumulate(map(len, tokens[:-1]), initial=0)) if tokens else []
-        logprobs = {
-            "tokens": tokens,
-            "token_logprobs": choice.logprobs,
-            "top_logprobs": [{token: value} for token, value in zip(tokens, choice.logprobs, strict=False)],
-            "text_offset": offsets,
-        }
         return {
             "index": choice.index,
             "text": choice.text,
-            "logprobs": logprobs if self._parsed.logprobs else None,
+            "logprobs": self._form.completion_logprobs(choice.token_ids, choice.logprobs),
             "finish_reason": choice.finish_reason,
             "prompt_token_ids": tuple(choice.prompt),
             "token_ids": choice.token_ids,
         } | choice.origin
 
     def _chat_choice(self, choice: Choice) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        reason = choice.finish_reason
+        if self._parsed.tools is not None and (found := find_calls(choice.text, self._parsed.tools)).calls:
+            message |= {"content": found.content or None, "tool_calls": [call.encode() for call in found.calls]}
+            reason = "tool_calls" if reason == "stop" else reason
         return {
             "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
-            "logprobs": self._chat_logprobs(choice),
-            "finish_reason": choice.finish_reason,
+            "message": message,
+            "logprobs": self._form.chat_logprobs(choice.token_ids, choice.logprobs),
+            "finish_reason": reason,
             "prompt_token_ids": tuple(choice.prompt),
             "token_ids": choice.token_ids,
         } | choice.origin
 
     def _deltas(self, choice: Choice) -> Iterator[dict[str, Any]]:
         nothing = {"index": choice.index, "logprobs": None, "finish_reason": None}
+        delta: dict[str, Any] = {"content": choice.text}
+        reason = choice.finish_reason
+        if self._parsed.tools is not None and (found := find_calls(choice.text, self._parsed.tools)).calls:
+            calls = [{"index": i} | call.encode() for i, call in enumerate(found.calls)]
+            delta, reason = {"content": found.content or None, "tool_calls": calls}, "tool_calls"
         yield nothing | {"delta": {"role": "assistant", "content": ""}}
         yield (
             nothing
             | {
-                "delta": {"content": choice.text},
-                "logprobs": self._chat_logprobs(choice),
+                "delta": delta,
+                "logprobs": self._form.chat_logprobs(choice.token_ids, choice.logprobs),
                 "prompt_token_ids": tuple(choice.prompt),
                 "token_ids": choice.token_ids,
             }
             | choice.origin
         )
-        yield nothing | {"delta": {}, "finish_reason": choice.finish_reason}
+        yield nothing | {"delta": {}, "finish_reason": reason}
 
-    def _token(self, token_id: int) -> str:
-        return f"token_id:{token_id}" if self._parsed.tokens_as_ids else self._text.token(token_id)
 
-    def _chat_logprobs(self, choice: Choice) -> dict[str, Any] | None:
-        if not self._parsed.logprobs:
-            return None
-        content: list[dict[str, Any]] = []
-        for token_id, logprob in zip(choice.token_ids, choice.logprobs, strict=True):
-            token = self._token(token_id)
-            content.append({"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []})
-        return {"content": content, "refusal": None}
+def origin_of(versions: Sequence[Version], own_versions: Sequence[int]) -> dict[str, Any]:
+    """The fields of a choice that say which versions its tokens are from, one of `versions` each."""
+    own = {"own_versions": own_versions} if own_versions else {}
+    return {"versions": versions, "version_start": versions[0], "version_end": versions[-1], **own}
 
 
 def event(value: object) -> bytes:

@@ -1,8 +1,7 @@
 """The gateway's endpoints: each turns an HTTP request into request groups in the ledger, and these into an answer."""
 
-import hmac
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -10,11 +9,17 @@ import trio
 from blake3 import blake3
 
 from codec.errors import PeerError
+from node.engines.base import Version
 from node.gateway import parameters
 from node.gateway.answers import CompletionAnswer, InvalidSample, event
+from node.gateway.clients import Client, Clients, OverQuota
+from node.gateway.followed_answer import KEEP_ALIVE_S, FollowedAnswer
+from node.gateway.followed_sample import can_follow
 from node.gateway.parsed_request import BadRequest, ParsedRequest, parse_chat, parse_completion, parse_tokens
 from node.gateway.request_tracker import Impossible, NoNodes, Overloaded, RequestTracker
 from node.gateway.text import BadText, Text
+from node.gateway.tokenizing import TOKENIZING
+from node.gateway.wanted_version import NotServed, name_of, wanted_version
 from node.http.memory_budget import BudgetFull, MemoryBudget, MemoryShare
 from node.http.messages import CutShort, Request, RequestHead, Response, Send, Streaming, failure, json_response
 from node.ledger.state import Group
@@ -22,8 +27,6 @@ from swarm.guard import Source, guarded
 
 __all__ = ["App"]
 
-KEEP_ALIVE_S: Final = 10.0
-"""A stream that waits for its tokens sends a comment this often, so that proxies do not close it."""
 SESSION_HEADERS: Final = ("x-session-id", "x-session-affinity")
 """Headers that may name a request's session, in lower case; the first one counts."""
 RETRY_S: Final = "1"
@@ -69,6 +72,11 @@ _POSTS: Final = {
 }
 _GETS: Final = ("/v1/models", "/health")
 _MODEL: Final = "/v1/models/"
+_RESPONSES: Final = "/v1/responses"
+_NO_RESPONSES: Final = (
+    "There is no /v1/responses here, because this gateway keeps no conversations. Use /v1/chat/completions: "
+    "client.chat.completions of OpenAI's client, and the chat completions model of an agent framework."
+)
 
 
 class App:
@@ -82,19 +90,19 @@ class App:
         head: Callable[[], tuple[int, int]],
         *,
         adapters: Callable[[], Mapping[str, int]] = dict,
-        key: str = "",
+        clients: Clients | None = None,
         answer_within_s: float = 600.0,
         exact_seeds: bool = True,
     ) -> None:
         """`name`: of the base model. `head()`: the newest (epoch, version). `adapters()`: by name, each one's own
-        version; each is a model, too. `key`: the API key that clients must send, if any. `exact_seeds`: refuse a
-        request with a seed where no engine can generate the same tokens again."""
+        version; each is a model, too. `clients`: None: whoever connects. `exact_seeds`: refuse a request with a seed
+        where no engine can generate the same tokens again."""
         self._name = name
         self._text = text
         self._tracker = tracker
         self._head = head
         self._adapters = adapters
-        self._key = key
+        self._clients = Clients(None) if clients is None else clients
         self._answer_within_s = answer_within_s
         self._exact_seeds = exact_seeds
         self._readers = trio.CapacityLimiter(READERS)
@@ -112,15 +120,17 @@ class App:
         """Judge a request before its body is read: None, or the refusal."""
         if "origin" in head.headers:
             return failure(403, "Web pages may not use this gateway.")
-        if not self._is_authorized(head.headers.get("authorization", "")):
-            return failure(401, "Wrong or missing API key.", "invalid_api_key")
+        if self._client(head) is None:
+            return _wrong_key()
         path = head.path.rstrip("/")
-        if head.method == "POST" and path in _POSTS:
+        if head.method == "POST" and (path in _POSTS or path in TOKENIZING):
             kind = head.headers.get("content-type", "").partition(";")[0].strip().lower()
             return None if kind == "application/json" else failure(400, "Content-Type: application/json, please.")
         if head.method == "GET" and (path in _GETS or path.startswith(_MODEL)):
             return failure(400, "A GET has no body here.") if head.length else None
-        if path in _POSTS or path in _GETS:
+        if path.startswith(_RESPONSES):
+            return failure(404, _NO_RESPONSES)
+        if path in _POSTS or path in _GETS or path in TOKENIZING:
             return failure(405, f"{head.method[:16]} is not for {path}.")
         shown = path[:64] or "/"
         return failure(404, f"There is no {shown} here; /v1/models, /v1/completions, /v1/chat/completions.")
@@ -138,6 +148,12 @@ class App:
             return failure(400, f"No node could do this: {error}.")
         except Impossible as error:
             return failure(400, f"No engine can do this: {error}.")
+        except OverQuota as error:
+            return failure(429, str(error), "rate_limit_exceeded", (("Retry-After", str(error.retry_s)),))
+        except NotServed as error:
+            retry = (("Retry-After", RETRY_S),) if error.later else (("X-Should-Retry", "false"),)
+            headers = (*retry, ("X-Served-Version", name_of(error.served)))
+            return failure(409, str(error), "version_not_served", headers, error.param)
         except Overloaded as error:
             return failure(429, f"{error} Try again in a moment.", "overloaded", (("Retry-After", RETRY_S),))
         except NoNodes as error:
@@ -153,6 +169,8 @@ class App:
         path = request.path.rstrip("/")
         if (post := _POSTS.get(path)) is not None:
             return await self._generate(request, post)
+        if (convert := TOKENIZING.get(path)) is not None:
+            return await self._convert(request, convert)
         if path == "/health":
             self._tracker.check(0)
             return json_response({"status": "ok"})
@@ -161,8 +179,9 @@ class App:
         name = path.removeprefix(_MODEL)
         return self._unknown_model(name) or json_response(self._model(name or self._name))
 
-    def _is_authorized(self, authorization: str) -> bool:
-        return not self._key or hmac.compare_digest(authorization.encode(), f"Bearer {self._key}".encode())
+    def _client(self, head: RequestHead | Request) -> Client | None:
+        """Who asks; None: it has no valid key."""
+        return self._clients.find(head.headers.get("authorization", ""))
 
     def _names(self) -> list[str]:
         """The models: the base, then the adapters. One that has the base's name cannot be asked for."""
@@ -197,9 +216,29 @@ class App:
         sampling = parsed.sampling.with_options(adapter=parsed.model)
         return msgspec.structs.replace(parsed, sampling=sampling, affinity=affinity)
 
+    async def _convert(
+        self, request: Request, convert: Callable[[bytes | bytearray, Text], dict[str, Any]]
+    ) -> Response:
+        """The answer of /tokenize or /detokenize. It counts as a request of the client."""
+        if (client := self._client(request)) is None:
+            return _wrong_key()
+        client.admit()
+        if self._readers.statistics().tasks_waiting >= self._tracker.most:
+            raise Overloaded("Too many requests wait to be read.")
+        try:
+            found = await trio.to_thread.run_sync(
+                lambda: convert(_bounded(request.body), self._text), limiter=self._readers
+            )
+        finally:
+            request.release_body()
+        return json_response(found)
+
     async def _generate(self, request: Request, post: _Post) -> Response:
         session = next((found for name in SESSION_HEADERS if (found := request.headers.get(name))), "")
+        if (client := self._client(request)) is None:  # its key was removed a moment ago
+            return _wrong_key()
         self._tracker.check(0)  # refuse before the tokenizer works
+        client.admit()
         if self.held.held >= self.held.most:
             raise BudgetFull
         parsed = await self._parse(request, post, session)
@@ -211,16 +250,19 @@ class App:
         held = MemoryShare(self.held)
         request.until_sent.callback(held.resize, 0)
         held.resize(prompts)
-        self._tracker.check(parsed.n * len(parsed.prompts))
+        samples = parsed.n * len(parsed.prompts)
+        self._tracker.check(samples)
+        request.until_sent.enter_context(client.flight(samples, sum(map(len, parsed.prompts))))
         try:
             await self._tracker.check_abilities(parsed.sampling)
         except Impossible as error:
             param = parsed.field_for(error.lacking)
             raise BadRequest(f"{param}: {error}", param) from error
         if parsed.stream:
-            stream = self._stream(parsed, post.chat, held)
+            follow = all(can_follow(parsed.sampling, parsed.n, len(prompt)) for prompt in parsed.prompts)
+            stream = (self._follow if follow else self._stream)(parsed, post.chat, held, client)
             return Response(200, stream, "text/event-stream; charset=utf-8", (("Cache-Control", "no-store"),))
-        answer = await self._answer(parsed, post.chat, held)
+        answer = await self._answer(parsed, post.chat, held, client)
         costs = answer.costs()
         if sum(costs) > AT_ONCE_BYTES:
 
@@ -257,10 +299,14 @@ class App:
             raise Overloaded("Too many requests wait to be read.")
 
         def parse() -> ParsedRequest | Response:
-            body = _decode(request.body, post.fields)
+            body = parameters.parse(post.fields, _bounded(request.body))
             if (unknown := self._unknown_model(body.model or "")) is not None:
                 return unknown
+            wanted = wanted_version(body, request.headers)
+            if wanted is not None:
+                wanted.check(self._head())
             parsed = self._drawn_by(post.parse(body, self._text, session, exact=self._exact_seeds))
+            parsed = msgspec.structs.replace(parsed, wanted=wanted)
             # An array has four bytes per token, a tuple of numbers thirty-six.
             return msgspec.structs.replace(parsed, prompts=tuple(array("I", prompt) for prompt in parsed.prompts))
 
@@ -269,14 +315,16 @@ class App:
         finally:
             request.release_body()
 
-    async def _answer(self, parsed: ParsedRequest, chat: bool, held: MemoryShare) -> CompletionAnswer:
-        """The samples of all prompts. `held` grows by their memory."""
+    async def _answer(self, parsed: ParsedRequest, chat: bool, held: MemoryShare, client: Client) -> CompletionAnswer:
+        """The samples of all prompts. `held` grows by their memory, and `client` has used their tokens."""
         groups: dict[int, Group] = {}
         errors: list[Exception] = []
 
         async def ask(i: int, scope: trio.CancelScope) -> None:
             try:
-                groups[i] = await self._tracker.ask(parsed.prompts[i], parsed.n, parsed.sampling, parsed.affinity)
+                groups[i] = await self._tracker.ask(
+                    parsed.prompts[i], parsed.n, parsed.sampling, parsed.affinity, parsed.wanted
+                )
             except (Impossible, NoNodes, Overloaded, PeerError) as error:
                 errors.append(error)
                 scope.cancel()
@@ -288,14 +336,25 @@ class App:
         if errors:
             raise errors[0]
         ordered = [groups[i] for i in range(len(parsed.prompts))]
+        if parsed.wanted is not None:
+            parsed.wanted.check_tokens(_versions_of(ordered), self._head())
         kinds = self._tracker.kinds(ordered)
 
         answer = CompletionAnswer(parsed.model or self._name, parsed, ordered, self._text, chat=chat, kinds=kinds)
         held.resize(held.count + answer.held_bytes)
+        client.use(sum(done.rollout.length for group in ordered for done in group.done.values()))
         return answer
 
-    def _stream(self, parsed: ParsedRequest, chat: bool, held: MemoryShare) -> Streaming:
-        """The answer as events. Its head is sent before the samples exist, so errors are sent as an event, too."""
+    def _follow(self, parsed: ParsedRequest, chat: bool, held: MemoryShare, client: Client) -> Streaming:
+        """The answer as events, which are sent as the tokens are drawn."""
+        return FollowedAnswer(
+            parsed, self._text, self._tracker, self._writers, held, self.encoded,
+            name=parsed.model or self._name, chat=chat, within_s=self._answer_within_s, head=self._head,
+            use=client.use,
+        ).send_events  # fmt: skip
+
+    def _stream(self, parsed: ParsedRequest, chat: bool, held: MemoryShare, client: Client) -> Streaming:
+        """The answer as events, which are sent when all samples were accepted. Errors are sent as an event, too."""
 
         async def stream(send: Send) -> None:
             finished = trio.Event()
@@ -305,8 +364,8 @@ class App:
             async def wait_for_answer() -> None:
                 nonlocal answer, why
                 try:
-                    answer = await self._answer(parsed, chat, held)
-                except (Impossible, NoNodes, Overloaded, PeerError, trio.TooSlowError) as error:
+                    answer = await self._answer(parsed, chat, held, client)
+                except (Impossible, NoNodes, NotServed, Overloaded, PeerError, trio.TooSlowError) as error:
                     why = str(error) or "No node finished this in time."
                 finished.set()
 
@@ -330,7 +389,18 @@ class App:
         return stream
 
 
-def _decode(body: bytes | bytearray, fields: str) -> Any:
+def _wrong_key() -> Response:
+    return failure(401, "Wrong or missing API key.", "invalid_api_key")
+
+
+def _versions_of(groups: Iterable[Group]) -> Iterator[Version]:
+    for group in groups:
+        for done in group.done.values():
+            yield from ((span.epoch, span.version) for span in done.rollout.spans)
+
+
+def _bounded(body: bytes | bytearray) -> bytes | bytearray:
+    """`body`, unless it would become too many objects. Raises `BadRequest`."""
     if body.count(b"[") + body.count(b"{") > MAX_BRACKETS:
         raise BadRequest(f"The body has more than {MAX_BRACKETS} lists and objects.")
-    return parameters.parse(fields, body)
+    return body

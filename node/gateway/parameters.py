@@ -268,7 +268,7 @@ _PROMPT: Final = (
         "tools",
         list[dict[str, Any]],
         (H,),
-        "A variable of that name for the template. The answer is text; the client parses the calls. A template that does not read it: 400.",
+        "A variable of that name for the template. [Calls](#tool-calls) are found in the answer. A template that does not read it: 400.",
         [{"type": "function", "function": {"name": "f"}}],
     ),
     _done(
@@ -341,17 +341,31 @@ _ANSWER: Final = (
         1,
     ),
     _done("request_id", str, (C, H, G), "Part of the answer's `id` (`request_id` for generate).", "r1"),
-    _done("stream", bool, (C, H), "The answer is sent as events, once its samples are accepted.", True),
+    _done("stream", bool, (C, H), "The answer is sent as events, [as its tokens are drawn](#streams).", True),
     _refused("stream", (G,), "Answers are not streamed.", True, False),
     _done(
         "stream_options", dict[str, Any], (C, H), "`include_usage`. Others, unless false: 400.", {"include_usage": True}
     ),
     _refused("stream_options", (G,), "Answers are not streamed.", {"include_usage": True}),
-    _refused("stream_interval", (C, H, S), "A sample is sent at once, as soon as it is accepted.", 4),
+    _refused("stream_interval", (C, H, S), "Tokens are sent as they come; a slow client gets several in one event.", 4),
     _refused("output_mode", (G,), "Answers have tokens but no text.", "text", "tokens"),
 )
 
 _SERVICE: Final = (
+    _done(
+        "min_version",
+        int | list[int],
+        (C, H, G),
+        "No token is from an older version of the model than this number, or [epoch, number]; also as the header `X-Min-Version`. [409](#versions) until it is sealed.",
+        0,
+    ),
+    _done(
+        "exact_version",
+        int | list[int],
+        (C, H, G),
+        "Each token is from this version; also as the header `X-Exact-Version`. [409](#versions) if it is not the newest.",
+        0,
+    ),
     _done(
         "session_id",
         str,
@@ -382,7 +396,7 @@ _SERVICE: Final = (
 
 _INSIDE_VLLM: Final = (
     _harmless("detokenize", (S,), "The answer has no text. Stop texts are searched nevertheless.", False, bool),
-    _harmless("output_kind", (S,), "Answers are not streamed.", 2),
+    _harmless("output_kind", (S,), "Answers of this endpoint are not streamed.", 2),
     _harmless("flat_logprobs", (S,), "It concerns how vLLM stores them in memory.", True),
     _harmless("skip_clone", (S,), "It concerns how vLLM stores parameters in memory.", True),
     _harmless("output_text_buffer_length", (S,), "It concerns how vLLM streams text.", 4),

@@ -15,6 +15,8 @@ from blake3 import blake3
 from node.engines.base import ADAPTERS, EXACT_SEED, MAX_STOP_TEXTS, ROUTES, SamplingOptions, SamplingParams
 from node.gateway.parameters import BadRequest
 from node.gateway.text import BadText, Text
+from node.gateway.tool_calls import ToolSyntax, plain_arguments
+from node.gateway.wanted_version import WantedVersion
 from node.ledger.messages import MAX_TOKENS
 from node.ledger.model_limits import ModelLimits
 from node.ledger.packing import pack_tokens
@@ -60,6 +62,10 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     """Tokens with log-probabilities are written by number."""
     request_id: str = ""
     """The client's name for this request, or empty."""
+    tools: ToolSyntax | None = None
+    """The syntax in which calls of tools are found in the text; None: they are not looked for."""
+    wanted: WantedVersion | None = None
+    """The versions that tokens may be from; None: those that the gateway's `max_lag` allows."""
     routes_from: int | None = None
     """The token of the prompt from which on the answer has routes; None: it has none."""
 
@@ -99,13 +105,14 @@ def parse_chat(body: Any, text: Text, session: str = "", *, exact: bool = True) 
     with _about("messages"):
         if not 1 <= len(body.messages) <= MAX_MESSAGES:
             raise BadRequest(f"messages: 1 to {MAX_MESSAGES}.")
-        messages = [message | {"content": _flat(message.get("content"))} for message in body.messages]
+        messages = [plain_arguments(m) | {"content": _flat(m.get("content"))} for m in body.messages]
     open_ended = bool(body.continue_final_message)
     variables = _variables(body, text)
     with _about("messages"):
         rendered = text.render(messages, open_ended=open_ended, **variables)
         prompts = [text.encode(rendered, special=bool(body.add_special_tokens))]
-    return _parse_common(body, prompts, most, bool(body.logprobs), text, session, exact)
+    parsed = _parse_common(body, prompts, most, bool(body.logprobs), text, session, exact)
+    return msgspec.structs.replace(parsed, tools=text.tool_syntax if "tools" in variables else None)
 
 
 def parse_tokens(body: Any, text: Text, session: str = "", *, exact: bool = True) -> ParsedRequest:

@@ -12,7 +12,9 @@ from typing import Final
 import trio
 
 from codec.errors import SwarmError
-from node.engines.base import ADAPTERS, EXACT_SEED, OPTIONS, ROUTES, SamplingParams, needs
+from node.engines.base import ADAPTERS, EXACT_SEED, OPTIONS, ROUTES, SamplingParams, Version, needs
+from node.gateway.followed_sample import FollowedSample
+from node.gateway.wanted_version import WantedVersion
 from node.ledger.binding import Binding
 from node.ledger.packing import pack_tokens
 from node.ledger.service import VOLATILE, LedgerService
@@ -132,19 +134,38 @@ class RequestTracker:
             lacking = next((each for each in (EXACT_SEED, ADAPTERS, ROUTES) if able(wanted - {each})), OPTIONS)
             raise Impossible(_LACKING[lacking], lacking)
 
+    def own_versions(self, adapter: str, versions: Sequence[Version]) -> tuple[int, ...]:
+        """The own version of `adapter` (empty: of the base) at each of `versions`; empty in a swarm without
+        adapters."""
+        return self._ledger.own_versions(adapter, versions)
+
     def kinds(self, groups: Iterable[Group]) -> str:
         """The kinds of the engines that generated `groups`, as far as their nodes have said."""
-        nodes = {done.node for group in groups for done in group.done.values()}
+        return self.kinds_of(done.node for group in groups for done in group.done.values())
+
+    def kinds_of(self, nodes: Iterable[bytes]) -> str:
+        """The kinds of the engines of these nodes, as far as they have said."""
+        nodes = set(nodes)
         return "+".join(sorted({kind for node in nodes if (kind := self._ledger.abilities.kind(node))}))
 
-    async def ask(self, prompt: Sequence[int], n: int, sampling: SamplingParams, affinity: bytes = b"") -> Group:
-        """All `n` samples of `prompt`. When cancelled, the work is withdrawn.
+    async def ask(
+        self,
+        prompt: Sequence[int],
+        n: int,
+        sampling: SamplingParams,
+        affinity: bytes = b"",
+        wanted: WantedVersion | None = None,
+    ) -> Group:
+        """All `n` samples of `prompt`, of versions that are new enough for `wanted`. When cancelled, the work is
+        withdrawn.
 
         Raises `Overloaded`, `NoNodes` or `Impossible`, and `PeerError` for work that no node could do.
         """
         self.check(n)
         group_id = os.urandom(16)
-        self._ledger.offer(self._session, group_id, pack_tokens(prompt), n=n, sampling=sampling, affinity=affinity)
+        lag = self._max_lag(sampling, wanted)
+        packed = pack_tokens(prompt)
+        self._ledger.offer(self._session, group_id, packed, n=n, sampling=sampling, affinity=affinity, max_lag=lag)
         pending = self._pending[group_id] = _Pending()
         self.in_flight += n
         try:
@@ -157,6 +178,54 @@ class RequestTracker:
             raise Impossible(pending.why or "no node can do this")
         self.answered += 1
         return pending.group
+
+    def _max_lag(self, sampling: SamplingParams, wanted: WantedVersion | None) -> int | None:
+        """How many versions older than the newest a token may be; None: as the session says. A head that moves on
+        makes it stricter."""
+        lag = None if wanted is None else self._ledger.lag_now(sampling.extra.adapter, wanted.at(self._ledger.head))
+        return None if lag is None else min(lag, self._session.work.max_lag)
+
+    async def ask_followed(
+        self,
+        prompt: Sequence[int],
+        sample: FollowedSample,
+        affinity: bytes = b"",
+        wanted: WantedVersion | None = None,
+    ) -> None:
+        """Have `sample` generated, which gets its tokens as they are drawn, until it was accepted. When cancelled, the
+        work is withdrawn. Raises as `ask` does."""
+        self.check(1)
+        self.in_flight += 1
+        try:
+            while sample.ending is None:
+                await self._ask_part(prompt, sample, affinity, wanted)
+        finally:
+            self.in_flight -= 1
+        self.answered += 1
+
+    async def _ask_part(
+        self, prompt: Sequence[int], sample: FollowedSample, affinity: bytes, wanted: WantedVersion | None
+    ) -> None:
+        """One request group of a followed sample, until it is accepted or the sample needs another."""
+        group_id = os.urandom(16)
+        pending = self._pending[group_id] = _Pending()
+        taken, sampling = sample.begin_group(pending.done.set)
+        self._ledger.followers.add(group_id, sample)
+        try:
+            packed = pack_tokens(prompt) + pack_tokens(taken)
+            lag = self._max_lag(sampling, wanted)
+            self._ledger.offer(self._session, group_id, packed, n=1, sampling=sampling, affinity=affinity, max_lag=lag)
+            await self._wait(pending, needs(sampling), sampling.extra.adapter)
+        finally:
+            self._ledger.followers.remove(group_id)
+            if self._pending.pop(group_id, None) is not None:
+                self._ledger.withdraw(self._session, group_id)
+        if pending.group is not None:
+            done = pending.group.done[0]
+            if not sample.finish(done.rollout, done.node) and sample.contradicted:
+                self._ledger.contradicted(done.node)
+        elif not sample.lost:
+            raise Impossible(pending.why or "no node can do this")
 
     async def _wait(self, pending: _Pending, wanted: frozenset[str], adapter: str) -> None:
         """Wait until `pending` is done. Raises `NoNodes` when no generating node has had the abilities in `wanted`, and

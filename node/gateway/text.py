@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from codec.errors import UsageError
 from node.engines.texts import Continuation, StopText
+from node.gateway.tool_calls import ToolSyntax, syntax_of
 from node.ledger.model_limits import limits_of
 from node.settings.extras import how_to_get, lacking
 
@@ -65,16 +66,25 @@ class Text:
         return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids)
 
     @property
+    def tool_syntax(self) -> ToolSyntax | None:
+        """The syntax of tool calls that the chat template teaches; None: it is not known."""
+        return syntax_of(self._template)
+
+    @property
     def has_tokenizer(self) -> bool:
         """Whether this model has text at all, not only token ids."""
         return self._tokenizer is not None
 
     def decode(self, prompt: Sequence[int], token_ids: Sequence[int], *, special: bool = False) -> str:
         """The text of `token_ids`, which follow `prompt`; empty without a tokenizer. `special`: with special tokens."""
-        if self._tokenizer is None:
+        if (text := self.continuation(prompt, special=special)) is None:
             return ""
-        text = Continuation(self._tokenizer, prompt, special=special)
         return "".join(text.add(token) for token in token_ids)
+
+    def continuation(self, prompt: Sequence[int], *, special: bool = False) -> Continuation | None:
+        """The text of tokens that follow `prompt`, one after another; None without a tokenizer. `special`: with special
+        tokens."""
+        return None if self._tokenizer is None else Continuation(self._tokenizer, prompt, special=special)
 
     def stop_text(self, prompt: Sequence[int], stops: Sequence[str], *, special: bool, least: int) -> StopText:
         """Finds a stop text as engines do; see `node.engines.texts`. Needs a tokenizer."""

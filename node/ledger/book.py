@@ -41,6 +41,7 @@ from node.ledger.facts import (
     AdaptersHeld,
     Advanced,
     Bound,
+    Cut,
     Discarded,
     Dropped,
     EvidenceHeld,
@@ -61,6 +62,7 @@ from node.ledger.part_history import Record
 from node.ledger.rules import Ledger
 from node.ledger.settings import Settings
 from node.ledger.state import AcceptedRollout, Group, Head, LiveLease
+from node.ledger.terms import PLAIN, Terms
 from node.ledger.trust.verifier import Verifier
 from node.verification.record import NodeRecord
 from swarm.store.private import make_private
@@ -114,11 +116,13 @@ create table if not exists part_changes (epoch integer, version integer, base in
 create table if not exists adapters (name text primary key, own integer not null) without rowid;
 create table if not exists own_versions (grp blob, sample integer, own blob not null, primary key (grp, sample))
     without rowid;
+create table if not exists terms (grp blob primary key, terms blob not null, dropped blob not null) without rowid;
 """
 """`conduct`: quarantines and releases, with wall-clock time for people. `slots`: leased samples. A sample is free, or
 in `slots`, or in `rollouts`; the primary keys allow it only once in each. `part_changes`: versions that left the base
 as it was or changed adapters (`node.ledger.part_history`); without adapters it is empty, and so are `adapters` and
-`own_versions` (of the spans of accepted rollouts). A release that does not know a table leaves it alone, so new tables
+`own_versions` (of the spans of accepted rollouts). `terms`: of groups whose terms are not the default, with the
+samples that were dropped. A release that does not know a table leaves it alone, so new tables
 need no new format: versions that such a release sealed count as changes of the base."""
 
 _COUNT: Final = """
@@ -202,6 +206,13 @@ class Book:
                 columns = "id, session, ord, prompt, n, sampling, max_lag, affinity, whole"
                 values = (*fields, group.max_lag, group.affinity, group.whole)
                 run(f"insert into groups ({columns}) values (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+                if group.terms != PLAIN:
+                    run(
+                        "insert into terms values (?, ?, ?)", (group.id, msgspec.msgpack.encode(group.terms), _pack(()))
+                    )
+            case Cut(group, dropped):
+                run("delete from slots where grp = ?", (group,))
+                run("update terms set dropped = ? where grp = ?", (_pack(dropped), group))
             case Leased(lease):
                 self._write_lease(lease)
             case Requeued(lease, group, samples, why):
@@ -223,8 +234,9 @@ class Book:
             case Taken(group):
                 run("update groups set taken = 1 where id = ?", (group,))
             case Dropped(group):
-                for table, column in (("slots", "grp"), ("rollouts", "grp"), ("own_versions", "grp"), ("groups", "id")):
-                    run(f"delete from {table} where {column} = ?", (group,))
+                for table in ("slots", "rollouts", "own_versions", "terms"):
+                    run(f"delete from {table} where grp = ?", (group,))
+                run("delete from groups where id = ?", (group,))
             case Advanced(head, record, quiet):
                 run("insert or replace into heads values (?, ?, ?)", head[:3])
                 if record is not None:
@@ -279,7 +291,9 @@ class Book:
         for session, n, sampling, lag, whole, prompts, count in reversed(bound):
             ledger.bindings[session] = Binding(n, _sampling(sampling), lag, bool(whole), prompts, count)
         for (group,) in self._db.execute("select id from groups where taken = 0 order by ord").fetchall():
-            ledger.adopt(self._group(group))
+            kept = self._group(group)
+            kept.since = now  # its clock did not survive
+            ledger.adopt(kept)
         for lease in self._open_leases(now):
             ledger.adopt_lease(lease, now)
         row = self._db.execute("select value from numbers where name = 'next_id'").fetchone()
@@ -359,6 +373,7 @@ class Book:
             for (group,) in run(old, (KEEP_TAKEN,)).fetchall():
                 run("delete from rollouts where grp = ?", (group,))
                 run("delete from own_versions where grp = ?", (group,))
+                run("delete from terms where grp = ?", (group,))
                 run("delete from groups where id = ?", (group,))
             run("delete from bindings where id not in (select id from bindings order by id desc limit ?)", (KEPT,))
             run("delete from leases where grp not in (select id from groups)")
@@ -401,7 +416,11 @@ class Book:
             rollout = msgspec.msgpack.decode(sealed[SIGNATURE_BYTES:], type=Rollout)  # verified when it was accepted
             own = msgspec.msgpack.decode(owns[sample], type=tuple[int, ...]) if sample in owns else ()
             found.done[sample] = AcceptedRollout(node, lease, token, rollout.oldest, rollout, sealed, own)
-        found.free = set(range(n)) - set(found.leased) - set(found.done)
+        row = self._db.execute("select terms, dropped from terms where grp = ?", (group,)).fetchone()
+        if row is not None:
+            found.terms = msgspec.msgpack.decode(row[0], type=Terms)
+            found.dropped = set(msgspec.msgpack.decode(row[1], type=tuple[int, ...]))
+        found.free = set(range(n)) - set(found.leased) - set(found.done) - found.dropped
         return found
 
     def _open_leases(self, now: float) -> list[LiveLease]:

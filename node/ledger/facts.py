@@ -15,6 +15,7 @@ __all__ = [
     "AdaptersHeld",
     "Advanced",
     "Bound",
+    "Cut",
     "Discarded",
     "Dropped",
     "EvidenceHeld",
@@ -48,6 +49,13 @@ class Dropped(NamedTuple):
     """The trainer no longer wants this request group."""
 
     group: bytes
+
+
+class Cut(NamedTuple):
+    """These samples of a request group, which may be partial, are no longer wanted; the group is complete."""
+
+    group: bytes
+    dropped: tuple[int, ...]
 
 
 class Leased(NamedTuple):
@@ -154,6 +162,7 @@ Fact = (
     Bound
     | Offered
     | Dropped
+    | Cut
     | Leased
     | Requeued
     | Accepted

@@ -7,6 +7,8 @@
       <--------------------------------- Renewed
       SignedRollout ------------------------>  one finished sample; repeated until its verdict arrives
       RolloutPart  ------------------------->  a part of one that is larger than a message
+      <---------------------------------- Follow  tell the tokens of these leases as they are drawn
+      Drawn        ------------------------->  tokens of samples that are not finished
       <--------------------------------- Verdict
       GiveBack     ------------------------->  the node will not finish these leases
       Cannot       ------------------------->  the node's engine refuses this work
@@ -34,7 +36,29 @@ from blake3 import blake3
 from codec.errors import PeerError
 from codec.sign import SIGNATURE_BYTES, Key, open_sealed
 from codec.unpack import unpack
-from node.engines.base import ADAPTER_NAME, SamplingParams
+from node.engines.base import SamplingParams
+from node.ledger.fields import (
+    MAX_ADAPTERS,
+    MAX_BODY_BYTES,
+    MAX_CAPACITY,
+    MAX_PARTS,
+    MAX_ROLLOUT_BYTES,
+    MAX_TOKENS,
+    PART_BYTES,
+    U32,
+    U63,
+    AdapterName,
+    GroupId,
+    Leases,
+    Packed32,
+    Root,
+    Routes,
+    Samples,
+    Seconds,
+    TokensPerS,
+    WorkMessage,
+)  # fmt: skip
+from node.ledger.token_messages import Drawn, Follow
 
 __all__ = [
     "MAX_ADAPTERS",
@@ -51,6 +75,8 @@ __all__ = [
     "AskAdapters",
     "Cannot",
     "Commits",
+    "Drawn",
+    "Follow",
     "GiveBack",
     "JudgeAnswer",
     "JudgeRequest",
@@ -79,32 +105,7 @@ __all__ = [
 ]
 
 PROTOCOL: Final = 1
-MAX_BODY_BYTES: Final = 1 << 20
-"""The swarm's limit for the body of a `Work` message."""
-MAX_TOKENS: Final = 1 << 16
-"""Tokens of a prompt, and of a sample. A sample has 8 bytes per token, log-probability included: half of a body."""
-MAX_ADAPTERS: Final = 64
-"""Adapters that an engine can have loaded: as many as a swarm has slots for."""
-PART_BYTES: Final = MAX_BODY_BYTES - 256
-"""Of all parts of a rollout but the last."""
-MAX_PARTS: Final = 24
-MAX_ROLLOUT_BYTES: Final = MAX_PARTS * PART_BYTES
-"""A sealed rollout with its routes: 65,536 tokens of a large mixture of experts have some 20 MB."""
-MAX_CAPACITY: Final = 4096
-"""Sequences that one node may hold at once."""
 ROLLOUT_DOMAIN: Final = b"swarm-node rollout 1"
-
-U32 = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
-U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e7)]
-TokensPerS = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-Root = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-GroupId = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
-Packed32 = Annotated[bytes, msgspec.Meta(max_length=4 * MAX_TOKENS)]
-Leases = Annotated[tuple[U63, ...], msgspec.Meta(max_length=MAX_CAPACITY)]
-AdapterName = Annotated[str, msgspec.Meta(pattern=rf"\A(?:{ADAPTER_NAME.pattern})\Z", max_length=64)]
-Routes = Annotated[bytes, msgspec.Meta(max_length=MAX_ROLLOUT_BYTES)]
-Samples = Annotated[tuple[U32, ...], msgspec.Meta(min_length=1, max_length=MAX_CAPACITY)]
 
 
 class Reason(StrEnum):
@@ -131,10 +132,6 @@ class Reason(StrEnum):
     LIED = "the node was proven to lie"
     NO_WORK = "no work at the moment"
     LATE = "too late for this version: the next is due"
-
-
-class WorkMessage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The base of all messages between a node and the ledger."""
 
 
 class WorkRequest(WorkMessage, frozen=True, tag=1):
@@ -435,6 +432,8 @@ _ALL = (
     | AskAdapters
     | LoadedAdapters
     | RolloutPart
+    | Follow
+    | Drawn
 )
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_ALL)

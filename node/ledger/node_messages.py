@@ -15,12 +15,15 @@ from node.ledger.assignment.assigner import MOST_LEASES
 from node.ledger.assignment.commit_stats import CommitStats
 from node.ledger.assignment.draws import sampling_of, unrouted
 from node.ledger.assignment.pending_requests import PendingRequests
+from node.ledger.followers import Followers
 from node.ledger.messages import (
     Abilities,
     Ask,
     AskAbilities,
     AskAdapters,
     Cannot,
+    Drawn,
+    Follow,
     GiveBack,
     JudgeAnswer,
     JudgeRequest,
@@ -86,6 +89,7 @@ class NodeMessages:
         self.pending = PendingRequests()
         self.abilities = EngineAbilities(ledger, self._ask_abilities, self._ask_adapters, clock)
         self.parts = PartialRollouts()
+        self.followers = Followers(ledger)
         self.commit_stats = CommitStats()
         """The durations of each version's commit at the nodes' engines."""
         self.outbox: list[tuple[bytes, WorkMessage]] = []
@@ -109,9 +113,12 @@ class NodeMessages:
             self._ledger.member_up(node)
         if node not in self._ledger.nodes:  # it never was a member, so it has no work and gets none
             return
+        message: WorkMessage | None = None
         with guarded(Source.WORK, node) as outcome:
-            self._read(node, decode(body))
-        self._wake()
+            message = decode(body)
+            self._read(node, message)
+        if not isinstance(message, Drawn):  # of which nothing is written or sent
+            self._wake()
         if outcome.is_rule_broken:
             self._ledger.quarantine.refuse(node, Reason.MALFORMED, now)
             self._count_malformed(node, outcome.why, now, bug=not isinstance(outcome.error, PeerError))
@@ -133,6 +140,8 @@ class NodeMessages:
                 self._read_rollout(node, sealed, now)
             case RolloutPart():
                 self._read_part(node, message, now)
+            case Drawn(parts):
+                self.followers.hear(node, parts)
             case GiveBack(leases):
                 self.pending.pop(node)  # or it would get the same work at once
                 self.budgets.of(node).count_returned(self._ledger.give_back(node, leases, now), now)
@@ -209,6 +218,8 @@ class NodeMessages:
         now = self._clock()
         found = self._ledger.request_work(node, request, now, received)
         leases = found if isinstance(found, list) else []
+        if followed := self.followers.of(node, leases):
+            self.outbox.append((node, Follow(followed)))
         self.outbox.extend((node, _lease_message(lease, self._ledger.groups[lease.group], now)) for lease in leases)
         if (check := self._ledger.quarantine.next_check(node, now)) is not None:
             self.outbox.append((node, _check_message(check, self._ledger.nodes[node].version or check.version)))

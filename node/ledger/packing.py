@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from codec.errors import PeerError
-from node.ledger.messages import MAX_TOKENS
+from node.ledger.fields import MAX_TOKENS
 
 __all__ = ["pack_floats", "pack_tokens", "unpack_floats", "unpack_tokens"]
 

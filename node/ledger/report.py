@@ -34,8 +34,9 @@ def report(
     due_s = ledger.assigner.version_timing.due_s(now)
     verifier = ledger.quarantine.verifier
     return LedgerStatus(
-        groups_open=sum(not group.complete for group in groups),
-        groups_ready=sum(group.complete for group in groups),
+        groups_open=sum(not group.complete and not group.terms.evaluates for group in groups),
+        groups_ready=sum(group.complete and not group.terms.evaluates for group in groups),
+        groups_evaluating=sum(group.terms.evaluates for group in groups),
         samples_free=sum(len(group.free) for group in groups),
         samples_leased=sum(len(group.leased) for group in groups),
         samples_to_come=sum(ledger.pool.to_come.values()),

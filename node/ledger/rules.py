@@ -15,7 +15,9 @@ from node.ledger.assignment.assigner import WorkAssigner
 from node.ledger.assignment.consumption import Consumption
 from node.ledger.assignment.draws import drawn_with, samplings_of
 from node.ledger.assignment.leases import remember
+from node.ledger.assignment.partial import PartialGroups
 from node.ledger.assignment.pool import check_offer
+from node.ledger.assignment.room import room
 from node.ledger.binding import KEPT, Binding, refuse_if_different, work_pairs
 from node.ledger.facts import AdaptersHeld, Advanced, Bound, Fact, Taken
 from node.ledger.messages import Reason, Rollout, WorkRequest
@@ -23,6 +25,7 @@ from node.ledger.part_history import BASE, WHOLE, Change
 from node.ledger.part_history import KEPT as KEPT_VERSIONS
 from node.ledger.settings import Settings
 from node.ledger.state import AcceptedRollout, Group, Head, LiveLease
+from node.ledger.terms import PLAIN, Terms
 from node.ledger.transitions import Transitions
 from node.ledger.trust.acceptance import Acceptance
 from node.ledger.trust.quarantine import Quarantine
@@ -56,6 +59,7 @@ class Ledger:
         self.acceptance = Acceptance(settings, self.table, self.parts)
         self.consumption: dict[str, Consumption] = {}
         """By trainer's session: how fast its trainer takes samples."""
+        self.partial = PartialGroups(transitions)
         self.assigner = WorkAssigner(transitions, self.members, self.consumption)
         self.bindings: OrderedDict[str, Binding] = OrderedDict()
         """By key: the work that it stands for."""
@@ -100,21 +104,24 @@ class Ledger:
         affinity: bytes = b"",
         whole: bool = False,
         now: float = 0.0,
+        terms: Terms = PLAIN,
     ) -> bool:
         """Ask for `n` samples of `prompt` (packed tokens). False: the same group is known already, and continues.
 
-        `max_lag`, `affinity`, `whole`: see `Group`. Raises `ValueError` for work that no node could do (see
+        `max_lag`, `affinity`, `whole`, `terms`: see `Group`. Raises `ValueError` for work that no node could do (see
         `check_offer`), and `KeyTaken` when another group is known under this id.
         """
         check_offer(prompt, n, sampling)
         if (known := self.groups.get(group)) is not None:
             refuse_if_different(session, work_pairs(known.n, n, known.sampling, sampling, known.prompt, prompt))
             if known.complete and (consumption := self.consumption.get(session)) is not None:
-                consumption.give(n, now)
+                consumption.give(known.size, now)
             return False
         lag = self.settings.max_lag if max_lag is None else max_lag
         order, free = self.pool.next_order, set(range(n))
-        self.transitions.offer(Group(group, session, order, prompt, n, sampling, lag, affinity, whole, now, free=free))
+        offered = Group(group, session, order, prompt, n, sampling, lag, affinity, whole, now, free=free, terms=terms)
+        self.transitions.offer(offered)
+        self.partial.watch(offered)
         return True
 
     def bind(self, key: str, asked: Binding) -> None:
@@ -152,6 +159,7 @@ class Ledger:
     def adopt(self, group: Group) -> None:
         """Take in a group that the book kept."""
         self.pool.add(group)
+        self.partial.watch(group)
         self.acceptance.adopt(group)
 
     def adopt_lease(self, lease: LiveLease, now: float) -> None:
@@ -190,25 +198,12 @@ class Ledger:
             return
         self.transitions.take(found)
         if (consumption := self.consumption.get(found.session)) is not None:
-            consumption.take(found.n, self.pool.complete(found.session), now)
+            consumption.take(found.size, self.pool.complete(found.session), now)
             self.pool.more_may_begin()
 
-    def room(self, session: str, n: int, part: str = BASE) -> int:
-        """How many groups of `n` samples of `part` the trainer should offer now, to keep the nodes busy and no more
-        than that.
-
-        Complete groups count until they are taken, so that they do not pile up for a trainer that is slow to take them.
-        Each part that there is work of may have its share offered, whatever the others have.
-        """
-        capacity, cold = self.capacity, min(self.settings.cold_groups * n, self.settings.max_open_samples)
-        wanted = self.settings.open_samples(capacity) if capacity else cold
-        short = wanted - self.pool.samples(session)
-        if others := self.pool.parts - {part}:
-            share = wanted / (1 + len(others)) - self.pool.samples_of(part) - self.pool.complete(session)
-            short = max(short, min(share, self.settings.max_open_samples - self.pool.samples()))
-        if (used := self.consumption.get(session)) is not None and (most := used.most_open()) is not None:
-            short = min(most + n, self.settings.max_open_samples) - self.pool.held(session) + used.hand
-        return max(0, math.ceil(short / n))
+    def room(self, session: str, n: int, part: str = BASE, terms: Terms = PLAIN) -> int:
+        """How many groups of `n` samples of `part` the trainer should offer now; see `node.ledger.assignment.room`."""
+        return room(self.pool, self.settings, self.capacity, self.consumption.get(session), session, n, part, terms)
 
     @property
     def capacity(self) -> int:
@@ -227,7 +222,7 @@ class Ledger:
                     consumption.seal(now)
         held = self.parts.adapters
         self.parts.note(head.name, change)
-        self.head = head
+        self.head = head.with_trained(dict(self.head.trained))
         self.quarantine.verifier.begin_period(head.name)
         self.roots[head.name] = head.root
         lag = self._longest_lag() + 15
@@ -264,6 +259,11 @@ class Ledger:
             self.head = self.head._replace(coming=version, coming_part=part)
             self.discard_old()
 
+    def note_trained(self, version: Version, part: str = BASE) -> None:
+        """The weights of the trainer of `part` are at `version`. Groups that are counted so discard what is too old."""
+        self.head = self.head.with_trained(dict(self.head.trained) | {part: version})
+        self.discard_old()
+
     def abandon_version(self) -> None:
         """The version that was begun will not be sealed."""
         self.head = self.head._replace(coming=None, coming_part=BASE)
@@ -274,7 +274,7 @@ class Ledger:
         found = self.groups.get(group)
         if found is None:
             return False
-        counted = max(newest, self.head.counted_from(found.max_lag, found.adapter))
+        counted = max(newest, found.counted_from(self.head))
         oldest = self.parts.oldest(found.adapter, counted, found.max_lag)
         old = [s for s, done in found.done.items() if done.oldest < oldest]
         for sample in old:
@@ -291,7 +291,7 @@ class Ledger:
         """Discard the rollouts that are too old, in groups that were not handed over yet."""
         for group in self.groups.values():
             for sample, done in list(group.done.items()):
-                reason = self.head.lag_reason(done.oldest, group.max_lag, self.parts, group.adapter)
+                reason = group.lag_reason(done.oldest, self.head, self.parts)
                 if reason and not group.handed_over:
                     self.transitions.discard(group, sample, reason)
 
@@ -480,7 +480,7 @@ class Ledger:
 
     def next_deadline(self) -> float | None:
         """The latest time for the next call of `tick`."""
-        times = [self.quarantine.next_deadline(), self.table.next_deadline()]
+        times = [self.quarantine.next_deadline(), self.table.next_deadline(), self.partial.next_deadline()]
         times += [node.liveness.check_at(self.settings) for node in self.nodes.values() if node.leases]
         return min((time for time in times if time is not None), default=None)
 
@@ -492,6 +492,6 @@ class Ledger:
         self.acceptance.accepted(group, done)
         self.transitions.accept(lease, rollout.sample, done, now)
         if group.complete and (consumption := self.consumption.get(group.session)) is not None:
-            consumption.give(group.n, now)
+            consumption.give(group.size, now)
         sampling = drawn_with(group.id, group.prompt, rollout, samplings_of(group, lease)) or group.sampling
         self.quarantine.pick(lease.node, group, sampling, rollout, sealed, now)

@@ -18,7 +18,7 @@ from node.engines.base import SamplingParams, Version
 from node.ledger.binding import Binding, KeyTaken, refuse_if_different, work_pairs
 from node.ledger.book import Book
 from node.ledger.facts import Fact, NumbersDropped, Quarantined
-from node.ledger.messages import WorkMessage, encode
+from node.ledger.messages import Reason, WorkMessage, encode
 from node.ledger.model_limits import NO_LIMITS, ModelLimits
 from node.ledger.node_messages import Expel, NodeMessages
 from node.ledger.part_history import BASE, WHOLE, Change, no_adapter
@@ -27,8 +27,9 @@ from node.ledger.routes import why_no_routes
 from node.ledger.rules import Ledger
 from node.ledger.session import GroupOffer, WorkSession
 from node.ledger.state import AcceptedRollout, Group, Head
+from node.ledger.terms import PLAIN, Terms
 from node.settings.event_log import EventLog
-from node.status.schema import LedgerStatus
+from node.status.schema import ClientStatus, LedgerStatus
 from swarm.transport.identity import peer_id
 
 __all__ = ["VOLATILE", "LedgerService", "Turn"]
@@ -90,6 +91,7 @@ class LedgerService:
             ledger, wake=self._wake, give_up=self._give_up, is_member=is_member, expel=expel, clock=clock
         )
         self.abilities = self._nodes.abilities
+        self.followers = self._nodes.followers
         self.commit_stats = self._nodes.commit_stats
         self._offers: list[GroupOffer] = []
         """Offers that become groups after the next write."""
@@ -99,6 +101,8 @@ class LedgerService:
             name: clock() + (0.0 if name.startswith(VOLATILE) else ORPHAN_TTL_S) for name in sorted(sessions)
         }
         """Sessions that nobody has open, and when their groups are dropped."""
+        self.clients: dict[object, Callable[[], Mapping[str, ClientStatus]]] = {}
+        """By gateway that is served: the keys with quotas, by name, for the status."""
         self._prune_at = clock() + PRUNE_EVERY_S
 
     # ------------------------------------------------------------ the task that writes
@@ -142,16 +146,28 @@ class LedgerService:
         be written and told."""
         now = self._clock()
         self._ledger.tick(now)
+        if void := self._ledger.partial.cut_due(now):
+            self._nodes.withdraw(void)
         for name in [name for name, until in self._orphans.items() if until <= now]:
             del self._orphans[name]
             self._nodes.withdraw(self._ledger.drop_session(name))
+        noted = self._drop_unwanted(0)  # before the samples are leased again
         self._nodes.try_pending(now)
         self._nodes.ask_judgements(now)
         self._ledger.forget_strangers()
+        self._drop_unwanted(noted)
         facts, outbox = self._ledger.take_facts(), self._nodes.take_outbox()
         # The groups that are complete now are durable after this turn's write; then their trainers may have them.
         ready = {s: list(self._ledger.hand_over_all(s.name, s.wanted)) for s in self._sessions.values()}
         return Turn(facts, outbox, ready)
+
+    def _drop_unwanted(self, noted: int) -> int:
+        """Drop the groups that their followers do not want after what happened. `noted`: how many of the facts of this
+        turn were noted. Returns how many are now."""
+        facts = self._ledger.transitions.facts
+        for group in self.followers.note(facts[noted:]):
+            self._nodes.withdraw(self._ledger.drop(group))
+        return len(facts)
 
     def take_offers(self) -> None:
         """Turn offers into groups, after a write: a group that was taken before is read from the book, which must know
@@ -190,10 +206,11 @@ class LedgerService:
             offer.prompt,
             offer.n,
             offer.sampling,
-            max_lag=session.work.max_lag,
+            max_lag=offer.max_lag,
             affinity=offer.affinity,
             whole=session.work.whole,
             now=self._clock(),
+            terms=session.terms,
         )
         session.wanted.add(group)
 
@@ -201,7 +218,8 @@ class LedgerService:
         """Hand over the groups that are durable now, and tell each session how many groups it may offer."""
         for name, session in self._sessions.items():
             groups = self._fresh(ready.get(session, []))  # none for a session that was opened during the write
-            session.hand_over(groups, session.offered + self._ledger.room(name, session.work.n, session.part))
+            room = self._ledger.room(name, session.work.n, session.part, session.terms)
+            session.hand_over(groups, session.offered + room)
 
     def _wake(self) -> None:
         self._due.set()
@@ -224,6 +242,11 @@ class LedgerService:
         self._ledger.begin_version(version, part)
         self._discard_unfetched()
 
+    def trained(self, version: Version, part: str = BASE) -> None:
+        """The weights of the trainer of `part` are at `version`, which may not be published yet."""
+        self._ledger.note_trained(version, part)
+        self._discard_unfetched()
+
     def abandoned(self) -> None:
         """The version that was begun will not be sealed."""
         self._ledger.abandon_version()
@@ -241,10 +264,30 @@ class LedgerService:
 
     def lag_of(self, group: Group, done: AcceptedRollout) -> tuple[Version, int]:
         """(the version that lags of `group` are counted from now, how many versions behind it `done` is)."""
-        counted = self._ledger.head.counted_from(group.max_lag, group.adapter)
+        counted = group.counted_from(self._ledger.head)
         if done.oldest[0] != counted[0]:
             return counted, group.max_lag + 1
         return counted, max(0, self._ledger.parts.since(group.adapter, done.oldest, counted))
+
+    @property
+    def head(self) -> Version:
+        """The newest sealed version."""
+        return self._ledger.head.name
+
+    def lag_now(self, part: str, version: Version) -> int | None:
+        """How many versions after `version` changed `part`; None: it is of another epoch than the newest."""
+        head = self._ledger.head.name
+        return self._ledger.parts.since(part, version, head) if version[0] == head[0] else None
+
+    def own_versions(self, part: str, versions: Iterable[Version]) -> tuple[int, ...]:
+        """The own version of `part` (an adapter, or the base) at each of `versions`; see `PartHistory.owns`."""
+        return self._ledger.parts.owns(part, versions)
+
+    def contradicted(self, node: bytes) -> None:
+        """The signed rollout of `node` has other tokens than it told while they were drawn."""
+        _log.warning("tokens_contradicted", peer=peer_id(node))
+        self._ledger.quarantine.refuse(node, Reason.MALFORMED, self._clock())
+        self._wake()
 
     @property
     def adapters(self) -> Mapping[str, int]:
@@ -286,12 +329,13 @@ class LedgerService:
         total: int | None = None,
         paced: bool = False,
         limits: ModelLimits = NO_LIMITS,
+        terms: Terms = PLAIN,
     ) -> WorkSession:
         """Open a session for request groups of this work.
 
         `keep`: its work outlives the session, and the trainer may come back for it. `total`: how many groups will be
         offered, if that is known. `paced`: the trainer takes groups one after another, and how fast it does limits what
-        is begun for it. `limits`: those of the model.
+        is begun for it. `limits`: those of the model. `terms`: what it asks of its groups beyond their samples.
 
         Raises `PeerError` when the session is open already, `KeyTaken` when its name stands for other work,
         `UsageError` when the swarm does not have the adapter that the work is for.
@@ -304,7 +348,7 @@ class LedgerService:
             self._ledger.bind(name, work)
         self._orphans.pop(name, None)
         self._ledger.reopen(name)
-        session = WorkSession(name, work, keep, total, limits)
+        session = WorkSession(name, work, keep, total, limits, terms)
         self._sessions[name] = session
         if paced:
             self._ledger.track_consumption(name, work.max_lag, self._clock(), session.part)
@@ -326,10 +370,11 @@ class LedgerService:
         n: int | None = None,
         sampling: SamplingParams | None = None,
         affinity: bytes = b"",
+        max_lag: int | None = None,
     ) -> None:
-        """Ask for samples of `prompt`; `n` and `sampling` default to the session's. Groups of one `affinity` go to one
-        node where possible. Raises `PeerError` for work that no node could do."""
-        offer = session.offer(group, prompt, n, sampling, affinity)
+        """Ask for samples of `prompt`; `n`, `sampling` and `max_lag` default to the session's. Groups of one `affinity`
+        go to one node where possible. Raises `PeerError` for work that no node could do."""
+        offer = session.offer(group, prompt, n, sampling, affinity, max_lag)
         if (adapter := offer.sampling.extra.adapter) and adapter not in self.adapters:
             raise PeerError(no_adapter(adapter, self.adapters))
         if offer.sampling.extra.routes and (why := self.why_no_routes(len(prompt) // 4, offer.sampling)) is not None:
@@ -353,8 +398,10 @@ class LedgerService:
         self._expect(session)
 
     def withdraw(self, session: WorkSession, group: bytes) -> None:
-        """Nobody waits for this group any more."""
-        self._offers = [offer for offer in self._offers if offer.group != group]
+        """Nobody waits for this group of the session any more."""
+        if (found := self._ledger.groups.get(group)) is not None and found.session != session.name:
+            return
+        self._offers = [offer for offer in self._offers if offer.group != group or offer.session is not session]
         self._nodes.withdraw(self._ledger.drop(group))
         session.forget(group)
 
@@ -433,7 +480,11 @@ class LedgerService:
 
     def status(self) -> LedgerStatus:
         """For people and programs."""
-        return report(self._ledger, self._clock(), self._nodes.budgets.left_out, self.abilities.unmet(self._sessions))
+        unmet = self.abilities.unmet(self._sessions)
+        found = report(self._ledger, self._clock(), self._nodes.budgets.left_out, unmet)
+        for clients in self.clients.values():
+            found.clients |= clients()
+        return found
 
 
 def _log_quarantines(facts: Iterable[Fact]) -> None:

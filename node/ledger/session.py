@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 import trio
 
@@ -12,8 +13,11 @@ from node.ledger.assignment.pool import check_offer
 from node.ledger.binding import Binding
 from node.ledger.model_limits import NO_LIMITS, ModelLimits
 from node.ledger.state import Group
+from node.ledger.terms import PLAIN, Terms
 
 __all__ = ["GroupOffer", "WorkSession"]
+
+MOST_SAMPLINGS: Final = 16
 
 
 @dataclass(eq=False)
@@ -32,6 +36,10 @@ class WorkSession:
     """Groups that will be offered since the session was opened, if the trainer knows."""
     limits: ModelLimits = NO_LIMITS
     """What the model can read; an offer of a prompt beyond it is refused."""
+    terms: Terms = PLAIN
+    """What it asks of its groups beyond their samples."""
+    samplings: set[SamplingParams] = field(default_factory=set)
+    """Other samplings than its own that a trainer's prompts have, `MOST_SAMPLINGS` at most; for people."""
     news: trio.Event = field(default_factory=trio.Event)
     offered: int = 0
     """Groups offered since the session was opened."""
@@ -59,9 +67,15 @@ class WorkSession:
         return self.work.sampling.extra.adapter
 
     def offer(
-        self, group: bytes, prompt: bytes, n: int | None, sampling: SamplingParams | None, affinity: bytes
+        self,
+        group: bytes,
+        prompt: bytes,
+        n: int | None,
+        sampling: SamplingParams | None,
+        affinity: bytes,
+        max_lag: int | None = None,
     ) -> "GroupOffer":
-        """A request for samples of `prompt`; `n` and `sampling` default to the session's.
+        """A request for samples of `prompt`; `n`, `sampling` and `max_lag` default to the session's.
 
         Raises `PeerError` for work that no node could do.
         """
@@ -73,7 +87,23 @@ class WorkSession:
             raise PeerError(f"rollouts.offer: {error}") from error
         if (why := self.limits.why_not(prompt, sampling.max_tokens)) is not None:
             raise PeerError(why)
-        return GroupOffer(self, group, prompt, n, sampling, affinity)
+        lag = self.work.max_lag if max_lag is None else max_lag
+        return GroupOffer(self, group, prompt, n, sampling, affinity, lag)
+
+    def own_sampling(self, sampling: SamplingParams | None) -> SamplingParams | None:
+        """The sampling of one of a trainer's prompts, which may differ from the session's in all but the adapter and
+        routes. It is noted in `samplings`.
+
+        Raises `PeerError`.
+        """
+        if sampling is None:
+            return None
+        own, ours = sampling.extra, self.work.sampling.extra
+        if (own.adapter, own.routes) != (ours.adapter, ours.routes):
+            raise PeerError("rollouts.offer: the adapter and routes of a prompt are those of its session")
+        if len(self.samplings) < MOST_SAMPLINGS and sampling != self.work.sampling:
+            self.samplings.add(sampling)
+        return sampling
 
     def samples_to_come(self) -> int | None:
         """Samples that will still be offered; None when the trainer has not said how many."""
@@ -120,3 +150,4 @@ class GroupOffer:
     n: int
     sampling: SamplingParams
     affinity: bytes
+    max_lag: int

@@ -4,6 +4,7 @@ Values and what follows from one of them alone; the rules are in `node.ledger.ru
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from node.ledger.assignment.rate import Rate
 from node.ledger.assignment.version_timing import Average
 from node.ledger.messages import Reason, Rollout, Timesheet
 from node.ledger.part_history import BASE, PartHistory
+from node.ledger.terms import PLAIN, Terms
 from node.ledger.trust.reputation import Reputation
 
 __all__ = ["AcceptedRollout", "Group", "Head", "LiveLease", "Node"]
@@ -29,27 +31,38 @@ class Head(NamedTuple):
     root: bytes
     coming: Version | None = None
     coming_part: str = BASE
+    trained: tuple[tuple[str, Version], ...] = ()
+    """By part, the version that its trainer's weights are at, where that is newer: perhaps not published yet."""
 
     @property
     def name(self) -> Version:
         return (self.epoch, self.version)
 
-    def counted_from(self, max_lag: int, part: str = BASE) -> Version:
-        """The version that lags of `part` are counted from: the newest sealed one.
+    def counted_from(self, max_lag: int, part: str = BASE, *, trained: bool = False) -> Version:
+        """The version that lags of `part` are counted from: the newest sealed one. `trained`: the one that the
+        trainer's weights are at, if it is newer.
 
         With `max_lag` 0 it is the version that the trainer has begun to publish, if it changes `part` or the base: its
         weights are at that version, and it waits for tokens of that version.
         """
+        newest = dict(self.trained).get(part, self.name) if trained else self.name
         if max_lag or self.coming is None or self.coming_part not in (BASE, part):
-            return self.name
-        return self.coming
+            return newest
+        return max(newest, self.coming)
 
-    def lag_reason(self, version: Version, max_lag: int, parts: PartHistory, part: str = BASE) -> Reason | None:
+    def with_trained(self, trained: Mapping[str, Version]) -> "Head":
+        """This head with those of the trainers' versions, by part, that are newer than it, in its epoch."""
+        newer = [(part, at) for part, at in trained.items() if at[0] == self.epoch and at > self.name]
+        return self._replace(trained=tuple(sorted(newer)))
+
+    def lag_reason(
+        self, version: Version, max_lag: int, parts: PartHistory, part: str = BASE, *, trained: bool = False
+    ) -> Reason | None:
         """None when `version` is at most `max_lag` versions behind the head, for work of `part`. A version of another
         epoch is too old."""
         if version > self.name:
             return Reason.TOO_NEW
-        newest = self.counted_from(max_lag, part)
+        newest = self.counted_from(max_lag, part, trained=trained)
         if version[0] != newest[0] or parts.since(part, version, newest) > max_lag:
             return Reason.TOO_OLD
         return None
@@ -74,7 +87,7 @@ class AcceptedRollout:
 class Group:
     """A request group: one prompt, and `n` samples wanted of it.
 
-    Each sample is in exactly one of `free`, `leased` and `done`.
+    Each sample is in exactly one of `free`, `leased`, `done` and `dropped`.
     """
 
     id: bytes
@@ -101,15 +114,31 @@ class Group:
     """Nodes whose engines refuse it."""
     handed_over: bool = False
     """It was handed to the trainer, which has not confirmed that it took it."""
+    terms: Terms = PLAIN
+    dropped: set[int] = field(default_factory=set)
+    """Samples that are no longer wanted, because the group's time was over (`Terms.partial_s`)."""
 
     @property
     def complete(self) -> bool:
-        return len(self.done) == self.n
+        return len(self.done) + len(self.dropped) == self.n
+
+    @property
+    def size(self) -> int:
+        """How many samples the trainer gets."""
+        return self.n - len(self.dropped)
 
     @property
     def adapter(self) -> str:
         """The adapter that draws its samples; empty: the base alone. It is also the part that lags are counted by."""
         return self.sampling.extra.adapter
+
+    def counted_from(self, head: Head) -> Version:
+        """The version that its lag is counted from."""
+        return head.counted_from(self.max_lag, self.adapter, trained=self.terms.from_trained)
+
+    def lag_reason(self, version: Version, head: Head, parts: PartHistory) -> Reason | None:
+        """None when tokens of `version` count for it; see `Head.lag_reason`."""
+        return head.lag_reason(version, self.max_lag, parts, self.adapter, trained=self.terms.from_trained)
 
     def fits(self, node: "Node") -> bool:
         """Whether the engine of `node` can generate it, as far as the node has said."""

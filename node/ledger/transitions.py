@@ -10,7 +10,7 @@ import math
 from node.ledger.assignment.draws import is_portable
 from node.ledger.assignment.leases import LeaseTable
 from node.ledger.assignment.pool import Pool
-from node.ledger.facts import Accepted, Discarded, Dropped, Fact, Leased, Offered, Requeued, Taken
+from node.ledger.facts import Accepted, Cut, Discarded, Dropped, Fact, Leased, Offered, Requeued, Taken
 from node.ledger.messages import Reason
 from node.ledger.part_history import PartHistory
 from node.ledger.settings import Settings
@@ -55,12 +55,25 @@ class Transitions:
         leases = [self.table.leases[lease] for lease in sorted(set(group.leased.values()))]
         for done in group.done.values():
             self.count_unused(done.node, done.rollout.length, Reason.WITHDRAWN)
-        for lease in leases:  # their samples do not become free: their group is gone
+        self._void(leases)
+        self.facts.append(Dropped(group.id))
+        return leases
+
+    def cut(self, group: Group) -> list[LiveLease]:
+        """The samples of `group` that are not done are no longer wanted: it is complete. Returns the leases that are
+        void now."""
+        leases = [self.table.leases[lease] for lease in sorted(set(group.leased.values()))]
+        self._void(leases)
+        self.pool.cut(group)
+        self.facts.append(Cut(group.id, tuple(sorted(group.dropped))))
+        return leases
+
+    def _void(self, leases: list[LiveLease]) -> None:
+        """End leases whose samples do not become free, because nobody wants them any more."""
+        for lease in leases:
             self.nodes[lease.node].outstanding -= len(lease.open)
             lease.open.clear()
             self._end(lease, Reason.WITHDRAWN)
-        self.facts.append(Dropped(group.id))
-        return leases
 
     def take(self, group: Group) -> None:
         """The trainer has `group`."""
@@ -81,7 +94,7 @@ class Transitions:
             granted=now,
             deadline=now,
             duration_s=0.0,
-            minimum=self.parts.oldest(group.adapter, head.name, group.max_lag),
+            minimum=self.parts.oldest(group.adapter, group.counted_from(head), group.max_lag),
             open=set(samples),
             portable=is_portable(group, node, self.settings),
             begun_at=head.name,

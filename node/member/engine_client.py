@@ -7,6 +7,7 @@ from codec.adapter import AdapterConfig
 from node.engines.base import Completion, Prompt, SamplingParams, Version
 from node.engines.host import Commitment, Counts
 from node.engines.judgement import Claim, Judgement
+from node.engines.link import Draws
 
 __all__ = ["EngineClient"]
 
@@ -41,7 +42,12 @@ class EngineClient(Protocol):
     async def wait_ready(self) -> None: ...
 
     async def generate(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Counts | None = None, adapter: str = ""
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        counts: Counts | None = None,
+        adapter: str = "",
+        draws: Draws | None = None,
     ) -> tuple[Sequence[Completion], float]: ...
 
     async def score(

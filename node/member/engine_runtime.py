@@ -22,7 +22,7 @@ from codec.parts import Kind, base_layout
 from codec.sign import Key
 from node.engines.group import EngineGroup
 from node.engines.host import EngineDeadlines, EngineHost, EngineLost, EngineSpec, ReplicaRef, worker_command
-from node.engines.vllm.specs import specs_of
+from node.engines.server_specs import specs_of
 from node.host.last_line import last_line
 from node.member.changed_parts import ChangedParts
 from node.member.draft import NodeDraft
@@ -32,6 +32,7 @@ from node.member.milestones import Look
 from node.member.slot_bits import SlotBits
 from node.member.worker import NodeWorker
 from node.settings.config import JoinConfig
+from node.settings.engine_choice import SERVER_ENGINES
 from node.status.schema import EngineCommit, OwnStatus
 from swarm.protocol.core.events import VersionId
 from swarm.runtime import in_thread
@@ -84,9 +85,9 @@ class EngineRuntime:
         self._commits: deque[_Commit] = deque()
         self._committed = trio.Event()
         """`_commits` has grown; replaced when it was read."""
-        specs = specs_of(config) if config.engine == "vllm" else None
+        specs = specs_of(config) if config.engine in SERVER_ENGINES else None
         self.urls = () if specs is None else tuple(spec.url for spec in specs)
-        """OpenAI endpoints of the engines; empty without vLLM."""
+        """OpenAI endpoints of the engines; empty for an engine of this environment."""
         hosts = [self._own_host()] if specs is None else [
             EngineHost(spec, self._lend_replica, EngineDeadlines(commit_s=_VLLM_COMMIT_S))
             for spec in specs

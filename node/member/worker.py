@@ -26,6 +26,7 @@ from node.ledger.messages import (
     AskAbilities,
     AskAdapters,
     Cannot,
+    Follow,
     GiveBack,
     JudgeRequest,
     Reason,
@@ -54,6 +55,7 @@ from node.member.rate_meter import RateMeter
 from node.member.rollout import prompt_of, rollout_of, rows_with_routes
 from node.member.scorer import Scorer
 from node.member.time_accounting import TimeAccounting
+from node.member.token_stream import TokenStream
 from node.settings.event_log import EventLog
 from node.status.schema import TimeSplit, WorkerStatus
 from swarm.guard import Source, guarded
@@ -109,6 +111,7 @@ class NodeWorker:
         self._flights: list[_Flight] = []
         self._held = HeldVersion(engine)
         self._scorer = Scorer(engine, self._held, send)
+        self._tokens = TokenStream(send)
         self._judge_queue = JudgeQueue(engine, self._held, send)
         self._updater = EngineUpdater(
             engine, self._held, clock,
@@ -143,6 +146,7 @@ class NodeWorker:
                 nursery.start_soon(self._talk_for_ever)
                 nursery.start_soon(self._scorer.run)
                 nursery.start_soon(self._judge_queue.run)
+                nursery.start_soon(self._tokens.run)
                 task_status.started()
         finally:
             with trio.CancelScope(shield=True), trio.move_on_after(2.0):
@@ -223,6 +227,8 @@ class NodeWorker:
             case Withdraw(leases):
                 for lease in leases:
                     self._drop(lease)
+            case Follow(leases):
+                self._tokens.follow(leases)
             case Renewed(lease, deadline_s):
                 self._inventory.renewed(lease, deadline_s, self._clock())
             case Unfit(_, reason):
@@ -369,7 +375,8 @@ class NodeWorker:
                 held.tokens[sample] = tokens
 
         sampling = jobs[0][0].message.sampling.with_options(adapter="")
-        completions, _ = await self._engine.generate(prompts, sampling, count, flight.adapter)
+        more = {} if (draws := self._tokens.draws(jobs)) is None else {"draws": draws}
+        completions, _ = await self._engine.generate(prompts, sampling, count, flight.adapter, **more)
         count(tuple(len(completion.token_ids) for completion in completions))
         self._rate.measure()
         signed = [self._held.spans(completion.spans, flight.version) for completion in completions]

@@ -5,7 +5,7 @@ to look at one member scrapes that member.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from msgspec import UNSET
@@ -20,6 +20,7 @@ from prometheus_client.exposition import choose_encoder
 
 from node.monitor.observations import Histogram, Observations
 from node.status.schema import (
+    ClientStatus,
     LedgerStatus,
     OwnStatus,
     RelayStatus,
@@ -141,6 +142,7 @@ def _of_ledger(work: LedgerStatus) -> Iterator[Metric]:
     yield _counters("swarm_samples_unused", "Samples generated and never used, by the reason.", "reason", work.unused)
     yield _gauge("swarm_samples_leased", "Samples that nodes are to generate.", work.samples_leased)
     yield _gauge("swarm_samples_free", "Samples that no node has a lease for.", work.samples_free)
+    yield from _clients(work.clients)
     yield _gauge("swarm_groups_open", "Request groups of which samples are still to come.", work.groups_open)
     yield _gauge("swarm_groups_ready", "Complete request groups that nobody has taken.", work.groups_ready)
     checks = work.checks
@@ -196,6 +198,22 @@ def _of_member(own: OwnStatus, head: Version | None, observations: Observations)
             "generate": work.seconds.generate, "wait_work": work.seconds.wait_work,
             "wait_version": work.seconds.wait_version, "commit": work.seconds.commit,
         })  # fmt: skip
+
+
+def _clients(clients: Mapping[str, ClientStatus]) -> Iterator[Metric]:
+    """Of each key of the gateway with a quota. There are as many as an operator makes."""
+    requests = CounterMetricFamily(
+        "swarm_gateway_requests", "Requests of a key, by what came of them.", labels=["key", "result"]
+    )
+    tokens = CounterMetricFamily("swarm_gateway_tokens", "Tokens of a key's prompts and answers.", labels=["key"])
+    flights = GaugeMetricFamily("swarm_gateway_in_flight", "Sequences of a key that are in flight.", labels=["key"])
+    for name, client in sorted(clients.items()):
+        requests.add_metric([name, "admitted"], client.requests)
+        requests.add_metric([name, "refused"], client.refused)
+        tokens.add_metric([name], client.tokens)
+        flights.add_metric([name], client.in_flight)
+    if clients:
+        yield from (requests, tokens, flights)
 
 
 def _samples(accepted: int, refused: dict[str, int]) -> CounterMetricFamily:

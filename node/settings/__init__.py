@@ -9,6 +9,7 @@ Modules:
 - `config`: The settings of every command, as frozen values
 - `contact`: Where the seed of a SWARM_HOME can be reached
 - `definitions`: Every setting of every command as data
+- `engine_choice`: Checks of the settings of a node about its engines
 - `event_log`: Events of modules that also run where nobody has set up the log
 - `events`: The events of the log: what each says, and what to do about it
 - `example`: The commented example of swarm.toml, and its JSON schema

@@ -4,7 +4,6 @@ Each class has the flags of one command; a field's docstring is its help text. O
 text; other code and tests construct them directly. A constructor raises `UsageError` for an invalid value.
 """
 
-import re
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,8 @@ from codec.errors import UsageError
 from codec.formats.share import FormatShare, Share
 from codec.shards import Shard
 from node.settings.addresses import address, duration_s, host_and_port, is_loopback, relay_address
+from node.settings.client_keys import KEYS_FILE
+from node.settings.engine_choice import check_engine
 from node.settings.memory_plan import ReplicaPlace
 from node.settings.shares import check_parts, check_share
 
@@ -34,7 +35,7 @@ __all__ = [
 
 Preset = Literal["wan", "lan", "loopback"]
 CoderName = Literal["auto", "rice", "pco"]
-EngineName = Literal["none", "transformers", "vllm"]
+EngineName = Literal["none", "transformers", "vllm", "sglang"]
 DemoEngine = Literal["transformers", "vllm"]
 Running = Literal["continue", "recompute", "drain"]
 EngineHolds = Literal["bf16", "format"]
@@ -279,21 +280,28 @@ class JoinConfig(MemberConfig):
     engines: int = 1
     """How many engines to run; each takes the next --tp GPUs."""
     tp: int = 1
-    """GPUs (or CPU ranks) of each vLLM."""
+    """GPUs (or CPU ranks) of each vLLM or SGLang."""
     vllm_python: Path | None = None
     """Python of the environment that has vLLM and the plugin; without it, this one's."""
     vllm_arg: tuple[str, ...] = ()
     """A flag for vLLM, as --vllm-arg=--max-model-len=4096; repeat for more."""
+    sglang_python: Path | None = None
+    """Python of the environment that has SGLang and the plugin; without it, this one's."""
+    sglang_arg: tuple[str, ...] = ()
+    """A flag for SGLang, as --sglang-arg=--context-length=4096; repeat for more."""
     engine_port: int = 8000
-    """Port of vLLM's OpenAI endpoint, on this machine only; further engines get the next ports. 0: any free ones."""
+    """Port of the server's OpenAI endpoint, on this machine only; further engines get the next ports. 0: any free
+    ones."""
     engine_url: tuple[str, ...] = ()
-    """URL of a vLLM that you run yourself, with the plugin, to follow the swarm; repeat for more."""
+    """URL of a vLLM (with --engine sglang, of an SGLang) that you run yourself, with the plugin, to follow the swarm;
+    repeat for more."""
     draft_tokens: int = 3
     """Tokens that vLLM lets the swarm's draft model propose at a time, 1 to 16. 0: hold the draft without loading it;
-    the engine can then judge and draw portably, as without a draft."""
+    the engine can then judge and draw portably, as without a draft. SGLang never loads it."""
     running: Running = "continue"
-    """What happens to vLLM's running requests when a version arrives: they continue with the keys and values that they
-    have (continue), compute them again from the first token (recompute), or finish first (drain)."""
+    """What happens to the server's running requests when a version arrives: they continue with the keys and values that
+    they have (continue), compute them again from the first token (recompute), or finish first (drain; not with
+    SGLang)."""
     finish_within: str = ""
     """On SIGTERM, first finish the work that this machine holds, for at most this long (100s), then leave with exit
     code 0. Without it the machine gives its work back and leaves at once, with exit code 143."""
@@ -315,30 +323,12 @@ class JoinConfig(MemberConfig):
         check_share(self)
         object.__setattr__(self, "engine_url", tuple(self.engine_url))
         object.__setattr__(self, "vllm_arg", tuple(self.vllm_arg))
+        object.__setattr__(self, "sglang_arg", tuple(self.sglang_arg))
         if self.finish_within:
             duration_s(self.finish_within)
         if self.engine_url and self.engine == "transformers":  # the URL implies the engine
             object.__setattr__(self, "engine", "vllm")
-        if self.engine_url and (self.engine != "vllm" or self.engines != 1):
-            raise UsageError("--engine-url: once for each vLLM that you run; leave out --engine and --engines")
-        if self.engine != "vllm" and (self.tp, self.engines, self.vllm_arg) != (1, 1, ()):
-            raise UsageError("--tp, --engines, --vllm-arg: only with --engine vllm")
-        if not 1 <= self.engines <= 64 or not 1 <= self.tp <= 64:
-            raise UsageError("--engines, --tp: 1 to 64")
-        if not 0 <= self.draft_tokens <= 16:
-            raise UsageError("--draft-tokens: 1 to 16, or 0")
-        if not 0 <= self.engine_port <= 65535 - self.engines:
-            raise UsageError("--engine-port: a port, or 0")
-        if self.raw_out is not None and self.engine != "none":
-            raise UsageError("--raw-out: no engine can generate from a file; add --engine none")
-        if self.replica == "none" and self.engine != "none":
-            raise UsageError("--replica none: an engine needs a copy of the model; add --engine none")
-        if self.replica == "engine" and self.engine == "none":
-            raise UsageError("--replica engine: there is no engine; leave out --engine none, or use --replica disk")
-        if self.threads is not None and not 1 <= self.threads <= 1024:
-            raise UsageError("--threads: 1 to 1024")
-        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,2})?", self.device):
-            raise UsageError("--device: auto, cpu, mps, cuda or cuda:N")
+        check_engine(self)
 
     @property
     def held_shard(self) -> Share | None:
@@ -436,10 +426,11 @@ class GatewayConfig:
             raise UsageError("--max-lag: 0 to 1024")
         if not 1 <= len(self.model_name) <= 256:
             raise UsageError("--model-name: 1 to 256 characters")
-        if not self.api_key and self.api_key_file is None and not is_loopback(self.host):
+        has_key = self.api_key or self.api_key_file is not None or (self.home / KEYS_FILE).exists()
+        if not has_key and not is_loopback(self.host):
             raise UsageError(
-                f"Everyone who reaches {self.host} could use the swarm: give a key (SWARM_API_KEY, or --api-key-file), "
-                "or listen on 127.0.0.1 only."
+                f"Everyone who reaches {self.host} could use the swarm: make a key (swarm-node gateway key add NAME), "
+                "give one (SWARM_API_KEY, or --api-key-file), or listen on 127.0.0.1 only."
             )
 
     @property

@@ -54,6 +54,14 @@ EVENTS: Final[Mapping[str, Event]] = {
     "rollout_false": Event(
         "The trainer found that a node lied: {why}.", "`swarm-node quarantine` shows which node, and why"
     ),
+    "keys_unread": Event(
+        "The gateway's keys were changed and cannot be read, so those before still count: {why}",
+        "repair the file that it names, or restore it",
+    ),
+    "tokens_contradicted": Event(
+        "{who} signed other tokens than it told a client while they were drawn; the answer goes on with what was told.",
+        "look at that machine if it comes again: it counts towards a quarantine",
+    ),
     "quarantined": Event(
         "{who} is in quarantine and gets no work: {why}.",
         "look at that machine; `swarm-node quarantine NODE --release` gives it work again",

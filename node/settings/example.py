@@ -48,6 +48,8 @@ _EXAMPLES: Final[dict[str, Any]] = {
     "name": "box-7",
     "raw_out": "/data/file",
     "region": "eu",
+    "sglang_arg": ["--context-length=4096"],
+    "sglang_python": "/opt/sglang/bin/python",
     "threads": 8,
     "ticket_file": "/run/secrets/ticket",
     "up_gb_day": 50,

@@ -17,6 +17,7 @@ from msgspec import UNSET, Struct, UnsetType, field, msgpack
 
 from node.status.work_schema import (
     CheckCounts,
+    ClientStatus,
     CommitTimes,
     EvidenceStatus,
     LedgerNode,
@@ -32,6 +33,7 @@ from swarm.protocol.transfer.egress import EgressStatus
 __all__ = [
     "AllowanceStatus",
     "CheckCounts",
+    "ClientStatus",
     "CommitTimes",
     "EgressStatus",
     "EngineCommit",

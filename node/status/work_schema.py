@@ -151,13 +151,30 @@ class CheckCounts(Struct, kw_only=True):
     """The nonce of the version before, in hex; empty: there is none."""
 
 
+class ClientStatus(Struct, kw_only=True):
+    """A key of the gateway with a quota. Counts are since the gateway started; a limit of 0 is none."""
+
+    requests: int = 0
+    tokens: int = 0
+    """Of prompts and answers."""
+    refused: int = 0
+    """Requests that got 429 because the quota was used up."""
+    in_flight: int = 0
+    """Sequences that were asked for and are not answered."""
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    most_in_flight: int = 0
+
+
 class LedgerStatus(Struct, kw_only=True):
     """The seed's ledger. Counts are since the seed started, except those of work that is open."""
 
     groups_open: int = 0
-    """Request groups of which samples are still to come."""
+    """Request groups of which samples are still to come, without those of evaluations."""
     groups_ready: int = 0
-    """Complete request groups that the trainer has not taken."""
+    """Complete request groups that the trainer has not taken, without those of evaluations."""
+    groups_evaluating: int = 0
+    """Request groups of evaluations that were not taken."""
     samples_free: int = 0
     """Of open groups: leased to no node."""
     samples_leased: int = 0
@@ -188,6 +205,8 @@ class LedgerStatus(Struct, kw_only=True):
     """By open session: sampling options that it asks for and no node's engine has."""
     nodes: dict[str, LedgerNode] = {}
     """By public key in hex."""
+    clients: dict[str, ClientStatus] = {}
+    """The keys of the gateway with quotas, by name."""
 
 
 class WorkerStatus(Struct, kw_only=True):

@@ -20,12 +20,16 @@ Modules:
 - `gathered`: The whole tensors of a model that several ranks hold in parts
 - `held_gateway`: A gateway whose address outlives the seed that serves it
 - `megatron`: A Megatron-core model's tensors under the names of its checkpoint
+- `importance`: Importance weights from log-probabilities, truncated
 - `messages`: The messages between a trainer and the seed on its host
 - `prime_rl`: prime-rl on the swarm, without a change to it
 - `prompts`: Turns a trainer's prompt into the token ids that nodes continue
 - `publish_adapter`: Publishes an adapter's folder, and removes adapters, for `swarm-node`
 - `publish_files`: Publishes checkpoint folders and raw files, for `swarm-node publish`
 - `publish_here`: Publishes files from this process, for a seed that does not read them itself
+- `readiness`: Which nodes are ready to generate, and what is missing until enough are
+- `rollout_group`: What a trainer gets for a prompt
+- `rollout_stream`: The iterator that `Swarm.rollouts` returns
 - `rollouts`: Complete groups from the swarm, as an iterator
 - `routes`: Routes of experts replayed in the trainer's model
 - `serving`: Serves an adapter's routes on one address until the process is interrupted

@@ -11,10 +11,10 @@ model that FSDP2 shards attaches and publishes, with the same calls in the same 
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Sized
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -23,27 +23,36 @@ from codec.bits import Bits
 from codec.errors import SwarmError, UsageError
 from codec.parts import policy_base
 from node.engines.base import SamplingParams
+from node.ledger.terms import Terms
 from node.trainers.attach import attach, find_or_start
 from node.trainers.connection.patience import log
 from node.trainers.connection.seedlink import SeedProcess, ask_state, home_folder
 from node.trainers.errors import PromptRefused, SwarmBusy, SwarmDown, SwarmTimeout
 from node.trainers.held_gateway import HeldGateway
 from node.trainers.messages import OpenGateway, OpenRollouts, VersionRef
-from node.trainers.prompts import Prompt, Tokens, check_prompts
+from node.trainers.prompts import Prompt, PromptSpec, Tokens, check_prompts
 from node.trainers.publish.line import OnBusy
 from node.trainers.publish.lines import PublishLines
 from node.trainers.publish.publication import Publication
-from node.trainers.rollouts import Check, RefusedPrompt, Rollout, RolloutGroup, rollouts
+from node.trainers.readiness import NodeReadiness, NodeState, Readiness, wait_ready
+from node.trainers.rollout_group import Check, RefusedPrompt, Rollout, RolloutGroup
+from node.trainers.rollout_stream import RolloutStream
+from node.trainers.rollouts import Choice, rollouts
 from node.trainers.standing import standing
 from node.trainers.tensors.drafted import Drafted
 
 __all__ = [
     "Check",
+    "NodeReadiness",
+    "NodeState",
     "PromptRefused",
+    "PromptSpec",
     "Publication",
+    "Readiness",
     "RefusedPrompt",
     "Rollout",
     "RolloutGroup",
+    "RolloutStream",
     "SamplingParams",
     "Swarm",
     "SwarmBusy",
@@ -65,7 +74,8 @@ def _source(model: Any, draft: Any) -> Any:
 class Swarm:
     """A trainer's handle on its swarm. Make one with `Swarm.attach`.
 
-    Use it from one thread. It is a context manager, whose end calls `close`.
+    Use it from one thread; iterators of rollouts may be used in other threads, each in one. It is a context manager,
+    whose end calls `close`.
     """
 
     def __init__(self, lines: PublishLines, base: Path | None, seed: SeedProcess | None, max_lag: int) -> None:
@@ -76,6 +86,8 @@ class Swarm:
         self._seed = seed
         self._max_lag = max_lag
         self._gateway: HeldGateway | None = None
+        self._trained: set[str] = set()
+        """Adapters (empty: the base) that were trained since they were published last."""
 
     @classmethod
     def attach(
@@ -167,10 +179,13 @@ class Swarm:
         returned is in the publication's `error` and in `state`, and is logged.
         """
         if adapter is None:
-            return self._lines.base(step, timeout_s).publish(_source(model, draft), step, on_busy, timeout_s)
-        if draft is not None:
+            publication = self._lines.base(step, timeout_s).publish(_source(model, draft), step, on_busy, timeout_s)
+        elif draft is not None:
             raise UsageError("A version of an adapter changes nothing else: publish the draft model with the base.")
-        return self._lines.adapter(adapter, step, timeout_s).publish(model, step, on_busy, timeout_s)
+        else:
+            publication = self._lines.adapter(adapter, step, timeout_s).publish(model, step, on_busy, timeout_s)
+        self._trained.discard(adapter or "")
+        return publication
 
     def resume(self, root: bytes, model: Any = None, *, draft: Any = None, timeout_s: float = 600.0) -> tuple[int, int]:
         """Bring the swarm back to the version with this root, after the trainer has loaded its checkpoint.
@@ -202,7 +217,7 @@ class Swarm:
 
     def rollouts(
         self,
-        prompts: Iterable[Prompt],
+        prompts: Iterable[Prompt | PromptSpec],
         n: int,
         sampling: SamplingParams,
         *,
@@ -211,14 +226,23 @@ class Swarm:
         whole: bool = False,
         routes: bool = False,
         check: Check | None = None,
+        keep: Callable[[RolloutGroup], bool] | None = None,
+        take: int | None = None,
+        partial_after_s: float | None = None,
+        least: int = 1,
+        lag_from: Literal["sealed", "trained"] = "sealed",
+        purpose: Literal["train", "evaluate"] = "train",
+        priority: int = 0,
         timeout_s: float = 600.0,
-    ) -> Iterator[RolloutGroup | RefusedPrompt]:
+    ) -> RolloutStream:
         """`n` accepted samples of every prompt: an iterator of groups in the order in which they are complete.
 
-        Of several complete groups, the one with the earliest prompt comes first. Closing the iterator withdraws the
-        prompts that are left.
+        Of several complete groups, the one with the earliest prompt comes first. The iterator is for `for` loops and
+        for `async for` (under asyncio and trio). Closing it withdraws the prompts that are left; its `abort` withdraws
+        one.
 
-        `prompts`: each is token ids, a text, or chat messages (for the base folder's tokenizer and chat template). They
+        `prompts`: each is token ids, a text, or chat messages (for the base folder's tokenizer and chat template), or a
+        `PromptSpec` with one of these and with `n`, sampling or metadata of its own. They
         are taken as fast as you take groups, so an endless iterator is fine. The nodes know how long a list is, and
         finish it together. For a prompt that cannot be generated for (it is none of these, or longer than the model
         reads), the iterator yields a `RefusedPrompt` instead of a group, and goes on. Check `group.refused`, or use the
@@ -237,7 +261,20 @@ class Swarm:
         `whole`: each group is generated by one node in one batch, so that with a `key` its bits do not depend on the
         node. `routes`: each rollout says which experts every token took (`Rollout.routes`), for `replayed_routes`; only
         of a mixture of experts. `check`: compares samples with your own scores before you get them; see `Check`.
-        `timeout_s`: the longest time without a complete group.
+
+        `keep`: a filter: you do not get the groups for which `keep(group)` is false. `take`: the iterator ends after
+        this many groups; when the last of them is complete, the other groups are aborted: their leases end, and nodes
+        stop generating them. So `take=12` of 16 prompts gives the 12 groups that are complete first.
+
+        `partial_after_s`: this long after its prompt was offered, a group comes with the samples that it has by then,
+        or as soon as it has `least`; nodes stop generating the others. `RolloutGroup.is_partial` says so.
+
+        `lag_from`: "trained": `max_lag` counts from the weights that you are training, so versions on their way count,
+        and weights that you have announced with `mark_trained`. "sealed": from the newest sealed version.
+
+        `purpose`: "evaluate": samples for an evaluation beside the training, from another thread or task. The status
+        counts their groups apart, and how fast you take them limits neither them nor the training's. `priority`: -8 to
+        8; nodes begin work of a higher one first. `timeout_s`: the longest time without a complete group.
 
         Raises `UsageError` when `prompts` is a single prompt, `n` or `key` is out of range, the key is bound to other
         work, the swarm has no such adapter, or the model has no experts whose routes could be given; `SwarmTimeout`
@@ -250,11 +287,15 @@ class Swarm:
             sampling = sampling.with_options(**wanted, **({"routes": True} if routes else {}))
         except ValueError as error:
             raise UsageError(f"rollouts: {error}.") from error
+        if take is not None and take < 1:
+            raise UsageError("rollouts: take is at least 1.")
         session = os.urandom(16).hex() if key is None else key
         total = len(prompts) if isinstance(prompts, Sized) else None
+        terms = Terms(partial_after_s, least, priority, lag_from == "trained", purpose == "evaluate")
         request = OpenRollouts(
-            session, n, sampling, self._max_lag, keep=key is not None, whole=whole, total=total, refusals=True
-        )
+            session, n, sampling, self._max_lag, keep=key is not None, whole=whole, total=total, refusals=True,
+            terms=terms,
+        )  # fmt: skip
         try:
             request = msgspec.convert(msgspec.to_builtins(request), OpenRollouts)
         except msgspec.ValidationError as error:
@@ -266,8 +307,25 @@ class Swarm:
             self._tokens.of,
             timeout_s,
             check,
-            partial(self._lag_base, sampling.extra.adapter),
+            partial(self._trained_version if terms.from_trained else self._lag_base, sampling.extra.adapter),
+            Choice(keep, take),
         )
+
+    def mark_trained(self, adapter: str | None = None) -> None:
+        """The weights (of this adapter, or of the base) have changed since they were published last, and will be
+        published. Until then `rollouts(lag_from="trained")` counts them as one version more.
+
+        Call it after an optimizer step that you do not publish at once. `publish` takes it back.
+        """
+        self._trained.add(adapter or "")
+
+    def _trained_version(self, adapter: str) -> tuple[int, int]:
+        """The version that the trainer's weights are at: the newest published one, sealed or not, or one more."""
+        epoch, version = self._lines.head_of(adapter)
+        unsealed = [pub for pub in self._lines.unsealed_of(adapter) if not pub.superseded]
+        known = [pub.version for pub in unsealed if pub.version is not None]
+        coming = sum(pub.version is None for pub in unsealed) + bool({adapter, ""} & self._trained)
+        return epoch, max([version, *known]) + coming
 
     def _lag_base(self, adapter: str) -> tuple[int, int]:
         """The version that lags of `adapter` (empty: of the base) are counted from; see `attach`. Of two unsealed
@@ -278,6 +336,30 @@ class Swarm:
         if not any(pub.version is None or pub.version > version for pub in unsealed):
             return epoch, version
         return epoch, NEWER_THAN_ALL if adapter else version + 1
+
+    def wait_ready(
+        self,
+        nodes: int | None = None,
+        *,
+        tokens_per_second: float | None = None,
+        max_lag: int = 0,
+        timeout_s: float = 600.0,
+        tell: Callable[[str], None] | None = None,
+    ) -> Readiness:
+        """Wait until the swarm is ready to generate, and return which nodes are.
+
+        A node is ready when its engine has proven the newest sealed version, or one at most `max_lag` versions older,
+        and the node is neither silent nor in quarantine.
+
+        `nodes`: wait for this many ready nodes; without it, for one. `tokens_per_second`: wait until the ready nodes
+        make this much together, by the ledger's measurements; of a node that has not generated yet, by the test that it
+        ran when its engine was loaded. `tell(sentence)`: called with what is missing, at first and whenever that
+        changes; without it, a warning is logged at growing intervals.
+
+        Raises `SwarmTimeout` after `timeout_s`, with what is missing; `SwarmDown` when no seed answers by then;
+        `UsageError` for a number that is out of range.
+        """
+        return wait_ready(self._home, nodes, tokens_per_second, timeout_s, max_lag, tell)
 
     @property
     def state(self) -> dict[str, Any]:

@@ -150,11 +150,7 @@ class HeldGateway:
         """Answer the clients that connect within `LOOK_S`."""
         deadline = time.monotonic() + LOOK_S
         while (left := deadline - time.monotonic()) > 0 and not self._closed:
-            try:
-                ready, _, _ = select.select(self._listeners, (), (), left)
-            except (OSError, ValueError):  # closed by another thread
-                return
-            for listener in ready:
+            for listener in self._with_clients(left):
                 try:
                     client, _ = listener.accept()
                 except OSError:  # the client has gone, the seed accepted it, or this process has no descriptor left
@@ -164,6 +160,17 @@ class HeldGateway:
                     threading.Thread(target=self._refuse, args=(client,), daemon=True).start()
                 else:
                     client.close()
+
+    def _with_clients(self, within_s: float) -> list[socket.socket]:
+        """The listeners that a client has connected to; waits for one at most so long. None when they are closed."""
+        poll = select.poll()  # unlike `select.select` it takes descriptors beyond 1023, which large trainers have
+        found = {listener.fileno(): listener for listener in self._listeners}
+        try:
+            for descriptor in found:
+                poll.register(descriptor, select.POLLIN)
+            return [found[descriptor] for descriptor, _ in poll.poll(within_s * 1000.0)]
+        except (OSError, ValueError):  # closed by another thread
+            return []
 
     def _refuse(self, client: socket.socket) -> None:
         try:

@@ -2,17 +2,34 @@
 
 import operator
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from codec.errors import UsageError
-from node.engines.base import MAX_TOKEN
-from node.ledger.messages import MAX_TOKENS
+from node.engines.base import MAX_TOKEN, SamplingParams
+from node.ledger.messages import MAX_CAPACITY, MAX_TOKENS
 
-__all__ = ["BadPrompt", "Prompt", "Tokens", "check_prompts"]
+__all__ = ["BadPrompt", "Prompt", "PromptSpec", "Tokens", "check_prompts", "own_terms"]
 
 Prompt = Sequence[int] | str | Sequence[Mapping[str, Any]]
 """Token ids; a text; or a conversation, as messages with `role` and `content`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSpec:
+    """A prompt with options of its own, given in the place of a plain prompt.
+
+    `prompt`: token ids, a text, or chat messages. `sampling`: how to sample it; None: as the call of `rollouts` says.
+    The call's adapter and routes count for it too. `n`: samples of it, 1 to 4096; None: as the call says. `metadata`:
+    anything; it comes back as `RolloutGroup.metadata` or `RefusedPrompt.metadata`, and never leaves this process.
+    """
+
+    prompt: Prompt
+    sampling: SamplingParams | None = None
+    n: int | None = None
+    metadata: Any = None
+
 
 ACCEPTED: Final = "token ids, a text, or chat messages such as [{'role': 'user', 'content': '...'}]"
 
@@ -23,12 +40,34 @@ class BadPrompt(ValueError):
 
 def check_prompts(prompts: object) -> None:
     """Raises `UsageError` when `prompts` is a single prompt instead of a series of prompts."""
-    if isinstance(prompts, str | bytes | Mapping):
+    if isinstance(prompts, str | bytes | Mapping | PromptSpec):
         raise UsageError(f"prompts is one {type(prompts).__name__}: give a list of prompts, each {ACCEPTED}.")
     if isinstance(prompts, list | tuple) and prompts and isinstance(prompts[0], Mapping) and "role" in prompts[0]:
         raise UsageError("prompts is one conversation: give a list of conversations, even of one: [messages].")
     if isinstance(prompts, list | tuple) and prompts and isinstance(prompts[0], int):
         raise UsageError("prompts is one list of token ids: give a list of prompts, even of one: [token_ids].")
+
+
+def own_terms(spec: PromptSpec, call: SamplingParams) -> tuple[SamplingParams | None, int | None]:
+    """The sampling and the number of samples that only this prompt has; None where they are the call's.
+
+    Raises `BadPrompt` for a number out of range, and for sampling that names another adapter than the call.
+    """
+    if spec.n is not None and not (isinstance(spec.n, int) and 1 <= spec.n <= MAX_CAPACITY):
+        raise BadPrompt(f"n={spec.n}: 1 to {MAX_CAPACITY} samples of a prompt can be asked for.")
+    if spec.sampling is None:
+        return None, spec.n
+    if not isinstance(spec.sampling, SamplingParams):
+        raise BadPrompt(f"sampling is of type {type(spec.sampling).__name__}: give SamplingParams.")
+    adapter, routes = call.extra.adapter, call.extra.routes
+    if spec.sampling.extra.adapter not in ("", adapter):
+        raise BadPrompt(
+            f"Its sampling names the adapter {spec.sampling.extra.adapter!r}: give each adapter a call of its own "
+            "(rollouts(adapter=...))."
+        )
+    wanted = {**({"adapter": adapter} if adapter else {}), **({"routes": True} if routes else {})}
+    sampling = spec.sampling.with_options(**wanted)
+    return (None if sampling == call else sampling), spec.n
 
 
 class Tokens:

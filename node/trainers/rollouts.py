@@ -1,145 +1,64 @@
 """Complete groups from the swarm, as an iterator that takes prompts only as fast as the nodes finish them."""
 
-import random
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
+import msgspec
 from blake3 import blake3
 from msgspec.structs import replace
 
 from codec.errors import UsageError
-from codec.routes import Routes
-from node.engines.base import Span, Version
+from node.engines.base import SamplingParams, Version
 from node.ipc.channel import Channel, ChannelTimeout, close_fds
-from node.ledger.packing import pack_tokens, unpack_floats, unpack_tokens
-from node.ledger.route_reader import BadRoutes, Routed, read_routes
-from node.ledger.trust.checks import distance
+from node.ledger.packing import pack_tokens, unpack_tokens
+from node.ledger.route_reader import BadRoutes, read_routes
+from node.ledger.terms import PLAIN
 from node.trainers.connection.patience import Wait
 from node.trainers.connection.seedlink import dial, speaking
-from node.trainers.errors import PromptRefused, RolloutsFailed, SwarmDown, SwarmTimeout
-from node.trainers.messages import Accuse, Offer, OfferRefused, OpenRollouts, Refusal, Room, Sample, Stale, Taken
-from node.trainers.prompts import BadPrompt
+from node.trainers.errors import RolloutsFailed, SwarmDown, SwarmTimeout
+from node.trainers.messages import (
+    ROLLOUTS,
+    Abort,
+    Accuse,
+    Offer,
+    OfferRefused,
+    OpenRollouts,
+    Refusal,
+    Room,
+    Sample,
+    Stale,
+    Taken,
+    Trained,
+)
+from node.trainers.prompts import BadPrompt, PromptSpec, own_terms
+from node.trainers.rollout_group import Check, RefusedPrompt, Rollout, RolloutGroup, rollout_of, routed_of
+from node.trainers.rollout_stream import RolloutStream
 from node.trainers.standing import why_no_group
 
-__all__ = ["Check", "RefusedPrompt", "Rollout", "RolloutGroup", "group_id", "rollouts"]
+__all__ = ["Choice", "group_id", "rollouts"]
 
 LOOK_AGAIN_S: Final = 0.2
 """How often a seed that is down is dialed."""
+ABORTED_A_MESSAGE: Final = 1024
+"""Groups in one `Abort`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
-    """One accepted sample.
+class Choice:
+    """Which of the complete groups the caller gets.
 
-    `token_ids`: the completion, without the prompt. `logprobs`: the natural logarithm of each token's probability in
-    the distribution that it was sampled from, after temperature, top-p and options; for a greedy completion, at
-    temperature 1. `finish_reason`: "stop" (the last token is a stop token) or "length". `spans`: which version of the
-    swarm sampled which tokens, in order. `node`: public key (32 bytes) of the node that signed it.
-
-    `adapter`: the one that drew it; empty: the base alone. `own`: for each span, the own version of the adapter, or of
-    the base: how many versions of the swarm had changed it. Empty in a swarm without adapters, where that is the
-    version. `lag`: how many versions that changed the adapter or the base its oldest token was behind when the seed
-    sent it.
-
-    `routes`: if they were asked for, which experts each token of prompt and completion but the last took: uint16,
-    (tokens - 1, layers, k), ascending; see `node.trainers.routes`.
+    `keep(group)`: whether it gets this one; None: all. `take`: the iterator ends after this many groups, and what is
+    left is aborted; None: it gets all.
     """
 
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    finish_reason: str
-    spans: tuple[Span, ...]
-    node: bytes
-    adapter: str = ""
-    own: tuple[int, ...] = ()
-    lag: int = 0
-    routes: Routes | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def versions(self) -> tuple[tuple[int, int], ...]:
-        """(epoch, version) of each token."""
-        return tuple(span.version for span in self.spans for _ in range(span.start, span.end))
-
-    @property
-    def own_versions(self) -> tuple[int, ...]:
-        """The own version of each token; see `own`."""
-        owns = self.own or tuple(span.version[1] for span in self.spans)
-        return tuple(own for own, span in zip(owns, self.spans, strict=True) for _ in range(span.start, span.end))
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutGroup:
-    """One prompt and its samples.
-
-    `index`: which of the prompts, counted from 0. `prompt`: its token ids. `rollouts`: the samples, `n` of them.
-    """
-
-    index: int
-    prompt: tuple[int, ...]
-    rollouts: tuple[Rollout, ...]
-
-    @property
-    def refused(self) -> None:
-        """None: the prompt was not refused. See `RefusedPrompt.refused`."""
-        return None
-
-    @property
-    def oldest(self) -> Version:
-        """(epoch, version) of the oldest token in the group."""
-        return min(span.version for rollout in self.rollouts for span in rollout.spans)
-
-    @property
-    def lag(self) -> int:
-        """The largest `Rollout.lag` in the group."""
-        return max(rollout.lag for rollout in self.rollouts)
-
-
-@dataclass(frozen=True, slots=True)
-class RefusedPrompt:
-    """What the iterator yields instead of a group when a prompt cannot be generated for. The other prompts go on.
-
-    `index`: which of the prompts, counted from 0. `prompt`: as it was given. `refused`: why, in a sentence.
-    """
-
-    index: int
-    prompt: Any
-    refused: str
-
-    @property
-    def rollouts(self) -> NoReturn:
-        """Raises `PromptRefused`, which ends a loop that uses this object as a group."""
-        raise PromptRefused(self.index, self.refused)
-
-    @property
-    def oldest(self) -> NoReturn:
-        """Raises `PromptRefused`."""
-        raise PromptRefused(self.index, self.refused)
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """The trainer's own check of the log-probabilities that nodes report, before it uses a group.
-
-    `score(prompt, rollout)`: the log-probability of each token of the rollout under the version that it names, or None
-    if the trainer no longer has that version. `share`: the share of the samples that is checked, picked at random, 0 to
-    1. `tolerance`: the mean difference in nats a token that is accepted; `python -m scenarios.bench.check_tolerance`
-    measures what rounding alone causes. A node beyond it is quarantined, and other samples take the place of its own.
-    """
-
-    score: Callable[[tuple[int, ...], Rollout], Sequence[float] | None]
-    share: float = 0.02
-    tolerance: float = 0.1
-
-    def find_lie(self, prompt: tuple[int, ...], rollout: Rollout) -> str | None:
-        """What is wrong with a rollout, in words. None: nothing, or it was not picked for a check."""
-        if random.random() >= self.share or (scores := self.score(prompt, rollout)) is None:
-            return None
-        difference = distance(rollout.logprobs, scores)
-        return None if difference <= self.tolerance else f"off by {difference:.3g} nats a token"
+    keep: Callable[[RolloutGroup], bool] | None = None
+    take: int | None = None
 
 
 def group_id(session: str, index: int) -> bytes:
@@ -156,14 +75,20 @@ def rollouts(
     timeout_s: float,
     check: Check | None = None,
     lag_base: Callable[[], Version] = lambda: (0, 0),
-) -> Iterator[RolloutGroup | RefusedPrompt]:
+    choice: Choice = Choice(),
+) -> RolloutStream:
     """See `Swarm.rollouts`. `tokens(prompt)`: its token ids; raises `BadPrompt`. `lag_base()`: the version that lags
     are counted from."""
-    read = (_read(index, prompt, tokens) for index, prompt in enumerate(prompts))
+    read = (_read(index, prompt, tokens, request.sampling) for index, prompt in enumerate(prompts))
     if request.keep and isinstance(prompts, list | tuple):
         known = list(read)
         read, request = iter(known), replace(request, prompts=_hash(known), count=len(known))
-    batch = _Batch(request, read, timeout_s, check, lag_base, partial(why_no_group, home, request.session))
+    batch = _Batch(request, read, timeout_s, check, lag_base, partial(why_no_group, home, request.session), choice)
+    return RolloutStream(_connected(home, batch), batch)
+
+
+def _connected(home: Path, batch: "_Batch") -> Generator[RolloutGroup | RefusedPrompt, None, None]:
+    """The groups of `batch`, over as many connections as it takes."""
     reconnecting: Wait | None = None
     while True:
         try:
@@ -177,33 +102,51 @@ def rollouts(
             why = str(error)
             reconnecting = reconnecting or Wait(batch.deadline - time.monotonic(), lambda: f"rollouts: {why}")  # noqa: B023
             reconnecting.log_if_due()
-            time.sleep(LOOK_AGAIN_S)  # the seed keeps finished work on its disk, so a restarted one continues it
+            if batch.stopped.wait(LOOK_AGAIN_S):  # the seed keeps finished work on its disk: a restarted one continues
+                return
 
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """A prompt, as `given` and as `packed` token ids; None if it cannot be read, and `why`."""
+    """A prompt, as `given` and as `packed` token ids; None if it cannot be read, and `why`. `sampling`, `n`: its own;
+    None: the call's."""
 
     index: int
     given: Any
     packed: bytes | None
     why: str = ""
+    sampling: SamplingParams | None = None
+    n: int | None = None
+    metadata: Any = None
+
+    def refused(self, why: str) -> RefusedPrompt:
+        """What the caller gets in the place of its group."""
+        return RefusedPrompt(self.index, self.given, why, self.metadata)
 
 
-def _read(index: int, given: Any, tokens: Callable[[Any], tuple[int, ...]]) -> _Prompt:
+def _read(index: int, given: Any, tokens: Callable[[Any], tuple[int, ...]], call: SamplingParams) -> _Prompt:
+    spec = given if isinstance(given, PromptSpec) else PromptSpec(given)
     try:
-        return _Prompt(index, given, pack_tokens(tokens(given)))
+        sampling, n = own_terms(spec, call)
+        return _Prompt(index, spec.prompt, pack_tokens(tokens(spec.prompt)), "", sampling, n, spec.metadata)
     except BadPrompt as error:
-        return _Prompt(index, given, None, str(error))
+        return _Prompt(index, spec.prompt, None, str(error), metadata=spec.metadata)
 
 
 def _hash(prompts: Sequence[_Prompt]) -> bytes:
-    """BLAKE3 over the length and bytes of each prompt, in order. One that cannot be read has the length 2^32 - 1."""
+    """BLAKE3 over the length and bytes of each prompt, in order. One that cannot be read has the length 2^32 - 1. What
+    a prompt has of its own (n, sampling) follows it, as MessagePack."""
     state = blake3()
     for prompt in prompts:
         length = (1 << 32) - 1 if prompt.packed is None else len(prompt.packed)
         state.update(length.to_bytes(4, "little") + (prompt.packed or b""))
+        if prompt.n is not None or prompt.sampling is not None:
+            state.update(msgspec.msgpack.encode((prompt.n, prompt.sampling)))
     return state.digest()
+
+
+class _Stopped(Exception):
+    """The caller has closed the iterator while it waited."""
 
 
 class _Batch:
@@ -217,6 +160,7 @@ class _Batch:
         check: Check | None,
         lag_base: Callable[[], Version],
         explain: Callable[[], str],
+        choice: Choice = Choice(),
     ) -> None:
         """`lag_base`: see `rollouts`. `explain()`: why no group comes, in a sentence, for logs and errors."""
         self._explain = explain
@@ -225,14 +169,23 @@ class _Batch:
         self._timeout_s = timeout_s
         self.deadline = time.monotonic() + timeout_s
         """By when the next group must come. Set again each time the caller asks for a group."""
+        self.stopped = threading.Event()
+        """Set by another thread: the iterator ends soon, without a group."""
+        self.aborts: deque[int] = deque()
+        """Prompts whose groups the caller no longer wants, by index. Any thread may append."""
         self._request = request
         self._prompts = prompts
+        self._choice = choice
+        self._chosen = 0
+        """Groups that the caller got."""
         self._count = 0
         """Prompts that were read."""
         self._skipped = 0
-        """Of these, those that could not be read."""
+        """Of these, those that are not offered: they could not be read, or were aborted before."""
+        self._unread: set[int] = set()
+        """Aborted prompts that were not read yet."""
         self._last = False
-        """There are no more prompts."""
+        """There are no more prompts, or the caller has as many groups as it wanted."""
         self._open: dict[bytes, _Prompt] = {}
         """Offered and not yet handed out, by group, in the order of the prompts."""
         self._ready: dict[bytes, tuple[list[Sample], tuple[Rollout, ...]]] = {}
@@ -241,45 +194,64 @@ class _Batch:
         """Handed to the caller, and not yet confirmed to the seed."""
         self._parts: dict[bytes, list[Sample]] = {}
         """Of the groups that have come in part, the samples so far."""
+        self._told: Version | None = None
+        """The version that the seed was told the trainer is at."""
+        self._channel: Channel | None = None
 
     def converse(self, channel: Channel) -> Iterator[RolloutGroup | RefusedPrompt]:
         """Offer prompts and yield groups over one connection, until every prompt has its answer.
 
         Raises what `Swarm.rollouts` raises. After `SwarmDown` it may be called again, with a new connection.
         """
-        total, skipped_before = self._request.total, self._skipped
+        self._channel = channel
+        try:
+            yield from self._converse(channel)
+        except _Stopped:
+            return
+        finally:
+            self._channel = None
+
+    def _converse(self, channel: Channel) -> Iterator[RolloutGroup | RefusedPrompt]:
+        total, skipped_before, self._told = self._request.total, self._skipped, None
         channel.send(self._request if total is None else replace(self._request, total=self._left(total)))
         self._parts.clear()
         self._ready.clear()
         for group, prompt in self._open.items():
-            channel.send(Offer(group, prompt.packed or b""))
-        offered, allowed = len(self._open), 0
+            channel.send(self._offer(group, prompt, 0))
+        offered, allowed, speaks = len(self._open), 0, 0
         while True:
             for group in self._taken:
                 channel.send(Taken(group))
             self._taken.clear()
+            self.drop_aborted()
+            self._tell_trained(channel)
             while offered < allowed and (prompt := self._next()) is not None:
+                if prompt.index in self._unread:
+                    self._unread.discard(prompt.index)
+                    self._skipped += 1
+                    continue
                 if prompt.packed is None:
                     self._skipped += 1
-                    yield RefusedPrompt(prompt.index, prompt.given, prompt.why)
+                    yield prompt.refused(prompt.why)
                     self.deadline = time.monotonic() + self._timeout_s
                     continue
+                self._check_seed(speaks, prompt)
                 group = group_id(self._request.session, prompt.index)
                 self._open[group] = prompt
                 offered += 1
-                channel.send(Offer(group, prompt.packed, self._skipped - skipped_before))
+                channel.send(self._offer(group, prompt, self._skipped - skipped_before))
             if self._last and not self._open:
                 return
             while (message := self._receive(channel, wait=not self._ready)) is not None:
                 match message:
-                    case Room(total):
-                        allowed = total
+                    case Room(allowed, speaks):
+                        self._check_seed(speaks)
                     case Sample():
                         self._collect(channel, message)
                     case OfferRefused(group, why, usage) if (refused := self._open.pop(group, None)) is not None:
                         if usage:
                             raise UsageError(f"Prompt {refused.index}: {why}")
-                        yield RefusedPrompt(refused.index, refused.given, why)
+                        yield refused.refused(why)
                         self.deadline = time.monotonic() + self._timeout_s
                     case Refusal(why, usage):
                         raise (UsageError if usage else RolloutsFailed)(why)
@@ -287,21 +259,85 @@ class _Batch:
                     break  # more may be offered now, or nothing is open any more
             if (found := self._first(channel)) is not None:
                 name, group = found
+                if self._choice.keep is not None and not self._choice.keep(group):
+                    self._taken.append(name)  # it was used: the seed counts it so
+                    continue
+                self._chosen += 1
+                if self._choice.take is not None and self._chosen >= self._choice.take:
+                    self._abort_rest()
                 yield group
                 self.deadline = time.monotonic() + self._timeout_s
                 self._taken.append(name)
+
+    def _offer(self, group: bytes, prompt: _Prompt, skipped: int) -> Offer:
+        return Offer(group, prompt.packed or b"", skipped, prompt.n, prompt.sampling)
+
+    def _check_seed(self, speaks: int, prompt: _Prompt | None = None) -> None:
+        """Raises `UsageError` when the seed is of a release that does not know what this call or `prompt` asks for."""
+        asks = prompt is not None and (prompt.n is not None or prompt.sampling is not None)
+        asks = asks or self._request.terms != PLAIN or self._choice.take is not None
+        if asks and speaks < ROLLOUTS:
+            raise UsageError(
+                "The seed is of an older release, which knows neither prompts with their own sampling or n, nor take, "
+                "partial groups, priority and lags from what was trained: install the same version of swarm-node there."
+            )
+
+    def _tell_trained(self, channel: Channel) -> None:
+        """Tell the seed which version the trainer is at, if its groups are counted from that."""
+        if self._request.terms.from_trained and (now := self._lag_base()) != self._told:
+            self._told = now
+            channel.send(Trained(*now))
+
+    # ------------------------------------------------------------ groups that are no longer wanted
+
+    def drop_aborted(self) -> None:
+        """Have the seed abort the groups in `aborts`. Called in the thread that runs the iterator, or while none does.
+
+        Without a connection they are only forgotten: they are not offered again.
+        """
+        dropped = []
+        while self.aborts:
+            index = self.aborts.popleft()
+            group = group_id(self._request.session, index)
+            if group in self._open:
+                dropped.append(group)
+            elif index >= self._count:
+                self._unread.add(index)
+        self._drop(dropped)
+
+    def _abort_rest(self) -> None:
+        """The caller has as many groups as it wanted."""
+        self._last = True
+        self._drop(list(self._open))
+
+    def _drop(self, groups: list[bytes]) -> None:
+        for group in groups:
+            del self._open[group]
+            self._ready.pop(group, None)
+            self._parts.pop(group, None)
+        for at in range(0, len(groups), ABORTED_A_MESSAGE):
+            if self._channel is not None:
+                self._channel.send(Abort(tuple(groups[at : at + ABORTED_A_MESSAGE])))
+
+    # ------------------------------------------------------------ what the seed sends
 
     def _left(self, total: int) -> int:
         """How many of `total` prompts have no answer yet."""
         return max(0, total - self._count) + len(self._open)
 
     def _receive(self, channel: Channel, *, wait: bool) -> Any:
-        """The next message. None: there is none, and the caller does not `wait`.
+        """The next message. None: there is none, and the caller does not `wait`, or has aborted all that was open.
 
         Raises `SwarmTimeout` with the cause when none comes before the deadline.
         """
         patience = Wait(self.deadline - time.monotonic(), lambda: f"rollouts: no group yet. {self._explain()}")
         while True:
+            if self.stopped.is_set():
+                raise _Stopped
+            if self.aborts:
+                self.drop_aborted()
+                if not self._open:
+                    return None
             try:
                 message, fds = channel.recv(patience.slice_s() if wait else 0.0)
             except ChannelTimeout as error:
@@ -312,6 +348,7 @@ class _Batch:
                         f"No group was completed within {self._timeout_s:.0f} s; {len(self._open)} are open. "
                         f"{self._explain()}"
                     ) from error
+                self._tell_trained(channel)
                 patience.log_if_due()
             else:
                 close_fds(fds)
@@ -330,7 +367,7 @@ class _Batch:
 
     def _collect(self, channel: Channel, sample: Sample) -> None:
         """Keep one more sample. With the last one its group becomes ready."""
-        if sample.group not in self._open:  # handed out before the connection broke
+        if sample.group not in self._open:  # handed out before the connection broke, or aborted while it was sent
             if sample.left == 0:
                 channel.send(Taken(sample.group))
             return
@@ -341,12 +378,12 @@ class _Batch:
         samples = self._parts.pop(sample.group)
         prompt = len(self._open[sample.group].packed or b"") // 4
         try:
-            routes = read_routes([_routed(part) for part in samples], prompt)
+            routes = read_routes([routed_of(part) for part in samples], prompt)
         except BadRoutes as error:
-            channel.send(Accuse(sample.group, error.index, str(error)))
+            channel.send(Accuse(sample.group, samples[error.index].sample, str(error)))
         else:
             adapter = self._request.sampling.extra.adapter
-            found = [_rollout(one, adapter, its) for one, its in zip(samples, routes, strict=True)]
+            found = [rollout_of(one, adapter, its) for one, its in zip(samples, routes, strict=True)]
             self._ready[sample.group] = samples, tuple(found)
 
     def _first(self, channel: Channel) -> tuple[bytes, RolloutGroup] | None:
@@ -354,12 +391,15 @@ class _Batch:
         while self._ready:
             name = min(self._ready, key=lambda name: self._open[name].index)
             (samples, rollouts), prompt = self._ready.pop(name), self._open[name]
-            group = RolloutGroup(prompt.index, unpack_tokens(prompt.packed or b""), rollouts)
+            group = RolloutGroup(
+                prompt.index, unpack_tokens(prompt.packed or b""), rollouts,
+                prompt.n or self._request.n, prompt.sampling or self._request.sampling, prompt.metadata,
+            )  # fmt: skip
             newest = self._lag_base()
             if any(_may_be_stale(sample, newest, self._request.max_lag) for sample in samples):
                 channel.send(Stale(name, *newest))
             elif (lie := self._find_lie(group)) is not None:
-                channel.send(Accuse(name, *lie))
+                channel.send(Accuse(name, samples[lie[0]].sample, lie[1]))
             else:
                 del self._open[name]
                 return name, group
@@ -381,16 +421,3 @@ def _may_be_stale(sample: Sample, newest: Version, max_lag: int) -> bool:
     if newest <= counted:
         return False
     return newest[0] != counted[0] or lag + newest[1] - counted[1] > max_lag
-
-
-def _routed(sample: Sample) -> Routed:
-    epoch, version, _ = sample.spans[0]
-    tokens = len(sample.token_ids) // 4
-    return Routed(sample.routes, sample.prompt_routes, tokens, (epoch, version), sample.node)
-
-
-def _rollout(sample: Sample, adapter: str, routes: Routes | None) -> Rollout:
-    starts = (0, *(end for _, _, end in sample.spans))
-    spans = tuple(Span((e, v), start, end) for start, (e, v, end) in zip(starts, sample.spans, strict=False))
-    tokens, logprobs = unpack_tokens(sample.token_ids), unpack_floats(sample.logprobs)
-    return Rollout(tokens, logprobs, sample.finish_reason, spans, sample.node, adapter, sample.own, sample.lag, routes)

@@ -18,6 +18,7 @@ Modules:
 - `idle`: Measures what a seed and its relays cost while nothing is published
 - `restart`: Measures how long a node takes to start from a model on its disk
 - `routes`: Measures the bytes a token of routes of experts, and the speed of their coder
+- `sessions`: Measures how much of a session's text its next turn finds in a node's prefix cache
 - `sparsity`: Measures the share of weights that a step changes, and compares it with a model
 - `transport`: Measures the CPU time and throughput of the transport
 - `transport_ends`: The two processes of `scenarios.bench.transport`

@@ -11,6 +11,9 @@ Modules:
 - `engine_fresh`: Prints the answers of a fresh vLLM for each checkpoint
 - `engine_models`: Small models and made-up steps to test engines with
 - `memory_cost`: Measures what versions cost a node by where its replica is
+- `plugins`: Installs this checkout's plugins into the environment of an engine
+- `sglang_bench`: One SGLang under the driver of a node
+- `sglang_environment`: Creates a separate environment with SGLang's released wheel for CPUs
 - `updates`: Measures updates of a running vLLM, and checks that its weights are exact afterwards
 - `vllm_environment`: Creates a separate environment with a vLLM for CPUs
 """

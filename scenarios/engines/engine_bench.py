@@ -19,6 +19,7 @@ from node.coordinator.draft import load_draft
 from node.engines.base import Completion, EngineError, Prompt, SamplingParams
 from node.engines.interface import SharedReplica, WeightPatch
 from node.engines.judgement import Claim, Judgement
+from node.engines.server_process import ServerProcess
 from node.engines.vllm.adapters import adapter_flags
 from node.engines.vllm.engine import VllmEngine
 from node.engines.vllm.installed import installed
@@ -213,7 +214,7 @@ def _with_draft(base: Checkpoint, draft: Checkpoint) -> Replica:
     return replica
 
 
-def stop(pid: int, server: Server) -> None:
+def stop(pid: int, server: ServerProcess) -> None:
     """Stop a vLLM and kill the workers that remain."""
     children = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False).stdout.split()
     server.stop()

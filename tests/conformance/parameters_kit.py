@@ -112,7 +112,12 @@ class LocalEngine:
         await trio.lowlevel.checkpoint()
 
     async def generate(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams, counts: Any = None, adapter: str = ""
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        counts: Any = None,
+        adapter: str = "",
+        draws: Any = None,
     ) -> Any:
         self._flight += 1
         flight = self._flight
@@ -125,6 +130,8 @@ class LocalEngine:
                 await trio.lowlevel.checkpoint()
                 if flight not in self._done:
                     self._done |= dict(self.engine.step())
+                for row, drawn in () if draws is None else self.engine.new_tokens(flight):
+                    draws(row, drawn)
             completions = self._done.pop(flight)
         finally:
             self.engine.cancel(flight)

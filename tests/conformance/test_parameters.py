@@ -397,6 +397,17 @@ async def _as_ids(ask: Asker, endpoint: str) -> None:
     assert names == [f"token_id:{token}" for token in reply.tokens]
 
 
+@effect("min_version", "exact_version")
+async def _versions(ask: Asker, endpoint: str) -> None:
+    """tests/node/gateway shows how requests and nodes with different versions meet."""
+    for name in ("min_version", "exact_version"):
+        reply = await ask(endpoint, **{name: [0, 0]})
+        choice = reply.choices[0]
+        assert (choice["version_start"], choice["version_end"]) == ([0, 0], [0, 0])
+        reply = await ask(endpoint, **{name: 1})
+        assert (reply.status, reply.body["error"]["param"]) == (409, name)
+
+
 @effect("request_id")
 async def _request_id(ask: Asker, endpoint: str) -> None:
     body = (await ask(endpoint, request_id="mine")).body

@@ -30,7 +30,7 @@ class AdapterEngine(TimedEngine):
         self.pause_s = 0.004
         self.refuses = ""
 
-    async def generate(self, prompts, sampling, counts=None, adapter=""):
+    async def generate(self, prompts, sampling, counts=None, adapter="", draws=None):
         assert not sampling.extra.adapter, "the engine gets it by its own argument"
         if adapter and adapter not in self.adapters:
             raise EngineFailed(f"the adapter {adapter} was removed", poisoned=False)

@@ -90,6 +90,8 @@ class FakeSeed:
         for block in range(replica.layout.n_blocks):
             self.receiver.write_block(block, replica.read_block(block), replica.hashes[block].tobytes())
         self.head = (0, 0)
+        self.members: list[MemberStatus] = []
+        """What the status says of the members; empty: three without engines."""
         self.records = MemoryRecords()
         self.files: dict[str, bytes] = {}
         """The small files of the base."""
@@ -197,7 +199,8 @@ class FakeSeed:
         return Evicted(False, [])  # there are no members
 
     def status(self) -> SeedStatus:
-        return SeedStatus(nodes=[MemberStatus(held=held) for held in (self.head, (0, 0), None)])
+        members = self.members or [MemberStatus(held=held) for held in (self.head, (0, 0), None)]
+        return SeedStatus(head=self.head, model_bytes=1000, nodes=members)
 
 
 class FakeNode:

@@ -155,7 +155,9 @@ class Fake:
         self.roots: dict[int, bytes] = {}
         self.fails = False
 
-    async def generate(self, prompts: Any, sampling: Any, counts: Any = None, adapter: str = "") -> Any:
+    async def generate(
+        self, prompts: Any, sampling: Any, counts: Any = None, adapter: str = "", draws: Any = None
+    ) -> Any:
         return [f"{self.name}:{adapter}"] * len(prompts), 1.0
 
     async def set_adapter(self, slot: int, config: AdapterConfig, fd: int, version: Any, root: bytes) -> float | None:

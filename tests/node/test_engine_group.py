@@ -35,7 +35,9 @@ class Fake:
     async def wait_ready(self) -> None:
         await self.up.wait()
 
-    async def generate(self, prompts: Any, sampling: SamplingParams, counts: Any = None, adapter: str = "") -> Any:
+    async def generate(
+        self, prompts: Any, sampling: SamplingParams, counts: Any = None, adapter: str = "", draws: Any = None
+    ) -> Any:
         await trio.sleep(1.0)
         return [self.name] * len(prompts), 1.0
 

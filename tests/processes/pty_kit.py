@@ -53,14 +53,19 @@ class InTerminal:
 
     @property
     def _readable(self) -> bool:
-        return bool(select.select([self._main], [], [], 0)[0]) and not self._closed
+        return self._ready(0.0) and not self._closed
+
+    def _ready(self, within_s: float) -> bool:
+        poll = select.poll()  # `select` takes no descriptor beyond 1023
+        poll.register(self._main, select.POLLIN)
+        return bool(poll.poll(within_s * 1000.0))
 
     def press(self, keys: str) -> None:
         os.write(self._main, keys.encode())
 
     def read(self, within_s: float) -> None:
         """Read what comes within this time; returns at once when the terminal is closed."""
-        if select.select([self._main], [], [], within_s)[0]:
+        if self._ready(within_s):
             try:
                 self.raw += os.read(self._main, 65536).decode(errors="replace")
             except OSError:  # the process has ended

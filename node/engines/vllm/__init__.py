@@ -21,7 +21,6 @@ Modules:
 - `measured`: What a vLLM can do, known once it holds a model
 - `proof`: Compares an engine's live bits with the hashes that they must have
 - `server`: vLLM's process
-- `specs`: The driver processes of a node's vLLMs
 - `speculation`: How a vLLM is told to propose tokens by a draft model
 - `worker`: vLLM's driver as an engine process
 """

@@ -17,7 +17,7 @@ from codec import Layout
 from codec.adapter import AdapterConfig, AdapterSlots
 from codec.errors import UsageError
 from node.engines.adapters import GivenAdapter, check_features, factors_of, map_weights, slot_root
-from node.engines.base import EngineError, Version
+from node.engines.base import ADAPTERS, JUDGES_ADAPTERS, ROUTES, STREAMS, EngineError, Version
 from node.engines.vllm.invariance import is_invariant
 from node.engines.vllm.links import PluginLink, wait
 from node.engines.vllm.plugin.swarm_vllm.adapter_messages import (
@@ -33,7 +33,7 @@ from node.engines.vllm.plugin.swarm_vllm.messages import Changed, Front, Policy
 if TYPE_CHECKING:
     from node.engines.vllm.attached import Attached
 
-__all__ = ["VllmAdapters", "adapter_flags", "version_name"]
+__all__ = ["VllmAdapters", "abilities_of", "adapter_flags", "version_name"]
 
 PREPARE_WITHIN_S: Final = 290.0
 SWITCH_WITHIN_S: Final = 290.0
@@ -210,3 +210,14 @@ def _no_room(attached: "Attached") -> str:
         f"This vLLM has no room for adapters. Install the plugin of this release (docs/vllm.md), and start vLLM with "
         f"{flags}, or have the node start it."
     )
+
+
+def abilities_of(front: PluginLink) -> frozenset[str]:
+    """The abilities that a vLLM has by what its API server said first, in the message `Front`."""
+    can_have = {
+        ADAPTERS: room_of(front),
+        JUDGES_ADAPTERS: room_of(front),
+        ROUTES: getattr(front.hello, "experts", 0),
+        STREAMS: getattr(front.hello, "tells", False),
+    }
+    return frozenset(ability for ability, can in can_have.items() if can)

@@ -1,5 +1,6 @@
 """What a driver knows of its vLLM: its connections, its map, and the patch that is staged."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,8 +16,10 @@ from node.engines.vllm.compatibility import tensors_of
 from node.engines.vllm.links import PluginLink
 from node.engines.vllm.plugin.swarm_vllm.messages import Did, Model
 
-__all__ = ["FILL_WITHIN_S", "Attached", "Staged", "give_weights"]
+__all__ = ["FILL_WITHIN_S", "MAP_WITHIN_S", "Attached", "Staged", "give_weights"]
 
+MAP_WITHIN_S: Final = 600.0
+"""A mixture of experts has tens of thousands of tensors, and each takes some milliseconds."""
 FILL_WITHIN_S: Final = 1500.0
 """For vLLM to load all weights."""
 
@@ -40,6 +43,17 @@ class Attached:
     @property
     def layout(self) -> Layout:
         return self.shared.layout
+
+    def unreadable(self, loaded: Mapping[str, str], program: str) -> str:
+        """Why the weights cannot be read back; empty: they can. `loaded`: why tensors cannot be written in place, by
+        name. `program`: what the user knows the engine as."""
+        if loaded:
+            name = min(loaded)
+            return f"{program} keeps {name} in another form ({loaded[name]}), from which its bits cannot be read back"
+        if self.devices != {"cpu"}:
+            device = "+".join(sorted(self.devices)) or "unknown, because the plugin in vLLM's environment is older"
+            return f"its weights are on a device ({device}) from which reading them back has not been proven"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Whether a vLLM serves the swarm's model, and the sentence for the user when it does not."""
+"""Whether an engine serves the swarm's model, and the sentence for the user when it does not."""
 
 from collections.abc import Sequence
 
@@ -11,20 +11,27 @@ from node.engines.vllm.plugin.swarm_vllm.messages import Front, Mapped, Tensor
 __all__ = ["check_draft", "check_files", "merge_maps", "not_reloadable", "tensors_of"]
 
 
-def check_files(layout: Layout, facts: Front) -> None:
-    """Raises `UsageError` unless vLLM's config, tokenizer and chat template are the swarm's: they give tokens their
-    meaning. Files of a draft model are not compared: it loads those that the node has written for it."""
+def check_files(layout: Layout, facts: Front, program: str) -> None:
+    """Raises `UsageError` unless the engine's config, tokenizer and chat template are the swarm's: they give tokens
+    their meaning. `program`: what the user knows the engine as, here and below. Files of a draft model are not
+    compared: vLLM loads those that the node has written for it."""
     wanted = policy_base(layout).files
     for spec in wanted:
         theirs = facts.files.get(spec.name)
         if theirs is None:
-            raise UsageError(f"vLLM's model folder lacks the swarm's {spec.name}: serve a copy of the swarm's base.")
+            raise UsageError(
+                f"{program}'s model folder lacks the swarm's {spec.name}: serve a copy of the swarm's base."
+            )
         if theirs != spec.hash:
-            raise UsageError(f"vLLM's {spec.name} is not the swarm's: serve a copy of the swarm's base, unchanged.")
+            raise UsageError(
+                f"{program}'s {spec.name} is not the swarm's: serve a copy of the swarm's base, unchanged."
+            )
     ours = {spec.name for spec in wanted}
     for name in sorted(facts.files):
         if is_model_file(name) and name not in ours:  # vLLM prefers a chat template file to the tokenizer's template
-            raise UsageError(f"vLLM's model folder has a {name} that the swarm's has not: serve a copy of its base.")
+            raise UsageError(
+                f"{program}'s model folder has a {name} that the swarm's has not: serve a copy of its base."
+            )
 
 
 def tensors_of(layout: Layout) -> tuple[Tensor, ...]:
@@ -32,7 +39,7 @@ def tensors_of(layout: Layout) -> tuple[Tensor, ...]:
     return tuple(Tensor((t.name, *t.aliases), t.dtype, t.shape, layout.offset(t.name)) for t in layout.tensors)
 
 
-def merge_maps(maps: Sequence[Mapped]) -> tuple[dict[str, frozenset[str]], dict[str, str]]:
+def merge_maps(maps: Sequence[Mapped], program: str) -> tuple[dict[str, frozenset[str]], dict[str, str]]:
     """(the modules that each tensor feeds on any rank, why some tensors cannot be scattered), by tensor.
 
     Raises `UsageError` for a tensor that is on no rank.
@@ -42,8 +49,8 @@ def merge_maps(maps: Sequence[Mapped]) -> tuple[dict[str, frozenset[str]], dict[
     missing = [name for name in modules if name not in opaque and not any(found.covered[name] for found in maps)]
     if missing:
         raise UsageError(
-            f"vLLM's model has no place for the checkpoint's {missing[0]}, so it would not compute what the trainer "
-            "does. Use --engine transformers, or a release of vLLM that has one; or start the swarm from a checkpoint "
+            f"{program}'s model has no place for the checkpoint's {missing[0]}, so it would not compute what the "
+            "trainer does. Use --engine transformers, or a release that has one; or start the swarm from a checkpoint "
             "without it, if the model does not need it."
         )
     return modules, opaque
@@ -59,15 +66,15 @@ def check_draft(loaded: dict[str, str]) -> None:
             )
 
 
-def not_reloadable(loaded: dict[str, str], error: str) -> str:
-    """The sentence for a vLLM whose tensors can neither be scattered nor loaded again.
+def not_reloadable(loaded: dict[str, str], error: str, program: str) -> str:
+    """The sentence for an engine whose tensors can neither be scattered nor loaded again.
 
     `loaded`: why each tensor cannot be written in place. `error`: the plugin's message, which may name one of them.
     """
     words = error.split()
     name = next((name for name in sorted(loaded) if name in words), min(loaded))
     return (
-        f"This vLLM cannot follow the swarm. {name} cannot be written in place ({loaded[name]}), and {error}. Choose "
-        "a kernel that leaves weights as they are (for experts, a GPU and --moe-backend triton), or use --engine "
-        "transformers."
+        f"This {program} cannot follow the swarm. {name} cannot be written in place ({loaded[name]}), and {error}. "
+        "Choose a kernel that leaves weights as they are (for experts, a GPU and --moe-backend triton), or use "
+        "--engine transformers."
     )

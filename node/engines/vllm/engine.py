@@ -34,10 +34,18 @@ from node.engines.base import (
     SamplingParams,
     Version,
 )
-from node.engines.interface import BackgroundEngine, FlightDone, JudgeDone, ScoreDone, SharedReplica, WeightPatch
+from node.engines.interface import (
+    BackgroundEngine,
+    FlightDone,
+    FlightDraws,
+    JudgeDone,
+    ScoreDone,
+    SharedReplica,
+    WeightPatch,
+)  # fmt: skip
 from node.engines.judgement import Claim, Judgement
 from node.engines.vllm.adapters import VllmAdapters, adapter_flags, version_name
-from node.engines.vllm.attached import FILL_WITHIN_S, Attached, Staged, give_weights
+from node.engines.vllm.attached import FILL_WITHIN_S, MAP_WITHIN_S, Attached, Staged, give_weights
 from node.engines.vllm.classes import Classes
 from node.engines.vllm.compatibility import check_draft, check_files, merge_maps, not_reloadable, tensors_of
 from node.engines.vllm.flights import Flights, begin_judge, begin_score
@@ -72,8 +80,6 @@ from node.engines.window import places
 __all__ = ["VllmEngine"]
 
 CONNECT_WITHIN_S: Final = 60.0
-MAP_WITHIN_S: Final = 600.0
-"""A mixture of experts has tens of thousands of tensors, and each takes some milliseconds."""
 STAGE_WITHIN_S: Final = 290.0
 COMMIT_WITHIN_S: Final = 290.0
 """A commit with the policy `drain` waits until running requests are done."""
@@ -89,6 +95,8 @@ class VllmEngine(BackgroundEngine):
     """See `BackgroundEngine`. `policy`: what becomes of running requests at a commit."""
 
     kind = "vllm"
+    program = "vLLM"
+    """What the user knows the engine as."""
 
     def __init__(self, listener: Listener, policy: Policy = "continue", launcher: Launcher | None = None) -> None:
         """`listener`: where vLLM's processes connect. `launcher`: makes them connect; None: the caller does it."""
@@ -148,10 +156,10 @@ class VllmEngine(BackgroundEngine):
         if not isinstance(facts, Front):
             raise EngineError("a rank connected before the API server")
         if facts.refusal:
-            raise UsageError(f"This vLLM cannot follow the swarm. {facts.refusal}")
-        check_files(shared.layout, facts)
+            raise UsageError(f"This {self.program} cannot follow the swarm. {facts.refusal}")
+        check_files(shared.layout, facts, self.program)
         ranks, maps = self._map_ranks(front, facts.ranks, shared)
-        modules, opaque = merge_maps(maps)
+        modules, opaque = merge_maps(maps, self.program)
         self._attachment = Attached(front, ranks, shared, modules, opaque, frozenset(found.device for found in maps))
         self._hashes = None
         self._adapters.clear(front)
@@ -177,9 +185,9 @@ class VllmEngine(BackgroundEngine):
             maps = [wait(answer, Mapped, MAP_WITHIN_S) for answer in asked]
             wait(connected, Did, SHORT_S)
         except PluginFailed as error:
-            raise UsageError(f"vLLM's model and the swarm's are not the same: {error}") from error
+            raise UsageError(f"{self.program}'s model and the swarm's are not the same: {error}") from error
         if sorted(rank.hello.rank for rank in ranks if isinstance(rank.hello, Rank)) != list(range(count)):
-            raise EngineError("not every rank of vLLM connected")
+            raise EngineError(f"not every rank of {self.program} connected")
         return ranks, maps
 
     def give_weights(self, layout: Layout, fd: int) -> None:
@@ -211,8 +219,8 @@ class VllmEngine(BackgroundEngine):
 
     def _measure(self) -> frozenset[str]:
         attached = self._attached()
-        judges, drafts = JUDGES in self._can, attached.shared.draft is not None
-        held = attached.front, attached.ranks, self.policy, version_name(self.version)
+        judges, drafts, program = JUDGES in self._can, attached.shared.draft is not None, self.program.lower()
+        held = attached.front, attached.ranks, self.policy, program, version_name(self.version)
         return frozenset(measured(*held, judges=judges, drafts=drafts))
 
     def _fill(self) -> NDArray[np.uint8]:
@@ -246,7 +254,7 @@ class VllmEngine(BackgroundEngine):
             try:
                 took = front.get(lambda n: Check(n, tuple(sorted(loaded))), Changed, FILL_WITHIN_S)
             except PluginFailed as error:
-                raise UsageError(not_reloadable(loaded, str(error))) from error
+                raise UsageError(not_reloadable(loaded, str(error), self.program)) from error
             _log.info("reloadable", tensors=len(loaded), seconds=round(took.pause_s, 3))
         front.get(lambda n: Learned(n, loaded), Did, SHORT_S)
         return hashes
@@ -279,12 +287,7 @@ class VllmEngine(BackgroundEngine):
     @property
     def unreadable(self) -> str:
         """See `Engine`. Loaded tensors are computed from the checkpoint's, and are loaded again from the replica."""
-        if (loaded := self.classes.loaded) and (name := min(loaded)):
-            return f"vLLM keeps {name} in another form ({loaded[name]}), from which its bits cannot be read back"
-        if (devices := self._attached().devices) != {"cpu"}:
-            device = "+".join(sorted(devices)) or "unknown, because the plugin in vLLM's environment is older"
-            return f"its weights are on a device ({device}) from which reading them back has not been proven"
-        return ""
+        return self._attached().unreadable(self.classes.loaded, self.program)
 
     def read_blocks(self, blocks: Sequence[int], window: NDArray[np.uint8]) -> None:
         """See `Engine`. The ranks write their parts of each block."""
@@ -425,10 +428,11 @@ class VllmEngine(BackgroundEngine):
     # ------------------------------------------------------------ generating
 
     def begin(
-        self, flight: int, prompts: Sequence[Prompt], sampling: SamplingParams, done: FlightDone, adapter: str = ""
-    ) -> None:
+        self, flight: int, prompts: Sequence[Prompt], sampling: SamplingParams, done: FlightDone, adapter: str = "",
+        draws: FlightDraws | None = None,
+    ) -> None:  # fmt: skip
         front, (number, _) = self._asked(adapter)
-        self._flights.begin(front, flight, prompts, sampling, done, number)
+        self._flights.begin(front, flight, prompts, sampling, done, number, draws, lambda: self.version_of(adapter))
 
     def begin_score(
         self,

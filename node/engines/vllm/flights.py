@@ -1,6 +1,7 @@
 """The generations and scorings that run in a vLLM. Its API server answers; callbacks run in the receiving thread."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,8 @@ import msgspec
 import numpy as np
 
 from codec.routes import encode_routes
-from node.engines.base import Completion, EngineError, Prompt, SamplingParams, Span, Version
-from node.engines.interface import FlightDone, JudgeDone, ScoreDone
+from node.engines.base import BASE_VERSION, Completion, DrawnTokens, EngineError, Prompt, SamplingParams, Span, Version
+from node.engines.interface import FlightDone, FlightDraws, JudgeDone, ScoreDone
 from node.engines.judgement import Claim, Judgement
 from node.engines.vllm.links import PluginLink, wait
 from node.engines.vllm.plugin.swarm_vllm.messages import (
@@ -49,9 +50,11 @@ class Flights:
         sampling: SamplingParams,
         done: FlightDone,
         adapter: int = 0,
+        draws: FlightDraws | None = None,
+        version: Callable[[], Version] = lambda: BASE_VERSION,
     ) -> None:
-        """Start one completion for each prompt. `done(flight, outcome)` is called from another thread. `adapter`: its
-        id in vLLM; 0: none.
+        """Start one completion for each prompt. `done(flight, outcome)` and `draws` are called from another thread.
+        `adapter`: its id in vLLM; 0: none. `version()`: what the engine holds, for `draws`.
 
         Raises `EngineError` when vLLM is gone, or its plugin is too old for the options.
         """
@@ -59,8 +62,15 @@ class Flights:
         seeds = tuple(_seed(sampling.seed, prompt.stream) for prompt in prompts)
         counts = [0] * len(prompts)
 
+        held = version()
+
         def on_progress(message: Told) -> None:
+            nonlocal held
             counts[:] = message.counts
+            if draws is not None and message.drawn:
+                with contextlib.suppress(EngineError):  # the adapter is gone: its sequences fail
+                    held = version()
+                draws(flight, [(i, DrawnTokens(at, tokens, logs, held)) for i, at, tokens, logs in message.drawn])
 
         def finish(future: Future[Any]) -> None:
             if self._flights.pop(flight, None) is not None:
@@ -77,8 +87,9 @@ class Flights:
             if not getattr(front.hello, "experts", 0):
                 raise EngineError("this vLLM cannot tell routes: its model has no experts, or its plugin is old")
             routes = tuple(0 if prompt.routes else len(prompt.token_ids) - 1 for prompt in prompts)
+        streamed = draws is not None and bool(getattr(front.hello, "tells", False))
         future = front.ask(
-            lambda n: Generate(n, flight, ids, seeds, *how, *noise, adapter, routes), on_progress=on_progress
+            lambda n: Generate(n, flight, ids, seeds, *how, *noise, adapter, routes, streamed), on_progress=on_progress
         )
         self._flights[flight] = _Flight(future, counts)
         future.add_done_callback(finish)
@@ -137,7 +148,7 @@ def _judgement(future: Future[Any], claim: Claim) -> Judgement | EngineError:
         parts = (found[-claim.tokens :] for found in (answer.scores, answer.previous, answer.margins))
         return Judgement(_version(answer.version), *parts)
     except ValueError as error:
-        return EngineError(f"vLLM's answer is not a judgement: {error}")
+        return EngineError(f"the engine's answer is not a judgement: {error}")
     except EngineError as error:
         return error
 
@@ -187,7 +198,7 @@ def _version(text: str) -> Version:
     for name in text.split("/"):
         epoch, _, v = name.partition(".")
         if not (epoch.isdigit() and v.isdigit()):
-            raise EngineError(f"vLLM names a version {text!r}: another program changes its weights")
+            raise EngineError(f"the engine names a version {text!r}: another program changes its weights")
         found.append((int(epoch), int(v)))
     return max(found)
 
@@ -201,12 +212,12 @@ def _seed(seed: int, stream: int) -> int:
 def _completion(output: Output) -> Completion:
     """Raises `EngineError` for a request that was aborted, or an answer that is not a completion."""
     if output.finish not in ("stop", "length"):
-        raise EngineError(f"vLLM ended a request with {output.finish!r}")
+        raise EngineError(f"the engine ended a request with {output.finish!r}")
     spans = tuple(Span(_version(text), start, end) for text, start, end in output.spans)
     try:
         return Completion(output.token_ids, output.logprobs, "stop" if output.finish == "stop" else "length", spans)
     except ValueError as error:
-        raise EngineError(f"vLLM's answer is not a completion: {error}") from error
+        raise EngineError(f"the engine's answer is not a completion: {error}") from error
 
 
 def _routes(output: Output, prompt: Prompt, experts: int) -> dict[str, bytes]:
@@ -220,5 +231,5 @@ def _routes(output: Output, prompt: Prompt, experts: int) -> dict[str, bytes]:
     try:
         coded = [encode_routes(part, experts) for part in (ids[before:], ids[:before])]
     except ValueError as error:
-        raise EngineError(f"vLLM's answer is not routes: {error}") from error
+        raise EngineError(f"the engine's answer is not routes: {error}") from error
     return {"routes": coded[0], "prompt_routes": coded[1] if prompt.routes else b""}

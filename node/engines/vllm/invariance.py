@@ -29,9 +29,14 @@ _WITHIN_S: Final = 600.0
 _SAMPLING: Final = SamplingParams(_TOKENS, top_p=0.9, seed=1, options=SamplingOptions(portable=True))
 
 
-def class_of(front: PluginLink, ranks: Sequence[PluginLink], policy: Policy, *, drafts: bool = False) -> str:
-    """The ability that names the engine's arithmetic class; empty: its plugin is older and does not tell. `drafts`: it
-    computes several tokens of a sequence in one step, of which it may throw some away."""
+def class_of(
+    front: PluginLink, ranks: Sequence[PluginLink], policy: Policy, engine: str = "vllm", *, drafts: bool = False
+) -> str:
+    """The ability that names the engine's arithmetic class; empty: its plugin is older and does not tell.
+
+    `engine`: its name in the class. `drafts`: it computes several tokens of a sequence in one step, of which it may
+    throw some away.
+    """
     hello = [rank.hello for rank in ranks if isinstance(rank.hello, Rank)]
     if not isinstance(front.hello, Front) or not hello or not all(rank.fingerprint for rank in hello):
         return ""
@@ -43,7 +48,7 @@ def class_of(front: PluginLink, ranks: Sequence[PluginLink], policy: Policy, *, 
     more = ("lora-" if room else "") + ("draft-" if drafts else "")
     attention = (KEEPS_KEYS if policy == "continue" else "") + more + attention
     fingerprint = "-".join(sorted({rank.fingerprint for rank in hello}))
-    return class_label("vllm", front.hello.vllm.partition("+")[0], device, dtype, attention, len(hello), fingerprint)
+    return class_label(engine, front.hello.vllm.partition("+")[0], device, dtype, attention, len(hello), fingerprint)
 
 
 def is_invariant(front: PluginLink, adapter: int = 0) -> bool:

@@ -54,8 +54,14 @@ class PluginFailed(EngineError):
 class PluginLink:
     """One connected process of vLLM's. `hello`: its first message."""
 
-    def __init__(self, channel: Channel, hello: Front | Rank | Loader, on_lost: Callable[[str], None]) -> None:
-        """`on_lost(why)` is called from the receiving thread when the process is gone or sends an invalid message."""
+    def __init__(
+        self, channel: Channel, hello: Front | Rank | Loader, on_lost: Callable[[str], None], program: str = "vLLM"
+    ) -> None:
+        """`on_lost(why)` is called from the receiving thread when the process is gone or sends an invalid message.
+
+        `program`: what the user knows the engine as.
+        """
+        self._program = program
         self.hello = hello
         self._channel = channel
         self._on_lost = on_lost
@@ -81,7 +87,7 @@ class PluginLink:
             self._channel.send(make(number), fds, timeout_s=SEND_WITHIN_S)
         except (ChannelClosed, ChannelTimeout) as error:
             self._asked.pop(number, None)
-            raise EngineError(f"vLLM is gone: {error}") from error
+            raise EngineError(f"{self._program} is gone: {error}") from error
         return future
 
     def get(
@@ -101,12 +107,12 @@ class PluginLink:
         except (ChannelClosed, PeerError) as error:
             why = str(error)
         for future in list(self._asked.values()):
-            future.set_exception(EngineError(f"vLLM is gone: {why}"))
+            future.set_exception(EngineError(f"{self._program} is gone: {why}"))
         self._asked.clear()
         if self._retired:
             return
         process = f"rank {self.hello.rank}" if isinstance(self.hello, Rank) else "API server"
-        self._on_lost(f"vLLM's {process} is gone: {why}")
+        self._on_lost(f"{self._program}'s {process} is gone: {why}")
 
     def _deliver(self, message: FromPlugin) -> None:
         if isinstance(message, Front | Rank | Loader):
@@ -135,9 +141,9 @@ def wait(future: Future[Any], answer_type: type[AnswerT], within_s: float) -> An
     try:
         answer = future.result(within_s)
     except FutureTimeout:
-        raise EngineError(f"vLLM did not answer within {within_s:.0f} s") from None
+        raise EngineError(f"the engine did not answer within {within_s:.0f} s") from None
     if not isinstance(answer, answer_type):
-        raise EngineError(f"vLLM answered with {type(answer).__name__}")
+        raise EngineError(f"the engine answered with {type(answer).__name__}")
     return answer
 
 
@@ -148,8 +154,9 @@ def _ignore_loss(why: str) -> None:
 class Listener:
     """The Unix socket that vLLM's processes connect to."""
 
-    def __init__(self, path: Path, on_lost: Callable[[str], None]) -> None:
-        """`on_lost(why)`: see `PluginLink`. Raises `UsageError` for a path that is too long."""
+    def __init__(self, path: Path, on_lost: Callable[[str], None], program: str = "vLLM") -> None:
+        """`on_lost(why)`, `program`: see `PluginLink`. Raises `UsageError` for a path that is too long."""
+        self._program = program
         check_path(path)
         remove_socket(path)
         self.path = path
@@ -185,7 +192,7 @@ class Listener:
             else:
                 link.retire()
         elif isinstance(hello, Front | Rank):
-            link = PluginLink(channel, hello, self._on_lost)
+            link = PluginLink(channel, hello, self._on_lost, self._program)
             self._links.add(link)
             self._arrived.put(link)
         else:
@@ -196,7 +203,7 @@ class Listener:
         try:
             return self._arrived.get(timeout=within_s)
         except queue.Empty:
-            raise EngineError(f"vLLM did not connect within {within_s:.0f} s") from None
+            raise EngineError(f"{self._program} did not connect within {within_s:.0f} s") from None
 
     def close(self) -> None:
         """Accept no more connections, remove the socket, and close the connections of the front and the ranks."""

@@ -7,9 +7,6 @@ tokenizer files; its weights come from the replica.
 import http.client
 import json
 import os
-import signal
-import socket as sockets
-import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from codec.errors import UsageError
+from node.engines.server_process import ASK_WITHIN_S, LOOK_EVERY_S, ServerProcess, gpus_of
 from node.engines.vllm.causes import cause_of, last_error, quantization_of
 from node.engines.vllm.installed import PLUGIN, Installed
 from node.engines.vllm.speculation import DraftModel
@@ -28,19 +26,9 @@ __all__ = ["Server", "ServerOptions", "attach_to", "environment", "flags"]
 
 SERVED_NAME: Final = "policy"
 """The model's name in vLLM's OpenAI API."""
-ASK_WITHIN_S: Final = 30.0
-"""For one HTTP request on loopback."""
-LOOK_EVERY_S: Final = 0.25
-"""Between two looks at a port, or at a vLLM that is starting."""
-STOP_WITHIN_S: Final = 3.0
-"""From SIGTERM to SIGKILL."""
 HUNG_UP_WITHIN_S: Final = 20.0
 """For a vLLM to notice that its driver disconnected: the driver that is still attached may be this node's previous
 one."""
-PORT_FREE_WITHIN_S: Final = 10.0
-"""For the port to become free: an engine that was killed may still be releasing its memory."""
-LOG_READ_BYTES: Final = 1 << 18
-"""The end of the log in which the cause of a failed start is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +49,10 @@ class ServerOptions:
     draft_tokens: int = 3
 
 
-class Server:
-    """A vLLM process and its children, in this process's group, so that they end with it."""
+class Server(ServerProcess):
+    """A vLLM process and its children."""
+
+    program = "vLLM"
 
     def __init__(
         self,
@@ -74,11 +64,8 @@ class Server:
         draft: DraftModel | None = None,
     ) -> None:
         """`folder`: config and tokenizer. `socket`: where vLLM gets its weights. `draft`: the model by which it is
-        to propose tokens. Raises `UsageError` when the port is
-        taken."""
-        self.port, self._log = options.port, log
+        to propose tokens. Raises `UsageError` when the port is taken."""
         self._quantization = quantization_of(options.flags, _config_of(folder))
-        _wait_until_free(options.port)
         command = [
             str(where.python),
             "-m",
@@ -88,60 +75,13 @@ class Server:
             *options.flags,
         ]
         env = environment(os.environ, options.ranks, where.cpu, options.threads, options.first_gpu)
-        with log.open("ab") as output:
-            self._log_start = output.tell()
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env | dict(options.env)
-            )
+        super().__init__(command, env | dict(options.env), options.port, log)
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+    def cause_of(self, log: str) -> str | None:
+        return cause_of(log, quantization=self._quantization)
 
-    def wait_ready(self) -> None:
-        """Wait until vLLM answers, however long it loads. Raises `UsageError` when it ends first."""
-        while not _answers(self.port):
-            if (code := self._process.poll()) is not None:
-                raise UsageError(self._why(code))
-            time.sleep(LOOK_EVERY_S)
-
-    def _why(self, code: int) -> str:
-        """A sentence on why the process ended. `code`: its exit code."""
-        with self._log.open("rb") as file:
-            file.seek(max(self._log_start, file.seek(0, os.SEEK_END) - LOG_READ_BYTES))
-            log = file.read().decode(errors="replace")
-        if (cause := cause_of(log, quantization=self._quantization)) is not None:
-            return f"vLLM ended before it served: {cause}."
-        return f"vLLM ended (code {code}) before it served: {last_error(log, self._log)}"
-
-    def stop(self) -> None:
-        """End the process: SIGTERM, on which vLLM ends its children, then SIGKILL after `STOP_WITHIN_S`."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(STOP_WITHIN_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-
-
-def _wait_until_free(port: int) -> None:
-    """Wait until nothing listens at the port, so that only our vLLM can answer there. Raises `UsageError` when it stays
-    taken."""
-    give_up_at = time.monotonic() + PORT_FREE_WITHIN_S
-    while True:
-        with sockets.socket() as sock:
-            sock.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
-            try:
-                sock.bind(("127.0.0.1", port))
-                return
-            except OSError as error:
-                if time.monotonic() > give_up_at:
-                    raise UsageError(
-                        f"Port {port} is taken ({error.strerror}), perhaps by another vLLM. Choose one for the "
-                        "engine's OpenAI endpoint: --engine-port, 0 for any that is free."
-                    ) from error
-        time.sleep(LOOK_EVERY_S)
+    def last_error(self, log: str) -> str:
+        return last_error(log, self._log)
 
 
 def drafting(draft: DraftModel | None, options: ServerOptions) -> list[str]:
@@ -204,21 +144,8 @@ def environment(
                 for rank in range(ranks)
             )
     elif first_gpu is not None:
-        visible = ours.get("CUDA_VISIBLE_DEVICES", "")
-        gpus = visible.split(",") if visible else [str(gpu) for gpu in range(first_gpu + ranks)]
-        ours = {**ours, "CUDA_VISIBLE_DEVICES": ",".join(gpus[first_gpu : first_gpu + ranks])}
+        ours = {**ours, "CUDA_VISIBLE_DEVICES": gpus_of(ours, first_gpu, ranks)}
     return env | {name: value for name, value in ours.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
-
-
-def _answers(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ASK_WITHIN_S)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
 
 
 def attach_to(url: str, socket: Path) -> None:

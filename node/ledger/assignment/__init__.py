@@ -13,8 +13,10 @@ Modules:
 - `fair_share`: How many samples each node gets, and for how long: arithmetic over nodes' rates
 - `leases`: The live work leases by deadline; and, for a while, how the ended ones ended
 - `liveness`: Whether a node that has work is alive and generates
+- `partial`: Groups that may be partial, and when they are due
 - `pending_requests`: The requests for work that could not be filled yet
 - `pool`: The request groups that are wanted
 - `rate`: How fast a node generates: an exponential moving average and its spread
+- `room`: How many groups a trainer should offer now
 - `version_timing`: When versions are sealed, and how long after that each node's engine holds them
 """

@@ -113,7 +113,12 @@ class EngineAbilities:
 
     def unmet(self, sessions: Mapping[str, WorkSession]) -> dict[str, list[str]]:
         """By session, the options of its sampling that no generating node is known to be able to do."""
-        found = {name: self._unmet(session.work.sampling) for name, session in sessions.items()}
+        found = {
+            name: dict.fromkeys(
+                option for each in (session.work.sampling, *session.samplings) for option in self._unmet(each)
+            )
+            for name, session in sessions.items()
+        }
         return {name: list(options) for name, options in found.items() if options}
 
     def _unmet(self, sampling: SamplingParams) -> tuple[str, ...]:

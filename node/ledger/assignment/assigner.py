@@ -124,7 +124,7 @@ class WorkAssigner:
             return False
         if node.key in group.refusers or self._kept_for_another(group, node.key, now) or quota.avoids(group):
             return False
-        reason = head.lag_reason(node.version, group.max_lag, self._parts, group.adapter)
+        reason = group.lag_reason(node.version, head, self._parts)
         if reason is None:
             kind = group.adapter, group.max_lag
             if kind not in quota.limits:
@@ -156,7 +156,7 @@ class WorkAssigner:
         """How many more versions leave tokens of `version` young enough for `group`; -1: they are too old."""
         if version[0] != head.epoch:
             return -1
-        return group.max_lag - self._parts.since(group.adapter, version, head.name)
+        return group.max_lag - self._parts.since(group.adapter, version, group.counted_from(head))
 
     def _is_behind(self, version: Version, head: Head, group: Group) -> bool:
         """Whether a newer version would draw otherwise for `group`."""

@@ -2,8 +2,8 @@
 
     offered ---> free --lease--> leased --accepted--> done --all n--> ready --taken--> forgotten
 
-A sample is in exactly one of these states. The pool knows no clock, leases or nodes: `node.ledger.transitions` moves
-samples.
+A sample is in exactly one of these states, or dropped from a group that may be partial. The pool knows no clock, leases
+or nodes: `node.ledger.transitions` moves samples.
 """
 
 import heapq
@@ -54,6 +54,8 @@ class Pool:
         """Samples that are free or leased."""
         self._incomplete = 0
         """All samples of groups that are not complete, done ones included."""
+        self._evaluating = 0
+        """Of these, those of evaluations."""
         self._complete: Counter[str] = Counter()
         """Samples of complete groups, by session."""
         self._held: Counter[str] = Counter()
@@ -64,9 +66,13 @@ class Pool:
         """Samples of incomplete groups, by part."""
         self._leased: Counter[str] = Counter()
         """Leased samples, by part."""
+        self._priorities: dict[str, int] = {}
+        """By session, of those with a priority other than 0: that of its groups."""
 
     def add(self, group: Group) -> None:
         """Take in a group in its present state: a new group, or one that the book kept."""
+        if group.terms.priority:
+            self._priorities[group.session] = group.terms.priority
         self.groups[group.id] = group
         self.next_order = max(self.next_order, group.order + 1)
         if group.free:
@@ -89,15 +95,25 @@ class Pool:
         group.done[sample] = done
         self._not_done -= 1
         if group.complete:
-            self._incomplete -= group.n
-            _add(self._of_part, group.adapter, -group.n)
+            self._count_incomplete(group, -1)
             _add(self._complete, group.session, group.n)
             self._add_ready(group)
 
+    def cut(self, group: Group) -> None:
+        """The samples of `group` that are free or leased are no longer wanted, so that it is complete."""
+        self._count(group, -1)
+        group.dropped.update(group.free, group.leased)
+        group.free.clear()
+        group.leased.clear()
+        self._count(group, 1)
+        self._add_ready(group)
+
     def _count(self, group: Group, sign: int) -> None:
         """`group` is added (1) or removed (-1)."""
-        self._not_done += sign * (group.n - len(group.done))
+        self._not_done += sign * (group.size - len(group.done))
         _add(self._held, group.session, sign * group.n)
+        if not self._held[group.session]:
+            self._priorities.pop(group.session, None)
         _add(self._free, group.session, sign * len(group.free))
         _add(self._leased, group.adapter, sign * len(group.leased))
         _add(self.lags, group.max_lag, sign)
@@ -106,8 +122,13 @@ class Pool:
         if group.complete:
             _add(self._complete, group.session, sign * group.n)
         else:
-            self._incomplete += sign * group.n
-            _add(self._of_part, group.adapter, sign * group.n)
+            self._count_incomplete(group, sign)
+
+    def _count_incomplete(self, group: Group, sign: int) -> None:
+        """`group` is incomplete from now on (1), or no more (-1)."""
+        self._incomplete += sign * group.n
+        self._evaluating += sign * group.n * group.terms.evaluates
+        _add(self._of_part, group.adapter, sign * group.n)
 
     def more_may_begin(self) -> None:
         """A trainer's limit allows more samples than before."""
@@ -135,8 +156,7 @@ class Pool:
         """The accepted rollout of `sample` no longer counts: the sample is free again."""
         if group.complete:
             self._remove_ready(group)
-            self._incomplete += group.n
-            _add(self._of_part, group.adapter, group.n)
+            self._count_incomplete(group, 1)
             _add(self._complete, group.session, -group.n)
         del group.done[sample]
         self._not_done += 1
@@ -179,7 +199,8 @@ class Pool:
     ) -> Iterable[Group]:
         """Groups with free samples for which `fits` is true, of the parts for which `has_part` is.
 
-        In the order of the offers within a part. Of several parts, the one with the fewest leased samples comes first,
+        Sessions of a higher priority come first. Then in the order of the offers within a part. Of several parts, the
+        one with the fewest leased samples comes first,
         so that one with much work does not keep the others from the nodes. The caller takes samples of a group before
         it continues the iteration, or stops. Groups that do not fit stay in the pool; `MOST_SKIPPED` of them end the
         search in their session.
@@ -188,7 +209,7 @@ class Pool:
         searched = {queue for queue in self._open if has_part(queue[1])}
         try:
             while searched:
-                queue = min(searched, key=lambda queue: (self._leased[queue[1]], self._open[queue][0]))
+                queue = min(searched, key=self._turn)
                 heap = self._open[queue]
                 group = self.groups.get(heap[0][1])
                 if group is None or not group.free:
@@ -208,9 +229,14 @@ class Pool:
             for queue in [queue for queue, heap in self._open.items() if not heap]:
                 del self._open[queue]
 
+    def _turn(self, queue: Queue) -> tuple[int, int, tuple[int, bytes]]:
+        """The place of a queue with open groups; the smallest comes first."""
+        return -self._priorities.get(queue[0], 0), self._leased[queue[1]], self._open[queue][0]
+
     def samples(self, session: str | None = None) -> int:
-        """Samples of all incomplete groups, plus those of complete groups that `session` has not taken."""
-        return self._incomplete + (0 if session is None else self._complete[session])
+        """Samples of all incomplete groups but evaluations', plus those of complete groups that `session` has not
+        taken."""
+        return self._incomplete - self._evaluating + (0 if session is None else self._complete[session])
 
     @property
     def parts(self) -> set[str]:

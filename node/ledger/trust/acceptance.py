@@ -156,7 +156,7 @@ def _span_reason(
     span: VersionSpan, head: Head, roots: Mapping[Version, bytes], group: Group, parts: PartHistory
 ) -> Reason | None:
     version = (span.epoch, span.version)
-    if reason := head.lag_reason(version, group.max_lag, parts, group.adapter):
+    if reason := group.lag_reason(version, head, parts):
         return reason
     root = roots.get(version)
     if root is None:

@@ -29,6 +29,8 @@ _SAMPLES: Final[dict[str, Any]] = {
     "chat_template_kwargs": {"k": 1},
     "return_routed_experts": False,
     "routed_experts_prompt_start": 0,
+    "min_version": [0, 0],
+    "exact_version": [0, 1],
 }
 """Values of parameters whose example in `PARAMETERS` does not fit together with the other examples."""
 

@@ -10,6 +10,7 @@ from node.engines.base import SamplingOptions, SamplingParams
 from node.ledger import messages as work
 from node.ledger.messages import Commits, Reason, Rollout, VersionSpan, WorkMessage
 from node.ledger.packing import pack_floats, pack_tokens
+from node.ledger.token_messages import DrawnPart
 from scenarios.fuzz.inputs.fields import Kind, fields_of, plain
 from scenarios.fuzz.inputs.scene import root_of
 from scenarios.fuzz.inputs.values import Mutation
@@ -47,6 +48,8 @@ SAMPLES: Final[dict[type, WorkMessage]] = {
     work.Renewed: work.Renewed(1, 60.0),
     work.SignedRollout: work.SignedRollout(bytes(200)),
     work.RolloutPart: work.RolloutPart(1, 0, 1, 2, bytes(3)),
+    work.Follow: work.Follow((1,)),
+    work.Drawn: work.Drawn((DrawnPart(1, 1, 0, 0, _PROMPT, pack_floats((-0.5,) * 3), 0, 3),)),
     work.Verdict: work.Verdict(1, 0, Reason.MALFORMED),
     work.GiveBack: work.GiveBack((1,)),
     work.Withdraw: work.Withdraw((1,)),

@@ -32,8 +32,8 @@ __all__ = ["EngineTarget"]
 _ROOT: Final = bytes(32)
 _ADAPTER: Final = AdapterConfig("a", LAYOUT.hash, 4, 8.0, (AdapterModule("w", 4),))
 _REQUEST_NUMBERS: Final = {
-    "Completions": 2, "Progress": 2, "Scores": 3, "Done": 5, "Proof": 6, "Judged": 7, "Failed": 2, "Ready": 0,
-    "AdapterProof": 9,
+    "Completions": 2, "Progress": 2, "Drawn": 2, "Scores": 3, "Done": 5, "Proof": 6, "Judged": 7, "Failed": 2,
+    "Ready": 0, "AdapterProof": 9,
 }  # fmt: skip
 """By message, the number of the request that it answers. 1 is the attachment; `_World._ask` sends the others in this
 order."""
@@ -48,6 +48,9 @@ class _World(World):
                 "spans": [{"version": [0, 3], "start": 0, "end": 1}], "routes": b"", "prompt_routes": b"",
             }  # fmt: skip
             return value | {"number": 2, "completions": [completion]}
+        if cls.__name__ == "Drawn":
+            drawn = {"start": 0, "token_ids": [5], "logprobs": [-0.5], "version": [0, 3]}
+            return value | {"number": 2, "rows": [[0, drawn]]}
         return value | {"number": _REQUEST_NUMBERS[cls.__name__]} if "number" in value else value
 
     def give(self, kind: Kind, data: bytes) -> str:
@@ -90,7 +93,10 @@ class _World(World):
     async def _ask(self, host: EngineHost, scope: trio.CancelScope) -> None:
         await host.wait_ready()
         calls: list[tuple[str, Callable[[], Awaitable[Any]]]] = [
-            ("generate", lambda: host.generate([Prompt((1, 2))], SAMPLING, lambda counts: None)),
+            (
+                "generate",
+                lambda: host.generate([Prompt((1, 2))], SAMPLING, lambda counts: None, draws=lambda i, drawn: None),
+            ),
             ("score", lambda: host.score((1, 2), (3,), SAMPLING)),
             ("stage", lambda: host.stage(0, (0, 4))),
             ("commit", lambda: host.commit((0, 4), _ROOT)),

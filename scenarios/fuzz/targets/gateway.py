@@ -14,7 +14,10 @@ import trio
 import trio.testing
 
 import node.gateway.app as app_module
+from node.engines.base import DrawnTokens
 from node.gateway.app import App
+from node.gateway.clients import Clients
+from node.gateway.followed_sample import FollowedSample
 from node.gateway.text import Text
 from node.http import HttpLimits, HttpServer
 from node.ledger.assignment.pool import check_offer
@@ -66,7 +69,23 @@ class _Requests:
     def kinds(self, groups: Any) -> str:
         return ""
 
-    async def ask(self, prompt: tuple[int, ...], n: int, sampling: Any, affinity: bytes = b"") -> Group:
+    def kinds_of(self, nodes: Any) -> str:
+        return ""
+
+    def own_versions(self, adapter: str, versions: Any) -> tuple[int, ...]:
+        return ()
+
+    async def ask_followed(
+        self, prompt: tuple[int, ...], sample: FollowedSample, affinity: bytes = b"", wanted: Any = None
+    ) -> None:
+        _, sampling = sample.begin_group(lambda: None)
+        group = await self.ask(prompt, 1, sampling)
+        sample.hear(0, 1, DrawnTokens(0, (1,), (-0.5,), (0, 1)))
+        sample.finish(group.done[0].rollout, bytes(32))
+
+    async def ask(
+        self, prompt: tuple[int, ...], n: int, sampling: Any, affinity: bytes = b"", wanted: Any = None
+    ) -> Group:
         packed = pack_tokens(prompt)
         check_offer(packed, n, sampling)
         group = Group(os.urandom(16), "s", 0, packed, n, sampling)
@@ -144,7 +163,7 @@ class _World(World):
         return f"{status or 'hung up'} {answer.partition(b'message')[2][:60]!r}"
 
     async def _converse(self, stream: Any) -> None:
-        app = App("policy", self._text, _Requests(), lambda: (0, 1), key=KEY)  # type: ignore[arg-type]
+        app = App("policy", self._text, _Requests(), lambda: (0, 1), clients=Clients(None, KEY))  # type: ignore[arg-type]
         await HttpServer(app, HttpLimits(), app.check).serve_connection(stream)
 
     def close(self) -> None:

@@ -121,6 +121,8 @@ _AFTER: Final = {
     "Taken": ("OpenRollouts", "Offer"),
     "Accuse": ("OpenRollouts", "Offer"),
     "Stale": ("OpenRollouts", "Offer"),
+    "Abort": ("OpenRollouts", "Offer"),
+    "Trained": ("OpenRollouts", "Offer"),
 }
 """By message, those that have to precede it."""
 

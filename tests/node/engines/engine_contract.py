@@ -5,6 +5,7 @@ fixtures `subject` (an engine over a replica) and `detached` (an engine without 
 """
 
 import os
+import queue
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from codec import Replica, write_patch
 from codec.adapter import AdapterConfig, AdapterModule, AdapterSlots
 from codec.errors import PeerError
 from node.engines.adapters import GivenAdapter
-from node.engines.base import ABILITIES, EngineError, Prompt, SamplingParams
+from node.engines.base import ABILITIES, STREAMS, Completion, DrawnTokens, EngineError, Prompt, SamplingParams
 from node.engines.generation import (
     BackgroundGeneration,
     BatchGeneration,
@@ -35,6 +36,31 @@ WRONG_ROOT = b"\xff" * 32
 NEAR = 0.15
 """Largest difference in nats between generating a token and scoring it, in bfloat16; 0.064 was measured on a CPU with
 AMX."""
+
+
+def _generate_told(engine: Engine, sampling: SamplingParams) -> tuple[list[list[DrawnTokens]], list[Completion]]:
+    """What is told of each prompt, and the completions."""
+    told: list[list[DrawnTokens]] = [[] for _ in PROMPTS]
+
+    def tell(number: int, rows: list[tuple[int, DrawnTokens]]) -> None:
+        assert number == 7
+        for i, drawn in rows:
+            told[i].append(drawn)
+
+    if isinstance(engine, BackgroundEngine):
+        ended: queue.Queue[list[Completion] | EngineError] = queue.Queue()
+        engine.begin(7, PROMPTS, sampling, lambda _, outcome: ended.put(outcome), "", tell)
+        outcome = ended.get(timeout=120)
+    elif isinstance(engine, SteppedEngine):
+        engine.begin(7, PROMPTS, sampling)
+        while not (finished := engine.step()):
+            tell(7, engine.new_tokens(7))
+        outcome = finished[0][1]
+        assert engine.new_tokens(7) == [], "it is no flight any more"
+    else:
+        outcome = engine.generate(PROMPTS, sampling)
+    assert isinstance(outcome, list)
+    return told, outcome
 
 
 @dataclass
@@ -85,6 +111,22 @@ class Subject:
 
 class EngineContract:
     """The tests of the contract; see the module."""
+
+    def test_tokens_are_told_as_they_are_drawn(self, subject: Subject):
+        """What is told of a completion is its beginning, each token once. An engine without the ability tells none."""
+        engine, sampling = subject.engine, SamplingParams(max_tokens=24, seed=3)
+        told, completions = _generate_told(engine, sampling)
+        if STREAMS not in engine.abilities:
+            assert not any(told)
+            return
+        for pieces, completion in zip(told, completions, strict=True):
+            assert pieces, "some tokens come before the end"
+            assert [piece.start for piece in pieces] == [0, *(piece.end for piece in pieces[:-1])]
+            tokens = [token for piece in pieces for token in piece.token_ids]
+            logprobs = [logprob for piece in pieces for logprob in piece.logprobs]
+            assert tuple(tokens) == completion.token_ids[: len(tokens)]
+            assert tuple(logprobs) == completion.logprobs[: len(logprobs)]
+            assert {piece.version for piece in pieces} == {completion.spans[0].version}
 
     def test_a_reload_takes_every_bit_and_proves_it(self, subject: Subject) -> None:
         assert subject.reload() == subject.replica.root == subject.engine.live_root()

@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from codec.sign import Key
-from node.engines.base import ABILITIES, JUDGES, Completion, Span
+from node.engines.base import ABILITIES, JUDGES, Completion, DrawnTokens, Span
 from node.engines.host import Commitment, EngineFailed
 from node.engines.texts import StopText
 from node.gateway import Gateway
@@ -67,7 +67,7 @@ class EchoEngine:
     async def wait_ready(self) -> None:
         await trio.lowlevel.checkpoint()
 
-    async def generate(self, prompts, sampling, counts=None, adapter=""):
+    async def generate(self, prompts, sampling, counts=None, adapter="", draws=None):
         if any(token > UNKNOWN for prompt in prompts for token in prompt.token_ids):
             raise EngineFailed(f"prompt: a token id outside 0 to {UNKNOWN}", poisoned=False)
         await trio.sleep(self.seconds)
@@ -99,6 +99,43 @@ class EchoEngine:
     async def commit(self, version, root):
         self.version, self.root = version, root
         return Commitment(0.0)
+
+
+class SpellingEngine(EchoEngine):
+    """Continues the alphabet after the last letter of the prompt, a letter every `seconds`, and tells each one."""
+
+    def __init__(self, seconds: float = 0.01) -> None:
+        super().__init__(seconds)
+        self.continuous_batching = True
+        self.asked: list[tuple[int, ...]] = []
+        """The prompts, in the order in which they came."""
+        self.told = 0
+        """Letters that were told."""
+        self.drawn_versions: list[tuple[int, int]] = []
+        """The version of each completion."""
+
+    async def generate(self, prompts, sampling, counts=None, adapter="", draws=None):
+        (prompt,) = prompts
+        self.asked.append(prompt.token_ids)
+        ids: list[int] = []
+        stop = StopText(self._tokenizer, prompt.token_ids, sampling.extra.stop_texts)
+        reason = "length"
+        while len(ids) < sampling.max_tokens and reason == "length":
+            await trio.sleep(self.seconds)
+            ids.append(self.next_letter(prompt.token_ids, ids))
+            if stop.add(ids[-1]) or ids[-1] in sampling.stop_tokens:
+                reason = "stop"
+            elif draws is not None and len(ids) < sampling.max_tokens:
+                draws(0, DrawnTokens(len(ids) - 1, (ids[-1],), (-0.25,), self.version))
+                self.told += 1
+        return [self.completion(ids, reason)], self.seconds * len(ids)
+
+    def next_letter(self, prompt, ids):
+        return ((ids or prompt)[-1] + 1) % 26
+
+    def completion(self, ids, reason):
+        self.drawn_versions.append(self.version)
+        return Completion(tuple(ids), (-0.25,) * len(ids), reason, (Span(self.version, 0, len(ids)),))
 
 
 class Swarm:
@@ -156,13 +193,16 @@ async def until(condition: Callable[[], Any], within_s: float = 10.0) -> None:
 
 
 @contextlib.asynccontextmanager
-async def gateway(folder: Path, files: dict[str, bytes] | None = None, settings: Any = None, **config: Any):
+async def gateway(
+    folder: Path, files: dict[str, bytes] | None = None, settings: Any = None, keys: Path | None = None, **config: Any
+):
     """Run a gateway while the block runs. Yields (swarm, URL)."""
     async with trio.open_nursery() as nursery:
         swarm = Swarm(folder, nursery, **(settings or {}))
         await nursery.start(swarm.service.run)
         found = base_files() if files is None else files
-        completions = Gateway(swarm.service, lambda: found, lambda: (0, 0), GatewayConfig(at="127.0.0.1:0", **config))
+        settled = GatewayConfig(at="127.0.0.1:0", **config)
+        completions = Gateway(swarm.service, lambda: found, lambda: swarm.service.head, settled, keys=keys)
         url = await nursery.start(completions.run)
         yield swarm, url
         nursery.cancel_scope.cancel()

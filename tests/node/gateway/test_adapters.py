@@ -25,7 +25,7 @@ class AdaptedEngine(EchoEngine):
         self.adapters = dict.fromkeys(adapters, (0, 0))
         self.asked: list[str] = []
 
-    async def generate(self, prompts, sampling, counts=None, adapter=""):
+    async def generate(self, prompts, sampling, counts=None, adapter="", draws=None):
         self.asked.append(adapter)
         if not adapter:
             return await super().generate(prompts, sampling, counts)

@@ -180,9 +180,9 @@ async def test_a_bug_costs_one_request_only(tmp_path: Path, monkeypatch):
 
 
 def test_a_gateway_beyond_this_machine_needs_a_key():
-    with pytest.raises(UsageError, match="give a key"):
+    with pytest.raises(UsageError, match="make a key"):
         GatewayConfig(at="0.0.0.0:8000")
-    with pytest.raises(UsageError, match="give a key"):
+    with pytest.raises(UsageError, match="make a key"):
         GatewayConfig(at="8000")
     assert GatewayConfig(at="0.0.0.0:8000", api_key="sesame").host == "0.0.0.0"
     assert GatewayConfig(at="[::1]:9").port == 9

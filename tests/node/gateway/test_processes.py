@@ -100,3 +100,62 @@ def test_requests_in_flight_survive_killed_nodes(
         assert "no node" in swarm.command("seed", "quarantine").out.lower()
         assert swarm.command("seed", "quarantine", "nobody").code == 2
         assert swarm.signal("gateway", signal.SIGINT) == 130
+
+
+def test_streams_in_flight_are_continued_when_a_node_is_killed(tmp_path: Path):
+    """What each client of a stream got is the model's answer, each token once, though a node died in many of them."""
+    requests, names = 24, ("one", "two")
+    base = base_folder(tmp_path / "base")
+    wanted = expected(base, requests)
+    with swarm_in(tmp_path / "swarm") as swarm:
+        swarm.seed(base)
+        ticket = swarm.ticket("--nodes", str(len(names)))
+        for name in names:
+            swarm.start(name, "join", ticket, "--model", str(base), "--threads", "1", *LOOPBACK)
+        home = {"SWARM_HOME": str(swarm.home("seed"))}
+        swarm.start("gateway", "gateway", "--at", "127.0.0.1:0", "--json", **home)
+        swarm.until(
+            "seed",
+            lambda state: sum(node["capacity"] > 0 for node in state["work"]["nodes"].values()) == len(names),
+            within_s=READY_S,
+        )
+        url = json.loads((swarm.folder / "gateway.log").read_text())["url"]
+
+        async def read_all() -> dict[int, tuple[list[int], str, int]]:
+            """The tokens, the text and the number of events of each stream."""
+            answers: dict[int, tuple[list[int], str, int]] = {}
+            heard = 0
+            killed = False
+            async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=180.0) as client:
+
+                async def read(i: int) -> None:
+                    nonlocal heard, killed
+                    tokens, text, events = [], "", 0
+                    stream = await client.completions.create(
+                        model="policy",
+                        prompt=prompt(i),
+                        max_tokens=32,
+                        temperature=0.0,
+                        stream=True,
+                        extra_body={"ignore_eos": True},
+                    )
+                    async for part in stream:
+                        (choice,) = part.choices
+                        tokens += choice.model_extra["token_ids"]
+                        text, events, heard = text + choice.text, events + 1, heard + 1
+                        if heard >= requests and not killed:  # many streams have begun
+                            killed = True
+                            await asyncio.to_thread(swarm.signal, "two", signal.SIGKILL)
+                    answers[i] = tokens, text, events
+
+                await asyncio.gather(*(read(i) for i in range(requests)))
+            return answers
+
+        answers = asyncio.run(read_all())
+        assert {i: tuple(tokens) for i, (tokens, _, _) in answers.items()} == wanted
+        for tokens, text, events in answers.values():
+            assert text == "".join(LETTERS[token] for token in tokens if token < len(LETTERS))
+            assert events > 1, "the tokens did not come all at once"
+        work = swarm.state("seed")["work"]
+        assert (work["groups_open"], work["groups_ready"], work["samples_leased"]) == (0, 0, 0)
+        assert not sum(count for node in work["nodes"].values() for count in node["refused"].values())

@@ -2,10 +2,10 @@
 
 import copy
 import os
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from layer_kit import HoldingLayer
 
 torch = pytest.importorskip("torch")
 
@@ -160,7 +160,7 @@ class Model(torch.nn.Module):
         self.load_weights(given)
 
 
-class Layer:
+class Layer(HoldingLayer):
     """See `swarm_vllm.repacked.Repacked`."""
 
     why = ""
@@ -177,13 +177,6 @@ class Layer:
 
     def loaded_form(self, device):
         return loaded_form(device)
-
-    @contextmanager
-    def holding(self, parameters):
-        own = self.module._parameters
-        self.module._parameters = own | dict(parameters)
-        yield
-        self.module._parameters = own
 
     def process(self, parameters):
         return process(dict(parameters))

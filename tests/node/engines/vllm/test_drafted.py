@@ -133,9 +133,9 @@ def test_the_tensors_of_each_model() -> None:
 
 def test_files_of_the_draft_are_not_looked_for_in_the_policys_folder() -> None:
     front = Front(1, "0.32", 1, {"config.json": CONFIG.hash}, "", None)
-    check_files(LAYOUT, front)
+    check_files(LAYOUT, front, "vLLM")
     with pytest.raises(UsageError, match="is not the swarm's"):
-        check_files(LAYOUT, Front(1, "0.32", 1, {"config.json": b"d" * 32}, "", None))
+        check_files(LAYOUT, Front(1, "0.32", 1, {"config.json": b"d" * 32}, "", None), "vLLM")
 
 
 def test_a_draft_that_cannot_be_written_in_place_is_refused() -> None:

@@ -24,8 +24,8 @@ from codec.errors import UsageError
 from node.engines.base import ADAPTERS, Completion, EngineError, Prompt, SamplingOptions, SamplingParams
 from node.engines.host import EngineHost, ReplicaRef
 from node.engines.judgement import Claim
+from node.engines.server_specs import specs_of
 from node.engines.vllm.adapters import adapter_flags
-from node.engines.vllm.specs import specs_of
 from node.settings.config import JoinConfig
 from scenarios.engines.adapter_models import MadeAdapter, make_adapter
 from scenarios.engines.engine_bench import PROBE_ENV, SMALL, Bench, bench

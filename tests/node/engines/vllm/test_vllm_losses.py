@@ -12,7 +12,7 @@ from codec import Checkpoint, Replica, write_patch
 from node.engines.base import Prompt, SamplingParams
 from node.engines.group import EngineGroup
 from node.engines.host import EngineFailed, EngineHost, EngineLost, ReplicaRef
-from node.engines.vllm.specs import specs_of
+from node.engines.server_specs import specs_of
 from node.settings.config import JoinConfig
 from scenarios.engines.engine_bench import SMALL
 from scenarios.engines.engine_models import step_of

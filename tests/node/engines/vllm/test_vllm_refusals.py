@@ -16,9 +16,9 @@ from codec.errors import UsageError
 from node.engines.base import EngineError, Prompt, SamplingParams
 from node.engines.host import EngineHost, ReplicaRef
 from node.engines.interface import WeightPatch
+from node.engines.server_specs import specs_of
 from node.engines.vllm.installed import installed
 from node.engines.vllm.server import environment
-from node.engines.vllm.specs import specs_of
 from node.settings.config import JoinConfig
 from scenarios.engines.engine_bench import SMALL, Bench, bench, free_port
 from scenarios.engines.engine_models import make_wide_norms, step_of
@@ -77,9 +77,9 @@ def users_own(folder: Path, python: Path, log: Path) -> Iterator[str]:
             command, stdout=output, stderr=output, env=environment(os.environ, 1, True, 1), start_new_session=True
         )
     try:
-        from node.engines.vllm.server import _answers
+        from node.engines.server_process import answers
 
-        while not _answers(port):
+        while not answers(port):
             assert process.poll() is None, log.read_text()[-3000:]
         yield f"http://127.0.0.1:{port}"
     finally:

@@ -13,6 +13,7 @@ from codec import Layout
 from codec.errors import UsageError
 from codec.layout import FileSpec
 from node.engines.base import JUDGES, PORTABLE_DRAWS
+from node.engines.server_specs import specs_of
 from node.engines.vllm.causes import cause_of, last_error, quantization_of
 from node.engines.vllm.compatibility import check_files
 from node.engines.vllm.flights import _completion, _seed, _version
@@ -20,7 +21,6 @@ from node.engines.vllm.installed import Installed, installed
 from node.engines.vllm.launch import StartedVllm
 from node.engines.vllm.plugin.swarm_vllm.messages import Front, Output
 from node.engines.vllm.server import Server, ServerOptions, attach_to, environment, flags
-from node.engines.vllm.specs import specs_of
 from node.settings.config import JoinConfig
 from scenarios.engines.engine_bench import free_port
 
@@ -119,7 +119,7 @@ def test_an_url_without_a_vllm_is_refused_in_a_sentence(tmp_path: Path):
 
 
 def test_a_port_in_use_is_reported_before_vllm_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("node.engines.vllm.server.PORT_FREE_WITHIN_S", 0.0)
+    monkeypatch.setattr("node.engines.server_process.PORT_FREE_WITHIN_S", 0.0)
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -158,13 +158,13 @@ def test_attaching_waits_for_a_driver_that_just_hung_up(busy, wrong, tmp_path: P
 def test_the_model_folders_files_must_be_the_swarms():
     layout = Layout((), (FileSpec("config.json", 2, b"c" * 32), FileSpec("tokenizer.json", 2, b"t" * 32)))
     right = {"config.json": b"c" * 32, "tokenizer.json": b"t" * 32, "more.txt": b"m" * 32}
-    check_files(layout, Front(1, "0.32", 1, right, "", None))
+    check_files(layout, Front(1, "0.32", 1, right, "", None), "vLLM")
     with pytest.raises(UsageError, match=r"tokenizer\.json is not the swarm's"):
-        check_files(layout, Front(1, "0.32", 1, right | {"tokenizer.json": b"x" * 32}, "", None))
+        check_files(layout, Front(1, "0.32", 1, right | {"tokenizer.json": b"x" * 32}, "", None), "vLLM")
     with pytest.raises(UsageError, match=r"lacks the swarm's config\.json"):
-        check_files(layout, Front(1, "0.32", 1, {"tokenizer.json": b"t" * 32}, "", None))
+        check_files(layout, Front(1, "0.32", 1, {"tokenizer.json": b"t" * 32}, "", None), "vLLM")
     with pytest.raises(UsageError, match=r"has a chat_template\.jinja that the swarm's has not"):
-        check_files(layout, Front(1, "0.32", 1, right | {"chat_template.jinja": b"x" * 32}, "", None))
+        check_files(layout, Front(1, "0.32", 1, right | {"chat_template.jinja": b"x" * 32}, "", None), "vLLM")
 
 
 def test_impossible_answers_are_refused():
@@ -176,7 +176,7 @@ def test_impossible_answers_are_refused():
         Output((1,), (-1.0,), "stop", (("default", 0, 1),)),
         Output((1, 2), (-1.0, -1.0), "stop", (("0.3", 0, 1),)),
     ):
-        with pytest.raises(Exception, match=r"vLLM"):
+        with pytest.raises(Exception, match=r"the engine"):
             _completion(wrong)
     assert _version("2.17") == (2, 17)
     seeds = {_seed(seed, stream) for seed in (0, 1, 2**64 - 1) for stream in (0, 1, 2**64 - 1)}

@@ -38,6 +38,7 @@ Modules:
 - `routed`: How a request asks for routes of experts
 - `routes`: Routes of experts on CPUs
 - `scores`: The log-probabilities of given tokens
+- `serving`: The thread of a worker process that answers its driver
 - `shared`: Shared memory that the driver passes on
 - `sources`: Where weights are loaded from
 - `switching`: The engine core's side of adapters

@@ -10,12 +10,12 @@ layer's parameters as loaders expect them.
 
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from .layers import VllmLayer
+from .layers import VllmLayer, learned
 from .packing import NotMoved, Packing, learn
 
 __all__ = ["VllmExperts", "repacked_experts"]
@@ -35,7 +35,7 @@ class VllmExperts(VllmLayer):
 
     @property
     def key(self) -> Any:
-        """Layers with equal keys are repacked alike."""
+        """See `VllmLayer`."""
         shapes = tuple((name, meta.shape, meta.dtype) for name, meta in self._meta.items())
         live = tuple((name, getattr(self.module, name).shape) for name in self._meta)
         return type(self.module.quant_method), self.module.quant_method.experts_cls, shapes, live
@@ -61,7 +61,7 @@ class VllmExperts(VllmLayer):
         return {name: getattr(twin, name).data for name in parameters}
 
     def learn(self) -> None:
-        """Set `packings`, or `why` there are none."""
+        """See `VllmLayer`."""
         device = getattr(self.module, next(iter(self._meta))).device
         try:
             packings = learn(self.process, self.loaded_form("meta" if device.type == "cpu" else device))
@@ -86,23 +86,13 @@ def repacked_experts(model: torch.nn.Module, config: Any) -> list[VllmExperts]:
     except ImportError as error:
         _log.warning("swarm: experts are left to vLLM's own reload: %s", error)
         return []
-    learned: dict[Any, VllmExperts] = {}
-    found = []
-    for module in model.modules():
-        if not isinstance(getattr(module, "quant_method", None), UnquantizedFusedMoEMethod):
-            continue
-        parameters, _ = get_layerwise_info(module).restore_metadata
-        if not parameters or any(getattr(module, name, None) is None for name in parameters):
-            continue
-        layer = VllmExperts(module, dict(parameters), config)
-        first = learned.setdefault(layer.key, layer)
-        try:
-            if first is layer:
-                layer.learn()
-        except Exception as error:  # the kernel's code may raise anything, for lack of memory among others
-            _log.warning("swarm: experts are left to vLLM's own reload: %s: %s", type(error).__name__, error)
-            return []
-        layer.packings, layer.why = first.packings, first.why
-        if not layer.identity:
-            found.append(layer)
-    return found
+
+    def layers() -> Iterator[VllmExperts]:
+        for module in model.modules():
+            if not isinstance(getattr(module, "quant_method", None), UnquantizedFusedMoEMethod):
+                continue
+            parameters, _ = get_layerwise_info(module).restore_metadata
+            if parameters and all(getattr(module, name, None) is not None for name in parameters):
+                yield VllmExperts(module, dict(parameters), config)
+
+    return [layer for layer in learned(layers(), "experts") if not layer.identity]

@@ -279,7 +279,9 @@ class SwarmFront:
     async def _generate(self, channel: Channel, client: Any, message: Generate) -> tuple[Output, ...]:
         self._refuse_if_closed()
         counts = [0] * len(message.prompts)
-        tasks = [asyncio.ensure_future(self._generate_one(client, message, i, counts)) for i in range(len(counts))]
+        told = channel if message.streamed else None
+        ones = [self._generate_one(client, message, i, counts, told) for i in range(len(counts))]
+        tasks = [asyncio.ensure_future(one) for one in ones]
         self._flights[message.flight] = tasks
         try:
             together = asyncio.gather(*tasks)
@@ -291,7 +293,10 @@ class SwarmFront:
             for task in tasks:  # one was refused, so the others are not needed
                 task.cancel()
 
-    async def _generate_one(self, client: Any, message: Generate, i: int, counts: list[int]) -> Output:
+    async def _generate_one(
+        self, client: Any, message: Generate, i: int, counts: list[int], told: Channel | None
+    ) -> Output:
+        """The completion of prompt `i`. `counts[i]` follows its length, and `told` gets its tokens as they come."""
         sampling = drawing(message, i)
         ids: list[int] = []
         logprobs: list[float] = []
@@ -302,7 +307,10 @@ class SwarmFront:
             ids += delta.token_ids
             for by_token, token in zip(delta.logprobs or (), delta.token_ids, strict=True):
                 logprobs.append(min(0.0, max(MIN_LOGPROB, by_token[token].logprob)))
-            counts[i] = len(ids)
+            begin, counts[i] = counts[i], len(ids)
+            if told is not None and delta.token_ids and delta.finish_reason is None:
+                drawn = (i, begin, tuple(ids[begin:]), tuple(logprobs[begin:]))
+                told.send(Told(message.number, tuple(counts), (drawn,)))
         assert delta is not None
         routed = getattr(delta, "routed_experts", None) if message.routes else None
         routes = (b"", 0, 0) if routed is None else split(routed)
@@ -323,6 +331,7 @@ def _facts(config: Any, state: Any, learned: dict[str, str] | None) -> Front:
         options=True, judges=not drafts, portable=not drafts, replays=not drafts and current_platform.is_cpu(),
         vocabulary=model.get_vocab_size(), longest=model.max_model_len,
         adapters=0 if config.lora_config is None else config.lora_config.max_loras - 2, experts=_experts(config),
+        tells=True,
     )  # fmt: skip
 
 

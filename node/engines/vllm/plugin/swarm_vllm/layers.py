@@ -7,17 +7,24 @@ parameters again, on memory that the running layer does not use, and the kernel'
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 # vLLM is installed in another environment.
 
-from collections.abc import Iterator, Mapping
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["VllmLayer"]
+__all__ = ["VllmLayer", "learned"]
+
+_log = logging.getLogger(__name__)
 
 
-class VllmLayer:
+class VllmLayer(ABC):
     """One layer. Subclasses learn the order of its weights, and run its kernel's code."""
+
+    packings: Any = None
+    """See `repacked.Repacked`."""
 
     def __init__(self, module: Any, meta: Mapping[str, torch.Tensor], config: Any) -> None:
         """`meta`: its parameters before the kernel processed them, as vLLM's reload remembers them. `config`: vLLM's,
@@ -25,6 +32,15 @@ class VllmLayer:
         self.module, self._config = module, config
         self._meta = dict(meta)
         self.why = ""
+
+    @property
+    @abstractmethod
+    def key(self) -> Any:
+        """Layers with equal keys are repacked alike."""
+
+    @abstractmethod
+    def learn(self) -> None:
+        """Set `packings`, or `why` there are none. Runs the kernel's code, which may raise anything."""
 
     def loaded_form(self, device: Any) -> dict[str, torch.Tensor]:
         """New parameters as loaders expect them, zeros; on device "meta", without memory."""
@@ -58,3 +74,24 @@ class VllmLayer:
         """Whether the live weight `name` has its memory for itself, without gaps."""
         live = getattr(self.module, name)
         return live.is_contiguous() and live.untyped_storage().nbytes() == live.nbytes
+
+
+Layer = TypeVar("Layer", bound=VllmLayer)
+
+
+def learned(layers: Iterable[Layer], what: str) -> list[Layer]:
+    """`layers`, with what one of each key has learned; none when the kernel's code fails. `what`: they are, for the
+    log."""
+    firsts: dict[Any, Layer] = {}
+    found: list[Layer] = []
+    for layer in layers:
+        first = firsts.setdefault(layer.key, layer)
+        try:
+            if first is layer:
+                layer.learn()
+        except Exception as error:  # the kernel's code may raise anything, for lack of memory among others
+            _log.warning("swarm: %s are left to vLLM's own reload: %s: %s", what, type(error).__name__, error)
+            return []
+        layer.packings, layer.why = first.packings, first.why
+        found.append(layer)
+    return found

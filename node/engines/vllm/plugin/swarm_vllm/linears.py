@@ -10,13 +10,13 @@ computes weights of another form, which cannot be written in place.
 
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import torch
 
 from .codes import CodePacking, learn_codes
-from .layers import VllmLayer
+from .layers import VllmLayer, learned
 from .packing import NotMoved, Packing, learn
 
 __all__ = ["VllmLinear", "repacked_linears"]
@@ -40,7 +40,7 @@ class VllmLinear(VllmLayer):
 
     @property
     def key(self) -> Any:
-        """Layers with equal keys are repacked alike."""
+        """See `VllmLayer`."""
         return tuple((meta.shape, meta.dtype, getattr(self.module, name).shape) for name, meta in self._meta.items())
 
     def process(self, parameters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -55,7 +55,7 @@ class VllmLinear(VllmLayer):
         return {name: getattr(twin, name).data for name in parameters}
 
     def learn(self) -> None:
-        """Set `packings`, or `why` there are none."""
+        """See `VllmLayer`."""
         if self.module.use_w4a8:
             self.why = "VLLM_CPU_INT4_W4A8=1 makes its kernel keep another form: set it to 0"
             return
@@ -91,22 +91,13 @@ def repacked_linears(model: torch.nn.Module, config: Any) -> list[VllmLinear]:
     except ImportError as error:
         _log.warning("swarm: packed codes are left to vLLM's own reload: %s", error)
         return []
-    learned: dict[Any, VllmLinear] = {}
-    found = []
-    for module in model.modules():
-        if not isinstance(getattr(getattr(module, "scheme", None), "kernel", None), CPUWNA16LinearKernel):
-            continue
-        parameters, _ = get_layerwise_info(module).restore_metadata
-        if not {_CODES, _SCALES} <= parameters.keys() or "weight_zero_point" in parameters:
-            continue
-        layer = VllmLinear(module, parameters, config)
-        first = learned.setdefault(layer.key, layer)
-        try:
-            if first is layer:
-                layer.learn()
-        except Exception as error:  # the kernel's code may raise anything, for lack of memory among others
-            _log.warning("swarm: packed codes are left to vLLM's own reload: %s: %s", type(error).__name__, error)
-            return []
-        layer.packings, layer.why = first.packings, first.why
-        found.append(layer)
-    return found
+
+    def layers() -> Iterator[VllmLinear]:
+        for module in model.modules():
+            if not isinstance(getattr(getattr(module, "scheme", None), "kernel", None), CPUWNA16LinearKernel):
+                continue
+            parameters, _ = get_layerwise_info(module).restore_metadata
+            if {_CODES, _SCALES} <= parameters.keys() and "weight_zero_point" not in parameters:
+                yield VllmLinear(module, parameters, config)
+
+    return learned(layers(), "packed codes")

@@ -210,7 +210,8 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     whose `Front.options` is true. `streams`: one a prompt, if the draws are portable, with their `seed`; sent only to a
     front whose `Front.portable` is true. `adapter`: the id of the adapter to draw by; 0: none. `routes`: for each
     prompt, the first position whose route of experts is wanted; empty: none are. Sent only to a front whose
-    `Front.experts` is not 0.
+    `Front.experts` is not 0. `streamed`: tell the tokens as they are drawn; true only for a front whose `Front.tells`
+    is true.
     """
 
     number: int
@@ -226,6 +227,7 @@ class Generate(msgspec.Struct, frozen=True, tag="generate"):
     streams: tuple[int, ...] = ()
     adapter: int = 0
     routes: tuple[int, ...] = ()
+    streamed: bool = False
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):
@@ -292,6 +294,7 @@ class Front(msgspec.Struct, frozen=True, tag="front"):
     `Judge`. `portable`: it can draw portably. `replays`: it knows `Judge.replay`.
     `vocabulary`: the number of token ids. `longest`: tokens that a sequence may have, prompt included. `adapters`: how
     many it can serve at a time; 0: none, or it is older. `experts`: of each layer, if it can tell routes; otherwise 0.
+    `tells`: it knows `Generate.streamed`.
     """
 
     pid: int
@@ -308,6 +311,7 @@ class Front(msgspec.Struct, frozen=True, tag="front"):
     longest: int = 0
     adapters: int = 0
     experts: int = 0
+    tells: bool = False
 
 
 class Rank(msgspec.Struct, frozen=True, tag="rank"):
@@ -394,10 +398,12 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Told(msgspec.Struct, frozen=True, tag="told"):
-    """The number of tokens that each prompt of a running `Generate` has so far."""
+    """The number of tokens that each prompt of a running `Generate` has so far. `drawn`: what a streamed one
+    drew since the last `Told`: (index of the prompt, number of the first token, tokens, log-probabilities)."""
 
     number: int
     counts: tuple[int, ...]
+    drawn: tuple[tuple[int, int, tuple[int, ...], tuple[float, ...]], ...] = ()
 
 
 class Generated(msgspec.Struct, frozen=True, tag="generated"):

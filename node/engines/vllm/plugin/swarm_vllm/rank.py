@@ -9,8 +9,6 @@ on.
 # vLLM is installed in another environment.
 
 import os
-import sys
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -26,28 +24,14 @@ from vllm.distributed.weight_transfer.base import (
 
 from . import drafted, loader
 from .adapter_messages import Adapted, PrepareAdapter, ProveAdapter
-from .channel import Channel, Closed, connect
+from .channel import Channel, connect
 from .experts import repacked_experts
 from .fingerprint import device_name, fingerprint
 from .linears import repacked_linears
-from .messages import (
-    Compare,
-    Did,
-    Differs,
-    Failed,
-    FromDriver,
-    Gather,
-    Loaded,
-    Mapped,
-    Model,
-    Rank,
-    Sources,
-    Stage,
-    Tensor,
-    Unchanged,
-)
+from .messages import Failed, FromDriver, Mapped, Model, Rank, Tensor
 from .repacked import Repacked
-from .shared import map_scratch, map_sealed
+from .serving import serve_driver
+from .shared import map_sealed
 from .sources import FolderSource, OtherSource, ReplicaSource, Source
 from .undo import NotUndone
 from .unwrapped import reloading, unwrapped
@@ -67,12 +51,6 @@ __all__ = [
 
 BUSY = "busy: "
 """In the error of an undo that may succeed soon."""
-
-_LOW_PRIORITY = 19
-"""The niceness of the thread that stages. At equal priority it would delay a step each time it runs."""
-_SWITCH_S = 0.0002
-"""Seconds after which a thread gives up the interpreter. With Python's default of 5 ms the generating thread would wait
-so long at every kernel."""
 
 
 @dataclass
@@ -127,7 +105,7 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         found = (weights.covered, weights.opaque, weights.modules, seconds, weights.device)
         channel.send(Mapped(message.number, *found))
         self._channel = channel
-        threading.Thread(target=self._serve_driver, args=(channel, weights), name="swarm", daemon=True).start()
+        serve_driver(channel, weights, self._about_adapters)
 
     def _repacked(self) -> list[Repacked]:
         """The layers whose kernels keep weights in an order of their own."""
@@ -186,45 +164,13 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
 
     # ------------------------------------------------------------ in the thread
 
-    def _serve_driver(self, channel: Channel, weights: LiveWeights) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
-        sys.setswitchinterval(_SWITCH_S)
-        try:
-            while True:
-                message, fds = channel.recv()
-                started = time.perf_counter()
-                try:
-                    answer = self._do(weights, message, fds, started)
-                except Closed:
-                    raise
-                except Exception as error:  # the driver decides what to do
-                    answer = Failed(message.number, f"{type(error).__name__}: {error}")
-                channel.send(answer)
-        except Closed:
-            channel.close()
-
-    def _do(self, weights: LiveWeights, message: Any, fds: list[int], started: float) -> Any:
+    def _about_adapters(self, message: Any, fds: list[int]) -> Adapted:
         match message:
-            case Stage():
-                weights.stage(map_sealed(fds[0]), message.version, frozenset(message.scattered))
-            case Gather():
-                with weights.rewind.reading():
-                    weights.gather(message.parts, map_scratch(fds[0]))
-            case Compare():
-                with weights.rewind.reading():
-                    return Differs(message.number, tuple(weights.differing(message.parts, map_scratch(fds[0]))))
-            case Loaded():
-                return Sources(message.number, dict(weights.sources))
-            case Unchanged():
-                with weights.rewind.reading():
-                    return Differs(message.number, tuple(weights.changed(message.names)))
             case PrepareAdapter():
                 return self._prepare_adapter(message, fds[0])
             case ProveAdapter():
                 return self._adapted(message.number, message.adapter, prepared=False)
-            case _:
-                raise RuntimeError(f"{type(message).__name__} is not for a rank")
-        return Did(message.number, time.perf_counter() - started)
+        raise RuntimeError(f"{type(message).__name__} is not for a rank")
 
     def _prepare_adapter(self, message: PrepareAdapter, fd: int) -> Adapted:
         from .lora import Refused

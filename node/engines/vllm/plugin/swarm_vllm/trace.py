@@ -88,7 +88,7 @@ class TensorMap:
     def of_modules(cls, storages: Storages, modules: set[str], accepted: list[str]) -> "TensorMap":
         """The map of a tensor of which only the modules that it feeds are known."""
         found = cls()
-        found.opaque = "vLLM holds it in another form: quantized, or repacked"
+        found.opaque = "the engine holds it in another form: quantized, or repacked"
         found.storages = {number for number, own in enumerate(storages.modules) if own & modules}
         found.accepted = accepted
         return found

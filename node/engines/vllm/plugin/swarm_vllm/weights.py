@@ -72,7 +72,7 @@ class LiveWeights:
             for name, error in refused.items():
                 modules, accepted = fed.get(name, (set(), []))
                 if not modules:
-                    raise ValueError(f"vLLM's model does not take the checkpoint's {name}: {error}") from error
+                    raise ValueError(f"the engine's model does not take the checkpoint's {name}: {error}") from error
                 self._maps[name] = TensorMap.of_modules(self._storages, modules, accepted)
         for found in self._maps.values():
             found.opaque = found.opaque or self._repacked.why(found.storages)

@@ -1,0 +1,73 @@
+"""Where a driver's SGLang comes from: started by the driver, or already running at a URL (see `vllm.launch`)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from codec.errors import UsageError
+from node.engines.sglang.front import speak_for
+from node.engines.sglang.http import Api
+from node.engines.sglang.installed import Installed
+from node.engines.sglang.server import Server, ServerOptions
+from node.engines.vllm.speculation import DraftModel
+
+__all__ = ["RunningSglang", "StartedSglang"]
+
+
+@dataclass(frozen=True, slots=True)
+class StartedSglang:
+    """An SGLang that the driver starts in the environment `where`. It ends with the driver's process group."""
+
+    where: Installed
+    log: Path
+    options: ServerOptions
+
+    @property
+    def loads_replica(self) -> bool:
+        return False  # its weights are made up until the driver connects
+
+    @property
+    def abilities(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
+    def kind(self) -> str:
+        return f"sglang/{self.where.version}/{'cpu' if self.where.cpu else 'gpu'}"
+
+    def launch(
+        self, folder: Path, socket: Path, adapters: tuple[str, ...] = (), draft: DraftModel | None = None
+    ) -> None:
+        _refuse_parts(adapters, draft)
+        Server(self.where, folder, self.log, self.options).wait_ready()
+        speak_for(Api(f"http://127.0.0.1:{self.options.port}"), socket, fill=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningSglang:
+    """An SGLang that the user runs. It outlives the driver."""
+
+    url: str
+
+    @property
+    def loads_replica(self) -> bool:
+        return False
+
+    @property
+    def abilities(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
+    def kind(self) -> str:
+        return "sglang"
+
+    def launch(
+        self, folder: Path, socket: Path, adapters: tuple[str, ...] = (), draft: DraftModel | None = None
+    ) -> None:
+        _refuse_parts(adapters, draft)
+        speak_for(Api(self.url), socket, fill=False)
+
+
+def _refuse_parts(adapters: tuple[str, ...], draft: DraftModel | None) -> None:
+    if draft is not None:
+        raise UsageError("SGLang does not load the swarm's draft model here: use --engine vllm.")
+    if adapters:
+        raise UsageError("This swarm has slots for adapters, which SGLang does not serve here: use --engine vllm.")

@@ -1,0 +1,183 @@
+"""Encodes the tokens of samples that are still being drawn as the events of a stream.
+
+The text of a choice's events is the text of its accepted sample: characters in which a stop text may begin wait until
+it is known whether it does. The last event of a choice has the fields that are known only then: why it ended, and the
+versions of all its tokens.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from node.engines.base import Version
+from node.engines.texts import Continuation
+from node.gateway.answers import (
+    CHOICE_BYTES,
+    DONE,
+    LOGPROB_BYTES,
+    PROMPT_TOKEN_BYTES,
+    TOKEN_BYTES,
+    InvalidSample,
+    event,
+    origin_of,
+)  # fmt: skip
+from node.gateway.choice_form import ChoiceForm
+from node.gateway.followed_sample import Ending, Piece
+from node.gateway.parsed_request import ParsedRequest
+from node.gateway.text import Text
+from node.gateway.tool_calls import ToolCall, ToolSyntax, find_calls, held_back
+
+__all__ = ["ChoiceEvents", "TokenEvents"]
+
+
+class TokenEvents:
+    """The events of one answer. `choices` has an encoder for each of its samples, in the order of their numbers."""
+
+    def __init__(self, name: str, answer_id: str, parsed: ParsedRequest, text: Text, *, chat: bool) -> None:
+        """`name`: the model's."""
+        self._parsed, self._chat = parsed, chat
+        self._head = {
+            "id": ("chatcmpl-" if chat else "cmpl-") + (parsed.request_id or answer_id),
+            "object": "chat.completion.chunk" if chat else "text_completion",
+            "created": int(time.time()),
+            "model": name,
+        }
+        prompts = [prompt for prompt in parsed.prompts for _ in range(parsed.n)]
+        form = ChoiceForm(parsed, text)
+        self.choices = [ChoiceEvents(i, prompt, parsed, text, form, chat) for i, prompt in enumerate(prompts)]
+
+    def encode(self, parts: Sequence[dict[str, Any]], kinds: str = "") -> bytes:
+        """Events with these parts of choices. `kinds`: the kinds of the engines, if known."""
+        usage = {"usage": None} if self._parsed.usage else {}
+        known = {"system_fingerprint": kinds} if kinds else {}
+        return b"".join(event(self._head | known | {"choices": [part]} | usage) for part in parts)
+
+    def end(self) -> bytes:
+        """The events after the last part of the last choice."""
+        if not self._parsed.usage:
+            return DONE
+        prompts = sum(map(len, self._parsed.prompts))
+        drawn = sum(choice.sent for choice in self.choices)
+        usage = {"prompt_tokens": prompts, "completion_tokens": drawn, "total_tokens": prompts + drawn}
+        return event(self._head | {"choices": [], "usage": usage}) + DONE
+
+
+class ChoiceEvents:
+    """The events of one choice."""
+
+    def __init__(
+        self, index: int, prompt: Sequence[int], parsed: ParsedRequest, text: Text, form: ChoiceForm, chat: bool
+    ) -> None:
+        self._index, self._prompt, self._parsed, self._form, self._chat = index, prompt, parsed, form, chat
+        self._text: Continuation | None = text.continuation(prompt, special=parsed.show_special)
+        self._held = max(map(len, parsed.sampling.extra.stop_texts), default=1) - 1
+        """Characters at the end of the text in which a stop text may begin."""
+        self._tail = ""
+        """The text of tokens that were sent, which was not sent, because a stop text may begin in it."""
+        self._calls = ""
+        """The text after that, which was not sent because it may be a call of a tool."""
+        self._shown = self._offset = 0
+        """Characters that were sent; characters of the tokens that were sent, as `logprobs` counts them."""
+        self.sent = 0
+        """Tokens that were sent."""
+
+    def cost(self, piece: Piece) -> int:
+        """The most memory that encoding `piece` takes, in bytes."""
+        prompt = 0 if piece.begin else PROMPT_TOKEN_BYTES * len(self._prompt)
+        token_bytes = TOKEN_BYTES + (LOGPROB_BYTES if self._parsed.logprobs else 0)
+        versions = 0 if piece.ending is None else PROMPT_TOKEN_BYTES * (piece.begin + len(piece.tokens))
+        return CHOICE_BYTES + prompt + versions + token_bytes * len(piece.tokens)
+
+    def parts(self, piece: Piece, own_versions: Sequence[int] = ()) -> list[dict[str, Any]]:
+        """The parts of a choice for `piece`, which begins where the last one ended. `own_versions`: of a sample that
+        has ended, one a token, if there are any. Raises `InvalidSample`."""
+        ending, tokens = piece.ending, piece.tokens
+        if ending is None and not tokens:
+            return []
+        shown = self._decode(tokens[: len(tokens) - self._hidden(piece)])
+        if ending is not None:
+            shown = self._last_text(shown, ending)
+        elif self._held:
+            text = self._tail + shown
+            shown, self._tail = text[: -self._held], text[-self._held :]
+        self._shown += len(shown)
+        self.sent += len(tokens)
+        calls: list[ToolCall] = []
+        if self._parsed.tools is not None:
+            shown, calls = self._without_calls(shown, self._parsed.tools, last=ending is not None)
+        fields: dict[str, Any] = {"token_ids": tokens}
+        if not piece.begin:
+            fields = {"prompt_token_ids": list(self._prompt), "version_start": piece.versions[0][0]} | fields
+        last = None if ending is None else "tool_calls" if calls and ending.reason == "stop" else ending.reason
+        origin = {} if ending is None else origin_of(_each(piece), own_versions)
+        return self._form_parts(shown, tokens, piece.logprobs, fields, last, origin, calls, first=not piece.begin)
+
+    def _form_parts(
+        self,
+        shown: str,
+        tokens: list[int],
+        logprobs: list[float],
+        fields: dict[str, Any],
+        last: str | None,
+        origin: dict[str, Any],
+        calls: Sequence[ToolCall],
+        *,
+        first: bool,
+    ) -> list[dict[str, Any]]:
+        """`last`: the finish reason, if these are the last tokens."""
+        found: list[dict[str, Any]] = []
+        if not self._chat:
+            written = self._form.completion_logprobs(tokens, logprobs, self._offset)
+            self._offset += sum(map(len, written["tokens"])) if written else 0
+            return [{"index": self._index, "text": shown, "logprobs": written, "finish_reason": last} | fields | origin]
+        nothing: dict[str, Any] = {"index": self._index, "logprobs": None, "finish_reason": None}
+        if first:
+            found.append(nothing | {"delta": {"role": "assistant", "content": ""}})
+        if tokens or shown:
+            logs = self._form.chat_logprobs(tokens, logprobs)
+            found.append(nothing | {"delta": {"content": shown}, "logprobs": logs} | fields)
+        if calls:
+            encoded = [{"index": i} | call.encode() for i, call in enumerate(calls)]
+            found.append(nothing | {"delta": {"tool_calls": encoded}})
+        if last is not None:
+            found.append(nothing | {"delta": {}, "finish_reason": last} | origin)
+        return found
+
+    def _without_calls(self, shown: str, syntax: ToolSyntax, *, last: bool) -> tuple[str, list[ToolCall]]:
+        """(the text to send, the calls): all calls come at the end. `shown`: the text that is new."""
+        text = self._calls + shown
+        if last:
+            self._calls = ""
+            found = find_calls(text, syntax)
+            return found.content, found.calls
+        held = held_back(text, syntax)
+        self._calls = text[len(text) - held :]
+        return text[: len(text) - held], []
+
+    def _hidden(self, piece: Piece) -> int:
+        """1 if the last token is a stop token that the text does not show; otherwise 0."""
+        ending = piece.ending
+        if ending is None or ending.stop is not None or ending.reason != "stop":
+            return 0
+        if not piece.tokens or piece.tokens[-1] not in self._parsed.sampling.stop_tokens:
+            raise InvalidSample("A node ended a sample at a stop text that is not there. Ask again.")
+        return 0 if self._parsed.keep_stop else 1
+
+    def _last_text(self, shown: str, ending: Ending) -> str:
+        """What of the text was not sent yet, up to its end."""
+        text = self._tail + shown
+        if ending.stop is None:
+            return text
+        begin, end = ending.stop
+        return text[: max(0, (end if self._parsed.keep_stop else begin) - self._shown)]
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return "" if self._text is None else "".join(self._text.add(token) for token in tokens)
+
+
+def _each(piece: Piece) -> list[Version]:
+    """The version of each token."""
+    found: list[Version] = []
+    for version, end in piece.versions:
+        found += [version] * (end - len(found))
+    return found

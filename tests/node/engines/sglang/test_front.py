@@ -1,0 +1,299 @@
+"""The driver's side of SGLang, against an API server of the test's own: what is asked, in which order; failures."""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from codec.errors import UsageError
+from node.engines.base import EngineError
+from node.engines.sglang.front import speak_for
+from node.engines.sglang.http import Api
+from node.engines.sglang.plugin.swarm_sglang.calls import LOADER, Answer, decoded
+from node.engines.vllm.links import Listener, PluginFailed, PluginLink
+from node.engines.vllm.plugin.swarm_vllm.messages import (
+    Changed,
+    Close,
+    Commit,
+    Connect,
+    Did,
+    Front,
+    Generate,
+    Generated,
+    Judge,
+    Open,
+    Score,
+    Scored,
+)  # fmt: skip
+
+GOOD = {
+    "version": "0.5.23", "tp_size": 2, "pp_size": 1, "dp_size": 1, "custom_weight_loader": [LOADER],
+    "disable_overlap_schedule": True, "model_path": "/nowhere",
+}  # fmt: skip
+WITHIN_S = 20.0
+
+
+class Sglang:
+    """An API server that notes what it is asked. `outcome(call, rank)`: a rank's answer to a call."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        self.info: dict[str, Any] = dict(GOOD)
+        self.outcome: Callable[[Any, int], Answer] = lambda call, rank: Answer(call.number, rank)
+        self.lines: list[Any] = []
+        self.answers: dict[str, tuple[int, Any]] = {}
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, *_: object) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                self.answer(200, outer.info)
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                outer.asked.append((self.path, body))
+                if self.path == "/update_weights_from_tensor":
+                    outer.ranks(body["serialized_named_tensors"])
+                if self.path in outer.answers:
+                    self.answer(*outer.answers[self.path])
+                elif body.get("stream"):
+                    lines = b"".join(b"data: " + json.dumps(line).encode() + b"\n\n" for line in outer.lines)
+                    self.answer(200, lines + b"data: [DONE]\n\n")
+                else:
+                    self.answer(200, {"success": True})
+
+            def answer(self, status: int, content: Any) -> None:
+                data = content if isinstance(content, bytes) else json.dumps(content).encode()
+                self.send_response(status)
+                self.send_header("content-length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def ranks(self, payloads: list[str]) -> None:
+        """Answer as the loaders of all ranks do."""
+        import base64
+        import pickle
+
+        class Reader(pickle.Unpickler):
+            def find_class(self, module: str, name: str) -> Any:
+                return bytes
+
+        import io
+
+        for rank, payload in enumerate(payloads):
+            ((_, data),) = Reader(io.BytesIO(base64.b64decode(payload))).load()
+            call = decoded(data)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+                sock.connect(call.answer)
+                sock.sendall(msgspec.msgpack.encode(self.outcome(call, rank)))
+
+    @property
+    def paths(self) -> list[str]:
+        return [path for path, _ in self.asked]
+
+
+@pytest.fixture
+def sglang() -> Iterator[Sglang]:
+    server = Sglang()
+    yield server
+    server.server.shutdown()
+    server.server.server_close()
+
+
+@pytest.fixture
+def front(sglang: Sglang, tmp_path: Path) -> Iterator[PluginLink]:
+    listener = Listener(tmp_path / "s", lambda why: None, "SGLang")
+    speak_for(Api(sglang.url), listener.path, fill=True)
+    yield listener.next(WITHIN_S)
+    listener.close()
+
+
+UPDATE = ["/begin_weight_update", "/update_weights_from_tensor", "/end_weight_update"]
+
+
+def test_ranks_are_told_between_two_steps_and_what_runs_waits(sglang: Sglang, front: PluginLink):
+    assert front.get(lambda n: Connect(n, "/driver"), Did, WITHIN_S)
+    assert sglang.paths == ["/pause_generation", *UPDATE]
+    assert sglang.asked[0][1] == {"mode": "in_place"}
+    body = sglang.asked[2][1]
+    assert (body["load_format"], body["flush_cache"], len(body["serialized_named_tensors"])) == (LOADER, False, 2)
+    sglang.asked.clear()
+    front.get(lambda n: Open(n, "0.3"), Did, WITHIN_S)
+    assert sglang.paths == ["/pause_generation", *UPDATE, "/update_weight_version", "/continue_generation"]
+    assert sglang.asked[4][1]["new_version"] == "0.3"
+
+
+@pytest.mark.parametrize(("policy", "mode"), [("continue", "in_place"), ("recompute", "retract")])
+def test_a_commit_names_the_version_before_tokens_are_drawn_from_it(
+    sglang: Sglang, front: PluginLink, policy: Any, mode: str
+):
+    calls: list[str] = []
+    sglang.outcome = lambda call, rank: (calls.append(f"{call.do} {call.version}"), Answer(call.number, rank))[1]
+    took = front.get(lambda n: Commit(n, "0.4", policy, ()), Changed, WITHIN_S)
+    assert took.pause_s > 0
+    assert calls == ["commit 0.4"] * 2 + ["name 0.4"] * 2
+    assert sglang.asked[0] == ("/pause_generation", {"mode": mode})
+    assert sglang.paths[-2:] == ["/update_weight_version", "/continue_generation"]
+
+
+def test_a_commit_that_wrote_nothing_changes_nothing(sglang: Sglang, front: PluginLink):
+    sglang.outcome = lambda call, rank: Answer(call.number, rank, "0.4 is not what is staged")
+    with pytest.raises(PluginFailed, match="not what is staged") as failed:
+        front.get(lambda n: Commit(n, "0.4", "continue", ()), Changed, WITHIN_S)
+    assert not failed.value.touched
+    assert sglang.paths[-1] == "/continue_generation"
+    assert "/update_weight_version" not in sglang.paths
+
+
+def test_after_a_commit_of_some_ranks_nothing_is_generated(sglang: Sglang, front: PluginLink):
+    sglang.outcome = lambda call, rank: Answer(call.number, rank, "no memory" if rank else "", touched=not rank)
+    with pytest.raises(PluginFailed, match="no memory") as failed:
+        front.get(lambda n: Commit(n, "0.4", "continue", ()), Changed, WITHIN_S)
+    assert failed.value.touched
+    assert sglang.paths[-1] == "/abort_request"
+    assert "/continue_generation" not in sglang.paths
+
+
+def test_a_server_that_fails_in_a_commit_may_have_written(sglang: Sglang, front: PluginLink):
+    sglang.answers["/update_weights_from_tensor"] = (200, {"success": False, "message": "derived weights"})
+    with pytest.raises(PluginFailed, match="derived weights") as failed:
+        front.get(lambda n: Commit(n, "0.4", "continue", ()), Changed, WITHIN_S)
+    assert failed.value.touched
+
+
+def test_a_version_that_cannot_be_named_is_not_served(sglang: Sglang, front: PluginLink):
+    sglang.answers["/update_weight_version"] = (500, {})
+    sglang.answers["/abort_request"] = (500, {})
+    with pytest.raises(PluginFailed, match="update_weight_version") as failed:
+        front.get(lambda n: Commit(n, "0.4", "continue", ()), Changed, WITHIN_S)
+    assert failed.value.touched
+    assert "/continue_generation" not in sglang.paths
+
+
+def test_closing_aborts_what_runs(sglang: Sglang, front: PluginLink):
+    front.get(lambda n: Close(n, "wrong bits"), Did, WITHIN_S)
+    assert sglang.asked == [
+        ("/pause_generation", {"mode": "in_place"}),
+        ("/abort_request", {"rid": "", "abort_all": True}),
+    ]
+
+
+def line(index: int, ids: list[int], finish: str | None, spans: list[tuple[str, int, int]]) -> dict[str, Any]:
+    reason = None if finish is None else {"type": finish}
+    versions = [{"version": version, "start": start, "end": end} for version, start, end in spans]
+    drawn = [[-0.5, token, None] for token in ids]
+    meta = {"output_token_logprobs": drawn, "finish_reason": reason, "weight_versions": versions}
+    return {"index": index, "output_ids": ids, "meta_info": meta}
+
+
+def generating(n: int) -> Generate:
+    return Generate(n, 1, ((5, 6), (7,)), (3, 4), 8, 0.7, 0.9, (2,))
+
+
+def test_completions_come_back_with_the_versions_of_their_tokens(sglang: Sglang, front: PluginLink):
+    sglang.lines = [
+        line(0, [9], None, [("0.1", 0, 1)]),
+        line(1, [8, 2], "stop", [("0.1", 0, 2)]),
+        line(0, [9, 9, 9], "length", [("0.1", 0, 1), ("0.2", 1, 3)]),
+    ]
+    done = front.get(generating, Generated, WITHIN_S).outputs
+    assert [output.token_ids for output in done] == [(9, 9, 9), (8, 2)]
+    assert [output.finish for output in done] == ["length", "stop"]
+    assert done[0].spans == (("0.1", 0, 1), ("0.2", 1, 3))
+    ((_, body),) = sglang.asked
+    assert body["sampling_params"][1]["sampling_seed"] == 4
+    assert body["sampling_params"][0]["stop_token_ids"] == [2]
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ([line(0, [9], "length", [("0.1", 0, 1)])], "not a completion"),
+        ([line(5, [9], "length", [("0.1", 0, 1)])], "not given"),
+        ([{"error": {"message": "too long"}}], "too long"),
+        (["text"], "ended a request"),
+        ([{"index": 0}], "not a completion"),
+    ],
+)
+def test_what_is_no_completion_is_an_error(sglang: Sglang, front: PluginLink, lines: list[Any], why: str):
+    sglang.lines = lines
+    with pytest.raises(PluginFailed, match=why):
+        front.get(generating, Generated, WITHIN_S)
+
+
+def scoring(n: int) -> Score:
+    return Score(n, (5, 6), (7, 8), 0.7, 0.9, 0.95)
+
+
+def test_scores_come_back_with_the_version_that_read_them(sglang: Sglang, front: PluginLink):
+    meta = {
+        "input_token_logprobs": [[None, 6, None], [-1.0, 7, None], [-2.0, 8, None]],
+        "weight_versions": [{"version": "0.3", "start": 0, "end": 1}],
+    }
+    sglang.answers["/generate"] = (200, {"meta_info": meta})
+    assert front.get(scoring, Scored, WITHIN_S) == Scored(1, (-1.0, -2.0), "0.3")
+    ((_, body),) = sglang.asked
+    assert (body["input_ids"], body["logprob_start_len"]) == ([5, 6, 7, 8], 1)
+    meta["input_token_logprobs"][1] = [-1.0, 3, None]
+    with pytest.raises(PluginFailed, match="other tokens"):
+        front.get(scoring, Scored, WITHIN_S)
+
+
+def test_what_it_cannot_do_is_a_sentence(front: PluginLink):
+    with pytest.raises(PluginFailed, match="SGLang cannot do that: Judge"):
+        front.get(lambda n: Judge(n, (1,), (2,), 1.0, 1.0, 1.0, 1.0, (), None, None, False), Did, WITHIN_S)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({}, ""),
+        ({"custom_weight_loader": []}, "--custom-weight-loader"),
+        ({"disable_overlap_schedule": False}, "--disable-overlap-schedule"),
+        ({"pp_size": 2}, "parallelism"),
+        ({"speculative_algorithm": "EAGLE"}, "drafts"),
+        ({"quantization": "fp8"}, "quantizes"),
+        ({"enable_lora": True}, "adapters"),
+        ({"enable_eplb": True}, "experts"),
+    ],
+)
+def test_an_sglang_that_cannot_follow_says_why(sglang: Sglang, tmp_path: Path, change: dict[str, Any], why: str):
+    sglang.info |= change
+    listener = Listener(tmp_path / "s", lambda why: None)
+    speak_for(Api(sglang.url), listener.path, fill=False)
+    hello = listener.next(WITHIN_S).hello
+    listener.close()
+    assert isinstance(hello, Front)
+    assert why in hello.refusal
+    assert bool(why) == bool(hello.refusal)
+
+
+def test_nobody_at_the_url_is_a_sentence(tmp_path: Path):
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        with pytest.raises(UsageError, match="Is it running there"):
+            speak_for(Api(url), tmp_path / "s", fill=False)
+    with pytest.raises(UsageError, match="write it like"):
+        Api("localhost:3")
+
+
+def test_an_answer_that_is_no_json_is_an_error(sglang: Sglang):
+    sglang.answers["/x"] = (200, b"<html>")
+    with pytest.raises(EngineError, match="not JSON"):
+        Api(sglang.url).post("/x", {}, WITHIN_S)
+    sglang.answers["/x"] = (400, {"error": "no"})
+    with pytest.raises(EngineError, match="refused /x"):
+        Api(sglang.url).post("/x", {}, WITHIN_S)
