@@ -66,8 +66,10 @@ class Engine:
                 for scope in self._drawing:
                     scope.cancel()
                 return json_response({"success": True, "message": ""})
+            case "GET", "/workers":  # of the router: this address, so that slime's aborts come here
+                return json_response({"workers": [{"url": f"http://{request.headers.get('host', '')}"}]})
             case _, path if path[1:] in _DONE:
-                return json_response({"success": True, "message": "", "workers": []})
+                return json_response({"success": True, "message": ""})
         return failure(404, f"There is no {request.path} here.")
 
     async def _generate(self, body: bytes) -> Response:

@@ -16,7 +16,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer.transformer_config import TransformerConfig
-from recipe_kit import Killing, draw, live_root, policy_loss, root_of
+from recipe_kit import Killing, draw, live_roots, policy_loss, root_of
 from transformers import AutoModelForCausalLM
 
 from node import Swarm
@@ -130,8 +130,9 @@ def main() -> None:
         if publication is not None:
             root = publication.wait(timeout_s=60.0).root.hex()
             want = root_of(Path(base), exported, Path(out) / f"step_{step}")
+            live = live_roots(Path(stays), step, root)
             versions.append({"version": publication.version, "changed": publication.changed, "root": root,
-                             "want": want, "live": live_root(Path(stays), root), "logits": difference})  # fmt: skip
+                             "want": want, "live": live, "logits": difference})  # fmt: skip
         dist.barrier()
     if swarm is not None:
         report = {"first": first, "versions": versions, "samples": killing.samples, "lags": sorted(killing.lags)}

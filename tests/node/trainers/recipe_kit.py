@@ -20,6 +20,8 @@ from node.trainers.grpo.tiny import letters_tokenizer
 PROMPTS = ("dbca=", "acbd=", "bdac=", "cadb=", "abdc=", "dcba=", "cbad=", "bcda=")
 SAMPLES = 4
 """Of each prompt."""
+MAX_TOKENS = 8
+"""Of a sample."""
 PROVEN_WITHIN_S = 60.0
 
 Row = tuple[list[int], int, float]
@@ -53,12 +55,18 @@ class Killing:
             yield group
 
 
-def live_root(home: Path, wanted: str) -> str | None:
-    """The root of the weights that the engine of a node runs on, once it is `wanted`, or after `PROVEN_WITHIN_S`."""
+def live_roots(stays: Path, step: int, wanted: str) -> list[str | None]:
+    """The roots of the weights that the engines run on, once each is `wanted`, or after `PROVEN_WITHIN_S`.
+
+    `stays`: the home of a node. In the first step the other one's, `lost`, beside it, is asked too.
+    """
+    homes = [stays.with_name("lost"), stays] if step == 1 else [stays]
     deadline = time.monotonic() + PROVEN_WITHIN_S
-    while (live := ask(home, prove=True).nodes[0].live_root) != wanted and time.monotonic() < deadline:
+    while True:
+        live = [ask(home, prove=True).nodes[0].live_root for home in homes]
+        if live == [wanted] * len(homes) or time.monotonic() > deadline:
+            return live
         time.sleep(0.1)
-    return live
 
 
 def root_of(base: Path, tensors: dict[str, torch.Tensor], folder: Path) -> str:
@@ -76,14 +84,22 @@ def draw(swarm: Swarm | None) -> list[Row]:
     """The step's samples, drawn by rank 0, on every rank."""
     rows: list[list[Row]] = [[]]
     if swarm is not None:
-        prompts = letters_tokenizer()(list(PROMPTS))["input_ids"]
-        sampling = SamplingParams(max_tokens=8, stop_tokens=(SortLetters.END,))
-        for group in swarm.rollouts(prompts, SAMPLES, sampling):
-            rewards = torch.tensor([_score(one.token_ids) + 0.01 * i for i, one in enumerate(group.rollouts)])
-            for one, advantage in zip(group.rollouts, (rewards - rewards.mean()).tolist(), strict=True):
-                rows[0].append(([*group.prompt, *one.token_ids], len(group.prompt), advantage))
+        for group in swarm.rollouts(prompt_ids(), SAMPLES, SamplingParams(MAX_TOKENS, stop_tokens=(SortLetters.END,))):
+            rows[0] += rows_of(group.prompt, [one.token_ids for one in group.rollouts])
     dist.broadcast_object_list(rows, src=0)
     return rows[0]
+
+
+def prompt_ids() -> list[list[int]]:
+    """`PROMPTS` as tokens."""
+    return letters_tokenizer()(list(PROMPTS))["input_ids"]
+
+
+def rows_of(prompt: Sequence[int], completions: Sequence[Sequence[int]]) -> list[Row]:
+    """The rows of one prompt's samples."""
+    rewards = torch.tensor([_score(tokens) + 0.01 * i for i, tokens in enumerate(completions)])
+    advantages = (rewards - rewards.mean()).tolist()
+    return [([*prompt, *one], len(prompt), a) for one, a in zip(completions, advantages, strict=True)]
 
 
 def policy_loss(logits_of: Callable[[torch.Tensor], torch.Tensor], rows: Sequence[Row]) -> torch.Tensor:
@@ -98,6 +114,30 @@ def policy_loss(logits_of: Callable[[torch.Tensor], torch.Tensor], rows: Sequenc
     logprobs = logits_of(ids)[:, :-1].float().log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
     advantages = torch.tensor([advantage for _, _, advantage in rows])[:, None]
     return -(logprobs * advantages * mask).sum() / mask.sum()
+
+
+class Policy:
+    """A model of transformers in float32 on one rank, and its tensors as its checkpoint has them, in bfloat16.
+
+    It stands in for the training backends that need a GPU.
+    """
+
+    def __init__(self, base: Path) -> None:
+        from safetensors.torch import load_file
+        from transformers import AutoModelForCausalLM
+
+        self.tensors: dict[str, torch.Tensor] = load_file(base / "model.safetensors")
+        """After the last step."""
+        self._model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+        self._adam = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
+
+    def step(self, rows: Sequence[Row]) -> None:
+        """An optimizer step."""
+        self._adam.zero_grad()
+        policy_loss(lambda ids: self._model(ids).logits, rows).backward()
+        self._adam.step()
+        state = self._model.state_dict()
+        self.tensors = {name: state[name].to(torch.bfloat16) for name in self.tensors}
 
 
 def _score(tokens: Sequence[int]) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from recipe_kit import Killing, live_root, reward_sorted, root_of
+from recipe_kit import Killing, live_roots, reward_sorted, root_of
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -33,7 +33,7 @@ class Comparing(TrainerCallback):
         row = {"version": publication.version, "own": publication.adapter_version, "changed": publication.changed}
         if self._rollouts.adapter is None:
             row["want"] = root_of(self._base, model.state_dict(), self._out / f"step_{state.global_step}")
-        self.rows.append(row | {"root": root, "live": live_root(self._stays, root)})
+        self.rows.append(row | {"root": root, "live": live_roots(self._stays, state.global_step, root)})
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ os.environ["DS_ACCELERATOR"] = "cpu"
 import deepspeed
 import torch
 import torch.distributed as dist
-from recipe_kit import Killing, draw, live_root, policy_loss, root_of
+from recipe_kit import Killing, draw, live_roots, policy_loss, root_of
 from transformers import AutoModelForCausalLM
 
 from node import Swarm
@@ -52,7 +52,7 @@ def main() -> None:
             own = torch.load(Path(out) / f"step_{step}.bin", weights_only=True)
             want = root_of(Path(base), own, Path(out) / f"step_{step}")
             versions.append({"version": publication.version, "changed": publication.changed, "root": root,
-                             "want": want, "live": live_root(Path(stays), root)})  # fmt: skip
+                             "want": want, "live": live_roots(Path(stays), step, root)})  # fmt: skip
         dist.barrier()
     if swarm is not None:
         report = {"versions": versions, "samples": killing.samples, "lags": sorted(killing.lags)}
