@@ -34,6 +34,7 @@ Modules:
 - `routes`: Routes of experts replayed in the trainer's model
 - `serving`: Serves an adapter's routes on one address until the process is interrupted
 - `skyrl`: SkyRL on the swarm: the control endpoints of an inference server
+- `skyrl_deltas`: The folders in which SkyRL writes its versions
 - `slime`: slime and miles on the swarm: the hook that publishes what they have written
 - `slime_engine`: The swarm as the SGLang engine that slime and miles ask for tokens
 - `standing`: The swarm's state as its seed reports it

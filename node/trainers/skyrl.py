@@ -6,14 +6,13 @@ Run it beside the seed and `swarm-node gateway`, which SkyRL asks for tokens. In
 `generator.inference_engine`, set `run_engines_locally=false`, `external_proxy_url` to the gateway's URL,
 `external_server_urls` to this address alone, `weight_sync_backend=delta`, and `delta_weight_sync.sync_dir` to a folder
 on the seed's host. When SkyRL asks to fetch a version that it has written, it is published, and the answer comes when
-it is sealed. The other endpoints do nothing: nodes apply a version between two steps of their engines. For SkyRL at
+it is sealed. The other endpoints do nothing: nodes apply a version between two steps of their engines. For SkyRL's
 commit a9564572.
 """
 
 import argparse
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -24,8 +23,9 @@ from codec.errors import SwarmError, UsageError
 from node.http import Request, Response, failure, json_response
 from node.trainers.api import Swarm
 from node.trainers.connection.seedlink import home_folder
-from node.trainers.delta_publisher import DeltaPublisher, TensorDelta
+from node.trainers.delta_publisher import DeltaPublisher
 from node.trainers.serving import serve_until_interrupted
+from node.trainers.skyrl_deltas import publish_folder
 
 __all__ = ["Control", "main"]
 
@@ -45,20 +45,6 @@ class _Init(msgspec.Struct):
 class _Fetch(msgspec.Struct):
     target_version: int
     sync_dir: str
-
-
-class _Record(msgspec.Struct):
-    name: str
-    payload_file: str
-    payload_key: str
-    checksum: str
-    checksum_algorithm: str
-
-
-class _Manifest(msgspec.Struct):
-    version: int
-    base_version: int
-    tensors: list[_Record]
 
 
 class Control:
@@ -82,20 +68,18 @@ class Control:
                 case "/init_weight_transfer_engine":
                     init = msgspec.json.decode(bytes(request.body), type=_Init)
                     await trio.to_thread.run_sync(self.begin, Path(init.init_info.base_model_path))
-                    return json_response({"status": "ok"})
                 case "/fetch_weights":
                     fetch = msgspec.json.decode(bytes(request.body), type=_Fetch)
                     await trio.to_thread.run_sync(self.fetch, Path(fetch.sync_dir), fetch.target_version)
-                    return json_response({"status": "ok"})
-                case path if path in _DONE:
-                    return json_response({"status": "ok"})
+                case path if path not in _DONE:
+                    return failure(404, f"There is no {path} here.")
         except msgspec.DecodeError as error:
             return failure(400, f"{request.path}: {error}. Set weight_sync_backend=delta.")
         except UsageError as error:
             return failure(400, str(error))
         except SwarmError as error:
             return failure(503, str(error))
-        return failure(404, f"There is no {request.path} here.")
+        return json_response({"status": "ok"})
 
     def begin(self, base: Path) -> None:
         """Publish the checkpoint that SkyRL's first delta is of. Raises what `Swarm.attach` and `DeltaPublisher` do."""
@@ -110,28 +94,13 @@ class Control:
         with self._one_at_a_time:
             if self._publisher is None:
                 raise UsageError("SkyRL has not told its base: start it again, after this server.")
-            if version == self._publisher.published:
-                return
-            here = folder / f"delta-{version:08d}"
-            try:
-                manifest = msgspec.json.decode((here / "manifest.json").read_bytes(), type=_Manifest)
-            except (OSError, msgspec.DecodeError) as error:
-                raise UsageError(f"{here} is no version of SkyRL that this host can read: {error}") from error
-            self._publisher.publish_deltas(version, manifest.base_version, _deltas(here, manifest.tensors), "xor")
+            if version != self._publisher.published:
+                publish_folder(self._publisher, folder, version)
 
     def close(self) -> None:
         """Disconnect. Raises what `Swarm.close` raises."""
         if self._swarm is not None:
             self._swarm.close()
-
-
-def _deltas(folder: Path, records: list[_Record]) -> Iterator[TensorDelta]:
-    from safetensors import safe_open  # a dependency of SkyRL
-
-    for record in records:
-        with safe_open(folder / Path(record.payload_file).name, "numpy") as stored:
-            delta = stored.get_tensor(record.payload_key)
-            yield TensorDelta(record.name, delta, record.checksum_algorithm, record.checksum)
 
 
 def main(words: list[str] | None = None) -> int:

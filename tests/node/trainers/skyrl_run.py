@@ -1,8 +1,9 @@
-"""What SkyRL does at each step, on the swarm: CONTROL GATEWAY BASE OUT LOST.
+"""Three steps of training as SkyRL does them, on the swarm: HOME CONTROL GATEWAY BASE OUT LOST STAYS.
 
-With SKYRL_SOURCE, SkyRL's own client, delta publisher and sender do it, from a clone (Ray and its logger are replaced:
-nothing here calls them). Without, `Written` writes and asks the same. The process LOST, a node, is killed when the
-first sample of the second step has come. Prints JSON.
+With SKYRL_SOURCE, SkyRL's own client asks for samples, and its own delta publisher and sender send the versions, from a
+clone (Ray and its logger are replaced: nothing here calls them). Without, `Written` asks and writes the same.
+`recipe_kit.Policy` stands in for SkyRL's workers, which need GPUs. The process LOST, a node, is killed when the first
+sample of the second step has come; STAYS: the home of another. Prints JSON.
 """
 
 import asyncio
@@ -20,12 +21,17 @@ import safetensors.torch
 import torch
 import xxhash
 import zstandard
-from recipe_kit import root_of
+from recipe_kit import MAX_TOKENS, SAMPLES, Policy, live_roots, prompt_ids, root_of, rows_of
 from safetensors.torch import load_file
 
-VERSIONS, SAMPLES = 3, 16
-SAMPLING = {"max_tokens": 5, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": 1}
-PROMPT = [1, 2, 3, 0, 26]
+from node.status.query import ask
+
+STEPS = 3
+SAMPLING = {
+    "min_tokens": 1, "skip_special_tokens": True, "include_stop_str_in_output": True, "max_tokens": MAX_TOKENS,
+    "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "logprobs": 1, "stop": None,
+}  # fmt: skip
+"""As SkyRL's `get_vllm_sampling_params` makes them."""
 
 
 class Written:
@@ -41,9 +47,13 @@ class Written:
         init = {"init_info": {"base_model_path": str(self._base), "local_checkpoint_dir": str(self._out)}}
         await self._post(f"{self._control}/init_weight_transfer_engine", init)
 
-    async def generate(self) -> list[int]:
-        asked = {"sampling_params": SAMPLING, "model": "policy", "token_ids": PROMPT}
+    async def generate(self, prompt: list[int]) -> list[int]:
+        asked = {"sampling_params": SAMPLING, "model": str(self._base), "token_ids": prompt, "cache_salt": self._salt}
         return (await self._post(f"{self._gateway}/inference/v1/generate", asked))["choices"][0]["token_ids"]
+
+    @property
+    def _salt(self) -> str:
+        return f"{self._base}@{self._version}"
 
     async def send(self, tensors: dict[str, torch.Tensor]) -> None:
         self._version += 1
@@ -94,7 +104,7 @@ class Own(Written):
 
         self._chunk = WeightChunk
         self._own = RemoteInferenceClient(
-            proxy_url=self._gateway, server_urls=[self._control], data_parallel_size=1, model_name="policy",
+            proxy_url=self._gateway, server_urls=[self._control], data_parallel_size=1, model_name=str(self._base),
             tokenizer=AutoTokenizer.from_pretrained(self._base),
         )  # fmt: skip
         delta = SimpleNamespace(
@@ -107,8 +117,9 @@ class Own(Written):
         await self._own.init_weight_update_communicator(info)
         self._sender = DeltaTransferStrategy.create_sender(info, self._own)
 
-    async def generate(self) -> list[int]:
-        found = await self._own.generate({"prompt_token_ids": [PROMPT], "sampling_params": SAMPLING})
+    async def generate(self, prompt: list[int]) -> list[int]:
+        asked = {"prompt_token_ids": [prompt], "sampling_params": SAMPLING, "cache_salt": self._salt}
+        found = await self._own.generate(asked)
         assert len(found["response_logprobs"][0]) == len(found["response_ids"][0])
         return found["response_ids"][0]
 
@@ -123,24 +134,27 @@ class Own(Written):
 
 
 async def main() -> None:
-    control, gateway, base, out, lost = sys.argv[1:]
+    home, control, gateway, base, out, lost, stays = sys.argv[1:]
+    torch.set_num_threads(1)
+    policy = Policy(Path(base))
     trainer = (Own if os.environ.get("SKYRL_SOURCE") else Written)(control, gateway, Path(base), Path(out))
     await trainer.begin()
-    tensors, wanted, drawn = load_file(Path(base) / "model.safetensors"), [], 0
-    for version in range(1, VERSIONS + 1):
-        samples = [asyncio.create_task(trainer.generate()) for _ in range(SAMPLES)]
-        for sample in asyncio.as_completed(samples):
-            assert 1 <= len(await sample) <= SAMPLING["max_tokens"]
-            drawn += 1
-            if version == 2 and drawn == SAMPLES + 1:
-                os.kill(int(lost), signal.SIGKILL)
-        for name, tensor in list(tensors.items())[version:]:  # some stay as they are
-            tensors[name] = tensor = tensor.clone()
-            tensor.view(torch.int16).view(-1)[version::7] ^= 1
-        await trainer.send(tensors)
-        wanted.append(root_of(Path(base), tensors, Path(out) / f"version_{version}"))
+    prompts, versions, drawn = prompt_ids(), [], []
+    for step in range(1, STEPS + 1):
+        samples = [asyncio.create_task(trainer.generate(prompt)) for prompt in prompts for _ in range(SAMPLES)]
+        await asyncio.wait(samples, return_when=asyncio.FIRST_COMPLETED)
+        if step == 2:
+            os.kill(int(lost), signal.SIGKILL)
+        tokens = await asyncio.gather(*samples)
+        drawn.append(sum(1 <= len(one) <= MAX_TOKENS for one in tokens))
+        groups = [tokens[i : i + SAMPLES] for i in range(0, len(tokens), SAMPLES)]
+        policy.step([row for prompt, group in zip(prompts, groups, strict=True) for row in rows_of(prompt, group)])
+        await trainer.send(policy.tensors)
+        root = ask(Path(home)).root
+        want = root_of(Path(base), policy.tensors, Path(out) / f"step_{step}")
+        versions.append({"root": root, "want": want, "live": live_roots(Path(stays), step, root)})
     await trainer.close()
-    print(json.dumps({"wanted": wanted, "drawn": drawn}))
+    print(json.dumps({"versions": versions, "drawn": drawn}))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,19 @@
 """SkyRL's control plane publishes what it has written, and its client gets tokens from the gateway.
 
-SkyRL's releases on the package index for Python 3.11 have no deltas. `SKYRL_SOURCE=CLONE pytest -m slow
+SkyRL's releases on the package index for Python 3.11 have no deltas. `SKYRL_SOURCE=CLONE pytest -m long
 tests/node/trainers/test_skyrl.py` runs its own publisher and client, at `COMMIT`, from a clone.
 """
 
-import json
 import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import httpx
 import pytest
-from published_kit import drawing
+from published_kit import check_live, drawing, train
 
 from node.status.query import ask
 from scenarios.harness.environments import environment
@@ -22,6 +21,8 @@ from scenarios.harness.environments import environment
 HERE: Final = Path(__file__).parent
 COMMIT: Final = "a9564572eb8e91076be43c1bd5e4615e3de17265"
 SOURCE: Final = os.environ.get("SKYRL_SOURCE")
+STEPS: Final = 3
+GATEWAY: Final = ("--model-name", "{base}", "--max-lag", "0")
 
 
 @contextmanager
@@ -39,17 +40,6 @@ def control_of(home: Path) -> Iterator[str]:
         process.wait()
 
 
-def train(tmp_path: Path, *words: str, source: Path | None) -> dict[str, Any]:
-    environ = {name: value for name, value in os.environ.items() if name != "SKYRL_SOURCE"}
-    environ |= {"PYTHONPATH": str(HERE.parents[2])} | ({} if source is None else {"SKYRL_SOURCE": str(source)})
-    python = environment("skyrl", HERE / "skyrl.txt", inherit=True)
-    done = subprocess.run(
-        [python, HERE / "skyrl_run.py", *words], env=environ, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
 @pytest.fixture
 def source(tmp_path: Path) -> Path | None:
     """SkyRL's own code at `COMMIT`, if there is a clone."""
@@ -62,20 +52,24 @@ def source(tmp_path: Path) -> Path | None:
     return folder
 
 
-@pytest.mark.slow
-def test_skyrl_publishes_and_gets_tokens_while_a_node_is_lost(tmp_path: Path, source: Path | None) -> None:
-    with drawing(tmp_path, names=("lost", "stays")) as (swarm, base, gateway), control_of(swarm.home("seed")) as url:
-        out = tmp_path / "out"
-        out.mkdir()
-        report = train(tmp_path, url, gateway, str(base), str(out), str(swarm.pid("lost")), source=source)
-        status = ask(swarm.home("seed"))
-        assert status.head == (0, 4), "the base, and SkyRL's three"
-        assert status.root == report["wanted"][-1]
-        swarm.until("stays", lambda state: state["nodes"][0]["root"] == status.root)
-        assert swarm.own_status("stays", prove=True).live_root == status.root
-        assert report["drawn"] == 3 * 16
+@pytest.mark.long
+def test_skyrl_trains_on_the_swarm_and_a_lost_node_costs_no_sample(tmp_path: Path, source: Path | None) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    own = {} if source is None else {"SKYRL_SOURCE": str(source)}
+    with (
+        drawing(tmp_path, *GATEWAY, names=("lost", "stays")) as (swarm, base, gateway),
+        control_of(swarm.home("seed")) as url,
+    ):
+        words = swarm.home("seed"), url, gateway, base, out, swarm.pid("lost"), swarm.home("stays")
+        report = train(swarm, "skyrl_run.py", *words, name="skyrl", **own)
+        assert swarm.running["lost"].poll() is not None, "the node was not killed"
+        assert ask(swarm.home("seed")).head == (0, STEPS + 1), "the base, and a version for each step"
         skipped = {"target_version": 9, "sync_dir": str(out)}
         answer = httpx.post(f"{url}/fetch_weights", json=skipped)
         assert (answer.status_code, "no version of SkyRL" in answer.text) == (400, True)
         assert httpx.post(f"{url}/init_weight_transfer_engine", json={"init_info": {}}).status_code == 400
-    assert len(set(report["wanted"])) == 3
+    assert report["drawn"] == [8 * 4] * STEPS
+    assert [row["root"] for row in report["versions"]] == [row["want"] for row in report["versions"]]
+    assert len({row["want"] for row in report["versions"]}) == STEPS
+    check_live(report, STEPS)
