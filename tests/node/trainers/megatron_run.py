@@ -97,7 +97,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=dist.get_world_size())
-    model_parallel_cuda_manual_seed(0)
+    model_parallel_cuda_manual_seed(0, inference_rng_tracker=True)  # a tracker that asks no GPU for its state
     theirs = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     model = megatron_model(theirs)
     ids = torch.randint(0, theirs.config.vocab_size, (4, 12), generator=torch.Generator().manual_seed(0))

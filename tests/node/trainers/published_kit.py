@@ -1,4 +1,7 @@
-"""Published RL trainers, in an environment of their own, on a swarm whose nodes generate tokens."""
+"""Published RL trainers, in an environment of their own, on a swarm whose nodes generate tokens.
+
+ENGINE=vllm or ENGINE=sglang has nodes run one of these, for the tests of `drawing`; by default they run transformers.
+"""
 
 import json
 import os
@@ -15,6 +18,7 @@ from scenarios.harness.swarm import LOOPBACK, STARTED_WITHIN_S, Swarm, swarm_in
 
 HERE = Path(__file__).parent
 TRAINED_WITHIN_S = 240.0
+ENGINE = os.environ.get("ENGINE", "transformers")
 
 
 @contextmanager
@@ -25,18 +29,31 @@ def drawing(
     arguments for these."""
     from node.trainers.grpo.tiny import tiny_folder
 
-    base, port = tiny_folder(lambda line: None), free_port()
+    base, port, engine = tiny_folder(lambda line: None), free_port(), engine_words()
     with swarm_in(folder, patience_s=STARTED_WITHIN_S) as swarm:
         swarm.seed(base, *seed)
         ticket = swarm.ticket("--nodes", str(len(names)))
         for name in names:
-            swarm.start(name, "join", ticket, "--name", name, "--engine", "transformers", "--threads", "1", *LOOPBACK)
+            swarm.start(name, "join", ticket, "--name", name, "--threads", "1", *engine, *LOOPBACK)
         where = ("--home", str(swarm.home("seed")), "--at", f"127.0.0.1:{port}")
         swarm.start("gateway", "gateway", *where, *(word.format(base=base) for word in gateway))
         swarm.until(
             "seed", lambda state: [node["engine"] is not None for node in state["nodes"]] == [True] * len(names)
         )
         yield swarm, base, f"http://127.0.0.1:{port}"
+
+
+def engine_words() -> tuple[str, ...]:
+    """The arguments of `join` for the engine that ENGINE names."""
+    if ENGINE == "vllm":
+        from scenarios.engines.vllm_environment import vllm_python
+
+        return "--engine", "vllm", "--engine-port", "0", "--vllm-python", str(vllm_python())
+    if ENGINE == "sglang":
+        from scenarios.engines.sglang_environment import sglang_python
+
+        return "--engine", "sglang", "--engine-port", "0", "--sglang-python", str(sglang_python())
+    return "--engine", ENGINE
 
 
 def train(swarm: Swarm, script: str, *words: object, name: str = "trainers", **environ: str) -> dict[str, Any]:
