@@ -99,10 +99,14 @@ def _token_ids(prompts: list[Any], trainer: Any) -> list[list[int]]:
     )["input_ids"]  # fmt: skip
 
 
+def _tokenizer(trainer: Any) -> Any:
+    return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+
+
 def _sampling(trainer: Any) -> SamplingParams:
     """`GRPOConfig`'s, which has None and 0 for what is not wanted. A completion ends with any of TRL's end tokens."""
     args = trainer.args
-    ends = tuple(trainer.eos_token_ids)
+    ends = tuple(getattr(trainer, "eos_token_ids", None) or [_tokenizer(trainer).eos_token_id])  # older TRLs: one
     sampling = SamplingParams(args.max_completion_length, args.temperature, args.top_p, stop_tokens=ends)
     return sampling.with_options(
         top_k=args.top_k or 0, min_p=args.min_p or 0.0, repetition_penalty=args.repetition_penalty

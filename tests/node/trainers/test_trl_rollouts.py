@@ -35,6 +35,8 @@ class Recording:
 class Letters:
     """A processor with one token a character; a conversation is its messages' texts."""
 
+    eos_token_id = 7
+
     def __call__(self, text: list[str]) -> dict[str, list[list[int]]]:
         return {"input_ids": [list(map(ord, one)) for one in text]}
 
@@ -88,6 +90,14 @@ def test_sampling_is_that_of_the_config() -> None:
     sampling = swarm.asked[0][2]
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.stop_tokens) == (5, 0.7, 0.9, (9, 8))
     assert (sampling.extra.top_k, sampling.extra.min_p, sampling.extra.repetition_penalty) == (3, 0.1, 1.5)
+
+
+def test_the_tokenizers_end_token_ends_a_sample_where_trl_knows_no_others() -> None:
+    older = trainer()
+    del older.eos_token_ids
+    swarm: Any = Recording()
+    SwarmRollouts(swarm)(["a"], older)
+    assert swarm.asked[0][2].stop_tokens == (7,)
 
 
 @pytest.mark.parametrize(
