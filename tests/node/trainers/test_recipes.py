@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from published_kit import check_lossless, drawing, train_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 STEPS = 3
 SAMPLES = 8 * 4
 """A step: prompts by samples of each, as `recipe_kit` draws them."""

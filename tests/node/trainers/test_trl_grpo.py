@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from published_kit import check_lossless, drawing, train
 
-pytestmark = pytest.mark.slow
 STEPS, BATCH = 3, 32
 NODES = ("lost", "stays")
 
@@ -22,6 +21,7 @@ def run(tmp_path: Path, *adapter: str, seed: tuple[str, ...] = ()) -> dict[str, 
     return report
 
 
+@pytest.mark.slow
 def test_grpo_trainer_trains_on_the_swarm(tmp_path: Path) -> None:
     report = run(tmp_path)
     roots = [row["want"] for row in report["versions"]]
@@ -29,6 +29,7 @@ def test_grpo_trainer_trains_on_the_swarm(tmp_path: Path) -> None:
     assert len(set(roots)) == STEPS
 
 
+@pytest.mark.long
 def test_grpo_trainer_trains_an_adapter_on_the_swarm(tmp_path: Path) -> None:
     report = run(tmp_path, "math", seed=("--adapters", "2", "--adapter-rank", "8"))
     assert [row["own"] for row in report["versions"]] == list(range(2, STEPS + 2))
