@@ -2,7 +2,7 @@
 
 Bytes, whatever the dtype, compressed by zstd: either new XOR old, or "overwrite": how many bytes changed (uint32),
 their places (uint32 each), and their new values. As `slime/utils/disk_delta.py` of slime writes them at commit
-624b824a, and miles' copy of it at 31f1ca96. SkyRL at a9564572 has the XOR alone.
+624b824a, and miles' copy of it at 31f1ca96. SkyRL 0.4.0 has the XOR alone.
 """
 
 import zlib

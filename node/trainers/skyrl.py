@@ -6,8 +6,7 @@ Run it beside the seed and `swarm-node gateway`, which SkyRL asks for tokens. In
 `generator.inference_engine`, set `run_engines_locally=false`, `external_proxy_url` to the gateway's URL,
 `external_server_urls` to this address alone, `weight_sync_backend=delta`, and `delta_weight_sync.sync_dir` to a folder
 on the seed's host. When SkyRL asks to fetch a version that it has written, it is published, and the answer comes when
-it is sealed. The other endpoints do nothing: nodes apply a version between two steps of their engines. For SkyRL's
-commit a9564572.
+it is sealed. The other endpoints do nothing: nodes apply a version between two engine steps. For SkyRL 0.4.0.
 """
 
 import argparse
@@ -29,9 +28,8 @@ from node.trainers.skyrl_deltas import publish_folder
 
 __all__ = ["Control", "main"]
 
-_DONE: Final = frozenset(
-    ["/health", "/pause", "/resume", "/sleep", "/wake_up", "/reset_prefix_cache", "/collective_rpc", "/update_weights"]
-)
+_DONE: Final = ("/health", "/pause", "/resume", "/sleep", "/wake_up", "/reset_prefix_cache", "/start_weight_update",
+                "/update_weights", "/finish_weight_update")  # fmt: skip
 
 
 class _Base(msgspec.Struct):

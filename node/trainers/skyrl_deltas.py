@@ -1,4 +1,4 @@
-"""The folders in which SkyRL writes its versions, each as deltas of the version before it. At commit a9564572."""
+"""The folders in which SkyRL writes its versions, each as deltas of the version before it. As of SkyRL 0.4.0."""
 
 from collections.abc import Iterator
 from pathlib import Path
