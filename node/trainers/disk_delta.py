@@ -47,9 +47,9 @@ def checksum(algorithm: str, data: NDArray[np.uint8]) -> str:
     """The checksum of a tensor's new bytes. Raises `UsageError` for an algorithm that is not one of slime's."""
     match algorithm:
         case "blake3":
-            return blake3(data).hexdigest()
+            return blake3(data.data).hexdigest()
         case "adler32":
-            return f"{zlib.adler32(data):08x}"
+            return f"{zlib.adler32(data.data):08x}"
         case "xxh3-128":
             import xxhash  # pyright: ignore[reportMissingImports]  # a dependency of slime
 

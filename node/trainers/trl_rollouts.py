@@ -74,16 +74,15 @@ class SwarmRollouts(TrainerCallback):
 
     def _publish(self, model: Any, state: Any) -> None:
         """Publish the weights of this step, once. Of several ranks, the first publishes."""
-        if state.global_step == self._step:
+        step: int = state.global_step
+        if step == self._step:
             return
-        self._step = state.global_step
+        self._step = step
         swarm = self.swarm if state.is_world_process_zero else None
         if self.adapter is None and in_parts(model):
-            self.publication = publish_from_rank_0(
-                swarm, whole_tensors(model), step=self._step, timeout_s=self.timeout_s
-            )
+            self.publication = publish_from_rank_0(swarm, whole_tensors(model), step=step, timeout_s=self.timeout_s)
         elif swarm is not None:
-            self.publication = swarm.publish(model, step=self._step, adapter=self.adapter, timeout_s=self.timeout_s)
+            self.publication = swarm.publish(model, step=step, adapter=self.adapter, timeout_s=self.timeout_s)
 
 
 def _token_ids(prompts: list[Any], trainer: Any) -> list[list[int]]:
