@@ -55,15 +55,17 @@ class Killing:
             yield group
 
 
-def live_roots(stays: Path, step: int, wanted: str) -> list[str | None]:
+def live_roots(stays: Path, step: int, wanted: str, *, adapter: bool = False) -> list[str | None]:
     """The roots of the weights that the engines run on, once each is `wanted`, or after `PROVEN_WITHIN_S`.
 
-    `stays`: the home of a node. In the first step the other one's, `lost`, beside it, is asked too.
+    `stays`: the home of a node. In the first step the other one's, `lost`, beside it, is asked too. `adapter`: roots are
+    those of the base with its adapters. An engine proves each of these by itself; the root is then the node's.
     """
     homes = [stays.with_name("lost"), stays] if step == 1 else [stays]
     deadline = time.monotonic() + PROVEN_WITHIN_S
     while True:
-        live = [ask(home, prove=True).nodes[0].live_root for home in homes]
+        nodes = [ask(home, prove=True).nodes[0] for home in homes]
+        live = [node.root if adapter and node.live_proven else node.live_root for node in nodes]
         if live == [wanted] * len(homes) or time.monotonic() > deadline:
             return live
         time.sleep(0.1)

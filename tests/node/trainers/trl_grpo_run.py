@@ -31,9 +31,11 @@ class Comparing(TrainerCallback):
         publication = self._rollouts.publication.wait(timeout_s=60.0)
         root = publication.root.hex()
         row = {"version": publication.version, "own": publication.adapter_version, "changed": publication.changed}
-        if self._rollouts.adapter is None:
+        adapter = self._rollouts.adapter is not None
+        if not adapter:
             row["want"] = root_of(self._base, model.state_dict(), self._out / f"step_{state.global_step}")
-        self.rows.append(row | {"root": root, "live": live_roots(self._stays, state.global_step, root)})
+        live = live_roots(self._stays, state.global_step, root, adapter=adapter)
+        self.rows.append(row | {"root": root, "live": live})
 
 
 def main() -> None:
