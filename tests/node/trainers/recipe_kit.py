@@ -58,8 +58,8 @@ class Killing:
 def live_roots(stays: Path, step: int, wanted: str, *, adapter: bool = False) -> list[str | None]:
     """The roots of the weights that the engines run on, once each is `wanted`, or after `PROVEN_WITHIN_S`.
 
-    `stays`: the home of a node. In the first step the other one's, `lost`, beside it, is asked too. `adapter`: a root is
-    that of the base with its adapters. An engine proves each of these by itself, and the root is the node's.
+    `stays`: the home of a node. In the first step the other one's, `lost`, beside it, is asked too. `adapter`: a root
+    is that of the base with its adapters. An engine proves each of these by itself, and the root is the node's.
     """
     homes = [stays.with_name("lost"), stays] if step == 1 else [stays]
     deadline = time.monotonic() + PROVEN_WITHIN_S
