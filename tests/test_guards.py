@@ -33,6 +33,10 @@ OWN_FILES = {
     *(
         "node/settings/ticket.py",
         "node/trainers/prime_rl.py",
+        "node/trainers/skyrl.py",
+        "node/trainers/skyrl_deltas.py",
+        "node/trainers/slime.py",
+        "node/trainers/slime_engine.py",
         "node/coordinator/handover.py",
         "node/coordinator/rotation.py",
     ),

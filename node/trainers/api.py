@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from codec import Layout
+from codec.bits import Bits
 from codec.errors import SwarmError, UsageError
 from codec.parts import policy_base
 from node.engines.base import SamplingParams
@@ -408,6 +409,14 @@ class Swarm:
     def layout(self) -> Layout:
         """The names, shapes and dtypes of the base's tensors."""
         return policy_base(self._lines.base().layout)
+
+    def bits(self, name: str) -> Bits:
+        """The bits of a tensor of the base in the newest sealed version: unsigned integers, in one dimension.
+
+        Of the seed's memory, which this process cannot write to, and which the next version changes: copy what you
+        keep. Raises `KeyError` when the base has no tensor of this name.
+        """
+        return self._lines.base().bits(name)
 
     @property
     def openai_url(self) -> str:
