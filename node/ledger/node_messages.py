@@ -13,7 +13,7 @@ from node.engines.base import Version
 from node.ledger.assignment.abilities import EngineAbilities
 from node.ledger.assignment.assigner import MOST_LEASES
 from node.ledger.assignment.commit_stats import CommitStats
-from node.ledger.assignment.draws import sampling_of, unrouted
+from node.ledger.assignment.draws import drawn_alone, sampling_of
 from node.ledger.assignment.pending_requests import PendingRequests
 from node.ledger.followers import Followers
 from node.ledger.messages import (
@@ -282,7 +282,7 @@ def _check_message(check: OpenCheck, held: Version) -> Ask:
         check=check.id,
         prompt=check.prompt,
         token_ids=check.rollout.token_ids[: 4 * check.end],
-        sampling=unrouted(check.sampling),
+        sampling=drawn_alone(check.sampling),
         epoch=epoch,
         version=version,
         start=check.start,
@@ -298,7 +298,7 @@ def _judge_request(check: OpenJudgement, held: Version, *, has_previous: bool) -
         check=check.id,
         prompt=check.prompt,
         token_ids=check.rollout.token_ids[: 4 * check.end],
-        sampling=unrouted(check.sampling),
+        sampling=drawn_alone(check.sampling),
         stream=check.stream,
         epoch=epoch,
         version=version,

@@ -1,9 +1,9 @@
 """Which draws a lease asks for: portable ones by default, so that every sample can be drawn again. Pure.
 
-Where a group's sampling has no options (but an adapter, and routes), is not greedy, and its node is able to draw and
-judge portably, the lease asks for portable draws in the group's place. Sampling with other options is leased as it is,
-so a trainer that wants the engine's own draws gives options without `portable`, or starts the seed without them
-(`Settings.portable_draws`). So are whole groups: their bits must not depend on the node. Nodes that are not able get
+Where a group's sampling has no options (but an adapter, routes and a reward), is not greedy, and its node is able to
+draw and judge portably, the lease asks for portable draws in the group's place. Sampling with other options is leased
+as it is, so a trainer that wants the engine's own draws gives options without `portable`, or starts the seed without
+them (`Settings.portable_draws`). So are whole groups: their bits must not depend on the node. Nodes that are not able get
 the messages of older releases, byte for byte.
 """
 
@@ -16,7 +16,7 @@ from node.ledger.messages import Rollout, work_hash
 from node.ledger.settings import Settings
 from node.ledger.state import Group, LiveLease, Node
 
-__all__ = ["drawn_with", "in_its_place", "is_portable", "sampling_of", "samplings_of", "unrouted"]
+__all__ = ["drawn_alone", "drawn_with", "in_its_place", "is_portable", "sampling_of", "samplings_of"]
 
 ABLE: Final = frozenset({OPTIONS, PORTABLE_DRAWS, JUDGES})
 
@@ -29,8 +29,8 @@ def is_portable(group: Group, node: Node, settings: Settings) -> bool:
 
 def _may_be(group: Group) -> bool:
     extra = group.sampling.extra
-    plain = extra == SamplingOptions(adapter=extra.adapter, routes=extra.routes)
-    unset = group.sampling.options is msgspec.UNSET or bool(extra.adapter) or extra.routes
+    plain = extra == SamplingOptions(adapter=extra.adapter, routes=extra.routes, reward=extra.reward)
+    unset = group.sampling.options is msgspec.UNSET or bool(extra.adapter) or extra.routes or extra.reward is not None
     return plain and unset and group.sampling.temperature > 0.0 and not group.whole
 
 
@@ -41,13 +41,15 @@ def sampling_of(group: Group, portable: bool) -> SamplingParams:
 
 def in_its_place(sampling: SamplingParams) -> SamplingParams:
     """The sampling with portable draws that a lease may ask for in the place of `sampling`, which has no options but an
-    adapter and routes."""
+    adapter, routes and a reward."""
     return sampling.with_options(portable=True)
 
 
-def unrouted(sampling: SamplingParams) -> SamplingParams:
-    """`sampling` without routes, which change no token: how tokens are judged, also by nodes that know no routes."""
-    return sampling.with_options(routes=False) if sampling.extra.routes else sampling
+def drawn_alone(sampling: SamplingParams) -> SamplingParams:
+    """`sampling` without routes and reward, which change no token: how tokens are judged, also by nodes that know
+    neither."""
+    extra = sampling.extra
+    return sampling.with_options(routes=False, reward=None) if extra.routes or extra.reward is not None else sampling
 
 
 def samplings_of(group: Group, lease: LiveLease) -> tuple[SamplingParams, ...]:

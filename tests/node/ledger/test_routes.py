@@ -15,7 +15,7 @@ from codec.errors import PeerError
 from codec.routes import RouteShape, encode_routes
 from codec.sign import SIGNATURE_BYTES
 from node.engines.base import ABILITIES, OPTIONS, ROUTES, SamplingOptions, needs
-from node.ledger.assignment.draws import in_its_place, unrouted
+from node.ledger.assignment.draws import in_its_place, drawn_alone
 from node.ledger.messages import (
     MAX_BODY_BYTES,
     MAX_PARTS,
@@ -138,9 +138,9 @@ def test_routes_leave_it_to_the_ledger_how_tokens_are_drawn() -> None:
 
 
 def test_tokens_are_judged_without_routes() -> None:
-    assert unrouted(ROUTED) == SAMPLING
-    assert unrouted(in_its_place(ROUTED)).extra == SamplingOptions(portable=True)
-    assert unrouted(SAMPLING) is SAMPLING
+    assert drawn_alone(ROUTED) == SAMPLING
+    assert drawn_alone(in_its_place(ROUTED)).extra == SamplingOptions(portable=True)
+    assert drawn_alone(SAMPLING) is SAMPLING
 
 
 def test_a_rollout_without_routes_has_the_bytes_of_older_releases() -> None:

@@ -1,0 +1,299 @@
+"""Checks of rewards: every reward is computed by a second node before the trainer gets the sample. Pure.
+
+    accepted --the same from another node--> checked
+       |  \--no other node has the function, or none answers--> unchecked
+       | another one from another node: further nodes are asked, one at a time, until two have the same
+       v
+    two have the author's   --> checked                              the others were wrong
+    two have another one    --> the sample is generated again        the author was wrong
+    no node is left to ask  --> disputed: it is generated again, or the trainer decides (`Terms.arbitrates`)
+
+Functions are deterministic, so rewards are the same when their 64 bits are. A node that was wrong gets a bad result in
+its record (`node.ledger.trust.reputation`); without a number it is not blamed, since a deadline or a full memory is no
+lie. Until the check of each of its rewards is over, a group is not handed over (`waiting`). So one dishonest node
+cannot change a reward that is checked; two that collude can, where one is drawn to check the other.
+
+The node that checks follows from a secret hash of the signed sample: neither the author nor the checker can choose it.
+Open checks are not durable: after a restart they begin anew.
+"""
+
+import math
+import struct
+from collections import Counter
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
+from typing import Final
+
+from blake3 import blake3
+
+from node.engines.base import RewardAsked
+from node.ledger.messages import Reason, RewardAnswer, Rollout
+from node.ledger.state import AcceptedRollout, Group, Node, RewardCheck
+from node.ledger.transitions import Transitions
+from node.ledger.trust.reward_functions import PREFIX, RewardFunctions, digests_of
+
+__all__ = ["OpenRewardCheck", "RewardChecks", "has_reward_as_asked"]
+
+LOST_S: Final = 30.0
+"""A node that has not answered for so long is passed over. Its answer counts if it comes before another decides."""
+LOOK_S: Final = 1.0
+"""Between two looks at all open checks, of which there may be thousands."""
+AT_A_TIME: Final = 32
+"""Open questions to one node."""
+DECIDING: Final = 2
+"""Nodes, the author among them, that have the same reward: with one dishonest node, one of them is honest."""
+MAX_NEWS: Final = 64
+
+
+def has_reward_as_asked(rollout: Rollout, group: Group) -> bool:
+    """Whether the rollout has a reward if one was asked for, and that is a finite number or has a reason."""
+    claim = rollout.reward
+    if claim is None or group.sampling.extra.reward is None:
+        return (claim is None) == (group.sampling.extra.reward is None)
+    return bool(claim.why) if claim.value is None else math.isfinite(claim.value) and not claim.why
+
+
+def _bits(value: float | None) -> bytes:
+    """What two rewards are compared by. Minus zero, which no node sends, is zero."""
+    return b"" if value is None else struct.pack("<d", value + 0.0)
+
+
+@dataclass(slots=True)
+class OpenRewardCheck:
+    """A check of the reward of an accepted rollout."""
+
+    id: int
+    group: Group
+    sample: int
+    done: AcceptedRollout
+    asked: RewardAsked
+    patient_until: float
+    """Before this time, no able node means that nodes are still to come."""
+    until: float
+    """When it is given up."""
+    asked_at: dict[bytes, float] = field(default_factory=dict)
+    """By node that was asked: when."""
+    found: dict[bytes, float | None] = field(default_factory=dict)
+    """By node that answered: its reward."""
+    declined: set[bytes] = field(default_factory=set)
+
+    @property
+    def claimed(self) -> float | None:
+        """The author's reward."""
+        return None if self.done.rollout.reward is None else self.done.rollout.reward.value
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the rollout still counts for its sample."""
+        return self.group.done.get(self.sample) is self.done
+
+    @property
+    def decided(self) -> bytes | None:
+        """The bits that `DECIDING` nodes have; None: not so many yet."""
+        voices = Counter([_bits(self.claimed), *map(_bits, self.found.values())])
+        bits, count = voices.most_common(1)[0]
+        return bits if count >= DECIDING else None
+
+    def is_waiting(self, now: float) -> bool:
+        """Whether a node that was asked may still answer."""
+        return any(
+            now - at < LOST_S and node not in self.found and node not in self.declined
+            for node, at in self.asked_at.items()
+        )
+
+
+@dataclass(slots=True)
+class RewardCounts:
+    """What became of the checks that are over."""
+
+    checked: int = 0
+    unchecked: int = 0
+    wrong: int = 0
+    disputed: int = 0
+
+
+class RewardChecks:
+    """The open checks, and counts of all. `transitions` and `members` belong to the ledger. `blame(node, now)`: a
+    reward of this node was wrong. `secret`: 32 bytes that only the seed knows."""
+
+    def __init__(
+        self, transitions: Transitions, members: Set[bytes], blame: Callable[[bytes, float], None], secret: bytes
+    ) -> None:
+        self._transitions, self._members, self._blame = transitions, members, blame
+        self._settings = transitions.settings
+        self._secret = blake3(b"rewards" + secret).digest()
+        self.functions = RewardFunctions()
+        self.open: dict[int, OpenRewardCheck] = {}
+        self.counts = RewardCounts()
+        self.disputes: list[tuple[str, bytes, bytes]] = []
+        """(reward, its author, a node that computed another) of the disputes that nobody decided, for the log."""
+        self._to_ask: dict[int, OpenRewardCheck] = {}
+        """Of the open checks, those for which a node is to be asked."""
+        self._of_sample: dict[tuple[bytes, int], OpenRewardCheck] = {}
+        self._look_at = -math.inf
+        self._waiting: Counter[bytes] = Counter()
+        """Open checks by group."""
+        self._questions: Counter[bytes] = Counter()
+        """Questions without an answer by node."""
+        self._next = 1
+
+    def begin(self, group: Group, sample: int, now: float, patience_s: float = 0.0) -> None:
+        """A rollout of `group` was accepted. Its reward is checked if it has one."""
+        asked, done = group.sampling.extra.reward, group.done[sample]
+        group.reward_checks.pop(sample, None)
+        if (before := self._of_sample.get((group.id, sample))) is not None:
+            self._close(before)
+        if asked is None or done.rollout.reward is None:
+            return
+        until = now + max(self._settings.reward_ttl_s, patience_s)
+        check = OpenRewardCheck(self._next, group, sample, done, asked, now + patience_s, until)
+        self._next += 1
+        self.open[check.id] = self._to_ask[check.id] = self._of_sample[group.id, sample] = check
+        self._waiting[group.id] += 1
+
+    def adopt(self, group: Group) -> None:
+        """Take in a group that the book kept: its rewards are checked (again) when the nodes are back."""
+        for sample in group.done:
+            self.begin(group, sample, group.since, self._settings.return_s)
+
+    @property
+    def waiting(self) -> Set[bytes]:
+        """The groups with open checks, which cannot be handed over."""
+        return self._waiting.keys()
+
+    def nodes_changed(self) -> None:
+        """A node came, left, was quarantined or released, or said what it can do."""
+        self.functions.stale = True
+
+    def next_deadline(self) -> float | None:
+        """The latest time for the next call of `tick`."""
+        return self._look_at if self.open else None
+
+    def tick(self, now: float) -> None:
+        """Choose the functions that count. At most every `LOOK_S`, end the checks that are over and ask others in the
+        place of nodes that do not answer."""
+        self._refresh()
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_S
+        for check in list(self.open.values()):
+            if not check.is_current or check.group.id not in self._transitions.pool.groups:
+                self._close(check)
+            elif now >= check.until:
+                self._give_up(check)
+            elif not check.is_waiting(now):
+                self._to_ask[check.id] = check
+
+    def _refresh(self) -> None:
+        nodes = (self._transitions.nodes[key] for key in self._members if key in self._transitions.nodes)
+        if self.functions.choose(nodes):
+            self._transitions.pool.more_may_begin()
+
+    # ------------------------------------------------------------ asking
+
+    def due(self, now: float) -> list[tuple[bytes, OpenRewardCheck]]:
+        """Who is to be asked about what now. Ends the checks for which there is nobody to ask."""
+        self._refresh()
+        found: list[tuple[bytes, OpenRewardCheck]] = []
+        for check in list(self._to_ask.values()):
+            able = self._able(check)
+            free = next((node for node in able if self._questions[node] < AT_A_TIME), None)
+            if free is not None:
+                check.asked_at[free] = now
+                self._questions[free] += 1
+                del self._to_ask[check.id]
+                found.append((free, check))
+            elif not able and now >= check.patient_until:
+                self._give_up(check)
+        return found
+
+    def _able(self, check: OpenRewardCheck) -> list[bytes]:
+        """The nodes that have the author's function and were not asked, in the check's order."""
+        having = self.functions.having.get(self._ability(check), [])
+        begin = int.from_bytes(blake3(self._secret + check.done.sealed).digest(8), "little") % max(1, len(having))
+        others = (key for key in having[begin:] + having[:begin] if key != check.done.node)
+        return [key for key in others if key not in check.asked_at]
+
+    def _ability(self, check: OpenRewardCheck) -> str:
+        """The ability that names the author's function: what the work asked for, what the author declares, or, while
+        it is away, what counts for this name."""
+        name, _, digest = check.asked.name.partition("@")
+        author: Node | None = self._transitions.nodes.get(check.done.node)
+        digest = digest or (digests_of(author).get(name) if author is not None else None) or ""
+        return f"{PREFIX}{name}@{digest or self.functions.chosen.get(name, '')}"
+
+    # ------------------------------------------------------------ answers
+
+    def answer(self, node: bytes, answer: RewardAnswer, now: float) -> None:
+        """What `node` computed. A number that is not finite is no answer."""
+        check = self.open.get(answer.check)
+        if check is None or node not in check.asked_at or node in check.found or node in check.declined:
+            return
+        self._answered(node)
+        if answer.declined or not (answer.value is None or math.isfinite(answer.value)):
+            check.declined.add(node)
+        else:
+            check.found[node] = answer.value
+        if not check.is_current:
+            self._close(check)
+        elif check.decided is not None:
+            self._decide(check, now)
+        else:
+            self._to_ask[check.id] = check
+
+    def lose(self, node: bytes) -> None:
+        """`node` is gone or in quarantine: others are asked in its place."""
+        for check in self.open.values():
+            if node in check.asked_at and node not in check.found and node not in check.declined:
+                check.declined.add(node)
+                self._answered(node)
+                self._to_ask[check.id] = check
+
+    def _decide(self, check: OpenRewardCheck, now: float) -> None:
+        """Enough nodes have the same."""
+        bits = check.decided
+        right = _bits(check.claimed) == bits
+        self._close(check)
+        wrong = [node for node, value in check.found.items() if value is not None and _bits(value) != bits]
+        if right:
+            check.group.reward_checks[check.sample] = "checked"
+            self.counts.checked += 1
+        else:
+            self.counts.wrong += 1
+            self._transitions.discard(check.group, check.sample, Reason.WRONG_REWARD)
+            if check.claimed is not None:
+                wrong.append(check.done.node)
+        for node in wrong:
+            self._blame(node, now)
+
+    def _give_up(self, check: OpenRewardCheck) -> None:
+        """No further node can compute it."""
+        self._close(check)
+        other = next((node for node, value in check.found.items() if _bits(value) != _bits(check.claimed)), None)
+        state: RewardCheck = "unchecked" if other is None else "disputed"
+        if other is None:
+            self.counts.unchecked += 1
+        else:
+            self.counts.disputed += 1
+            if len(self.disputes) < MAX_NEWS:
+                self.disputes.append((check.asked.name, check.done.node, other))
+        if other is None or check.group.terms.arbitrates:
+            check.group.reward_checks[check.sample] = state
+        else:
+            self._transitions.discard(check.group, check.sample, Reason.DISPUTED)
+
+    def _close(self, check: OpenRewardCheck) -> None:
+        del self.open[check.id]
+        del self._of_sample[check.group.id, check.sample]
+        self._to_ask.pop(check.id, None)
+        for node in check.asked_at:
+            if node not in check.found and node not in check.declined:
+                self._answered(node)
+        self._waiting[check.group.id] -= 1
+        if not self._waiting[check.group.id]:
+            del self._waiting[check.group.id]
+
+    def _answered(self, node: bytes) -> None:
+        self._questions[node] -= 1
+        if not self._questions[node]:
+            del self._questions[node]
