@@ -161,6 +161,7 @@ class Ledger:
         self.pool.add(group)
         self.partial.watch(group)
         self.acceptance.adopt(group)
+        self.quarantine.rewards.adopt(group)
 
     def adopt_lease(self, lease: LiveLease, now: float) -> None:
         """Take in a lease that the book kept. Its samples must be marked in its group already."""
@@ -304,7 +305,7 @@ class Ledger:
         """`node` holds a live membership lease."""
         self.members.add(node)
         self.transitions.node(node)
-        self.quarantine.verifier.nodes_changed()
+        self.quarantine.nodes_changed()
 
     def member_lost(self, node: bytes, now: float) -> None:
         """The membership lease of `node` ended: its work goes to other nodes."""

@@ -26,6 +26,7 @@ from node.rewards.functions import built_in, installed
 from node.rewards.messages import Compute, Computed, FromWorker, Offered, Unusable
 from node.rewards.outcome import Outcome
 from node.settings.event_log import EventLog
+from swarm.guard import Seldom
 
 __all__ = ["RewardHost", "RewardLimits"]
 
@@ -59,6 +60,7 @@ class RewardHost:
         self._abilities = frozenset(reward.ability for reward in built_in().values())
         self._idle: list[_Process] = []
         self._room = trio.Semaphore(PROCESSES)
+        self._seldom = Seldom()
         self.computed = 0
         self.failed = 0
         """Of those computed, the ones without a number."""
@@ -97,7 +99,8 @@ class RewardHost:
         self.computed += 1
         if outcome.value is None:
             self.failed += 1
-            _log.warning("reward_failed", reward=name, why=outcome.why)
+            if self._seldom.due("reward_failed") is not None:
+                _log.warning("reward_failed", reward=name, why=outcome.why)
         return outcome
 
     async def _compute(self, message: Compute) -> Outcome:

@@ -3,8 +3,8 @@
 Where a group's sampling has no options (but an adapter, routes and a reward), is not greedy, and its node is able to
 draw and judge portably, the lease asks for portable draws in the group's place. Sampling with other options is leased
 as it is, so a trainer that wants the engine's own draws gives options without `portable`, or starts the seed without
-them (`Settings.portable_draws`). So are whole groups: their bits must not depend on the node. Nodes that are not able get
-the messages of older releases, byte for byte.
+them (`Settings.portable_draws`). So are whole groups: their bits must not depend on the node. Nodes that are not able
+get the messages of older releases, byte for byte.
 """
 
 from typing import Final

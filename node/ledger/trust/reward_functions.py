@@ -7,12 +7,14 @@ more. A node with the chosen digest has the ability `reward:NAME` too, which the
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from node.ledger.state import Node
 
 __all__ = ["PREFIX", "RewardFunctions", "digests_of"]
 
-PREFIX = "reward:"
+PREFIX: Final = "reward:"
+"""Of the ability to compute a reward."""
 
 
 def digests_of(node: Node) -> dict[str, str]:
