@@ -25,7 +25,7 @@ class LocalReward:
         """The outcome for one sample. `metadata`: a JSON object. Raises `UsageError` without a tokenizer."""
         try:
             texts = self._texts.of(prompt, token_ids)
-        except ValueError as error:
+        except UsageError as error:
             raise UsageError(f"verify_rewards: {error}.") from error
         return evaluate(self._function, *texts, json.loads(metadata))
 

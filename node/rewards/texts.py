@@ -1,37 +1,46 @@
 """Prompts and completions as the texts that reward functions get, by the tokenizer of the model's folder.
 
-The completion is the text that OpenAI clients get for these tokens: without special tokens, and with its leading space.
+The completion is the text that the gateway gives for these tokens: without special tokens, and with its leading space.
+Needs `tokenizers` only.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from node.gateway.text import Text
+from codec.errors import UsageError
+from node.engines.texts import Continuation
 
 __all__ = ["NO_TOKENIZER", "Texts"]
 
-MAX_FILE_BYTES: Final = 256 << 20
-"""Of a file beside the weights. The largest tokenizers have 40 MB."""
 NO_TOKENIZER: Final = "the model has no tokenizer.json, so its tokens have no text"
 
 
 class Texts:
-    """The texts of one model. `folder`: its config and tokenizer; read when the first text is asked for."""
+    """The texts of one model. `folder`: has its tokenizer; read when the first text is asked for."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._text: Text | None = None
+        self._tokenizer: Any = None
 
     def of(self, prompt: Sequence[int], token_ids: Sequence[int]) -> tuple[str, str]:
-        """(the prompt with its special tokens, the completion without). Raises `ValueError` without a tokenizer,
-        `UsageError` for one that is damaged."""
-        if self._text is None:
-            self._text = Text({path.name: path.read_bytes() for path in self._folder.iterdir() if _is_small(path)})
-        if not self._text.has_tokenizer:
-            raise ValueError(NO_TOKENIZER)
-        return self._text.decode((), prompt, special=True), self._text.decode(prompt, token_ids)
+        """(the prompt with its special tokens, the completion without). Raises `UsageError`, with a clause that says
+        why there is no text."""
+        if self._tokenizer is None:
+            self._tokenizer = self._load()
+        before = self._tokenizer.decode(list(prompt), skip_special_tokens=False)
+        text = Continuation(self._tokenizer, prompt)
+        return before, "".join(text.add(token) for token in token_ids)
 
-
-def _is_small(path: Path) -> bool:
-    return path.suffix != ".safetensors" and path.is_file() and path.stat().st_size <= MAX_FILE_BYTES
+    def _load(self) -> Any:
+        file = self._folder / "tokenizer.json"
+        if not file.is_file():
+            raise UsageError(NO_TOKENIZER)
+        try:
+            from tokenizers import Tokenizer
+        except ImportError as error:
+            raise UsageError("the package tokenizers is not installed here") from error
+        try:
+            return Tokenizer.from_file(str(file))
+        except Exception as error:  # tokenizers raises nothing narrower
+            raise UsageError(f"{file} is damaged: {error}") from error

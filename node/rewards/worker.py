@@ -7,8 +7,12 @@ What the functions print is lost.
 import argparse
 import contextlib
 import json
+import os
 import resource
+import signal
 import socket
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -18,12 +22,14 @@ from node.ipc.channel import Channel, ChannelClosed, ChannelTimeout, close_fds
 from node.rewards.functions import NamedReward, load
 from node.rewards.messages import Compute, Computed, Offered, ToWorker, Unusable
 from node.rewards.outcome import Outcome, evaluate
-from node.rewards.texts import Texts
+from node.rewards.texts import NO_TOKENIZER, Texts
 
 __all__ = ["main"]
 
+LOOK_S: Final = 1.0
+"""Between two looks whether the node is there."""
 IDLE_S: Final = 3600.0
-"""Between two looks whether the node is there. The end of its process is noticed at once."""
+"""The longest wait for a sample; then it waits again."""
 
 
 def main() -> None:
@@ -42,6 +48,7 @@ def main() -> None:
             channel.send(Unusable(str(error)[:1000]))
             return
         channel.send(Offered(tuple(reward.ability for reward in rewards.values()), unusable))
+        threading.Thread(target=_end_with_node, args=(channel,), daemon=True).start()
         _serve(channel, rewards, Texts(args.model))
 
 
@@ -56,6 +63,13 @@ def _serve(channel: Channel, rewards: Mapping[str, NamedReward], texts: Texts) -
         channel.send(Computed(message.number, *outcome))
 
 
+def _end_with_node(channel: Channel) -> None:
+    """End this process and all that it started once the node has gone, also in the middle of a function."""
+    while not channel.hung_up():
+        time.sleep(LOOK_S)
+    os.killpg(0, signal.SIGKILL)
+
+
 def _compute(asked: Compute, rewards: Mapping[str, NamedReward], texts: Texts) -> Outcome:
     if (reward := rewards.get(asked.name)) is None:
         return Outcome.without(f"this node has no reward {asked.name}", lost=True)
@@ -64,8 +78,10 @@ def _compute(asked: Compute, rewards: Mapping[str, NamedReward], texts: Texts) -
         metadata = json.loads(asked.metadata)
     except MemoryError:
         return Outcome.without("the texts need more memory than they may have", lost=True)
-    except (ValueError, RecursionError, OSError, UsageError) as error:
-        return Outcome.without(str(error))
+    except UsageError as error:
+        return Outcome.without(str(error), lost=str(error) != NO_TOKENIZER)
+    except (ValueError, RecursionError) as error:
+        return Outcome.without(f"its metadata cannot be read: {error}")
     if not isinstance(metadata, dict):
         return Outcome.without("its metadata is no JSON object")
     return evaluate(reward.function, prompt, completion, metadata)

@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from codec.errors import UsageError
 from node.engines.base import RewardAsked
@@ -10,7 +11,7 @@ from node.rewards.local import LocalReward, local_reward, name_of
 from node.rewards.outcome import Reward
 from node.trainers.rollout_group import RolloutGroup
 
-__all__ = ["OwnRewards", "RewardLie", "own_rewards"]
+__all__ = ["NO_REWARDS", "OwnRewards", "RewardLie", "own_rewards"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +54,15 @@ class OwnRewards:
         return replace(group, rollouts=tuple(found))
 
 
+NO_REWARDS: Final = OwnRewards()
+
+
 def own_rewards(reward: str | Reward | None, share: float, base: Path | None) -> OwnRewards:
     """What `Swarm.rollouts` does for these arguments. `base`: the checkpoint folder, for texts. Raises `UsageError`."""
     if not 0.0 <= share <= 1.0 or (share and reward is None):
         raise UsageError("rollouts: verify_rewards is a share, 0 to 1, and goes with reward.")
     if reward is None:
-        return OwnRewards()
+        return NO_REWARDS
     try:
         asked = RewardAsked(name_of(reward))
     except ValueError as error:

@@ -36,7 +36,7 @@ from node.trainers.messages import (
     Taken,
     Trained,
 )
-from node.trainers.own_rewards import OwnRewards, RewardLie
+from node.trainers.own_rewards import NO_REWARDS, OwnRewards, RewardLie
 from node.trainers.prompts import BadPrompt, PromptSpec, asked_reward, own_terms
 from node.trainers.rollout_group import Check, RefusedPrompt, Rollout, RolloutGroup, rollout_of, routed_of
 from node.trainers.rollout_stream import RolloutStream
@@ -79,7 +79,7 @@ def rollouts(
     check: Check | None = None,
     lag_base: Callable[[], Version] = lambda: (0, 0),
     choice: Choice = Choice(),
-    rewards: OwnRewards = OwnRewards(),
+    rewards: OwnRewards = NO_REWARDS,
 ) -> RolloutStream:
     """See `Swarm.rollouts`. `tokens(prompt)`: its token ids; raises `BadPrompt`. `lag_base()`: the version that lags
     are counted from."""
@@ -182,7 +182,7 @@ class _Batch:
         lag_base: Callable[[], Version],
         explain: Callable[[], str],
         choice: Choice = Choice(),
-        rewards: OwnRewards = OwnRewards(),
+        rewards: OwnRewards = NO_REWARDS,
     ) -> None:
         """`lag_base`: see `rollouts`. `explain()`: why no group comes, in a sentence, for logs and errors."""
         self._explain = explain
