@@ -79,16 +79,14 @@ def _no_constant(name: str) -> None:
 
 
 def _boxed(text: str) -> str | None:
-    r"""The content of the last complete `\boxed{...}`, whose braces are balanced."""
-    end = len(text)
-    while (at := text.rfind("\\boxed{", 0, end)) >= 0:
-        depth, begin = 1, at + len("\\boxed{")
-        for i in range(begin, len(text)):
-            depth += (text[i] == "{") - (text[i] == "}")
-            if depth == 0:
-                return text[begin:i]
-        end = at
-    return None
+    r"""The content of the complete `\boxed{...}`, with balanced braces, that begins last."""
+    opened, last = list[int](), (-1, -1)
+    for brace in re.finditer(r"[{}]", text):
+        if brace[0] == "{":
+            opened.append(brace.end())
+        elif opened and text.endswith("\\boxed{", 0, begin := opened.pop()):
+            last = max(last, (begin, brace.start()))
+    return None if last[0] < 0 else text[last[0] : last[1]]
 
 
 def _same(found: str, answer: str) -> bool:

@@ -15,7 +15,7 @@ from codec.errors import PeerError
 from codec.routes import RouteShape, encode_routes
 from codec.sign import SIGNATURE_BYTES
 from node.engines.base import ABILITIES, OPTIONS, ROUTES, SamplingOptions, needs
-from node.ledger.assignment.draws import in_its_place, drawn_alone
+from node.ledger.assignment.draws import drawn_alone, in_its_place
 from node.ledger.messages import (
     MAX_BODY_BYTES,
     MAX_PARTS,
