@@ -1,4 +1,4 @@
-"""A folder with a tokenizer whose tokens are single characters, and functions that go wrong in every way."""
+"""A model's folder whose tokens are single characters, and reward functions that go wrong in every way."""
 
 from pathlib import Path
 
