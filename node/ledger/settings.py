@@ -87,7 +87,7 @@ class Settings:
     bad_share: float = 0.25
     """Quarantine follows at this count and this share of rollouts that no honest node sends."""
     wrong_rewards: int = 3
-    """Quarantine follows at this many rewards, among a node's last results, that two other nodes computed otherwise.
+    """Quarantine follows at this many rewards, among a node's last results, that other nodes computed otherwise.
     None of them was used, so a function that is not deterministic costs a node some minutes at a time."""
     reward_ttl_s: float = 120.0
     """A reward that no other node has computed by then counts as unchecked."""

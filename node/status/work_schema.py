@@ -160,9 +160,9 @@ class RewardCounts(Struct, kw_only=True):
     unchecked: int = 0
     """No other node could compute it."""
     wrong: int = 0
-    """Two other nodes had another one: the sample was generated again."""
+    """Other nodes had another one, and agreed: the sample was generated again."""
     disputed: int = 0
-    """The second node had another one, and no third could decide."""
+    """The second node had another one, and no others could decide."""
     open: int = 0
     """A second node is still to answer."""
     functions: dict[str, dict[str, int]] = {}

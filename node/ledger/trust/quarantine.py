@@ -79,7 +79,7 @@ class Quarantine:
         self._quarantine_if(node, node.reputation.note_lease(lapsed, self._settings), now)
 
     def _blame_reward(self, node: bytes, now: float) -> None:
-        """Two other nodes computed another reward than `node`."""
+        """Other nodes computed another reward than `node`, and agree."""
         self.note(node, Reason.WRONG_REWARD, now)
 
     def _quarantine_if(self, node: Node, why: str | None, now: float) -> None:

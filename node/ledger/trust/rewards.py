@@ -2,16 +2,17 @@
 
     accepted --the same from another node--> checked
        |  \--no other node has the function, or none answers--> unchecked
-       | another one from another node: further nodes are asked, one at a time, until two have the same
-       v
-    two have the author's   --> checked                              the others were wrong
-    two have another one    --> the sample is generated again        the author was wrong
-    no node is left to ask  --> disputed: it is generated again, or the trainer decides (`Terms.arbitrates`)
+       | another one from another node: further nodes are asked, one at a time,
+       v until three have the same, or nobody is left to ask and most, at least two, have the same
+    these have the author's  --> checked                             the others were wrong
+    these have another one   --> the sample is generated again       the author was wrong
+    neither                  --> disputed: it is generated again, or the trainer decides (`Terms.arbitrates`)
 
 Functions are deterministic, so rewards are the same when their 64 bits are. A node that was wrong gets a bad result in
 its record (`node.ledger.trust.reputation`); without a number it is not blamed, since a deadline or a full memory is no
 lie. Until the check of each of its rewards is over, a group is not handed over (`waiting`). So one dishonest node
-cannot change a reward that is checked; two that collude can, where one is drawn to check the other.
+cannot change a reward that is checked. Two that collude can, where one is drawn to check the other; where five nodes
+have the function, these two cannot have an honest node blamed.
 
 The node that checks follows from a secret hash of the signed sample: neither the author nor the checker can choose it.
 Open checks are not durable: after a restart they begin anew.
@@ -40,8 +41,11 @@ LOOK_S: Final = 1.0
 """Between two looks at all open checks, of which there may be thousands."""
 AT_A_TIME: Final = 32
 """Open questions to one node."""
-DECIDING: Final = 2
-"""Nodes, the author among them, that have the same reward: with one dishonest node, one of them is honest."""
+AGREEING: Final = 2
+"""Nodes, the author among them, that have the same reward while none has another one: with one dishonest node, one of
+them is honest."""
+DECIDING: Final = 3
+"""Nodes that have the same reward where one has another: two that collude must not decide while there are others."""
 MAX_NEWS: Final = 64
 
 
@@ -50,7 +54,9 @@ def has_reward_as_asked(rollout: Rollout, group: Group) -> bool:
     claim = rollout.reward
     if claim is None or group.sampling.extra.reward is None:
         return (claim is None) == (group.sampling.extra.reward is None)
-    return bool(claim.why) if claim.value is None else math.isfinite(claim.value) and not claim.why
+    if claim.value is None:
+        return bool(claim.why) and claim.why.isprintable()
+    return math.isfinite(claim.value) and not claim.why
 
 
 def _bits(value: float | None) -> bytes:
@@ -87,12 +93,13 @@ class OpenRewardCheck:
         """Whether the rollout still counts for its sample."""
         return self.group.done.get(self.sample) is self.done
 
-    @property
-    def decided(self) -> bytes | None:
-        """The bits that `DECIDING` nodes have; None: not so many yet."""
+    def decided(self, *, all_asked: bool = False) -> bytes | None:
+        """The bits that count; None: that is not known yet. `all_asked`: nobody is left to ask."""
         voices = Counter([_bits(self.claimed), *map(_bits, self.found.values())])
-        bits, count = voices.most_common(1)[0]
-        return bits if count >= DECIDING else None
+        (bits, count), *others = voices.most_common()
+        if all_asked and others and others[0][1] == count:
+            return None
+        return bits if count >= (AGREEING if all_asked or not others else DECIDING) else None
 
     def is_waiting(self, now: float) -> bool:
         """Whether a node that was asked may still answer."""
@@ -180,7 +187,7 @@ class RewardChecks:
             if not check.is_current or check.group.id not in self._transitions.pool.groups:
                 self._close(check)
             elif now >= check.until:
-                self._give_up(check)
+                self._end(check, now)
             elif not check.is_waiting(now):
                 self._to_ask[check.id] = check
 
@@ -204,7 +211,7 @@ class RewardChecks:
                 del self._to_ask[check.id]
                 found.append((free, check))
             elif not able and now >= check.patient_until:
-                self._give_up(check)
+                self._end(check, now)
         return found
 
     def _able(self, check: OpenRewardCheck) -> list[bytes]:
@@ -236,8 +243,8 @@ class RewardChecks:
             check.found[node] = answer.value
         if not check.is_current:
             self._close(check)
-        elif check.decided is not None:
-            self._decide(check, now)
+        elif (bits := check.decided()) is not None:
+            self._decide(check, bits, now)
         else:
             self._to_ask[check.id] = check
 
@@ -249,9 +256,15 @@ class RewardChecks:
                 self._answered(node)
                 self._to_ask[check.id] = check
 
-    def _decide(self, check: OpenRewardCheck, now: float) -> None:
-        """Enough nodes have the same."""
-        bits = check.decided
+    def _end(self, check: OpenRewardCheck, now: float) -> None:
+        """Nobody is left to ask, or the time is over."""
+        if (bits := check.decided(all_asked=True)) is None:
+            self._give_up(check)
+        else:
+            self._decide(check, bits, now)
+
+    def _decide(self, check: OpenRewardCheck, bits: bytes, now: float) -> None:
+        """The reward with these bits counts."""
         right = _bits(check.claimed) == bits
         self._close(check)
         wrong = [node for node, value in check.found.items() if value is not None and _bits(value) != bits]
@@ -267,7 +280,7 @@ class RewardChecks:
             self._blame(node, now)
 
     def _give_up(self, check: OpenRewardCheck) -> None:
-        """No further node can compute it."""
+        """Nobody can tell which reward counts."""
         self._close(check)
         other = next((node for node, value in check.found.items() if _bits(value) != _bits(check.claimed)), None)
         state: RewardCheck = "unchecked" if other is None else "disputed"
