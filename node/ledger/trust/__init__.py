@@ -1,8 +1,8 @@
 """Whether rollouts and the nodes that send them can be trusted. Pure.
 
 `acceptance` decides about each rollout. Some are checked: `verifier` draws them and weighs what panels of nodes find
-(`judgements`); `checks` is for nodes whose engines cannot judge. `rewards` checks every reward. `reputation` counts failures, `quarantine` acts on all
-that, and `budgets` bounds what a node may send at all.
+(`judgements`); `checks` is for nodes whose engines cannot judge. `rewards` checks every reward. `reputation` counts
+failures, `quarantine` acts on all that, and `budgets` bounds what a node may send at all.
 
 Modules:
 
