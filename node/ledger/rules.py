@@ -495,4 +495,4 @@ class Ledger:
         if group.complete and (consumption := self.consumption.get(group.session)) is not None:
             consumption.give(group.size, now)
         sampling = drawn_with(group.id, group.prompt, rollout, samplings_of(group, lease)) or group.sampling
-        self.quarantine.pick(lease.node, group, sampling, rollout, sealed, now)
+        self.quarantine.pick(lease, group, sampling, rollout, sealed, now)

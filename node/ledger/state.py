@@ -184,6 +184,9 @@ class LiveLease:
     """Tokens that the node last reported."""
     portable: bool | None = False
     """It asks for portable draws that its group does not ask for itself; None: not known, as the book does not say."""
+    reward: str = ""
+    """The node's ability to compute the reward that the group asks for, with the digest that it declared at the grant.
+    Empty: there is none, or the book, which does not keep it, restored the lease."""
     begun_at: Version = (0, 0)
     """The head when `progress` was last counted from 0. A new version may make a node generate from the beginning, once
     per version."""

@@ -1,6 +1,6 @@
 """Computes the rewards of this node's own samples, and those by which the ledger checks other nodes'.
 
-Own samples come first. Rewards that take too long, or whose process ends, cost nothing but that sample.
+Two are computed at a time: one task prefers own samples, the other those of other nodes, whose groups wait for them.
 """
 
 from collections import deque
@@ -18,8 +18,6 @@ from node.settings.event_log import EventLog
 
 __all__ = ["NO_REWARDS", "RewardClient", "RewardQueue"]
 
-AT_A_TIME: Final = 2
-"""Rewards that are asked for at a time: as many as there are processes (`node.rewards.host`)."""
 CHECKS_HELD: Final = 64
 """Of other nodes. One more is not answered, and the ledger asks another node after a while; it has no more than 32 open
 questions to one node."""
@@ -92,20 +90,22 @@ class RewardQueue:
     async def run(self) -> None:
         """Runs until cancelled."""
         async with trio.open_nursery() as nursery:
-            for _ in range(AT_A_TIME):
-                nursery.start_soon(self._work)
+            nursery.start_soon(self._work, True)
+            nursery.start_soon(self._work, False)
 
-    async def _work(self) -> None:
+    async def _work(self, own_first: bool) -> None:
         while True:
-            if self._own:
-                own = self._own.popleft()
-                if own.wanted():
-                    own.done(await self._rewards.compute(own.asked, own.prompt, own.token_ids))
+            if self._own and (own_first or not self._checks):
+                await self._reward(self._own.popleft())
             elif self._checks:
                 await self._check(self._checks.popleft())
             else:
                 self._news = trio.Event() if self._news.is_set() else self._news
                 await self._news.wait()
+
+    async def _reward(self, own: _Own) -> None:
+        if own.wanted():
+            own.done(await self._rewards.compute(own.asked, own.prompt, own.token_ids))
 
     async def _check(self, message: AskReward) -> None:
         prompt, token_ids = unpack_tokens(message.prompt), unpack_tokens(message.token_ids)

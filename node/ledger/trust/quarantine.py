@@ -89,11 +89,12 @@ class Quarantine:
     # ------------------------------------------------------------ checking
 
     def pick(
-        self, node: bytes, group: Group, sampling: SamplingParams, rollout: Rollout, sealed: bytes, now: float
+        self, lease: LiveLease, group: Group, sampling: SamplingParams, rollout: Rollout, sealed: bytes, now: float
     ) -> None:
-        """Draw whether an accepted `rollout` of `node`, leased with `sampling` and signed as `sealed`, is checked. Its
-        reward always is."""
-        self.rewards.begin(group, rollout.sample, now)
+        """Draw whether an accepted `rollout`, leased with `sampling` and signed as `sealed`, is checked. Its reward
+        always is."""
+        node = lease.node
+        self.rewards.begin(group, rollout.sample, now, lease.reward)
         judged = self.verifier.pick(node, group, sampling, rollout, sealed, now)
         if not judged and self.verifier.draws(sealed) and self._is_scored(node, sampling):
             self.checks.begin(node, group.id, group.prompt, sampling, rollout, now)

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from node.ledger.state import Node
+from node.ledger.state import Group, Node
 
-__all__ = ["PREFIX", "RewardFunctions", "digests_of"]
+__all__ = ["PREFIX", "RewardFunctions", "declared_ability", "digests_of"]
 
 PREFIX: Final = "reward:"
 """Of the ability to compute a reward."""
@@ -26,6 +26,16 @@ def digests_of(node: Node) -> dict[str, str]:
             if at:
                 found[name] = digest
     return found
+
+
+def declared_ability(group: Group, node: Node) -> str:
+    """The ability, with its digest, that `node` declares for the reward that `group` asks for; empty: none."""
+    asked = group.sampling.extra.reward
+    if asked is None:
+        return ""
+    name, _, pinned = asked.name.partition("@")
+    digest = pinned or digests_of(node).get(name, "")
+    return f"{PREFIX}{name}@{digest}" if digest else ""
 
 
 class RewardFunctions:

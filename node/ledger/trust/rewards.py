@@ -1,7 +1,7 @@
 """Checks of rewards: every reward is computed by a second node before the trainer gets the sample. Pure.
 
     accepted --the same from another node--> checked
-       |  \--no other node has the function, or none answers--> unchecked
+       |      no other node has the function, or none answers--> unchecked
        | another one from another node: further nodes are asked, one at a time,
        v until three have the same, or nobody is left to ask and most, at least two, have the same
     these have the author's  --> checked                             the others were wrong
@@ -29,18 +29,23 @@ from blake3 import blake3
 
 from node.engines.base import RewardAsked
 from node.ledger.messages import Reason, RewardAnswer, Rollout
-from node.ledger.state import AcceptedRollout, Group, Node, RewardCheck
+from node.ledger.state import AcceptedRollout, Group, RewardCheck
 from node.ledger.transitions import Transitions
-from node.ledger.trust.reward_functions import PREFIX, RewardFunctions, digests_of
+from node.ledger.trust.reward_functions import PREFIX, RewardFunctions
 
 __all__ = ["OpenRewardCheck", "RewardChecks", "has_reward_as_asked"]
 
 LOST_S: Final = 30.0
 """A node that has not answered for so long is passed over. Its answer counts if it comes before another decides."""
+SILENT: Final = 4
+"""Questions in a row that a node leaves unanswered; then it is not asked for `SILENT_S`: each of them held up a group."""
+SILENT_S: Final = 600.0
 LOOK_S: Final = 1.0
 """Between two looks at all open checks, of which there may be thousands."""
 AT_A_TIME: Final = 32
 """Open questions to one node."""
+MOST_BUSY: Final = 256
+"""Checks whose nodes are all busy, in one turn: then the others wait for the next one."""
 AGREEING: Final = 2
 """Nodes, the author among them, that have the same reward while none has another one: with one dishonest node, one of
 them is honest."""
@@ -73,6 +78,8 @@ class OpenRewardCheck:
     sample: int
     done: AcceptedRollout
     asked: RewardAsked
+    ability: str
+    """Names the author's function, as it was leased to. Empty: the function that counts for this name."""
     patient_until: float
     """Before this time, no able node means that nodes are still to come."""
     until: float
@@ -82,6 +89,8 @@ class OpenRewardCheck:
     found: dict[bytes, float | None] = field(default_factory=dict)
     """By node that answered: its reward."""
     declined: set[bytes] = field(default_factory=set)
+    lost: set[bytes] = field(default_factory=set)
+    """Nodes that did not answer in time."""
 
     @property
     def claimed(self) -> float | None:
@@ -101,12 +110,14 @@ class OpenRewardCheck:
             return None
         return bits if count >= (AGREEING if all_asked or not others else DECIDING) else None
 
+    @property
+    def unanswered(self) -> list[bytes]:
+        """The nodes that were asked and may still answer, in time or too late."""
+        return [node for node in self.asked_at if node not in self.found and node not in self.declined]
+
     def is_waiting(self, now: float) -> bool:
-        """Whether a node that was asked may still answer."""
-        return any(
-            now - at < LOST_S and node not in self.found and node not in self.declined
-            for node, at in self.asked_at.items()
-        )
+        """Whether a node that was asked may still answer in time."""
+        return any(now - self.asked_at[node] < LOST_S for node in self.unanswered)
 
 
 @dataclass(slots=True)
@@ -142,10 +153,14 @@ class RewardChecks:
         """Open checks by group."""
         self._questions: Counter[bytes] = Counter()
         """Questions without an answer by node."""
+        self._lost: Counter[bytes] = Counter()
+        """By node: questions since its last answer that it did not answer in time."""
+        self._silent_until: dict[bytes, float] = {}
+        """Nodes that are not asked before this time."""
         self._next = 1
 
-    def begin(self, group: Group, sample: int, now: float, patience_s: float = 0.0) -> None:
-        """A rollout of `group` was accepted. Its reward is checked if it has one."""
+    def begin(self, group: Group, sample: int, now: float, ability: str = "", patience_s: float = 0.0) -> None:
+        """A rollout of `group` was accepted. Its reward is checked if it has one. `ability`: see `LiveLease`."""
         asked, done = group.sampling.extra.reward, group.done[sample]
         group.reward_checks.pop(sample, None)
         if (before := self._of_sample.get((group.id, sample))) is not None:
@@ -153,7 +168,7 @@ class RewardChecks:
         if asked is None or done.rollout.reward is None:
             return
         until = now + max(self._settings.reward_ttl_s, patience_s)
-        check = OpenRewardCheck(self._next, group, sample, done, asked, now + patience_s, until)
+        check = OpenRewardCheck(self._next, group, sample, done, asked, ability, now + patience_s, until)
         self._next += 1
         self.open[check.id] = self._to_ask[check.id] = self._of_sample[group.id, sample] = check
         self._waiting[group.id] += 1
@@ -161,7 +176,7 @@ class RewardChecks:
     def adopt(self, group: Group) -> None:
         """Take in a group that the book kept: its rewards are checked (again) when the nodes are back."""
         for sample in group.done:
-            self.begin(group, sample, group.since, self._settings.return_s)
+            self.begin(group, sample, group.since, patience_s=self._settings.return_s)
 
     @property
     def waiting(self) -> Set[bytes]:
@@ -190,6 +205,16 @@ class RewardChecks:
                 self._end(check, now)
             elif not check.is_waiting(now):
                 self._to_ask[check.id] = check
+                for node in check.unanswered:
+                    self._lose_question(check, node, now)
+
+    def _lose_question(self, check: OpenRewardCheck, node: bytes, now: float) -> None:
+        """`node` has not answered in time."""
+        if node not in check.lost:
+            check.lost.add(node)
+            self._lost[node] += 1
+            if self._lost[node] >= SILENT:
+                self._silent_until[node] = now + SILENT_S
 
     def _refresh(self) -> None:
         nodes = (self._transitions.nodes[key] for key in self._members if key in self._transitions.nodes)
@@ -202,8 +227,12 @@ class RewardChecks:
         """Who is to be asked about what now. Ends the checks for which there is nobody to ask."""
         self._refresh()
         found: list[tuple[bytes, OpenRewardCheck]] = []
+        busy = 0
         for check in list(self._to_ask.values()):
-            able = self._able(check)
+            if check.is_waiting(now):
+                del self._to_ask[check.id]
+                continue
+            able = self._able(check, now)
             free = next((node for node in able if self._questions[node] < AT_A_TIME), None)
             if free is not None:
                 check.asked_at[free] = now
@@ -212,22 +241,24 @@ class RewardChecks:
                 found.append((free, check))
             elif not able and now >= check.patient_until:
                 self._end(check, now)
+            elif (busy := busy + 1) >= MOST_BUSY:
+                break
         return found
 
-    def _able(self, check: OpenRewardCheck) -> list[bytes]:
-        """The nodes that have the author's function and were not asked, in the check's order."""
+    def _able(self, check: OpenRewardCheck, now: float) -> list[bytes]:
+        """The nodes that have the author's function, are not silent and were not asked, in the check's order."""
         having = self.functions.having.get(self._ability(check), [])
         begin = int.from_bytes(blake3(self._secret + check.done.sealed).digest(8), "little") % max(1, len(having))
         others = (key for key in having[begin:] + having[:begin] if key != check.done.node)
-        return [key for key in others if key not in check.asked_at]
+        silent = self._silent_until
+        return [key for key in others if key not in check.asked_at and silent.get(key, -math.inf) <= now]
 
     def _ability(self, check: OpenRewardCheck) -> str:
-        """The ability that names the author's function: what the work asked for, what the author declares, or, while
-        it is away, what counts for this name."""
-        name, _, digest = check.asked.name.partition("@")
-        author: Node | None = self._transitions.nodes.get(check.done.node)
-        digest = digest or (digests_of(author).get(name) if author is not None else None) or ""
-        return f"{PREFIX}{name}@{digest or self.functions.chosen.get(name, '')}"
+        """The ability that names the author's function."""
+        name, at, _ = check.asked.name.partition("@")
+        if at or check.ability:
+            return check.asked.ability if at else check.ability
+        return f"{PREFIX}{name}@{self.functions.chosen.get(name, '')}"
 
     # ------------------------------------------------------------ answers
 
@@ -237,6 +268,8 @@ class RewardChecks:
         if check is None or node not in check.asked_at or node in check.found or node in check.declined:
             return
         self._answered(node)
+        self._lost.pop(node, None)
+        self._silent_until.pop(node, None)
         if answer.declined or not (answer.value is None or math.isfinite(answer.value)):
             check.declined.add(node)
         else:
@@ -250,8 +283,10 @@ class RewardChecks:
 
     def lose(self, node: bytes) -> None:
         """`node` is gone or in quarantine: others are asked in its place."""
+        self._lost.pop(node, None)
+        self._silent_until.pop(node, None)
         for check in self.open.values():
-            if node in check.asked_at and node not in check.found and node not in check.declined:
+            if node in check.unanswered:
                 check.declined.add(node)
                 self._answered(node)
                 self._to_ask[check.id] = check
@@ -299,9 +334,8 @@ class RewardChecks:
         del self.open[check.id]
         del self._of_sample[check.group.id, check.sample]
         self._to_ask.pop(check.id, None)
-        for node in check.asked_at:
-            if node not in check.found and node not in check.declined:
-                self._answered(node)
+        for node in check.unanswered:
+            self._answered(node)
         self._waiting[check.group.id] -= 1
         if not self._waiting[check.group.id]:
             del self._waiting[check.group.id]

@@ -181,7 +181,7 @@ async def test_nodes_without_rewards_get_the_leases_that_they_always_got(swarm, 
 # ------------------------------------------------------------ the queue
 
 
-async def test_own_samples_come_first_and_those_that_nobody_wants_are_left_out(autojump_clock):
+async def test_own_samples_and_those_of_others_and_those_that_nobody_wants(autojump_clock):
     order: list[str] = []
 
     async def send(body: bytes) -> None:
@@ -201,6 +201,23 @@ async def test_own_samples_come_first_and_those_that_nobody_wants_are_left_out(a
         nursery.cancel_scope.cancel()
     assert sorted(order[:2]) == ["check 0: 1.0", "own 2.0"]
     assert sorted(order[2:]) == ["check 1: 1.0", "check 2: 1.0"]
+
+
+async def test_neither_own_samples_nor_those_of_others_wait_for_all_of_the_other_kind(autojump_clock):
+    order: list[str] = []
+
+    async def send(body: bytes) -> None:
+        order.append("check")
+
+    queue = RewardQueue(Rewards(1.0), send)
+    for i in range(8):
+        queue.ask(AskReward(i, RewardAsked("r"), pack_tokens((1,)), pack_tokens((8, 2))))
+        queue.compute(RewardAsked("r"), (1,), (16, 2), lambda: True, lambda outcome: order.append("own"))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(queue.run)
+        await trio.sleep(4.5)
+        nursery.cancel_scope.cancel()
+    assert sorted(order) == ["check"] * 4 + ["own"] * 4
 
 
 async def test_a_queue_holds_so_many_checks_and_no_more(autojump_clock):

@@ -266,6 +266,41 @@ def test_a_node_that_does_not_answer_is_passed_over_after_a_while() -> None:
     assert scene.counts == (1, 0, 0, 0)
 
 
+def test_a_node_that_never_answers_holds_up_a_few_groups_and_then_none() -> None:
+    scene = Scene({ALICE: ONE, BOB: ONE, CAROL: ONE}, n=200)
+    lease, asked = scene.lease(ALICE, 200), 0
+    for sample in range(100):
+        scene.deliver(lease, sample)
+        for _ in range(40):
+            for node, check in scene.due():
+                if node == CAROL:
+                    scene.answer(node, check)
+                asked += node == BOB
+            if not scene.rewards.waiting:
+                break
+            scene.wait(LOOK_S)
+        scene.ledger.transitions.discard(scene.group, sample, Reason.TOO_OLD)
+    assert asked < 100 * 0.3
+    assert scene.counts == (100, 0, 0, 0)
+
+
+@pytest.mark.parametrize("change", ["before the sample comes", "after it"])
+def test_a_node_that_declares_another_function_after_its_lease_is_checked_by_the_one_it_had(change: str) -> None:
+    scene = Scene(ALL)
+    lease = scene.lease(ALICE)
+    if change == "after it":
+        scene.deliver(lease, value=WRONG)
+    scene.ledger.nodes[ALICE].abilities = able(OTHER)
+    scene.ledger.quarantine.nodes_changed()
+    scene.wait(0.1)
+    if change == "before the sample comes":
+        scene.deliver(lease, value=WRONG)
+    for _ in range(3):
+        ((node, check),) = scene.due()
+        scene.answer(node, check)
+    assert scene.counts == (0, 0, 1, 0)
+
+
 def test_when_nobody_answers_in_time_the_reward_is_unchecked() -> None:
     scene = Scene(ALL)
     scene.deliver(scene.lease(ALICE))
