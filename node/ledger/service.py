@@ -205,6 +205,7 @@ class LedgerService:
             if not session.keep:  # offered again after a restart of the seed; the trainer has taken it since
                 return
             if (kept := self._book.recall(group)) is not None:
+                kept.since = self._clock()
                 self._ledger.adopt(kept)
         self._ledger.offer(
             group,

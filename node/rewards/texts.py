@@ -28,9 +28,12 @@ class Texts:
         why there is no text."""
         if self._tokenizer is None:
             self._tokenizer = self._load()
-        before = self._tokenizer.decode(list(prompt), skip_special_tokens=False)
-        text = Continuation(self._tokenizer, prompt)
-        return before, "".join(text.add(token) for token in token_ids)
+        try:
+            before = self._tokenizer.decode(list(prompt), skip_special_tokens=False)
+            text = Continuation(self._tokenizer, prompt)
+            return before, "".join(text.add(token) for token in token_ids)
+        except Exception as error:  # tokenizers raises nothing narrower
+            raise UsageError(f"its tokens have no text: {error}") from error
 
     def _load(self) -> Any:
         file = self._folder / "tokenizer.json"

@@ -38,7 +38,8 @@ __all__ = ["OpenRewardCheck", "RewardChecks", "has_reward_as_asked"]
 LOST_S: Final = 30.0
 """A node that has not answered for so long is passed over. Its answer counts if it comes before another decides."""
 SILENT: Final = 4
-"""Questions in a row that a node leaves unanswered; then it is not asked for `SILENT_S`: each of them held up a group."""
+"""Questions in a row that a node leaves unanswered, each of which holds up a group. Then it is not asked for
+`SILENT_S`."""
 SILENT_S: Final = 600.0
 LOOK_S: Final = 1.0
 """Between two looks at all open checks, of which there may be thousands."""
@@ -247,11 +248,11 @@ class RewardChecks:
 
     def _able(self, check: OpenRewardCheck, now: float) -> list[bytes]:
         """The nodes that have the author's function, are not silent and were not asked, in the check's order."""
-        having = self.functions.having.get(self._ability(check), [])
-        begin = int.from_bytes(blake3(self._secret + check.done.sealed).digest(8), "little") % max(1, len(having))
-        others = (key for key in having[begin:] + having[:begin] if key != check.done.node)
-        silent = self._silent_until
-        return [key for key in others if key not in check.asked_at and silent.get(key, -math.inf) <= now]
+        silent, author = self._silent_until, check.done.node
+        others = [key for key in self.functions.having.get(self._ability(check), []) if key != author]
+        begin = int.from_bytes(blake3(self._secret + check.done.sealed).digest(8), "little") % max(1, len(others))
+        order = others[begin:] + others[:begin]
+        return [key for key in order if key not in check.asked_at and silent.get(key, -math.inf) <= now]
 
     def _ability(self, check: OpenRewardCheck) -> str:
         """The ability that names the author's function."""
