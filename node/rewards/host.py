@@ -23,7 +23,7 @@ from node.host.child import child_environment, python_module
 from node.ipc.async_channel import AsyncChannel
 from node.ipc.channel import ChannelClosed, close_fds
 from node.rewards.functions import built_in, installed
-from node.rewards.messages import Compute, Computed, FromWorker, Offered, Unusable
+from node.rewards.messages import Compute, Computed, FromWorker, Offered, Prepare, Prepared, Unusable
 from node.rewards.outcome import Outcome
 from node.settings.event_log import EventLog
 from swarm.guard import Seldom
@@ -109,6 +109,8 @@ class RewardHost:
         except (UsageError, ChannelClosed, PeerError, OSError) as error:
             return Outcome.without(f"its process did not start: {error}", lost=True)
         try:
+            with trio.move_on_after(LOAD_WITHIN_S):
+                await process.prepare()
             with trio.move_on_after(self._limits.within_s):
                 outcome = await process.compute(message)
                 self._idle.append(process)
@@ -148,7 +150,7 @@ class _Process:
 
     def __init__(self, process: Any, channel: AsyncChannel) -> None:
         self._process, self._channel = process, channel
-        self._number = 0
+        self._number, self._prepared = 0, False
 
     @classmethod
     async def start(cls, given: Sequence[str], model: Path, memory_mb: int) -> "_Process":
@@ -173,6 +175,14 @@ class _Process:
         message, fds = await self._channel.recv()
         close_fds(fds)
         return message
+
+    async def prepare(self) -> None:
+        """Have it load what the first sample needs. Raises `ChannelClosed`, `PeerError`."""
+        if not self._prepared:
+            await self._channel.send(Prepare())
+            if not isinstance(await self.receive(), Prepared):
+                raise PeerError("reward: an answer to something else")
+            self._prepared = True
 
     async def compute(self, message: Compute) -> Outcome:
         """The outcome of one sample. Raises `ChannelClosed`, and `PeerError` for an invalid answer."""

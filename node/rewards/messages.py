@@ -1,8 +1,10 @@
 """The messages between a node and a process that computes rewards, over a socket that the process inherits.
 
-Offered, or Unusable  <---------  once, when the functions are loaded
-Compute  ------------>
-         <--------------------- Computed
+         <------- Offered, or Unusable    once, when the functions are loaded
+Prepare  ------->                         once, before the first sample
+         <------- Prepared
+Compute  ------->
+         <------- Computed
 """
 
 from typing import Annotated
@@ -12,7 +14,7 @@ import msgspec
 from node.engines.base import MAX_REWARD_METADATA
 from node.rewards.outcome import MAX_WHY
 
-__all__ = ["Compute", "Computed", "FromWorker", "Offered", "ToWorker", "Unusable"]
+__all__ = ["Compute", "Computed", "FromWorker", "Offered", "Prepare", "Prepared", "ToWorker", "Unusable"]
 
 Sentence = Annotated[str, msgspec.Meta(max_length=1024)]
 Tokens = tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)], ...]
@@ -30,6 +32,14 @@ class Unusable(msgspec.Struct, frozen=True, tag="unusable"):
     """A function that the operator named cannot be used; `why` is for the operator."""
 
     why: Sentence
+
+
+class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
+    """Load the tokenizer, which may take longer than a reward may."""
+
+
+class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
+    """The tokenizer is loaded, or there is none."""
 
 
 class Compute(msgspec.Struct, frozen=True, tag="compute"):
@@ -51,5 +61,5 @@ class Computed(msgspec.Struct, frozen=True, tag="computed"):
     lost: bool = False
 
 
-ToWorker = Compute
-FromWorker = Offered | Unusable | Computed
+ToWorker = Prepare | Compute
+FromWorker = Offered | Unusable | Prepared | Computed

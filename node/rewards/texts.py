@@ -26,8 +26,7 @@ class Texts:
     def of(self, prompt: Sequence[int], token_ids: Sequence[int]) -> tuple[str, str]:
         """(the prompt with its special tokens, the completion without). Raises `UsageError`, with a clause that says
         why there is no text."""
-        if self._tokenizer is None:
-            self._tokenizer = self._load()
+        self.load()
         try:
             before = self._tokenizer.decode(list(prompt), skip_special_tokens=False)
             text = Continuation(self._tokenizer, prompt)
@@ -35,7 +34,10 @@ class Texts:
         except Exception as error:  # tokenizers raises nothing narrower
             raise UsageError(f"its tokens have no text: {error}") from error
 
-    def _load(self) -> Any:
+    def load(self) -> None:
+        """Load the tokenizer, unless it is loaded. Raises `UsageError` as `of` does."""
+        if self._tokenizer is not None:
+            return
         file = self._folder / "tokenizer.json"
         if not file.is_file():
             raise UsageError(NO_TOKENIZER)
@@ -44,6 +46,6 @@ class Texts:
         except ImportError as error:
             raise UsageError("the package tokenizers is not installed here") from error
         try:
-            return Tokenizer.from_file(str(file))
+            self._tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # tokenizers raises nothing narrower
             raise UsageError(f"{file} is damaged: {error}") from error

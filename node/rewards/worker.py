@@ -20,7 +20,7 @@ from typing import Final
 from codec.errors import UsageError
 from node.ipc.channel import Channel, ChannelClosed, ChannelTimeout, close_fds
 from node.rewards.functions import NamedReward, load
-from node.rewards.messages import Compute, Computed, Offered, ToWorker, Unusable
+from node.rewards.messages import Compute, Computed, Offered, Prepared, ToWorker, Unusable
 from node.rewards.outcome import Outcome, evaluate
 from node.rewards.texts import NO_TOKENIZER, Texts
 
@@ -59,8 +59,12 @@ def _serve(channel: Channel, rewards: Mapping[str, NamedReward], texts: Texts) -
         except ChannelTimeout:
             continue
         close_fds(fds)
-        outcome = _compute(message, rewards, texts)
-        channel.send(Computed(message.number, *outcome))
+        if isinstance(message, Compute):
+            channel.send(Computed(message.number, *_compute(message, rewards, texts)))
+        else:
+            with contextlib.suppress(UsageError):  # each sample says why there is no text
+                texts.load()
+            channel.send(Prepared())
 
 
 def _end_with_node(channel: Channel) -> None:

@@ -14,6 +14,11 @@ from scenarios.harness.swarm import LOOPBACK, State, swarm_in
 
 SAMPLING = SamplingParams(max_tokens=12, stop_tokens=(27,))
 HONEST = """
+import time
+
+def hangs(prompt, completion, metadata):
+    time.sleep(600)
+
 def letters(prompt, completion, metadata):
     return metadata["weight"] * (sum(map(ord, prompt + completion)) % 7) / 7
 
@@ -56,7 +61,9 @@ def test_a_node_that_lies_about_rewards_is_found_and_its_samples_are_replaced(tm
 
         def start(name: str, functions: str) -> None:
             words = ("--model", str(base), "--name", name, "--threads", "1")
-            reward = ("--reward", f"letters={tmp_path / functions}.py:letters")
+            reward = ["--reward", f"letters={tmp_path / functions}.py:letters"]
+            if functions == "honest":
+                reward += ["--reward", f"hangs={tmp_path / functions}.py:hangs", "--reward-within", "5s"]
             processes.start(name, "join", ticket, *LOOPBACK, *words, *reward, OMP_NUM_THREADS="1")
 
         def quarantine(state: State) -> dict[str, str]:
@@ -95,3 +102,10 @@ def test_a_node_that_lies_about_rewards_is_found_and_its_samples_are_replaced(tm
             own = processes.state("one")["nodes"][0]["work"]
             assert own["rewards"] > 0
             assert own["rewards_failed"] == 0
+
+            (group,) = swarm.rollouts([[4, 5]], 2, SAMPLING, reward="hangs", timeout_s=60)
+            assert [(rollout.reward, rollout.no_reward) for rollout in group.rollouts] == [
+                (None, "it took more than 5 s")
+            ] * 2  # fmt: skip
+            (group,) = swarm.rollouts(specs([1.0]), 2, SAMPLING, reward="letters", timeout_s=60)
+            assert all(rollout.reward_checked for rollout in group.rollouts)
