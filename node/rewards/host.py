@@ -32,6 +32,12 @@ __all__ = ["RewardHost", "RewardLimits"]
 
 PROCESSES: Final = 2
 """Rewards that are computed at a time, each in a process of its own: one that hangs leaves the other."""
+SAME_EVERYWHERE: Final = {
+    "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}  # fmt: skip
+"""Variables of a process, so that sets have one order and sums one rounding on all machines; threads would also take
+address space."""
 LOAD_WITHIN_S: Final = 300.0
 """For the import of the functions' modules, which may be large."""
 END_WITHIN_S: Final = 2.0
@@ -163,7 +169,7 @@ class _Process:
                 process = await trio.lowlevel.open_process(
                     command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),), start_new_session=True,
-                    env=child_environment() | {"PYTHONHASHSEED": "0"},
+                    env=child_environment() | SAME_EVERYWHERE,
                 )  # fmt: skip
             except BaseException:
                 ours.close()
