@@ -129,5 +129,5 @@ async def test_a_function_that_cannot_be_loaded_is_an_error_of_the_operators(mod
     with pytest.raises(UsageError, match=r"--reward f=no_such_module:f cannot be used: .*no_such_module"):
         await host.run()
     host = RewardHost(["f=os:_exit", "g=no_such:g"], model)
-    with pytest.raises(UsageError, match="--reward"):
+    with pytest.raises(UsageError, match="swarm_version"):
         await host.run()

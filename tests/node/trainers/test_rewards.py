@@ -134,7 +134,7 @@ def test_what_the_trainer_cannot_compute_it_does_not_call_a_lie(there: RunningSe
 
 def test_the_name_of_a_function_here_may_be_given_as_well(there: RunningSeed, swarm: Swarm) -> None:
     there.node.claim = lambda sample: RewardClaim(1.0)
-    prompt = PromptSpec([1], reward_metadata={"answer": [")*", ")+"]})
+    prompt = PromptSpec([1], reward_metadata={"answer": [')*"', ')+"']})
     for name in ("exact_match", f"exact_match@{EXACT.digest}"):
         (group,) = swarm.rollouts([prompt], 2, SAMPLING, reward=name, verify_rewards=1.0, timeout_s=30)
         assert all(rollout.reward_checked for rollout in group.rollouts)
