@@ -34,8 +34,8 @@ def exact_match(prompt: str, completion: str, metadata: Metadata) -> float:
 def last_number(prompt: str, completion: str, metadata: Metadata) -> float:
     """1.0 when the last number in the completion is the answer. Numbers are compared by their exact value, so `1,000`
     is `1000.0`, and `1/2` is `0.5`."""
-    found = _NUMBER.findall(completion)
-    return float(bool(found) and any(_same(found[-1], answer) for answer in _answers(metadata)))
+    answers, found = _answers(metadata), _NUMBER.findall(completion)
+    return float(bool(found) and any(_same(found[-1], answer) for answer in answers))
 
 
 def math_boxed(prompt: str, completion: str, metadata: Metadata) -> float:
@@ -44,8 +44,8 @@ def math_boxed(prompt: str, completion: str, metadata: Metadata) -> float:
     Both are compared as numbers (fractions of LaTeX too) where both are numbers, else as LaTeX without white space,
     `\left`, `\right`, dollar and percent signs, and with `\text{x}` as `x`, `\dfrac` and `\tfrac` as `\frac`.
     """
-    content = _boxed(completion)
-    return float(content is not None and any(_same(content, answer) for answer in _answers(metadata)))
+    answers, content = _answers(metadata), _boxed(completion)
+    return float(content is not None and any(_same(content, answer) for answer in answers))
 
 
 def json_valid(prompt: str, completion: str, metadata: Metadata) -> float:

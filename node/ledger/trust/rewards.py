@@ -175,9 +175,11 @@ class RewardChecks:
         self._waiting[group.id] += 1
 
     def adopt(self, group: Group) -> None:
-        """Take in a group that the book kept: its rewards are checked (again) when the nodes are back."""
+        """Take in a group that the book kept: its rewards are checked (again). After a restart, when nobody is a member
+        yet, nodes have some time to come back."""
+        patience_s = 0.0 if self._members else self._settings.return_s
         for sample in group.done:
-            self.begin(group, sample, group.since, patience_s=self._settings.return_s)
+            self.begin(group, sample, group.since, patience_s=patience_s)
 
     @property
     def waiting(self) -> Set[bytes]:

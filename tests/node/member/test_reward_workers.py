@@ -1,9 +1,11 @@
 """Workers and ledger together: rewards of samples, lies about them, and rewards that take their time."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import pytest
 import trio
+import trio.testing
 from work_kit import SAMPLING, Swarm, TimedEngine, collect, gid
 
 from codec.errors import PeerError
@@ -78,7 +80,7 @@ async def test_rewards_come_with_the_samples_and_are_checked(swarm, autojump_clo
 @pytest.mark.parametrize("name", ["another number", "no number", "the number of another sample"])
 async def test_one_node_that_lies_changes_no_reward_that_the_trainer_gets(swarm, autojump_clock, name):
     lies = {
-        "another number": lambda outcome: Outcome(outcome.value + 2**-40),
+        "another number": lambda outcome: Outcome(math.nextafter(outcome.value, 1e300)),
         "no number": lambda outcome: Outcome.without("I would rather not"),
         "the number of another sample": lambda outcome: Outcome(0.0),
     }
@@ -150,6 +152,7 @@ async def test_nothing_is_lost_with_a_seed_that_restarts_and_messages_that_are_l
             await swarm.add_node(i, 0, engine=engine(), rewards=Rewards())
         session = service.open("s", Binding(4, REWARDED), keep=True)
         groups = await collect(service, session, 5, offers=10)
+        await trio.testing.wait_all_tasks_blocked()  # a turn that has begun would find the book closed
         swarm.kill_service()
         service = await swarm.start_service()
         session = service.open("s", Binding(4, REWARDED), keep=True)

@@ -96,7 +96,7 @@ async def test_what_functions_print_is_lost_and_reasons_are_short(model: Path, f
         assert await compute(host, "noisy", "x") == Outcome(1.0)
         outcome = await compute(host, "long", "x")
         assert outcome.value is None
-        assert len(outcome.why) == MAX_WHY
+        assert MAX_WHY - 3 <= len(outcome.why) <= MAX_WHY
         assert "\n" not in outcome.why
 
 
