@@ -37,6 +37,8 @@ __all__ = ["OpenRewardCheck", "RewardChecks", "has_reward_as_asked"]
 
 LOST_S: Final = 30.0
 """A node that has not answered for so long is passed over. Its answer counts if it comes before another decides."""
+NEW: Final = 3
+"""Questions for its abilities after which a node that has not answered is taken for one of an older release."""
 SILENT: Final = 4
 """Questions in a row that a node leaves unanswered, each of which holds up a group. Then it is not asked for
 `SILENT_S`."""
@@ -81,8 +83,6 @@ class OpenRewardCheck:
     asked: RewardAsked
     ability: str
     """Names the author's function, as it was leased to. Empty: the function that counts for this name."""
-    patient_until: float
-    """Before this time, no able node means that nodes are still to come."""
     until: float
     """When it is given up."""
     asked_at: dict[bytes, float] = field(default_factory=dict)
@@ -92,6 +92,8 @@ class OpenRewardCheck:
     declined: set[bytes] = field(default_factory=set)
     lost: set[bytes] = field(default_factory=set)
     """Nodes that did not answer in time."""
+    repeated: set[bytes] = field(default_factory=set)
+    """Nodes that were asked again, because nobody else was left and the question or its answer may have been lost."""
 
     @property
     def claimed(self) -> float | None:
@@ -150,6 +152,8 @@ class RewardChecks:
         """Of the open checks, those for which a node is to be asked."""
         self._of_sample: dict[tuple[bytes, int], OpenRewardCheck] = {}
         self._look_at = -math.inf
+        self._patient_until = -math.inf
+        """Before this time, no able node means that nodes are still to come."""
         self._waiting: Counter[bytes] = Counter()
         """Open checks by group."""
         self._questions: Counter[bytes] = Counter()
@@ -160,7 +164,7 @@ class RewardChecks:
         """Nodes that are not asked before this time."""
         self._next = 1
 
-    def begin(self, group: Group, sample: int, now: float, ability: str = "", patience_s: float = 0.0) -> None:
+    def begin(self, group: Group, sample: int, now: float, ability: str = "") -> None:
         """A rollout of `group` was accepted. Its reward is checked if it has one. `ability`: see `LiveLease`."""
         asked, done = group.sampling.extra.reward, group.done[sample]
         group.reward_checks.pop(sample, None)
@@ -168,8 +172,8 @@ class RewardChecks:
             self._close(before)
         if asked is None or done.rollout.reward is None:
             return
-        until = now + max(self._settings.reward_ttl_s, patience_s)
-        check = OpenRewardCheck(self._next, group, sample, done, asked, ability, now + patience_s, until)
+        until = max(now, self._patient_until) + self._settings.reward_ttl_s
+        check = OpenRewardCheck(self._next, group, sample, done, asked, ability, until)
         self._next += 1
         self.open[check.id] = self._to_ask[check.id] = self._of_sample[group.id, sample] = check
         self._waiting[group.id] += 1
@@ -177,9 +181,10 @@ class RewardChecks:
     def adopt(self, group: Group) -> None:
         """Take in a group that the book kept: its rewards are checked (again). After a restart, when nobody is a member
         yet, nodes have some time to come back."""
-        patience_s = 0.0 if self._members else self._settings.return_s
+        if not self._members:
+            self._patient_until = max(self._patient_until, group.since + self._settings.return_s)
         for sample in group.done:
-            self.begin(group, sample, group.since, patience_s=patience_s)
+            self.begin(group, sample, group.since)
 
     @property
     def waiting(self) -> Set[bytes]:
@@ -230,7 +235,7 @@ class RewardChecks:
         """Who is to be asked about what now. Ends the checks for which there is nobody to ask."""
         self._refresh()
         found: list[tuple[bytes, OpenRewardCheck]] = []
-        busy = 0
+        busy, some_are_new = 0, self._some_are_new()
         for check in list(self._to_ask.values()):
             if check.is_waiting(now):
                 del self._to_ask[check.id]
@@ -238,23 +243,39 @@ class RewardChecks:
             able = self._able(check, now)
             free = next((node for node in able if self._questions[node] < AT_A_TIME), None)
             if free is not None:
-                check.asked_at[free] = now
-                self._questions[free] += 1
-                del self._to_ask[check.id]
+                self._ask(check, free, now)
                 found.append((free, check))
-            elif not able and now >= check.patient_until:
+            elif not able and now >= self._patient_until and not some_are_new:
                 self._end(check, now)
             elif (busy := busy + 1) >= MOST_BUSY:
                 break
         return found
 
+    def _ask(self, check: OpenRewardCheck, node: bytes, now: float) -> None:
+        """`node` is asked, for the first or the second time."""
+        del self._to_ask[check.id]
+        if node in check.asked_at:
+            check.repeated.add(node)
+            check.lost.discard(node)
+        else:
+            self._questions[node] += 1
+        check.asked_at[node] = now
+
+    def _some_are_new(self) -> bool:
+        """Whether a member has not said yet what it can do; one of an older release never does."""
+        members = (self._transitions.nodes[key] for key in self._members if key in self._transitions.nodes)
+        return any(node.abilities is None and node.capacity and node.abilities_questions <= NEW for node in members)
+
     def _able(self, check: OpenRewardCheck, now: float) -> list[bytes]:
-        """The nodes that have the author's function, are not silent and were not asked, in the check's order."""
+        """The nodes to ask, in the check's order: those that have the author's function, are not silent and were not
+        asked; where there are none, those that did not answer, once more."""
         silent, author = self._silent_until, check.done.node
         others = [key for key in self.functions.having.get(self._ability(check), []) if key != author]
         begin = int.from_bytes(blake3(self._secret + check.done.sealed).digest(8), "little") % max(1, len(others))
         order = others[begin:] + others[:begin]
-        return [key for key in order if key not in check.asked_at and silent.get(key, -math.inf) <= now]
+        there = [key for key in order if silent.get(key, -math.inf) <= now]
+        first = [key for key in there if key not in check.asked_at]
+        return first or [key for key in there if key in check.lost and key not in check.repeated]
 
     def _ability(self, check: OpenRewardCheck) -> str:
         """The ability that names the author's function."""

@@ -304,13 +304,37 @@ def test_a_node_that_declares_another_function_after_its_lease_is_checked_by_the
 def test_when_nobody_answers_in_time_the_reward_is_unchecked() -> None:
     scene = Scene(ALL)
     scene.deliver(scene.lease(ALICE))
+    asked = []
     for _ in range(200):
-        scene.due()
+        asked += [node for node, _ in scene.due()]
         scene.wait(LOOK_S)
         if not scene.rewards.waiting:
             break
     assert scene.group.reward_checks == {0: "unchecked"}
-    assert 90 < scene.now <= 121
+    assert 118 < scene.now <= 122
+    assert set(asked[:3]) == {BOB, CAROL, DAVE}
+    assert asked[3:] == asked[:1], "once more, because the question may have been lost"
+    assert not scene.rewards._questions
+
+
+def test_a_node_that_has_just_come_is_waited_for() -> None:
+    scene = Scene({ALICE: ONE})
+    scene.ledger.request_work(BOB, ask(4), 0.0)  # it generates, and has not said what it can do
+    scene.deliver(scene.lease(ALICE))
+    assert scene.due() == []
+    assert scene.rewards.waiting
+    scene.ledger.nodes[BOB].abilities = able()
+    scene.ledger.quarantine.nodes_changed()
+    assert [node for node, _ in scene.due()] == [BOB]
+
+
+def test_a_node_of_an_older_release_is_not_waited_for() -> None:
+    scene = Scene({ALICE: ONE})
+    scene.ledger.request_work(BOB, ask(4), 0.0)
+    scene.ledger.nodes[BOB].abilities_questions = 4
+    scene.deliver(scene.lease(ALICE))
+    assert scene.due() == []
+    assert scene.group.reward_checks == {0: "unchecked"}
 
 
 def test_a_node_that_is_alone_with_the_function_has_unchecked_rewards_at_once() -> None:
