@@ -82,7 +82,7 @@ def test_a_node_says_what_helps_while_nothing_is_reserved(swarm: Swarm, group: P
     check(ended, 2, r"This node needs 2\.\d GB \(2\.0 replica .* and [01]\.\d GB are free: --replica disk needs")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("torch") is None, reason="the engine needs torch")
 def test_a_box_without_room_beside_its_engine_runs_with_the_engines_memory(
     group: Path, swarm: Swarm, tmp_path: Path

@@ -81,14 +81,17 @@ class _World(World):
             return ReplicaRef(LAYOUT, 0, Path("/"), (0, 3), _ROOT)
 
         host = EngineHost(EngineSpec(Path("/dev/null"), ("true",), Path("/dev/null")), source)
-        with trio.move_on_after(7200):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._ask, host, nursery.cancel_scope)
-                try:
-                    await host._serve_engine(channel)
-                except (ChannelClosed, PeerError) as error:  # `serve` handles these too
-                    self.outcome.append(str(error))
-                nursery.cancel_scope.cancel()
+        try:
+            with trio.move_on_after(7200):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._ask, host, nursery.cancel_scope)
+                    try:
+                        await host._serve_engine(channel)
+                    except (ChannelClosed, PeerError) as error:  # `run` handles these too
+                        self.outcome.append(str(error))
+                    nursery.cancel_scope.cancel()
+        finally:
+            host._adapters.close()  # as `run` does
 
     async def _ask(self, host: EngineHost, scope: trio.CancelScope) -> None:
         await host.wait_ready()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("torch") is None, reason="the engine needs torch")
 def test_only_a_replica_on_disk_reads_the_model_for_each_version(tmp_path: Path) -> None:
     from scenarios.engines.memory_cost import measure
