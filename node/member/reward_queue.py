@@ -37,7 +37,9 @@ class RewardClient(Protocol):
 class _NoRewards:
     """A node without rewards."""
 
-    abilities: Final = frozenset[str]()
+    @property
+    def abilities(self) -> frozenset[str]:
+        return frozenset()
 
     async def compute(self, asked: RewardAsked, prompt: Sequence[int], token_ids: Sequence[int]) -> Outcome:
         return Outcome.without(f"this node has no reward {asked.name}", lost=True)

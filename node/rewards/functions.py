@@ -114,7 +114,8 @@ def digest_of(function: Any) -> str:
 def _named(name: str, function: Any) -> NamedReward:
     if not REWARD_NAME.fullmatch(name):
         raise UsageError(f"The reward {name!r}: a name has 1 to 32 of the characters A-Z a-z 0-9 . _ -")
-    if not callable(function):
+    is_function = callable(function)
+    if not is_function:
         raise UsageError(f"The reward {name} is of type {type(function).__name__}, and not a function.")
     return NamedReward(name, function, digest_of(function))
 
