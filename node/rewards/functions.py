@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from blake3 import blake3
 
@@ -114,10 +114,9 @@ def digest_of(function: Any) -> str:
 def _named(name: str, function: Any) -> NamedReward:
     if not REWARD_NAME.fullmatch(name):
         raise UsageError(f"The reward {name!r}: a name has 1 to 32 of the characters A-Z a-z 0-9 . _ -")
-    is_function = callable(function)
-    if not is_function:
+    if not callable(function):
         raise UsageError(f"The reward {name} is of type {type(function).__name__}, and not a function.")
-    return NamedReward(name, function, digest_of(function))
+    return NamedReward(name, cast(Reward, function), digest_of(function))
 
 
 def _module(source: str) -> Any:
