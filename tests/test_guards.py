@@ -67,6 +67,8 @@ GUARDED_BY: dict[str, Source | str] = {
     "node/http/connection.py::HttpConnection._receive": Source.HTTP,
     "node/ipc/channel.py::Channel.recv": CALLER,
     "node/ipc/async_channel.py::AsyncChannel.recv": CALLER,
+    "node/rewards/host.py::_Process.receive": CALLER,
+    "node/rewards/worker.py::_serve": OWN,
     "node/status/query.py::ask": OWN,
     "node/status/sleeping.py::_ask": OWN,
     "node/status/query.py::serve": Source.STATUS,

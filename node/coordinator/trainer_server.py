@@ -404,6 +404,9 @@ class TrainerServer:
                     lag=lag,
                     routes=rollout.routes,
                     prompt_routes=rollout.prompt_routes,
+                    reward=None if rollout.reward is None else rollout.reward.value,
+                    no_reward="" if rollout.reward is None else rollout.reward.why,
+                    reward_check=group.reward_checks.get(sample, "unchecked"),
                 )
             )
 

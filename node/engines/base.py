@@ -21,9 +21,11 @@ __all__ = [
     "EXACT_SEED",
     "JUDGES",
     "JUDGES_ADAPTERS",
+    "MAX_REWARD_METADATA",
     "OPTIONS",
     "PORTABLE_DRAWS",
     "REPLAYS",
+    "REWARD_NAME",
     "ROUTES",
     "SCORE_OPTIONS",
     "STRUCTURES",
@@ -31,6 +33,7 @@ __all__ = [
     "Completion",
     "EngineError",
     "Prompt",
+    "RewardAsked",
     "SamplingOptions",
     "SamplingParams",
     "Span",
@@ -111,10 +114,41 @@ MAX_STOP_TEXT: Final = 1024
 """Characters of one stop text."""
 ADAPTER_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """The whole name of an adapter; as `codec.AdapterConfig` has it."""
+REWARD_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,32}")
+"""The whole name of a reward."""
+_REWARD: Final = re.compile(rf"{REWARD_NAME.pattern}(@[0-9a-f]{{16}})?")
+MAX_REWARD_METADATA: Final = 16 << 10
+"""Bytes of what a reward function gets with a prompt. It travels with each work lease of the prompt."""
 
 
 class EngineError(SwarmError):
     """The engine cannot serve: nothing is loaded or attached, or a commit failed and the engine must be reloaded."""
+
+
+class RewardAsked(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The reward that a node computes for a sample, by a function that it has under this name.
+
+    `name`: 1 to 32 of the characters A-Z a-z 0-9 . _ -; with "@" and 16 hexadecimal digits, only the function of this
+    digest (`node.rewards.registry`). `metadata`: a JSON object (UTF-8), which the function gets. Raises `ValueError`
+    when either is out of range.
+    """
+
+    name: str
+    metadata: bytes = b"{}"
+
+    def __post_init__(self) -> None:
+        if not _REWARD.fullmatch(self.name):
+            raise ValueError("reward: a name of 1 to 32 of the characters A-Z a-z 0-9 . _ -, perhaps with @DIGEST")
+        if len(self.metadata) > MAX_REWARD_METADATA:
+            raise ValueError(f"reward_metadata: {len(self.metadata):,} bytes; at most {MAX_REWARD_METADATA:,}")
+
+    @property
+    def ability(self) -> str:
+        """What a node that can compute it declares."""
+        return f"reward:{self.name}"
+
+    def __repr__(self) -> str:
+        return f"RewardAsked({self.name!r}, {len(self.metadata)} bytes)"
 
 
 class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -165,6 +199,9 @@ class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
     structure: str = ""
     """What the text of the completion must be (`node.engines.structures`); empty: any text. Needs the ability
     `STRUCTURES`."""
+    reward: RewardAsked | None = None
+    """The node computes this reward of the completion. It changes no token, and engines do not see it. Needs its
+    `RewardAsked.ability`."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_tokens <= MAX_LENGTH:
@@ -211,6 +248,7 @@ class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
             adapter=self.adapter,
             routes=self.routes,
             top_logprobs=self.top_logprobs,
+            reward=self.reward,
         )
 
     @property
@@ -281,6 +319,11 @@ class SamplingParams(msgspec.Struct, frozen=True):
         """`options`, or the defaults when it is unset."""
         return _PLAIN if self.options is msgspec.UNSET else self.options
 
+    @property
+    def drawing(self) -> "SamplingParams":
+        """The same without a reward: samples of equal `drawing` may share a batch."""
+        return self if self.extra.reward is None else self.with_options(reward=None)
+
     def with_options(self, **changes: Any) -> "SamplingParams":
         """The same with these options changed; `options` is unset if all have their defaults then."""
         options = msgspec.structs.replace(self.extra, **changes)
@@ -288,7 +331,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
 
 
 def needs(sampling: SamplingParams) -> frozenset[str]:
-    """The abilities that an engine needs to draw by `sampling`."""
+    """The abilities that a node needs to do what `sampling` asks for."""
     if sampling.options is msgspec.UNSET:
         return frozenset()
     options = sampling.options
@@ -300,6 +343,8 @@ def needs(sampling: SamplingParams) -> frozenset[str]:
         TOP_LOGPROBS: options.top_logprobs > 0,
         STRUCTURES: bool(options.structure),
     }
+    if options.reward is not None:
+        wanted[options.reward.ability] = True
     return frozenset({OPTIONS, *(ability for ability, needed in wanted.items() if needed)})
 
 

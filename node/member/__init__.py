@@ -25,8 +25,10 @@ Modules:
 - `pace`: How much work a node holds, and how often it speaks to the ledger
 - `rate_meter`: How fast this node's engine generates
 - `relay`: A relay's process
+- `reward_queue`: Computes the rewards of this node's own samples, and those by which others' are checked
 - `rollout`: What an engine is asked for a sample, and the rollout that the node signs
 - `scorer`: Scores other nodes' samples on this node's engine
+- `signing`: Signs finished samples, each with its reward if one was asked for
 - `slot_bits`: Copies of adapter slots, for the engines
 - `time_accounting`: How a node's time divides
 - `worker`: The rollout worker

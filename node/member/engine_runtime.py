@@ -35,6 +35,8 @@ from node.member.format_engine import FormatEngine
 from node.member.milestones import Look
 from node.member.slot_bits import SlotBits
 from node.member.worker import NodeWorker
+from node.rewards.host import RewardHost, RewardLimits
+from node.settings.addresses import duration_s
 from node.settings.config import JoinConfig
 from node.settings.engine_choice import SERVER_ENGINES
 from node.status.schema import EngineCommit, OwnStatus
@@ -98,7 +100,9 @@ class EngineRuntime:
         """What the engines are filled from, if the node holds a format."""
         self._memory = EngineMemory(self.host, model) if config.replica == "engine" else None
         """The engines' memory, where it is the replica."""
-        self.worker = NodeWorker(key, self.host, self._send)
+        limits = RewardLimits(duration_s(config.reward_within), config.reward_memory_mb)
+        self._rewards = RewardHost(config.reward, config.home / _FILES, limits)
+        self.worker = NodeWorker(key, self.host, self._send, rewards=self._rewards)
         self._proof: _Proof | None = None
         self._parts: ChangedParts | None = None
         """Divides the changes of versions; None: it has to begin with a version whose hashes are known."""
@@ -166,6 +170,7 @@ class EngineRuntime:
         self.worker.engines = len(engines)
         self._draft.urls = self.urls
         async with trio.open_nursery() as nursery:
+            await nursery.start(self._rewards.run)
             await nursery.start(self.host.run)
             nursery.start_soon(self._follow_replica)
             nursery.start_soon(self._draft.run)
@@ -343,3 +348,4 @@ class EngineRuntime:
             for commit in self.worker.commits
         ]
         own.work = self.worker.status()
+        own.work.rewards, own.work.rewards_failed = self._rewards.computed, self._rewards.failed

@@ -110,7 +110,7 @@ class LeaseInventory:
         return [held.id for held in self.leases.values() if held.deadline <= now]
 
     def begin(self, version: Version, room: int) -> list[Job]:
-        """Begin the next samples that an engine at `version` may generate: at most `room`, all with equal sampling.
+        """Begin the next samples that an engine at `version` may generate: at most `room`, all drawn alike.
 
         Urgent leases come first. A whole group is a batch by itself; it waits until there is room for it, or, if there
         will never be enough, until nothing else is being generated.
@@ -124,7 +124,8 @@ class LeaseInventory:
             if first.message.whole > room and any(held.drawing for held in self.leases.values()):
                 return []
             room = len(first.waiting)
-        alike = [h for h in fit if h.message.sampling == first.message.sampling and not h.apart]
+        drawing = first.message.sampling.drawing
+        alike = [h for h in fit if h.message.sampling.drawing == drawing and not h.apart]
         jobs = [(held, s) for held in ([first] if first.apart else alike) for s in sorted(held.waiting)][:room]
         for held, sample in jobs:
             held.waiting.discard(sample)

@@ -5,7 +5,7 @@ from typing import Final
 
 from node.engines.base import Completion, Prompt
 from node.engines.top_logprobs import PAIR
-from node.ledger.messages import Rollout, VersionSpan, stream_of, work_hash
+from node.ledger.messages import RewardClaim, Rollout, VersionSpan, stream_of, work_hash
 from node.ledger.packing import pack_floats, pack_tokens
 from node.member.lease_inventory import Held, Job
 
@@ -24,7 +24,13 @@ def prompt_of(held: Held, sample: int) -> Prompt:
     return Prompt(held.prompt, stream_of(lease.group, sample, lease.sampling), first)
 
 
-def rollout_of(held: Held, sample: int, completion: Completion, spans: tuple[VersionSpan, ...]) -> Rollout:
+def rollout_of(
+    held: Held,
+    sample: int,
+    completion: Completion,
+    spans: tuple[VersionSpan, ...],
+    reward: RewardClaim | None = None,
+) -> Rollout:
     """The rollout of a sample, from the engine's completion. `spans`: its spans as they are signed."""
     lease = held.message
     return Rollout(
@@ -39,6 +45,7 @@ def rollout_of(held: Held, sample: int, completion: Completion, spans: tuple[Ver
         routes=completion.routes,
         prompt_routes=completion.prompt_routes,
         top=completion.top,
+        reward=reward,
     )
 
 

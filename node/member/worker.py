@@ -24,6 +24,7 @@ from node.ledger.messages import (
     Ask,
     AskAbilities,
     AskAdapters,
+    AskReward,
     Cannot,
     Follow,
     GiveBack,
@@ -39,21 +40,21 @@ from node.ledger.messages import (
     WorkRequest,
     decode,
     encode,
-    seal_rollout,
 )
 from node.ledger.part_history import WHOLE, Change
-from node.ledger.rollout_parts import bodies_of
 from node.member.engine_client import EngineClient
 from node.member.engine_facts import EngineFacts
 from node.member.engine_updater import AdapterUpdate, EngineUpdater
 from node.member.flight import Flight, divided
 from node.member.held_version import HeldVersion
 from node.member.judge_queue import JudgeQueue
-from node.member.lease_inventory import Held, Job, LeaseInventory, Result, together
+from node.member.lease_inventory import Held, Job, LeaseInventory, together
 from node.member.pace import PACE, Pace
 from node.member.rate_meter import RateMeter
-from node.member.rollout import prompt_of, rollout_of
+from node.member.reward_queue import NO_REWARDS, RewardClient, RewardQueue
+from node.member.rollout import prompt_of
 from node.member.scorer import Scorer
+from node.member.signing import Signing
 from node.member.time_accounting import TimeAccounting
 from node.member.token_stream import TokenStream
 from node.settings.event_log import EventLog
@@ -87,8 +88,8 @@ class NodeWorker:
         send: Callable[[bytes], Awaitable[None]],
         pace: Pace = PACE,
         clock: Callable[[], float] = trio.current_time,
+        rewards: RewardClient = NO_REWARDS,
     ) -> None:
-        self._key = key
         self._engine = engine
         self._send = send
         self._pace = pace
@@ -99,6 +100,8 @@ class NodeWorker:
         self._scorer = Scorer(engine, self._held, send)
         self._tokens = TokenStream(send)
         self._judge_queue = JudgeQueue(engine, self._held, send)
+        self._rewards = RewardQueue(rewards, send)
+        self._signing = Signing(key, self._inventory, self._rewards, clock, self._wake)
         self._updater = EngineUpdater(
             engine, self._held, clock,
             idle=self._until_idle, coming=self._coming, paused=self._paused, changed=self._changed,
@@ -113,7 +116,7 @@ class NodeWorker:
         """As `_finishing`, until `resume`."""
         self._behind = False
         """The ledger says that this engine's version is too old for the work there is."""
-        self._facts = EngineFacts(engine, send, clock)
+        self._facts = EngineFacts(engine, send, clock, lambda: rewards.abilities)
         self._news = trio.Event()
         self._serial = time.time_ns()
         """Of requests; rises over restarts of this process too. Only its order counts."""
@@ -136,6 +139,7 @@ class NodeWorker:
                 nursery.start_soon(self._talk_for_ever)
                 nursery.start_soon(self._scorer.run)
                 nursery.start_soon(self._judge_queue.run)
+                nursery.start_soon(self._rewards.run)
                 nursery.start_soon(self._tokens.run)
                 task_status.started()
         finally:
@@ -244,6 +248,8 @@ class NodeWorker:
                 self._scorer.ask(message)
             case JudgeRequest():
                 self._judge_queue.ask(message)
+            case AskReward():
+                self._rewards.ask(message)
             case AskAbilities():
                 self._facts.ask()
             case AskAdapters():
@@ -387,26 +393,16 @@ class NodeWorker:
                 self._rate.count(tokens - held.tokens.get(sample, 0))
                 held.tokens[sample] = tokens
 
-        sampling = jobs[0][0].message.sampling.with_options(adapter="")
+        sampling = jobs[0][0].message.sampling.with_options(adapter="", reward=None)
         more = {} if (draws := self._tokens.draws(jobs)) is None else {"draws": draws}
         completions, _ = await self._engine.generate(prompts, sampling, count, flight.adapter, **more)
         count(tuple(len(completion.token_ids) for completion in completions))
         self._rate.measure()
         signed = [self._held.spans(completion.spans, flight.version) for completion in completions]
-        now = self._clock()
         for (held, sample), completion, spans in zip(jobs, completions, signed, strict=True):
             if spans is None:
                 raise EngineLost("the engine was reloaded while it generated")
-            if sample not in held.drawing:
-                continue  # generated to fill its group; another node has delivered it
-            held.drawing.discard(sample)
-            if held.id in self._inventory.leases:
-                sealed = seal_rollout(self._key, rollout_of(held, sample, completion, spans))
-                try:
-                    bodies = bodies_of(held.id, sample, sealed)
-                except ValueError as error:
-                    raise EngineFailed(str(error), poisoned=False) from error
-                self._inventory.results[held.id, sample] = Result(bodies, held, now)
+            self._signing.finish(held, sample, completion, spans)
 
     # ------------------------------------------------------------ new versions
 

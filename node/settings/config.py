@@ -18,6 +18,7 @@ from node.settings.addresses import address, duration_s, host_and_port, is_loopb
 from node.settings.client_keys import KEYS_FILE
 from node.settings.engine_choice import check_engine
 from node.settings.memory_plan import ReplicaPlace
+from node.settings.rewards import check_rewards
 from node.settings.shares import check_parts, check_share
 
 __all__ = [
@@ -318,6 +319,13 @@ class JoinConfig(MemberConfig):
     engine_holds: EngineHolds = "bf16"
     """With --format int4-group-e8 and --engine vllm: what vLLM computes with: bf16 (what the codes stand for), or
     format (the packed codes of linear layers themselves; on CPUs)."""
+    reward: tuple[str, ...] = ()
+    """A function of this machine's that trainers may ask for by name: NAME=MODULE:FUNCTION, or NAME=FILE.py:FUNCTION;
+    repeat for more. Nothing of it comes from the network."""
+    reward_within: str = "10s"
+    """How long one reward may take; then its process is killed, and that sample comes without a reward."""
+    reward_memory_mb: int = 4096
+    """How much memory (address space) a process that computes rewards may have."""
 
     def __post_init__(self) -> None:
         MemberConfig.__post_init__(self)
@@ -331,6 +339,8 @@ class JoinConfig(MemberConfig):
         if self.engine_url and self.engine == "transformers":  # the URL implies the engine
             object.__setattr__(self, "engine", "vllm")
         check_engine(self)
+        object.__setattr__(self, "reward", tuple(self.reward))
+        check_rewards(self)
 
     @property
     def held_shard(self) -> Share | None:

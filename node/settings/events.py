@@ -70,6 +70,16 @@ EVENTS: Final[Mapping[str, Event]] = {
         "What checks find has moved for half of the nodes that compute alike, so it is learned anew.",
         "nothing, unless half of these nodes may be cheating: then check their samples with your own scores",
     ),
+    "rewards_differ": Event(
+        "Nodes have different functions for the reward {reward} (digest: nodes; {nodes}); work goes to those with "
+        "{chosen} only.",
+        "install one version of it on all nodes",
+    ),
+    "reward_disputed": Event(
+        "{who} and {other} computed different rewards {reward} for a sample, and no third node can decide.",
+        "add a third node with this reward, or give the trainer the function (`verify_rewards`); if both are honest, "
+        "the function is not deterministic",
+    ),
     "handing_over": Event("Telling {members} members of the new swarm. {hint}.", "wait for `handed_over`"),
     "handed_over": Event(
         "{left} members have left for the new swarm; {lost} were not reached.",
@@ -184,6 +194,11 @@ EVENTS: Final[Mapping[str, Event]] = {
     "lease_refused": Event("The engine refuses a lease: {why}.", "nothing, if another node can do it"),
     "not_scored": Event("A sample of another node could not be scored: {why}."),
     "not_judged": Event("A sample of another node could not be judged: {why}."),
+    "reward_failed": Event(
+        "The reward {reward} of a sample was not computed: {why}. The sample comes without a reward.",
+        "look at the function, if it comes often",
+    ),
+    "reward_unusable": Event("A package's reward cannot be used: {why}.", "repair or remove that package"),
     # ------------------------------------------------------------ of every process
     "announcing": Event("Other machines reach this one at {addrs}."),
     "no_port_for_us": Event(

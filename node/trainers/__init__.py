@@ -22,6 +22,7 @@ Modules:
 - `megatron`: A Megatron-core model's tensors under the names of its checkpoint
 - `importance`: Importance weights from log-probabilities, truncated
 - `messages`: The messages between a trainer and the seed on its host
+- `own_rewards`: The trainer's own look at rewards
 - `prime_rl`: prime-rl on the swarm, without a change to it
 - `prompts`: Turns a trainer's prompt into the token ids that nodes continue
 - `publish_adapter`: Publishes an adapter's folder, and removes adapters, for `swarm-node`

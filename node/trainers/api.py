@@ -24,11 +24,13 @@ from codec.errors import SwarmError, UsageError
 from codec.parts import policy_base
 from node.engines.base import SamplingParams
 from node.ledger.terms import Terms
+from node.rewards.outcome import Reward
 from node.trainers.attach import attach, find_or_start
 from node.trainers.connection.patience import log
 from node.trainers.connection.seedlink import SeedProcess, ask_state, home_folder
 from node.trainers.errors import PromptRefused, SwarmBusy, SwarmDown, SwarmTimeout
 from node.trainers.messages import OpenGateway, OpenRollouts, VersionRef
+from node.trainers.own_rewards import own_rewards
 from node.trainers.prompts import Prompt, PromptSpec, Tokens, check_prompts
 from node.trainers.publish.line import OnBusy
 from node.trainers.publish.lines import PublishLines
@@ -228,6 +230,8 @@ class Swarm:
         key: str | None = None,
         whole: bool = False,
         routes: bool = False,
+        reward: str | Reward | None = None,
+        verify_rewards: float = 0.0,
         check: Check | None = None,
         keep: Callable[[RolloutGroup], bool] | None = None,
         take: int | None = None,
@@ -265,6 +269,13 @@ class Swarm:
         node. `routes`: each rollout says which experts every token took (`Rollout.routes`), for `replayed_routes`; only
         of a mixture of experts. `check`: compares samples with your own scores before you get them; see `Check`.
 
+        `reward`: the name of a reward that nodes compute, by a function that they have under this name; "NAME@DIGEST":
+        only by the function of that digest. Each rollout has the number as `Rollout.reward`. The function gets the
+        texts of prompt and completion, and `PromptSpec.reward_metadata`. A function of yours stands for its name
+        (`__name__`). `verify_rewards`: the share of the rewards, 0 to 1, that this process computes too, and of those
+        that no other node has checked all: by the function that is given, or by the one that has the name here. A node
+        that signed another one is quarantined, and other samples take the place of its own.
+
         `keep`: a filter: you do not get the groups for which `keep(group)` is false. `take`: the iterator ends after
         this many groups; when the last of them is complete, the other groups are aborted: their leases end, and nodes
         stop generating them. So `take=12` of 16 prompts gives the 12 groups that are complete first.
@@ -292,9 +303,11 @@ class Swarm:
             raise UsageError(f"rollouts: {error}.") from error
         if take is not None and take < 1:
             raise UsageError("rollouts: take is at least 1.")
+        rewards = own_rewards(reward, verify_rewards, self._tokens.base)
         session = os.urandom(16).hex() if key is None else key
         total = len(prompts) if isinstance(prompts, Sized) else None
-        terms = Terms(partial_after_s, least, priority, lag_from == "trained", purpose == "evaluate")
+        arbitrates = rewards.local is not None
+        terms = Terms(partial_after_s, least, priority, lag_from == "trained", purpose == "evaluate", arbitrates)
         request = OpenRollouts(
             session, n, sampling, self._max_lag, keep=key is not None, whole=whole, total=total, refusals=True,
             terms=terms,
@@ -312,6 +325,7 @@ class Swarm:
             check,
             partial(self._trained_version if terms.from_trained else self._lag_base, sampling.extra.adapter),
             Choice(keep, take),
+            rewards,
         )
 
     def mark_trained(self, adapter: str | None = None) -> None:
