@@ -367,7 +367,7 @@ class NodeWorker:
 
     @property
     def _batch(self) -> int:
-        """Sequences to generate at once, of engines that do not batch continuously."""
+        """Sequences to generate at once."""
         return self._pace.batch * self.engines
 
     @property
@@ -381,8 +381,7 @@ class NodeWorker:
             return []
         for lease in self._inventory.expired(self._clock()):
             self._drop(lease)
-        most = self._capacity if self._engine.continuous_batching else self._batch
-        return self._inventory.begin(self._held.version, most - self._rows)
+        return self._inventory.begin(self._held.version, self._batch - self._rows)
 
     async def _generate(self, flight: Flight) -> None:
         jobs = together(flight.jobs)

@@ -40,7 +40,7 @@ def sample_rollout() -> Rollout:
     """Return a rollout without a real lease."""
     tokens, logprobs = pack_tokens((8, 9, 2)), pack_floats((-0.5,) * 3)
     claim = work.RewardClaim(0.5, "")
-    return Rollout(1, 1, 0, bytes(32), tokens, logprobs, "stop", (VersionSpan(0, 3, _ROOT, 3),), b"", b"", claim)
+    return Rollout(1, 1, 0, bytes(32), tokens, logprobs, "stop", (VersionSpan(0, 3, _ROOT, 3),), reward=claim)
 
 
 SAMPLES: Final[dict[type, WorkMessage]] = {

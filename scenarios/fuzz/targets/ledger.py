@@ -147,7 +147,7 @@ class _World(World):
         span = VersionSpan(0, self.version, root_of(0, self.version), 3)
         claim = None if lease.sampling.extra.reward is None else work.RewardClaim(REWARD)
         logprobs = pack_floats((-0.5,) * 3)
-        return Rollout(lease.lease, lease.token, sample, digest, tokens, logprobs, "stop", (span,), b"", b"", claim)
+        return Rollout(lease.lease, lease.token, sample, digest, tokens, logprobs, "stop", (span,), reward=claim)
 
     def _work(self) -> None:
         """Let honest nodes generate the samples that were leased to them."""
