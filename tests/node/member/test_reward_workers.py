@@ -159,7 +159,8 @@ async def test_nothing_is_lost_with_a_seed_that_restarts_and_messages_that_are_l
         groups += await collect(service, session, 10)
         assert all(found == wanted for found, wanted in values(groups))
         checks = [check for group in groups for check in group.reward_checks.values()]
-        assert checks.count("checked") > 0.9 * len(checks), "a question that is lost twice leaves its reward unchecked"
+        # a fifth of all messages is lost, so a question and its answer both times with (1 - 0.8^2)^2 = 13 %
+        assert checks.count("checked") > 0.75 * len(checks)
         nursery.cancel_scope.cancel()
 
 
