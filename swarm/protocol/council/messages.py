@@ -1,0 +1,130 @@
+"""The messages between the machines of a council, and their bounds.
+
+The transport proves the key of the other end, and each message has its sender's term: a machine refuses what a leader
+of an older term than its own says.
+"""
+
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+
+from codec.unpack import unpack
+
+__all__ = [
+    "MAX_BODY_BYTES",
+    "MAX_ENTRIES",
+    "MAX_MESSAGE_BYTES",
+    "START",
+    "Ack",
+    "Append",
+    "AskVote",
+    "CouncilMessage",
+    "Entry",
+    "HandOver",
+    "Position",
+    "Release",
+    "Vote",
+    "decode",
+    "encode",
+]
+
+MAX_BODY_BYTES: Final = 64 << 20
+"""Of one entry."""
+MAX_ENTRIES: Final = 256
+"""In one `Append`."""
+MAX_MESSAGE_BYTES: Final = MAX_BODY_BYTES + (1 << 20)
+
+U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Time = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+"""Seconds of the sender's clock. The bounds also keep NaN and infinity out of arithmetic."""
+
+
+class Position(NamedTuple):
+    """The place of an entry in the log. Two logs that have an entry at one position agree up to there; of two logs the
+    one with the higher last position has all that a majority has acknowledged."""
+
+    term: U63
+    index: U63
+
+
+START: Final = Position(0, 0)
+"""Of an empty log."""
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An entry of the log. The core does not look into `body`."""
+
+    term: U63
+    index: U63
+    body: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_BYTES)]
+
+    @property
+    def position(self) -> Position:
+        return Position(self.term, self.index)
+
+
+class CouncilMessage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Base of all messages. `term`: the sender's, or the one that a candidate asks to be elected for."""
+
+    term: U63
+
+
+class Append(CouncilMessage, tag=1):
+    """Leader to follower: store these entries after `before`, and lend me the lead. Without entries a renewal only."""
+
+    sent_at: Time
+    """The leader's clock; comes back in the `Ack`."""
+    before: Position
+    entries: Annotated[tuple[Entry, ...], msgspec.Meta(max_length=MAX_ENTRIES)]
+
+
+class Ack(CouncilMessage, tag=2):
+    """Follower to leader: my log ends at `last`. If `last` is of the leader's term, or the leader finds it in its own
+    log, the follower has stored all entries up to there; otherwise it needs a snapshot."""
+
+    sent_at: Time
+    """Of the `Append` that is answered, and that lends the lead. 0: the lead is not lent."""
+    last: Position
+    gap: bool
+    """Whether what was sent does not follow `last`, so that entries before it are needed."""
+
+
+class AskVote(CouncilMessage, tag=3):
+    """Candidate to all: elect me for `term`. `binding` False: would you? Nothing is stored for such an answer."""
+
+    last: Position
+    """Of the candidate's log."""
+    binding: bool
+
+
+class Vote(CouncilMessage, tag=4):
+    """Answer to `AskVote`. `granted` False: no, and the highest term that I know is `term`."""
+
+    binding: bool
+    granted: bool
+
+
+class Release(CouncilMessage, tag=5):
+    """Leader to all: I lead no more, so your promises to me are over. Vote at once."""
+
+    to: bytes
+    """The key of the machine that is to campaign first; empty: any."""
+
+
+class HandOver(CouncilMessage, tag=6):
+    """Follower to leader, on a person's request: stop, and hand the lead to me."""
+
+
+_MESSAGES = Append | Ack | AskVote | Vote | Release | HandOver
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_MESSAGES)
+
+
+def encode(message: CouncilMessage) -> bytes:
+    """The message as it travels."""
+    return _encoder.encode(message)
+
+
+def decode(data: bytes) -> CouncilMessage:
+    """Raises `PeerError` for anything but one valid message."""
+    return unpack(_decoder, data, "council message")
