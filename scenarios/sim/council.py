@@ -417,7 +417,8 @@ def main() -> None:
         takeovers.sort()
         print(
             f"takeover after the death of a leader, in calm: {len(takeovers)}, median "
-            f"{takeovers[len(takeovers) // 2]:.2f} s, longest {takeovers[-1]:.2f} s of {TIMING.takeover_s:.2f} s for a first campaign"
+            f"{takeovers[len(takeovers) // 2]:.2f} s, longest {takeovers[-1]:.2f} s; if the first campaign succeeds, at "
+            f"most {TIMING.takeover_s:.2f} s"
         )
 
 

@@ -70,9 +70,11 @@ def test_an_election_stores_the_vote_and_then_the_first_entry() -> None:
     found = machine()
     asked = without_timer(found.apply(Tick(), 110.0))
     assert asked == [SendTo(B, AskVote(1, START, False)), SendTo(C, AskVote(1, START, False))]
-    assert found.role is Role.ASKING and found.ballot.term == 0
+    assert found.role is Role.ASKING
+    assert found.ballot.term == 0
     asked = hear(found, C, Vote(1, False, True), 110.0)
-    assert asked[0] == SaveBallot(Ballot(1, A)) and asked[1] == SendTo(B, AskVote(1, START, True))
+    assert asked[0] == SaveBallot(Ballot(1, A))
+    assert asked[1] == SendTo(B, AskVote(1, START, True))
     began = hear(found, C, Vote(1, True, True), 110.0)
     first = Entry(1, 1, b"")
     assert began[0] == StoreEntries((first,))
@@ -119,7 +121,8 @@ def test_the_lease_ends_when_nobody_answers() -> None:
     assert found.is_leading(110.0 + LAN.leads_s - 0.01)
     assert not found.is_leading(110.0 + LAN.leads_s)
     stopped = without_timer(found.apply(Tick(), 110.0 + LAN.leads_s))
-    assert isinstance(stopped[0], StopLeading) and found.role is Role.FOLLOWER
+    assert isinstance(stopped[0], StopLeading)
+    assert found.role is Role.FOLLOWER
 
 
 @pytest.mark.parametrize("timing", TIMINGS.values())

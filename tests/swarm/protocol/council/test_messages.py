@@ -31,7 +31,8 @@ MESSAGES = [
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_a_message_comes_back_as_it_was(message) -> None:
     found = decode(encode(message))
-    assert found == message and type(found) is type(message)
+    assert found == message
+    assert type(found) is type(message)
 
 
 @pytest.mark.parametrize(
