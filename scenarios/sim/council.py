@@ -141,6 +141,8 @@ class World:
         self.at(0.1, self._fault)
         self.at(0.1, self._offer_work)
         for machine in self.machines.values():
+            if machine.key == b"A":
+                machine.disk.store((Entry(0, 1, b""),))  # the machine that founded the council
             self.boot(machine)
 
     # ------------------------------------------------------------ time
@@ -415,10 +417,10 @@ def main() -> None:
     print(", ".join(f"{name} {count:,}" for name, count in sorted(counts.items())))
     if takeovers:
         takeovers.sort()
+        median_s, longest_s = takeovers[len(takeovers) // 2], takeovers[-1]
         print(
-            f"takeover after the death of a leader, in calm: {len(takeovers)}, median "
-            f"{takeovers[len(takeovers) // 2]:.2f} s, longest {takeovers[-1]:.2f} s; if the first campaign succeeds, at "
-            f"most {TIMING.takeover_s:.2f} s"
+            f"takeover after the death of a leader, in calm: {len(takeovers)}, median {median_s:.2f} s, longest "
+            f"{longest_s:.2f} s; at most {TIMING.takeover_s:.2f} s if the first campaign succeeds"
         )
 
 

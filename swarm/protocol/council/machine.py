@@ -37,6 +37,7 @@ from swarm.protocol.council.events import (
 from swarm.protocol.council.followers import Follower, Followers
 from swarm.protocol.council.log_window import LogWindow
 from swarm.protocol.council.messages import (
+    START,
     Ack,
     Append,
     AskVote,
@@ -63,7 +64,11 @@ class Role(Enum):
 
 
 class CouncilMachine:
-    """One machine of a council. `role`, `ballot`, `last` and `leader` may be read."""
+    """One machine of a council. `role`, `ballot`, `last` and `leader` may be read.
+
+    The machine that founds a council begins with a position after `START`, since it has a state; the others begin at
+    `START`, campaign for nothing, and get that state as a snapshot.
+    """
 
     def __init__(
         self,
@@ -169,7 +174,10 @@ class CouncilMachine:
             elif now >= self._next_beat:
                 self._beat(now)
         elif now >= self._campaign_at:
-            self._ask(now)
+            if self.last > START:
+                self._ask(now)
+            else:  # without any state there is nothing to lead
+                self._campaign_at = self._pause(now)
 
     def _beat(self, now: float) -> None:
         self._next_beat = now + self._timing.beat_s

@@ -33,7 +33,11 @@ A, B, C = b"A", b"B", b"C"
 LEASE_S, BEAT_S = LAN.lease_s, LAN.beat_s
 
 
-def machine(last: Position = START, ballot: Ballot = Ballot(0, b""), now: float = 100.0) -> CouncilMachine:  # noqa: B008
+FOUNDED = Position(0, 1)
+"""Of the machine that founded the council."""
+
+
+def machine(last: Position = FOUNDED, ballot: Ballot = Ballot(0, b""), now: float = 100.0) -> CouncilMachine:  # noqa: B008
     found = CouncilMachine(A, [A, B, C], LAN, random.Random(1), ballot, last, now=now)
     found.start(now)
     return found
