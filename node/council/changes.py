@@ -25,7 +25,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     statements: Annotated[tuple[tuple[str, tuple[Value, ...]], ...], msgspec.Meta(max_length=_MAX)] = ()
     """For the ledger's book, in their order."""
     records: Annotated[tuple[tuple[Name, bytes], ...], msgspec.Meta(max_length=_MAX)] = ()
-    """Of the seed's store, by name: grants, tickets, bars, the boot, attempts, and the newest version's seal (`seal`)."""
+    """Of the seed's store, by name: grants, tickets, bars, the boot, attempts, and the newest seal (`seal`)."""
     dropped: Annotated[tuple[Name, ...], msgspec.Meta(max_length=_MAX)] = ()
     """Records that are forgotten."""
 

@@ -1,10 +1,11 @@
 """What a machine of the council has on disk: its ballot, and the replicated state with the position of its last entry.
 
-The state is the ledger's book, with two tables more: the records of the seed's store, and the position. An entry changes
-all of them in one transaction, so that a crash leaves a state that is the log up to exactly its position. A snapshot is
-a copy of the book's file. The ballot is in a file of its own, which no snapshot replaces.
+The state is the ledger's book, with two tables more: the records of the seed's store, and the position. An entry
+changes all of them in one transaction, so that a crash leaves a state that is the log up to exactly its position. A
+snapshot is a copy of the book's file. The ballot is in a file of its own, which no snapshot replaces.
 """
 
+import secrets
 import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -59,7 +60,7 @@ class Journal:
             return Ballot(0, b"")
         except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
             raise UsageError(
-                f"{self._path} cannot be read ({error}). This machine may have voted, and cannot know for whom: give it "
+                f"{self._path} cannot be read ({error}). This machine may have voted and cannot know for whom: give it "
                 "another home, and put its new id into every machine's --council."
             ) from error
 
@@ -75,12 +76,13 @@ class Journal:
         return START if row is None else Position(*row)
 
     def found(self, records: Mapping[str, bytes]) -> None:
-        """Make the book and these records the state that the council begins with."""
+        """Make the book and these records the state that the council begins with. Its position is a random number, so
+        that two machines that both found one do not take their states for the same."""
         self._book.secret()
         with self._book.transaction() as db:
             db.execute("delete from council_records")
             _put_records(db, list(records.items()))
-            _put_position(db, Position(0, 1))
+            _put_position(db, Position(0, 1 + secrets.randbits(40)))
 
     def store(self, entries: Sequence[Entry]) -> None:
         """Apply entries and advance the position, all or none, durable on return. Raises `PeerError` for an entry that
@@ -117,8 +119,8 @@ class Journal:
             copy.close()
 
     def install(self, path: Path, last: Position) -> None:
-        """Replace the state by a snapshot, all or none, and remove the file. Raises `PeerError` when the snapshot is not
-        of this position."""
+        """Replace the state by a snapshot, all or none, and remove the file. Raises `PeerError` when the snapshot is
+        damaged or not of this position."""
         try:
             copy = sqlite3.connect(path)
             try:

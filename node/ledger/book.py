@@ -47,8 +47,10 @@ from node.ledger.trust.verifier import Verifier
 from node.verification.record import NodeRecord
 from swarm.store.private import make_private
 
-__all__ = ["Book"]
+__all__ = ["LEDGER", "Book"]
 
+LEDGER: Final = "ledger.sqlite"
+"""The book's name in the seed's home."""
 FORMAT: Final = 4
 """`pragma user_version` of the file."""
 _TABLES: Final = """

@@ -16,6 +16,7 @@ from codec.formats.share import FormatShare, Share
 from codec.shards import Shard
 from node.settings.addresses import address, duration_s, host_and_port, is_loopback, relay_address
 from node.settings.client_keys import KEYS_FILE
+from node.settings.council import check_council
 from node.settings.engine_choice import check_engine
 from node.settings.memory_plan import ReplicaPlace
 from node.settings.shares import check_parts, check_share
@@ -200,6 +201,9 @@ class SeedConfig(PeerConfig):
     draft: Path | None = None
     """Checkpoint folder of a draft model, chosen at the first start: a small model of the base's vocabulary, or a head
     (EAGLE, MTP), by which vLLM proposes tokens that the base then accepts or draws anew."""
+    council: tuple[str, ...] = ()
+    """A machine that may lead the swarm, as ID@HOST:PORT (swarm-node council-id prints the ID); repeat for all three,
+    this one among them. The others run swarm-node standby, and one of them takes over when this one fails."""
 
     def __post_init__(self) -> None:
         PeerConfig.__post_init__(self)  # super() cannot find a slotted dataclass
@@ -221,6 +225,8 @@ class SeedConfig(PeerConfig):
             raise UsageError("--node-cores: 1 to 1024")
         object.__setattr__(self, "format", tuple(self.format))
         check_parts(self)
+        object.__setattr__(self, "council", tuple(self.council))
+        check_council(self)
         if "/" in self.watch_marker or len(self.watch_marker) > 255:
             raise UsageError("--watch-marker: the name of a file, without a folder")
         duration_s(self.watch_quiet)

@@ -1,6 +1,7 @@
 """The machines of a council, as the operator lists them: ID@HOST:PORT."""
 
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
 
 from codec.errors import PeerError, UsageError
 from node.settings.addresses import address
@@ -35,15 +36,38 @@ def council_addresses(entries: tuple[str, ...]) -> tuple[CouncilAddress, ...]:
         raise UsageError("--council: names each machine once, with an address of its own")
     if found and (len(found) % 2 == 0 or len(found) > MAX_MACHINES):
         raise UsageError(
-            f"--council: an odd number of machines, 3 to {MAX_MACHINES}: of an even number no more may fail than of one "
-            "less. With two machines, start a seed on the second one by hand (docs/standby.md)."
+            f"--council: an odd number of machines, 3 to {MAX_MACHINES}; one more would not let another one fail. "
+            "With two machines, start a seed on the second one by hand (docs/standby.md)."
         )
     return tuple(found)
 
 
-def check_council(entries: tuple[str, ...]) -> None:
-    """Raises `UsageError` for entries that name no council."""
-    council_addresses(entries)
+class _WithCouncil(Protocol):
+    """Settings of a seed: those that a council does not go with yet, too."""
+
+    @property
+    def council(self) -> tuple[str, ...]: ...
+    @property
+    def raw_mb(self) -> int: ...
+    @property
+    def adapters(self) -> int: ...
+    @property
+    def format(self) -> tuple[str, ...]: ...
+    @property
+    def shards(self) -> int: ...
+    @property
+    def draft(self) -> Path | None: ...
+
+
+def check_council(config: _WithCouncil) -> None:
+    """Raises `UsageError` for entries that name no council, and for settings that a council does not go with."""
+    if not config.council:
+        return
+    council_addresses(config.council)
+    if config.raw_mb or config.adapters or config.format or config.shards or config.draft is not None:
+        raise UsageError(
+            "--council does not go with --raw-mb, --adapters, --format, --shards or --draft: leave it out."
+        )
 
 
 def _entry(text: str) -> CouncilAddress:

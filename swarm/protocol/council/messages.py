@@ -14,15 +14,19 @@ __all__ = [
     "MAX_BODY_BYTES",
     "MAX_ENTRIES",
     "MAX_MESSAGE_BYTES",
+    "MAX_SNAPSHOT_BYTES",
     "START",
     "Ack",
     "Append",
+    "AskHeld",
     "AskVote",
     "CouncilMessage",
     "Entry",
     "HandOver",
+    "Held",
     "Position",
     "Release",
+    "SnapshotHead",
     "Vote",
     "decode",
     "encode",
@@ -32,7 +36,10 @@ MAX_BODY_BYTES: Final = 64 << 20
 """Of one entry."""
 MAX_ENTRIES: Final = 256
 """In one `Append`."""
-MAX_MESSAGE_BYTES: Final = MAX_BODY_BYTES + (1 << 20)
+MAX_MESSAGE_BYTES: Final = MAX_BODY_BYTES + (8 << 20)
+"""One entry of the largest size, or several of some megabytes together."""
+MAX_SNAPSHOT_BYTES: Final = 1 << 38
+"""256 GiB."""
 
 U63 = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Time = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
@@ -115,7 +122,29 @@ class HandOver(CouncilMessage, tag=6):
     """Follower to leader, on a person's request: stop, and hand the lead to me."""
 
 
-_MESSAGES = Append | Ack | AskVote | Vote | Release | HandOver
+class AskHeld(CouncilMessage, tag=7):
+    """Leader to all, before it proposes a seal: have you all chunks of this version on disk? For the runtime, as the
+    two messages below."""
+
+    manifest: Annotated[bytes, msgspec.Meta(max_length=4 << 20)]
+    """Sealed, but not a seal yet: the version counts once its seal is established."""
+
+
+class Held(CouncilMessage, tag=8):
+    """Answer to `AskHeld`: yes. A machine that lacks some says nothing, and is asked again."""
+
+    digest: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+    """BLAKE3 of the manifest."""
+
+
+class SnapshotHead(CouncilMessage, tag=9):
+    """Leader to follower, on a stream of its own: a snapshot of `size` bytes follows."""
+
+    last: Position
+    size: Annotated[int, msgspec.Meta(ge=1, le=MAX_SNAPSHOT_BYTES)]
+
+
+_MESSAGES = Append | Ack | AskVote | Vote | Release | HandOver | AskHeld | Held | SnapshotHead
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_MESSAGES)
 
