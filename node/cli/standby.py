@@ -1,4 +1,4 @@
-"""Commands of the machines that may lead a swarm: standby, takeover, council-id."""
+"""Commands for when the seed fails: standby, takeover, council-id, rescue."""
 
 import time
 from functools import partial
@@ -8,7 +8,7 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 
 from codec.errors import UsageError
-from node.cli.report import TRAIN, AsJson, offer, print_json
+from node.cli.report import LEND, TRAIN, AsJson, offer, print_json
 from node.settings import keyfile
 from node.settings.config import default_home
 from node.settings.council import COUNCIL_KEY
@@ -101,6 +101,46 @@ def council_id(*, home: Path | None = None, as_json: AsJson = False) -> None:
         print(id_)
 
 
+def rescue(
+    out: Path, /, *, swarm: str = "", version: int | None = None, home: Path | None = None, as_json: AsJson = False
+) -> None:
+    """Write the swarm's weights, as this machine holds them, to a checkpoint folder that Hugging Face libraries load.
+
+    For the case that the seed and its disk are lost: any node with a replica has them, bit for bit. Each block is proven
+    by the root that the seed signed. The node may go on running meanwhile, or have ended.
+
+    Parameters
+    ----------
+    out
+        The folder to make.
+    swarm
+        The PeerId of the swarm; without it, the one of which this home has the newest version.
+    version
+        Write this version; without it, the newest that this home proves.
+    home
+        The node's SWARM_HOME.
+    """
+    from codec.errors import PeerError
+    from node.host.rescue import rescue as write
+    from node.settings.units import size_text, version_text
+    from swarm.transport.identity import peer_id, peer_key
+
+    try:
+        key = peer_key(swarm) if swarm else None
+    except PeerError as error:
+        raise UsageError(f"--swarm: {swarm[:80]!r} is no PeerId; swarm-node status shows the swarm's.") from error
+    done = write((home or default_home()).expanduser().absolute(), out, swarm=key, version=version)
+    if as_json:
+        print_json({
+            "swarm": peer_id(done.swarm), "version": list(done.version), "root": done.root.hex(),
+            "bytes": done.nbytes, "newest": list(done.newest), "folder": str(out),
+        })  # fmt: skip
+        return
+    print(f"{out}: version {version_text(tuple(done.version))}, {size_text(done.nbytes)}, every block proven.")
+    if done.newest > done.version and version is None:
+        print(f"Version {version_text(tuple(done.newest))} is newer: another node may have it.")
+
+
 def register(app: App) -> None:
     offer(
         app,
@@ -110,3 +150,6 @@ def register(app: App) -> None:
     )
     offer(app, takeover, TRAIN, "swarm-node takeover")
     offer(app, council_id, TRAIN, "swarm-node council-id")
+    offer(
+        app, rescue, LEND, "swarm-node rescue ~/rescued", "swarm-node rescue ~/rescued --home /data/swarm --version 120"
+    )

@@ -6,6 +6,8 @@ Both live in one home: the member's store of the swarm becomes the seed's, and t
 """
 
 import contextlib
+import secrets
+import time
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +34,7 @@ from node.settings.council import council_addresses
 from node.settings.memory import give_back_promptly
 from node.settings.standby_config import StandbyConfig
 from node.settings.ticket import Ticket
+from swarm.protocol.core.documents import Capability, seal
 from swarm.protocol.core.events import Damaged, VersionId
 from swarm.protocol.council.timing import TIMINGS
 from swarm.runtime import in_thread
@@ -45,6 +48,8 @@ _log = structlog.get_logger(__name__)
 REQUEST_FILE: Final = "takeover.request"
 """In the home: a person wants this machine to lead (`swarm-node takeover`)."""
 _LOOK_S: Final = 0.2
+_OWN_TICKET_S: Final = 366 * 86_400.0
+"""For how long a standby that runs on can join again: it makes a new one at each start."""
 
 
 async def run(
@@ -70,7 +75,7 @@ async def run(
             await nursery.start(council.run)
             nursery.start_soon(_pass_requests_on, config.home, council)
             while True:
-                await _Following(ticket, config, council).run(task_status)
+                await _Following(ticket, config, key, council).run(task_status)
                 task_status = trio.TASK_STATUS_IGNORED
                 with contextlib.suppress(LeadLost):
                     await _lead(ticket, config, key, council, book)
@@ -87,18 +92,19 @@ async def _pass_requests_on(home: Path, council: CouncilService) -> None:
 class _Following:
     """One time of following: a running member, until this machine leads and has the newest version."""
 
-    def __init__(self, ticket: Ticket, config: StandbyConfig, council: CouncilService) -> None:
-        self._ticket, self._config, self._council = ticket, config, council
+    def __init__(self, ticket: Ticket, config: StandbyConfig, key: Key, council: CouncilService) -> None:
+        """`key`: the swarm's."""
+        self._ticket, self._config, self._key, self._council = ticket, config, key, council
 
     async def run(self, task_status: trio.TaskStatus[None]) -> None:
         config = self._config.as_member()
         node_key = await in_thread(keyfile.load_or_make, config.home / keyfile.NODE_KEY)
         with open_store(config.home, self._ticket.authority) as store:
             model = Model(store, base=config.model)
-            seal = await in_thread(model.restore) or model.nearly
-            layout_hash = None if seal is None or model.layout is None else model.layout.hash
-            opened = OpenedModel(model, None if seal is None else seal.manifest, layout_hash)
-            member = Member(following.Way(self._ticket), config, node_key, store, opened)
+            found = await in_thread(model.restore) or model.nearly
+            layout_hash = None if found is None or model.layout is None else model.layout.hash
+            opened = OpenedModel(model, None if found is None else found.manifest, layout_hash)
+            member = Member(following.Way(self._own_ticket()), config, node_key, store, opened)
 
             async def refetch(blocks: int) -> None:
                 await member.endpoint.runtime.post(Damaged(blocks))
@@ -120,6 +126,13 @@ class _Following:
             finally:
                 self._council.holds = None
                 await close(model)
+
+    def _own_ticket(self) -> Ticket:
+        """A ticket for this machine alone, signed here: that of the command may have expired since."""
+        ticket, key = self._ticket, self._key
+        expires = time.time() + _OWN_TICKET_S
+        capability = Capability(key.public, secrets.token_bytes(16), expires, 1, 0, 1)
+        return Ticket(ticket.authority, ticket.addrs, seal(capability, key), ticket.preset)
 
     async def _holds(self, member: Member, store: Store, sealed: bytes) -> bool:
         """Whether all chunks of the version are on disk here."""
@@ -143,8 +156,11 @@ class _Following:
         manifest = open_manifest(sealed, self._ticket.authority)
         newest = VersionId(manifest.epoch, manifest.version)
         await member.endpoint.runtime.take_gossip(sealed)
-        while model.version is None or model.version < newest:
-            await trio.sleep(_LOOK_S / 10)
+        while True:
+            committed = member.next_commit
+            if model.version is not None and model.version >= newest:
+                break
+            await committed.wait()
         kept = {saved.version for saved in store.checkpoints.list()}
         if model.version not in kept and not _leads_to(store, newest):
             await in_thread(model.write_checkpoint)
@@ -163,12 +179,12 @@ async def _lead(ticket: Ticket, config: StandbyConfig, key: Key, council: Counci
         await in_thread(add_pending_seal, store, records, key.public)
         seed_config = with_settings(config.as_seed(ticket.preset, store_folder(config.home, key.public)), records)
         model = Model(store)
-        seal = await in_thread(model.restore)
-        if seal is None:
+        found = await in_thread(model.restore)
+        if found is None:
             raise SwarmError(f"{store.folder} is damaged: it does not lead to the version that this machine held.")
 
         async def serve(boot: int) -> None:
-            await Coordinator(seed_config, key, store, model, seal.manifest, boot, book).run()
+            await Coordinator(seed_config, key, store, model, found.manifest, boot, book).run()
 
         try:
             await lead(seed_config, council, key.public, store, book, serve)
