@@ -106,8 +106,8 @@ def rescue(
 ) -> None:
     """Write the swarm's weights, as this machine holds them, to a checkpoint folder that Hugging Face libraries load.
 
-    For the case that the seed and its disk are lost: any node with a replica has them, bit for bit. Each block is proven
-    by the root that the seed signed. The node may go on running meanwhile, or have ended.
+    For the case that the seed and its disk are lost: any node with a replica has them, bit for bit. Each block is
+    proven by the root that the seed signed. The node may go on running meanwhile, or have ended.
 
     Parameters
     ----------

@@ -19,9 +19,11 @@ from codec.sign import Key
 from node.council.journal import Journal
 from node.council.leading import founding_records, replicated, take_records
 from node.council.service import CouncilService, LeadLost
+from node.host.announce import reached_at
 from node.ledger.book import Book
 from node.settings import keyfile
 from node.settings.config import SeedConfig
+from node.settings.contact import Contact
 from node.settings.council import COUNCIL_KEY, CouncilAddress, council_addresses
 from swarm.protocol.core.boots import next_boot
 from swarm.protocol.council.timing import TIMINGS
@@ -62,6 +64,10 @@ async def run_in_council(config: SeedConfig, swarm: bytes, store: Store, book: B
     journal = await in_thread(Journal, config.home, book)
     if journal.is_new:
         await in_thread(journal.found, founding_records(store))
+    if any(address.endswith("/tcp/0") for address in config.listen):
+        raise UsageError("--listen: with --council give a port, since tickets are made before the seed leads.")
+    # Standbys need a ticket, and this seed leads only once one of them is there.
+    Contact(swarm, reached_at(config, config.listen), config.preset).write(config.home)
     council = CouncilService(config.home, key, machines, journal, TIMINGS[config.preset])
     async with trio.open_nursery() as nursery:
         await nursery.start(council.run)

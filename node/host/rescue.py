@@ -52,9 +52,10 @@ def rescue(home: Path, out: Path, *, swarm: bytes | None = None, version: int | 
             if (bits := bits_of_version(store, seal)) is not None and _is_signed(seal, bits, key):
                 _write(store, bits, out)
                 return Rescued(key, seal.id, seal.root, base_layout(bits.layout).nbytes, newest)
+    which = "a version" if version is None else f"version {version}"
     raise UsageError(
-        f"{folder} does not lead to {'a version' if version is None else f'version {version}'} whose bits can be proven. "
-        "Try the home of another node; a node that is catching up has no version yet."
+        f"{folder} does not lead to {which} whose bits can be proven. Try the home of another node; a node that is "
+        "catching up has no version yet."
     )
 
 

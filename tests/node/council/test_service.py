@@ -1,0 +1,161 @@
+"""Machines of a council over real sockets, in one process."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from codec.sign import Key
+from node.council.changes import encode_change
+from node.council.journal import Journal
+from node.council.service import CouncilService, LeadLost
+from node.ledger.book import Book
+from node.settings.council import CouncilAddress
+from scenarios.harness.processes import free_port
+from swarm.protocol.council.timing import Timing
+
+FAST = Timing(lease_s=0.8, beat_s=0.1, jitter_s=0.2, resend_s=0.3)
+
+
+class Machines:
+    """Three machines; each can be started and stopped."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.keys = {name: Key.generate() for name in "ABC"}
+        self.addresses = [CouncilAddress(key.public, f"/ip4/127.0.0.1/tcp/{free_port()}") for key in self.keys.values()]
+        self.running: dict[str, CouncilService] = {}
+        self._scopes: dict[str, trio.CancelScope] = {}
+
+    async def start(self, nursery: trio.Nursery, *names: str) -> None:
+        for name in names:
+            home = self.folder / name
+            home.mkdir(exist_ok=True)
+            journal = Journal(home, Book(home / "ledger.sqlite"))
+            if name == "A" and journal.is_new:
+                journal.found({"boot": b"1"})
+            service = CouncilService(home, self.keys[name], self.addresses, journal, FAST)
+            self._scopes[name] = await nursery.start(self._run, service)
+            self.running[name] = service
+
+    @staticmethod
+    async def _run(service: CouncilService, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(service.run)
+                task_status.started(scope)
+
+    def stop(self, name: str) -> None:
+        self._scopes.pop(name).cancel()
+        del self.running[name]
+
+    async def leader(self) -> str:
+        with trio.fail_after(20):
+            while True:
+                found = [name for name, service in self.running.items() if service.is_leading]
+                assert len(found) <= 1
+                if found:
+                    return found[0]
+                await trio.sleep(0.02)
+
+
+@asynccontextmanager
+async def council(folder: Path) -> AsyncIterator[tuple[Machines, trio.Nursery]]:
+    machines = Machines(folder)
+    async with trio.open_nursery() as nursery:
+        await machines.start(nursery, "A", "B", "C")
+        yield machines, nursery
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_a_leader_establishes_is_with_the_next_one(tmp_path: Path) -> None:
+    async with council(tmp_path) as (machines, nursery):
+        first = await machines.leader()
+        for number in range(20):
+            body = encode_change(records=[(f"grant/{number}", bytes(1000))])
+            await machines.running[first].establish(body)
+        machines.stop(first)
+        second = await machines.leader()
+        assert second != first
+        records = machines.running[second].journal.records()
+        assert {f"grant/{number}" for number in range(20)} <= records.keys()
+        assert records["boot"] == b"1", "of the machine that founded the council"
+        await machines.running[second].establish(encode_change(records=[("boot", b"2")]))
+        await machines.start(nursery, first)
+        with trio.fail_after(20):
+            while machines.running[first].journal.last != machines.running[second].journal.last:
+                await trio.sleep(0.05)
+        assert machines.running[first].journal.records()["boot"] == b"2"
+
+
+async def test_a_leader_without_a_majority_establishes_nothing_and_stops(tmp_path: Path) -> None:
+    async with council(tmp_path) as (machines, _):
+        first = await machines.leader()
+        service = machines.running[first]
+        for name in set("ABC") - {first}:
+            machines.stop(name)
+        with trio.fail_after(10), pytest.raises(LeadLost):
+            await service.establish(encode_change(records=[("boot", b"2")]))
+        assert not service.is_leading
+        assert "majority" in await service.wait_lost()
+        with pytest.raises(LeadLost):
+            await service.establish(b"")
+
+
+async def test_a_standby_takes_over_on_request(tmp_path: Path) -> None:
+    async with council(tmp_path) as (machines, nursery):
+        first = await machines.leader()
+        other = next(name for name in "ABC" if name != first)
+
+        async def serve() -> None:
+            await machines.running[first].wait_lost()
+            await machines.running[first].resign()
+
+        nursery.start_soon(serve)
+        await machines.running[first].establish(encode_change(records=[("boot", b"2")]))
+        with trio.fail_after(20):
+            await machines.running[other].take_over()
+            await machines.running[other].wait_leading()
+        assert machines.running[other].journal.records()["boot"] == b"2"
+        assert not machines.running[first].is_leading
+
+
+async def test_a_version_waits_until_a_standby_holds_it(tmp_path: Path) -> None:
+    async with council(tmp_path) as (machines, _):
+        first = await machines.leader()
+        other = next(name for name in "ABC" if name != first)
+        held = trio.Event()
+
+        async def holds(sealed: bytes) -> bool:
+            assert sealed == b"manifest"
+            return held.is_set()
+
+        machines.running[other].holds = holds
+        with trio.move_on_after(0.6) as waited:
+            await machines.running[first].wait_until_held(b"manifest", "0.1")
+        assert waited.cancelled_caught
+        held.set()
+        with trio.fail_after(10):
+            await machines.running[first].wait_until_held(b"manifest", "0.1")
+
+
+async def test_a_stranger_is_not_heard(tmp_path: Path) -> None:
+    from swarm.transport.base import Lane, Unreachable
+    from swarm.transport.libp2p import Libp2pTransport
+
+    async with council(tmp_path) as (machines, nursery):
+        first = await machines.leader()
+        stranger = Libp2pTransport(Key.generate(), ("/ip4/127.0.0.1/tcp/0",))
+        await nursery.start(stranger.serve, None)
+        target = machines.addresses["ABC".index(first)]
+        with trio.fail_after(10):
+            with pytest.raises((trio.BrokenResourceError, Unreachable)):
+                while True:
+                    await stranger.connect(target.key, [target.address])
+                    stream = await stranger.open_stream(target.key, Lane.CONTROL)
+                    await stream.send_all(b"\x01\x00\x00\x00\x00" * 1000)
+                    await stream.receive_some(1)
+                    await trio.sleep(0.05)
+        assert machines.running[first].is_leading
