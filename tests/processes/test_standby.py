@@ -1,4 +1,4 @@
-"""Standby seeds as real processes: a seed is killed, its home is deleted, and a standby goes on with all that counted."""
+"""Standby seeds as processes: a seed is killed, its home is deleted, and a standby goes on with all that counted."""
 
 import shutil
 import sqlite3
@@ -126,7 +126,7 @@ def test_no_accepted_rollout_is_lost_or_counted_twice(tmp_path: Path) -> None:
         before: dict[int, list[tuple[int, ...]]] = {}
         with Trainer.attach(home=swarm.home("seed"), start=False) as trainer:
             for group in trainer.rollouts(prompts, 2, sampling, key="step 1", timeout_s=60):
-                before[group.index] = [tuple(sample.tokens) for sample in group.rollouts]
+                before[group.index] = [sample.token_ids for sample in group.rollouts]
                 if len(before) == 8:
                     break
         accepted = swarm.state("node")["nodes"][0]["work"]["accepted"]
@@ -140,7 +140,7 @@ def test_no_accepted_rollout_is_lost_or_counted_twice(tmp_path: Path) -> None:
         assert kept >= accepted, "a rollout that was acknowledged is on the standby"
         with Trainer.attach(home=swarm.home(leader), start=False) as trainer:
             stream = trainer.rollouts(prompts, 2, sampling, key="step 1", timeout_s=120)
-            after = {group.index: [tuple(sample.tokens) for sample in group.rollouts] for group in stream}
+            after = {group.index: [sample.token_ids for sample in group.rollouts] for group in stream}
         assert sorted(after) == list(range(len(prompts)))
         assert {index: after[index] for index in before} == before, "what was handed over is handed over again"
         rows = book.execute("select grp, sample, count(*) from rollouts group by grp, sample").fetchall()
