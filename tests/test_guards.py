@@ -34,7 +34,9 @@ OWN_FILES = {
         "node/settings/ticket.py",
         "node/trainers/prime_rl.py",
         "node/coordinator/handover.py",
+        "node/coordinator/leading.py",
         "node/coordinator/rotation.py",
+        "node/council/journal.py",
     ),
 }
 """They decode data of this machine's disk, its user or a child process."""

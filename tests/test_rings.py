@@ -16,7 +16,7 @@ RINGS = (
     *("node.settings", "node.ipc", "node.models", "node.host", "node.http", "node.status", "node.monitor"),
     "node.tools",
     "node.verification",
-    *("node.engines", "node.ledger", "node.gateway", "node.trainers", "node.coordinator"),
+    *("node.engines", "node.ledger", "node.council", "node.gateway", "node.trainers", "node.coordinator"),
     "node.doctor",
     *("node.member", "node.cli", "node"),
     "scenarios",
