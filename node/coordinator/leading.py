@@ -102,10 +102,14 @@ async def lead(
             settings = msgspec.json.encode({name: getattr(config, name) for name in _SETTINGS})
             records = [("boot", str(boot).encode()), ("settings", settings)]
             await in_thread(store.records.put, records)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(serve, boot)
-                why = await council.wait_lost()
-                nursery.cancel_scope.cancel()
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(serve, boot)
+                    await council.wait_lost()
+                    nursery.cancel_scope.cancel()
+            except* LeadLost:  # of a write that was under way
+                pass
+        why = await council.wait_lost()
     finally:
         with trio.CancelScope(shield=True), trio.move_on_after(1.0):
             await council.resign()
