@@ -186,6 +186,7 @@ class CouncilService:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             await nursery.start(self._links.run)
+            nursery.start_soon(self._watch_lease)
             await self._perform(self.core.start(self._clock()))
             task_status.started()
             while True:
@@ -232,6 +233,16 @@ class CouncilService:
                     self._lose("another machine was asked to take over")
                 case WakeAt(at):
                     self._wakes_at = at
+
+    async def _watch_lease(self) -> None:
+        """Stop the application when the lease ends, also while the task of the core waits for a slow disk."""
+        while True:
+            if self._lost is not None:
+                await self._leading.wait()
+            left_s = self.core.leads_until(now := self._clock()) - now
+            if left_s <= 0:
+                self._lose("its lease is over")
+            await trio.sleep(min(max(left_s, 0.01), _LOOK_S))
 
     # ------------------------------------------------------------ leading
 
