@@ -17,6 +17,7 @@ import trio
 from codec.errors import UsageError
 from codec.sign import Key
 from node.council.journal import Journal
+from node.council.kept import KEEP_REQUEST, Kept
 from node.council.leading import founding_records, replicated, take_records
 from node.council.service import CouncilService, LeadLost
 from node.host.announce import reached_at
@@ -105,6 +106,7 @@ async def lead(
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(serve, boot)
+                    nursery.start_soon(_keep_on_request, config.home, council)
                     await council.wait_lost()
                     nursery.cancel_scope.cancel()
             except* LeadLost:  # of a write that was under way
@@ -117,6 +119,17 @@ async def lead(
         f"This machine leads the swarm no more: {why}. Another machine of the council takes over; run swarm-node "
         "standby here."
     )
+
+
+async def _keep_on_request(home: Path, council: CouncilService) -> None:
+    """Have the council keep what `swarm-node keep` has put into the home."""
+    request = home / KEEP_REQUEST
+    while True:
+        await trio.sleep(_LOOK_S)
+        if request.exists():
+            name, digest, size = msgspec.json.decode(request.read_bytes(), type=tuple[str, str, int])
+            await council.keep(Kept(name, bytes.fromhex(digest), size))
+            request.unlink()
 
 
 def with_settings(config: SeedConfig, records: dict[str, bytes]) -> SeedConfig:

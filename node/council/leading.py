@@ -18,7 +18,7 @@ from swarm.store import Seal, Store
 
 __all__ = ["add_pending_seal", "founding_records", "replicated", "take_records"]
 
-_PREFIXES = ("grant/", "ticket/", "bar/", "kick/", "attempts/")
+_PREFIXES = ("grant/", "ticket/", "bar/", "kick/", "attempts/", "kept/")
 """Records of the seed's store that belong to the swarm; `boot` and `settings` do too."""
 _SEAL = "seal"
 

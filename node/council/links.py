@@ -1,6 +1,6 @@
 """The streams between the machines of a council.
 
-Each machine dials each other one and sends its messages over a stream of its own; a snapshot has a stream to itself, so
+Each machine dials each other one and sends its messages over a stream of its own; a file has a stream to itself, so
 that it delays no message. A message that cannot be sent at once is lost: the core sends again what matters.
 """
 
@@ -20,6 +20,7 @@ from swarm.guard import Source, guarded
 from swarm.protocol.council.messages import (
     MAX_MESSAGE_BYTES,
     CouncilMessage,
+    KeptHead,
     Position,
     SnapshotHead,
     decode,
@@ -31,12 +32,14 @@ from swarm.transport.dialer import DialRules
 from swarm.transport.libp2p import Libp2pTransport
 from swarm.transport.rules import PeerPolicy, TransportRules
 
-__all__ = ["CouncilLinks", "HeardMessage", "HeardSnapshot"]
+__all__ = ["CouncilLinks", "FileCame", "FileHead", "HeardMessage", "snapshot_head"]
 
 HeardMessage = Callable[[bytes, CouncilMessage], Awaitable[None]]
 """`heard(peer, message)`; while it waits, nothing more is read of that peer."""
-HeardSnapshot = Callable[[bytes, SnapshotHead, Path], Awaitable[None]]
-"""`came(peer, head, file)`: the snapshot is in `file`, which is the receiver's from now on."""
+FileHead = SnapshotHead | KeptHead
+"""What a stream begins with that carries a file."""
+FileCame = Callable[[bytes, FileHead, Path], Awaitable[None]]
+"""`came(peer, head, file)`: its bytes are in `file`, which is the receiver's from now on."""
 
 _LENGTH: Final = Struct("<I")
 _QUEUED: Final = 64
@@ -47,11 +50,11 @@ _AGAIN_S: Final = 0.25
 """Pause after a machine could not be reached."""
 _PART_BYTES: Final = 1 << 20
 _STALLED_S: Final = 30.0
-"""A snapshot of which nothing moves for so long is given up."""
+"""A file of which nothing moves for so long is given up."""
 
 
 class CouncilLinks:
-    """The links of one machine. `run` serves them; `send` and `send_snapshot` work while it runs."""
+    """The links of one machine. `run` serves them; `send` and `send_file` work while it runs."""
 
     def __init__(
         self,
@@ -59,15 +62,15 @@ class CouncilLinks:
         machines: Mapping[bytes, CouncilAddress],
         folder: Path,
         heard: HeardMessage,
-        snapshot_came: HeardSnapshot,
+        file_came: FileCame,
     ) -> None:
-        """`machines`: all of the council, by key. `folder`: where a snapshot is put while it comes."""
+        """`machines`: all of the council, by key. `folder`: where a file is put while it comes."""
         self._machines, self._folder = machines, folder
-        self._heard, self._snapshot_came = heard, snapshot_came
+        self._heard, self._file_came = heard, file_came
         self._others = [peer for peer in machines if peer != key.public]
         self._queues = {peer: trio.open_memory_channel[bytes](_QUEUED) for peer in self._others}
         self._receiving: set[bytes] = set()
-        """Peers of which a snapshot is coming."""
+        """Peers of which a file is coming."""
         self._received = 0
         self._transport = Libp2pTransport(
             key, (machines[key.public].listen,),
@@ -88,8 +91,8 @@ class CouncilLinks:
         with contextlib.suppress(trio.WouldBlock):
             self._queues[peer][0].send_nowait(encode(message))
 
-    async def send_snapshot(self, peer: bytes, head: SnapshotHead, file: Path) -> None:
-        """Send a snapshot over a stream of its own. It may be lost."""
+    async def send_file(self, peer: bytes, head: FileHead, file: Path) -> None:
+        """Send a file over a stream of its own. It may be lost."""
         with guarded(Source.STREAM, peer), trio.CancelScope() as scope:
             await self._connect(peer)
             stream = await self._transport.open_stream(peer, Lane.BULK)
@@ -129,7 +132,7 @@ class CouncilLinks:
         if peer not in self._others:
             raise PeerError("not a machine of this council")
         if lane is Lane.BULK:
-            await self._receive_snapshot(peer, stream)
+            await self._receive_file(peer, stream)
             return
         reader, patience = ByteReader(stream), Patience(_FRAME_WITHIN_S)
         async with trio.open_nursery() as nursery:
@@ -138,21 +141,21 @@ class CouncilLinks:
                 await self._heard(peer, decode(data))
             nursery.cancel_scope.cancel()
 
-    async def _receive_snapshot(self, peer: bytes, stream: Stream) -> None:
+    async def _receive_file(self, peer: bytes, stream: Stream) -> None:
         if peer in self._receiving:
-            raise PeerError("snapshot: another one is coming")
+            raise PeerError("file: another one is coming")
         self._receiving.add(peer)
         self._received += 1
-        file = self._folder / f"council.{self._received}.snapshot"
+        file = self._folder / f"council.{self._received}.coming"
         try:
             reader, patience = ByteReader(stream), Patience(_FRAME_WITHIN_S)
             with trio.fail_after(_STALLED_S):
                 data = await read_frame(reader, patience, lambda: MAX_MESSAGE_BYTES)
             head = None if data is None else decode(data)
-            if not isinstance(head, SnapshotHead):
-                raise PeerError("snapshot: it does not begin with its head")
+            if not isinstance(head, SnapshotHead | KeptHead):
+                raise PeerError("file: it does not begin with its head")
             await self._write(reader, head.size, file)
-            await self._snapshot_came(peer, head, file)
+            await self._file_came(peer, head, file)
         except BaseException:
             file.unlink(missing_ok=True)
             raise

@@ -15,11 +15,14 @@ import structlog
 import trio
 from blake3 import blake3
 
-from codec.errors import SwarmError
+from codec.errors import PeerError, SwarmError
 from codec.sign import Key
+from node.council.changes import encode_change
 from node.council.journal import Journal
-from node.council.links import CouncilLinks, snapshot_head
+from node.council.kept import Kept, KeptFiles, check_name, kept_in
+from node.council.links import CouncilLinks, FileHead, snapshot_head
 from node.settings.council import CouncilAddress
+from swarm.guard import Source, guarded
 from swarm.protocol.council.events import (
     AskedToHandOver,
     CouncilEffect,
@@ -41,7 +44,16 @@ from swarm.protocol.council.events import (
     WakeAt,
 )
 from swarm.protocol.council.machine import CouncilMachine
-from swarm.protocol.council.messages import AskHeld, CouncilMessage, Held, Position, SnapshotHead
+from swarm.protocol.council.messages import (
+    AskHeld,
+    AskKept,
+    CouncilMessage,
+    Held,
+    KeptHead,
+    LacksKept,
+    Position,
+    SnapshotHead,
+)
 from swarm.protocol.council.timing import Timing
 from swarm.runtime import in_thread
 from swarm.transport.identity import peer_id
@@ -52,6 +64,7 @@ _log = structlog.get_logger(__name__)
 _QUEUED: Final = 512
 _LOOK_S: Final = 0.5
 """The longest sleep: the boot clock goes on while the machine is suspended, and the sleep does not."""
+_OFFER_EVERY_S: Final = 5.0
 _SAY_AFTER_S: Final = 5.0
 """A version that has waited for a standby for so long is mentioned in the log."""
 
@@ -89,7 +102,8 @@ class CouncilService:
             key.public, list(by_key), timing, random.Random(secrets.randbits(64)), journal.ballot(), journal.last,
             now=clock(),
         )  # fmt: skip
-        self._links = CouncilLinks(key, by_key, home, self._heard, self._snapshot_came)
+        self.kept = KeptFiles(home)
+        self._links = CouncilLinks(key, by_key, home, self._heard, self._file_came)
         self._to_core, self._events = trio.open_memory_channel[tuple[CouncilEvent, trio.Event | None]](_QUEUED)
         """Events; with a proposal, what is set when it is established or given up."""
         self._wakes_at = 0.0
@@ -97,6 +111,8 @@ class CouncilService:
         """By peer and position: the file of a snapshot."""
         self._sending: set[bytes] = set()
         """Machines to which a snapshot is being sent."""
+        self._pushing: set[tuple[bytes, bytes]] = set()
+        """(machine, digest) of the files that are being sent."""
         self._answering: set[bytes] = set()
         """Machines whose `AskHeld` is being looked into."""
         self._pending: list[tuple[int, trio.Event]] = []
@@ -113,6 +129,8 @@ class CouncilService:
         """Whom to hand over to."""
         self._held: set[bytes] = set()
         self._asked_of = b""
+        self._keeping: dict[bytes, tuple[Kept, set[bytes]]] = {}
+        """By digest: a file of the trainer, and which other machines have it."""
         self._said = b""
         self._news = trio.Event()
 
@@ -169,6 +187,38 @@ class CouncilService:
             with trio.move_on_after(self._timing.beat_s):
                 await self._news.wait()
 
+    async def keep(self, kept: Kept) -> None:
+        """Have every machine take this file of `kept`, and establish that it counts once a majority has it. Raises
+        `LeadLost`."""
+        _, holders = self._keeping.setdefault(kept.digest, (kept, set()))
+        while len(holders) < (len(self._others) + 1) // 2:
+            if self._lost is not None:
+                raise LeadLost(f"This machine leads the swarm no more: {self._lost}.")
+            self._ask_kept(kept, holders)
+            self._news = trio.Event()
+            with trio.move_on_after(self._timing.beat_s):
+                await self._news.wait()
+        await self.establish(encode_change(records=[kept.record()]))
+        for digest, (other, _) in list(self._keeping.items()):
+            if other.name == kept.name and other != kept:
+                del self._keeping[digest]
+        await in_thread(self.kept.forget_older, kept)
+
+    def _ask_kept(self, kept: Kept, holders: set[bytes]) -> None:
+        for peer in self._others:
+            if peer not in holders:
+                self._links.send(peer, AskKept(self.core.ballot.term, kept.name, kept.digest, kept.size))
+
+    async def _offer_kept(self) -> None:
+        """While this machine leads: offer the files that count to machines that have come since."""
+        while True:
+            await self.wait_leading()
+            with guarded(Source.CONTROL):
+                for kept in kept_in(await in_thread(self.journal.records)):
+                    if self.kept.has(kept):
+                        self._ask_kept(*self._keeping.setdefault(kept.digest, (kept, set())))
+            await trio.sleep(_OFFER_EVERY_S)
+
     async def resign(self) -> None:
         """The application has stopped: let another machine lead."""
         self._lose("it has stopped")
@@ -187,6 +237,7 @@ class CouncilService:
             self._nursery = nursery
             await nursery.start(self._links.run)
             nursery.start_soon(self._watch_lease)
+            nursery.start_soon(self._offer_kept)
             await self._perform(self.core.start(self._clock()))
             task_status.started()
             while True:
@@ -289,11 +340,19 @@ class CouncilService:
                     self._answering.add(peer)
                     self._nursery.start_soon(self._answer_held, peer, message)
             case Held(term, digest):
-                if term == self.core.ballot.term and digest == self._asked_of:
-                    self._held.add(peer)
+                if term == self.core.ballot.term and (digest == self._asked_of or digest in self._keeping):
+                    (self._held if digest == self._asked_of else self._keeping[digest][1]).add(peer)
                     self._news.set()
-            case SnapshotHead():
-                pass  # it belongs on a stream of its own
+            case AskKept(term, name, digest, size):
+                if peer == self.core.leader:
+                    has = await in_thread(self.kept.has, Kept(check_name(name), digest, size))
+                    self._links.send(peer, Held(term, digest) if has else LacksKept(term, digest))
+            case LacksKept(term, digest):
+                if term == self.core.ballot.term and digest in self._keeping and (peer, digest) not in self._pushing:
+                    self._pushing.add((peer, digest))
+                    self._nursery.start_soon(self._push_kept, peer, self._keeping[digest][0])
+            case SnapshotHead() | KeptHead():
+                pass  # they belong on streams of their own
             case _:
                 await self._to_core.send((CouncilHeard(peer, message), None))
 
@@ -304,6 +363,13 @@ class CouncilService:
         finally:
             self._answering.discard(peer)
 
+    async def _push_kept(self, peer: bytes, kept: Kept) -> None:
+        try:
+            if await in_thread(self.kept.has, kept):
+                await self._links.send_file(peer, KeptHead(self.core.ballot.term, *kept), self.kept.path(kept))
+        finally:
+            self._pushing.discard((peer, kept.digest))
+
     async def _send_snapshot(self, peer: bytes, term: int) -> None:
         if peer in self._sending:
             return
@@ -313,12 +379,18 @@ class CouncilService:
             file.unlink(missing_ok=True)
             last = await in_thread(self.journal.snapshot, file)
             if self.core.ballot.term == term:
-                await self._links.send_snapshot(peer, snapshot_head(term, last, file), file)
+                await self._links.send_file(peer, snapshot_head(term, last, file), file)
         finally:
             self._sending.discard(peer)
             file.unlink(missing_ok=True)
 
-    async def _snapshot_came(self, peer: bytes, head: SnapshotHead, file: Path) -> None:
+    async def _file_came(self, peer: bytes, head: FileHead, file: Path) -> None:
+        if isinstance(head, KeptHead):
+            if peer != self.core.leader or head.term != self.core.ballot.term:
+                raise PeerError("kept file: not of this machine's leader")
+            await in_thread(self.kept.take, Kept(check_name(head.name), head.digest, head.size), file)
+            self._links.send(peer, Held(head.term, head.digest))
+            return
         self._drop_snapshot(event := SnapshotCame(peer, head.term, head.last))
         self._snapshots[peer, head.last] = file
         await self._to_core.send((event, None))

@@ -21,6 +21,9 @@ SAMPLES: Final[dict[type[CouncilMessage], CouncilMessage]] = {
     council.AskHeld: council.AskHeld(4, b"manifest"),
     council.Held: council.Held(4, bytes(32)),
     council.SnapshotHead: council.SnapshotHead(4, _AT, 4096),
+    council.AskKept: council.AskKept(4, "optimizer", bytes(32), 4096),
+    council.LacksKept: council.LacksKept(4, bytes(32)),
+    council.KeptHead: council.KeptHead(4, "optimizer", bytes(32), 4096),
 }
 _CHANGE: Final = Change((("delete from heads where epoch = ?", (1,)),), (("boot", b"1"),), ("grant/0",))
 

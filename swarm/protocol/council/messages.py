@@ -19,11 +19,14 @@ __all__ = [
     "Ack",
     "Append",
     "AskHeld",
+    "AskKept",
     "AskVote",
     "CouncilMessage",
     "Entry",
     "HandOver",
     "Held",
+    "KeptHead",
+    "LacksKept",
     "Position",
     "Release",
     "SnapshotHead",
@@ -144,7 +147,32 @@ class SnapshotHead(CouncilMessage, tag=9):
     size: Annotated[int, msgspec.Meta(ge=1, le=MAX_SNAPSHOT_BYTES)]
 
 
-_MESSAGES = Append | Ack | AskVote | Vote | Release | HandOver | AskHeld | Held | SnapshotHead
+class AskKept(CouncilMessage, tag=10):
+    """Leader to all: have you this file of the trainer? The answer is `Held`, or `LacksKept`."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    digest: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+    """BLAKE3 of the file."""
+    size: Annotated[int, msgspec.Meta(ge=0, le=MAX_SNAPSHOT_BYTES)]
+
+
+class LacksKept(CouncilMessage, tag=11):
+    """Answer to `AskKept`: send it to me."""
+
+    digest: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+
+class KeptHead(CouncilMessage, tag=12):
+    """Leader to follower, on a stream of its own: a file of the trainer, of `size` bytes, follows."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    digest: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+    size: Annotated[int, msgspec.Meta(ge=0, le=MAX_SNAPSHOT_BYTES)]
+
+
+_MESSAGES = (
+    Append | Ack | AskVote | Vote | Release | HandOver | AskHeld | Held | SnapshotHead | AskKept | LacksKept | KeptHead
+)
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_MESSAGES)
 

@@ -12,6 +12,7 @@ from codec.errors import PeerError
 from codec.sign import Key
 from node.council.changes import encode_change
 from node.council.journal import Journal
+from node.council.kept import kept_in
 from node.council.service import CouncilService, LeadLost
 from node.ledger.book import Book
 from node.settings.council import CouncilAddress
@@ -167,3 +168,36 @@ async def test_a_stranger_is_not_heard(tmp_path: Path) -> None:
 
 async def no_streams(*_: object) -> None:
     await trio.lowlevel.checkpoint()
+
+
+async def test_a_kept_file_comes_to_every_machine(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 20_000
+    (tmp_path / "optimizer.pt").write_bytes(data)
+    async with council(tmp_path) as (machines, nursery):
+        first = await machines.leader()
+        late = next(name for name in "ABC" if name != first)
+        machines.stop(late)
+        service = machines.running[first]
+        for content in (b"first", data):
+            (tmp_path / "optimizer.pt").write_bytes(content)
+            kept = service.kept.add(tmp_path / "optimizer.pt", "optimizer")
+            with trio.fail_after(20):
+                await service.keep(kept)
+        await machines.start(nursery, late)
+        await until(lambda: all(each.kept.has(kept) for each in machines.running.values()))
+        await until(lambda: kept_in(machines.running[late].journal.records()) == [kept])
+        machines.running[late].kept.copy_out(kept, tmp_path / "out")
+        assert (tmp_path / "out").read_bytes() == data
+        assert [path.name for path in (tmp_path / first / "kept" / "optimizer").iterdir()] == [kept.digest.hex()]
+
+
+async def test_a_leader_keeps_only_what_a_majority_takes(tmp_path: Path) -> None:
+    async with council(tmp_path) as (machines, _):
+        first = await machines.leader()
+        service = machines.running[first]
+        kept = service.kept.add(Path(__file__), "optimizer")
+        for name in set("ABC") - {first}:
+            machines.stop(name)
+        with trio.fail_after(10), pytest.raises(LeadLost):
+            await service.keep(kept)
+        assert kept_in(service.journal.records()) == []
