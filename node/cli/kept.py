@@ -17,7 +17,7 @@ _WITHIN_S: Final = 3600.0
 
 
 def keep(file: Path, /, *, name: str = "", home: Path | None = None, as_json: AsJson = False) -> None:
-    """Give a file to every machine of the council, and wait until a majority has it: the optimizer's state, for example.
+    """Give a file to every machine of the council: the optimizer's state, for example. Waits until a majority has it.
 
     The next file of the same name replaces it. It goes over encrypted connections, and your user can read it on each
     machine.

@@ -49,6 +49,8 @@ COMMANDS = (
         "takeover",
         "council-id",
         "rescue",
+        "keep",
+        "kept",
         "doctor",
         "status",
         "demo",
