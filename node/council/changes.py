@@ -5,25 +5,26 @@ under an authorizer that lets them change rows and nothing else (`Journal`).
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
+from codec.errors import PeerError
 from codec.unpack import unpack
 from node.ledger.statements import Statement
 
 __all__ = ["Change", "decode_change", "encode_change"]
 
 _MAX: Final = 1 << 20
-Value = int | float | str | bytes | bool | None
+_VALUES: Final = (int, float, str, bytes, type(None))
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One entry. The first entry of a term is empty."""
 
-    statements: Annotated[tuple[tuple[str, tuple[Value, ...]], ...], msgspec.Meta(max_length=_MAX)] = ()
-    """For the ledger's book, in their order."""
+    statements: Annotated[tuple[tuple[str, tuple[Any, ...]], ...], msgspec.Meta(max_length=_MAX)] = ()
+    """For the ledger's book, in their order: SQL with numbers, texts, bytes and None as values."""
     records: Annotated[tuple[tuple[Name, bytes], ...], msgspec.Meta(max_length=_MAX)] = ()
     """Of the seed's store, by name: grants, tickets, bars, the boot, attempts, and the newest seal (`seal`)."""
     dropped: Annotated[tuple[Name, ...], msgspec.Meta(max_length=_MAX)] = ()
@@ -43,4 +44,7 @@ def encode_change(
 
 def decode_change(body: bytes) -> Change:
     """Raises `PeerError` for anything but a change."""
-    return unpack(_decoder, body, "change") if body else Change()
+    change = unpack(_decoder, body, "change") if body else Change()
+    if not all(isinstance(value, _VALUES) for _, values in change.statements for value in values):
+        raise PeerError("change: a statement has a value of another type")
+    return change

@@ -184,7 +184,7 @@ async def _lead(ticket: Ticket, config: StandbyConfig, key: Key, council: Counci
             raise SwarmError(f"{store.folder} is damaged: it does not lead to the version that this machine held.")
 
         async def serve(boot: int) -> None:
-            await Coordinator(seed_config, key, store, model, found.manifest, boot, book).run()
+            await Coordinator(seed_config, key, store, model, found.manifest, boot, book).run(trio.TASK_STATUS_IGNORED)
 
         try:
             await lead(seed_config, council, key.public, store, book, serve)

@@ -176,7 +176,8 @@ class World:
         """Kill the process; its disk stays."""
         machine.core = None
         self.counts["crashes"] += 1
-        self.at(self.now + self.rng.expovariate(1.0), lambda: self.boot(machine) if machine.core is None else None)
+        pause_s = self.rng.expovariate(1.0) if self.rng.random() < 0.5 else self.rng.random() * 0.05
+        self.at(self.now + pause_s, lambda: self.boot(machine) if machine.core is None else None)
 
     def give(self, machine: VirtualMachine, event: CouncilEvent, life: int | None = None) -> None:
         """Have the machine apply an event as soon as it is not busy."""
@@ -194,7 +195,7 @@ class World:
         self.steps += 1
         self.counts[type(event).__name__] += 1
         effects = self.order(core.apply(event, machine.clock(self.now)))
-        dies_at = self.rng.randrange(len(effects)) if not self.calm and self.rng.random() < 0.001 else -1
+        dies_at = self.rng.randrange(len(effects)) if not self.calm and self.rng.random() < 0.003 else -1
         delay = 0.0
         for at, effect in enumerate(effects):
             if at == dies_at:

@@ -98,6 +98,8 @@ class CouncilMachine:
         """The highest term that another machine has named."""
         self._promised_until = now + timing.lease_s  # a promise of the run before may still hold
         self._campaign_at = self._promised_until + rng.random() * timing.jitter_s
+        self._wants_lead = False
+        """Whether a person wants this machine to lead: it asks the leader at each of its messages."""
         self._votes: set[bytes] = set()
         self._wanted_term = 0
         """For which this machine asks, as `ASKING`."""
@@ -235,7 +237,7 @@ class CouncilMachine:
             self._count_votes(now)
 
     def _become_leader(self, now: float) -> None:
-        self.role, self.leader = Role.LEADER, self.me
+        self.role, self.leader, self._wants_lead = Role.LEADER, self.me, False
         self._leads, self._elected_at = False, now
         self._established = 0
         self._followers = Followers(self._others, self.last, now)
@@ -270,6 +272,8 @@ class CouncilMachine:
                 self._window.add(new)
                 self._out.append(StoreEntries(new))
         self._tell(peer, Ack(message.term, message.sent_at, self.last, not fits))
+        if self._wants_lead:
+            self._tell(peer, HandOver(message.term))
 
     def _hear_leader(self, peer: bytes, term: int, now: float) -> None:
         """Follow the leader of `term`, and promise it a lease."""
@@ -299,9 +303,8 @@ class CouncilMachine:
         self._check_time(now)
 
     def _take_over(self, event: TakeOver, now: float) -> None:
+        self._wants_lead = self.role is not Role.LEADER
         if self.role is Role.FOLLOWER:
-            if self.leader:
-                self._tell(self.leader, HandOver(self.ballot.term))
             self._campaign_at = max(now, self._promised_until)
 
     # ------------------------------------------------------------ leading
@@ -374,7 +377,9 @@ class CouncilMachine:
         self._out.append(Established(index))
 
     def _hand_over(self, peer: bytes, message: HandOver, now: float) -> None:
-        if message.term == self.ballot.term and self.is_leading(now):
+        """Hand over to a machine that follows this log: what it lacks is on its way, before the `Release`."""
+        in_step = self.is_leading(now) and self._followers[peer].matched.term == self.ballot.term
+        if message.term == self.ballot.term and in_step:
             self._out.append(AskedToHandOver(peer))
 
     def _resign(self, event: Resign, now: float) -> None:

@@ -125,7 +125,9 @@ def test_two_that_found_a_council_do_not_look_alike(tmp_path: Path) -> None:
     assert one.last != two.last
 
 
-@pytest.mark.parametrize("body", [b"\x00", encode_change(statements=[HEAD])[:-1], b"\x93\x90\x90"])
+@pytest.mark.parametrize(
+    "body", [b"\x00", encode_change(statements=[HEAD])[:-1], b"\x93\x90\x90", b"\x91\x91\x92\xa1x\x91\x90"]
+)
 def test_a_malformed_change_is_refused(body: bytes) -> None:
     with pytest.raises(PeerError):
         decode_change(body)

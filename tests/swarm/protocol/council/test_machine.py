@@ -89,11 +89,13 @@ def test_an_election_stores_the_vote_and_then_the_first_entry() -> None:
 def test_a_vote_goes_to_one_machine_a_term_and_to_none_that_lacks_an_entry() -> None:
     found = machine(last=Position(3, 7), ballot=Ballot(3, b""))
     refused = [SendTo(B, Vote(3, True, False))]
-    assert hear(found, B, AskVote(4, Position(3, 6), True), 110.0) == refused
-    assert hear(found, B, AskVote(4, Position(2, 9), True), 110.0) == refused
-    assert hear(found, B, AskVote(4, Position(3, 7), True), 110.0)[-1] == SendTo(B, Vote(4, True, True))
-    assert hear(found, C, AskVote(4, Position(3, 9), True), 110.0) == [SendTo(C, Vote(4, True, False))]
-    assert hear(found, B, AskVote(4, Position(3, 7), True), 110.0) == [SendTo(B, Vote(4, True, True))], "asked again"
+    assert hear(found, B, AskVote(4, Position(3, 6), True), 100.0 + LEASE_S) == refused
+    assert hear(found, B, AskVote(4, Position(2, 9), True), 100.0 + LEASE_S) == refused
+    assert hear(found, B, AskVote(4, Position(3, 7), True), 100.0 + LEASE_S)[-1] == SendTo(B, Vote(4, True, True))
+    assert hear(found, C, AskVote(4, Position(3, 9), True), 100.0 + LEASE_S) == [SendTo(C, Vote(4, True, False))]
+    assert hear(found, B, AskVote(4, Position(3, 7), True), 100.0 + LEASE_S) == [SendTo(B, Vote(4, True, True))], (
+        "asked again"
+    )
 
 
 def test_a_follower_stores_before_it_answers_and_promises_a_lease() -> None:
@@ -193,11 +195,13 @@ def test_a_snapshot_that_is_older_than_the_log_or_of_an_older_leader_is_dropped(
 
 def test_a_handover_ends_the_promises_and_the_named_machine_campaigns_at_once() -> None:
     found = leader()
-    assert hear(found, C, HandOver(1), 110.5) == [AskedToHandOver(C)]
-    assert found.is_leading(110.5), "until its application has stopped"
-    released = without_timer(found.apply(Resign(C), 110.6))
+    assert hear(found, C, HandOver(1), 110.1) == [], "it does not have this leader's log yet"
+    hear(found, C, Ack(1, 110.0, Position(1, 2), False), 110.2)
+    assert hear(found, C, HandOver(1), 110.3) == [AskedToHandOver(C)]
+    assert found.is_leading(110.3), "until its application has stopped"
+    released = without_timer(found.apply(Resign(C), 110.4))
     assert released == [SendTo(B, Release(1, C)), SendTo(C, Release(1, C))]
-    assert not found.is_leading(110.6)
+    assert not found.is_leading(110.4)
     follower = machine(ballot=Ballot(1, b""))
     hear(follower, B, Append(1, 1.0, FOUNDED, ()), 105.0)
     asked = hear(follower, B, Release(1, A), 105.1)
@@ -207,9 +211,11 @@ def test_a_handover_ends_the_promises_and_the_named_machine_campaigns_at_once() 
 def test_a_person_can_have_a_follower_ask_for_the_lead() -> None:
     follower = machine(ballot=Ballot(1, b""))
     hear(follower, B, Append(1, 1.0, FOUNDED, ()), 105.0)
-    assert without_timer(follower.apply(TakeOver(), 105.1)) == [SendTo(B, HandOver(1))]
-    asked = follower.apply(Tick(), 105.0 + LEASE_S)
-    assert SendTo(B, AskVote(2, FOUNDED, False)) in asked, "it campaigns as soon as its promise is over"
+    assert without_timer(follower.apply(TakeOver(), 105.1)) == []
+    answered = hear(follower, B, Append(1, 1.2, FOUNDED, ()), 105.2)
+    assert answered == [SendTo(B, Ack(1, 1.2, FOUNDED, False)), SendTo(B, HandOver(1))]
+    asked = follower.apply(Tick(), 105.2 + LEASE_S + LAN.jitter_s)
+    assert SendTo(B, AskVote(2, FOUNDED, False)) in asked, "and campaigns when the leader says no more"
 
 
 def test_a_council_of_one_leads_by_itself() -> None:
