@@ -179,6 +179,16 @@ class World:
         pause_s = self.rng.expovariate(1.0) if self.rng.random() < 0.5 else self.rng.random() * 0.05
         self.at(self.now + pause_s, lambda: self.boot(machine) if machine.core is None else None)
 
+    def _crash_another(self) -> None:
+        """Failures come together: now and then the leader dies a moment later."""
+        for other in self.machines.values():
+            if other.core is not None and other.core.leader == other.key and self.rng.random() < 0.3:
+                pause_s = self.rng.random() * 0.1
+                self.at(self.now + pause_s, lambda other=other: self.crash(other) if self._may_crash(other) else None)
+
+    def _may_crash(self, machine: VirtualMachine) -> bool:
+        return machine.core is not None and not self.calm
+
     def give(self, machine: VirtualMachine, event: CouncilEvent, life: int | None = None) -> None:
         """Have the machine apply an event as soon as it is not busy."""
         if machine.core is None or (life is not None and life != machine.life):
@@ -200,6 +210,7 @@ class World:
         for at, effect in enumerate(effects):
             if at == dies_at:
                 self.crash(machine)
+                self._crash_another()
                 break
             delay += self._perform(machine, effect, delay)
         machine.busy_until = max(machine.busy_until, self.now + delay)

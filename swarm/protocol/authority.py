@@ -384,8 +384,8 @@ class Authority:
             self.admission.welcome_all(now)
 
     def _look_for_members(self, now: float) -> None:
-        """Dial a few members if none has come back since our start: we may listen at another address than before. Later,
-        dial those of earlier boots whose leases are not fresh: nobody may have told them of it."""
+        """Dial a few members if none has come back since our start: we may listen at another address than before.
+        Later, dial those of earlier boots whose leases are not fresh: nobody may have told them of it."""
         state = self.state
         if self._alone_since is None or any(session.ready for session in state.sessions):
             self._alone_since = None
@@ -403,9 +403,10 @@ class Authority:
             slot, enrolment = self.book.slot_of.get(peer), self._enrolled.get(peer)
             if slot is None or enrolment is None or self.book.leases[slot].renewed > self._began:
                 self._earlier.discard(peer)
-            elif enrolment.dialed and self.state.sessions.get(peer) is None:
-                if self.standing(slot, now) is Standing.SOFT:
-                    yield peer
+            elif (
+                enrolment.dialed and self.state.sessions.get(peer) is None and self.standing(slot, now) is Standing.SOFT
+            ):
+                yield peer
 
     # ------------------------------------------------------------ versions
 
