@@ -340,7 +340,9 @@ class World:
         self.at(self.now + FAULTS_S, self._begin_calm)
 
     def _offer_work(self) -> None:
-        self.at(self.now + self.rng.expovariate(4.0), self._offer_work)
+        # Without work for a while, a machine that hears nothing of the leader lacks no entry, and can be elected.
+        pause_s = self.rng.expovariate(4.0) if self.rng.random() < 0.9 else self.rng.uniform(1.0, 8.0)
+        self.at(self.now + pause_s, self._offer_work)
         for machine in list(self.machines.values()):
             if machine.is_leading(self.now) and machine.busy_until <= self.now:
                 version = 1 + self._sealed(machine)
@@ -420,7 +422,10 @@ def main() -> None:
         from scenarios.sim.council_bugs import BUGS, steps_to_find
 
         for name in BUGS:
-            print(f"{name}: found after {steps_to_find(name, given.steps, given.seed):,} steps", flush=True)
+            try:
+                print(f"{name}: found after {steps_to_find(name, given.steps, given.seed):,} steps", flush=True)
+            except RuntimeError as error:
+                print(error, flush=True)
         return
     began = time.perf_counter()
     counts, takeovers = run(given.steps, given.seed)

@@ -86,11 +86,18 @@ def test_versions_go_on_after_the_seed_and_its_disk_are_lost(tmp_path: Path) -> 
         swarm.until("seed", all_hold((0, 0), 3))
         swarm.publish(checkpoint(tmp_path / "one", second), "--wait")
         received = swarm.state("node")["nodes"][0]["received_bytes"]
+        (tmp_path / "optimizer.pt").write_bytes(bytes(range(256)) * 10_000)
+        assert swarm.json("seed", "keep", str(tmp_path / "optimizer.pt"), "--name", "optimizer")["bytes"] == 2_560_000
+        check(swarm.command("standby1", "keep", str(tmp_path / "optimizer.pt")), 2, "stands by")
 
         killed_at = lose_seed(swarm)
         leader = council.leader("standby1", "standby2")
         assert time.monotonic() - killed_at < 15.0
         other = "standby2" if leader == "standby1" else "standby1"
+        swarm.wait("the kept file is here", lambda: swarm.json(leader, "kept")[0]["here"], of=[leader])
+        swarm.json(leader, "kept", "optimizer", str(tmp_path / "back.pt"))
+        assert (tmp_path / "back.pt").read_bytes() == (tmp_path / "optimizer.pt").read_bytes()
+        check(swarm.command(leader, "kept", "other", str(tmp_path / "no")), 2, "keeps no 'other'; it keeps: optimizer")
         swarm.until(leader, lambda state: state["head"] == [0, 1])
         swarm.until(leader, lambda state: {"node", other} <= {node["name"] for node in state["nodes"]})
         swarm.publish(checkpoint(tmp_path / "two", third), "--wait", name=leader)
