@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from codec.errors import PeerError
 from swarm.protocol.council.events import (
     AskedToHandOver,
     Ballot,
@@ -137,6 +138,8 @@ class World:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = 0
         self._killed_at: float | None = None
+        self._idle_until = 0.0
+        """No work is offered before."""
         self.at(FAULTS_S, self._begin_calm)
         self.at(0.1, self._fault)
         self.at(0.1, self._offer_work)
@@ -172,11 +175,12 @@ class World:
         )  # fmt: skip
         self._step(machine, Tick())
 
-    def crash(self, machine: VirtualMachine) -> None:
-        """Kill the process; its disk stays."""
+    def crash(self, machine: VirtualMachine, pause_s: float | None = None) -> None:
+        """Kill the process; its disk stays. It starts again after `pause_s`, or a random time."""
         machine.core = None
         self.counts["crashes"] += 1
-        pause_s = self.rng.expovariate(1.0) if self.rng.random() < 0.5 else self.rng.random() * 0.05
+        if pause_s is None:
+            pause_s = self.rng.expovariate(1.0) if self.rng.random() < 0.5 else self.rng.random() * 0.05
         self.at(self.now + pause_s, lambda: self.boot(machine) if machine.core is None else None)
 
     def _crash_another(self) -> None:
@@ -204,7 +208,10 @@ class World:
         assert core is not None
         self.steps += 1
         self.counts[type(event).__name__] += 1
-        effects = self.order(core.apply(event, machine.clock(self.now)))
+        try:
+            effects = self.order(core.apply(event, machine.clock(self.now)))
+        except PeerError as error:
+            raise self.violation(str(error)) from error
         dies_at = self.rng.randrange(len(effects)) if not self.calm and self.rng.random() < 0.003 else -1
         delay = 0.0
         for at, effect in enumerate(effects):
@@ -297,7 +304,7 @@ class World:
             return
         machine = rng.choice(list(self.machines.values()))
         other = rng.choice(list(self.machines))
-        match rng.randrange(7):
+        match rng.randrange(8):
             case 0 if machine.core is not None:
                 self.crash(machine)
             case 1:
@@ -311,6 +318,24 @@ class World:
                 machine.busy_until = self.now + rng.uniform(0.0, 3 * TIMING.lease_s)  # frozen
             case 6:
                 self.give(machine, TakeOver())
+            case 7:
+                self._restart_one_beside_a_cut()
+
+    def _restart_one_beside_a_cut(self) -> None:
+        """The leader does not reach one machine, which therefore campaigns; all others restart at once."""
+        leader = next((each.key for each in self.machines.values() if each.is_leading(self.now)), None)
+        if leader is None:
+            return
+        far, *near = self.rng.sample([key for key in self.machines if key != leader], len(self.machines) - 1)
+        self._cut = {(leader, far)}
+        self._idle_until = self.now + 2 * TIMING.lease_s
+        for key in near:
+            when = self.now + TIMING.lease_s * self.rng.uniform(1.0, 2.0)
+            self.at(when, lambda key=key: self._restart(self.machines[key]))
+
+    def _restart(self, machine: VirtualMachine) -> None:
+        if self._may_crash(machine):
+            self.crash(machine, self.rng.random() * 0.05)
 
     def _begin_calm(self) -> None:
         self.calm = True
@@ -344,7 +369,7 @@ class World:
         pause_s = self.rng.expovariate(4.0) if self.rng.random() < 0.9 else self.rng.uniform(1.0, 8.0)
         self.at(self.now + pause_s, self._offer_work)
         for machine in list(self.machines.values()):
-            if machine.is_leading(self.now) and machine.busy_until <= self.now:
+            if machine.is_leading(self.now) and machine.busy_until <= self.now and self.now >= self._idle_until:
                 version = 1 + self._sealed(machine)
                 body = b"seal %d" % version if self.rng.random() < 0.3 else b"accept %d" % self.rng.getrandbits(40)
                 self.give(machine, Propose(body))
