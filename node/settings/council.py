@@ -5,7 +5,6 @@ from typing import Final, NamedTuple, Protocol
 
 from codec.errors import PeerError, UsageError
 from node.settings.addresses import address
-from swarm.transport.identity import peer_id, peer_key
 
 __all__ = ["COUNCIL_KEY", "CouncilAddress", "check_council", "council_addresses"]
 
@@ -71,6 +70,8 @@ def check_council(config: _WithCouncil) -> None:
 
 
 def _entry(text: str) -> CouncilAddress:
+    from swarm.transport.identity import peer_id, peer_key  # here: no other command needs what it imports
+
     id_, at, place = text.strip().partition("@")
     try:
         key = peer_key(id_)

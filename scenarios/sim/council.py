@@ -1,7 +1,7 @@
 """The council under faults: its machines' own code, a virtual clock, virtual disks, and a network that does everything.
 
     python -m scenarios.sim.council                     # a million steps; prints how many a second
-    python -m scenarios.sim.council --bugs              # each planted bug must be found
+    python -m scenarios.sim.council_bugs                # each planted bug must be found
 
 A step is one event applied to one machine. At every effect of a step the machine may die, before or after. Messages are
 lost, doubled, delayed and so reordered; paths are cut in one direction or both; machines freeze for longer than a
@@ -441,17 +441,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--bugs", action="store_true")
     given = parser.parse_args()
-    if given.bugs:
-        from scenarios.sim.council_bugs import BUGS, steps_to_find
-
-        for name in BUGS:
-            try:
-                print(f"{name}: found after {steps_to_find(name, given.steps, given.seed):,} steps", flush=True)
-            except RuntimeError as error:
-                print(error, flush=True)
-        return
     began = time.perf_counter()
     counts, takeovers = run(given.steps, given.seed)
     took_s = time.perf_counter() - began

@@ -1,6 +1,11 @@
-"""Bugs planted in the council, each of which the simulation must find: a check of `scenarios.sim.council` itself."""
+"""Bugs planted in the council, each of which the simulation must find: a check of `scenarios.sim.council` itself.
 
+python -m scenarios.sim.council_bugs
+"""
+
+import argparse
 import random
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -179,3 +184,23 @@ def steps_to_find(bug: str, most_steps: int, seed: int = 0) -> int:
                 return steps + episode.steps
             steps += episode.steps
     raise RuntimeError(f"{most_steps:,} steps did not find: {bug}")
+
+
+def main() -> int:
+    """Plant each bug; the number of those that were not found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=2_000_000, help="for each bug, at most")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    missed = 0
+    for name in BUGS:
+        try:
+            print(f"{name}: found after {steps_to_find(name, given.steps, given.seed):,} steps", flush=True)
+        except RuntimeError as error:
+            print(error, flush=True)
+            missed += 1
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
