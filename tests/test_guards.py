@@ -67,7 +67,6 @@ GUARDED_BY: dict[str, Source | str] = {
     "node/ipc/async_channel.py::AsyncChannel.recv": CALLER,
     "node/status/query.py::ask": OWN,
     "node/status/query.py::serve": Source.STATUS,
-    "node/trainers/held_gateway.py::HeldGateway._refuse_clients": OWN,
     "node/trainers/held_gateway.py::_read": THREAD,
     "node/trainers/rollouts.py::_Batch._receive": OWN,
     "node/trainers/connection/seedlink.py::expect": OWN,

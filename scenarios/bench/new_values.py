@@ -189,7 +189,7 @@ def copy_rows(folder: Path) -> Iterator[dict[str, Any]]:
     for form in FORMATS.values():
         pairs: list[tuple[Bits, Bits, DType]] = []
         for spec, bits in tensors:
-            if not is_quantised(spec):
+            if not is_quantised(spec, form):
                 continue
             tensor = FormatTensor(form, spec)
             bands = bands_of(tensor, bits)

@@ -49,16 +49,30 @@ def _model(llm: Any) -> Any:
 
 
 def _digests(llm: Any) -> dict[str, str]:
-    """Return a digest of every tensor that the model computes with, by its path. Key-value caches are left out."""
+    """Return a digest of every tensor that the model computes with, by its path: those of its modules, and those that
+    the helper objects of modules keep, such as an attention's. Key-value caches are left out."""
+    found: dict[str, str] = {}
+    for prefix, module in _model(llm).named_modules():
+        found |= _held({**vars(module), **module._parameters, **module._buffers}, prefix, 2)
+    return found
+
+
+def _held(owned: dict[str, Any], path: str, deep: int) -> dict[str, str]:
+    """The digests of the tensors in `owned`, and of those of its helper objects, which are at most `deep` deep."""
     import torch
 
     found: dict[str, str] = {}
-    for prefix, module in _model(llm).named_modules():
-        own = {**vars(module), **module._parameters, **module._buffers}
-        for name, tensor in own.items():
-            if isinstance(tensor, torch.Tensor) and not name.startswith("kv_cache") and tensor.numel():
-                data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-                found[f"{prefix}.{name}"] = hashlib.blake2b(data.tobytes(), digest_size=12).hexdigest()
+    for name, value in owned.items():
+        if name.startswith("kv_cache"):
+            continue
+        if isinstance(value, torch.Tensor):
+            if value.numel() and value.device.type != "meta":
+                data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+                found[f"{path}.{name}"] = hashlib.blake2b(data.tobytes(), digest_size=12).hexdigest()
+        elif deep and hasattr(value, "__dict__") and not isinstance(value, (torch.nn.Module, type)):
+            # the plugin makes an attribute of some attentions a property (`swarm_vllm.sinks`)
+            computed = {"sinks": value.sinks} if isinstance(getattr(type(value), "sinks", None), property) else {}
+            found |= _held(vars(value) | computed, f"{path}.{name}", deep - 1)
     return found
 
 

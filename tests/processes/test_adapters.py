@@ -202,7 +202,7 @@ def test_a_trainer_killed_in_the_middle_of_an_adapters_version(swarm: Swarm) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("both", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_seed_killed_in_the_middle_of_an_adapters_version(swarm: Swarm, both: bool) -> None:
     """The version is sent again when it is back. `both`: the trainer is killed too, and continues where it was."""
     rng, base = random.Random(4), swarm.folder / "base"

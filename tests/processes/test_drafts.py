@@ -109,7 +109,7 @@ def test_what_a_seed_refuses(tmp_path: Path) -> None:
         check(start("--draft", str(draft)), 2, "was started without a draft model")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("torch") is None, reason="the engine needs torch")
 def test_an_engine_without_drafts_follows_the_base(tmp_path: Path) -> None:
     from node.trainers.grpo.tiny import TinyRecipe

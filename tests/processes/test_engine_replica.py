@@ -109,7 +109,7 @@ def test_a_kill_in_the_middle_of_a_version_leaves_a_node_that_proves_itself(
             assert prove(swarm) == root_of(folders[number])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_base_folder_that_is_gone_is_written_again_from_the_engine(tmp_path: Path, folders: list[Path]) -> None:
     base = shutil.copytree(folders[0], tmp_path / "base")
     with swarm_in(tmp_path / "swarm") as swarm:
@@ -125,7 +125,7 @@ def test_a_base_folder_that_is_gone_is_written_again_from_the_engine(tmp_path: P
         assert swarm.state("node")["nodes"][0]["received_bytes"] - received < model_bytes / 10
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_bit_that_flips_in_the_engines_memory_is_found_and_repaired(tmp_path: Path, folders: list[Path]) -> None:
     with swarm_in(tmp_path / "swarm") as swarm:
         swarm.seed(folders[0])

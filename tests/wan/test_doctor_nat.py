@@ -25,6 +25,7 @@ KINDS = {
 }
 
 
+@pytest.mark.long
 def test_each_kind_of_nat_is_named(tmp_path: Path) -> None:
     network = Network(rtt_ms=40)
     trainer = network.host("trainer", up_mbit=200, down_mbit=200)

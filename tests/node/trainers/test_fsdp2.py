@@ -13,7 +13,7 @@ from seed_kit import FakeSeed, running
 from codec import Checkpoint, Replica
 from node.coordinator import rank_group
 
-WORLDS = [2, 3]
+WORLDS = [2, pytest.param(3, marks=pytest.mark.long)]
 
 
 def base(**sizes: int) -> Replica:

@@ -24,6 +24,7 @@ def test_trl_trains_on_the_swarm(tmp_path: Path) -> None:
         assert swarm.state("node")["nodes"][0]["root"] == status.root
 
 
+@pytest.mark.long
 def test_trl_trains_an_adapter_on_the_swarm(tmp_path: Path) -> None:
     room = ("--adapters", "2", "--adapter-rank", "8")
     with drawing(tmp_path, "--model-name", "{base}", seed=room) as (swarm, base, url):

@@ -6,7 +6,7 @@ import pytest
 
 from scenarios.bench.publish import main
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 def test_both_kinds_are_measured(capsys: pytest.CaptureFixture[str]) -> None:

@@ -145,6 +145,7 @@ def update_and_compare(
         assert fresh(folder, [], prompts, TOKENS, ranks) == [plain]
 
 
+@pytest.mark.long
 def test_after_20_updates_it_equals_fresh_engines(one: Bench, untied: Path, fresh: Fresh, tmp_path: Path) -> None:
     assert ADAPTERS in one.engine.abilities
     update_and_compare(one, untied, fresh, tmp_path, ranks=1, prompts=[*PROMPTS[:2], LONG], compared=(5, 18, 19))

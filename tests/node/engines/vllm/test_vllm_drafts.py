@@ -98,6 +98,7 @@ def test_samples_have_the_log_probabilities_of_the_target(drafted: Bench, how: S
             np.testing.assert_allclose(scores, completion.logprobs, atol=0.06)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [{"options": SamplingOptions(top_k=3)}, {"temperature": 0.6, "top_p": 0.3}])
 def test_draws_follow_the_distribution_of_the_target(drafted: Bench, how: dict[str, Any]) -> None:
     """Three tokens, by vLLM's scores of each sequence of three that was drawn: it is one of few."""

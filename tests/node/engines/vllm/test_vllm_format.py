@@ -59,7 +59,7 @@ def packed_root(folder: Path) -> str:
     return state_root(layout.hash, np.frombuffer(hashes, np.uint8).reshape(-1, 32)).hex()
 
 
-@pytest.mark.parametrize("holds", ["bf16", "format"])
+@pytest.mark.parametrize("holds", [pytest.param("bf16", marks=pytest.mark.long), "format"])
 def test_a_vllm_has_exactly_what_the_codes_stand_for(tied: Path, python: Path, tmp_path: Path, holds: str) -> None:
     folders = [tied, step(tied, tmp_path / "step_1", 1)]
     folders.append(larger(folders[-1], tmp_path / "step_2"))

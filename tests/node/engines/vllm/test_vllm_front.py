@@ -42,13 +42,15 @@ def refused(folder, where, value):
         parallel_config=Space(nnodes=1, distributed_executor_backend="mp", pipeline_parallel_size=1,
                               data_parallel_size=1, enable_eplb=False),
         model_config=Space(model=folder, tokenizer=folder, logprobs_mode="processed_logprobs", hf_overrides={}),
-        weight_transfer_config=Space(backend="swarm"), lora_config=None, speculative_config=None,
+        weight_transfer_config=Space(backend="swarm"),
+        load_config=Space(load_format="auto", model_loader_extra_config={}),
+        lora_config=None, speculative_config=None,
         args=Space(chat_template=None))
     at, names = config, where.split(".")
     for name in names[:-1]:
         at = getattr(at, name)
     if where:
-        setattr(at, names[-1], Space(**value) if where == "lora_config" else value)
+        setattr(at, names[-1], Space(**value) if where in ("lora_config", "speculative_config") else value)
     return _refusal(config, Space(args=config.args), Path(config.model_config.model))
 
 def development_routes():
@@ -89,7 +91,7 @@ REFUSED = [
     ("lora_config", LORA | {"target_modules": None}, "--lora-target-modules"),
     ("lora_config", LORA | {"target_modules": ["q_proj", "lm_head"]}, "--lora-target-modules"),
     ("lora_config", LORA, ""),
-    ("speculative_config", {}, "second model"),
+    ("speculative_config", {"draft_model_config": None}, "drafts tokens"),
     ("model_config.logprobs_mode", "raw_logprobs", "--logprobs-mode processed_logprobs"),
     ("model_config.model", "Qwen/Qwen3-8B", "not a folder"),
     ("model_config.tokenizer", "elsewhere", "leave out --tokenizer"),

@@ -186,6 +186,7 @@ def test_users_own_requests_that_look_like_ours_do_no_harm(one):
     assert claims_of(one, sampling_of(tokens=4))
 
 
+@pytest.mark.long
 def test_two_ranks_undo_together(two):
     sampling = sampling_of(tokens=12)
     two.update(step_of(two.replica, 950, 0.02))

@@ -20,6 +20,7 @@ def words(ticket: str, python: Path, *more: str) -> tuple[str, ...]:
     return ("join", ticket, *node, "--threads", "2", *flags, *LOOPBACK, *more)
 
 
+@pytest.mark.long
 def test_a_node_follows_with_its_two_ranks_as_the_replica(tied: Path, python: Path, tmp_path: Path) -> None:
     folders = [tied]
     for number in range(1, 5):
@@ -52,6 +53,7 @@ def test_a_node_follows_with_its_two_ranks_as_the_replica(tied: Path, python: Pa
         assert prove(swarm) == root_of(folders[4])
 
 
+@pytest.mark.long
 def test_weights_in_another_form_are_refused_in_a_sentence(untied: Path, python: Path, tmp_path: Path) -> None:
     base = make_wide_norms(untied, tmp_path / "wide")
     with swarm_in(tmp_path / "swarm") as swarm:

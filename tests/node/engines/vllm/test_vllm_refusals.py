@@ -88,6 +88,7 @@ def users_own(folder: Path, python: Path, log: Path) -> Iterator[str]:
         process.wait()
 
 
+@pytest.mark.long
 def test_a_users_vllm_is_updated_by_module_and_outlives_its_drivers(untied: Path, python: Path, fresh, tmp_path: Path):
     folder = make_wide_norms(untied, tmp_path / "wide")
     norms = {t.name for t in Checkpoint.open(folder).layout.tensors if t.dtype == "F32"}

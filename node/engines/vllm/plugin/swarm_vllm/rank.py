@@ -32,6 +32,7 @@ from .messages import Failed, FromDriver, Mapped, Model, Rank, Tensor
 from .repacked import Repacked
 from .serving import serve_driver
 from .shared import map_sealed
+from .sinks import follow_sinks
 from .sources import FolderSource, OtherSource, ReplicaSource, Source
 from .undo import NotUndone
 from .unwrapped import reloading, unwrapped
@@ -90,6 +91,8 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
         started = time.perf_counter()
         try:
             replica = ReplicaSource(map_sealed(fds[0]), message.block_elements)
+            for model in filter(None, (self.model, loader.draft_model)):
+                follow_sinks(model)
             with unwrapped(self.model):
                 repacked = self._repacked()
                 model = drafted.both(self.model, loader.draft_model)
