@@ -341,7 +341,8 @@ class World:
         self.calm = True
         self.counts["calm"] += 1
         self._cut.clear()
-        told = len(self.established)
+        told, self._idle_until = len(self.established), 0.0
+        self.at(self.now + LEADER_WITHIN_S - 1.0, self._offer)
         for machine in self.machines.values():
             machine.busy_until = self.now
             if machine.core is None:
@@ -368,6 +369,10 @@ class World:
         # Without work for a while, a machine that hears nothing of the leader lacks no entry, and can be elected.
         pause_s = self.rng.expovariate(4.0) if self.rng.random() < 0.9 else self.rng.uniform(1.0, 8.0)
         self.at(self.now + pause_s, self._offer_work)
+        self._offer()
+
+    def _offer(self) -> None:
+        """Give every leader that is not busy an entry to establish."""
         for machine in list(self.machines.values()):
             if machine.is_leading(self.now) and machine.busy_until <= self.now and self.now >= self._idle_until:
                 version = 1 + self._sealed(machine)
