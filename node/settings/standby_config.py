@@ -50,10 +50,11 @@ class StandbyConfig(PeerConfig):
 
     def as_member(self) -> JoinConfig:
         """The settings of this machine while it follows: a node without an engine, which waits for a seed for ever."""
-        shared = {name: getattr(self, name) for name in _SHARED}
+        shared: dict[str, Any] = {name: getattr(self, name) for name in _SHARED}
+        shared |= {"announce": (), "via": ()}
         host = self.listen[0].rsplit("/", 1)[0]
         return JoinConfig(
-            **shared | {"announce": (), "via": ()}, listen=(f"{host}/0",), engine="none", model=self.model,
+            **shared, listen=(f"{host}/0",), engine="none", model=self.model,
             replica="ram", wait_for_seed="36500d",
         )  # fmt: skip
 

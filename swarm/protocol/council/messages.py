@@ -54,7 +54,7 @@ class Position(NamedTuple):
     one with the higher last position has all that a majority has acknowledged."""
 
     term: U63
-    index: U63
+    index: U63  # pyright: ignore[reportIncompatibleMethodOverride] - nobody looks for a value in a position
 
 
 START: Final = Position(0, 0)
@@ -79,7 +79,7 @@ class CouncilMessage(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
     term: U63
 
 
-class Append(CouncilMessage, tag=1):
+class Append(CouncilMessage, frozen=True, tag=1):
     """Leader to follower: store these entries after `before`, and lend me the lead. Without entries a renewal only."""
 
     sent_at: Time
@@ -88,7 +88,7 @@ class Append(CouncilMessage, tag=1):
     entries: Annotated[tuple[Entry, ...], msgspec.Meta(max_length=MAX_ENTRIES)]
 
 
-class Ack(CouncilMessage, tag=2):
+class Ack(CouncilMessage, frozen=True, tag=2):
     """Follower to leader: my log ends at `last`. If `last` is of the leader's term, or the leader finds it in its own
     log, the follower has stored all entries up to there; otherwise it needs a snapshot."""
 
@@ -99,7 +99,7 @@ class Ack(CouncilMessage, tag=2):
     """Whether what was sent does not follow `last`, so that entries before it are needed."""
 
 
-class AskVote(CouncilMessage, tag=3):
+class AskVote(CouncilMessage, frozen=True, tag=3):
     """Candidate to all: elect me for `term`. `binding` False: would you? Nothing is stored for such an answer."""
 
     last: Position
@@ -107,25 +107,25 @@ class AskVote(CouncilMessage, tag=3):
     binding: bool
 
 
-class Vote(CouncilMessage, tag=4):
+class Vote(CouncilMessage, frozen=True, tag=4):
     """Answer to `AskVote`. `granted` False: no, and the highest term that I know is `term`."""
 
     binding: bool
     granted: bool
 
 
-class Release(CouncilMessage, tag=5):
+class Release(CouncilMessage, frozen=True, tag=5):
     """Leader to all: I lead no more, so your promises to me are over. Vote at once."""
 
     to: bytes
     """The key of the machine that is to campaign first; empty: any."""
 
 
-class HandOver(CouncilMessage, tag=6):
+class HandOver(CouncilMessage, frozen=True, tag=6):
     """Follower to leader, on a person's request: stop, and hand the lead to me."""
 
 
-class AskHeld(CouncilMessage, tag=7):
+class AskHeld(CouncilMessage, frozen=True, tag=7):
     """Leader to all, before it proposes a seal: have you all chunks of this version on disk? For the runtime, as the
     two messages below."""
 
@@ -133,21 +133,21 @@ class AskHeld(CouncilMessage, tag=7):
     """Sealed, but not a seal yet: the version counts once its seal is established."""
 
 
-class Held(CouncilMessage, tag=8):
+class Held(CouncilMessage, frozen=True, tag=8):
     """Answer to `AskHeld`: yes. A machine that lacks some says nothing, and is asked again."""
 
     digest: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
     """BLAKE3 of the manifest."""
 
 
-class SnapshotHead(CouncilMessage, tag=9):
+class SnapshotHead(CouncilMessage, frozen=True, tag=9):
     """Leader to follower, on a stream of its own: a snapshot of `size` bytes follows."""
 
     last: Position
     size: Annotated[int, msgspec.Meta(ge=1, le=MAX_SNAPSHOT_BYTES)]
 
 
-class AskKept(CouncilMessage, tag=10):
+class AskKept(CouncilMessage, frozen=True, tag=10):
     """Leader to all: have you this file of the trainer? The answer is `Held`, or `LacksKept`."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
@@ -156,13 +156,13 @@ class AskKept(CouncilMessage, tag=10):
     size: Annotated[int, msgspec.Meta(ge=0, le=MAX_SNAPSHOT_BYTES)]
 
 
-class LacksKept(CouncilMessage, tag=11):
+class LacksKept(CouncilMessage, frozen=True, tag=11):
     """Answer to `AskKept`: send it to me."""
 
     digest: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 
-class KeptHead(CouncilMessage, tag=12):
+class KeptHead(CouncilMessage, frozen=True, tag=12):
     """Leader to follower, on a stream of its own: a file of the trainer, of `size` bytes, follows."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
