@@ -136,9 +136,9 @@ def rescue(
             "bytes": done.nbytes, "newest": list(done.newest), "folder": str(out),
         })  # fmt: skip
         return
-    print(f"{out}: version {version_text(tuple(done.version))}, {size_text(done.nbytes)}, every block proven.")
+    print(f"{out}: version {version_text(done.version)}, {size_text(done.nbytes)}, every block proven.")
     if done.newest > done.version and version is None:
-        print(f"Version {version_text(tuple(done.newest))} is newer: another node may have it.")
+        print(f"Version {version_text(done.newest)} is newer: another node may have it.")
 
 
 def register(app: App) -> None:

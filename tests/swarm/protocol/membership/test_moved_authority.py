@@ -17,7 +17,8 @@ def test_it_dials_the_addresses_of_the_roster_and_then_those_of_its_ticket() -> 
     )
     peer.start(0.0)
     admit(peer)
-    peer.apply(PeerDown(SWARM), 1.0)
-    dials = [dial for at in range(1, 40) for dial in only(tick(peer, 1.0 + at), Dial) if dial.peer == SWARM]
+    effects = peer.apply(PeerDown(SWARM), 1.0)
+    effects += [effect for at in range(1, 40) for effect in tick(peer, 1.0 + at)]
+    dials = [dial for dial in only(effects, Dial) if dial.peer == SWARM]
     assert dials
     assert dials[0].addrs == ticket, "the roster's own address is the first of them"
