@@ -65,6 +65,12 @@ async def run_in_council(config: SeedConfig, swarm: bytes, store: Store, book: B
     journal = await in_thread(Journal, config.home, book)
     if journal.is_new:
         await in_thread(journal.found, founding_records(store))
+    newest, sealed = store.newest(), (await in_thread(journal.records)).get("seal")
+    if newest is not None and sealed is not None and newest.manifest != sealed:
+        raise UsageError(
+            "This machine does not have the newest version that the council sealed: run swarm-node standby here, which "
+            "fetches it from other machines."
+        )
     if any(address.endswith("/tcp/0") for address in config.listen):
         raise UsageError("--listen: with --council give a port, since tickets are made before the seed leads.")
     # Standbys need a ticket, and this seed leads only once one of them is there.

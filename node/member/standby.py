@@ -8,6 +8,7 @@ Both live in one home: the member's store of the swarm becomes the seed's, and t
 import contextlib
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
@@ -113,6 +114,7 @@ class _Following:
                 return await self._holds(member, store, sealed)
 
             self._council.holds = holds
+            self._council.core.may_lead = False
             try:
                 async with trio.open_nursery() as nursery:
                     await nursery.start(member.run)
@@ -120,12 +122,20 @@ class _Following:
                     nursery.start_soon(audit, model, refetch)
                     if model.nearly is not None:
                         await refetch(model.lost)
+                    nursery.start_soon(self._watch_whether_it_may_lead, holds)
                     await self._council.wait_leading()
                     await self._reach_newest(member, model, store)
                     nursery.cancel_scope.cancel()
             finally:
                 self._council.holds = None
                 await close(model)
+
+    async def _watch_whether_it_may_lead(self, holds: Callable[[bytes], Awaitable[bool]]) -> None:
+        """A machine without the newest version could not serve it, and would keep one that has it from leading."""
+        while True:
+            sealed = (await in_thread(self._council.journal.records)).get("seal")
+            self._council.core.may_lead = sealed is not None and await holds(sealed)
+            await trio.sleep(_LOOK_S)
 
     def _own_ticket(self) -> Ticket:
         """A ticket for this machine alone, signed here: that of the command may have expired since."""

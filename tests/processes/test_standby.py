@@ -36,10 +36,13 @@ class Council:
     def listen(self, name: str) -> tuple[str, ...]:
         return ("--listen", f"127.0.0.1:{self.ports[name]}")
 
+    @property
+    def seed_words(self) -> tuple[str, ...]:
+        return ("seed", "--base", str(self.base), "--preset", "loopback", *self.listen("seed"), *self.council)
+
     def start(self) -> None:
         """Start all three; return when the seed serves."""
-        words = ("--base", str(self.base), "--preset", "loopback", *self.listen("seed"), *self.council)
-        self.swarm.start("seed", "seed", *words)
+        self.swarm.start("seed", *self.seed_words)
         self.swarm.until_there("seed", "contact.json")
         for name in MACHINES[1:]:
             shutil.copy(self.swarm.home("seed") / "authority.key", self.swarm.home(name))
@@ -112,6 +115,23 @@ def test_versions_go_on_after_the_seed_and_its_disk_are_lost(tmp_path: Path) -> 
         swarm.publish(checkpoint(tmp_path / "three", fourth), "--wait", name=other)
         swarm.until("node", holds(root_of(fourth)))
         swarm.until(leader, holds(root_of(fourth)))
+
+
+def test_a_seed_that_comes_back_stands_by(tmp_path: Path) -> None:
+    second = step(FIRST, 1)
+    with swarm_in(tmp_path / "swarm", patience_s=STARTED_WITHIN_S) as swarm:
+        council = Council(swarm, checkpoint(tmp_path / "base", FIRST))
+        council.start()
+        swarm.until("seed", all_hold((0, 0), 2))
+        assert swarm.signal("seed") == 143
+        leader = council.leader("standby1", "standby2")
+        swarm.until(leader, lambda state: len(state["nodes"]) > 1)
+        swarm.publish(checkpoint(tmp_path / "one", second), name=leader)
+        check(swarm.command("seed", *council.seed_words), 2, "leads this swarm now. Run swarm-node standby here")
+        council.standby("seed")
+        swarm.until("seed", holds(root_of(second)))
+        alone = swarm.command("other", *council.seed_words)
+        check(alone, 2, "--council does not list this machine, whose id is 12D3Koo")
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="the engine needs torch")

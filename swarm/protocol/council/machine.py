@@ -64,7 +64,7 @@ class Role(Enum):
 
 
 class CouncilMachine:
-    """One machine of a council. `role`, `ballot`, `last` and `leader` may be read.
+    """One machine of a council. `role`, `ballot`, `last` and `leader` may be read, and `may_lead` set.
 
     The machine that founds a council begins with a position after `START`, since it has a state; the others begin at
     `START`, campaign for nothing, and get that state as a snapshot.
@@ -90,6 +90,8 @@ class CouncilMachine:
         self.role = Role.FOLLOWER
         self.leader = b""
         """Key of the leader of `ballot.term`; empty: none is known."""
+        self.may_lead = True
+        """Whether its application could act as the leader; otherwise it campaigns for nothing, and elects others."""
         self._others = tuple(peer for peer in machines if peer != me)
         self._majority = len(machines) // 2 + 1
         self._timing, self._rng = timing, rng
@@ -175,7 +177,7 @@ class CouncilMachine:
             elif now >= self._next_beat:
                 self._beat(now)
         elif now >= self._campaign_at:
-            if self.last > START:
+            if self.last > START and self.may_lead:
                 self._ask(now)
             else:  # without any state there is nothing to lead
                 self._campaign_at = self._pause(now)
@@ -272,7 +274,7 @@ class CouncilMachine:
                 self._window.add(new)
                 self._out.append(StoreEntries(new))
         self._tell(peer, Ack(message.term, message.sent_at, self.last, not fits))
-        if self._wants_lead:
+        if self._wants_lead and self.may_lead:
             self._tell(peer, HandOver(message.term))
 
     def _hear_leader(self, peer: bytes, term: int, now: float) -> None:

@@ -235,6 +235,17 @@ def test_a_machine_without_a_state_leads_nothing() -> None:
     assert granted[-1] == SendTo(B, Vote(1, True, True)), "it elects others"
 
 
+def test_a_machine_that_could_not_act_as_the_leader_elects_others() -> None:
+    found = machine()
+    found.may_lead = False
+    found.apply(TakeOver(), 109.0)
+    assert without_timer(found.apply(Tick(), 110.0)) == []
+    assert hear(found, B, AskVote(1, FOUNDED, True), 111.0)[-1] == SendTo(B, Vote(1, True, True))
+    assert hear(found, B, Append(1, 1.0, FOUNDED, ()), 112.0) == [SendTo(B, Ack(1, 1.0, FOUNDED, False))]
+    found.may_lead = True
+    assert SendTo(B, HandOver(1)) in hear(found, B, Append(1, 2.0, FOUNDED, ()), 112.5)
+
+
 def test_a_second_leader_of_one_term_is_a_broken_rule() -> None:
     with pytest.raises(PeerError):
         hear(leader(), B, Append(1, 1.0, START, ()), 110.1)
