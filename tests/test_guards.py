@@ -33,6 +33,10 @@ OWN_FILES = {
     *(
         "node/settings/ticket.py",
         "node/trainers/prime_rl.py",
+        "node/trainers/skyrl.py",
+        "node/trainers/skyrl_deltas.py",
+        "node/trainers/slime.py",
+        "node/trainers/slime_engine.py",
         "node/coordinator/handover.py",
         "node/coordinator/leading.py",
         "node/coordinator/rotation.py",
@@ -45,8 +49,6 @@ CALLER = "caller"
 """A primitive: its caller, which is in this table too, handles its errors."""
 OWN = "own"
 """The other end is a process of the same user: errors are reported to the caller, or end a child process."""
-THREAD = "thread"
-"""It runs in a thread for one client, in the trainer's process, which has no trio: an error ends that thread."""
 
 GUARDED_BY: dict[str, Source | str] = {
     "node/coordinator/rank_group.py::RankGroup._take_turn": Source.TRAINER,
@@ -61,13 +63,17 @@ GUARDED_BY: dict[str, Source | str] = {
     "node/engines/vllm/links.py::PluginLink._receive": OWN,
     "node/engines/vllm/links.py::Listener._greet": OWN,
     "node/engines/worker.py::Worker._receive": OWN,
+    "node/gateway/front/backend.py::Backend.run": Source.TRAINER,
+    "node/gateway/front/seed_link.py::SeedLink._receive": OWN,
     "node/http/connection.py::HttpConnection._receive_or_nothing": Source.HTTP,
     "node/http/connection.py::HttpConnection._receive": Source.HTTP,
     "node/ipc/channel.py::Channel.recv": CALLER,
     "node/ipc/async_channel.py::AsyncChannel.recv": CALLER,
+    "node/rewards/host.py::_Process.receive": CALLER,
+    "node/rewards/worker.py::_serve": OWN,
     "node/status/query.py::ask": OWN,
+    "node/status/sleeping.py::_ask": OWN,
     "node/status/query.py::serve": Source.STATUS,
-    "node/trainers/held_gateway.py::_read": THREAD,
     "node/trainers/rollouts.py::_Batch._receive": OWN,
     "node/trainers/connection/seedlink.py::expect": OWN,
     "node/trainers/publish_files.py::_ask": OWN,
@@ -159,7 +165,7 @@ def test_every_reader_of_what_others_send_has_a_guard() -> None:
 
 def test_every_source_has_its_guard_in_the_code() -> None:
     assert guards().keys() == set(Source)
-    assert {guard for guard in GUARDED_BY.values() if guard not in (CALLER, OWN, THREAD)} <= set(Source)
+    assert {guard for guard in GUARDED_BY.values() if guard not in (CALLER, OWN)} <= set(Source)
 
 
 def test_bytes_of_others_are_unpacked_in_one_way() -> None:

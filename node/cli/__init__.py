@@ -17,6 +17,7 @@ Modules:
 - `removal`: Commands that remove members
 - `replay`: The command replay
 - `report`: What every command shares: its place in the help, its examples, its JSON
+- `sleep`: The commands sleep and wake
 - `watch`: Commands that show something
 - `weights`: Commands on checkpoints, without a swarm
 - `work`: Commands about work

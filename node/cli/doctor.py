@@ -21,10 +21,10 @@ async def doctor(
     """Say whether this machine will be useful to a swarm, and what to do where it is not.
 
     Each line is ok, or says what it costs you and what mends it: ticket, seed, clock, address (port mapping and NAT),
-    rates to the seed and to a neighbour, disk, memory for this model, limits, container, GPU, engine. It takes the
-    flags of join, and checks what join would do with them. Without a ticket it looks at this machine only. With one it
-    visits the swarm for some seconds: it joins, fetches a few MB from the seed and from one member, and leaves. The
-    exit code is 1 if something stops this machine from being useful.
+    rates to the seed and to a neighbour, disk, memory for this model, limits, container, GPU, engine, and the GPUs of
+    each engine. It takes the flags of join, and checks what join would do with them. Without a ticket it looks at this
+    machine only. With one it visits the swarm for some seconds: it joins, fetches a few MB from the seed and from one
+    member, and leaves. The exit code is 1 if something stops this machine from being useful.
 
     Parameters
     ----------

@@ -75,17 +75,19 @@ def gateway(
     """Serve OpenAI's API from the swarm's nodes, until interrupted.
 
     Under /v1: models, completions (of text or token ids), chat/completions; with streams, log-probabilities and n. The
-    seed of this machine serves it; this command asks the seed to, and waits. A request becomes a work lease: it goes to
-    the fastest node that has room, and later requests of the same session (X-Session-Id) to the same node. If that node
-    dies, another one does the work, and the client gets one answer. While the seed is away, requests are answered with
-    503 and Retry-After.
+    seed of this machine answers; this command listens, and keeps the requests. A request becomes a work lease: it goes
+    to the fastest node that has room, and later requests of the same session (X-Session-Id) to the same node. If that
+    node dies, another one does the work, and the client gets one answer. While the seed is away, new requests get 503
+    and Retry-After, and those in flight wait for it.
     """
     from node.settings.given import api_key
+    from node.settings.memory import give_back_promptly
     from node.trainers.errors import SwarmDown
     from node.trainers.held_gateway import HeldGateway
     from node.trainers.messages import OpenGateway
     from swarm.transport.base import Unreachable
 
+    give_back_promptly()
     key = api_key(config.api_key, config.api_key_file)
     asked = OpenGateway(
         config.host,

@@ -146,6 +146,9 @@ class TrainerServer:
                     await self._rollouts(channel, message)
                 case AskState():
                     await channel.send(State(SeedReport(swarm=self._seed.status(), work=self._ledger.status())))
+                case OpenGateway(requests=True):
+                    with _front(fds) as front:
+                        await self._gateway(channel, message, [], front)
                 case OpenGateway():
                     with _listening(fds) as sockets:
                         await self._gateway(channel, message, sockets)
@@ -169,13 +172,20 @@ class TrainerServer:
 
     # ------------------------------------------------------------ work
 
-    async def _gateway(self, channel: AsyncChannel, asked: OpenGateway, listening: list[socket.socket]) -> None:
+    async def _gateway(
+        self,
+        channel: AsyncChannel,
+        asked: OpenGateway,
+        listening: list[socket.socket],
+        front: socket.socket | None = None,
+    ) -> None:
         """Serve until the process that asked hangs up."""
         if asked.listening and not listening:
             raise UsageError("gateway: it listens already, but its sockets were not sent")
         if missing := lacking(("h11",)):
             raise UsageError(f"A gateway needs {' and '.join(missing)} where the seed runs: {how_to_get('gateway')}")
         from node.gateway import Gateway  # most seeds do not need it
+        from node.gateway.front.messages import ToSeed
 
         config = GatewayConfig(
             at=f"[{asked.host}]:{asked.port}" if ":" in asked.host else f"{asked.host}:{asked.port}",
@@ -185,7 +195,8 @@ class TrainerServer:
             in_flight=asked.in_flight,
             inexact_seeds=asked.inexact_seeds,
         )
-        gateway = Gateway(self._ledger, self._files, lambda: self._seed.head, config, listening, self._keys)
+        requests = None if front is None else AsyncChannel.adopt(front, ToSeed)
+        gateway = Gateway(self._ledger, self._files, lambda: self._seed.head, config, listening, self._keys, requests)
         try:
             async with trio.open_nursery() as nursery:
                 url = await nursery.start(gateway.run)
@@ -301,6 +312,8 @@ class TrainerServer:
     async def _rollouts(self, channel: AsyncChannel, asked: OpenRollouts) -> None:
         if asked.session.startswith(VOLATILE):
             raise UsageError(f"The rollouts key {asked.session!r} begins with {VOLATILE!r}: choose another key.")
+        if asked.sampling.extra.top_logprobs:
+            raise UsageError("top_logprobs: rollouts do not have them; only answers of the gateway do.")
         if asked.sampling.extra.routes and (why := self._ledger.why_no_routes(1, asked.sampling)) is not None:
             raise UsageError(why)
         with trio.move_on_after(HANG_UP_WITHIN_S):
@@ -391,6 +404,9 @@ class TrainerServer:
                     lag=lag,
                     routes=rollout.routes,
                     prompt_routes=rollout.prompt_routes,
+                    reward=None if rollout.reward is None else rollout.reward.value,
+                    no_reward="" if rollout.reward is None else rollout.reward.why,
+                    reward_check=group.reward_checks.get(sample, "unchecked"),
                 )
             )
 
@@ -427,6 +443,24 @@ def _listening(fds: Sequence[int]) -> Iterator[list[socket.socket]]:
         for listener in sockets:
             listener.close()
         close_fds(fds[len(sockets) :])
+
+
+@contextlib.contextmanager
+def _front(fds: Sequence[int]) -> Iterator[socket.socket]:
+    """The socket of this descriptor, closed at the end. Raises `UsageError` unless it is one local socket."""
+    try:
+        if len(fds) != 1:
+            raise UsageError(f"gateway: {len(fds)} descriptors")
+        try:
+            found = socket.socket(fileno=fds[0])
+        except OSError as error:
+            raise UsageError("gateway: a descriptor is no socket") from error
+        with found:
+            if found.family != socket.AF_UNIX:
+                raise UsageError("gateway: the socket for requests is not a local one")
+            yield found
+    finally:
+        close_fds(fds)
 
 
 def _first(errors: BaseExceptionGroup) -> BaseException:

@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from node.engines.device_plan import ModelNeeds
 from node.settings.memory_plan import ReplicaPlace
 
 __all__ = [
@@ -90,7 +91,8 @@ class VisitFacts(Struct, frozen=True, kw_only=True):
 
 class GpuFacts(Struct, frozen=True, kw_only=True):
     """What is there of a GPU. `device_files`: the kernel shows one. `torch`: its version; empty: not installed.
-    `torch_cuda`: the CUDA release that it was built for; empty: none. `memory_bytes`: by visible GPU."""
+    `torch_cuda`: the CUDA release that it was built for; empty: none. `memory_bytes`: by visible GPU; `indices`: how
+    `CUDA_VISIBLE_DEVICES` names them. Of vLLM and SGLang these are what the torch of their environment sees."""
 
     device_files: bool = False
     torch: str = ""
@@ -98,6 +100,7 @@ class GpuFacts(Struct, frozen=True, kw_only=True):
     usable: bool = False
     names: tuple[str, ...] = ()
     memory_bytes: tuple[int, ...] = ()
+    indices: tuple[str, ...] = ()
     error: str = ""
 
 
@@ -147,6 +150,8 @@ class MachineFacts(Struct, frozen=True, kw_only=True):
     """None where the engine does not use SGLang, or one that runs apart."""
     model_bytes: int | None = None
     """Of the folder of --model."""
+    needs: ModelNeeds | None = None
+    """What an engine needs for that model."""
     model_error: str = ""
     provider: str = ""
     """The name of the provider that this machine is rented from, as its environment tells; empty if it tells none."""
@@ -161,8 +166,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     machine: MachineFacts
     engine: str = "transformers"
     device: str = "auto"
-    engines: int = 1
-    tp: int = 1
+    engines: int = 0
+    tp: int = 0
     replica: ReplicaPlace = "auto"
     ticket: TicketFacts | None = None
     ticket_error: str = ""
@@ -174,6 +179,12 @@ class Facts(Struct, frozen=True, kw_only=True):
         """The model's bytes: as the swarm has it, else as the folder of --model has it."""
         swarm = None if self.visit is None else self.visit.model_bytes
         return self.machine.model_bytes if swarm is None else swarm
+
+    @property
+    def needs(self) -> ModelNeeds | None:
+        """What an engine needs for the model: of the folder of --model all of it, else its bytes alone."""
+        model = self.model_bytes
+        return self.machine.needs if self.machine.needs or model is None else ModelNeeds(model)
 
     @property
     def generates_on(self) -> str:

@@ -1,10 +1,8 @@
 """The probes of this machine: what its kernel, its container and its Python say. Each ends within a deadline."""
 
 import importlib.metadata
-import json
 import os
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -12,13 +10,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from msgspec.structs import replace
+
 from codec import Checkpoint
 from codec.errors import UsageError
 from node.doctor.facts import GpuFacts, MachineFacts, SglangFacts, VllmFacts
+from node.engines.devices import needs_of_folder
 from node.engines.sglang.installed import installed
+from node.engines.visible_gpus import ask_gpus
 from node.engines.vllm.installed import packages_of
 from node.host.announce import box_ports, provider_of
 from node.settings.config import JoinConfig
+from node.settings.engine_choice import SERVER_ENGINES
 from node.settings.extras import how_to_get, lacking
 from node.settings.gpus import gpu_files
 from node.settings.groups import control_groups, lines_of, number_in
@@ -27,18 +30,9 @@ from node.settings.memory import disk_free_bytes, free_bytes
 __all__ = ["ENGINE_NEEDS", "look_at_machine"]
 
 ENGINE_NEEDS: Final = ("torch", "transformers")
-TORCH_WITHIN_S: Final = 60.0
-"""For a child process to import torch and ask the driver: some seconds on a warm disk."""
 _WRITTEN: Final = bytes(1 << 16)
 """Written to the home to see whether it can be: more than a file system keeps without a block of its own."""
 _NO_LIMIT: Final = 1 << 60
-_ASK_TORCH: Final = """
-import json, torch
-there = torch.cuda.is_available()
-gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())] if there else []
-print(json.dumps([torch.version.cuda or torch.version.hip or "", there, [(g.name, g.total_memory) for g in gpus]]))
-"""
-"""In a process of its own, because torch is imported in engines only, and a broken driver can end the process."""
 
 
 def look_at_machine(
@@ -74,6 +68,7 @@ def look_at_machine(
         sglang=_sglang(config),
         model_bytes=model_bytes,
         model_error=model_error,
+        needs=None if model_bytes is None or config.model is None else needs_of_folder(config, config.model),
         provider=provider_of(environment),
         mapped_ports=() if box is None else tuple(sorted(box.outside)),
     )
@@ -135,24 +130,31 @@ def _size_of(folder: Path) -> int | None:
 
 
 def _gpu(config: JoinConfig, device_files: bool) -> GpuFacts:
+    if config.engine in SERVER_ENGINES:
+        if not device_files or config.engine_url:
+            return GpuFacts(device_files=device_files)
+        python = config.vllm_python if config.engine == "vllm" else config.sglang_python
+        return _asked(python or Path(sys.executable), GpuFacts(device_files=device_files))
     if config.engine != "transformers" or lacking(["torch"]):
         return GpuFacts(device_files=device_files)
     version = importlib.metadata.version("torch")
     if not device_files and not config.device.startswith("cuda"):
         return GpuFacts(torch=version)  # importing torch takes seconds, and has nothing to tell
-    try:
-        asked = subprocess.run(
-            [sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=TORCH_WITHIN_S, check=True
-        )
-        cuda, usable, gpus = json.loads(asked.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        said = getattr(error, "stderr", None) or str(error)
-        last = str(said).strip().splitlines()[-1:] or ["it did not start"]
-        return GpuFacts(device_files=device_files, torch=version, torch_cuda="?", error=last[0])
-    return GpuFacts(
-        device_files=device_files, torch=version, torch_cuda=cuda, usable=usable,
-        names=tuple(name for name, _ in gpus), memory_bytes=tuple(size for _, size in gpus),
-    )  # fmt: skip
+    return _asked(Path(sys.executable), GpuFacts(device_files=device_files, torch=version))
+
+
+def _asked(python: Path, known: GpuFacts) -> GpuFacts:
+    """`known`, with what the torch of this Python sees."""
+    found = ask_gpus(python)
+    return replace(
+        known,
+        torch_cuda=found.cuda,
+        usable=found.usable,
+        names=found.models,
+        memory_bytes=tuple(gpu.nbytes for gpu in found.gpus),
+        indices=tuple(gpu.name for gpu in found.gpus),
+        error=found.error,
+    )
 
 
 def _vllm(config: JoinConfig) -> VllmFacts | None:

@@ -5,10 +5,12 @@ from typing import Final
 from codec.errors import UsageError
 from node.doctor.facts import Facts
 from node.doctor.lines import Line, costs, ok, skipped, stops
+from node.engines.device_plan import DevicePlan, Gpu, Machine, plan_devices
 from node.engines.vllm.installed import OLDEST, PLUGIN, is_too_old
 from node.settings import memory_plan
+from node.settings.engine_choice import SERVER_ENGINES
 
-__all__ = ["container", "disk", "engine", "gpu", "limits", "memory", "model"]
+__all__ = ["container", "disk", "engine", "engines", "gpu", "limits", "memory", "model"]
 
 LEAST_DISK: Final = 1 << 30
 """Bytes that a home needs besides the model: chunks of eight versions, records and logs of the engine."""
@@ -85,7 +87,7 @@ def memory(facts: Facts) -> Line:
     in_memory, on_disk = (
         memory_plan.node(
             model, on_disk=place, from_engine=facts.replica == "engine", engine=facts.engine,
-            device=facts.generates_on, engines=facts.engines,
+            device=facts.generates_on, engines=max(1, facts.engines),
         )
         for place in (False, True)
     )  # fmt: skip
@@ -140,7 +142,7 @@ def container(facts: Facts) -> Line:
             "versions are decoded late", "docker run --cpus 2, or a larger machine",
         )  # fmt: skip
     shared = machine.shared_memory_bytes
-    if facts.engine in ("vllm", "sglang") and facts.tp > 1 and shared is not None and shared < LEAST_SHARED:
+    if facts.engine in SERVER_ENGINES and _ranks(facts) > 1 and shared is not None and shared < LEAST_SHARED:
         return stops(
             f"/dev/shm has {_gb(shared)}", "the ranks of one engine cannot exchange tensors", "docker run --shm-size 8g"
         )
@@ -164,10 +166,8 @@ def gpu(facts: Facts) -> Line:
             text, "generates on the CPU, slowly",
             "docker run --gpus all, or rent a machine with a GPU; --engine none only passes the policy on",
         )  # fmt: skip
-    if facts.engine == "sglang":
-        return ok("there is one; SGLang checks it when it starts")
-    if facts.engine == "vllm":
-        return ok("there is one; vLLM checks it when it starts")
+    if facts.engine in SERVER_ENGINES:
+        return _gpus_of_server(facts)
     if not found.torch:
         return skipped("there is one, and torch is not installed (see engine)")
     if not found.torch_cuda:
@@ -188,6 +188,56 @@ def gpu(facts: Facts) -> Line:
     if model is not None and found.memory_bytes[index] < _ENGINE_SHARE * model:
         return stops(f"{names}; the model has {_gb(model)}", "the engine runs out of memory", "a larger GPU")
     return ok(f"{names}, torch {found.torch}")
+
+
+def _gpus_of_server(facts: Facts) -> Line:
+    found, name = facts.machine.gpu, {"vllm": "vLLM", "sglang": "SGLang"}[facts.engine]
+    if found.names:
+        sizes = zip(found.names, found.memory_bytes, strict=False)
+        return ok(", ".join(f"{gpu} ({_gb(size)})" for gpu, size in sizes))
+    if (facts.machine.vllm or facts.machine.sglang) is None:
+        return ok(f"there is one; the {name} that you run chooses it")
+    why = found.error or "torch.cuda.is_available() is False there"
+    return costs(
+        f"there is one, and the torch of {name}'s environment does not see it: {why}",
+        "generates on the CPU, slowly, or not at all", f"install a {name} for GPUs in that environment",
+    )  # fmt: skip
+
+
+def engines(facts: Facts) -> Line:
+    """How many engines there will be, and on which devices: as the node itself plans."""
+    if facts.engine == "none":
+        return skipped("not needed: --engine none")
+    if facts.engine in SERVER_ENGINES and (facts.machine.vllm or facts.machine.sglang) is None:
+        return ok("servers that you run (--engine-url)")
+    try:
+        plan = _plan(facts)
+    except UsageError as error:
+        return stops(str(error), "the node refuses to start", "other --engines or --tp, or a machine that has room")
+    text = str(plan)
+    if facts.engine in SERVER_ENGINES and plan.shares[0].gpus and facts.needs is None:
+        text += "; without the model's size, which may need more GPUs for each"
+    if plan.idle:
+        return costs(text, "these GPUs do nothing", "choose --engines and --tp that use all")
+    return ok(text)
+
+
+def _plan(facts: Facts) -> DevicePlan:
+    """Raises `UsageError` as the node would."""
+    found, needs = facts.machine.gpu, facts.needs
+    gpus = tuple(Gpu(name, size) for name, size in zip(found.indices, found.memory_bytes, strict=False))
+    cores = tuple(range(facts.machine.machine_cpus))
+    if facts.engine in SERVER_ENGINES:
+        return plan_devices(Machine(gpus, cores), needs, facts.engines, facts.tp)
+    return plan_devices(Machine(() if facts.generates_on == "cpu" else gpus, cores), None, facts.engines or 1, 1)
+
+
+def _ranks(facts: Facts) -> int:
+    """Of each engine; 1 where there is no plan."""
+    try:
+        return facts.tp or _plan(facts).ranks
+    except UsageError:
+        return 1
 
 
 def engine(facts: Facts) -> Line:

@@ -24,6 +24,7 @@ RULES: Final[dict[str, Callable[[Facts], Line]]] = {
     "container": machine_rules.container,
     "GPU": machine_rules.gpu,
     "engine": machine_rules.engine,
+    "engines": machine_rules.engines,
 }
 """In the order in which they are shown: what a stranger meets first comes first."""
 

@@ -21,14 +21,19 @@ __all__ = [
     "EXACT_SEED",
     "JUDGES",
     "JUDGES_ADAPTERS",
+    "MAX_REWARD_METADATA",
     "OPTIONS",
     "PORTABLE_DRAWS",
     "REPLAYS",
+    "REWARD_NAME",
     "ROUTES",
     "SCORE_OPTIONS",
+    "STRUCTURES",
+    "TOP_LOGPROBS",
     "Completion",
     "EngineError",
     "Prompt",
+    "RewardAsked",
     "SamplingOptions",
     "SamplingParams",
     "Span",
@@ -79,8 +84,16 @@ ROUTES: Final = "routes"
 """The ability to record which experts each token took. Only of an engine that holds a mixture of experts."""
 STREAMS: Final = "streams"
 """The ability to tell the tokens of a completion as they are drawn."""
+TOP_LOGPROBS: Final = "top-logprobs"
+"""The ability to tell the likeliest tokens of each draw (`SamplingOptions.top_logprobs`)."""
+STRUCTURES: Final = "structures"
+"""The ability to draw only a text that is what was asked for (`SamplingOptions.structure`)."""
+SCORE_STRUCTURES: Final = "score-structures"
+"""The ability to score tokens that were drawn so. No engine has it: another library may leave other tokens, or another
+engine none of them, so such samples are not judged."""
 ABILITIES: Final = frozenset(
     {OPTIONS, SCORE_OPTIONS, EXACT_SEED, PORTABLE_DRAWS, JUDGES, REPLAYS, ADAPTERS, JUDGES_ADAPTERS, ROUTES, STREAMS}
+    | {TOP_LOGPROBS, STRUCTURES}
 )
 """Everything that an engine may be able to do beyond `SamplingParams` without options."""
 
@@ -92,15 +105,50 @@ MAX_BANNED: Final = 256
 """Sequences in `SamplingOptions.banned`. vLLM takes 1,000 words."""
 MAX_BANNED_LENGTH: Final = 64
 """Tokens of one banned sequence."""
+MAX_STRUCTURE: Final = 1 << 16
+"""Characters of `SamplingOptions.structure`."""
+MAX_TOP: Final = 20
+"""Tokens of `SamplingOptions.top_logprobs`, as OpenAI's and vLLM's."""
 MAX_STOP_TEXTS: Final = 16
 MAX_STOP_TEXT: Final = 1024
 """Characters of one stop text."""
 ADAPTER_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """The whole name of an adapter; as `codec.AdapterConfig` has it."""
+REWARD_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,32}")
+"""The whole name of a reward."""
+_REWARD: Final = re.compile(rf"{REWARD_NAME.pattern}(@[0-9a-f]{{16}})?")
+MAX_REWARD_METADATA: Final = 16 << 10
+"""Bytes of what a reward function gets with a prompt. It travels with each work lease of the prompt."""
 
 
 class EngineError(SwarmError):
     """The engine cannot serve: nothing is loaded or attached, or a commit failed and the engine must be reloaded."""
+
+
+class RewardAsked(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The reward that a node computes for a sample, by a function that it has under this name.
+
+    `name`: 1 to 32 of the characters A-Z a-z 0-9 . _ -; with "@" and 16 hexadecimal digits, only the function of this
+    digest (`node.rewards.registry`). `metadata`: a JSON object (UTF-8), which the function gets. Raises `ValueError`
+    when either is out of range.
+    """
+
+    name: str
+    metadata: bytes = b"{}"
+
+    def __post_init__(self) -> None:
+        if not _REWARD.fullmatch(self.name):
+            raise ValueError("reward: a name of 1 to 32 of the characters A-Z a-z 0-9 . _ -, perhaps with @DIGEST")
+        if len(self.metadata) > MAX_REWARD_METADATA:
+            raise ValueError(f"reward_metadata: {len(self.metadata):,} bytes; at most {MAX_REWARD_METADATA:,}")
+
+    @property
+    def ability(self) -> str:
+        """What a node that can compute it declares."""
+        return f"reward:{self.name}"
+
+    def __repr__(self) -> str:
+        return f"RewardAsked({self.name!r}, {len(self.metadata)} bytes)"
 
 
 class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -145,6 +193,15 @@ class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
     adapter in the engine."""
     routes: bool = False
     """The completion says which experts each token took (`Completion.routes`). Needs the ability `ROUTES`."""
+    top_logprobs: int = 0
+    """The completion says which tokens were the likeliest at each draw (`Completion.top`), so many of them. Needs the
+    ability `TOP_LOGPROBS`."""
+    structure: str = ""
+    """What the text of the completion must be (`node.engines.structures`); empty: any text. Needs the ability
+    `STRUCTURES`."""
+    reward: RewardAsked | None = None
+    """The node computes this reward of the completion. It changes no token, and engines do not see it. Needs its
+    `RewardAsked.ability`."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_tokens <= MAX_LENGTH:
@@ -174,6 +231,10 @@ class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
             raise ValueError(f"stop: at most {MAX_STOP_TEXTS} texts of 1 to {MAX_STOP_TEXT} characters")
         if self.adapter and not ADAPTER_NAME.fullmatch(self.adapter):
             raise ValueError("adapter: a name of 1 to 64 of the characters A-Z a-z 0-9 . _ -")
+        if not 0 <= self.top_logprobs <= MAX_TOP:
+            raise ValueError(f"top_logprobs: 0 to {MAX_TOP}")
+        if len(self.structure) > MAX_STRUCTURE:
+            raise ValueError(f"structure: at most {MAX_STRUCTURE} characters")
 
     @property
     def reshapes(self) -> bool:
@@ -186,6 +247,8 @@ class SamplingOptions(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
             portable=self.portable,
             adapter=self.adapter,
             routes=self.routes,
+            top_logprobs=self.top_logprobs,
+            reward=self.reward,
         )
 
     @property
@@ -256,6 +319,11 @@ class SamplingParams(msgspec.Struct, frozen=True):
         """`options`, or the defaults when it is unset."""
         return _PLAIN if self.options is msgspec.UNSET else self.options
 
+    @property
+    def drawing(self) -> "SamplingParams":
+        """The same without a reward: samples of equal `drawing` may share a batch."""
+        return self if self.extra.reward is None else self.with_options(reward=None)
+
     def with_options(self, **changes: Any) -> "SamplingParams":
         """The same with these options changed; `options` is unset if all have their defaults then."""
         options = msgspec.structs.replace(self.extra, **changes)
@@ -263,7 +331,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
 
 
 def needs(sampling: SamplingParams) -> frozenset[str]:
-    """The abilities that an engine needs to draw by `sampling`."""
+    """The abilities that a node needs to do what `sampling` asks for."""
     if sampling.options is msgspec.UNSET:
         return frozenset()
     options = sampling.options
@@ -272,13 +340,22 @@ def needs(sampling: SamplingParams) -> frozenset[str]:
         PORTABLE_DRAWS: options.portable,
         ADAPTERS: bool(options.adapter),
         ROUTES: options.routes,
+        TOP_LOGPROBS: options.top_logprobs > 0,
+        STRUCTURES: bool(options.structure),
     }
+    if options.reward is not None:
+        wanted[options.reward.ability] = True
     return frozenset({OPTIONS, *(ability for ability, needed in wanted.items() if needed)})
 
 
 def scoring_needs(sampling: SamplingParams) -> frozenset[str]:
     """The abilities that an engine needs to score tokens that were drawn by `sampling`."""
-    wanted = {SCORE_OPTIONS: sampling.extra.reshapes, JUDGES_ADAPTERS: bool(sampling.extra.adapter)}
+    options = sampling.extra
+    wanted = {
+        SCORE_OPTIONS: options.reshapes,
+        SCORE_STRUCTURES: bool(options.structure),
+        JUDGES_ADAPTERS: bool(options.adapter),
+    }
     return frozenset(ability for ability, needed in wanted.items() if needed)
 
 
@@ -318,7 +395,9 @@ class Completion(msgspec.Struct, frozen=True):
 
     `routes`: with `SamplingOptions.routes`, the experts of the pass that each token was drawn from, coded by
     `codec.routes`, a row a token: row i is of the position before token i. `prompt_routes`: the same for the prompt's
-    positions but the last, whose row is the first of `routes`; empty unless the prompt asked for it.
+    positions but the last, whose row is the first of `routes`; empty unless the prompt asked for it. `top`: with
+    `SamplingOptions.top_logprobs`, the likeliest tokens of each draw, packed by `node.engines.top_logprobs`, with
+    log-probabilities of the same distribution as `logprobs`.
 
     Raises `ValueError` when lengths disagree, a log-probability is out of range, or the spans do not cover the tokens
     in order.
@@ -330,6 +409,7 @@ class Completion(msgspec.Struct, frozen=True):
     spans: tuple[Span, ...]
     routes: bytes = b""
     prompt_routes: bytes = b""
+    top: bytes = b""
 
     def __post_init__(self) -> None:
         if not self.token_ids or len(self.token_ids) != len(self.logprobs):
@@ -346,14 +426,15 @@ class DrawnTokens(msgspec.Struct, frozen=True):
     """Tokens of a completion that is not finished: those from number `start` on.
 
     `version`: the one that drew them; of an engine in other processes, the one that it held when they came, which may
-    be one too new. The spans of the completion say it exactly. `logprobs`: as in `Completion`, one a token. Raises
-    `ValueError` when lengths disagree, there is no token, or a value is out of range.
+    be one too new. The spans of the completion say it exactly. `logprobs`: as in `Completion`, one a token. `top`: as
+    there, of these tokens. Raises `ValueError` when lengths disagree, there is no token, or a value is out of range.
     """
 
     start: int
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     version: Version
+    top: bytes = b""
 
     def __post_init__(self) -> None:
         if not self.token_ids or len(self.token_ids) != len(self.logprobs):

@@ -11,7 +11,8 @@ computed anew, every token is drawn from its version's own distribution over the
 can check that. Keeping it is cheaper and cannot be checked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,11 +20,13 @@ from transformers import PreTrainedModel
 
 from codec.routes import RouteShape
 from node.engines.base import Completion, DrawnTokens, Prompt, SamplingParams, Span, Version
+from node.engines.constraints import Constraints
 from node.engines.judgement import Claim
 from node.engines.routing import RouteLog
 from node.engines.rows import Rows, check_tokens, vocabulary_of
-from node.engines.sampling import check_options, draw, draw_portable, margins, reshaped, scores, uniforms
+from node.engines.sampling import check_options, draw, draw_portable, likeliest, margins, reshaped, scores, uniforms
 from node.engines.texts import StopText
+from node.engines.top_logprobs import pack_top
 
 __all__ = ["Cohort", "judge", "score"]
 
@@ -40,11 +43,14 @@ class Cohort:
         cached: bool = True,
         tokenizer: Any = None,
         shape: RouteShape | None = None,
+        texts: Path | None = None,
     ) -> None:
         """`prompts`: of equal length. `cached`: see `node.engines.rows.can_cache`. `tokenizer`: a
         `tokenizers.Tokenizer`, for stop texts. `shape`: of the model's routes, if they are to be recorded.
+        `texts`: the file of the tokenizer, for a structure.
 
-        Raises `ValueError` for a token id that the model does not have, and for stop texts without a tokenizer.
+        Raises `ValueError` for a token id that the model does not have, for stop texts without a tokenizer, and for
+        a structure that cannot be followed.
         """
         self._sampling = sampling
         device = model.device
@@ -52,6 +58,9 @@ class Cohort:
         check_options(sampling, vocabulary_of(model))
         self._prompt = len(prompts[0].token_ids)
         """The length of each prompt."""
+        wanted = sampling.extra.structure
+        given = [prompt.token_ids for prompt in prompts]
+        self._constraints = Constraints(texts, vocabulary_of(model), sampling, given) if wanted else None
         self._routes = None if shape is None else RouteLog(model, shape, len(prompts))
         self._prompt_routes = [prompt.routes for prompt in prompts]
         self._streams = [prompt.stream for prompt in prompts]
@@ -61,6 +70,8 @@ class Cohort:
         self._stops = torch.tensor(sampling.stop_tokens, dtype=torch.int64, device=device)
         self._tokens: list[torch.Tensor] = []
         self._logprobs: list[torch.Tensor] = []
+        self._top: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Of each step, if the sampling asks for it: see `likeliest`."""
         self._lengths = torch.full((len(prompts),), sampling.max_tokens, device=device)
         self._running = torch.ones(len(prompts), dtype=torch.bool, device=device)
         self._texts = [_stop_text(tokenizer, prompt, sampling) for prompt in prompts if sampling.extra.stop_texts]
@@ -84,7 +95,14 @@ class Cohort:
         A row that has ended stays in the batch until all have.
         """
         at = len(self._tokens)
-        token, logprob = self._draw(self._read(), at)
+        logits, running = self._read(), self._running.tolist() if self._constraints else []
+        if self._constraints is not None:
+            logits = self._constraints.masked(logits, running)
+        token, logprob = self._draw(logits, at)
+        if self._sampling.extra.top_logprobs:
+            self._top.append(likeliest(logits, self._sampling, len(self._streams)))
+        if self._constraints is not None:
+            self._constraints.add(token.tolist(), running)
         self._tokens.append(token)
         self._logprobs.append(logprob)
         if not self._versions or self._versions[-1][0] != version:
@@ -130,19 +148,28 @@ class Cohort:
             return []
         tokens = torch.stack(self._tokens[begin:], 1).tolist()
         logprobs = torch.stack(self._logprobs[begin:], 1).tolist()
+        top = self._likeliest(begin)
         found: list[tuple[int, DrawnTokens]] = []
         for row, count in enumerate(self.counts):
             for span in self._spans(count) if count > begin else ():
                 start, stop = max(span.start, begin), span.end
                 if start < stop:
                     part = slice(start - begin, stop - begin)
-                    drawn = DrawnTokens(start, tuple(tokens[row][part]), tuple(logprobs[row][part]), span.version)
-                    found.append((row, drawn))
+                    drawn = tuple(tokens[row][part]), tuple(logprobs[row][part]), span.version
+                    found.append((row, DrawnTokens(start, *drawn, top(row, part))))
         return found
+
+    def _likeliest(self, begin: int) -> Callable[[int, slice], bytes]:
+        """(row, which of the steps from `begin` on) -> `Completion.top` of these."""
+        if not self._top:
+            return lambda row, part: b""
+        tokens, values = (torch.stack(parts, 1).cpu().numpy() for parts in zip(*self._top[begin:], strict=True))
+        return lambda row, part: pack_top(tokens[row, part], values[row, part])
 
     def completions(self) -> list[Completion]:
         """One completion for each row. The cohort must be done."""
         tokens, logprobs = torch.stack(self._tokens, 1).cpu(), torch.stack(self._logprobs, 1).cpu()
+        top = self._likeliest(0)
         completions = []
         for row, length in enumerate(self._lengths.tolist()):
             ids = tuple(tokens[row, :length].tolist())
@@ -156,6 +183,7 @@ class Cohort:
                     spans=self._spans(length),
                     routes=b"" if self._routes is None else self._routes.completion(row, length),
                     prompt_routes=self._routes.prompt(row) if self._routes and self._prompt_routes[row] else b"",
+                    top=top(row, slice(length)),
                 )
             )
         return completions
@@ -200,6 +228,8 @@ def _read_given(
     model: PreTrainedModel, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(the logits of each of `token_ids`, after the options' changes, `token_ids`), read in one pass."""
+    if sampling.extra.structure:
+        raise ValueError("structure: tokens that were drawn by one are not scored")
     ids = torch.tensor([[*prompt, *token_ids]], dtype=torch.int64)
     check_tokens(model, ids)
     kept = len(token_ids) + 1

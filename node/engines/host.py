@@ -17,7 +17,8 @@ import trio
 from codec import Layout
 from codec.adapter import AdapterConfig, AdapterSlots
 from codec.errors import PeerError, UsageError
-from node.engines.base import BASE_VERSION, MAX_TOKEN, Completion, Prompt, SamplingParams, Version
+from node.engines.answer_checks import wrong_completions, wrong_judgement
+from node.engines.base import BASE_VERSION, Completion, Prompt, SamplingParams, Version
 from node.engines.held_adapters import HeldAdapters
 from node.engines.judgement import Claim, Judgement
 from node.engines.link import Counts, Draws, EngineFailed, EngineLink, EngineLost
@@ -187,6 +188,8 @@ class EngineHost:
         """What has to happen until the engine is ready, for people; empty: it is ready."""
         if self.ready:
             return ""
+        if self.asleep:
+            return "swarm-node wake: it sleeps"
         if self._link is None:
             return "its process to start and import its libraries"
         return "its weights to be loaded and proven"
@@ -194,6 +197,27 @@ class EngineHost:
     async def wait_ready(self) -> None:
         """Wait until the engine is ready. A restart may take minutes."""
         await self._ready.wait()
+
+    wait_up = wait_ready
+    """Wait until a version can be given to the engine."""
+
+    def lacks(self, version: Version) -> bool:
+        """The engine is ready and older than `version`."""
+        return self.ready and self.version < version
+
+    @property
+    def asleep(self) -> bool:
+        """`sleep` ended the engine's process, and `wake` has not been called since."""
+        return self._process.held
+
+    async def sleep(self) -> None:
+        """End the engine's process, so that its memory is free on return, and start none until `wake`."""
+        self._mark_not_ready()
+        await self._process.hold()
+
+    def wake(self) -> None:
+        """Start the engine again. It is filled from the replica as it is then, and ready once it has proven that."""
+        self._process.release()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep an engine running until cancelled; then nothing of it is left. `started()` once it may connect.
@@ -322,7 +346,8 @@ class EngineHost:
             link.forget_progress(message.number)
         await self._wait_committed(answer.completions)
         await self._adapters.wait_proven(adapter, answer.completions)
-        if why := self._wrong(answer.completions, message):
+        held = lambda version: version in self._held or self._adapters.held(adapter, version)  # noqa: E731
+        if why := wrong_completions(answer.completions, message, held):
             self._kill(why)
             raise EngineLost(f"the engine's answer is invalid: {why}")
         return answer.completions, answer.seconds
@@ -340,21 +365,6 @@ class EngineHost:
         await ended.wait()
         if version not in self._held:
             raise EngineLost("the engine was reloaded: tokens were drawn from a version whose commit failed")
-
-    def _wrong(self, completions: Sequence[Completion], asked: Generate) -> str:
-        """Why these cannot be the completions of `asked`; empty if they can."""
-        if len(completions) != len(asked.prompts):
-            return f"{len(completions)} completions for {len(asked.prompts)} prompts"
-        max_tokens = asked.sampling.max_tokens
-        for completion in completions:
-            if len(completion.token_ids) > max_tokens:
-                return f"{len(completion.token_ids)} tokens where {max_tokens} were asked for"
-            if not all(0 <= token <= MAX_TOKEN for token in completion.token_ids):
-                return "token ids out of range"
-            held = [s.version in self._held or self._adapters.held(asked.adapter, s.version) for s in completion.spans]
-            if not all(held):
-                return "tokens of a version that it never held"
-        return ""
 
     async def score(
         self, prompt: Sequence[int], token_ids: Sequence[int], sampling: SamplingParams, adapter: str = ""
@@ -380,20 +390,10 @@ class EngineHost:
                 raise
             await self.reload()
             raise EngineLost(f"the engine was reloaded: {error}") from error
-        if why := self._wrong_judgement(answer.judgement, claim):
+        if why := wrong_judgement(answer.judgement, claim):
             self._kill(why)
             raise EngineLost(f"the engine's answer is invalid: {why}")
         return answer.judgement
-
-    def _wrong_judgement(self, judgement: Judgement, claim: Claim) -> str:
-        """Why this cannot be the judgement of `claim`; empty if it can."""
-        if len(judgement.scores) != claim.tokens:
-            return f"{len(judgement.scores)} scores for {claim.tokens} tokens"
-        if bool(judgement.margins) != claim.sampling.extra.portable:
-            return "margins without portable draws, or none with them"
-        if judgement.previous and not claim.previous:
-            return "scores of the version before that nobody asked for"
-        return ""
 
     # ------------------------------------------------------------ versions
 

@@ -23,6 +23,9 @@ FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
 TRIES_BEFORE_FIRST: Final = 4
 """Starts that may fail before the engine ever served. After these the user must look at it."""
+GONE_WITHIN_S: Final = 30.0
+"""For the children of a killed process to give their memory back: a GPU's driver takes seconds to clear it."""
+LOOK_EVERY_S: Final = 0.05
 USAGE: Final = 2
 """Exit code of an engine process whose last line of output is a sentence for the user."""
 
@@ -58,6 +61,12 @@ class EngineProcess:
         self._process: trio.Process | None = None
         self._refusal: UsageError | None = None
         self._served = False
+        self._released = trio.Event()
+        self._ended = trio.Event()
+        """No process runs now; replaced when one is started."""
+        self._ended.set()
+        self.held = False
+        """No process is started until `release`."""
         self.restarts = 0
         """How often a process that had served ended and was started again."""
 
@@ -83,6 +92,25 @@ class EngineProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
+    async def hold(self) -> None:
+        """End the process and its children, and start none until `release`. On return their memory is free, unless it
+        takes longer than `GONE_WITHIN_S`."""
+        self.held, self._released = True, trio.Event()
+        process = self._process
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await self._ended.wait()
+        with trio.move_on_after(GONE_WITHIN_S):
+            while _group_exists(process.pid):  # noqa: ASYNC110 - only the leader of the group is our child
+                await trio.sleep(LOOK_EVERY_S)
+
+    def release(self) -> None:
+        """Start a process again after `hold`."""
+        self.held = False
+        self._released.set()
+
     async def keep_running(self) -> NoReturn:
         """Start the process again whenever it ends. When cancelled, kill it and its children.
 
@@ -90,10 +118,14 @@ class EngineProcess:
         """
         pause_s, failures = FIRST_PAUSE_S, 0
         while True:
+            if self.held:
+                await self._released.wait()
             self._served = False
             code = await self._run_once()
             if self._refusal is not None:
                 raise self._refusal
+            if self.held:
+                continue
             if code == USAGE:
                 raise UsageError(self._last_words())
             if self._served:
@@ -112,18 +144,35 @@ class EngineProcess:
 
     async def _run_once(self) -> int:
         """Start the process, wait for its end, and leave none of its children. Returns its exit code."""
+        self._ended = trio.Event()
+        try:
+            return await self._start_and_wait()
+        finally:
+            self._ended.set()
+
+    async def _start_and_wait(self) -> int:
         with _open_to_append(self._log) as log:
             self._process = process = await trio.lowlevel.open_process(
                 self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 env=child_environment(),
             )  # fmt: skip
         try:
+            if self.held:  # while it was being started
+                self.kill("it is to sleep")
             return await process.wait()
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             with trio.CancelScope(shield=True), trio.move_on_after(self._stop_s):
                 await process.wait()
+
+
+def _group_exists(pid: int) -> bool:
+    try:
+        os.killpg(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _open_to_append(path: Path) -> BinaryIO:

@@ -17,6 +17,7 @@ __all__ = [
     "check_options",
     "draw",
     "draw_portable",
+    "likeliest",
     "log_probabilities",
     "margins",
     "replayed",
@@ -149,6 +150,16 @@ def log_probabilities(logits: torch.Tensor, sampling: SamplingParams) -> torch.T
     logprobs = torch.log_softmax(logits.float() / sampling.temperature, -1)
     kept = _cut(logprobs, sampling.extra, sampling.top_p, 0.0)
     return logprobs if kept is logprobs else torch.log_softmax(kept, -1)
+
+
+def likeliest(logits: torch.Tensor, sampling: SamplingParams, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(token ids, log-probabilities) of the `top_logprobs` likeliest tokens of the first `rows` rows, both
+    (rows, top_logprobs); int64 and float32. Beyond the vocabulary: token 0 with -inf."""
+    count = sampling.extra.top_logprobs
+    found = log_probabilities(logits, sampling)[:rows].topk(min(count, logits.shape[-1]), -1)
+    missing = count - found.indices.shape[-1]
+    values = torch.nn.functional.pad(found.values, (0, missing), value=float("-inf"))
+    return torch.nn.functional.pad(found.indices, (0, missing)), values
 
 
 def scores(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:

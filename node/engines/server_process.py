@@ -12,7 +12,7 @@ from typing import Final
 
 from codec.errors import UsageError
 
-__all__ = ["ASK_WITHIN_S", "LOOK_EVERY_S", "ServerProcess", "answers", "gpus_of"]
+__all__ = ["ASK_WITHIN_S", "LOOK_EVERY_S", "ServerProcess", "answers"]
 
 ASK_WITHIN_S: Final = 30.0
 """For one HTTP request on loopback."""
@@ -99,16 +99,6 @@ class ServerProcess:
                             "one for the engine's OpenAI endpoint: --engine-port, 0 for any that is free."
                         ) from error
             time.sleep(LOOK_EVERY_S)
-
-
-def gpus_of(ours: Mapping[str, str], first_gpu: int, ranks: int) -> str:
-    """CUDA_VISIBLE_DEVICES of a server that takes `ranks` GPUs, from the one of index `first_gpu` among ours on.
-
-    `ours`: this process's environment.
-    """
-    visible = ours.get("CUDA_VISIBLE_DEVICES", "")
-    gpus = visible.split(",") if visible else [str(gpu) for gpu in range(first_gpu + ranks)]
-    return ",".join(gpus[first_gpu : first_gpu + ranks])
 
 
 def answers(port: int) -> bool:

@@ -5,12 +5,29 @@ does the same: it feeds a `DecodeStream` the prompt first, so that the first tok
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["Continuation", "StopText"]
+__all__ = ["Continuation", "StopText", "TokenizerFile"]
 
 PRIMED: Final = 32
 """The last tokens of the prompt that are decoded first: enough to tell whether the first token begins with a space."""
+
+
+class TokenizerFile:
+    """The tokenizer.json of a checkpoint, which may be missing."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._read: Any = None
+
+    def read(self) -> Any:
+        """The `tokenizers.Tokenizer` in it, read once; None where there is no file."""
+        if self._read is None and self.path is not None and self.path.exists():
+            from tokenizers import Tokenizer
+
+            self._read = Tokenizer.from_file(str(self.path))
+        return self._read
 
 
 class Continuation:

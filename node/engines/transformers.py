@@ -29,6 +29,7 @@ from node.engines.base import (
     PORTABLE_DRAWS,
     REPLAYS,
     ROUTES,
+    STRUCTURES,
     Completion,
     DrawnTokens,
     EngineError,
@@ -37,6 +38,7 @@ from node.engines.base import (
     Version,
 )
 from node.engines.cohort import Cohort, judge, score
+from node.engines.constraints import can_constrain
 from node.engines.device import usable_device
 from node.engines.forced import replay
 from node.engines.interface import InProcessEngine, SteppedEngine, TensorChanges
@@ -47,6 +49,7 @@ from node.engines.load import build_model, chosen_dtype, load_model
 from node.engines.lora import Adapters, LiveAdapter
 from node.engines.routing import recordable
 from node.engines.rows import can_cache
+from node.engines.texts import TokenizerFile
 from node.engines.undo import MOST_SHARE, Undo
 from node.engines.vllm.plugin.swarm_vllm.fingerprint import device_name, fingerprint
 from node.verification.classes import KEEPS_KEYS
@@ -100,7 +103,12 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         self.device = usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._arithmetic: Arithmetic = arithmetic
         self.kind = f"transformers/{arithmetic}/{self.device.type}"
-        self._abilities = ABILITIES - {REPLAYS, ROUTES, *((PORTABLE_DRAWS,) if self.device.type == "mps" else ())}
+        lacks = {PORTABLE_DRAWS: self.device.type == "mps", STRUCTURES: not can_constrain()}
+        self._abilities = ABILITIES - {
+            REPLAYS,
+            ROUTES,
+            *(ability for ability, is_lacking in lacks.items() if is_lacking),
+        }
         """Whatever is loaded. MPS has no float64."""
         self.abilities = self._abilities
         self._measured = False
@@ -108,10 +116,7 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         self._shape: RouteShape | None = None
         """Of the loaded model's routes; None: it has none that can be recorded, or it was not measured."""
         self._dtype = torch.float32
-        self._texts: Path | None = None
-        """The tokenizer's file; it may be missing."""
-        self._tokenizer: Any = None
-        """Read from the file when a request has stop texts."""
+        self._texts = TokenizerFile(None)
         self._folder: Path | None = None
         """Where the weights were loaded from; None: only the config was."""
         self._model: PreTrainedModel | None = None
@@ -141,7 +146,7 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         self._model = (load_model if weights else build_model)(folder, self._dtype, self.device)
         self._model.requires_grad_(False)
         self._folder = folder if weights else None
-        self._texts, self._tokenizer = folder / "tokenizer.json", None
+        self._texts = TokenizerFile(folder / "tokenizer.json")
         self._live, self._layout, self._staged, self.poisoned = None, None, [], None
         self._adapters, self._adapters_alike = None, {}
         self._staged_undo = self._undo = None
@@ -291,12 +296,10 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
         most = 1 if sampling.extra.exact else BATCH_ROWS  # the rounding of matrix kernels depends on the number of rows
         parts = [rows[at : at + most] for rows in by_length.values() for at in range(0, len(rows), most)]
         cached = self._can_cache()
-        tokenizer = self._read_tokenizer() if sampling.extra.stop_texts else None
+        tokenizer = self._texts.read() if sampling.extra.stop_texts else None
         shape = self._route_shape(model) if sampling.extra.routes else None
-        cohorts = [
-            (Cohort(model, [prompts[i] for i in rows], sampling, cached=cached, tokenizer=tokenizer, shape=shape), rows)
-            for rows in parts
-        ]
+        more = {"cached": cached, "tokenizer": tokenizer, "shape": shape, "texts": self._texts.path}
+        cohorts = [(Cohort(model, [prompts[i] for i in rows], sampling, **more), rows) for rows in parts]
         self._flights[flight] = _Flight(cohorts, adapter)
 
     def new_tokens(self, flight: int) -> list[tuple[int, DrawnTokens]]:
@@ -453,14 +456,6 @@ class TransformersEngine(InProcessEngine, SteppedEngine):
             i: completion for cohort, rows in parts for i, completion in zip(rows, cohort.completions(), strict=True)
         }
         return [by_index[i] for i in range(len(by_index))]
-
-    def _read_tokenizer(self) -> Any:
-        """The base's tokenizer, or None where it has no tokenizer.json."""
-        if self._tokenizer is None and self._texts is not None and self._texts.exists():
-            from tokenizers import Tokenizer
-
-            self._tokenizer = Tokenizer.from_file(str(self._texts))
-        return self._tokenizer
 
     def _loaded(self) -> PreTrainedModel:
         if self._model is None:

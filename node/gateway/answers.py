@@ -25,10 +25,11 @@ import numpy as np
 from codec.errors import SwarmError
 from codec.routes import read_header
 from node.engines.base import Version
-from node.gateway.choice_form import ChoiceForm
+from node.engines.top_logprobs import read_top
+from node.gateway.choice_form import ChoiceForm, Likeliest
 from node.gateway.parsed_request import ParsedRequest
 from node.gateway.text import Text
-from node.gateway.tool_calls import find_calls
+from node.gateway.tool_calls import call_delta, find_calls
 from node.ledger.messages import Rollout
 from node.ledger.packing import unpack_floats, unpack_tokens
 from node.ledger.route_reader import BadRoutes, Routed, read_sample
@@ -43,6 +44,8 @@ TOKEN_BYTES: Final = 256
 LOGPROB_BYTES: Final = 1024
 """Upper estimates of the memory for encoding one token, as Python objects and as JSON: of a prompt, of a sample, and in
 addition for its log-probability."""
+ECHO_BYTES: Final = 12
+"""The same for a character of the prompt that the text repeats: in the text, as JSON, and in a copy."""
 ROUTE_COPIES: Final = 6
 """Copies of a sample's routes while they are encoded: decoded, joined, as a file, as base64, and in JSON."""
 CHOICE_BYTES: Final = 4096
@@ -65,6 +68,10 @@ class Choice(msgspec.Struct, frozen=True):
     prompt: Sequence[int]
     own_versions: tuple[int, ...] = ()
     """Empty in a swarm without adapters."""
+    top: Sequence[Likeliest] = ()
+    """One a token, or empty."""
+    echo: str = ""
+    """What the answer shows before `text`."""
     routes: Mapping[str, str] = MappingProxyType({})
     """Empty, or the field `routed_experts`: base64 of a .npy file, as vLLM has it."""
 
@@ -101,16 +108,18 @@ class CompletionAnswer:
     def held_bytes(self) -> int:
         """The memory of the samples until the answer is sent."""
         return sum(
-            len(one.token_ids) + len(one.logprobs) + len(one.routes) + len(one.prompt_routes)
+            len(one.token_ids) + len(one.logprobs) + len(one.routes) + len(one.prompt_routes) + len(one.top)
             for _, _, one, _ in self._samples
         )
 
     def costs(self) -> list[int]:
         """For each choice, the most memory that encoding it takes, in bytes."""
-        token_bytes = TOKEN_BYTES + (LOGPROB_BYTES if self._parsed.logprobs else 0)
+        tops = 1 + self._parsed.sampling.extra.top_logprobs
+        token_bytes = TOKEN_BYTES + (LOGPROB_BYTES * tops if self._parsed.logprobs else 0)
         return [
             CHOICE_BYTES
             + PROMPT_TOKEN_BYTES * len(prompt)
+            + ECHO_BYTES * max(map(len, self._parsed.echo), default=0)
             + token_bytes * rollout.length
             + _route_bytes(prompt, rollout)
             for _, prompt, rollout, _ in self._samples
@@ -127,8 +136,10 @@ class CompletionAnswer:
         choice = self._choice(i)
         head = {"request_id": self._parsed.request_id or self._id, "prompt_token_ids": tuple(choice.prompt)}
         content = [
-            {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
-            for token, logprob in zip(choice.token_ids, choice.logprobs, strict=True)
+            _by_number(token, logprob) | {"top_logprobs": [_by_number(*pair) for pair in pairs]}
+            for token, logprob, pairs in zip(
+                choice.token_ids, choice.logprobs, choice.top or [()] * len(choice.token_ids), strict=True
+            )
         ]
         fields = {
             "index": choice.index,
@@ -154,7 +165,9 @@ class CompletionAnswer:
     def _choice(self, i: int) -> Choice:
         index, prompt, rollout, own = self._samples[i]
         choice = _choice(self._parsed, self._text, prompt, index, rollout, own)
-        choice = msgspec.structs.replace(choice, routes=self._routed_experts(i, len(choice.token_ids)))
+        echo = self._parsed.echo[index // self._parsed.n] if self._parsed.echo else ""
+        routes = self._routed_experts(i, len(choice.token_ids))
+        choice = msgspec.structs.replace(choice, routes=routes, echo=echo)
         self._encoded_tokens += len(choice.token_ids)
         return choice
 
@@ -194,23 +207,26 @@ class CompletionAnswer:
     def _completion_choice(self, choice: Choice) -> dict[str, Any]:
         return {
             "index": choice.index,
-            "text": choice.text,
-            "logprobs": self._form.completion_logprobs(choice.token_ids, choice.logprobs),
+            "text": choice.echo + choice.text,
+            "logprobs": self._form.completion_logprobs(choice.token_ids, choice.logprobs, top=choice.top),
             "finish_reason": choice.finish_reason,
             "prompt_token_ids": tuple(choice.prompt),
             "token_ids": choice.token_ids,
         } | choice.origin
 
     def _chat_choice(self, choice: Choice) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": choice.echo + choice.text, "refusal": None}
         reason = choice.finish_reason
         if self._parsed.tools is not None and (found := find_calls(choice.text, self._parsed.tools)).calls:
-            message |= {"content": found.content or None, "tool_calls": [call.encode() for call in found.calls]}
+            message |= {
+                "content": choice.echo + found.content or None,
+                "tool_calls": [call.encode() for call in found.calls],
+            }
             reason = "tool_calls" if reason == "stop" else reason
         return {
             "index": choice.index,
             "message": message,
-            "logprobs": self._form.chat_logprobs(choice.token_ids, choice.logprobs),
+            "logprobs": self._form.chat_logprobs(choice.token_ids, choice.logprobs, choice.top),
             "finish_reason": reason,
             "prompt_token_ids": tuple(choice.prompt),
             "token_ids": choice.token_ids,
@@ -218,22 +234,24 @@ class CompletionAnswer:
 
     def _deltas(self, choice: Choice) -> Iterator[dict[str, Any]]:
         nothing = {"index": choice.index, "logprobs": None, "finish_reason": None}
-        delta: dict[str, Any] = {"content": choice.text}
-        reason = choice.finish_reason
+        content: str | None = choice.echo + choice.text
+        reason, calls = choice.finish_reason, ()
         if self._parsed.tools is not None and (found := find_calls(choice.text, self._parsed.tools)).calls:
-            calls = [{"index": i} | call.encode() for i, call in enumerate(found.calls)]
-            delta, reason = {"content": found.content or None, "tool_calls": calls}, "tool_calls"
+            content, calls = choice.echo + found.content or None, found.calls
+            reason = "tool_calls" if reason == "stop" else reason
         yield nothing | {"delta": {"role": "assistant", "content": ""}}
         yield (
             nothing
             | {
-                "delta": delta,
-                "logprobs": self._form.chat_logprobs(choice.token_ids, choice.logprobs),
+                "delta": {"content": content},
+                "logprobs": self._form.chat_logprobs(choice.token_ids, choice.logprobs, choice.top),
                 "prompt_token_ids": tuple(choice.prompt),
                 "token_ids": choice.token_ids,
             }
             | choice.origin
         )
+        for i, call in enumerate(calls):
+            yield nothing | {"delta": call_delta(i, call)}
         yield nothing | {"delta": {}, "finish_reason": reason}
 
 
@@ -276,7 +294,13 @@ def _choice(
         kept = tokens[:-1] if ended and not parsed.keep_stop else tokens
         shown = text.decode(prompt, kept, special=parsed.show_special)
     count = len(tokens)
-    return Choice(index, shown, reason, tokens, logprobs[:count], tuple(versions[:count]), prompt, tuple(owns[:count]))
+    top = read_top(rollout.top, options.top_logprobs)[:count] if options.top_logprobs else ()
+    kept = logprobs[:count], tuple(versions[:count])
+    return Choice(index, shown, reason, tokens, *kept, prompt, tuple(owns[:count]), top)
+
+
+def _by_number(token: int, logprob: float) -> dict[str, Any]:
+    return {"token": f"token_id:{token}", "logprob": logprob, "bytes": None}
 
 
 def _first(rollout: Rollout) -> Version:

@@ -11,17 +11,19 @@ from blake3 import blake3
 from codec.errors import PeerError
 from node.engines.base import Version
 from node.gateway import parameters
+from node.gateway.admission import CHAT, COMPLETIONS, GENERATE, MODEL, Admission, wrong_key
 from node.gateway.answers import CompletionAnswer, InvalidSample, event
 from node.gateway.clients import Client, Clients, OverQuota
 from node.gateway.followed_answer import KEEP_ALIVE_S, FollowedAnswer
 from node.gateway.followed_sample import can_follow
 from node.gateway.parsed_request import BadRequest, ParsedRequest, parse_chat, parse_completion, parse_tokens
+from node.gateway.progress import NOTHING, read_notes
 from node.gateway.request_tracker import Impossible, NoNodes, Overloaded, RequestTracker
 from node.gateway.text import BadText, Text
 from node.gateway.tokenizing import TOKENIZING
 from node.gateway.wanted_version import NotServed, name_of, wanted_version
 from node.http.memory_budget import BudgetFull, MemoryBudget, MemoryShare
-from node.http.messages import CutShort, Request, RequestHead, Response, Send, Streaming, failure, json_response
+from node.http.messages import CutShort, Request, Response, Send, Streaming, failure, json_response
 from node.ledger.state import Group
 from swarm.guard import Source, guarded
 
@@ -64,19 +66,10 @@ class _Post(NamedTuple):
 
 
 _POSTS: Final = {
-    "/v1/completions": _Post("completions", lambda *body, **how: parse_completion(*body, **how)),
-    "/v1/chat/completions": _Post("chat", lambda *body, **how: parse_chat(*body, **how), chat=True),
-    "/inference/v1/generate": _Post(
-        "generate", lambda *body, **how: parse_tokens(*body, **how), encode=CompletionAnswer.tokens
-    ),
+    COMPLETIONS: _Post("completions", lambda *body, **how: parse_completion(*body, **how)),
+    CHAT: _Post("chat", lambda *body, **how: parse_chat(*body, **how), chat=True),
+    GENERATE: _Post("generate", lambda *body, **how: parse_tokens(*body, **how), encode=CompletionAnswer.tokens),
 }
-_GETS: Final = ("/v1/models", "/health")
-_MODEL: Final = "/v1/models/"
-_RESPONSES: Final = "/v1/responses"
-_NO_RESPONSES: Final = (
-    "There is no /v1/responses here, because this gateway keeps no conversations. Use /v1/chat/completions: "
-    "client.chat.completions of OpenAI's client, and the chat completions model of an agent framework."
-)
 
 
 class App:
@@ -90,19 +83,19 @@ class App:
         head: Callable[[], tuple[int, int]],
         *,
         adapters: Callable[[], Mapping[str, int]] = dict,
-        clients: Clients | None = None,
+        admission: Admission | None = None,
         answer_within_s: float = 600.0,
         exact_seeds: bool = True,
     ) -> None:
         """`name`: of the base model. `head()`: the newest (epoch, version). `adapters()`: by name, each one's own
-        version; each is a model, too. `clients`: None: whoever connects. `exact_seeds`: refuse a request with a seed
-        where no engine can generate the same tokens again."""
+        version; each is a model, too. `admission`: of the clients; None: whoever connects. `exact_seeds`: refuse a
+        request with a seed where no engine can generate the same tokens again."""
         self._name = name
         self._text = text
         self._tracker = tracker
         self._head = head
         self._adapters = adapters
-        self._clients = Clients(None) if clients is None else clients
+        self._admission = Admission(Clients(None)) if admission is None else admission
         self._answer_within_s = answer_within_s
         self._exact_seeds = exact_seeds
         self._readers = trio.CapacityLimiter(READERS)
@@ -111,29 +104,11 @@ class App:
         self.encoded = MemoryBudget(ENCODED_BYTES, ENCODED_WAIT_S)
 
     async def __call__(self, request: Request) -> Response:
-        """The answer to a request. A bug becomes a 500, because the process is the swarm's seed and must go on."""
+        """The answer to a request that `Admission` let in. A bug becomes a 500, because the process is the swarm's seed
+        and must go on."""
         with guarded(Source.HTTP):
             return await self._answer_or_failure(request)
         return failure(500, "This is a bug in the gateway; the seed's log has more.")
-
-    def check(self, head: RequestHead) -> Response | None:
-        """Judge a request before its body is read: None, or the refusal."""
-        if "origin" in head.headers:
-            return failure(403, "Web pages may not use this gateway.")
-        if self._client(head) is None:
-            return _wrong_key()
-        path = head.path.rstrip("/")
-        if head.method == "POST" and (path in _POSTS or path in TOKENIZING):
-            kind = head.headers.get("content-type", "").partition(";")[0].strip().lower()
-            return None if kind == "application/json" else failure(400, "Content-Type: application/json, please.")
-        if head.method == "GET" and (path in _GETS or path.startswith(_MODEL)):
-            return failure(400, "A GET has no body here.") if head.length else None
-        if path.startswith(_RESPONSES):
-            return failure(404, _NO_RESPONSES)
-        if path in _POSTS or path in _GETS or path in TOKENIZING:
-            return failure(405, f"{head.method[:16]} is not for {path}.")
-        shown = path[:64] or "/"
-        return failure(404, f"There is no {shown} here; /v1/models, /v1/completions, /v1/chat/completions.")
 
     async def _answer_or_failure(self, request: Request) -> Response:
         try:
@@ -165,7 +140,7 @@ class App:
             return failure(504, f"No node finished this within {self._answer_within_s:.0f} s.")
 
     async def _route(self, request: Request) -> Response:
-        """The answer to a request whose head `check` admitted."""
+        """The answer to a request whose head was let in."""
         path = request.path.rstrip("/")
         if (post := _POSTS.get(path)) is not None:
             return await self._generate(request, post)
@@ -176,12 +151,8 @@ class App:
             return json_response({"status": "ok"})
         if path == "/v1/models":
             return json_response({"object": "list", "data": [self._model(name) for name in self._names()]})
-        name = path.removeprefix(_MODEL)
+        name = path.removeprefix(MODEL)
         return self._unknown_model(name) or json_response(self._model(name or self._name))
-
-    def _client(self, head: RequestHead | Request) -> Client | None:
-        """Who asks; None: it has no valid key."""
-        return self._clients.find(head.headers.get("authorization", ""))
 
     def _names(self) -> list[str]:
         """The models: the base, then the adapters. One that has the base's name cannot be asked for."""
@@ -220,8 +191,8 @@ class App:
         self, request: Request, convert: Callable[[bytes | bytearray, Text], dict[str, Any]]
     ) -> Response:
         """The answer of /tokenize or /detokenize. It counts as a request of the client."""
-        if (client := self._client(request)) is None:
-            return _wrong_key()
+        if (client := self._admission.client(request)) is None:
+            return wrong_key()
         client.admit()
         if self._readers.statistics().tasks_waiting >= self._tracker.most:
             raise Overloaded("Too many requests wait to be read.")
@@ -235,13 +206,17 @@ class App:
 
     async def _generate(self, request: Request, post: _Post) -> Response:
         session = next((found for name in SESSION_HEADERS if (found := request.headers.get(name))), "")
-        if (client := self._client(request)) is None:  # its key was removed a moment ago
-            return _wrong_key()
-        self._tracker.check(0)  # refuse before the tokenizer works
-        client.admit()
+        if (client := self._admission.client(request)) is None:  # its key was removed a moment ago
+            return wrong_key()
+        again = request.before is not None  # a seed that ended has let it in
+        if again:
+            await self._tracker.wait_for_nodes()
+        else:
+            self._tracker.check(0)  # refuse before the tokenizer works
+            client.admit()
         if self.held.held >= self.held.most:
             raise BudgetFull
-        parsed = await self._parse(request, post, session)
+        parsed = await self._parse(request, post, session, again=again)
         if isinstance(parsed, Response):
             return parsed
         prompts = REQUEST_BYTES + TOKEN_BYTES * sum(map(len, parsed.prompts))
@@ -251,16 +226,17 @@ class App:
         request.until_sent.callback(held.resize, 0)
         held.resize(prompts)
         samples = parsed.n * len(parsed.prompts)
-        self._tracker.check(samples)
-        request.until_sent.enter_context(client.flight(samples, sum(map(len, parsed.prompts))))
+        self._tracker.check(samples, again=again)
+        request.until_sent.enter_context(client.flight(samples, sum(map(len, parsed.prompts)), again=again))
         try:
-            await self._tracker.check_abilities(parsed.sampling)
+            if not again:  # the nodes that can may not be back yet
+                await self._tracker.check_abilities(parsed.sampling)
         except Impossible as error:
             param = parsed.field_for(error.lacking)
             raise BadRequest(f"{param}: {error}", param) from error
         if parsed.stream:
             follow = all(can_follow(parsed.sampling, parsed.n, len(prompt)) for prompt in parsed.prompts)
-            stream = (self._follow if follow else self._stream)(parsed, post.chat, held, client)
+            stream = (self._follow if follow else self._stream)(parsed, post.chat, held, client, request)
             return Response(200, stream, "text/event-stream; charset=utf-8", (("Cache-Control", "no-store"),))
         answer = await self._answer(parsed, post.chat, held, client)
         costs = answer.costs()
@@ -293,9 +269,9 @@ class App:
                 encoded.resize(2 * len(part))  # and its copy with the length of the chunk before it
                 await send(part)
 
-    async def _parse(self, request: Request, post: _Post, session: str) -> ParsedRequest | Response:
+    async def _parse(self, request: Request, post: _Post, session: str, *, again: bool) -> ParsedRequest | Response:
         """Parse a request in one of the readers' threads. A client that disconnects while it waits leaves the queue."""
-        if self._readers.statistics().tasks_waiting >= self._tracker.most:
+        if not again and self._readers.statistics().tasks_waiting >= self._tracker.most:
             raise Overloaded("Too many requests wait to be read.")
 
         def parse() -> ParsedRequest | Response:
@@ -306,7 +282,7 @@ class App:
             if wanted is not None:
                 wanted.check(self._head())
             parsed = self._drawn_by(post.parse(body, self._text, session, exact=self._exact_seeds))
-            parsed = msgspec.structs.replace(parsed, wanted=wanted)
+            parsed = msgspec.structs.replace(parsed, wanted=wanted, again=again)
             # An array has four bytes per token, a tuple of numbers thirty-six.
             return msgspec.structs.replace(parsed, prompts=tuple(array("I", prompt) for prompt in parsed.prompts))
 
@@ -323,7 +299,7 @@ class App:
         async def ask(i: int, scope: trio.CancelScope) -> None:
             try:
                 groups[i] = await self._tracker.ask(
-                    parsed.prompts[i], parsed.n, parsed.sampling, parsed.affinity, parsed.wanted
+                    parsed.prompts[i], parsed.n, parsed.sampling, parsed.affinity, parsed.wanted, again=parsed.again
                 )
             except (Impossible, NoNodes, Overloaded, PeerError) as error:
                 errors.append(error)
@@ -345,15 +321,20 @@ class App:
         client.use(sum(done.rollout.length for group in ordered for done in group.done.values()))
         return answer
 
-    def _follow(self, parsed: ParsedRequest, chat: bool, held: MemoryShare, client: Client) -> Streaming:
-        """The answer as events, which are sent as the tokens are drawn."""
+    def _follow(
+        self, parsed: ParsedRequest, chat: bool, held: MemoryShare, client: Client, request: Request
+    ) -> Streaming:
+        """The answer as events, which are sent as the tokens are drawn. Raises `PeerError` for notes that are none."""
+        past = read_notes(request.before or (), parsed.sampling.extra.top_logprobs)
         return FollowedAnswer(
             parsed, self._text, self._tracker, self._writers, held, self.encoded,
             name=parsed.model or self._name, chat=chat, within_s=self._answer_within_s, head=self._head,
-            use=client.use,
+            use=client.use, note=request.note, past=past,
         ).send_events  # fmt: skip
 
-    def _stream(self, parsed: ParsedRequest, chat: bool, held: MemoryShare, client: Client) -> Streaming:
+    def _stream(
+        self, parsed: ParsedRequest, chat: bool, held: MemoryShare, client: Client, request: Request
+    ) -> Streaming:
         """The answer as events, which are sent when all samples were accepted. Errors are sent as an event, too."""
 
         async def stream(send: Send) -> None:
@@ -375,6 +356,7 @@ class App:
                     with trio.move_on_after(KEEP_ALIVE_S):
                         await finished.wait()
                     if not finished.is_set():
+                        request.note(NOTHING)
                         await send(b": waiting\n\n")
             if answer is not None:
                 try:
@@ -387,10 +369,6 @@ class App:
                 await send(event({"error": {"message": why, "type": "server_error", "code": 503}}))
 
         return stream
-
-
-def _wrong_key() -> Response:
-    return failure(401, "Wrong or missing API key.", "invalid_api_key")
 
 
 def _versions_of(groups: Iterable[Group]) -> Iterator[Version]:

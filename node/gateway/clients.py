@@ -83,13 +83,15 @@ class Client:
         self.requests += 1
 
     @contextmanager
-    def flight(self, samples: int, prompt_tokens: int) -> Iterator[None]:
-        """An admitted request has so many sequences in flight while the block runs."""
-        if self.quota.in_flight and self.in_flight + samples > self.quota.in_flight:
+    def flight(self, samples: int, prompt_tokens: int, *, again: bool = False) -> Iterator[None]:
+        """An admitted request has so many sequences in flight while the block runs. `again`: a seed that ended has let
+        it in, so it is not refused. Raises `OverQuota`."""
+        if not again and self.quota.in_flight and self.in_flight + samples > self.quota.in_flight:
             self.refused += 1
             why = f"{self.in_flight} sequences of this key are in flight, and it may have {self.quota.in_flight}."
             raise OverQuota(why, 1)
-        self._check("tokens", self._tokens, prompt_tokens)
+        if not again:
+            self._check("tokens", self._tokens, prompt_tokens)
         self.use(prompt_tokens)
         self.in_flight += samples
         try:

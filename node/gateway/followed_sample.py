@@ -17,7 +17,9 @@ import msgspec
 import trio
 
 from node.engines.base import DrawnTokens, SamplingParams, Version
+from node.engines.structures import begun_by
 from node.engines.texts import StopText
+from node.engines.top_logprobs import PAIR
 from node.ledger.messages import MAX_TOKENS, Rollout
 from node.ledger.packing import unpack_floats, unpack_tokens
 
@@ -36,13 +38,14 @@ class Ending(NamedTuple):
 
 class Piece(NamedTuple):
     """What is new of a sample, after `begin` tokens. `versions`: those of all its tokens so far, see
-    `FollowedSample.versions`. `ending`: None: more tokens come."""
+    `FollowedSample.versions`. `ending`: None: more tokens come. `top`: as `Completion.top`, of these tokens."""
 
     begin: int
     tokens: list[int]
     logprobs: list[float]
     versions: tuple[tuple[Version, int], ...]
     ending: Ending | None
+    top: bytes = b""
 
 
 class FollowedSample:
@@ -62,6 +65,8 @@ class FollowedSample:
         self._stop = None if stop is None else stop()
         self._base = 0
         """Tokens in the prompt of the present group."""
+        self._anew = False
+        """The next group draws the sample from its beginning, although tokens were taken."""
         self._heard = 0
         """Tokens of the present group that its present lease told, without a gap."""
         self._lease: int | None = None
@@ -74,6 +79,10 @@ class FollowedSample:
         """The next token ends the sample, and waits for it to be accepted."""
         self.tokens = array("I")
         self.logprobs = array("f")
+        self.top = bytearray()
+        """As `Completion.top`."""
+        self._width = PAIR.itemsize * sampling.extra.top_logprobs
+        """Bytes of `top` for a token."""
         self.versions: list[tuple[Version, int]] = []
         """(version, number of the first token that it did not draw), in order."""
         self.ending: Ending | None = None
@@ -83,15 +92,34 @@ class FollowedSample:
 
     def begin_group(self, wake: Callable[[], None]) -> tuple[Sequence[int], SamplingParams]:
         """(what follows the prompt, the sampling) of the next group. `wake()` is called when it is `lost`."""
-        self._base, self._heard, self._lease, self._wake = len(self.tokens), 0, None, wake
+        self._base, self._anew = 0 if self._anew else len(self.tokens), False
+        self._heard, self._lease, self._wake = 0, None, wake
         self.lost = False
         self._rewind()
-        return self.tokens, rest_of(self._sampling, self._base)
+        return self.tokens[: self._base], rest_of(self._sampling, self._base)
+
+    def restore(
+        self,
+        tokens: Sequence[int],
+        logprobs: Sequence[float],
+        top: bytes,
+        versions: Sequence[tuple[Version, int]],
+        ending: Ending | None,
+    ) -> Piece:
+        """Take what the client has from a seed that ended, before the first group; see `Piece`. Returns it as `since`
+        does."""
+        begin = len(self.tokens)
+        self.tokens.extend(tokens)
+        self.logprobs.extend(logprobs)
+        self.top += top
+        self.versions, self.ending = list(versions), ending
+        self._anew = _draws_alike(self._sampling)
+        return self.since(begin)
 
     def since(self, begin: int) -> Piece:
         """What came after the first `begin` tokens."""
         tokens, logprobs = self.tokens[begin:].tolist(), self.logprobs[begin:].tolist()
-        return Piece(begin, tokens, logprobs, tuple(self.versions), self.ending)
+        return Piece(begin, tokens, logprobs, tuple(self.versions), self.ending, bytes(self.top[begin * self._width :]))
 
     # ------------------------------------------------------------ as a follower
 
@@ -105,8 +133,8 @@ class FollowedSample:
         if self.lost or drawn.start != self._heard:  # tokens before these were lost: all come when it is accepted
             return
         before = len(self.tokens)
-        for token, logprob in zip(drawn.token_ids, drawn.logprobs, strict=True):
-            if not self._take(token, logprob, drawn.version):
+        for i, (token, logprob) in enumerate(zip(drawn.token_ids, drawn.logprobs, strict=True)):
+            if not self._take(token, logprob, drawn.top[i * self._width : (i + 1) * self._width], drawn.version):
                 break
         if len(self.tokens) > before:
             self._grown(len(self.tokens) - before)
@@ -129,7 +157,7 @@ class FollowedSample:
         self.lost = True
         self._wake()
 
-    def _take(self, token: int, logprob: float, version: Version) -> bool:
+    def _take(self, token: int, logprob: float, top: bytes, version: Version) -> bool:
         """Whether the token was taken, or has been before."""
         at = self._base + self._heard
         if at < len(self.tokens):
@@ -147,13 +175,14 @@ class FollowedSample:
             self._full = True
         if self._full:
             return False
-        self._append(token, logprob, version)
+        self._append(token, logprob, top, version)
         self._heard += 1
         return True
 
-    def _append(self, token: int, logprob: float, version: Version) -> None:
+    def _append(self, token: int, logprob: float, top: bytes, version: Version) -> None:
         self.tokens.append(token)
         self.logprobs.append(logprob)
+        self.top += top
         if self.versions and self.versions[-1][0] == version:
             self.versions.pop()
         self.versions.append((version, len(self.tokens)))
@@ -179,6 +208,7 @@ class FollowedSample:
         self.versions = [entry for entry in self._before(self._base) if entry[1]] + versions
         self.tokens.extend(tokens[taken:])
         self.logprobs.extend(logprobs[taken:])
+        self.top += rollout.top[taken * self._width :]
         count, reason, span = len(self.tokens), str(rollout.finish_reason), None
         text_ends = count - (reason == "stop" and self.tokens[-1] in self._sampling.stop_tokens)
         if self._new_stop is not None:
@@ -187,7 +217,7 @@ class FollowedSample:
                 if stop.add(token):
                     count, reason, span = number, "stop", stop.span
                     break
-        del self.tokens[count:], self.logprobs[count:]
+        del self.tokens[count:], self.logprobs[count:], self.top[count * self._width :]
         self.versions = self._before(count)
         self.ending = Ending(reason, count, span, node)
         self._grown(count - before)
@@ -214,8 +244,8 @@ class FollowedSample:
 def can_follow(sampling: SamplingParams, n: int, prompt: int) -> bool:
     """Whether clients may get the tokens of such samples while they are drawn. `prompt`: its tokens.
 
-    Otherwise they get each answer when its samples were accepted: routes are of whole samples, several samples with one
-    seed belong to one group, and a prompt must have room for the tokens that are continued.
+    Otherwise they get each answer when its samples were accepted: routes come with whole samples, several samples with
+    one seed belong to one group, and a prompt must have room for the tokens that are continued.
     """
     options = sampling.extra
     return not options.routes and (n == 1 or not options.seeded) and prompt + sampling.max_tokens <= MAX_TOKENS
@@ -225,7 +255,9 @@ def rest_of(sampling: SamplingParams, taken: int) -> SamplingParams:
     """The sampling of what follows `taken` tokens of a sample, which are in the prompt. It has other random numbers."""
     if not taken:
         return sampling
-    rest = sampling.with_options(min_tokens=max(0, sampling.extra.min_tokens - taken))
+    options = sampling.extra
+    structure = begun_by(options.structure, taken) if options.structure else ""
+    rest = sampling.with_options(min_tokens=max(0, options.min_tokens - taken), structure=structure)
     seed = (sampling.seed + taken) % (1 << 63)
     return msgspec.structs.replace(rest, max_tokens=sampling.max_tokens - taken, seed=seed)
 

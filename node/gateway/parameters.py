@@ -70,8 +70,9 @@ def _refused(name: str, on: tuple[str, ...], says: str, example: Any, *nothing: 
 
 
 _TEXTS = str | list[str]
-_ONE_LOGPROB = "Only the log-probabilities of the sampled tokens are known."
-_FORMATS = "No engine here follows a grammar."
+_ONE_LOGPROB = "Only the log-probabilities of the sampled and the likeliest tokens are known."
+_FORMATS = "Use `structured_outputs`."
+_REASONING = "Reasoning is not separated from the rest of an answer."
 _IMAGES = "Models read and write only text."
 _TOKENS_ALONE = "Only tokens are read."
 _BEAMS = "There is no beam search."
@@ -182,8 +183,20 @@ _SAMPLING: Final = (
     _refused("thinking_token_budget", (C, H, S), "Tokens of reasoning are not counted separately.", 8, -1),
     _refused("prompt_logprobs", (C, H, S), "Engines score no prompts for clients.", 1),
     _refused("logprob_token_ids", (C, H, S), _ONE_LOGPROB, [1]),
-    _refused("response_format", (C, H), _FORMATS, {"type": "json_object"}, {"type": "text"}),
-    _refused("structured_outputs", (C, H, S), _FORMATS, {"regex": "a+"}),
+    _done(
+        "response_format",
+        dict[str, Any],
+        (C, H),
+        "`text`, `json_object`, or `json_schema`: the [structure](#structures) of the text.",
+        {"type": "json_object"},
+    ),
+    _done(
+        "structured_outputs",
+        dict[str, Any],
+        (C, H, S),
+        "One of `json` (a schema), `json_object`, `regex` and `choice`: the [structure](#structures) of the text. Others: 400.",
+        {"choice": ["a", "b"]},
+    ),
     *(
         _refused(f"guided_{what}", (C, H, S), _FORMATS, "a")
         for what in ("json", "regex", "choice", "grammar", "decoding_backend", "whitespace_pattern")
@@ -221,13 +234,14 @@ _PROMPT: Final = (
         1,
     ),
     _done("truncation_side", Literal["left", "right"], (C, H), "The side that is cut off. Default: left.", "right"),
-    _refused(
+    _done(
         "echo",
-        (C, H),
-        "The prompt's log-probabilities are not known; every answer has `prompt_token_ids`.",
+        bool,
+        (C,),
+        "The text begins with the prompt. With `logprobs`: 400, because engines score no prompts for clients.",
         True,
-        False,
     ),
+    _done("echo", bool, (H,), "As vLLM: the message begins with the last one given, if that is the assistant's.", True),
     _refused("suffix", (C,), "Texts are continued, not filled in.", "b", ""),
     _done(
         "add_generation_prompt",
@@ -275,7 +289,7 @@ _PROMPT: Final = (
         "tool_choice",
         Any,
         (H,),
-        "`auto`: the model decides. `none`: the template gets no tools. Others: 400, because nothing can make the model call a tool.",
+        "`auto`: the model decides. `none`: the template gets no tools. `required`, or the function of one tool: the text is [calls](#structures) and nothing else.",
         "none",
     ),
     _refused("parallel_tool_calls", (H,), "Nothing can keep the model from calling several tools.", False, True),
@@ -298,8 +312,8 @@ _PROMPT: Final = (
     _harmless("token_offsets", (G,), "Only the prompt's tokens are read.", [[0, 1]]),
     _refused("features", (G,), _TOKENS_ALONE, {"mm_hashes": {}}, {}),
     _refused("content_parts", (G,), _TOKENS_ALONE, [{"type": "text", "text": "a"}], []),
-    _refused("reasoning_ended", (G,), _FORMATS, True, False),
-    _refused("reasoning_parser_kwargs", (G,), _FORMATS, {"chat_template_kwargs": {}}),
+    _refused("reasoning_ended", (G,), _REASONING, True, False),
+    _refused("reasoning_parser_kwargs", (G,), _REASONING, {"chat_template_kwargs": {}}),
 )
 
 _ANSWER: Final = (
@@ -307,7 +321,7 @@ _ANSWER: Final = (
         "logprobs",
         int,
         (C,),
-        "0: the log-probability of each sampled token. 1: the same if the temperature is 0, where the sampled token is the likeliest. Others: 400, because other log-probabilities are not known.",
+        "The log-probability of each sampled token, and of so many of the [likeliest tokens](#log-probabilities) beside it; at most 20.",
         0,
     ),
     _done("logprobs", bool, (H,), "The log-probability of each sampled token.", True),
@@ -315,10 +329,16 @@ _ANSWER: Final = (
         "logprobs",
         int,
         (S,),
-        "0 or 1: the log-probability of each sampled token, which every answer has; `top_logprobs` is empty.",
+        "The log-probability of each sampled token, which every answer has. 2 to 20: also those of so many of the likeliest tokens, in `top_logprobs`.",
         1,
     ),
-    _refused("top_logprobs", (H,), _ONE_LOGPROB, 2, 0),
+    _done(
+        "top_logprobs",
+        int,
+        (H,),
+        "So many of the [likeliest tokens](#log-probabilities) of each draw, at most 20. Needs `logprobs`.",
+        2,
+    ),
     _done("return_tokens_as_token_ids", bool, (C, H), "Tokens in `logprobs` are written as `token_id:7`.", True),
     _harmless("return_token_ids", (C, H, G), "Every answer has `token_ids` and `prompt_token_ids`.", True, bool),
     _refused(

@@ -7,13 +7,24 @@ the others their effect.
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from blake3 import blake3
 
-from node.engines.base import ADAPTERS, EXACT_SEED, MAX_STOP_TEXTS, ROUTES, SamplingOptions, SamplingParams
+from node.engines.base import (
+    ADAPTERS,
+    EXACT_SEED,
+    MAX_STOP_TEXTS,
+    MAX_TOP,
+    ROUTES,
+    STRUCTURES,
+    TOP_LOGPROBS,
+    SamplingOptions,
+    SamplingParams,
+)
 from node.gateway.parameters import BadRequest
+from node.gateway.structure_fields import Asked, asked_structure, forced_calls
 from node.gateway.text import BadText, Text
 from node.gateway.tool_calls import ToolSyntax, plain_arguments
 from node.gateway.wanted_version import WantedVersion
@@ -66,23 +77,42 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     """The syntax in which calls of tools are found in the text; None: they are not looked for."""
     wanted: WantedVersion | None = None
     """The versions that tokens may be from; None: those that the gateway's `max_lag` allows."""
+    echo: tuple[str, ...] = ()
+    """What the text of an answer begins with: one for each prompt; empty: with its first token."""
     routes_from: int | None = None
     """The token of the prompt from which on the answer has routes; None: it has none."""
+    again: bool = False
+    """A seed that ended has let it in: it is not refused because others came before it to the next one."""
 
     def field_for(self, ability: str) -> str | None:
         """The field that needs `ability` of an engine."""
         fields = {EXACT_SEED: "seed", ADAPTERS: "model", ROUTES: "return_routed_experts"}
+        several = {
+            TOP_LOGPROBS: ("top_logprobs", "logprobs"),
+            STRUCTURES: ("tool_choice", "structured_outputs", "response_format"),
+        }
+        if ability in several:
+            return next(name for name in several[ability] if name in self.asked)
         return fields.get(ability) or next(iter(self.asked), None)
+
+
+class _Logprobs(NamedTuple):
+    """Whether those of the sampled tokens are wanted, those of how many of the likeliest ones, and the field that says
+    so."""
+
+    sampled: bool
+    top: int
+    field: str
 
 
 def parse_completion(body: Any, text: Text, session: str = "", *, exact: bool = True) -> ParsedRequest:
     """The request in the body of /v1/completions. `session`: its name in a header. `exact`: a seed must give the same
     tokens every time. Raises `BadRequest`."""
     most = 16 if body.max_tokens is None else body.max_tokens
-    logprobs = body.logprobs
-    if logprobs is not None and logprobs != 0 and not (logprobs == 1 and body.temperature == 0):
-        why = "Only the sampled tokens' log-probabilities are known: ask for 0, which gives them."
-        raise BadRequest(f"logprobs: {why}", "logprobs")
+    if body.logprobs is not None and not 0 <= body.logprobs <= MAX_TOP:
+        raise BadRequest(f"logprobs: 0 to {MAX_TOP}.", "logprobs")
+    likeliest = body.logprobs == 1 and body.temperature == 0  # the sampled token is the likeliest one
+    logprobs = _Logprobs(body.logprobs is not None, 0 if likeliest else body.logprobs or 0, "logprobs")
     special = body.add_special_tokens is not False
     with _about("prompt"):
         prompt = body.prompt
@@ -94,7 +124,20 @@ def parse_completion(body: Any, text: Text, session: str = "", *, exact: bool = 
             raise BadRequest(f"prompt: a text, token ids, or a list of 1 to {MAX_PROMPTS} of these.")
         else:
             prompts = [_tokens(part, text, special) for part in prompt]
-    return _parse_common(body, prompts, most, logprobs is not None, text, session, exact)
+    parsed = _parse_common(body, prompts, most, logprobs, text, session, exact)
+    return msgspec.structs.replace(parsed, echo=_echo(body, text, parsed)) if body.echo else parsed
+
+
+def _echo(body: Any, text: Text, parsed: ParsedRequest) -> tuple[str, ...]:
+    """The texts of the prompts: as they were given, or those of their tokens."""
+    if parsed.logprobs:
+        raise BadRequest("echo: the prompt's log-probabilities are not known; leave out logprobs.", "echo")
+    given = body.prompt if isinstance(body.prompt, list) and isinstance(body.prompt[0], str | list) else [body.prompt]
+    cut = body.truncate_prompt_tokens is not None
+    return tuple(
+        one if isinstance(one, str) and not cut else text.decode((), prompt, special=parsed.show_special)
+        for one, prompt in zip(given, parsed.prompts, strict=True)
+    )
 
 
 def parse_chat(body: Any, text: Text, session: str = "", *, exact: bool = True) -> ParsedRequest:
@@ -111,8 +154,18 @@ def parse_chat(body: Any, text: Text, session: str = "", *, exact: bool = True) 
     with _about("messages"):
         rendered = text.render(messages, open_ended=open_ended, **variables)
         prompts = [text.encode(rendered, special=bool(body.add_special_tokens))]
-    parsed = _parse_common(body, prompts, most, bool(body.logprobs), text, session, exact)
-    return msgspec.structs.replace(parsed, tools=text.tool_syntax if "tools" in variables else None)
+    if not 0 <= (body.top_logprobs or 0) <= MAX_TOP or (body.top_logprobs and not body.logprobs):
+        raise BadRequest(f"top_logprobs: 0 to {MAX_TOP}, with logprobs.", "top_logprobs")
+    logprobs = _Logprobs(bool(body.logprobs), body.top_logprobs or 0, "top_logprobs")
+    forced = forced_calls(body.tool_choice, variables.get("tools") or ())
+    if forced is not None and asked_structure(body) is not None:
+        raise BadRequest("tool_choice: response_format says what the text must be; give one of them.", "tool_choice")
+    structure = None if forced is None else forced[0]
+    parsed = _parse_common(body, prompts, most, logprobs, text, session, exact, structure=structure)
+    tools = None if "tools" not in variables else text.tool_syntax if forced is None else forced[1]
+    last = messages[-1] if body.echo else {}
+    echo = last["content"] if last.get("role") == "assistant" and isinstance(last.get("content"), str) else ""
+    return msgspec.structs.replace(parsed, tools=tools, echo=(echo,) if echo else ())
 
 
 def parse_tokens(body: Any, text: Text, session: str = "", *, exact: bool = True) -> ParsedRequest:
@@ -120,12 +173,12 @@ def parse_tokens(body: Any, text: Text, session: str = "", *, exact: bool = True
     if not body.token_ids:
         raise BadRequest("token_ids: at least one.", "token_ids")
     sampling = body.sampling_params
-    if sampling.logprobs not in (None, 0, 1):
-        why = "Only the sampled tokens' log-probabilities are known: ask for 0 or 1."
-        raise BadRequest(f"sampling_params.logprobs: {why}", "sampling_params.logprobs")
+    if not 0 <= (sampling.logprobs or 0) <= MAX_TOP:
+        raise BadRequest(f"sampling_params.logprobs: 0 to {MAX_TOP}.", "sampling_params.logprobs")
+    logprobs = _Logprobs(True, sampling.logprobs if (sampling.logprobs or 0) > 1 else 0, "logprobs")
     prompts = [tuple(body.token_ids)]
     try:
-        return _parse_common(sampling, prompts, sampling.max_tokens, True, text, session, exact, outer=body)
+        return _parse_common(sampling, prompts, sampling.max_tokens, logprobs, text, session, exact, outer=body)
     except BadRequest as error:
         here = error.param in {field.name for field in msgspec.structs.fields(sampling)}
         raise BadRequest(str(error), f"sampling_params.{error.param}" if here else error.param) from error
@@ -147,8 +200,6 @@ def _variables(body: Any, text: Text) -> dict[str, Any]:
     given: dict[str, Any] = {}
     if body.tools and body.tool_choice != "none":
         given["tools"] = body.tools
-    if body.tool_choice not in (None, "none", "auto"):
-        raise BadRequest("tool_choice: auto or none; nothing makes the model call a tool.", "tool_choice")
     for name in ("documents", "reasoning_effort", "add_generation_prompt"):
         if getattr(body, name) is not None:
             given[name] = getattr(body, name)
@@ -173,14 +224,15 @@ def _parse_common(
     body: Any,
     prompts: Sequence[tuple[int, ...]],
     most: int | None,
-    logprobs: bool,
+    logprobs: _Logprobs,
     text: Text,
     session: str,
     exact: bool,
     outer: Any = None,
+    structure: Asked | None = None,
 ) -> ParsedRequest:
     """Parses the fields that all endpoints share. `body` has those of the sampling, and `outer` the others, if they are
-    in another object."""
+    in another object. `structure`: what `tool_choice` asks for."""
     outer = body if outer is None else outer
     n = 1 if body.n is None else body.n
     if not 1 <= n * len(prompts) <= MAX_SAMPLES:
@@ -195,6 +247,12 @@ def _parse_common(
     routes_from = _routes_from(body, min(map(len, prompts)))
     if routes_from is not None:
         options, asked = msgspec.structs.replace(options, routes=True), (*asked, "return_routed_experts")
+    if (structure := structure or asked_structure(body)) is not None:
+        _check_alone(body, structure.field)
+        options = msgspec.structs.replace(options, structure=structure.structure)
+        asked = (*asked, structure.field)
+    if logprobs.top:
+        options, asked = msgspec.structs.replace(options, top_logprobs=logprobs.top), (*asked, logprobs.field)
     stop_ids = tuple(body.stop_token_ids or ())
     name = session or _own(outer, "session_id") or _own(outer, "prompt_cache_key") or _own(outer, "user") or ""
     try:
@@ -213,7 +271,7 @@ def _parse_common(
         prompts=tuple(prompts),
         n=n,
         sampling=sampling,
-        logprobs=logprobs,
+        logprobs=logprobs.sampled,
         stream=bool(_own(outer, "stream")),
         usage=_usage(outer),
         affinity=blake3(name[:MAX_NAME].encode()).digest(16) if name else b"",
@@ -224,6 +282,15 @@ def _parse_common(
         request_id=(outer.request_id or "")[:MAX_NAME],
         routes_from=routes_from,
     )
+
+
+def _check_alone(body: Any, field: str) -> None:
+    """Raises `BadRequest` for what could leave no token to draw beside a structure, or never end its text."""
+    for name in ("min_tokens", "ignore_eos", "allowed_token_ids", "bad_words"):
+        if getattr(body, name):
+            raise BadRequest(
+                f"{name}: not with {field}, which decides which tokens may come, and when the text ends.", name
+            )
 
 
 def _routes_from(body: Any, shortest: int) -> int | None:
@@ -246,6 +313,7 @@ def _fitted(
 
     Raises `BadRequest` for what is beyond `limits`, which also hold for `rollouts`.
     """
+    field = "max_tokens" if _own(body, "max_completion_tokens") is None else "max_completion_tokens"
     reads = 2 * MAX_TOKENS if limits.context is None else limits.context
     prompts = _truncated(body, prompts, min(reads - (most or 1), MAX_TOKENS))
     longest = max(map(len, prompts))
@@ -255,13 +323,13 @@ def _fitted(
     if most is None:
         most = room if limits.context is not None else DEFAULT_MAX_TOKENS
     if most < 1 and room >= 1:
-        raise BadRequest("max_tokens: at least 1.", "max_tokens")
+        raise BadRequest(f"{field}: at least 1.", field)
     if most > MAX_TOKENS:
-        raise BadRequest(f"max_tokens: at most {MAX_TOKENS:,}.", "max_tokens")
+        raise BadRequest(f"{field}: at most {MAX_TOKENS:,}.", field)
     for prompt in prompts:
         if (lacks := limits.why_not(pack_tokens(prompt), max(1, most))) is not None:
             fits = limits.why_not(pack_tokens(prompt), 1) is None
-            raise BadRequest(lacks if fits else f"{where}: {lacks}", "max_tokens" if fits else where)
+            raise BadRequest(lacks if fits else f"{where}: {lacks}", field if fits else where)
     return prompts, most
 
 

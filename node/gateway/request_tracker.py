@@ -1,7 +1,7 @@
 """Follows each prompt of a gateway request through the ledger, as a request group, until it is complete.
 
 A complete group was accepted by the ledger's rules and is durable. A request whose client disconnects is withdrawn.
-After a crash of the seed no client waits any more, so the session is volatile: the next start drops its groups.
+The session is volatile: the next start of the seed drops its groups, and `node.gateway.front` asks again.
 """
 
 import os
@@ -12,7 +12,17 @@ from typing import Final
 import trio
 
 from codec.errors import SwarmError
-from node.engines.base import ADAPTERS, EXACT_SEED, OPTIONS, ROUTES, SamplingParams, Version, needs
+from node.engines.base import (
+    ADAPTERS,
+    EXACT_SEED,
+    OPTIONS,
+    ROUTES,
+    STRUCTURES,
+    TOP_LOGPROBS,
+    SamplingParams,
+    Version,
+    needs,
+)
 from node.gateway.followed_sample import FollowedSample
 from node.gateway.wanted_version import WantedVersion
 from node.ledger.binding import Binding
@@ -24,14 +34,22 @@ __all__ = ["Impossible", "NoNodes", "Overloaded", "RequestTracker"]
 
 CHECK_EVERY_S: Final = 1.0
 """A waiting request checks this often whether there are still nodes."""
+NODES_BACK_S: Final = 120.0
+"""A request from before a restart of the seed waits this long for the nodes."""
+LOOK_S: Final = 0.1
 ABILITIES_WITHIN_S: Final = 5.0
 """A node answers what its engine can do within a round trip; a request that depends on it waits at most this long."""
 _LACKING: Final = {
     ADAPTERS: "no engine here serves adapters. Install a newer swarm-node on the nodes.",
-    OPTIONS: "no node here can draw by it. Install a newer swarm-node on the nodes.",
+    OPTIONS: "no node here can draw by it. Engines of transformers and vLLM can, with this release of swarm-node; "
+    "SGLang draws by temperature, top_p and stop tokens alone.",
     EXACT_SEED: "no engine here draws the same tokens again whatever else it draws meanwhile. Engines of transformers "
     "do, and vLLM on GPUs if its node was started with VLLM_BATCH_INVARIANT=1. Leave seed out, or let it be inexact "
     "(swarm-node gateway --inexact-seeds).",
+    TOP_LOGPROBS: "no engine here tells the likeliest tokens. Engines of transformers and vLLM can, with this release "
+    "of swarm-node.",
+    STRUCTURES: "no engine here can keep a text to a structure. vLLM can with this release of swarm-node, and "
+    "transformers where llguidance is installed (the extra torch brings it).",
     ROUTES: "no engine here records which experts a token took. Only engines that hold a mixture of experts can.",
 }
 
@@ -75,6 +93,7 @@ class RequestTracker:
         name = f"{VOLATILE}gateway-{os.urandom(8).hex()}"
         self._session = ledger.open(name, Binding(1, SamplingParams(1), max_lag))
         self._pending: dict[bytes, _Pending] = {}
+        self._looking = trio.Lock()
         self.in_flight = 0
         """Sequences that were asked for and are not answered yet."""
         self.answered = 0
@@ -103,17 +122,28 @@ class RequestTracker:
             pending.group, pending.why = group, why
             pending.done.set()
 
-    def check(self, samples: int) -> None:
-        """Raises `NoNodes` or `Overloaded` when `samples` more sequences cannot be taken now."""
+    def check(self, samples: int, *, again: bool = False) -> None:
+        """Raises `NoNodes` or `Overloaded` when `samples` more sequences cannot be taken now. `again`: a seed that
+        ended has let them in, so they are not too many."""
         if not self._ledger.capacity:
             self.refused += 1
             raise NoNodes(
                 "No node of this swarm generates at the moment. Start one (swarm-node join TICKET), or wait until one "
                 "has loaded its model; swarm-node status shows who is there."
             )
-        if self.in_flight + samples > self.most:
+        if not again and self.in_flight + samples > self.most:
             self.refused += 1
             raise Overloaded(f"{self.in_flight} sequences are in flight, and this gateway takes {self.most}.")
+
+    async def wait_for_nodes(self) -> None:
+        """Wait until a node generates: after a restart of the seed they come back within seconds. Raises `NoNodes`."""
+        with trio.move_on_after(NODES_BACK_S):
+            while not self._ledger.capacity:
+                async with self._looking:  # one look for all who wait
+                    if not self._ledger.capacity:
+                        await trio.sleep(LOOK_S)
+            return
+        self.check(0)
 
     async def check_abilities(self, sampling: SamplingParams) -> None:
         """Raises `Impossible` when no engine of a generating node can do `sampling`.
@@ -131,7 +161,8 @@ class RequestTracker:
         if not found:
             self.refused += 1
             able = self._ledger.abilities.able
-            lacking = next((each for each in (EXACT_SEED, ADAPTERS, ROUTES) if able(wanted - {each})), OPTIONS)
+            single = (EXACT_SEED, ADAPTERS, ROUTES, TOP_LOGPROBS, STRUCTURES)
+            lacking = next((each for each in single if able(wanted - {each})), OPTIONS)
             raise Impossible(_LACKING[lacking], lacking)
 
     def own_versions(self, adapter: str, versions: Sequence[Version]) -> tuple[int, ...]:
@@ -155,13 +186,15 @@ class RequestTracker:
         sampling: SamplingParams,
         affinity: bytes = b"",
         wanted: WantedVersion | None = None,
+        *,
+        again: bool = False,
     ) -> Group:
-        """All `n` samples of `prompt`, of versions that are new enough for `wanted`. When cancelled, the work is
-        withdrawn.
+        """All `n` samples of `prompt`, of versions that are new enough for `wanted`. `again`: see `check`. When
+        cancelled, the work is withdrawn.
 
         Raises `Overloaded`, `NoNodes` or `Impossible`, and `PeerError` for work that no node could do.
         """
-        self.check(n)
+        self.check(n, again=again)
         group_id = os.urandom(16)
         lag = self._max_lag(sampling, wanted)
         packed = pack_tokens(prompt)
@@ -191,10 +224,12 @@ class RequestTracker:
         sample: FollowedSample,
         affinity: bytes = b"",
         wanted: WantedVersion | None = None,
+        *,
+        again: bool = False,
     ) -> None:
-        """Have `sample` generated, which gets its tokens as they are drawn, until it was accepted. When cancelled, the
-        work is withdrawn. Raises as `ask` does."""
-        self.check(1)
+        """Have `sample` generated, which gets its tokens as they are drawn, until it was accepted. `again`: see
+        `check`. When cancelled, the work is withdrawn. Raises as `ask` does."""
+        self.check(1, again=again)
         self.in_flight += 1
         try:
             while sample.ending is None:

@@ -11,9 +11,11 @@ from typing import Any
 
 from node.engines.base import Version
 from node.engines.texts import Continuation
+from node.engines.top_logprobs import read_top
 from node.gateway.answers import (
     CHOICE_BYTES,
     DONE,
+    ECHO_BYTES,
     LOGPROB_BYTES,
     PROMPT_TOKEN_BYTES,
     TOKEN_BYTES,
@@ -25,7 +27,7 @@ from node.gateway.choice_form import ChoiceForm
 from node.gateway.followed_sample import Ending, Piece
 from node.gateway.parsed_request import ParsedRequest
 from node.gateway.text import Text
-from node.gateway.tool_calls import ToolCall, ToolSyntax, find_calls, held_back
+from node.gateway.tool_calls import ToolCall, ToolSyntax, call_delta, find_calls, held_back
 
 __all__ = ["ChoiceEvents", "TokenEvents"]
 
@@ -33,21 +35,31 @@ __all__ = ["ChoiceEvents", "TokenEvents"]
 class TokenEvents:
     """The events of one answer. `choices` has an encoder for each of its samples, in the order of their numbers."""
 
-    def __init__(self, name: str, answer_id: str, parsed: ParsedRequest, text: Text, *, chat: bool) -> None:
-        """`name`: the model's."""
+    def __init__(
+        self, name: str, answer_id: str, parsed: ParsedRequest, text: Text, *, chat: bool, created: int = 0
+    ) -> None:
+        """`name`: the model's. `created`: seconds since 1970; 0: now."""
         self._parsed, self._chat = parsed, chat
         self._head = {
             "id": ("chatcmpl-" if chat else "cmpl-") + (parsed.request_id or answer_id),
             "object": "chat.completion.chunk" if chat else "text_completion",
-            "created": int(time.time()),
+            "created": created or int(time.time()),
             "model": name,
         }
         prompts = [prompt for prompt in parsed.prompts for _ in range(parsed.n)]
         form = ChoiceForm(parsed, text)
         self.choices = [ChoiceEvents(i, prompt, parsed, text, form, chat) for i, prompt in enumerate(prompts)]
+        self.begun = not chat
+        """The client has the first part of each choice of a chat, or this is none."""
 
     def encode(self, parts: Sequence[dict[str, Any]], kinds: str = "") -> bytes:
-        """Events with these parts of choices. `kinds`: the kinds of the engines, if known."""
+        """Events with these parts of choices. `kinds`: the kinds of the engines, if known.
+
+        All choices of a chat begin with the first part of any of them, in the order of their numbers: `stream` of
+        OpenAI's client keeps them in a list in the order in which they come.
+        """
+        if not self.begun:
+            parts, self.begun = [*(_begins(i) for i in range(len(self.choices))), *parts], True
         usage = {"usage": None} if self._parsed.usage else {}
         known = {"system_fingerprint": kinds} if kinds else {}
         return b"".join(event(self._head | known | {"choices": [part]} | usage) for part in parts)
@@ -80,11 +92,13 @@ class ChoiceEvents:
         """Characters that were sent; characters of the tokens that were sent, as `logprobs` counts them."""
         self.sent = 0
         """Tokens that were sent."""
+        self._echo = parsed.echo[index // parsed.n] if parsed.echo else ""
 
     def cost(self, piece: Piece) -> int:
         """The most memory that encoding `piece` takes, in bytes."""
-        prompt = 0 if piece.begin else PROMPT_TOKEN_BYTES * len(self._prompt)
-        token_bytes = TOKEN_BYTES + (LOGPROB_BYTES if self._parsed.logprobs else 0)
+        prompt = 0 if piece.begin else PROMPT_TOKEN_BYTES * len(self._prompt) + ECHO_BYTES * len(self._echo)
+        tops = 1 + self._parsed.sampling.extra.top_logprobs
+        token_bytes = TOKEN_BYTES + (LOGPROB_BYTES * tops if self._parsed.logprobs else 0)
         versions = 0 if piece.ending is None else PROMPT_TOKEN_BYTES * (piece.begin + len(piece.tokens))
         return CHOICE_BYTES + prompt + versions + token_bytes * len(piece.tokens)
 
@@ -107,38 +121,34 @@ class ChoiceEvents:
             shown, calls = self._without_calls(shown, self._parsed.tools, last=ending is not None)
         fields: dict[str, Any] = {"token_ids": tokens}
         if not piece.begin:
+            shown = self._echo + shown
             fields = {"prompt_token_ids": list(self._prompt), "version_start": piece.versions[0][0]} | fields
         last = None if ending is None else "tool_calls" if calls and ending.reason == "stop" else ending.reason
         origin = {} if ending is None else origin_of(_each(piece), own_versions)
-        return self._form_parts(shown, tokens, piece.logprobs, fields, last, origin, calls, first=not piece.begin)
+        return self._form_parts(shown, piece, fields, last, origin, calls)
 
     def _form_parts(
         self,
         shown: str,
-        tokens: list[int],
-        logprobs: list[float],
+        piece: Piece,
         fields: dict[str, Any],
         last: str | None,
         origin: dict[str, Any],
         calls: Sequence[ToolCall],
-        *,
-        first: bool,
     ) -> list[dict[str, Any]]:
         """`last`: the finish reason, if these are the last tokens."""
         found: list[dict[str, Any]] = []
+        tokens, logprobs, count = piece.tokens, piece.logprobs, self._parsed.sampling.extra.top_logprobs
+        top = read_top(piece.top, count) if count else ()
         if not self._chat:
-            written = self._form.completion_logprobs(tokens, logprobs, self._offset)
+            written = self._form.completion_logprobs(tokens, logprobs, self._offset, top)
             self._offset += sum(map(len, written["tokens"])) if written else 0
             return [{"index": self._index, "text": shown, "logprobs": written, "finish_reason": last} | fields | origin]
         nothing: dict[str, Any] = {"index": self._index, "logprobs": None, "finish_reason": None}
-        if first:
-            found.append(nothing | {"delta": {"role": "assistant", "content": ""}})
         if tokens or shown:
-            logs = self._form.chat_logprobs(tokens, logprobs)
+            logs = self._form.chat_logprobs(tokens, logprobs, top)
             found.append(nothing | {"delta": {"content": shown}, "logprobs": logs} | fields)
-        if calls:
-            encoded = [{"index": i} | call.encode() for i, call in enumerate(calls)]
-            found.append(nothing | {"delta": {"tool_calls": encoded}})
+        found += [nothing | {"delta": call_delta(i, call)} for i, call in enumerate(calls)]
         if last is not None:
             found.append(nothing | {"delta": {}, "finish_reason": last} | origin)
         return found
@@ -173,6 +183,11 @@ class ChoiceEvents:
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return "" if self._text is None else "".join(self._text.add(token) for token in tokens)
+
+
+def _begins(index: int) -> dict[str, Any]:
+    """The first part of a choice of a chat."""
+    return {"index": index, "logprobs": None, "finish_reason": None, "delta": {"role": "assistant", "content": ""}}
 
 
 def _each(piece: Piece) -> list[Version]:

@@ -9,9 +9,27 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
-__all__ = ["CallsInText", "ToolCall", "ToolSyntax", "find_calls", "held_back", "plain_arguments", "syntax_of"]
+__all__ = [
+    "CallsInText",
+    "Forced",
+    "ToolCall",
+    "ToolSyntax",
+    "call_delta",
+    "find_calls",
+    "held_back",
+    "plain_arguments",
+    "syntax_of",
+]
 
-ToolSyntax = Literal["tags", "json"]
+
+class Forced(NamedTuple):
+    """The text is calls and nothing else, by `tool_choice`. `name`: the text is the arguments of this function; None:
+    it is a list of objects with `name` and `parameters`."""
+
+    name: str | None
+
+
+ToolSyntax = Literal["tags", "json"] | Forced
 
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
@@ -38,6 +56,11 @@ class CallsInText(NamedTuple):
     calls: list[ToolCall]
 
 
+def call_delta(index: int, call: ToolCall) -> dict[str, Any]:
+    """The delta of a stream with one call, as OpenAI's own streams have them."""
+    return {"tool_calls": [{"index": index} | call.encode()]}
+
+
 def syntax_of(template: str | None) -> ToolSyntax | None:
     """The syntax of calls that a chat template teaches; None: it is not one of those that are known."""
     if template is None or "tools" not in template:
@@ -49,11 +72,15 @@ def syntax_of(template: str | None) -> ToolSyntax | None:
 
 def find_calls(text: str, syntax: ToolSyntax) -> CallsInText:
     """The calls in the text of a whole answer."""
+    if isinstance(syntax, Forced):
+        return _find_forced(text, syntax)
     return _find_tagged(text) if syntax == "tags" else _find_plain(text)
 
 
 def held_back(text: str, syntax: ToolSyntax) -> int:
     """How many characters at the end of an unfinished text may belong to a call."""
+    if isinstance(syntax, Forced):
+        return len(text)
     if syntax == "json":
         return len(text) if not text.strip() or text.lstrip().startswith(("{", "<")) else 0
     if (at := text.find(OPEN)) >= 0:
@@ -90,6 +117,20 @@ def _find_tagged(text: str) -> CallsInText:
             calls.append(call)
             content += after if closed else ""
     return CallsInText(content.strip() if calls else text, calls)
+
+
+def _find_forced(text: str, forced: Forced) -> CallsInText:
+    """Text that was cut off in a call stays text."""
+    if forced.name is not None:
+        whole = _object(text)
+        return CallsInText("", [ToolCall(forced.name, text.strip())]) if whole is not None else CallsInText(text, [])
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    calls = [_call(json.dumps(each), ("parameters", "arguments")) for each in found] if isinstance(found, list) else []
+    known = [call for call in calls if call is not None]
+    return CallsInText("", known) if known and len(known) == len(calls) else CallsInText(text, [])
 
 
 def _find_plain(text: str) -> CallsInText:

@@ -1,7 +1,7 @@
 """The HTTP vocabulary: limits, request heads, requests, responses, and errors as OpenAI's clients read
 them."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,6 +23,7 @@ __all__ = [
     "Response",
     "Send",
     "Streaming",
+    "error_body",
     "failure",
     "json_response",
     "refusal",
@@ -86,6 +87,10 @@ class Request:
         self._length, self._bodies = head.length, bodies
         self.until_sent = ExitStack()
         """Closed when the answer is sent or the client is gone: returns the memory that the answer holds."""
+        self.note: Callable[[bytes], None] = lambda note: None
+        """Called before a part of the answer is sent, with what another process needs to go on after that part."""
+        self.before: Sequence[bytes] | None = None
+        """The notes of what the client has, from a process that ended while it answered; None: none did."""
 
     def release_body(self) -> None:
         """The body is not needed any more. Safe to call twice."""
@@ -155,5 +160,10 @@ def failure(
     param: str | None = None,
 ) -> Response:
     """An error as OpenAI's clients read it. `param`: the field of the request that it is about."""
+    return Response(status, error_body(status, why, code, param), headers=headers)
+
+
+def error_body(status: int, why: str, code: str | None = None, param: str | None = None) -> bytes:
+    """The body of such an error."""
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return json_response({"error": {"message": why, "type": kind, "param": param, "code": code}}, status, headers)
+    return msgspec.json.encode({"error": {"message": why, "type": kind, "param": param, "code": code}})

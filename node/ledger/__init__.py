@@ -5,6 +5,7 @@ the rules about which node gets which samples, `trust` those about which rollout
 
 Modules:
 
+- `ability_messages`: The messages by which the ledger asks nodes what they can do
 - `accepted`: The accepted samples in a ledger's file, read beside the seed that writes it
 - `binding`: A session's key stands for one batch of work for ever
 - `book`: The ledger's SQLite file, with one transaction for each list of facts
@@ -16,6 +17,7 @@ Modules:
 - `packing`: Token ids and log-probabilities as bytes
 - `part_history`: Which parts of the model each version changed, so that lag is counted by part
 - `report`: The ledger as people and programs see it
+- `reward_messages`: What a node says of a sample's reward, and how another node is asked for the same
 - `rollout_parts`: Rollouts that are larger than one message
 - `route_reader`: Reads the routes of a group's samples
 - `routes`: Routes of experts in rollouts
@@ -25,5 +27,7 @@ Modules:
 - `settings`: The numbers that the ledger runs by, each with its reason
 - `state`: The records that the ledger keeps: heads, request groups, work leases, accepted rollouts, nodes
 - `terms`: What a session asks of its request groups beyond their samples
+- `token_messages`: The messages by which a node tells tokens as they are drawn
 - `transitions`: The changes of a sample's state, each noted as a fact
+- `turn_log`: What the seed's log says of a turn of the ledger
 """

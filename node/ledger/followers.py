@@ -5,6 +5,7 @@ from typing import Protocol
 
 from codec.errors import PeerError
 from node.engines.base import STREAMS, DrawnTokens
+from node.engines.top_logprobs import is_top
 from node.ledger.facts import Discarded, Fact, Requeued
 from node.ledger.rules import Ledger
 from node.ledger.state import LiveLease
@@ -62,8 +63,11 @@ class Followers:
                 drawn = part.drawn
             except ValueError as error:
                 raise PeerError(f"drawn: {error}") from error
-            if drawn.end > self._ledger.groups[lease.group].sampling.max_tokens:
+            sampling = self._ledger.groups[lease.group].sampling
+            if drawn.end > sampling.max_tokens:
                 raise PeerError("drawn: more tokens than were asked for")
+            if not is_top(drawn.top, len(drawn.token_ids), sampling.extra.top_logprobs):
+                raise PeerError("drawn: other likeliest tokens than were asked for")
             follower.hear(part.sample, lease.id, drawn)
 
     def note(self, facts: Iterable[Fact]) -> set[bytes]:

@@ -18,6 +18,8 @@
       WorkAnswer       ------------------------->
       <--------------------------- JudgeRequest  what should these tokens of another node's sample look like?
       JudgeAnswer  ------------------------->
+      <------------------------------ AskReward  which reward does this sample of another node have?
+      RewardAnswer ------------------------->
       Timesheet    ------------------------->  how the node's time divides
       <------------------------------ AskAbilities  what can your engine do?
       Abilities    ------------------------->
@@ -37,6 +39,7 @@ from codec.errors import PeerError
 from codec.sign import SIGNATURE_BYTES, Key, open_sealed
 from codec.unpack import unpack
 from node.engines.base import SamplingParams
+from node.ledger.ability_messages import Abilities, AskAbilities, AskAdapters, LoadedAdapters
 from node.ledger.fields import (
     MAX_ADAPTERS,
     MAX_BODY_BYTES,
@@ -47,7 +50,6 @@ from node.ledger.fields import (
     PART_BYTES,
     U32,
     U63,
-    AdapterName,
     GroupId,
     Leases,
     Packed32,
@@ -58,6 +60,7 @@ from node.ledger.fields import (
     TokensPerS,
     WorkMessage,
 )  # fmt: skip
+from node.ledger.reward_messages import AskReward, RewardAnswer, RewardClaim
 from node.ledger.token_messages import Drawn, Follow
 
 __all__ = [
@@ -73,6 +76,7 @@ __all__ = [
     "Ask",
     "AskAbilities",
     "AskAdapters",
+    "AskReward",
     "Cannot",
     "Commits",
     "Drawn",
@@ -84,6 +88,8 @@ __all__ = [
     "Reason",
     "Renew",
     "Renewed",
+    "RewardAnswer",
+    "RewardClaim",
     "Rollout",
     "RolloutPart",
     "SignedRollout",
@@ -130,6 +136,8 @@ class Reason(StrEnum):
     TOO_FAST = "faster than any engine draws"
     QUARANTINED = "the node is in quarantine"
     LIED = "the node was proven to lie"
+    WRONG_REWARD = "another reward than other nodes compute"
+    DISPUTED = "nodes disagree about its reward"
     NO_WORK = "no work at the moment"
     LATE = "too late for this version: the next is due"
 
@@ -304,23 +312,6 @@ class Timesheet(WorkMessage, frozen=True, tag=13):
         return self.generate_s / total if total else 0.0
 
 
-class AskAbilities(WorkMessage, frozen=True, tag=14):
-    """Asks what the node's engine can do beyond what every release can; sent when there is work that needs it.
-
-    A node of an older release drops this message, and gets no such work.
-    """
-
-
-class Abilities(WorkMessage, frozen=True, tag=15):
-    """The answer to `AskAbilities`: names from `node.engines.base.ABILITIES`, and the engine's kind (`Engine.kind`).
-
-    A node never sends it unasked: a seed of an older release would count it as malformed.
-    """
-
-    names: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=64)], ...], msgspec.Meta(max_length=64)]
-    kind: Annotated[str, msgspec.Meta(max_length=64)] = ""
-
-
 class JudgeRequest(WorkMessage, frozen=True, tag=16):
     """Asks for a judgement of tokens [start, end) of `token_ids`, which follow `prompt`, under exactly this version.
 
@@ -357,20 +348,6 @@ class JudgeAnswer(WorkMessage, frozen=True, tag=17):
     margins: Packed32 = b""
 
 
-class AskAdapters(WorkMessage, frozen=True, tag=18):
-    """Asks which adapters the node's engine has loaded. Sent only to nodes that named the ability `ADAPTERS`."""
-
-
-class LoadedAdapters(WorkMessage, frozen=True, tag=19):
-    """The adapters that the node's engine has loaded, each as it is at the version of the node's next `WorkRequest`.
-
-    A node that was asked says it again whenever that changes, and from time to time. It never says it unasked: a seed
-    of an older release would count the message as malformed.
-    """
-
-    names: Annotated[tuple[AdapterName, ...], msgspec.Meta(max_length=MAX_ADAPTERS)]
-
-
 class VersionSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The tokens from the previous span's end up to `end` (exclusive) were sampled from this version with this root."""
 
@@ -386,7 +363,9 @@ class Rollout(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
     `work` is the `work_hash` of what was leased, so that the signature covers the question and the answer. `routes`,
     `prompt_routes`: as in `Completion`, if the sampling asks for them; the prompt's with each lease's first sample.
-    Without routes a rollout is encoded as older releases did, without these fields.
+    `top`: as in `Completion`, if the sampling asks for it. `reward`: if the sampling asks for one. A rollout without
+    them is encoded as older releases did,
+    without these fields.
     """
 
     lease: U63
@@ -399,6 +378,8 @@ class Rollout(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     spans: Annotated[tuple[VersionSpan, ...], msgspec.Meta(min_length=1, max_length=64)]
     routes: Routes = b""
     prompt_routes: Routes = b""
+    top: Routes = b""
+    reward: RewardClaim | None = None
 
     @property
     def length(self) -> int:
@@ -434,6 +415,8 @@ _ALL = (
     | RolloutPart
     | Follow
     | Drawn
+    | AskReward
+    | RewardAnswer
 )
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_ALL)
@@ -449,7 +432,7 @@ def _plain(value: msgspec.Struct) -> Any:
 
 def encode(message: WorkMessage) -> bytes:
     """The body of a `Work` message with `message`. Raises `ValueError` when it is too large."""
-    shortest = _plain(message) if isinstance(message, WorkLease | Ask | JudgeRequest) else message
+    shortest = _plain(message) if isinstance(message, WorkLease | Ask | JudgeRequest | AskReward) else message
     data = bytes((PROTOCOL,)) + _encoder.encode(shortest)
     if len(data) > MAX_BODY_BYTES:
         raise ValueError(f"{type(message).__name__}: {len(data)} bytes is more than a message may have")
@@ -468,7 +451,9 @@ def decode(data: bytes) -> WorkMessage:
 def seal_rollout(key: Key, rollout: Rollout) -> bytes:
     """`rollout` signed with `key`, the key of the node that generated it."""
     fields = msgspec.structs.astuple(rollout)
-    return key.seal(ROLLOUT_DOMAIN, _encoder.encode(fields if rollout.routes else fields[:-2]))
+    if rollout.reward is None:
+        fields = fields[:-1] if rollout.top else fields[:-2] if rollout.routes else fields[:-4]
+    return key.seal(ROLLOUT_DOMAIN, _encoder.encode(fields))
 
 
 def open_rollout(node: bytes, sealed: bytes) -> Rollout:

@@ -13,7 +13,7 @@ from node.engines.base import Version
 from node.ledger.assignment.abilities import EngineAbilities
 from node.ledger.assignment.assigner import MOST_LEASES
 from node.ledger.assignment.commit_stats import CommitStats
-from node.ledger.assignment.draws import sampling_of, unrouted
+from node.ledger.assignment.draws import as_judged, sampling_of
 from node.ledger.assignment.pending_requests import PendingRequests
 from node.ledger.followers import Followers
 from node.ledger.messages import (
@@ -21,6 +21,7 @@ from node.ledger.messages import (
     Ask,
     AskAbilities,
     AskAdapters,
+    AskReward,
     Cannot,
     Drawn,
     Follow,
@@ -31,6 +32,7 @@ from node.ledger.messages import (
     Reason,
     Renew,
     Renewed,
+    RewardAnswer,
     RolloutPart,
     SignedRollout,
     Timesheet,
@@ -154,9 +156,11 @@ class NodeMessages:
                 self._ledger.quarantine.answer_check(node, check, (epoch, version), unpack_floats(logprobs), now)
             case JudgeAnswer():
                 self._ledger.quarantine.hear_judgement(node, message, now)
+            case RewardAnswer():
+                self._ledger.quarantine.rewards.answer(node, message, now)
             case Abilities():
                 if self.abilities.hear(node, message):
-                    self._ledger.quarantine.verifier.nodes_changed()
+                    self._ledger.quarantine.nodes_changed()
                     self.pending.try_soon(node)
             case LoadedAdapters(names):
                 if self.abilities.hear_adapters(node, names):
@@ -191,7 +195,11 @@ class NodeMessages:
         self.outbox.append((node, Verdict(message.lease, message.sample, reason)))
 
     def ask_judgements(self, now: float) -> None:
-        """Ask for the judgements that are due, once the rollouts are durable: the outbox is sent after the write."""
+        """Ask for the judgements and rewards that are due, once the rollouts are durable: the outbox is sent after the
+        write."""
+        for node, check in self._ledger.quarantine.rewards.due(now):
+            reward, group, rollout = check.asked, check.group, check.done.rollout
+            self.outbox.append((node, AskReward(check.id, reward, group.prompt, rollout.token_ids)))
         for node, check in self._ledger.quarantine.due_judgements(now):
             held = self._ledger.nodes[node].version or check.version
             has_previous = not check.adapter and held == check.version and self._ledger.parts.changes_base(held)
@@ -282,7 +290,7 @@ def _check_message(check: OpenCheck, held: Version) -> Ask:
         check=check.id,
         prompt=check.prompt,
         token_ids=check.rollout.token_ids[: 4 * check.end],
-        sampling=unrouted(check.sampling),
+        sampling=as_judged(check.sampling),
         epoch=epoch,
         version=version,
         start=check.start,
@@ -298,7 +306,7 @@ def _judge_request(check: OpenJudgement, held: Version, *, has_previous: bool) -
         check=check.id,
         prompt=check.prompt,
         token_ids=check.rollout.token_ids[: 4 * check.end],
-        sampling=unrouted(check.sampling),
+        sampling=as_judged(check.sampling),
         stream=check.stream,
         epoch=epoch,
         version=version,

@@ -8,6 +8,7 @@ from node.ledger.messages import Reason
 from node.ledger.rules import Ledger
 from node.ledger.state import Node
 from node.ledger.trust.checks import Checks
+from node.ledger.trust.rewards import RewardChecks
 from node.ledger.trust.verifier import Verifier, class_of
 from node.status.schema import (
     CheckCounts,
@@ -16,6 +17,7 @@ from node.status.schema import (
     LedgerNode,
     LedgerStatus,
     QuarantineStatus,
+    RewardCounts,
     TimeSplit,
 )
 from node.verification.record import NodeRecord
@@ -50,6 +52,7 @@ def report(
         accepted=sum(node.accepted for node in nodes),
         refused=_by_reason(node.refused for node in nodes),
         checks=_checks(ledger.quarantine.checks, verifier),
+        rewards=_rewards(ledger.quarantine.rewards),
         unread=unread,
         unmet={session: list(options) for session, options in (unmet or {}).items()},
         nodes={node.key.hex(): _node(ledger, node, now) for node in nodes},
@@ -71,6 +74,19 @@ def _checks(checks: Checks, verifier: Verifier) -> CheckCounts:
         commitment=verifier.commitment.hex(),
         next_commitment=verifier.next_commitment.hex(),
         opened=verifier.opened.hex(),
+    )
+
+
+def _rewards(rewards: RewardChecks) -> RewardCounts:
+    counts, functions = rewards.counts, rewards.functions
+    return RewardCounts(
+        checked=counts.checked,
+        unchecked=counts.unchecked,
+        wrong=counts.wrong,
+        disputed=counts.disputed,
+        open=len(rewards.open),
+        functions={name: dict(found) for name, found in sorted(functions.declared.items())},
+        chosen=dict(functions.chosen),
     )
 
 

@@ -161,6 +161,7 @@ class Ledger:
         self.pool.add(group)
         self.partial.watch(group)
         self.acceptance.adopt(group)
+        self.quarantine.rewards.adopt(group)
 
     def adopt_lease(self, lease: LiveLease, now: float) -> None:
         """Take in a lease that the book kept. Its samples must be marked in its group already."""
@@ -304,7 +305,7 @@ class Ledger:
         """`node` holds a live membership lease."""
         self.members.add(node)
         self.transitions.node(node)
-        self.quarantine.verifier.nodes_changed()
+        self.quarantine.nodes_changed()
 
     def member_lost(self, node: bytes, now: float) -> None:
         """The membership lease of `node` ended: its work goes to other nodes."""
@@ -494,4 +495,4 @@ class Ledger:
         if group.complete and (consumption := self.consumption.get(group.session)) is not None:
             consumption.give(group.size, now)
         sampling = drawn_with(group.id, group.prompt, rollout, samplings_of(group, lease)) or group.sampling
-        self.quarantine.pick(lease.node, group, sampling, rollout, sealed, now)
+        self.quarantine.pick(lease, group, sampling, rollout, sealed, now)

@@ -17,7 +17,7 @@ from codec.errors import PeerError, UsageError
 from node.engines.base import SamplingParams, Version
 from node.ledger.binding import Binding, KeyTaken, refuse_if_different, work_pairs
 from node.ledger.book import Book
-from node.ledger.facts import Fact, NumbersDropped, Quarantined
+from node.ledger.facts import Fact
 from node.ledger.messages import Reason, WorkMessage, encode
 from node.ledger.model_limits import NO_LIMITS, ModelLimits
 from node.ledger.node_messages import Expel, NodeMessages
@@ -28,6 +28,7 @@ from node.ledger.rules import Ledger
 from node.ledger.session import GroupOffer, WorkSession
 from node.ledger.state import AcceptedRollout, Group, Head
 from node.ledger.terms import PLAIN, Terms
+from node.ledger.turn_log import TurnLog
 from node.settings.event_log import EventLog
 from node.status.schema import ClientStatus, LedgerStatus
 from swarm.transport.identity import peer_id
@@ -104,6 +105,7 @@ class LedgerService:
         self.clients: dict[object, Callable[[], Mapping[str, ClientStatus]]] = {}
         """By gateway that is served: the keys with quotas, by name, for the status."""
         self._prune_at = clock() + PRUNE_EVERY_S
+        self._turn_log = TurnLog(ledger.quarantine.rewards)
 
     # ------------------------------------------------------------ the task that writes
 
@@ -119,7 +121,7 @@ class LedgerService:
                 self._writing = True
                 await self._off_loop(self._book.write, turn.facts)
                 self._writing = False
-                _log_quarantines(turn.facts)
+            self._turn_log.tell(turn.facts)
             self._written.set()
             self._written = trio.Event()
             self.take_offers()
@@ -158,7 +160,11 @@ class LedgerService:
         self._drop_unwanted(noted)
         facts, outbox = self._ledger.take_facts(), self._nodes.take_outbox()
         # The groups that are complete now are durable after this turn's write; then their trainers may have them.
-        ready = {s: list(self._ledger.hand_over_all(s.name, s.wanted)) for s in self._sessions.values()}
+        held = self._ledger.quarantine.rewards.waiting
+        ready = {
+            s: list(self._ledger.hand_over_all(s.name, s.wanted - held if held else s.wanted))
+            for s in self._sessions.values()
+        }
         return Turn(facts, outbox, ready)
 
     def _drop_unwanted(self, noted: int) -> int:
@@ -199,6 +205,7 @@ class LedgerService:
             if not session.keep:  # offered again after a restart of the seed; the trainer has taken it since
                 return
             if (kept := self._book.recall(group)) is not None:
+                kept.since = self._clock()
                 self._ledger.adopt(kept)
         self._ledger.offer(
             group,
@@ -485,12 +492,3 @@ class LedgerService:
         for clients in self.clients.values():
             found.clients |= clients()
         return found
-
-
-def _log_quarantines(facts: Iterable[Fact]) -> None:
-    for fact in facts:
-        match fact:
-            case Quarantined(node, why):
-                _log.warning("quarantined", peer=peer_id(node), why=why)
-            case NumbersDropped(None):
-                _log.warning("evidence_dropped")

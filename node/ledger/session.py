@@ -8,7 +8,7 @@ from typing import Final
 import trio
 
 from codec.errors import PeerError
-from node.engines.base import SamplingParams
+from node.engines.base import RewardAsked, SamplingParams
 from node.ledger.assignment.pool import check_offer
 from node.ledger.binding import Binding
 from node.ledger.model_limits import NO_LIMITS, ModelLimits
@@ -102,7 +102,8 @@ class WorkSession:
         if (own.adapter, own.routes) != (ours.adapter, ours.routes):
             raise PeerError("rollouts.offer: the adapter and routes of a prompt are those of its session")
         if len(self.samplings) < MOST_SAMPLINGS and sampling != self.work.sampling:
-            self.samplings.add(sampling)
+            kind = own.reward and RewardAsked(own.reward.name)  # the metadata differs from prompt to prompt
+            self.samplings.add(sampling.with_options(reward=kind))
         return sampling
 
     def samples_to_come(self) -> int | None:

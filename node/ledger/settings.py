@@ -86,6 +86,11 @@ class Settings:
     bad_least: int = 8
     bad_share: float = 0.25
     """Quarantine follows at this count and this share of rollouts that no honest node sends."""
+    wrong_rewards: int = 3
+    """Quarantine follows at this many rewards, among a node's last results, that other nodes computed otherwise.
+    None of them was used, so a function that is not deterministic costs a node some minutes at a time."""
+    reward_ttl_s: float = 120.0
+    """A reward that no other node has computed by then counts as unchecked."""
     lapsed_least: int = 16
     lapsed_share: float = 0.75
     """Quarantine follows at this count and this share of leases that expired without a result."""

@@ -6,7 +6,7 @@ Values and what follows from one of them alone; the rules are in `node.ledger.ru
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -19,7 +19,11 @@ from node.ledger.part_history import BASE, PartHistory
 from node.ledger.terms import PLAIN, Terms
 from node.ledger.trust.reputation import Reputation
 
-__all__ = ["AcceptedRollout", "Group", "Head", "LiveLease", "Node"]
+__all__ = ["AcceptedRollout", "Group", "Head", "LiveLease", "Node", "RewardCheck"]
+
+RewardCheck = Literal["checked", "unchecked", "disputed"]
+"""checked: another node computed the same reward. unchecked: none could. disputed: one computed another, and no third
+decided."""
 
 
 class Head(NamedTuple):
@@ -117,6 +121,8 @@ class Group:
     terms: Terms = PLAIN
     dropped: set[int] = field(default_factory=set)
     """Samples that are no longer wanted, because the group's time was over (`Terms.partial_s`)."""
+    reward_checks: dict[int, RewardCheck] = field(default_factory=dict)
+    """What became of the checks of its samples' rewards that are over, by sample."""
 
     @property
     def complete(self) -> bool:
@@ -178,6 +184,9 @@ class LiveLease:
     """Tokens that the node last reported."""
     portable: bool | None = False
     """It asks for portable draws that its group does not ask for itself; None: not known, as the book does not say."""
+    reward: str = ""
+    """The node's ability to compute the reward that the group asks for, with the digest that it declared at the grant.
+    Empty: there is none, or the book, which does not keep it, restored the lease."""
     begun_at: Version = (0, 0)
     """The head when `progress` was last counted from 0. A new version may make a node generate from the beginning, once
     per version."""

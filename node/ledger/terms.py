@@ -16,7 +16,8 @@ class Terms(msgspec.Struct, frozen=True, omit_defaults=True):
     `partial_s`: this long after its offer, a group is complete with the samples that it has then, or as soon as it has
     `least`; the others are no longer wanted. `priority`: groups of a higher one are given out first. `from_trained`:
     lags are counted from the version that the trainer's weights are at (`Head.trained`), published or not. `evaluates`:
-    the samples are for an evaluation, which no pace of training limits, and are counted apart.
+    the samples are for an evaluation, which no pace of training limits, and are counted apart. `arbitrates`: the
+    trainer computes rewards itself, so it gets samples, marked, about whose reward nodes disagree.
     """
 
     partial_s: Annotated[float, msgspec.Meta(gt=0, le=1e7)] | None = None
@@ -24,6 +25,7 @@ class Terms(msgspec.Struct, frozen=True, omit_defaults=True):
     priority: Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     from_trained: bool = False
     evaluates: bool = False
+    arbitrates: bool = False
 
 
 PLAIN: Final = Terms()

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import msgspec
 
 from node.engines.base import DrawnTokens
-from node.ledger.fields import MAX_CAPACITY, U32, U63, Leases, Packed32, WorkMessage
+from node.ledger.fields import MAX_CAPACITY, U32, U63, Leases, Packed32, Routes, WorkMessage
 from node.ledger.packing import pack_floats, pack_tokens, unpack_floats, unpack_tokens
 
 __all__ = ["MAX_DRAWN", "Drawn", "DrawnPart", "Follow"]
@@ -35,18 +35,19 @@ class DrawnPart(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     logprobs: Packed32
     epoch: U32
     version: U63
+    top: Routes = b""
 
     @classmethod
     def of(cls, lease: int, token: int, sample: int, drawn: DrawnTokens) -> "DrawnPart":
         """The part that tells `drawn`. `token`: the fencing token of the lease."""
         packed = pack_tokens(drawn.token_ids), pack_floats(drawn.logprobs)
-        return cls(lease, token, sample, drawn.start, *packed, *drawn.version)
+        return cls(lease, token, sample, drawn.start, *packed, *drawn.version, drawn.top)
 
     @property
     def drawn(self) -> DrawnTokens:
         """Raises `ValueError` for values that no engine draws, and `PeerError` for lengths that are not whole."""
         tokens, logprobs = unpack_tokens(self.token_ids), unpack_floats(self.logprobs)
-        return DrawnTokens(self.start, tokens, logprobs, (self.epoch, self.version))
+        return DrawnTokens(self.start, tokens, logprobs, (self.epoch, self.version), self.top)
 
 
 class Drawn(WorkMessage, frozen=True, tag=22):

@@ -15,6 +15,7 @@ from node.ledger.messages import Reason
 from node.ledger.part_history import PartHistory
 from node.ledger.settings import Settings
 from node.ledger.state import AcceptedRollout, Group, Head, LiveLease, Node
+from node.ledger.trust.reward_functions import declared_ability
 
 __all__ = ["Transitions"]
 
@@ -97,6 +98,7 @@ class Transitions:
             minimum=self.parts.oldest(group.adapter, group.counted_from(head), group.max_lag),
             open=set(samples),
             portable=is_portable(group, node, self.settings),
+            reward=declared_ability(group, node),
             begun_at=head.name,
         )
         self.table.add(lease)

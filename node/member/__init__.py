@@ -11,8 +11,11 @@ Modules:
 - `engine_facts`: Tells the ledger what this node's engine can do, and which adapters it has
 - `engine_memory`: The engine's memory as the node's replica
 - `engine_runtime`: The engine, its processes and its worker on one node
+- `engine_sleep`: Sleep and wake of a node's engines
+- `engine_states`: What each engine of a node does, for people and programs
 - `engine_updater`: Brings each version into the engine
 - `finishing`: How a node ends on SIGTERM
+- `flight`: Samples that the engine generates together
 - `following`: A member's move from one swarm to its successor
 - `held_version`: Which version of the swarm a node's engine holds
 - `join`: A member's process
@@ -22,8 +25,10 @@ Modules:
 - `pace`: How much work a node holds, and how often it speaks to the ledger
 - `rate_meter`: How fast this node's engine generates
 - `relay`: A relay's process
+- `reward_queue`: Computes the rewards of this node's own samples, and those by which others' are checked
 - `rollout`: What an engine is asked for a sample, and the rollout that the node signs
 - `scorer`: Scores other nodes' samples on this node's engine
+- `signing`: Signs finished samples, each with its reward if one was asked for
 - `slot_bits`: Copies of adapter slots, for the engines
 - `time_accounting`: How a node's time divides
 - `worker`: The rollout worker

@@ -29,9 +29,9 @@ _LOOK_S: Final = 10.0
 class NodeDraft:
     """The draft model of one node with engines, where the swarm carries one."""
 
-    def __init__(self, config: JoinConfig, store: Store, model: Model, urls: Sequence[str]) -> None:
-        """`urls`: of the engines that are vLLMs."""
-        self._config, self._store, self._model, self._urls = config, store, model, urls
+    def __init__(self, config: JoinConfig, store: Store, model: Model, urls: Sequence[str] = ()) -> None:
+        """`urls`: of the engines that are vLLMs, where they are known."""
+        self._config, self._store, self._model, self.urls = config, store, model, urls
         self._part: tuple[Layout, PartBlocks | None] | None = None
         """The layout, and where the draft is in it."""
         self._told = False
@@ -92,8 +92,8 @@ class NodeDraft:
         """Follow the engines' counts, until cancelled."""
         while True:
             layout = self._model.layout
-            if layout is not None and self._urls and self.loaded(layout):
-                counts = [await in_thread(drafts_of, url) for url in self._urls]
+            if layout is not None and self.urls and self.loaded(layout):
+                counts = [await in_thread(drafts_of, url) for url in self.urls]
                 self._drafts = Drafts(sum(one.steps for one in counts), sum(one.accepted for one in counts))
             await trio.sleep(_LOOK_S)
 

@@ -41,6 +41,10 @@ class EngineClient(Protocol):
 
     async def wait_ready(self) -> None: ...
 
+    async def wait_up(self) -> None: ...
+
+    def lacks(self, version: Version) -> bool: ...
+
     async def generate(
         self,
         prompts: Sequence[Prompt],

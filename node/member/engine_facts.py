@@ -1,4 +1,4 @@
-"""Tells the ledger what this node's engine can do, and which adapters it has loaded."""
+"""Tells the ledger what this node's engine can do, its rewards among it, and which adapters it has loaded."""
 
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -18,9 +18,14 @@ class EngineFacts:
     """`send(body)` hands a `Work` body to the ledger and may lose it."""
 
     def __init__(
-        self, engine: EngineClient, send: Callable[[bytes], Awaitable[None]], clock: Callable[[], float]
+        self,
+        engine: EngineClient,
+        send: Callable[[bytes], Awaitable[None]],
+        clock: Callable[[], float],
+        rewards: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
-        self._engine, self._send, self._clock = engine, send, clock
+        """`rewards()`: the abilities of the node's reward functions."""
+        self._engine, self._send, self._clock, self._rewards = engine, send, clock, rewards
         self._asked = self._adapters_asked = False
         self._abilities: frozenset[str] | None = None
         """What the ledger was told last; None: nothing."""
@@ -38,9 +43,10 @@ class EngineFacts:
 
     async def tell(self) -> None:
         """Tell what was asked for, and what has changed since it was told, as after a reload of the engine."""
-        if self._asked or self._abilities not in (None, self._engine.abilities):
-            self._asked, self._abilities = False, self._engine.abilities
-            await self._send(encode(Abilities(tuple(sorted(self._engine.abilities)), self._engine.kind)))
+        abilities = self._engine.abilities | self._rewards()
+        if self._asked or self._abilities not in (None, abilities):
+            self._asked, self._abilities = False, abilities
+            await self._send(encode(Abilities(tuple(sorted(abilities)), self._engine.kind)))
         if self._adapters_asked and self._clock() >= self.next_s:
             self._adapters, self._told_at = frozenset(self._engine.adapters), self._clock()
             await self._send(encode(LoadedAdapters(tuple(sorted(self._adapters))[:MAX_ADAPTERS])))

@@ -20,17 +20,23 @@ from codec.adapter import AdapterSlots
 from codec.formats.share import FormatShare
 from codec.parts import Kind, base_layout
 from codec.sign import Key
-from node.engines.group import EngineGroup
+from node.engines.device_plan import DevicePlan
+from node.engines.devices import machine_of, needs_of_layout, needs_the_model, plan_of
+from node.engines.group import EngineGroup, GroupedEngine
 from node.engines.host import EngineDeadlines, EngineHost, EngineLost, EngineSpec, ReplicaRef, worker_command
-from node.engines.server_specs import specs_of
+from node.engines.server_specs import ServerSpec, specs_of
 from node.host.last_line import last_line
 from node.member.changed_parts import ChangedParts
 from node.member.draft import NodeDraft
 from node.member.engine_memory import EngineMemory
+from node.member.engine_sleep import EngineSleep
+from node.member.engine_states import engine_status
 from node.member.format_engine import FormatEngine
 from node.member.milestones import Look
 from node.member.slot_bits import SlotBits
 from node.member.worker import NodeWorker
+from node.rewards.host import RewardHost, RewardLimits
+from node.settings.addresses import duration_s
 from node.settings.config import JoinConfig
 from node.settings.engine_choice import SERVER_ENGINES
 from node.status.schema import EngineCommit, OwnStatus
@@ -43,7 +49,6 @@ from swarm.store import Store
 __all__ = ["EngineRuntime"]
 
 _log = structlog.get_logger(__name__)
-_SOCKET: Final = "engine.sock"
 _LOG: Final = "engine.log"
 _FILES: Final = "model-files"
 _SAYS_CHARS: Final = 160
@@ -85,42 +90,87 @@ class EngineRuntime:
         self._commits: deque[_Commit] = deque()
         self._committed = trio.Event()
         """`_commits` has grown; replaced when it was read."""
-        specs = specs_of(config) if config.engine in SERVER_ENGINES else None
-        self.urls = () if specs is None else tuple(spec.url for spec in specs)
-        """OpenAI endpoints of the engines; empty for an engine of this environment."""
-        hosts = [self._own_host()] if specs is None else [
-            EngineHost(spec, self._lend_replica, EngineDeadlines(commit_s=_VLLM_COMMIT_S))
-            for spec in specs
-        ]  # fmt: skip
         share = config.held_shard
         form = share.name if isinstance(share, FormatShare) else ""
         packed = config.engine_holds == "format"
-        self.host = EngineGroup(hosts, f"{form}-packed" if packed else form)
+        self.host = EngineGroup((), f"{form}-packed" if packed else form)
+        """The engines; none before `run` has planned their devices."""
         bits = DequantisedReplica(model, store, form, packed=packed) if form else None
         self._format = None if bits is None else FormatEngine(self.host, bits)
         """What the engines are filled from, if the node holds a format."""
         self._memory = EngineMemory(self.host, model) if config.replica == "engine" else None
         """The engines' memory, where it is the replica."""
-        self.worker = NodeWorker(key, self.host, self._send)
+        limits = RewardLimits(duration_s(config.reward_within), config.reward_memory_mb)
+        self._rewards = RewardHost(config.reward, config.home / _FILES, limits)
+        self.worker = NodeWorker(key, self.host, self._send, rewards=self._rewards)
         self._proof: _Proof | None = None
         self._parts: ChangedParts | None = None
         """Divides the changes of versions; None: it has to begin with a version whose hashes are known."""
         self._slots: SlotBits | None = None
-        self._draft = NodeDraft(config, store, model, self.urls)
+        self._draft = NodeDraft(config, store, model)
+        self.sleep = EngineSleep(self.host, self.worker, self._note_restored, runs_apart=bool(config.engine_url))
 
-    def _own_host(self) -> EngineHost:
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """OpenAI endpoints of the engines; empty for engines of this environment."""
+        return tuple(engine.url for engine in self.host.engines if engine.url)
+
+    async def _planned(self) -> list[GroupedEngine]:
+        """The engines that this machine has devices for. Waits for the model where its size decides that.
+
+        Raises `UsageError`, with a sentence, when the model has no room, or the flags ask for what is impossible.
+        """
+        config = self._config
+        if config.engine_url:
+            return [self._server(spec, number) for number, spec in enumerate(specs_of(config), 1)]
+        machine = await in_thread(machine_of, config)
+        needs = None
+        if needs_the_model(config, machine):
+            await self._has_version.wait()
+            layout = self._model.layout
+            assert layout is not None
+            needs = await in_thread(
+                partial(needs_of_layout, config, layout, self._store.file, drafted=self._draft.loaded(layout))
+            )
+        plan = plan_of(config, machine, needs)
+        if machine.gpus or len(plan.shares) > 1:
+            _log.info("engines_planned", plan=str(plan))
+        if config.engine not in SERVER_ENGINES:
+            return [self._own(plan, i) for i in range(len(plan.shares))]
+        specs = specs_of(config, plan)
+        return [self._server(spec, number, plan.shares[number - 1].gpus) for number, spec in enumerate(specs, 1)]
+
+    def _server(self, spec: ServerSpec, number: int, gpus: tuple[str, ...] = ()) -> GroupedEngine:
+        """An engine that is an inference server."""
+        host = EngineHost(spec, self._lend_replica, EngineDeadlines(commit_s=_VLLM_COMMIT_S))
+        return GroupedEngine(host, number, spec.url, gpus)
+
+    def _own(self, plan: DevicePlan, i: int) -> GroupedEngine:
         """An engine in a process of this very environment."""
-        config, socket = self._config, self._config.home / _SOCKET
+        config, share = self._config, plan.shares[i]
+        several = len(plan.shares) > 1
         device = None if config.device == "auto" else config.device
-        command = worker_command(socket, config.engine, config.threads, device)
-        return EngineHost(EngineSpec(socket, command, config.home / _LOG), self._lend_replica)
+        if several and share.gpus:
+            device = f"cuda:{i}"  # torch counts the visible ones, in the order of the plan
+        threads = config.threads
+        if several:
+            threads = max(1, (len(share.cores) if threads is None else threads // len(plan.shares)))
+        suffix = str(i + 1) if i else ""
+        socket, log = (config.home / f"engine{suffix}.{kind}" for kind in ("sock", "log"))
+        command = worker_command(socket, config.engine, threads, device)
+        return GroupedEngine(EngineHost(EngineSpec(socket, command, log), self._lend_replica), i + 1, "", share.gpus)
 
     async def run(self) -> None:
         """Runs until cancelled. Raises `UsageError` when the engine cannot be started or refuses the model."""
         if self._model.version is not None:
             self._has_version.set()
             self._note_restored()
+        engines = await self._planned()
+        self.host.use(engines)
+        self.worker.engines = len(engines)
+        self._draft.urls = self.urls
         async with trio.open_nursery() as nursery:
+            await nursery.start(self._rewards.run)
             await nursery.start(self.host.run)
             nursery.start_soon(self._follow_replica)
             nursery.start_soon(self._draft.run)
@@ -132,10 +182,10 @@ class EngineRuntime:
             await trio.sleep_forever()
 
     def _note_restored(self) -> None:
-        """The replica of an earlier run is a version: its adapters are to be given to the engine."""
+        """The engines are started on a replica that is a version already: its adapters are to be given to them."""
         replica, version = self._model.replica, self._model.version
-        assert replica is not None
-        assert version is not None
+        if replica is None or version is None:
+            return
         if replica.layout.base_blocks < replica.layout.n_blocks:
             self.committed(version, replica.root, None)
 
@@ -156,7 +206,9 @@ class EngineRuntime:
                 commit = self._commits.popleft()
                 layout = self._model.layout
                 assert layout is not None
-                if self._format is not None:
+                if self.sleep.asleep:  # the engines are filled from the replica when they wake
+                    self._parts = None
+                elif self._format is not None:
                     await self._follow_format(self._format, commit)
                 elif layout.base_blocks < layout.n_blocks:
                     await self._follow_parts(commit, layout)
@@ -203,10 +255,8 @@ class EngineRuntime:
         self.worker.update(version, root, descriptor, change, divided.base_root, copies or [])
 
     async def _reload(self, version: VersionId) -> None:
-        if not self.host.ready or self.host.version >= version:
-            return  # an engine that is not ready is loaded with what the replica is then
         try:
-            await self.host.reload()
+            await self.host.reload(version)  # an engine that is not ready is loaded with what the replica is then
         except EngineLost as error:
             _log.warning("engine_lost", why=str(error))
 
@@ -258,6 +308,8 @@ class EngineRuntime:
 
     def look_at(self, look: Look) -> Look:
         """Fill in what `look` says of the engine and its work."""
+        if self.sleep.asleep:
+            return look
         waits_for, says = self.host.waits_for, ""
         if waits_for:
             with contextlib.suppress(OSError):
@@ -285,6 +337,8 @@ class EngineRuntime:
         own.engine_restarts = self.host.restarts
         own.engine_reloads = self.host.reloads
         own.engine_urls = list(self.urls)
+        own.engines = [engine_status(engine, self.host.version) for engine in self.host.engines]
+        own.asleep = self.sleep.asleep
         own.draft = self._draft.status()
         if self._memory is not None:
             own.live_reads = self._memory.reads
@@ -294,3 +348,4 @@ class EngineRuntime:
             for commit in self.worker.commits
         ]
         own.work = self.worker.status()
+        own.work.rewards, own.work.rewards_failed = self._rewards.computed, self._rewards.failed

@@ -108,7 +108,7 @@ class EngineUpdater:
                 if not self._updates:
                     self._news = trio.Event()
                     await self._news.wait()
-                await self._engine.wait_ready()
+                await self._engine.wait_up()
                 await self._follow(self._updates.popleft())
         finally:
             while self._updates:
@@ -117,7 +117,7 @@ class EngineUpdater:
     async def _follow(self, update: _Update) -> None:
         try:
             stage_s = 0.0
-            is_new = update.version > self._engine.version  # or it was reloaded with this version, or a newer one
+            is_new = self._engine.lacks(update.version)  # or it was reloaded with this version, or a newer one
             if is_new and update.patch_fd is not None:
                 stage_s = await self._stage(update, update.patch_fd)
                 self.taking = True
@@ -143,8 +143,8 @@ class EngineUpdater:
             return 0.0
 
     async def _commit(self, update: _Update, stage_s: float) -> bool:
-        """Whether the engine has the base of the version now."""
-        if update.version <= self._engine.version:
+        """Whether the engine, or the next one in its place, has the base of the version now."""
+        if not self._engine.lacks(update.version):
             return True
         try:
             took = await self._engine.commit(update.version, update.base_root)

@@ -29,10 +29,9 @@ class FormatEngine:
         while True:
             await self._lent.wait()
             self._lent = trio.Event()
-            for host in self._engines.hosts:
-                await host.wait_ready()
+            await self._engines.wait_filled()
             async with self._using:
-                if all(host.ready for host in self._engines.hosts):  # an engine is not ready while it reads a loan
+                if self._engines.filled:  # an engine is not ready while it reads a loan
                     await in_thread(self._replica.end_loan)
 
     async def lend(self) -> Loan | None:

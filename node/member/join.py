@@ -40,6 +40,7 @@ from node.status.piece_map import piece_map
 from node.status.reached import add_relay_counts, how_reached, log_reservations
 from node.status.roster import stripes_of
 from node.status.schema import NodeStatus, OwnStatus, RelayStatus
+from node.status.sleeping import Rested, Sleep, Wake
 from swarm.protocol.core.boots import latest_boot
 from swarm.protocol.core.events import Damaged, VersionId
 from swarm.protocol.core.notices import (
@@ -92,12 +93,14 @@ async def run(
     When the swarm gets a new key the node goes on in the new swarm, in this process and with its bits.
     """
     from codec import Checkpoint
+    from node.engines.devices import check_numbers
 
     logs.configure(config.log_level, file=config.log_file)
     give_back_promptly()
     config = await in_thread(resolved, announced(config))
     if config.model is not None:
         await in_thread(Checkpoint.open, config.model)  # a wrong folder is reported before it uses the ticket
+    await in_thread(check_numbers, config)
     key = keyfile.load_or_make(config.home / keyfile.NODE_KEY)
     finishing = finishing or Finishing(0.0)
     while not finishing.asked.is_set():
@@ -272,7 +275,7 @@ class Member:
         when the authority refuses this member for good."""
         try:
             async with self.endpoint.running(leave=True), trio.open_nursery() as nursery:
-                await nursery.start(query.serve, self.config.home, self.status, self._prove)
+                await nursery.start(query.serve, self.config.home, self.status, self._prove, self._rest)
                 if self.config.monitor_address is not None:
                     await nursery.start(
                         serve_monitor, self.config.monitor_address, self.config.home, own_status(self.status)
@@ -439,6 +442,11 @@ class Member:
     async def _prove(self) -> None:
         if self.engine_runtime is not None:
             await self.engine_runtime.prove()
+
+    async def _rest(self, request: Sleep | Wake) -> Rested:
+        if self.engine_runtime is None:
+            return Rested(why="This member has no engine: name the home of a node that has one (--home).")
+        return await self.engine_runtime.sleep.answer(request)
 
     def status(self) -> NodeStatus | RelayStatus:
         state, transport = self.core.state, self.endpoint.transport

@@ -28,6 +28,8 @@ class Held:
     """Generated so far, by sample."""
     alone: bool = False
     """The engine refused a batch that it was part of, so it is tried by itself."""
+    lost: set[int] = field(default_factory=set)
+    """Samples that were being generated when an engine was lost."""
     renewed_at: float = 0.0
     renewed_tokens: int = 0
 
@@ -108,7 +110,7 @@ class LeaseInventory:
         return [held.id for held in self.leases.values() if held.deadline <= now]
 
     def begin(self, version: Version, room: int) -> list[Job]:
-        """Begin the next samples that an engine at `version` may generate: at most `room`, all with equal sampling.
+        """Begin the next samples that an engine at `version` may generate: at most `room`, all drawn alike.
 
         Urgent leases come first. A whole group is a batch by itself; it waits until there is room for it, or, if there
         will never be enough, until nothing else is being generated.
@@ -122,7 +124,8 @@ class LeaseInventory:
             if first.message.whole > room and any(held.drawing for held in self.leases.values()):
                 return []
             room = len(first.waiting)
-        alike = [h for h in fit if h.message.sampling == first.message.sampling and not h.apart]
+        drawing = first.message.sampling.drawing
+        alike = [h for h in fit if h.message.sampling.drawing == drawing and not h.apart]
         jobs = [(held, s) for held in ([first] if first.apart else alike) for s in sorted(held.waiting)][:room]
         for held, sample in jobs:
             held.waiting.discard(sample)
@@ -135,6 +138,16 @@ class LeaseInventory:
             held.drawing.discard(sample)
             held.waiting.add(sample)
             held.renewed_tokens = 0
+
+    def lose(self, jobs: Sequence[Job]) -> bool:
+        """An engine was lost with these samples: another one will generate them again. Whether one of them was lost
+        before; then nothing is changed."""
+        if any(sample in held.lost for held, sample in jobs):
+            return True
+        for held, sample in jobs:
+            held.lost.add(sample)
+        self.undo([(held, sample) for held, sample in jobs if held.id in self.leases])
+        return False
 
     def renewals(self, now: float, every_s: float) -> list[Renew]:
         """For each lease that has new tokens, at most every `every_s` seconds, how many it has."""

@@ -13,7 +13,8 @@ class Pace:
     capacity: int = 64
     """Sequences held at a time, generating or waiting."""
     batch: int = 32
-    """Sequences generated at once. A small batch is slow; a large one delays versions where a commit waits for it."""
+    """Sequences generated at once by an engine that does not batch continuously; another one generates all that it
+    holds. A small batch is slow; a large one delays versions where a commit waits for it."""
     ask_every_s: float = 5.0
     """Interval of requests for work, in case one was lost or the seed was restarted."""
     say_again_s: float = 3.0

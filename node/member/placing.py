@@ -72,5 +72,5 @@ class Placing:
             from_engine=self._config.replica == "engine",
             engine=engine,
             device=self._device,
-            engines=self._config.engines,
+            engines=max(1, self._config.engines),
         )

@@ -33,8 +33,8 @@ class RateMeter:
         self._unmeasured = 0
         self._generated_s = 0.0
 
-    async def test_self(self) -> None:
-        """Measure a rate to begin with: one token to warm up, then a few sequences."""
+    async def test_self(self, engines: int = 1) -> None:
+        """Measure a rate to begin with: one token to warm up, then a few sequences on each of `engines`."""
         rows, tokens = self._pace.self_test_rows, self._pace.self_test_tokens
         if not tokens:
             return
@@ -43,11 +43,19 @@ class RateMeter:
                 await self._engine.generate([Prompt((0,))], WARM_UP)
                 started = self._clock()
                 prompts = [Prompt((0,), stream) for stream in range(rows)]
-                completions, _ = await self._engine.generate(prompts, SamplingParams(tokens))
-                tokens_made = sum(len(completion.token_ids) for completion in completions)
+                tokens_made = 0
+
+                async def one() -> None:
+                    nonlocal tokens_made
+                    completions, _ = await self._engine.generate(prompts, SamplingParams(tokens))
+                    tokens_made += sum(len(completion.token_ids) for completion in completions)
+
+                async with trio.open_nursery() as nursery:
+                    for _ in range(engines):  # each call goes to the engine that is the least busy
+                        nursery.start_soon(one)
                 self.tokens_per_s = tokens_made / max(self._clock() - started, 1e-6)
-        except (EngineLost, EngineFailed) as error:
-            _log.warning("self_test_failed", why=str(error))
+        except* (EngineLost, EngineFailed) as errors:
+            _log.warning("self_test_failed", why=str(errors.exceptions[0]))
         self.tested = True
 
     def count(self, tokens: int) -> None:

@@ -4,16 +4,17 @@ from collections.abc import Sequence
 from typing import Final
 
 from node.engines.base import Completion, Prompt
-from node.ledger.messages import Rollout, VersionSpan, stream_of, work_hash
+from node.engines.top_logprobs import PAIR
+from node.ledger.messages import RewardClaim, Rollout, VersionSpan, stream_of, work_hash
 from node.ledger.packing import pack_floats, pack_tokens
 from node.member.lease_inventory import Held, Job
 
-__all__ = ["prompt_of", "rollout_of", "rows_with_routes"]
+__all__ = ["prompt_of", "rollout_of", "rows_at_once"]
 
 ROUTE_BYTES: Final = 1 << 10
 """Of one token's routes, at most: the largest mixtures of experts have half of it."""
 ANSWER_BYTES: Final = 24 << 20
-"""Of the routes in one answer of the engine, which is one frame (`node.ipc.framing.MAX_BODY_BYTES`)."""
+"""Of the routes and likeliest tokens in one answer of the engine, which is one frame (`node.ipc.framing`)."""
 
 
 def prompt_of(held: Held, sample: int) -> Prompt:
@@ -23,7 +24,13 @@ def prompt_of(held: Held, sample: int) -> Prompt:
     return Prompt(held.prompt, stream_of(lease.group, sample, lease.sampling), first)
 
 
-def rollout_of(held: Held, sample: int, completion: Completion, spans: tuple[VersionSpan, ...]) -> Rollout:
+def rollout_of(
+    held: Held,
+    sample: int,
+    completion: Completion,
+    spans: tuple[VersionSpan, ...],
+    reward: RewardClaim | None = None,
+) -> Rollout:
     """The rollout of a sample, from the engine's completion. `spans`: its spans as they are signed."""
     lease = held.message
     return Rollout(
@@ -37,14 +44,17 @@ def rollout_of(held: Held, sample: int, completion: Completion, spans: tuple[Ver
         spans=spans,
         routes=completion.routes,
         prompt_routes=completion.prompt_routes,
+        top=completion.top,
+        reward=reward,
     )
 
 
-def rows_with_routes(jobs: Sequence[Job]) -> int:
+def rows_at_once(jobs: Sequence[Job]) -> int:
     """How many of these samples, which have the same sampling, may be one call of the engine: as many as its answer has
-    room for with their routes; all of them, if none are asked for."""
+    room for with their routes and likeliest tokens; all of them, if neither is asked for."""
     sampling = jobs[0][0].message.sampling
-    if not sampling.extra.routes:
+    token_bytes = ROUTE_BYTES * sampling.extra.routes + PAIR.itemsize * sampling.extra.top_logprobs
+    if not token_bytes:
         return len(jobs)
     longest = max(len(held.prompt) for held, _ in jobs) + sampling.max_tokens
-    return max(1, ANSWER_BYTES // (ROUTE_BYTES * longest))
+    return max(1, ANSWER_BYTES // (token_bytes * longest))

@@ -24,7 +24,7 @@ EVERY_S: Final = 0.01
 FOLLOWED: Final = 2 * MAX_CAPACITY
 """Leases that are remembered as followed: those that a node may hold, and those that are on their way."""
 PART_BYTES: Final = 64
-"""An upper estimate of a part without its tokens, which have eight bytes each."""
+"""An upper estimate of a part without its tokens, which have eight bytes each, and as many for each likeliest token."""
 MESSAGE_BYTES: Final = MAX_BODY_BYTES - (4 << 10)
 """Of the parts of one message."""
 
@@ -72,7 +72,7 @@ def _messages(parts: Sequence[DrawnPart]) -> list[Drawn]:
     found: list[list[DrawnPart]] = []
     room = 0
     for part in parts:
-        size = PART_BYTES + len(part.token_ids) + len(part.logprobs)
+        size = PART_BYTES + len(part.token_ids) + len(part.logprobs) + len(part.top)
         if size > room or len(found[-1]) >= MAX_DRAWN:
             found.append([])
             room = MESSAGE_BYTES

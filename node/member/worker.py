@@ -11,7 +11,6 @@ commits when its running sequences are done, and none is begun meanwhile.
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import trio
@@ -25,6 +24,7 @@ from node.ledger.messages import (
     Ask,
     AskAbilities,
     AskAdapters,
+    AskReward,
     Cannot,
     Follow,
     GiveBack,
@@ -40,20 +40,21 @@ from node.ledger.messages import (
     WorkRequest,
     decode,
     encode,
-    seal_rollout,
 )
 from node.ledger.part_history import WHOLE, Change
-from node.ledger.rollout_parts import bodies_of
 from node.member.engine_client import EngineClient
 from node.member.engine_facts import EngineFacts
 from node.member.engine_updater import AdapterUpdate, EngineUpdater
+from node.member.flight import Flight, divided
 from node.member.held_version import HeldVersion
 from node.member.judge_queue import JudgeQueue
-from node.member.lease_inventory import Held, Job, LeaseInventory, Result, together
+from node.member.lease_inventory import Held, Job, LeaseInventory, together
 from node.member.pace import PACE, Pace
 from node.member.rate_meter import RateMeter
-from node.member.rollout import prompt_of, rollout_of, rows_with_routes
+from node.member.reward_queue import NO_REWARDS, RewardClient, RewardQueue
+from node.member.rollout import prompt_of
 from node.member.scorer import Scorer
+from node.member.signing import Signing
 from node.member.time_accounting import TimeAccounting
 from node.member.token_stream import TokenStream
 from node.settings.event_log import EventLog
@@ -76,20 +77,6 @@ _Asking = tuple[int, Version, bytes]
 _log = EventLog(__name__)
 
 
-@dataclass(eq=False)
-class _Flight:
-    """Samples that are generated together. `version`: what the engine held when they were begun."""
-
-    jobs: list[Job]
-    version: Version
-    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
-
-    @property
-    def adapter(self) -> str:
-        """The adapter that draws them; empty: the base alone."""
-        return self.jobs[0][0].message.sampling.extra.adapter
-
-
 class NodeWorker:
     """The worker of one engine. `hear` gets bodies from the seed, `update` the versions that the replica became.
     `send(body)` hands a message to the seed, may lose it, must not wait for long, and never raises."""
@@ -101,29 +88,35 @@ class NodeWorker:
         send: Callable[[bytes], Awaitable[None]],
         pace: Pace = PACE,
         clock: Callable[[], float] = trio.current_time,
+        rewards: RewardClient = NO_REWARDS,
     ) -> None:
-        self._key = key
         self._engine = engine
         self._send = send
         self._pace = pace
         self._clock = clock
         self._inventory = LeaseInventory()
-        self._flights: list[_Flight] = []
+        self._flights: list[Flight] = []
         self._held = HeldVersion(engine)
         self._scorer = Scorer(engine, self._held, send)
         self._tokens = TokenStream(send)
         self._judge_queue = JudgeQueue(engine, self._held, send)
+        self._rewards = RewardQueue(rewards, send)
+        self._signing = Signing(key, self._inventory, self._rewards, clock, self._wake)
         self._updater = EngineUpdater(
             engine, self._held, clock,
             idle=self._until_idle, coming=self._coming, paused=self._paused, changed=self._changed,
         )  # fmt: skip
+        self.engines = 1
+        """Engines that share the work: a batch is of each of them."""
         self._largest = 1
         """The most samples that a lease had so far."""
         self._finishing = False
         """No more work is asked for."""
+        self._resting = False
+        """As `_finishing`, until `resume`."""
         self._behind = False
         """The ledger says that this engine's version is too old for the work there is."""
-        self._facts = EngineFacts(engine, send, clock)
+        self._facts = EngineFacts(engine, send, clock, lambda: rewards.abilities)
         self._news = trio.Event()
         self._serial = time.time_ns()
         """Of requests; rises over restarts of this process too. Only its order counts."""
@@ -146,6 +139,7 @@ class NodeWorker:
                 nursery.start_soon(self._talk_for_ever)
                 nursery.start_soon(self._scorer.run)
                 nursery.start_soon(self._judge_queue.run)
+                nursery.start_soon(self._rewards.run)
                 nursery.start_soon(self._tokens.run)
                 task_status.started()
         finally:
@@ -156,6 +150,21 @@ class NodeWorker:
         """Ask for no more work, and wait until each lease is generated and judged, for at most `within_s`. Whether that
         came to be; `run`, when it is cancelled, gives the rest back."""
         self._finishing = True
+        return await self._drained(within_s)
+
+    async def rest(self, within_s: float) -> bool:
+        """As `finish`, and give the rest back. Until `resume`, leases that still arrive are given back too."""
+        self._resting = True
+        drained = await self._drained(within_s)
+        await self._give_back()
+        return drained
+
+    def resume(self) -> None:
+        """Ask for work again, once the engine is ready."""
+        self._resting = False
+        self._wake()
+
+    async def _drained(self, within_s: float) -> bool:
         self._wake()
         with trio.move_on_after(within_s):
             while self._inventory.leases or self._flights:
@@ -239,6 +248,8 @@ class NodeWorker:
                 self._scorer.ask(message)
             case JudgeRequest():
                 self._judge_queue.ask(message)
+            case AskReward():
+                self._rewards.ask(message)
             case AskAbilities():
                 self._facts.ask()
             case AskAdapters():
@@ -266,7 +277,9 @@ class NodeWorker:
         self._book_time()
 
     def _book_time(self) -> None:
-        if not self._engine.ready:
+        if self._resting and not self._flights:
+            self.time_accounting.enter("wait_work")  # nobody waits for an engine that sleeps
+        elif not self._engine.ready:
             self.time_accounting.enter("commit")
         elif self._flights:
             self.time_accounting.enter("generate")
@@ -283,7 +296,7 @@ class NodeWorker:
 
     async def _generate_for_ever(self, nursery: trio.Nursery) -> None:
         await self._engine.wait_ready()
-        await self._rate.test_self()
+        await self._rate.test_self(self.engines)
         self._wake()
         while True:
             if not self._engine.ready:
@@ -292,21 +305,24 @@ class NodeWorker:
                 self._wake()
             news = self._news
             while (jobs := self._next_jobs()) and self._engine.ready:
-                for batch in self._batches(jobs):
-                    flight = _Flight(batch, self._held.begin())
+                for batch in divided(jobs, one_by_one=self._engine.continuous_batching):
+                    flight = Flight(batch, self._held.begin())
                     self._flights.append(flight)
                     nursery.start_soon(self._fly, flight)
             self._book_time()
             with trio.move_on_after(self._pace.ask_every_s):  # deadlines pass without any event
                 await news.wait()
 
-    async def _fly(self, flight: _Flight) -> None:
+    async def _fly(self, flight: Flight) -> None:
         try:
             with flight.scope:
                 await self._generate(flight)
         except EngineLost as error:
             _log.warning("work_lost", sequences=len(flight.jobs), why=str(error))
-            await self._give_back()  # an engine may take minutes to load; other nodes need not wait
+            if not self._engine.ready:
+                await self._give_back()  # an engine may take minutes to load; other nodes need not wait
+            elif self._inventory.lose(flight.jobs):
+                await self._return(flight)  # it may be what ends engines
         except EngineFailed as error:
             if flight.adapter and flight.adapter not in self._engine.adapters:
                 await self._return(flight)
@@ -316,7 +332,7 @@ class NodeWorker:
             self._flights.remove(flight)
             self._wake()
 
-    def _cancel(self, flight: _Flight) -> None:
+    def _cancel(self, flight: Flight) -> None:
         flight.scope.cancel()
         self.lost_tokens += sum(held.tokens.pop(sample, 0) for held, sample in flight.jobs)
 
@@ -328,14 +344,14 @@ class NodeWorker:
         if leases:
             await self._send(encode(GiveBack(leases)))
 
-    async def _return(self, flight: _Flight) -> None:
+    async def _return(self, flight: Flight) -> None:
         """Give the leases of a flight back: the engine no longer has their adapter, and other nodes may."""
         leases = tuple(sorted({held.id for held, _ in flight.jobs}))
         for lease in leases:
             self._drop(lease)
         await self._send(encode(GiveBack(leases)))
 
-    async def _isolate(self, flight: _Flight, why: str) -> None:
+    async def _isolate(self, flight: Flight, why: str) -> None:
         """The engine refused a batch: try its leases one by one, and report the one that is refused alone. Without that
         report the ledger would lease it again and again."""
         leases = list({held.id: held for held, _ in flight.jobs}.values())
@@ -349,23 +365,26 @@ class NodeWorker:
         self._drop(held.id)
         await self._send(encode(Cannot(held.id, held.message.token, why[:512])))
 
+    @property
+    def _batch(self) -> int:
+        """Sequences to generate at once, of engines that do not batch continuously."""
+        return self._pace.batch * self.engines
+
+    @property
+    def _capacity(self) -> int:
+        """Sequences that may be here at a time."""
+        return min(self._pace.capacity * self.engines, MAX_CAPACITY)
+
     def _next_jobs(self) -> list[Job]:
         """The samples to begin now."""
         if self._held.behind or ((self._updater.taking or self._flights) and not self._engine.preemptible):
             return []
         for lease in self._inventory.expired(self._clock()):
             self._drop(lease)
-        return self._inventory.begin(self._held.version, self._pace.batch - self._rows)
+        most = self._capacity if self._engine.continuous_batching else self._batch
+        return self._inventory.begin(self._held.version, most - self._rows)
 
-    def _batches(self, jobs: list[Job]) -> list[list[Job]]:
-        """The samples of each call of the engine. A call ends with its longest sample, and places of shorter ones stay
-        empty until then; so where the engine batches continuously each sample is a call, except in a whole group."""
-        if jobs[0][0].message.whole:
-            return [jobs]
-        most = 1 if self._engine.continuous_batching else rows_with_routes(jobs)
-        return [jobs[at : at + most] for at in range(0, len(jobs), most)]
-
-    async def _generate(self, flight: _Flight) -> None:
+    async def _generate(self, flight: Flight) -> None:
         jobs = together(flight.jobs)
         prompts = [prompt_of(held, sample) for held, sample in jobs]
 
@@ -374,26 +393,16 @@ class NodeWorker:
                 self._rate.count(tokens - held.tokens.get(sample, 0))
                 held.tokens[sample] = tokens
 
-        sampling = jobs[0][0].message.sampling.with_options(adapter="")
+        sampling = jobs[0][0].message.sampling.with_options(adapter="", reward=None)
         more = {} if (draws := self._tokens.draws(jobs)) is None else {"draws": draws}
         completions, _ = await self._engine.generate(prompts, sampling, count, flight.adapter, **more)
         count(tuple(len(completion.token_ids) for completion in completions))
         self._rate.measure()
         signed = [self._held.spans(completion.spans, flight.version) for completion in completions]
-        now = self._clock()
         for (held, sample), completion, spans in zip(jobs, completions, signed, strict=True):
             if spans is None:
                 raise EngineLost("the engine was reloaded while it generated")
-            if sample not in held.drawing:
-                continue  # generated to fill its group; another node has delivered it
-            held.drawing.discard(sample)
-            if held.id in self._inventory.leases:
-                sealed = seal_rollout(self._key, rollout_of(held, sample, completion, spans))
-                try:
-                    bodies = bodies_of(held.id, sample, sealed)
-                except ValueError as error:
-                    raise EngineFailed(str(error), poisoned=False) from error
-                self._inventory.results[held.id, sample] = Result(bodies, held, now)
+            self._signing.finish(held, sample, completion, spans)
 
     # ------------------------------------------------------------ new versions
 
@@ -432,6 +441,8 @@ class NodeWorker:
                 result.next_send = now + self._pace.say_again_s
                 for body in result.bodies:
                     await self._send(body)
+            if self._resting and not self._engine.ready:
+                await self._give_back()  # they were on their way when the last request for work was taken back
             for renewal in self._inventory.renewals(now, self._pace.renew_every_s):
                 await self._send(encode(renewal))
             if self._engine.ready:
@@ -469,18 +480,16 @@ class NodeWorker:
         samples that end one by one would otherwise cause a request each."""
         if self._asked is None or asking[1:] != self._asked[1:] or not self._inventory.waiting:
             return asking != self._asked
-        return abs(asking[0] - self._asked[0]) >= max(1, self._pace.batch // FEW)
+        return abs(asking[0] - self._asked[0]) >= max(1, self._batch // FEW)
 
     @property
     def _most(self) -> int:
         """Sequences to hold. With continuous batching, where places become free one by one, one group in reserve is
         enough: a sample that waits here may be begun at an older version than the ledger would choose."""
-        pace = self._pace
-        if self._finishing:
+        if self._finishing or self._resting:
             return 0
-        if not self._engine.continuous_batching:
-            return pace.capacity
-        return min(pace.capacity, pace.batch + max(pace.batch // 4, self._largest))
+        most, batch = self._capacity, self._batch
+        return min(most, batch + max(batch // 4, self._largest)) if self._engine.continuous_batching else most
 
     def _timesheet(self) -> Timesheet:
         s = self.time_accounting.seconds

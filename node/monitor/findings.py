@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, UnsetType
 
 from node.settings.units import version_text
 from node.status.schema import (
@@ -161,13 +161,18 @@ def _of_member(status: NodeStatus | RelayStatus) -> Iterator[Finding]:
         yield Finding("The seed has not answered this machine lately.", "Is the seed running, and is its port open?")
     if own.live_proven is False:
         yield Finding("The engine does not hold the policy's bits.", "Restart this node.")
-    if own.engine is None and own.held is not None:
+    if own.asleep is True:
+        yield Finding("The engines are asleep, so this node takes no work.", "swarm-node wake starts them again.")
+    elif own.engine is None and own.held is not None:
         yield Finding("The engine is not ready yet.", "It may be starting: look at this node's log.")
     if isinstance(own.engine_restarts, int) and own.engine_restarts:
         yield Finding(
             f"The engine's process ended {own.engine_restarts} times and was started again.",
             "Look at this node's log for the reason.",
         )
+    for number, engine in enumerate([] if isinstance(own.engines, UnsetType) else own.engines, 1):
+        if engine.why:
+            yield Finding(f"Engine {number} was given up: {engine.why}", "Mend that, and restart this node.")
     for relay, why in status.relays.items():
         if why:
             yield Finding(f"Nobody reaches this machine through the relay {relay}: {why}.", f"Check the relay {relay}.")

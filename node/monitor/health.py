@@ -40,7 +40,7 @@ class Readiness:
         if own.engine is UNSET:
             return ""
         if own.engine is None:
-            return "The engine is not ready."
+            return "The engines are asleep." if own.asleep is True else "The engine is not ready."
         if own.live_proven is False:
             return "The engine's weights are not those of its version."
         return ""

@@ -187,6 +187,16 @@ def _of_member(own: OwnStatus, head: Version | None, observations: Observations)
                        own.engine_restarts)  # fmt: skip
     if own.engine_reloads is not UNSET:
         yield _counter("swarm_engine_reloads", "The engine was reloaded from the replica.", own.engine_reloads)
+    if own.engines is not UNSET and own.engines:
+        engines = {str(number): engine for number, engine in enumerate(own.engines, 1)}
+        yield _gauges("swarm_each_engine_ready", "1: this engine gets work.", "engine",
+                      {number: int(engine.state == "ready") for number, engine in engines.items()})  # fmt: skip
+        yield _gauges("swarm_each_engine_sequences", "Sequences that this engine generates.", "engine",
+                      {number: engine.sequences for number, engine in engines.items()})  # fmt: skip
+        yield _counters("swarm_each_engine_restarts", "This engine's process ended and was started again.", "engine",
+                        {number: engine.restarts for number, engine in engines.items()})  # fmt: skip
+    if own.asleep is not UNSET:
+        yield _gauge("swarm_engines_asleep", "1: the engines' memory is free, and no work is taken.", own.asleep)
     if own.tokens_s is not UNSET:
         yield _gauge("swarm_tokens_per_second", "Tokens generated, lately.", own.tokens_s)
     if own.work is not UNSET:

@@ -22,6 +22,7 @@ Modules:
 - `logs`: Logging: lines, levels and rate limits
 - `memory`: What memory this machine has left, and how malloc gives it back
 - `memory_plan`: How much memory of the machine each process needs, and where a node's replica is kept
+- `rewards`: Checks of the settings of a node about its rewards
 - `sources`: Where a flag's value comes from when it is not on the command line
 - `ticket`: Tickets: everything that a machine needs to join, in one string
 - `toml_file`: swarm.toml: where it is looked for, and on which line a mistake stands

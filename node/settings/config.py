@@ -19,6 +19,7 @@ from node.settings.client_keys import KEYS_FILE
 from node.settings.council import check_council
 from node.settings.engine_choice import check_engine
 from node.settings.memory_plan import ReplicaPlace
+from node.settings.rewards import check_rewards
 from node.settings.shares import check_parts, check_share
 
 __all__ = [
@@ -283,10 +284,12 @@ class JoinConfig(MemberConfig):
     """Where the engine runs: auto, cpu, cuda or cuda:1."""
     threads: int | None = None
     """CPU threads of the engine; without it torch chooses."""
-    engines: int = 1
-    """How many engines to run; each takes the next --tp GPUs."""
-    tp: int = 1
-    """GPUs (or CPU ranks) of each vLLM or SGLang."""
+    engines: int = 0
+    """How many engines to run. 0: with vLLM and SGLang as many as this machine has GPUs for, each with GPUs of its own;
+    otherwise one."""
+    tp: int = 0
+    """GPUs (or CPU ranks) of each vLLM or SGLang. 0: the fewest of 1, 2, 4 and 8 that have room for the model and its
+    longest sequence; on a CPU 1."""
     vllm_python: Path | None = None
     """Python of the environment that has vLLM and the plugin; without it, this one's."""
     vllm_arg: tuple[str, ...] = ()
@@ -322,6 +325,13 @@ class JoinConfig(MemberConfig):
     engine_holds: EngineHolds = "bf16"
     """With --format int4-group-e8 and --engine vllm: what vLLM computes with: bf16 (what the codes stand for), or
     format (the packed codes of linear layers themselves; on CPUs)."""
+    reward: tuple[str, ...] = ()
+    """A function of this machine's that trainers may ask for by name: NAME=MODULE:FUNCTION, or NAME=FILE.py:FUNCTION;
+    repeat for more. Nothing of it comes from the network."""
+    reward_within: str = "10s"
+    """How long one reward may take; then its process is killed, and that sample comes without a reward."""
+    reward_memory_mb: int = 4096
+    """How much memory (address space) a process that computes rewards may have."""
 
     def __post_init__(self) -> None:
         MemberConfig.__post_init__(self)
@@ -335,6 +345,8 @@ class JoinConfig(MemberConfig):
         if self.engine_url and self.engine == "transformers":  # the URL implies the engine
             object.__setattr__(self, "engine", "vllm")
         check_engine(self)
+        object.__setattr__(self, "reward", tuple(self.reward))
+        check_rewards(self)
 
     @property
     def held_shard(self) -> Share | None:
@@ -448,6 +460,10 @@ class GatewayConfig:
     def port(self) -> int:
         """The port of `at`."""
         return int(address(self.at).split("/")[4])
+
+    def url_at(self, port: int) -> str:
+        """What clients use, when it listens at `port` of the host."""
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{port}/v1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,16 +44,23 @@ class _NodeEngine(Protocol):
 
 def check_engine(config: _NodeEngine) -> None:
     """Raise `UsageError` for a setting that is out of range, or that the chosen engine does not have."""
-    if config.engine_url and (config.engine not in SERVER_ENGINES or config.engines != 1):
-        raise UsageError("--engine-url: once for each server that you run; leave out --engine none and --engines")
-    if config.engine not in SERVER_ENGINES and (config.tp, config.engines) != (1, 1):
-        raise UsageError("--tp, --engines: only with --engine vllm or sglang")
+    if config.engine_url and (config.engine not in SERVER_ENGINES or config.engines > 1 or config.tp > 1):
+        raise UsageError(
+            "--engine-url: once for each server that you run; leave out --engine none, --engines and --tp, which are "
+            "for engines that the node starts"
+        )
+    if config.engine not in SERVER_ENGINES and config.tp > 1:
+        raise UsageError("--tp: only with --engine vllm or sglang")
+    if config.engine == "none" and config.engines > 1:
+        raise UsageError("--engines: there is no engine; leave out --engine none")
+    if config.engine == "transformers" and config.engines > 1 and ":" in config.device:
+        raise UsageError(f"--engines: {config.device} is one GPU; leave out --device, and each engine gets one")
     if (config.engine != "vllm" and config.vllm_arg) or (config.engine != "sglang" and config.sglang_arg):
         raise UsageError("--vllm-arg, --sglang-arg: only with --engine vllm, or sglang")
     if config.engine == "sglang" and config.running == "drain":
         raise UsageError("--running drain: SGLang cannot hold back requests; use continue or recompute")
-    if not 1 <= config.engines <= 64 or not 1 <= config.tp <= 64:
-        raise UsageError("--engines, --tp: 1 to 64")
+    if not 0 <= config.engines <= 64 or not 0 <= config.tp <= 64:
+        raise UsageError("--engines, --tp: 1 to 64, or 0 to have them chosen")
     if not 0 <= config.draft_tokens <= 16:
         raise UsageError("--draft-tokens: 1 to 16, or 0")
     if not 0 <= config.engine_port <= 65535 - config.engines:

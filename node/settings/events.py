@@ -70,6 +70,16 @@ EVENTS: Final[Mapping[str, Event]] = {
         "What checks find has moved for half of the nodes that compute alike, so it is learned anew.",
         "nothing, unless half of these nodes may be cheating: then check their samples with your own scores",
     ),
+    "rewards_differ": Event(
+        "Nodes have different functions for the reward {reward} (digest: nodes; {nodes}); work goes to those with "
+        "{chosen} only.",
+        "install one version of it on all nodes",
+    ),
+    "reward_disputed": Event(
+        "{who} and {other} computed different rewards {reward} for a sample, and no third node can decide.",
+        "add a third node with this reward, or give the trainer the function (`verify_rewards`); if both are honest, "
+        "the function is not deterministic",
+    ),
     "handing_over": Event("Telling {members} members of the new swarm. {hint}.", "wait for `handed_over`"),
     "handed_over": Event(
         "{left} members have left for the new swarm; {lost} were not reached.",
@@ -122,6 +132,21 @@ EVENTS: Final[Mapping[str, Event]] = {
         "The engine starts ({seconds:time}): it waits for {waits_for}[[. It last said: {log_says}]]",
         "nothing for the first minutes; the whole log is in `SWARM_HOME/engine.log`",
     ),
+    "engines_planned": Event("{plan}.", "`--engines` and `--tp` choose otherwise"),
+    "engine_given_up": Event(
+        "Engine {number}[[ on {devices}]] is given up: {why} The others go on.",
+        "mend what it names, and restart this node",
+    ),
+    "engine_late": Event(
+        "Engine {number} has not answered for {seconds:time}; the others go on without it until it does.",
+        "nothing; if it comes again, see its log in `SWARM_HOME`",
+    ),
+    "engines_finish": Event("Finishing the work that is here, for at most {within_s:time}; then the engines sleep."),
+    "engines_asleep": Event(
+        "The engines are asleep and their memory is free (all work was finished: {finished}).",
+        "`swarm-node wake` starts them again",
+    ),
+    "engines_wake": Event("The engines start again."),
     "ready": Event("Ready: {doing}[[, {seconds:time} after the start]]."),
     "working": Event(
         "Version {version}[[ of {head}]]"
@@ -178,10 +203,15 @@ EVENTS: Final[Mapping[str, Event]] = {
         "The ledger gives this node no work: {why}.", "`swarm-node quarantine` on the trainer's machine says more"
     ),
     "self_test_failed": Event("The engine failed its first test: {why}.", "see `SWARM_HOME/engine.log`"),
-    "work_lost": Event("{sequences} sequences were lost with the engine: {why}. Other nodes generate them."),
+    "work_lost": Event("{sequences} sequences were lost with the engine: {why}. Others generate them."),
     "lease_refused": Event("The engine refuses a lease: {why}.", "nothing, if another node can do it"),
     "not_scored": Event("A sample of another node could not be scored: {why}."),
     "not_judged": Event("A sample of another node could not be judged: {why}."),
+    "reward_failed": Event(
+        "The reward {reward} of a sample was not computed: {why}. The sample comes without a reward.",
+        "look at the function, if it comes often",
+    ),
+    "reward_unusable": Event("A package's reward cannot be used: {why}.", "repair or remove that package"),
     # ------------------------------------------------------------ of every process
     "announcing": Event("Other machines reach this one at {addrs}."),
     "no_port_for_us": Event(

@@ -49,6 +49,7 @@ _EXAMPLES: Final[dict[str, Any]] = {
     "name": "box-7",
     "raw_out": "/data/file",
     "region": "eu",
+    "reward": ["tests_pass=my_rewards.code:tests_pass"],
     "sglang_arg": ["--context-length=4096"],
     "sglang_python": "/opt/sglang/bin/python",
     "threads": 8,

@@ -12,6 +12,7 @@ Modules:
 - `reached`: How peers are reached, for the status and the log
 - `roster`: The roster's trees, as the status shows them
 - `schema`: What a swarm process says about itself
+- `sleeping`: Has a node put its engines to sleep, or wake them
 - `terminal`: The swarm as a person watches it in a terminal
 - `work_schema`: What a process says of its work
 """

@@ -14,12 +14,12 @@ from codec.errors import PeerError
 from node.ipc.async_channel import AsyncChannel, serve_socket
 from node.ipc.channel import ChannelClosed, ChannelTimeout, close_fds, connect
 from node.status.schema import Status
+from node.status.sleeping import SOCKET_NAME, Rested, Sleep, Wake
 from swarm.guard import Source
 from swarm.transport.base import Unreachable
 
 __all__ = ["SOCKET_NAME", "StateAnswer", "StatusQuery", "ask", "serve"]
 
-SOCKET_NAME: Final = "status.sock"
 ANSWER_WITHIN_S: Final = 10.0
 """A swarm process answers between two events of its core; one that takes longer than this is stuck."""
 
@@ -45,18 +45,24 @@ async def _nothing_to_prove() -> None:
     await trio.lowlevel.checkpoint()
 
 
+async def _no_engines(request: Sleep | Wake) -> Rested:
+    await trio.lowlevel.checkpoint()
+    return Rested(why="There is no engine here: name the home of a node that has one (--home).")
+
+
 async def serve(
     home: Path,
     status: Callable[[], Status],
     prove: Callable[[], Awaitable[None]] = _nothing_to_prove,
+    rest: Callable[[Sleep | Wake], Awaitable[Rested]] = _no_engines,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Answer questions until cancelled.
 
     `status()` is called for each question and must be quick. `prove()` is awaited before that when the question asks
-    for a proof; it may take minutes, and its result shows in `status()`. Raises `UsageError` when another process
-    serves this home.
+    for a proof; it may take minutes, and its result shows in `status()`. `rest()` puts the engines to sleep or wakes
+    them. Raises `UsageError` when another process serves this home.
     """
 
     async def converse(channel: AsyncChannel) -> None:
@@ -64,12 +70,15 @@ async def serve(
             with trio.fail_after(ASK_WITHIN_S):
                 question, fds = await channel.recv()
             close_fds(fds)
+            if isinstance(question, Sleep | Wake):
+                await channel.send(await rest(question))
+                continue
             if question.prove:
                 await prove()
             await channel.send(StateAnswer(status()))
 
     await serve_socket(
-        home / SOCKET_NAME, converse, receives=StatusQuery, source=Source.STATUS, task_status=task_status
+        home / SOCKET_NAME, converse, receives=StatusQuery | Sleep | Wake, source=Source.STATUS, task_status=task_status
     )
 
 

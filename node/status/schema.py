@@ -23,6 +23,7 @@ from node.status.work_schema import (
     LedgerNode,
     LedgerStatus,
     QuarantineStatus,
+    RewardCounts,
     TimeSplit,
     Version,
     WorkerStatus,
@@ -37,6 +38,7 @@ __all__ = [
     "CommitTimes",
     "EgressStatus",
     "EngineCommit",
+    "EngineStatus",
     "EvidenceStatus",
     "LedgerNode",
     "LedgerStatus",
@@ -46,6 +48,7 @@ __all__ = [
     "PieceMap",
     "QuarantineStatus",
     "RelayStatus",
+    "RewardCounts",
     "SeedReport",
     "SeedStatus",
     "Status",
@@ -318,6 +321,28 @@ class EngineCommit(Struct, kw_only=True):
     """Nothing was generated."""
 
 
+class EngineStatus(Struct, kw_only=True):
+    """One of a node's engines."""
+
+    state: str = ""
+    """"ready"; "behind" (it lacks the node's version, so it gets no work); "starting" (or loading its weights);
+    "asleep"; "given up" (it cannot be started)."""
+    version: Version | None = None
+    """That it generates with; None: it is not ready."""
+    sequences: int = 0
+    """That it generates at the moment."""
+    restarts: int = 0
+    """How often its process ended after it had served, and was started again."""
+    reloads: int = 0
+    """How often it was reloaded from the replica."""
+    devices: list[str] = []
+    """Its GPUs, as `CUDA_VISIBLE_DEVICES` names them; empty: a CPU, or those that it chooses."""
+    url: str = ""
+    """Its OpenAI endpoint; empty: it has none."""
+    why: str = ""
+    """Why it was given up."""
+
+
 class LiveReads(Struct, kw_only=True):
     """Blocks of the replica that were read back out of the engines' memory (`--replica engine`)."""
 
@@ -375,6 +400,10 @@ class OwnStatus(Struct, kw_only=True):
     """Where the engines' memory is the replica; UNSET elsewhere."""
     engine_urls: list[str] | UnsetType = UNSET
     """OpenAI endpoints of the engines."""
+    engines: list[EngineStatus] | UnsetType = UNSET
+    """Each engine; none while their devices are not planned yet."""
+    asleep: bool | UnsetType = UNSET
+    """The engines' memory is free (`swarm-node sleep`), and no work is taken."""
     tokens_s: float | UnsetType = UNSET
     """Tokens/s; see `WorkerStatus.tokens_per_s`."""
     commits: list[EngineCommit] | UnsetType = UNSET

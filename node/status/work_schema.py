@@ -12,6 +12,7 @@ __all__ = [
     "LedgerNode",
     "LedgerStatus",
     "QuarantineStatus",
+    "RewardCounts",
     "TimeSplit",
     "Version",
     "WorkerStatus",
@@ -151,6 +152,25 @@ class CheckCounts(Struct, kw_only=True):
     """The nonce of the version before, in hex; empty: there is none."""
 
 
+class RewardCounts(Struct, kw_only=True):
+    """Rewards that nodes have computed, and what a second node found."""
+
+    checked: int = 0
+    """The second node had the same."""
+    unchecked: int = 0
+    """No other node could compute it."""
+    wrong: int = 0
+    """Other nodes had another one, and agreed: the sample was generated again."""
+    disputed: int = 0
+    """The second node had another one, and no others could decide."""
+    open: int = 0
+    """A second node is still to answer."""
+    functions: dict[str, dict[str, int]] = {}
+    """By name and digest of the function: how many members have it."""
+    chosen: dict[str, str] = {}
+    """By name: the digest that counts."""
+
+
 class ClientStatus(Struct, kw_only=True):
     """A key of the gateway with a quota. Counts are since the gateway started; a limit of 0 is none."""
 
@@ -199,10 +219,11 @@ class LedgerStatus(Struct, kw_only=True):
     refused: dict[str, int] = {}
     """Samples, by the reason."""
     checks: CheckCounts = field(default_factory=CheckCounts)
+    rewards: RewardCounts = field(default_factory=RewardCounts)
     unread: int = 0
     """Message bodies dropped because their node had sent too many."""
     unmet: dict[str, list[str]] = {}
-    """By open session: sampling options that it asks for and no node's engine has."""
+    """By open session: sampling options that it asks for and no node's engine has; `reward:NAME`: no node has it."""
     nodes: dict[str, LedgerNode] = {}
     """By public key in hex."""
     clients: dict[str, ClientStatus] = {}
@@ -235,3 +256,7 @@ class WorkerStatus(Struct, kw_only=True):
     """Share of its time in which it generated, 0..1."""
     worst_pause_s: float = 0.0
     """The longest pause of the last 256 commits."""
+    rewards: int = 0
+    """Computed, of own samples and to check those of others."""
+    rewards_failed: int = 0
+    """Of these, the ones without a number."""

@@ -13,11 +13,16 @@ Modules:
 - `adapter_messages`: The messages by which a command lists and removes adapters
 - `api`: The trainer's API, `Swarm`
 - `attach`: Attaches a trainer to the seed on its host as a publisher
+- `delta_publisher`: Publishes the versions that a trainer has written as deltas of its own
+- `disk_delta`: A tensor's delta in the folders that slime, miles and SkyRL write
 - `errors`: The errors that a trainer may have to catch
 - `file_messages`: The messages by which a command has the seed publish files
+- `gathered`: The whole tensors of a model that several ranks hold in parts
 - `held_gateway`: A gateway whose address outlives the seed that serves it
+- `megatron`: A Megatron-core model's tensors under the names of its checkpoint
 - `importance`: Importance weights from log-probabilities, truncated
 - `messages`: The messages between a trainer and the seed on its host
+- `own_rewards`: The trainer's own look at rewards
 - `prime_rl`: prime-rl on the swarm, without a change to it
 - `prompts`: Turns a trainer's prompt into the token ids that nodes continue
 - `publish_adapter`: Publishes an adapter's folder, and removes adapters, for `swarm-node`
@@ -28,8 +33,15 @@ Modules:
 - `rollout_stream`: The iterator that `Swarm.rollouts` returns
 - `rollouts`: Complete groups from the swarm, as an iterator
 - `routes`: Routes of experts replayed in the trainer's model
+- `serving`: Serves an adapter's routes on one address until the process is interrupted
+- `shared_gpu`: Lets a trainer use the GPU of a node's engines
+- `skyrl`: SkyRL on the swarm: the control endpoints of an inference server
+- `skyrl_deltas`: The folders in which SkyRL writes its versions
+- `slime`: slime and miles on the swarm: the hook that publishes what they have written
+- `slime_engine`: The swarm as the SGLang engine that slime and miles ask for tokens
 - `standing`: The swarm's state as its seed reports it
 - `trl`: TRL's `AsyncGRPOTrainer` on the swarm, without a change to it
+- `trl_rollouts`: TRL's `GRPOTrainer` on the swarm, without a change to it
 - `verl`: verl on the swarm, without a change to it
 - `watch`: Publishes each checkpoint that appears in a folder, for `swarm-node seed --watch`
 """

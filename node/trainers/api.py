@@ -14,21 +14,23 @@ import os
 from collections.abc import Callable, Iterable, Sized
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
 from codec import Layout
+from codec.bits import Bits
 from codec.errors import SwarmError, UsageError
 from codec.parts import policy_base
 from node.engines.base import SamplingParams
 from node.ledger.terms import Terms
+from node.rewards.outcome import Reward
 from node.trainers.attach import attach, find_or_start
 from node.trainers.connection.patience import log
 from node.trainers.connection.seedlink import SeedProcess, ask_state, home_folder
 from node.trainers.errors import PromptRefused, SwarmBusy, SwarmDown, SwarmTimeout
-from node.trainers.held_gateway import HeldGateway
 from node.trainers.messages import OpenGateway, OpenRollouts, VersionRef
+from node.trainers.own_rewards import own_rewards
 from node.trainers.prompts import Prompt, PromptSpec, Tokens, check_prompts
 from node.trainers.publish.line import OnBusy
 from node.trainers.publish.lines import PublishLines
@@ -37,8 +39,12 @@ from node.trainers.readiness import NodeReadiness, NodeState, Readiness, wait_re
 from node.trainers.rollout_group import Check, RefusedPrompt, Rollout, RolloutGroup
 from node.trainers.rollout_stream import RolloutStream
 from node.trainers.rollouts import Choice, rollouts
+from node.trainers.shared_gpu import sleep, wake
 from node.trainers.standing import standing
 from node.trainers.tensors.drafted import Drafted
+
+if TYPE_CHECKING:
+    from node.trainers.held_gateway import HeldGateway
 
 __all__ = [
     "Check",
@@ -224,6 +230,8 @@ class Swarm:
         key: str | None = None,
         whole: bool = False,
         routes: bool = False,
+        reward: str | Reward | None = None,
+        verify_rewards: float = 0.0,
         check: Check | None = None,
         keep: Callable[[RolloutGroup], bool] | None = None,
         take: int | None = None,
@@ -261,6 +269,13 @@ class Swarm:
         node. `routes`: each rollout says which experts every token took (`Rollout.routes`), for `replayed_routes`; only
         of a mixture of experts. `check`: compares samples with your own scores before you get them; see `Check`.
 
+        `reward`: the name of a reward that nodes compute, by a function that they have under this name; "NAME@DIGEST":
+        only by the function of that digest. Each rollout has the number as `Rollout.reward`. The function gets the
+        texts of prompt and completion, and `PromptSpec.reward_metadata`. A function of yours stands for its name
+        (`__name__`). `verify_rewards`: the share of the rewards, 0 to 1, that this process computes too, and of those
+        that no other node has checked all: by the function that is given, or by the one that has the name here. A node
+        that signed another one is quarantined, and other samples take the place of its own.
+
         `keep`: a filter: you do not get the groups for which `keep(group)` is false. `take`: the iterator ends after
         this many groups; when the last of them is complete, the other groups are aborted: their leases end, and nodes
         stop generating them. So `take=12` of 16 prompts gives the 12 groups that are complete first.
@@ -288,9 +303,11 @@ class Swarm:
             raise UsageError(f"rollouts: {error}.") from error
         if take is not None and take < 1:
             raise UsageError("rollouts: take is at least 1.")
+        rewards = own_rewards(reward, verify_rewards, self._tokens.base)
         session = os.urandom(16).hex() if key is None else key
         total = len(prompts) if isinstance(prompts, Sized) else None
-        terms = Terms(partial_after_s, least, priority, lag_from == "trained", purpose == "evaluate")
+        arbitrates = rewards.local is not None
+        terms = Terms(partial_after_s, least, priority, lag_from == "trained", purpose == "evaluate", arbitrates)
         request = OpenRollouts(
             session, n, sampling, self._max_lag, keep=key is not None, whole=whole, total=total, refusals=True,
             terms=terms,
@@ -308,6 +325,7 @@ class Swarm:
             check,
             partial(self._trained_version if terms.from_trained else self._lag_base, sampling.extra.adapter),
             Choice(keep, take),
+            rewards,
         )
 
     def mark_trained(self, adapter: str | None = None) -> None:
@@ -360,6 +378,23 @@ class Swarm:
         """
         return wait_ready(self._home, nodes, tokens_per_second, timeout_s, max_lag, tell)
 
+    def sleep(self, node: str | Path, *, within_s: float = 60.0) -> bool:
+        """Free the GPU memory of the engines of a node on this machine, so that training can use it. Returns when it is
+        free. `node`: that node's SWARM_HOME.
+
+        The node takes no work until `wake`. It first finishes what it has, for at most `within_s` seconds, and gives
+        the rest back to the swarm; the answer is whether it finished all. It goes on receiving versions. Raises
+        `UsageError` where there are no engines to stop, `SwarmDown` when no node answers there.
+        """
+        return sleep(Path(node), within_s)
+
+    def wake(self, node: str | Path, *, within_s: float = 600.0) -> None:
+        """Start the engines of a node on this machine again, and wait until one has proven the node's newest weights.
+
+        Raises as `sleep` does, and `SwarmTimeout` when none is ready after `within_s` seconds; they go on loading.
+        """
+        wake(Path(node), within_s)
+
     @property
     def state(self) -> dict[str, Any]:
         """The state of the trainer's side and of the swarm, as plain values; `docs/trainers.md` lists the keys.
@@ -389,16 +424,26 @@ class Swarm:
         """The names, shapes and dtypes of the base's tensors."""
         return policy_base(self._lines.base().layout)
 
+    def bits(self, name: str) -> Bits:
+        """The bits of a tensor of the base in the newest sealed version: unsigned integers, in one dimension.
+
+        Of the seed's memory, which this process cannot write to, and which the next version changes: copy what you
+        keep. Raises `KeyError` when the base has no tensor of this name.
+        """
+        return self._lines.base().bits(name)
+
     @property
     def openai_url(self) -> str:
         """The URL, ending with /v1, at which OpenAI clients get completions from the swarm as the model "policy".
 
-        Served on this machine only, from the first use of this property until `close`. While the seed is down, requests
-        are answered with 503 and Retry-After. Raises `SwarmDown`, `SwarmTimeout`, and `UsageError` when the seed cannot
-        serve a gateway.
+        Served on this machine only, from the first use of this property until `close`. While the seed is down, new
+        requests are answered with 503 and Retry-After, and those in flight wait for it. Raises `SwarmDown`,
+        `SwarmTimeout`, and `UsageError` when the seed cannot serve a gateway.
         """
         if self._gateway is None:
             request = OpenGateway("127.0.0.1", 0, "policy", "", self._max_lag, 4096)
+            from node.trainers.held_gateway import HeldGateway  # it imports trio
+
             self._gateway = HeldGateway(self._home, request, log.warning)
             self._gateway.run_in_thread()
         return self._gateway.url

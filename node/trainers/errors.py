@@ -22,7 +22,7 @@ class PromptRefused(RolloutsFailed):
 
 
 class SwarmDown(SwarmError):
-    """The seed on this host does not answer, or ended during the call."""
+    """The seed on this host, or the node that was asked, does not answer, or ended during the call."""
 
 
 class SwarmBusy(SwarmError):

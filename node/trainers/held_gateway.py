@@ -1,49 +1,54 @@
-"""A gateway whose address outlives the seed that serves it.
+"""A gateway whose address, and whose requests, outlive the seed that answers them.
 
-This process listens and hands the listening sockets to the seed, which accepts connections on them. While no seed is
-up, this process accepts instead, and answers every request with 503 and Retry-After. So clients never meet a closed
-port, and retry by themselves until the seed is back. Requests that the seed was answering when it ended are lost.
+This process listens, and sends each request to the seed (`node.gateway.front`). While no seed is up, new requests are
+answered with 503 and Retry-After, and requests that a seed had before it ended wait for the next one. So clients never
+meet a closed port, and each request is answered once.
 """
 
 import contextlib
-import select
 import socket
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-import msgspec
+import trio
 from msgspec.structs import replace
 
 from codec.errors import PeerError, UsageError
 from node.ipc.channel import Channel, ChannelClosed, ChannelTimeout
-from node.ipc.framing import MAX_FDS
+from node.settings.client_keys import KEYS_FILE
+from node.settings.extras import how_to_get, lacking
 from node.trainers.connection.seedlink import ANSWER_WITHIN_S, dial, expect, speaking
 from node.trainers.errors import SwarmDown, SwarmTimeout
 from node.trainers.messages import GatewayOpened, OpenGateway
+
+if TYPE_CHECKING:
+    from node.gateway.front.front import Front
 
 __all__ = ["HeldGateway"]
 
 BACKLOG: Final = 512
 """Connections that the kernel queues for each listening socket."""
+MOST_ADDRESSES: Final = 4
+"""Addresses of one host that are listened on."""
+REFUSAL_WITHIN_S: Final = 2.0
+"""A seed that stops serving, but has not ended, says why within this."""
 LOOK_S: Final = 0.2
 """How often a seed that is down is dialed."""
-ACCEPT_AGAIN_S: Final = 0.05
-"""Pause after a failed accept, so that a lack of descriptors does not take a whole core."""
-SOON_S: Final = 0.01
-"""How long each look waits for a seed's answer, between two rounds of refusing clients."""
-QUIET_S: Final = 3600.0
-"""Timeout of a read while the seed serves. The seed sends nothing then, so it only bounds one call."""
-RETRY_AFTER_S: Final = 2
-"""What clients are told to wait: a restart of the seed takes seconds."""
-MOST_CLIENTS: Final = 64
-"""Clients answered at a time while the seed is down; the connection of one more is closed. Each takes a thread."""
-CLIENT_WITHIN_S: Final = 2.0
-"""A client that has not sent the head of its request within this is answered without it."""
-MOST_READ_BYTES: Final = 1 << 20
-"""Bytes of a request that are read before its connection is closed."""
+
+
+class _Seed(NamedTuple):
+    """A seed that serves. `channel`: it serves until this ends. `requests`: where it receives them. `url`: for
+    clients."""
+
+    channel: Channel
+    requests: socket.socket
+    url: str
+
+    def close(self) -> None:
+        self.channel.close()
+        self.requests.close()
 
 
 class HeldGateway:
@@ -53,167 +58,129 @@ class HeldGateway:
         """Listen, and have the seed of `home` serve. `log_line(text)`: called when the seed goes and when it comes
         back.
 
-        Raises `UsageError` when the address is taken or the seed refuses, `SwarmDown` without a seed, `SwarmTimeout`.
+        Raises `UsageError` when the address is taken, the seed refuses or packages are missing, `SwarmDown` without a
+        seed, `SwarmTimeout`.
         """
+        if missing := lacking(("h11",)):
+            raise UsageError(f"A gateway needs {' and '.join(missing)} where it listens: {how_to_get('gateway')}")
         self._home, self._log = home, log_line
-        self._clients = threading.BoundedSemaphore(MOST_CLIENTS)
         self._listeners = _listen(request.host, request.port)
-        self._request = replace(request, port=self._listeners[0].getsockname()[1], listening=True)
+        self._request = replace(request, port=self._listeners[0].getsockname()[1], requests=True)
         self._closed = False
-        self._channel: Channel | None = None
+        self._running: tuple[trio.lowlevel.TrioToken, trio.CancelScope] | None = None
+        self._starting = threading.Lock()
+        """Held while `run` begins, and by `close`."""
+        self._first: _Seed | None = None
         try:
             with speaking("it was asked for a gateway"):
-                self._channel = self._request_gateway()
-                self.url = expect(self._channel, GatewayOpened, ANSWER_WITHIN_S)[0].url
+                self._first = self._ask_seed()
+                self.url = self._first.url
         except BaseException:
             self.close()
             raise
 
     def run(self) -> None:
         """Serve until `close`. Raises `UsageError` or `PublishFailed` when a seed that came back refuses to serve."""
-        while not self._closed:
-            self._wait_until_down()
-            if not self._closed:
-                self._log(
-                    f"The seed of {self._home} has ended. Requests are answered with 503 until it is started again."
-                )
-                self._refuse_until_back()
+        try:
+            trio.run(self._run)
+        except BaseExceptionGroup as errors:
+            raise _single(errors) from errors
 
     def run_in_thread(self) -> None:
         """As `run`, in a daemon thread."""
-        threading.Thread(target=self._run_quietly, name="swarm-gateway", daemon=True).start()
+        threading.Thread(target=self._run_and_log, name="swarm-gateway", daemon=True).start()
 
-    def _run_quietly(self) -> None:
-        with contextlib.suppress(OSError):  # closed by another thread
-            try:
-                self.run()
-            except Exception as error:
-                self._log(f"The gateway at {self.url} has ended: {error}")
-                self.close()
+    def _run_and_log(self) -> None:
+        try:
+            self.run()
+        except Exception as error:
+            self._log(f"The gateway at {self.url} has ended: {error}")
+            self.close()
 
     def close(self) -> None:
         """Stop serving. Safe to call twice, and from another thread."""
-        self._closed = True
-        if self._channel is not None:
-            self._channel.close()
+        with self._starting:
+            self._closed = True
+            if self._running is not None:
+                token, scope = self._running
+                with contextlib.suppress(trio.RunFinishedError):
+                    token.run_sync_soon(scope.cancel)
+                return
         for listener in self._listeners:
-            listener.close()  # the seed closes its duplicates when the connection ends
+            listener.close()
+        if self._first is not None:
+            self._first.close()
 
-    # ------------------------------------------------------------ while the seed serves
+    # ------------------------------------------------------------ in trio
 
-    def _request_gateway(self) -> Channel:
-        """A connection on which the seed was asked to serve, and has not answered yet."""
-        channel = dial(self._home)
-        channel.send(self._request, [listener.fileno() for listener in self._listeners])
-        return channel
+    async def _run(self) -> None:
+        from node.gateway.admission import Admission
+        from node.gateway.clients import Clients
+        from node.gateway.front.front import Front
+        from node.http.messages import HttpLimits
+        from node.http.server import serve
+        from swarm.transport.connection.ports import descriptors
 
-    def _wait_until_down(self) -> None:
-        """Return when the seed's connection ends."""
-        assert self._channel is not None
+        descriptors()  # one for each client
+        with trio.CancelScope() as scope:
+            with self._starting:
+                if self._closed:
+                    return
+                self._running = trio.lowlevel.current_trio_token(), scope
+            front, asked = Front(), self._request
+            admission = Admission(Clients(self._home / KEYS_FILE, asked.api_key))
+            limits = HttpLimits(connections=2 * asked.in_flight)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._follow_seeds, front)
+                await serve(front, asked.host, asked.port, limits, admission.check, listening=self._listeners)
+
+    async def _follow_seeds(self, front: "Front") -> None:
+        """Have one seed after the other answer the clients of `front`."""
+        seed, self._first = self._first, None
+        while seed is not None:
+            try:
+                await front.serve_seed(seed.requests)
+                await trio.to_thread.run_sync(self._raise_refusal, seed, abandon_on_cancel=True)
+            finally:
+                seed.close()
+            self._log(f"The seed of {self._home} has ended. New requests get 503 until it is started again.")
+            began = trio.current_time()
+            seed = await self._next_seed()
+            self._log(f"The seed is back, after {trio.current_time() - began:.0f} s; {self.url} is served again.")
+
+    def _raise_refusal(self, seed: _Seed) -> None:
+        """Raises `UsageError` or `PublishFailed` if the seed has said why it stopped serving."""
+        with contextlib.suppress(ChannelClosed, ChannelTimeout, PeerError):
+            expect(seed.channel, GatewayOpened, REFUSAL_WITHIN_S)
+
+    async def _next_seed(self) -> _Seed:
         while True:
             try:
-                expect(self._channel, GatewayOpened, QUIET_S)  # raises a refusal; the seed sends nothing else
-            except ChannelTimeout:
-                continue
-            except (ChannelClosed, PeerError):
-                self._channel.close()
-                return
+                return await trio.to_thread.run_sync(self._ask_seed, abandon_on_cancel=True)
+            except (ChannelClosed, ChannelTimeout, PeerError, SwarmDown, SwarmTimeout):
+                await trio.sleep(LOOK_S)
 
-    # ------------------------------------------------------------ while the seed is down
-
-    def _refuse_until_back(self) -> None:
-        """Answer clients with 503 until a seed serves again, or `close`."""
-        began, asked_at, channel = time.monotonic(), 0.0, None
-        while not self._closed:
-            self._refuse_clients()
-            try:
-                if channel is None:
-                    channel, asked_at = self._request_gateway(), time.monotonic()
-                expect(channel, GatewayOpened, SOON_S)
-            except ChannelTimeout:
-                if channel is None or time.monotonic() - asked_at < ANSWER_WITHIN_S:
-                    continue
-                channel.close()
-                channel = None
-            except (ChannelClosed, PeerError, SwarmDown, SwarmTimeout):
-                if channel is not None:
-                    channel.close()
-                channel = None
-            else:
-                self._channel = channel
-                self._log(f"The seed is back, after {time.monotonic() - began:.0f} s; {self.url} is served again.")
-                return
-        if channel is not None:
+    def _ask_seed(self) -> _Seed:
+        """Have the seed serve. Raises as `dial` and `expect` do."""
+        channel = dial(self._home)
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                channel.send(self._request, [theirs.fileno()])
+            url = expect(channel, GatewayOpened, ANSWER_WITHIN_S)[0].url
+        except BaseException:
             channel.close()
-
-    def _refuse_clients(self) -> None:
-        """Answer the clients that connect within `LOOK_S`."""
-        deadline = time.monotonic() + LOOK_S
-        while (left := deadline - time.monotonic()) > 0 and not self._closed:
-            for listener in self._with_clients(left):
-                try:
-                    client, _ = listener.accept()
-                except OSError:  # the client has gone, the seed accepted it, or this process has no descriptor left
-                    time.sleep(ACCEPT_AGAIN_S)
-                    continue
-                if self._clients.acquire(blocking=False):
-                    threading.Thread(target=self._refuse, args=(client,), daemon=True).start()
-                else:
-                    client.close()
-
-    def _with_clients(self, within_s: float) -> list[socket.socket]:
-        """The listeners that a client has connected to; waits for one at most so long. None when they are closed."""
-        poll = select.poll()  # unlike `select.select` it takes descriptors beyond 1023, which large trainers have
-        found = {listener.fileno(): listener for listener in self._listeners}
-        try:
-            for descriptor in found:
-                poll.register(descriptor, select.POLLIN)
-            return [found[descriptor] for descriptor, _ in poll.poll(within_s * 1000.0)]
-        except (OSError, ValueError):  # closed by another thread
-            return []
-
-    def _refuse(self, client: socket.socket) -> None:
-        try:
-            with client, contextlib.suppress(OSError):
-                client.settimeout(CLIENT_WITHIN_S)
-                head = _read(client, 1 << 16, b"\r\n\r\n")
-                client.sendall(_UNAVAILABLE)
-                client.shutdown(socket.SHUT_WR)
-                # Closing a socket with unread bytes makes the kernel send RST, which would discard the answer.
-                _read(client, MOST_READ_BYTES - head)
-        finally:
-            self._clients.release()
+            ours.close()
+            raise
+        return _Seed(channel, ours, url)
 
 
-def _read(client: socket.socket, most: int, until: bytes | None = None) -> int:
-    """Read and drop bytes until `until`, the end, `most` bytes, or `CLIENT_WITHIN_S`. Returns how many were read."""
-    deadline, count, end = time.monotonic() + CLIENT_WITHIN_S, 0, b""
-    while count < most and (left := deadline - time.monotonic()) > 0:
-        client.settimeout(left)
-        try:
-            more = client.recv(1 << 16)
-        except TimeoutError:
-            break
-        count += len(more)
-        end = end[-8:] + more
-        if not more or (until is not None and until in end):
-            break
-    client.settimeout(CLIENT_WITHIN_S)
-    return count
-
-
-def _unavailable() -> bytes:
-    """The response to every request while the seed is down."""
-    why = "The seed of this swarm is away, so no completion can be generated now. Try again in a moment."
-    body = msgspec.json.encode({"error": {"message": why, "type": "server_error", "param": None, "code": "seed_away"}})
-    head = (
-        "HTTP/1.1 503 Service Unavailable", "Content-Type: application/json", f"Content-Length: {len(body)}",
-        f"Retry-After: {RETRY_AFTER_S}", "Connection: close", "", "",
-    )  # fmt: skip
-    return "\r\n".join(head).encode() + body
-
-
-_UNAVAILABLE: Final = _unavailable()
+def _single(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """One of the errors of a nursery: an interrupt, if there is one."""
+    flat: list[BaseException] = []
+    for error in errors.exceptions:
+        flat.append(_single(error) if isinstance(error, BaseExceptionGroup) else error)
+    return min(flat, key=lambda error: isinstance(error, Exception))
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:
@@ -221,7 +188,7 @@ def _listen(host: str, port: int) -> list[socket.socket]:
     listeners: list[socket.socket] = []
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, kind, protocol, _, address in list(dict.fromkeys(found))[:MAX_FDS]:
+        for family, kind, protocol, _, address in list(dict.fromkeys(found))[:MOST_ADDRESSES]:
             listener = socket.socket(family, kind, protocol)
             listeners.append(listener)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -76,9 +76,9 @@ __all__ = [
 
 PROTOCOL: Final = 3
 """Number of this protocol. It grows when old and new processes cannot understand each other."""
-ROLLOUTS: Final = 1
+ROLLOUTS: Final = 2
 """What this release understands of rollouts. It grows with fields and messages that an older seed would ignore or
-refuse. 1: `Offer.n` and `Offer.sampling`, `OpenRollouts.terms`, `Abort`, `Trained`."""
+refuse. 1: `Offer.n` and `Offer.sampling`, `OpenRollouts.terms`, `Abort`, `Trained`. 2: rewards."""
 MAX_RANKS: Final = 1024
 """Ranks of one trainer. Ranks share a host, so this is far above what exists; it bounds what the seed allocates."""
 
@@ -320,7 +320,8 @@ class Sample(msgspec.Struct, frozen=True, tag="sample"):
     key of the node that signed it. `own`: for each span, the own version of what drew it, an adapter or the base; empty
     where the swarm has no adapters. `counted`, `lag`: the version that the seed counts from, and how many versions that
     changed the adapter or the base its oldest token is behind that. `routes`, `prompt_routes`: see
-    `node.ledger.messages.Rollout`.
+    `node.ledger.messages.Rollout`. `reward`: what its node signed, if a reward was asked for; None: no number, for the
+    reason `no_reward`. `reward_check`: what another node made of it.
     """
 
     group: GroupId
@@ -336,6 +337,9 @@ class Sample(msgspec.Struct, frozen=True, tag="sample"):
     lag: U63 = 0
     routes: bytes = b""
     prompt_routes: bytes = b""
+    reward: float | None = None
+    no_reward: str = ""
+    reward_check: Literal["checked", "unchecked", "disputed"] = "unchecked"
 
 
 class Taken(msgspec.Struct, frozen=True, tag="taken"):
@@ -390,8 +394,10 @@ class State(msgspec.Struct, frozen=True, tag="state"):
 class OpenGateway(msgspec.Struct, frozen=True, tag="gateway"):
     """Asks the seed to serve a gateway at this address until this connection ends.
 
-    For the fields see `node.settings.config.GatewayConfig`. `listening`: the message comes with listening sockets of
-    this address, as descriptors, and the seed accepts on them.
+    For the fields see `node.settings.config.GatewayConfig`. `requests`: the process that asks listens itself; the
+    message comes with a local socket, as a descriptor, on which it sends the requests (`node.gateway.front.messages`).
+    `listening`: the message comes with listening sockets of this address, and the seed accepts on them; processes of
+    older releases ask for that.
     """
 
     host: str
@@ -402,6 +408,7 @@ class OpenGateway(msgspec.Struct, frozen=True, tag="gateway"):
     in_flight: int
     inexact_seeds: bool = False
     listening: bool = False
+    requests: bool = False
 
 
 class GatewayOpened(msgspec.Struct, frozen=True, tag="serving"):

@@ -20,10 +20,11 @@ import msgspec
 import trio
 
 from codec.errors import SwarmError, UsageError
-from node.http import Request, Response, failure, json_response, serve
+from node.http import Request, Response, failure, json_response
 from node.trainers.api import Publication, Swarm
 from node.trainers.connection.seedlink import ask_state, home_folder
 from node.trainers.publish_here import folder_tensors
+from node.trainers.serving import serve_until_interrupted
 
 __all__ = ["Admin", "main"]
 
@@ -129,25 +130,11 @@ def main(words: list[str] | None = None) -> int:
         "--timeout-s", type=float, default=600.0, help="seconds to wait for them at most (default: 600)"
     )
     options = parser.parse_args(words)
-    host, _, port = options.at.rpartition(":")
     admin = Admin(home_folder(options.home), options.model_name, options.quorum, options.timeout_s)
-
-    async def run() -> None:
-        async with trio.open_nursery() as nursery:
-            bound = await nursery.start(serve, admin, host or "127.0.0.1", int(port))
-            print(f"http://{host or '127.0.0.1'}:{bound}/v1", flush=True)
-
-    code = 0
     try:
-        trio.run(run)
-    except* KeyboardInterrupt:
-        pass
-    except* OSError as group:
-        print(f"Cannot listen on {options.at}: {group.exceptions[0]}. Choose another with --at.", file=sys.stderr)
-        code = 2
+        return serve_until_interrupted(admin, options.at, "/v1")
     finally:
         admin.close()
-    return code
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Turns a trainer's prompt (token ids, a text, or chat messages) into the token ids that nodes continue."""
 
+import json
 import operator
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -7,10 +8,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from codec.errors import UsageError
-from node.engines.base import MAX_TOKEN, SamplingParams
+from node.engines.base import MAX_TOKEN, RewardAsked, SamplingParams
 from node.ledger.messages import MAX_CAPACITY, MAX_TOKENS
 
-__all__ = ["BadPrompt", "Prompt", "PromptSpec", "Tokens", "check_prompts", "own_terms"]
+__all__ = ["BadPrompt", "Prompt", "PromptSpec", "Tokens", "asked_reward", "check_prompts", "own_terms"]
 
 Prompt = Sequence[int] | str | Sequence[Mapping[str, Any]]
 """Token ids; a text; or a conversation, as messages with `role` and `content`."""
@@ -23,12 +24,16 @@ class PromptSpec:
     `prompt`: token ids, a text, or chat messages. `sampling`: how to sample it; None: as the call of `rollouts` says.
     The call's adapter and routes count for it too. `n`: samples of it, 1 to 4096; None: as the call says. `metadata`:
     anything; it comes back as `RolloutGroup.metadata` or `RefusedPrompt.metadata`, and never leaves this process.
+
+    `reward_metadata`: what the reward function gets with this prompt (`rollouts(reward=...)`), such as the expected
+    answer: names and JSON values, at most 16 KiB as JSON. It is sent to the nodes that generate for the prompt.
     """
 
     prompt: Prompt
     sampling: SamplingParams | None = None
     n: int | None = None
     metadata: Any = None
+    reward_metadata: Mapping[str, Any] | None = None
 
 
 ACCEPTED: Final = "token ids, a text, or chat messages such as [{'role': 'user', 'content': '...'}]"
@@ -70,12 +75,29 @@ def own_terms(spec: PromptSpec, call: SamplingParams) -> tuple[SamplingParams | 
     return (None if sampling == call else sampling), spec.n
 
 
+def asked_reward(spec: PromptSpec, name: str) -> RewardAsked | None:
+    """The reward `name` (empty: none) of the samples of a prompt. Raises `BadPrompt` for metadata that cannot be
+    sent."""
+    if not name and spec.reward_metadata is not None:
+        raise BadPrompt("It has reward_metadata, and no reward is asked for: give rollouts a reward.")
+    if not name:
+        return None
+    given = spec.reward_metadata or {}
+    try:
+        if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+            raise TypeError("it is no mapping of names")
+        text = json.dumps(dict(given), ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
+        return RewardAsked(name, text.encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadPrompt(f"Its reward_metadata cannot be sent to nodes: {error}. Give names and JSON values.") from error
+
+
 class Tokens:
     """Reads prompts by the tokenizer and chat template of a base folder, loaded when the first text comes."""
 
     def __init__(self, base: Path | None) -> None:
         """`base`: the checkpoint folder; None: only token ids can be read."""
-        self._base = base
+        self.base = base
         self._loaded: Any = None
 
     def of(self, prompt: object) -> tuple[int, ...]:
@@ -105,7 +127,7 @@ class Tokens:
         tokenizer = self._tokenizer("chat messages")
         if getattr(tokenizer, "chat_template", None) is None:
             raise UsageError(
-                f"{self._base} has no chat template, so chat messages cannot be rendered: give text or token ids."
+                f"{self.base} has no chat template, so chat messages cannot be rendered: give text or token ids."
             )
         try:
             text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
@@ -115,13 +137,13 @@ class Tokens:
 
     def _tokenizer(self, what: str) -> Any:
         if self._loaded is None:
-            if self._base is None:
+            if self.base is None:
                 raise UsageError(
                     f"Prompts given as {what} need the base's tokenizer: give Swarm.attach the base folder."
                 )
             from transformers import AutoTokenizer
 
-            self._loaded = AutoTokenizer.from_pretrained(self._base, local_files_only=True)
+            self._loaded = AutoTokenizer.from_pretrained(self.base, local_files_only=True)
         return self._loaded
 
 

@@ -30,6 +30,9 @@ class Rollout:
     version. `lag`: how many versions that changed the adapter or the base its oldest token was behind when the seed
     sent it.
 
+    `reward`: what the node's function made of the sample, if a reward was asked for; None: it was not, or the function
+    gave no number, for the reason `no_reward`. `reward_checked`: another node, or this process, computed the same.
+
     `routes`: if they were asked for, which experts each token of prompt and completion but the last took: uint16,
     (tokens - 1, layers, k), ascending; see `node.trainers.routes`.
     """
@@ -43,6 +46,9 @@ class Rollout:
     own: tuple[int, ...] = ()
     lag: int = 0
     routes: Routes | None = field(default=None, compare=False, repr=False)
+    reward: float | None = None
+    no_reward: str = ""
+    reward_checked: bool = False
 
     @property
     def versions(self) -> tuple[tuple[int, int], ...]:
@@ -71,6 +77,11 @@ class RolloutGroup:
     n: int = 0
     sampling: SamplingParams | None = None
     metadata: Any = field(default=None, compare=False)
+
+    @property
+    def rewards(self) -> tuple[float | None, ...]:
+        """`Rollout.reward` of each sample."""
+        return tuple(rollout.reward for rollout in self.rollouts)
 
     @property
     def is_partial(self) -> bool:
@@ -151,4 +162,7 @@ def rollout_of(sample: Sample, adapter: str, routes: Routes | None) -> Rollout:
     starts = (0, *(end for _, _, end in sample.spans))
     spans = tuple(Span((e, v), start, end) for start, (e, v, end) in zip(starts, sample.spans, strict=False))
     tokens, logprobs = unpack_tokens(sample.token_ids), unpack_floats(sample.logprobs)
-    return Rollout(tokens, logprobs, sample.finish_reason, spans, sample.node, adapter, sample.own, sample.lag, routes)
+    return Rollout(
+        tokens, logprobs, sample.finish_reason, spans, sample.node, adapter, sample.own, sample.lag, routes,
+        sample.reward, sample.no_reward, sample.reward_check == "checked",
+    )  # fmt: skip

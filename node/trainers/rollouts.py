@@ -14,7 +14,7 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from codec.errors import UsageError
-from node.engines.base import SamplingParams, Version
+from node.engines.base import RewardAsked, SamplingParams, Version
 from node.ipc.channel import Channel, ChannelTimeout, close_fds
 from node.ledger.packing import pack_tokens, unpack_tokens
 from node.ledger.route_reader import BadRoutes, read_routes
@@ -36,13 +36,16 @@ from node.trainers.messages import (
     Taken,
     Trained,
 )
-from node.trainers.prompts import BadPrompt, PromptSpec, own_terms
+from node.trainers.own_rewards import NO_REWARDS, OwnRewards, RewardLie
+from node.trainers.prompts import BadPrompt, PromptSpec, asked_reward, own_terms
 from node.trainers.rollout_group import Check, RefusedPrompt, Rollout, RolloutGroup, rollout_of, routed_of
 from node.trainers.rollout_stream import RolloutStream
 from node.trainers.standing import why_no_group
 
 __all__ = ["Choice", "group_id", "rollouts"]
 
+OWN_TERMS: Final = 1
+"""The `ROLLOUTS` of a seed that knows prompts with their own sampling, and what came with them."""
 LOOK_AGAIN_S: Final = 0.2
 """How often a seed that is down is dialed."""
 ABORTED_A_MESSAGE: Final = 1024
@@ -76,14 +79,16 @@ def rollouts(
     check: Check | None = None,
     lag_base: Callable[[], Version] = lambda: (0, 0),
     choice: Choice = Choice(),
+    rewards: OwnRewards = NO_REWARDS,
 ) -> RolloutStream:
     """See `Swarm.rollouts`. `tokens(prompt)`: its token ids; raises `BadPrompt`. `lag_base()`: the version that lags
     are counted from."""
-    read = (_read(index, prompt, tokens, request.sampling) for index, prompt in enumerate(prompts))
+    read = (_read(index, prompt, tokens, request.sampling, rewards.name) for index, prompt in enumerate(prompts))
     if request.keep and isinstance(prompts, list | tuple):
         known = list(read)
         read, request = iter(known), replace(request, prompts=_hash(known), count=len(known))
-    batch = _Batch(request, read, timeout_s, check, lag_base, partial(why_no_group, home, request.session), choice)
+    explain = partial(why_no_group, home, request.session)
+    batch = _Batch(request, read, timeout_s, check, lag_base, explain, choice, rewards)
     return RolloutStream(_connected(home, batch), batch)
 
 
@@ -118,30 +123,46 @@ class _Prompt:
     sampling: SamplingParams | None = None
     n: int | None = None
     metadata: Any = None
+    reward: RewardAsked | None = None
+
+    @property
+    def has_own_terms(self) -> bool:
+        """Whether it has something of its own that only newer seeds know."""
+        return self.n is not None or self.sampling is not None
+
+    def asks(self, call: SamplingParams) -> SamplingParams | None:
+        """The sampling to offer it with; None: the call's."""
+        if self.reward is None:
+            return self.sampling
+        return (self.sampling or call).with_options(reward=self.reward)
 
     def refused(self, why: str) -> RefusedPrompt:
         """What the caller gets in the place of its group."""
         return RefusedPrompt(self.index, self.given, why, self.metadata)
 
 
-def _read(index: int, given: Any, tokens: Callable[[Any], tuple[int, ...]], call: SamplingParams) -> _Prompt:
+def _read(
+    index: int, given: Any, tokens: Callable[[Any], tuple[int, ...]], call: SamplingParams, reward: str = ""
+) -> _Prompt:
     spec = given if isinstance(given, PromptSpec) else PromptSpec(given)
     try:
         sampling, n = own_terms(spec, call)
-        return _Prompt(index, spec.prompt, pack_tokens(tokens(spec.prompt)), "", sampling, n, spec.metadata)
+        asked, packed = asked_reward(spec, reward), pack_tokens(tokens(spec.prompt))
+        return _Prompt(index, spec.prompt, packed, "", sampling, n, spec.metadata, asked)
     except BadPrompt as error:
         return _Prompt(index, spec.prompt, None, str(error), metadata=spec.metadata)
 
 
 def _hash(prompts: Sequence[_Prompt]) -> bytes:
     """BLAKE3 over the length and bytes of each prompt, in order. One that cannot be read has the length 2^32 - 1. What
-    a prompt has of its own (n, sampling) follows it, as MessagePack."""
+    a prompt has of its own (n, sampling, and its reward) follows it, as MessagePack."""
     state = blake3()
     for prompt in prompts:
         length = (1 << 32) - 1 if prompt.packed is None else len(prompt.packed)
         state.update(length.to_bytes(4, "little") + (prompt.packed or b""))
-        if prompt.n is not None or prompt.sampling is not None:
-            state.update(msgspec.msgpack.encode((prompt.n, prompt.sampling)))
+        if prompt.has_own_terms or prompt.reward is not None:
+            own = (prompt.n, prompt.sampling) + (() if prompt.reward is None else (prompt.reward,))
+            state.update(msgspec.msgpack.encode(own))
     return state.digest()
 
 
@@ -161,6 +182,7 @@ class _Batch:
         lag_base: Callable[[], Version],
         explain: Callable[[], str],
         choice: Choice = Choice(),
+        rewards: OwnRewards = NO_REWARDS,
     ) -> None:
         """`lag_base`: see `rollouts`. `explain()`: why no group comes, in a sentence, for logs and errors."""
         self._explain = explain
@@ -176,6 +198,7 @@ class _Batch:
         self._request = request
         self._prompts = prompts
         self._choice = choice
+        self._rewards = rewards
         self._chosen = 0
         """Groups that the caller got."""
         self._count = 0
@@ -270,13 +293,17 @@ class _Batch:
                 self._taken.append(name)
 
     def _offer(self, group: bytes, prompt: _Prompt, skipped: int) -> Offer:
-        return Offer(group, prompt.packed or b"", skipped, prompt.n, prompt.sampling)
+        return Offer(group, prompt.packed or b"", skipped, prompt.n, prompt.asks(self._request.sampling))
 
     def _check_seed(self, speaks: int, prompt: _Prompt | None = None) -> None:
         """Raises `UsageError` when the seed is of a release that does not know what this call or `prompt` asks for."""
-        asks = prompt is not None and (prompt.n is not None or prompt.sampling is not None)
+        if self._rewards.name and speaks < ROLLOUTS:
+            raise UsageError(
+                "The seed is of an older release, which knows no rewards: install the same version of swarm-node there."
+            )
+        asks = prompt is not None and prompt.has_own_terms
         asks = asks or self._request.terms != PLAIN or self._choice.take is not None
-        if asks and speaks < ROLLOUTS:
+        if asks and speaks < OWN_TERMS:
             raise UsageError(
                 "The seed is of an older release, which knows neither prompts with their own sampling or n, nor take, "
                 "partial groups, priority and lags from what was trained: install the same version of swarm-node there."
@@ -398,11 +425,16 @@ class _Batch:
             newest = self._lag_base()
             if any(_may_be_stale(sample, newest, self._request.max_lag) for sample in samples):
                 channel.send(Stale(name, *newest))
-            elif (lie := self._find_lie(group)) is not None:
+                continue
+            if (lie := self._find_lie(group)) is not None:
                 channel.send(Accuse(name, samples[lie[0]].sample, lie[1]))
-            else:
-                del self._open[name]
-                return name, group
+                continue
+            looked = group if prompt.reward is None else self._rewards.look(prompt.reward, group)
+            if isinstance(looked, RewardLie):
+                channel.send(Accuse(name, samples[looked.index].sample, looked.why))
+                continue
+            del self._open[name]
+            return name, looked
         return None
 
     def _find_lie(self, group: RolloutGroup) -> tuple[int, str] | None:

@@ -48,18 +48,28 @@ def _why_no_group(report: SeedReport, session: str) -> str:
             f"{_named(node)}: {node.quarantine.why}" for node in generating[:3] if node.quarantine is not None
         )
         return f"Every node that has an engine is in quarantine ({why}): see swarm-node quarantine."
-    if unmet := report.work.unmet.get(session):
+    unmet = report.work.unmet.get(session, [])
+    if missing := [name.removeprefix("reward:") for name in unmet if name.startswith("reward:")]:
+        have = ", ".join(report.work.rewards.functions) or "none"
+        return (
+            f"No node has the reward {missing[0]!r} (rewards that nodes have: {have}): start one with "
+            f"--reward {missing[0].partition('@')[0]}=MODULE:FUNCTION."
+        )
+    if unmet:
         return (
             f"No node's engine can do these sampling options: {', '.join(unmet)}. Leave them out, or start a node "
             "whose engine can: one of this release; for exact, transformers, or vLLM on a GPU with "
             "VLLM_BATCH_INVARIANT=1."
         )
+    disputed = report.work.rewards.disputed
+    doubt = f" Nodes disagreed about {disputed} rewards: see the seed's log." if disputed else ""
     speed = sum(node.tokens_s for node in able)
     text = ", ".join(f"{count} {reason}" for reason, count in sorted(report.work.refused.items()))
     return (
         f"{len(able)} nodes generate samples, at {speed:.0f} tokens/s together"
         + (f"; refused so far: {text}" if text else "")
         + ". They may be too slow for this deadline, or still have an older version."
+        + doubt
     )
 
 

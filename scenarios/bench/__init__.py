@@ -12,6 +12,8 @@ Modules:
 - `codec_data`: The input data of the codec benchmark
 - `codec_measure`: The measurement loop of the codec benchmark
 - `experts`: Measures what a version costs of which only some experts of a mixture changed
+- `gateway_overhead`: Compares the gateway's tokens per second with those of its engine's own server
+- `gateway_restart`: Kills nodes and the seed while requests are in flight at the gateway
 - `gossip`: Measures the share and the delay of announcements that reach every peer
 - `monitor`: Measures what a scrape of metrics and a look at the page cost
 - `reckoned`: Compares what `swarm-node delta --shapes` reckons with a step that is really coded
@@ -20,6 +22,7 @@ Modules:
 - `routes`: Measures the bytes a token of routes of experts, and the speed of their coder
 - `sessions`: Measures how much of a session's text its next turn finds in a node's prefix cache
 - `sparsity`: Measures the share of weights that a step changes, and compares it with a model
+- `streams`: Measures how long a token takes from the engine to a client of a stream
 - `transport`: Measures the CPU time and throughput of the transport
 - `transport_ends`: The two processes of `scenarios.bench.transport`
 """

@@ -2,12 +2,13 @@
 
     python -m scenarios.bench.streams --streams 64 --tokens 64 --rate 30
 
-One process has the ledger, the gateway, one node's worker, an engine that draws a token of each sequence at a fixed
-rate, and the clients, which read over loopback. So the time is that of all software on the way without a network, of
-which a round trip comes on top. The target is 20 ms for the first token.
+One process has the front, the gateway, the ledger, one node's worker, an engine that draws a token of each sequence at
+a fixed rate, and the clients, which read over loopback. So the time is that of all software on the way without a
+network, of which a round trip comes on top. The target is 20 ms for the first token.
 """
 
 import json
+import socket
 import statistics
 import tempfile
 import time
@@ -21,6 +22,10 @@ from codec.sign import Key
 from node.engines.base import ABILITIES, JUDGES, Completion, DrawnTokens, Prompt, SamplingParams, Span, Version
 from node.engines.host import Commitment
 from node.gateway import Gateway
+from node.gateway.front.front import Front
+from node.gateway.front.messages import ToSeed
+from node.http.server import serve
+from node.ipc.async_channel import AsyncChannel
 from node.ledger.book import Book
 from node.ledger.service import LedgerService
 from node.ledger.settings import Settings
@@ -53,6 +58,11 @@ class SteadyEngine:
 
     async def wait_ready(self) -> None:
         await trio.lowlevel.checkpoint()
+
+    wait_up = wait_ready
+
+    def lacks(self, version: Version) -> bool:
+        return self.version < version
 
     async def generate(
         self,
@@ -116,8 +126,12 @@ async def _measure(streams: int, tokens: int, rate: float) -> tuple[list[float],
             )
             await nursery.start(service.run)
             await nursery.start(workers[0].run)
-            gateway = Gateway(service, dict, lambda: (0, 0), GatewayConfig(at="127.0.0.1:0"))
-            url = await nursery.start(gateway.run)
+            ours, theirs = socket.socketpair()
+            front, channel = Front(), AsyncChannel.adopt(theirs, ToSeed)
+            gateway = Gateway(service, dict, lambda: (0, 0), GatewayConfig(at="127.0.0.1:1"), front=channel)
+            await nursery.start(gateway.run)
+            nursery.start_soon(front.serve_seed, ours)
+            url = f"http://127.0.0.1:{await nursery.start(serve, front, '127.0.0.1', 0)}/v1"
             while not service.capacity:  # noqa: ASYNC110 - no event says that the node has asked
                 await trio.sleep(0.05)
             async with trio.open_nursery() as clients:

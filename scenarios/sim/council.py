@@ -94,7 +94,7 @@ class VirtualMachine:
         self.core: CouncilMachine | None = None
         self.life = 0
         """Counts starts, so that timers of an earlier life are known as such."""
-        self.wakes_at = (0, 0.0)
+        self.wakes_at: tuple[int, float] = (0, 0.0)
         """The life and the time of the clock at which it is to wake."""
         self.busy_until = 0.0
         """True time; events that come earlier wait."""

@@ -1,4 +1,4 @@
-"""HTTP clients of the gateway, which runs in the seed's process: without a key, with one, slow, many, or garbled."""
+"""HTTP clients of the gateway and of the seed behind it: without a key, with one, slow, many, or garbled."""
 
 import json
 from collections.abc import Iterator
@@ -26,6 +26,11 @@ class Gateway:
         arena.swarm.start("gateway", "gateway", "--at", "127.0.0.1:0", "--json", **home)
         arena.swarm.until_logged("gateway", '"url"')
         self.port = int(json.loads(arena.log("gateway"))["url"].split(":")[2].split("/")[0])
+
+    @property
+    def rss_bytes(self) -> int:
+        """Of the process that listens and of the seed."""
+        return sum(self.arena.process(name).rss_bytes for name in ("seed", "gateway"))
 
     async def open(self, source: str = "127.0.0.1") -> trio.SocketStream:
         return await trio.open_tcp_stream("127.0.0.1", self.port, local_address=source)
@@ -65,19 +70,19 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
 
 
 async def peak_of(gateway: Gateway, seconds: float) -> int:
-    """The peak resident memory of the seed in the next `seconds`, bytes."""
-    peak, process = 0, gateway.arena.process()
+    """The peak resident memory of the gateway in the next `seconds`, bytes."""
+    peak = 0
     with trio.move_on_after(seconds):
         while True:
-            peak = max(peak, process.rss_bytes)
+            peak = max(peak, gateway.rss_bytes)
             await trio.sleep(0.05)
     return peak
 
 
 async def bodies(gateway: Gateway, clients: int, key: str, *, whole: bool) -> int:
     """`clients` clients send a body of 8 MiB each (unless `whole`: all but its last byte); returns how much the
-    seed's memory grew, in bytes."""
-    before, peak = gateway.arena.process().rss_bytes, 0
+    gateway's memory grew, in bytes."""
+    before, peak = gateway.rss_bytes, 0
     start = head("POST", "/v1/completions", key=key, length=len(BODY) + (0 if whole else 1))
 
     async def one() -> None:
@@ -100,14 +105,14 @@ HELD, SENT = pytest.param(False, id="held"), pytest.param(True, id="sent")
 
 @pytest.mark.parametrize("whole", [HELD, SENT] if FULL else [HELD])
 async def test_10_bodies_without_a_key(gateway: Gateway, whole: bool) -> None:
-    before = gateway.arena.process().rss_bytes
+    before = gateway.rss_bytes
     async with observed(gateway.arena) as observer:
         grew = await bodies(gateway, 100, "", whole=whole)
         assert grew < 64 * MIB, f"{grew / MIB:.0f} MiB for 100 clients without a key"
         assert observer.late_s < LATE_S
     await gateway.serves()
     await trio.sleep(1)
-    kept = gateway.arena.process().rss_bytes - before
+    kept = gateway.rss_bytes - before
     assert kept < 32 * MIB, f"{kept / MIB:.0f} MiB are not freed"
 
 
@@ -178,7 +183,7 @@ async def test_garbled_requests_cost_one_connection(gateway: Gateway) -> None:
 
 async def test_slow_and_many_clients_keep_no_other_client_out(gateway: Gateway) -> None:
     """From eight addresses: heads sent one byte a second, answers that are never read, silent connections."""
-    before = gateway.arena.process().rss_bytes
+    before = gateway.rss_bytes
     pipelined = head("GET", "/v1/models", key=API_KEY) * 2000
 
     async def slow(source: str, data: bytes, pause_s: float) -> None:
@@ -202,6 +207,6 @@ async def test_slow_and_many_clients_keep_no_other_client_out(gateway: Gateway) 
         await trio.sleep(FLOOD_S)
         await gateway.serves()
         assert observer.late_s < LATE_S
-        grew = gateway.arena.process().rss_bytes - before
+        grew = gateway.rss_bytes - before
         nursery.cancel_scope.cancel()
     assert grew < 64 * MIB, f"{grew / MIB:.0f} MiB"

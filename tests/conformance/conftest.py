@@ -6,8 +6,12 @@
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from node.engines.transformers import TransformersEngine
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "node" / "gateway")]
 
@@ -24,3 +28,12 @@ def _quiet() -> None:
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> "TransformersEngine":
+    """A random model with a token for each byte, which llguidance can keep to a structure."""
+    from parameters_kit import make_writer
+
+    pytest.importorskip("llguidance")
+    return make_writer(tmp_path_factory.mktemp("writer"))

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import trio
 from gateway_kit import END, LETTERS, ROOT, UNKNOWN, base_files, gateway
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from codec.routes import RouteShape
 from node.engines.base import Prompt, SamplingParams
@@ -30,7 +30,10 @@ __all__ = [
     "files",
     "make_engine",
     "make_experts",
+    "make_writer",
     "tokens_of",
+    "writer_files",
+    "writer_tokens",
 ]
 
 SHAPE = RouteShape(2, 3, 8)
@@ -91,6 +94,39 @@ def make_experts(folder: Path) -> TransformersEngine:
     return engine
 
 
+def writer_files() -> dict[str, bytes]:
+    """A base whose tokenizer has a token for each byte, and whose chat template reads tools."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({sign: i for i, sign in enumerate(alphabet)} | {"<end>": 256}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    settings = {"eos_token": "<end>", "chat_template": TEMPLATE}
+    return {
+        "tokenizer.json": tokenizer.to_str().encode(),
+        "tokenizer_config.json": json.dumps(settings).encode(),
+        "config.json": json.dumps({"max_position_embeddings": 1024}).encode(),
+    }
+
+
+def writer_tokens(text: str) -> list[int]:
+    """The tokens of a text by the tokenizer of `writer_files`."""
+    return Tokenizer.from_str(writer_files()["tokenizer.json"].decode()).encode(text).ids
+
+
+def make_writer(folder: Path) -> TransformersEngine:
+    """As `make_engine`, with a token for each byte, so that it can write JSON."""
+    from node.trainers.grpo.tiny import TinyRecipe
+    from node.trainers.grpo.warmup import random_model
+
+    recipe = TinyRecipe(vocabulary=257, hidden=32, inner=64, layers=2, seed=1)
+    random_model(recipe, tied=False, max_position_embeddings=1024, initializer_range=0.3).save_pretrained(folder)
+    (folder / "tokenizer.json").write_bytes(writer_files()["tokenizer.json"])
+    engine = TransformersEngine(threads=1, device="cpu")
+    engine.load(folder)
+    return engine
+
+
 class LocalEngine:
     """An `EngineClient` around an engine in this process.
 
@@ -105,11 +141,18 @@ class LocalEngine:
         self.adapters: dict[str, tuple[int, int]] = {}
         self.drawn = 0
         """Tokens generated so far, of all samples."""
+        self.prompts: list[tuple[tuple[int, ...], SamplingParams]] = []
+        """Of all samples, in the order in which they came."""
         self._flight = 0
         self._done: dict[int, Any] = {}
 
     async def wait_ready(self) -> None:
         await trio.lowlevel.checkpoint()
+
+    wait_up = wait_ready
+
+    def lacks(self, version: tuple[int, int]) -> bool:
+        return self.version < version
 
     async def generate(
         self,
@@ -119,6 +162,7 @@ class LocalEngine:
         adapter: str = "",
         draws: Any = None,
     ) -> Any:
+        self.prompts += [(prompt.token_ids, sampling) for prompt in prompts]
         self._flight += 1
         flight = self._flight
         try:
@@ -235,10 +279,15 @@ async def asking(
     *,
     abilities: frozenset[str] | None = None,
     shape: bool = True,
+    base: dict[str, bytes] | None = None,
     **config: Any,
 ) -> AsyncIterator[Asker]:
-    """`abilities`: those that the engine names instead of its own. `shape`: whether the seed knows of its experts."""
-    async with gateway(folder, files(), **config) as (swarm, url), httpx.AsyncClient(timeout=60) as client:
+    """`abilities`: those that the engine names instead of its own. `shape`: whether the seed knows of its experts.
+    `base`: the checkpoint's small files."""
+    async with (
+        gateway(folder, files() if base is None else base, **config) as (swarm, url),
+        httpx.AsyncClient(timeout=60) as client,
+    ):
         local = LocalEngine(engine)
         swarm.ledger.route_shape = SHAPE if shape else None
         if abilities is not None:

@@ -17,7 +17,19 @@ import openai.types.chat.completion_create_params as chat_params
 import openai.types.completion_create_params as completion_params
 import pytest
 import trio
-from parameters_kit import BOS, END, SHAPE, Asker, LocalEngine, asking, files, make_engine, make_experts, tokens_of
+from parameters_kit import (
+    BOS,
+    END,
+    SHAPE,
+    Asker,
+    LocalEngine,
+    asking,
+    files,
+    make_engine,
+    make_experts,
+    tokens_of,
+    writer_files,
+)
 
 from node.engines.base import ABILITIES, OPTIONS, ROUTES
 from node.engines.transformers import TransformersEngine
@@ -35,6 +47,7 @@ WITH: dict[str, dict[str, Any]] = {
     "stream_options": {"stream": True},
     "routed_experts_prompt_start": {"return_routed_experts": True},
     "truncation_side": {"truncate_prompt_tokens": 3},
+    "top_logprobs": {"logprobs": True},
     "continue_final_message": {"messages": [{"role": "assistant", "content": "he"}]},
 }
 """By field: other fields that a request with it must have."""
@@ -179,7 +192,8 @@ async def _lengths(ask: Asker, endpoint: str) -> None:
         if any(row.name == name and endpoint in row.on for row in PARAMETERS):
             reply = await ask(endpoint, **{name: 2}, ignore_eos=True)
             assert (len(reply.tokens), reply.finish) == (2, "length")
-            assert (await ask(endpoint, **{name: 0})).param in ("max_tokens", "sampling_params.max_tokens")
+            for wrong in (0, 1 << 20):
+                assert (await ask(endpoint, **{name: wrong})).param == _inside(endpoint) + name
     if endpoint == "chat":
         body = parse("chat", json.dumps({"messages": [], "max_tokens": 2, "max_completion_tokens": 3}).encode())
         with pytest.raises(ValueError, match="another number") as caught:
@@ -357,15 +371,41 @@ async def _template(ask: Asker, endpoint: str) -> None:
         assert (await ask(endpoint, chat_template_kwargs=kwargs)).param == "chat_template_kwargs"
 
 
-@effect("tools", "tool_choice")
+@effect("tools")
 async def _tools(ask: Asker, endpoint: str) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     plain = (await ask(endpoint)).prompt
     for choice in (None, "auto"):
         assert (await ask(endpoint, tools=tools, tool_choice=choice)).prompt == [*tokens_of("tools "), BOS, 28, *plain]
     assert (await ask(endpoint, tools=tools, tool_choice="none")).prompt == plain
-    for choice in ("required", {"type": "function", "function": {"name": "f"}}):
-        assert (await ask(endpoint, tools=tools, tool_choice=choice)).param == "tool_choice"
+
+
+@effect("response_format", "structured_outputs")
+async def _structures(ask: Asker, endpoint: str) -> None:
+    """What is refused; `test_structures` shows that texts have their structure."""
+    for form in ("response_format", "structured_outputs"):
+        if any(row.name == form and endpoint in row.on for row in PARAMETERS):
+            for wrong in ({"type": "xml"}, {"json": {}, "regex": "a"}, {"grammar": "a"}, {}):
+                assert (await ask(endpoint, **{form: wrong})).param == _inside(endpoint) + form
+            good = {"type": "json_object"} if form == "response_format" else {"regex": "a+"}
+            reply = await ask(endpoint, **{form: good}, ignore_eos=True)
+            assert (reply.status, reply.param) == (400, _inside(endpoint) + "ignore_eos")
+    if endpoint != "sampling_params":
+        both = {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a+"}}
+        assert (await ask(endpoint, **both)).param == "structured_outputs"
+        assert (await ask(endpoint, response_format={"type": "text"})).status == 200
+
+
+@effect("tool_choice")
+async def _tool_choice(ask: Asker, endpoint: str) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    plain = (await ask(endpoint)).prompt
+    assert (await ask(endpoint, tools=tools, tool_choice="none")).prompt == plain
+    for wrong in ({"type": "function", "function": {"name": "g"}}, "some", {"type": "function"}):
+        assert (await ask(endpoint, tools=tools, tool_choice=wrong)).param == "tool_choice"
+    assert (await ask(endpoint, tool_choice="required")).param == "tool_choice"
+    both = {"tool_choice": "required", "response_format": {"type": "json_object"}}
+    assert (await ask(endpoint, tools=tools, **both)).param == "tool_choice"
 
 
 @effect("logprobs")
@@ -382,11 +422,77 @@ async def _logprobs(ask: Asker, endpoint: str) -> None:
     if endpoint == "completions":
         assert (await ask(endpoint)).logprobs is None
         assert (await ask(endpoint, logprobs=1)).logprobs
-        assert (await ask(endpoint, logprobs=1, temperature=1)).param == "logprobs"
+        assert (await ask(endpoint, logprobs=21)).param == "logprobs"
     elif endpoint == "chat":
         assert (await ask(endpoint)).logprobs is None
     else:
-        assert (await ask(endpoint, logprobs=2)).param == "sampling_params.logprobs"
+        assert (await ask(endpoint, logprobs=21)).param == "sampling_params.logprobs"
+    await _likeliest(ask, endpoint)
+
+
+async def _likeliest(ask: Asker, endpoint: str) -> None:
+    """The likeliest tokens are those of the model's own distribution, after the request's changes."""
+    fields: dict[str, Any] = {"chat": {"logprobs": True, "top_logprobs": 4}}.get(endpoint, {"logprobs": 4})
+    fields |= {"return_tokens_as_token_ids": True} if endpoint != "sampling_params" else {}
+    for more in ({"temperature": 0.7}, {"temperature": 1.0, "top_k": 3}, {"temperature": 0.0}):
+        reply = await ask(endpoint, **fields, **more)
+        sampled = dict(zip(reply.tokens, reply.logprobs or (), strict=False))
+        found = reply.choices[0]["logprobs"]
+        if endpoint == "completions":
+            rows = [[(token, at) for token, at in one.items()] for one in found["top_logprobs"]]
+        else:
+            rows = [[(each["token"], each["logprob"]) for each in entry["top_logprobs"]] for entry in found["content"]]
+        assert len(rows) == len(reply.tokens)
+        for number, (token, row) in enumerate(zip(reply.tokens, rows, strict=True)):
+            top = sorted(row, key=lambda pair: -pair[1])[: 3 if "top_k" in more else 4]
+            assert len(top) == (3 if "top_k" in more else 4)
+            drawn_by = _sampling(temperature=more["temperature"], top_k=more.get("top_k", 0))
+            for name, at in top:
+                text = [*reply.tokens[:number], int(name.removeprefix("token_id:"))]
+                scored, _ = await ask.engine.score(reply.prompt, text, drawn_by)
+                assert scored[-1] == pytest.approx(at, abs=1e-4)
+            if more["temperature"] == 0:
+                assert top[0][0] == f"token_id:{token}"
+            elif "top_k" in more:
+                assert f"token_id:{token}" in dict(top)
+        assert sampled
+    assert (await ask(endpoint, **fields, n=2)).status == 200
+
+
+@effect("top_logprobs")
+async def _top_logprobs(ask: Asker, endpoint: str) -> None:
+    await _likeliest(ask, endpoint)
+    for wrong in ({"top_logprobs": 2}, {"logprobs": True, "top_logprobs": 21}):
+        assert (await ask(endpoint, **wrong)).param == "top_logprobs"
+    streamed = await ask(endpoint, logprobs=True, top_logprobs=2, stream=True)
+    parts = [part["choices"][0]["logprobs"] for part in streamed.events if part["choices"][0]["logprobs"]]
+    whole = await ask(endpoint, logprobs=True, top_logprobs=2)
+    assert [entry for part in parts for entry in part["content"]] == whole.choices[0]["logprobs"]["content"]
+
+
+def _streamed_text(reply: Any) -> str:
+    choices = [part["choices"][0] for part in reply.events]
+    return "".join(choice["text"] if "text" in choice else choice["delta"].get("content") or "" for choice in choices)
+
+
+@effect("echo")
+async def _echo(ask: Asker, endpoint: str) -> None:
+    if endpoint == "completions":
+        for prompt, shown in (("abc", "abc"), (["ab", "cd"], "ab"), (tokens_of("xyz"), "xyz")):
+            plain = await ask(endpoint, prompt=prompt, temperature=0)
+            reply = await ask(endpoint, prompt=prompt, temperature=0, echo=True)
+            assert reply.text == shown + plain.text
+            assert reply.tokens == plain.tokens
+        assert reply.text == _streamed_text(await ask(endpoint, prompt=prompt, temperature=0, echo=True, stream=True))
+        assert (await ask(endpoint, echo=True, logprobs=0)).param == "echo"
+        return
+    messages = [{"role": "assistant", "content": "he"}]
+    plain = await ask(endpoint, messages=messages, temperature=0)
+    assert (await ask(endpoint, messages=messages, temperature=0, echo=True)).text == "he" + plain.text
+    streamed = await ask(endpoint, messages=messages, temperature=0, echo=True, stream=True)
+    assert _streamed_text(streamed) == "he" + plain.text
+    plain = await ask(endpoint, temperature=0)
+    assert (await ask(endpoint, temperature=0, echo=True)).text == plain.text, "the last message is the user's"
 
 
 @effect("return_tokens_as_token_ids")
@@ -500,11 +606,13 @@ async def test_a_supported_field_has_its_effect(
     tmp_path: Path,
     engine: TransformersEngine,
     experts: TransformersEngine,
+    writer: TransformersEngine,
     test: Effect,
     endpoint: str,
     rows: list[Parameter],
 ):
-    async with asking(tmp_path, experts if test is _routes else engine) as ask:
+    by = {_routes: experts, _structures: writer}.get(test, engine)
+    async with asking(tmp_path, by, base=writer_files() if by is writer else None) as ask:
         await _check_effect(ask, test, endpoint, rows)
 
 
@@ -569,7 +677,7 @@ async def test_a_node_of_an_older_release_gets_no_work_with_options(
         assert (await ask("completions")).status == 200
         reply = await ask("completions", min_p=0.5)
         assert (reply.status, reply.param) == (400, "min_p")
-        assert "newer swarm-node" in reply.why
+        assert "this release of swarm-node" in reply.why
         drawn = ask.engine.drawn
         new = await ask.swarm.add(2, engine=LocalEngine(engine))
         assert (await ask("completions", min_p=0.5)).status == 200

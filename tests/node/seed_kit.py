@@ -5,7 +5,7 @@ Chunks go to one replica that stands for all nodes; it verifies, stages and appl
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from node.coordinator.trainer_server import TrainerServer
 from node.ledger.book import Book
 from node.ledger.messages import (
     Cannot,
+    RewardClaim,
     Rollout,
     SignedRollout,
     Verdict,
@@ -213,6 +214,8 @@ class FakeNode:
         self.paused = False
         self.cannot: set[tuple[int, ...]] = set()
         """Prompts that its engine refuses."""
+        self.claim: Callable[[int], RewardClaim] = lambda sample: RewardClaim(float(sample))
+        """The reward of each sample by its number, where one is asked for."""
 
     def ask(self) -> None:
         self.serial += 1
@@ -241,6 +244,7 @@ class FakeNode:
             logprobs=pack_floats((-0.5, -1.0, -2.0)),
             finish_reason="stop",
             spans=(VersionSpan(*self.seed.head, self.seed.replica.root, 3),),
+            reward=None if lease.sampling.extra.reward is None else self.claim(sample),
         )
         return seal_rollout(self.key, rollout)
 

@@ -10,7 +10,10 @@ import msgspec
 GOLDEN: Final[dict[str, list[str]]] = json.loads((Path(__file__).parent / "status" / "golden_keys.json").read_text())
 """Paths of keys, in order, by the process that was asked: recorded from `status --json` of real processes before the
 status had a schema. A new field adds a path here; a path that goes breaks a user's program."""
-_MAPS: Final = ("relays", "senders", "memory.parts", "refused", "unused", "unmet", "stripes[]", "work.nodes", "clients")
+_MAPS: Final = (
+    *("relays", "senders", "memory.parts", "refused", "unused", "unmet", "stripes[]", "work.nodes", "clients"),
+    *("rewards.functions", "rewards.functions.*", "rewards.chosen"),
+)
 """Ends of the paths of maps whose keys are data."""
 
 

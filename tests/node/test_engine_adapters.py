@@ -8,6 +8,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 import pytest
+import trio
 from engine_kit import NodeReplica, engine
 
 from codec.adapter import AdapterConfig, AdapterModule, AdapterSlots
@@ -155,6 +156,10 @@ class Fake:
         self.roots: dict[int, bytes] = {}
         self.fails = False
 
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        await trio.sleep_forever()
+
     async def generate(
         self, prompts: Any, sampling: Any, counts: Any = None, adapter: str = "", draws: Any = None
     ) -> Any:
@@ -173,30 +178,39 @@ class Fake:
         return self.roots[slot]
 
 
-async def test_a_group_gives_adapters_to_all_and_asks_those_that_hold_them(tmp_path: Path) -> None:
+async def test_a_group_gives_adapters_to_all_and_asks_those_that_hold_the_newest(tmp_path: Path) -> None:
     a, b, away = Fake("one", x=4), Fake("two", x=5, y=2), Fake("away")
     away.ready = False
     group = EngineGroup(cast(list[EngineHost], [a, b, away]))
-    assert group.adapters == {"x": (0, 4), "y": (0, 2)}
-    made_by, _ = await group.generate([Prompt((1,))], SAMPLING, None, "y")
-    assert made_by == ["two:y"]
-    node = NodeReplica(tmp_path)
-    adapter = made(node, "z")
-    assert await give(group, adapter, 3, 6) == 0.5
-    assert a.roots == b.roots == away.roots == {3: adapter.root(3)}
-    assert await group.prove_adapter(3) == adapter.root(3)
-    b.roots[3] = b"other"
-    assert await group.prove_adapter(3) == b""
-    a.fails = True
-    assert await give(group, adapter, 3, 7) == 0.5, "one host serves it"
-    b.fails = away.fails = True
-    with pytest.raises(EngineFailed):
-        await give(group, adapter, 3, 8)
-    await group.drop_adapter(3)
-    assert a.roots == b.roots == away.roots == {}
-    a.ready = b.ready = False
-    with pytest.raises(EngineLost):
-        await group.prove_adapter(3)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(group.run)
+        assert group.adapters == {"x": (0, 5), "y": (0, 2)}
+        for name in ("x", "y"):
+            for _ in range(3):
+                made_by, _ = await group.generate([Prompt((1,))], SAMPLING, None, name)
+                assert made_by == [f"two:{name}"]
+        node = NodeReplica(tmp_path)
+        adapter = made(node, "z")
+        assert await give(group, adapter, 3, 6) == 0.5
+        assert a.roots == b.roots == away.roots == {3: adapter.root(3)}
+        assert await group.prove_adapter(3) == adapter.root(3)
+        b.roots[3] = b"other"
+        assert await group.prove_adapter(3) == b""
+        a.fails = True
+        assert await give(group, adapter, 3, 7) == 0.5, "one host serves it"
+        made_by, _ = await group.generate([Prompt((1,))], SAMPLING, None, "z")
+        assert made_by == ["two:z"], "the other one has the version before"
+        b.ready = False
+        assert "z" not in group.adapters, "nothing may be named by a version that did not draw it"
+        b.ready, b.fails, away.fails = True, True, True
+        with pytest.raises(EngineFailed):
+            await give(group, adapter, 3, 8)
+        await group.drop_adapter(3)
+        assert a.roots == b.roots == away.roots == {}
+        a.ready = b.ready = False
+        with pytest.raises(EngineLost):
+            await group.prove_adapter(3)
+        nursery.cancel_scope.cancel()
 
 
 def test_an_answer_has_a_root_of_32_bytes() -> None:

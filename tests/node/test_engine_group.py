@@ -1,13 +1,17 @@
 """Several engines used as one: the least busy generates, each commits by itself, and a failure delays no other."""
 
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
 import trio
 import trio.testing
 
+from codec.errors import UsageError
 from node.engines.base import JUDGES, REPLAYS, Prompt, SamplingParams
-from node.engines.group import EngineGroup
+from node.engines.group import LATE_S, EngineGroup, GroupedEngine
 from node.engines.host import Commitment, EngineFailed, EngineHost, EngineLost
 
 SAMPLING = SamplingParams(max_tokens=4)
@@ -27,6 +31,35 @@ class Fake:
         self.live = b""
         self.torn = False
         self.abilities = frozenset[str]()
+        self.adapters: dict[str, tuple[int, int]] = {}
+        self.asleep = False
+        self.waits_for = ""
+        self.broken = trio.Event()
+        """It cannot be started."""
+        self.replica = (0, version)
+        self.staged: list[str] = []
+        self.stage_s, self.generate_s = 0.0, 1.0
+        self.told = False
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        task_status.started()
+        await self.broken.wait()
+        self.up = trio.Event()
+        raise UsageError(f"{self.name} has no kernel for this GPU.")
+
+    def lacks(self, version: tuple[int, int]) -> bool:
+        return self.ready and self.version < version
+
+    async def reload(self) -> None:
+        await trio.sleep(1.0)
+        self.reloads += 1
+        self.version = self.replica
+
+    async def sleep(self) -> None:
+        self.asleep, self.up = True, trio.Event()
+
+    def wake(self) -> None:
+        self.asleep = False
 
     @property
     def ready(self) -> bool:
@@ -38,10 +71,15 @@ class Fake:
     async def generate(
         self, prompts: Any, sampling: SamplingParams, counts: Any = None, adapter: str = "", draws: Any = None
     ) -> Any:
-        await trio.sleep(1.0)
-        return [self.name] * len(prompts), 1.0
+        for _ in range(10):
+            await trio.sleep(self.generate_s / 10)
+            if self.told:
+                counts((1,) * len(prompts))
+        return [self.name] * len(prompts), self.generate_s
 
     async def stage(self, fd: int, version: tuple[int, int]) -> float:
+        await trio.sleep(self.stage_s)
+        self.staged.append(os.readlink(f"/proc/self/fd/{fd}"))
         if self.fails:
             raise EngineFailed("no", poisoned=False)
         return 0.1
@@ -91,38 +129,175 @@ def test_hosts_of_several_classes_promise_no_bits_together():
     assert group_of(one, away).abilities == one.abilities, "it has measured nothing yet"
 
 
-async def test_each_host_commits_by_itself(autojump_clock):
-    quick, slow, broken = Fake("quick"), Fake("slow", commit_s=5.0), Fake("broken")
-    broken.fails = True
-    group = group_of(quick, slow, broken)
-    assert await group.stage(0, (0, 1)) == 0.1
+@asynccontextmanager
+async def running(*fakes: Fake) -> AsyncIterator[EngineGroup]:
+    group = group_of(*fakes)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(group.commit, (0, 1), b"r" * 32)
-        await trio.sleep(1.0)
-        assert (quick.version, slow.version) == ((0, 1), (0, 0))
-        assert group.version == (0, 0), "the group must not offer a version that some host lacks"
-    assert slow.version == (0, 1)
-    broken.up = trio.Event()
-    assert (group.version, group.root) == ((0, 1), b"r" * 32)
-    assert await group.prove() == (b"r" * 32, True)
-    slow.root = b"x" * 32
-    assert await group.prove() == (b"", True), "engines with different bits have no common root"
-    slow.live = b"y" * 32
-    assert await group.prove() == (b"", False)
+        await nursery.start(group.run)
+        yield group
+        nursery.cancel_scope.cancel()
+
+
+async def test_each_host_commits_by_itself_and_gets_work_for_what_it_has_proven(autojump_clock):
+    quick, slow, broken = Fake("quick"), Fake("slow", commit_s=4.0), Fake("broken")
+    broken.fails = True
+    async with running(quick, slow, broken) as group:
+        assert await group.stage(0, (0, 1)) == 0.1
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(group.commit, (0, 1), b"r" * 32)
+            await trio.sleep(1.0)
+            assert (quick.version, slow.version) == ((0, 1), (0, 0))
+            assert (group.version, group.root) == ((0, 1), b"r" * 32)
+            for _ in range(3):  # the slow one is at the version before, and gets none of this work
+                made, _ = await group.generate([Prompt((1,))], SAMPLING)
+                assert cast(Any, made) == ["quick"]
+        assert slow.version == (0, 1)
+        broken.up = trio.Event()
+        assert await group.prove() == (b"r" * 32, True)
+        slow.root = b"x" * 32
+        assert await group.prove() == (b"", True), "engines with different bits have no common root"
+        slow.live = b"y" * 32
+        assert await group.prove() == (b"", False)
+
+
+async def test_an_engine_that_hangs_delays_no_version_and_is_filled_again_when_it_answers(autojump_clock):
+    good, hangs = Fake("good"), Fake("hangs", commit_s=200.0)
+    async with running(good, hangs) as group:
+        for number in (1, 2, 3):
+            good.replica = hangs.replica = (0, number)
+            before = trio.current_time()
+            await group.stage(0, (0, number))
+            assert await group.commit((0, number), bytes([number]) * 32) is not None
+            assert trio.current_time() - before <= (LATE_S + 0.1 if number == 1 else 0.1)
+            assert (group.version, group.ready) == ((0, number), True)
+            assert not group.lacks((0, number)), "what was left behind takes no version"
+            made, _ = await group.generate([Prompt((1,))], SAMPLING)
+            assert cast(Any, made) == ["good"]
+        assert [engine.late for engine in group.engines] == [False, True]
+        await trio.sleep(210)
+        assert (hangs.version, hangs.reloads) == ((0, 3), 1)
+        assert [engine.late for engine in group.engines] == [False, False]
+        hangs.commit_s = 0.0
+        await group.stage(0, (0, 4))
+        await group.commit((0, 4), b"4" * 32)
+        assert good.version == hangs.version == (0, 4)
+
+
+async def test_what_a_hanging_engine_was_to_generate_is_given_up_and_what_it_still_draws_is_not(autojump_clock):
+    good, hangs = Fake("good"), Fake("hangs", commit_s=200.0)
+    hangs.generate_s = 20.0
+    for draws in (False, True):
+        good.version = hangs.version = (0, 0)
+        hangs.told = draws
+        ended: list[str] = []
+        async with running(good, hangs) as group:
+
+            async def one(group: EngineGroup, ended: list[str]) -> None:
+                try:
+                    made, _ = await group.generate([Prompt((1,))], SAMPLING)
+                    ended.append(cast(Any, made)[0])
+                except EngineLost:
+                    ended.append("lost")
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(2):
+                    nursery.start_soon(one, group, ended)
+                    await trio.testing.wait_all_tasks_blocked()
+                await group.commit((0, 1), b"r" * 32)
+            assert ended == ["good", "hangs" if draws else "lost"]
+            assert [engine.sequences for engine in group.engines] == [0, 0]
+
+
+async def test_an_engine_that_stages_late_has_the_patch_although_the_caller_closed_it(autojump_clock, tmp_path):
+    good, late = Fake("good"), Fake("late")
+    late.stage_s = 60.0
+    (tmp_path / "patch").touch()
+    fd = os.open(tmp_path / "patch", os.O_RDONLY)
+    async with running(good, late) as group:
+        await group.stage(fd, (0, 1))
+        os.close(fd)
+        await group.commit((0, 1), b"r" * 32)
+        late.replica = (0, 1)
+        await trio.sleep(70)
+        assert good.staged == late.staged == [str(tmp_path / "patch")]
+        assert (late.version, late.reloads) == ((0, 1), 1)
+
+
+async def test_nothing_is_drawn_from_an_older_version_when_the_newest_engine_is_lost(autojump_clock):
+    newest, older = Fake("newest", version=2), Fake("older", version=1)
+    async with running(newest, older) as group:
+        assert group.ready
+        newest.up = trio.Event()
+        assert (group.version, group.ready) == ((0, 2), False)
+        with pytest.raises(EngineLost):
+            await group.generate([Prompt((1,))], SAMPLING)
+        await group.wait_up()  # the older one can be given the version
+        assert group.lacks((0, 2))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(group.wait_ready)
+            await group.stage(0, (0, 2))
+            await group.commit((0, 2), b"2" * 32)
+        made, _ = await group.generate([Prompt((1,))], SAMPLING)
+        assert cast(Any, made) == ["older"]
+
+
+async def test_an_engine_that_cannot_start_is_given_up_while_another_one_serves(autojump_clock):
+    good, bad = Fake("good"), Fake("bad")
+
+    async def lose_both() -> None:
+        async with running(good, bad) as group:
+            bad.broken.set()
+            await trio.testing.wait_all_tasks_blocked()
+            await group.wait_filled()
+            assert [engine.out for engine in group.engines] == ["", "bad has no kernel for this GPU."]
+            assert group.ready
+            good.broken.set()
+            await trio.sleep_forever()
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await lose_both()
+    assert raised.group_contains(UsageError, match="good has no kernel")
+
+
+async def test_all_engines_sleep_and_wake(autojump_clock):
+    a, b = Fake("a"), Fake("b")
+    async with running(a, b) as group:
+        assert not group.asleep
+        await group.sleep()
+        assert group.asleep
+        assert not group.ready
+        group.wake()
+        assert not group.asleep
+        b.up.set()
+        await group.wait_ready()
 
 
 async def test_a_group_without_a_ready_host_raises(autojump_clock):
     alone = Fake("alone")
     alone.fails = True
-    group = group_of(alone)
-    with pytest.raises(EngineLost):
-        await group.commit((0, 1), b"r" * 32)
-    alone.up = trio.Event()
-    assert not group.ready
-    with pytest.raises(EngineLost):
-        await group.generate([Prompt((1,))], SAMPLING)
-    with trio.move_on_after(1.0) as scope:
+    async with running(alone) as group:
+        with pytest.raises(EngineLost):
+            await group.commit((0, 1), b"r" * 32)
+        alone.up = trio.Event()
+        assert not group.ready
+        with pytest.raises(EngineLost):
+            await group.generate([Prompt((1,))], SAMPLING)
+        with trio.move_on_after(1.0) as scope:
+            await group.wait_ready()
+        assert scope.cancelled_caught
+        alone.up.set()
         await group.wait_ready()
-    assert scope.cancelled_caught
-    alone.up.set()
-    await group.wait_ready()
+
+
+async def test_a_group_waits_for_engines_that_are_planned_later(autojump_clock):
+    group = EngineGroup()
+    assert not group.ready
+    assert not group.lacks((0, 1))
+    assert group.abilities == frozenset()
+    assert (group.version, group.root, group.waits_for) == ((0, 0), b"", "the model, to assign devices by its size")
+    host = Fake("a")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(group.wait_ready)
+        await trio.sleep(3.0)
+        group.use([GroupedEngine(cast(EngineHost, host))])
+    assert group.ready

@@ -35,6 +35,11 @@ class ContinuingEngine:
     async def wait_ready(self) -> None:
         await trio.lowlevel.checkpoint()
 
+    wait_up = wait_ready
+
+    def lacks(self, version: tuple[int, int]) -> bool:
+        return self.version < version
+
     async def generate(self, prompts, sampling, counts=None, adapter=""):
         versions = []
         self.running += len(prompts)

@@ -18,6 +18,7 @@ from node.ledger.session import WorkSession
 from node.ledger.settings import Settings
 from node.ledger.state import Group, Head
 from node.member.pace import Pace
+from node.member.reward_queue import NO_REWARDS, RewardClient
 from node.member.worker import NodeWorker
 
 SAMPLING = SamplingParams(max_tokens=100, stop_tokens=(2,))
@@ -61,6 +62,11 @@ class TimedEngine:
 
     async def wait_ready(self) -> None:
         await self.up.wait()
+
+    wait_up = wait_ready
+
+    def lacks(self, version: tuple[int, int]) -> bool:
+        return self.version < version
 
     async def score(self, prompt, token_ids, sampling, adapter=""):
         return self.scored(token_ids), self.version
@@ -165,12 +171,15 @@ class Swarm:
         self.wire.service = None
         self.book.close()
 
-    async def add_node(self, i: int, rate: float, version: int = 0, engine: Any = None, **pace: float) -> Any:
+    async def add_node(
+        self, i: int, rate: float, version: int = 0, engine: Any = None, rewards: RewardClient = NO_REWARDS,
+        **pace: float,
+    ) -> Any:  # fmt: skip
         key = Key(bytes([i]) * 32)
         engine = engine or TimedEngine(rate, version)
         self.engines[key.public] = engine
         pace = Pace(**({"self_test_tokens": 0} | pace))
-        worker = NodeWorker(key, engine, self.wire.from_node(key.public), pace)
+        worker = NodeWorker(key, engine, self.wire.from_node(key.public), pace, rewards=rewards)
         self.wire.workers[key.public] = worker
         self.lives[key.public] = scope = trio.CancelScope()
 

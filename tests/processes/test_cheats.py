@@ -27,18 +27,11 @@ def found(result: dict[str, Any], attacks: Sequence[str]) -> dict[str, str]:
     return {row["attack"]: row["why"] for row in rows}
 
 
-@pytest.mark.parametrize(
-    ("attacks", "honest"),
-    [
-        pytest.param(("best_of_two", "judges_all_false"), 3, marks=pytest.mark.slow),
-        pytest.param((*AUTHORS, *CHECKERS), 4, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
 @torch
-def test_cheating_authors_and_lying_checkers_are_found_and_harm_nobody(
-    tmp_path: Path, attacks: tuple[str, ...], honest: int
-) -> None:
-    why = found(act_out(tmp_path, attacks, honest=honest, most_tokens=MOST_TOKENS), attacks)
+def test_cheating_authors_and_lying_checkers_are_found_and_harm_nobody(tmp_path: Path) -> None:
+    attacks = (*AUTHORS, *CHECKERS)
+    why = found(act_out(tmp_path, attacks, honest=4, most_tokens=MOST_TOKENS), attacks)
     for attack, sentence in why.items():
         assert (sentence == "harmless") is (attack in HARMLESS)
         assert ("opinions" in sentence) is (attack in LIES and attack not in HARMLESS)

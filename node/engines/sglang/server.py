@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from node.engines.server_process import ServerProcess, gpus_of
+from node.engines.device_plan import ANY_DEVICE, DeviceShare
+from node.engines.server_process import ServerProcess
 from node.engines.sglang.installed import Installed
 from node.engines.sglang.plugin.swarm_sglang.calls import LOADER
 from node.engines.vllm.server import SERVED_NAME
@@ -23,13 +24,13 @@ class ServerOptions:
     """How to start one SGLang.
 
     `port`: of its endpoint, on loopback. `ranks`: tensor-parallel ranks. `threads`: of all ranks together, on CPUs.
-    `first_gpu`: index of the first GPU, where engines share a machine. `flags`: more of SGLang's own flags.
+    `devices`: its GPUs, or its cores where engines share them. `flags`: more of SGLang's own flags.
     """
 
     port: int
     ranks: int = 1
     threads: int | None = None
-    first_gpu: int | None = None
+    devices: DeviceShare = ANY_DEVICE
     flags: tuple[str, ...] = ()
 
 
@@ -42,7 +43,7 @@ class Server(ServerProcess):
         """`folder`: config and tokenizer. Raises `UsageError` when the port is taken."""
         own = flags(folder, options.port, options.ranks, where.cpu)
         command = [str(where.python), "-m", "swarm_sglang.serve", *own, *options.flags]
-        env = environment(os.environ, options.ranks, where.cpu, options.threads, options.first_gpu)
+        env = environment(os.environ, options.ranks, where.cpu, options.threads, options.devices)
         super().__init__(command, env, options.port, log)
 
 
@@ -58,19 +59,20 @@ def flags(folder: Path, port: int, ranks: int, cpu: bool) -> list[str]:
 
 
 def environment(
-    ours: Mapping[str, str], ranks: int, cpu: bool, threads: int | None = None, first_gpu: int | None = None
+    ours: Mapping[str, str], ranks: int, cpu: bool, threads: int | None = None, devices: DeviceShare = ANY_DEVICE
 ) -> dict[str, str]:
     """The environment variables of an SGLang that is to be started: it uses no network, and what the user set stays.
 
     `ours`: this process's environment. `threads`: CPU threads of all ranks together, where several engines share.
+    `devices`: its GPUs; or cores, of which only the number counts: SGLang binds no threads.
     """
     env = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
     if cpu:
         env |= {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
-        cores = len(os.sched_getaffinity(0)) if threads is None else threads
+        cores = threads or len(devices.cores) or len(os.sched_getaffinity(0))
         env |= {"OMP_NUM_THREADS": str(max(1, cores // ranks))}
-        if threads is not None:
+        if threads is not None or devices.cores:
             ours = {name: value for name, value in ours.items() if name != "OMP_NUM_THREADS"}
-    elif first_gpu is not None:
-        ours = {**ours, "CUDA_VISIBLE_DEVICES": gpus_of(ours, first_gpu, ranks)}
+    elif devices.gpus:
+        ours = {**ours, "CUDA_VISIBLE_DEVICES": ",".join(devices.gpus)}
     return env | {name: value for name, value in ours.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}

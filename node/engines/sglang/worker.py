@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn, get_args
 
 from codec.errors import SwarmError, UsageError
+from node.engines.device_plan import share_of
 from node.engines.messages import FromNode
 from node.engines.sglang.engine import SglangEngine, SglangPolicy
 from node.engines.sglang.installed import installed
@@ -35,7 +36,8 @@ def _end_with_sglang(why: str) -> NoReturn:
 def _launcher(given: argparse.Namespace) -> Launcher:
     if given.url:
         return RunningSglang(given.url)
-    options = ServerOptions(given.port, given.tp, given.threads, given.first_gpu, tuple(given.more))
+    devices = share_of(given.gpus, given.cores)
+    options = ServerOptions(given.port, given.tp, given.threads, devices, tuple(given.more))
     return StartedSglang(installed(given.sglang_python or Path(sys.executable)), given.log, options)
 
 
@@ -47,7 +49,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--url", help="URL of an SGLang that runs already")
     parser.add_argument("--port", type=int, default=30000, help="port of SGLang's endpoint, on loopback")
     parser.add_argument("--tp", type=int, default=1, help="number of tensor-parallel ranks")
-    parser.add_argument("--first-gpu", type=int, help="index of this engine's first GPU, where several engines share")
+    parser.add_argument("--gpus", default="", help="names of this engine's GPUs, as CUDA_VISIBLE_DEVICES has them")
+    parser.add_argument("--cores", default="", help="numbers of this engine's cores, where several engines share")
     parser.add_argument("--threads", type=int, help="CPU threads of all ranks together")
     parser.add_argument(
         "--policy",

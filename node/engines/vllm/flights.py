@@ -70,7 +70,9 @@ class Flights:
             if draws is not None and message.drawn:
                 with contextlib.suppress(EngineError):  # the adapter is gone: its sequences fail
                     held = version()
-                draws(flight, [(i, DrawnTokens(at, tokens, logs, held)) for i, at, tokens, logs in message.drawn])
+                tops = message.tops or (b"",) * len(message.drawn)
+                parts = zip(message.drawn, tops, strict=True)
+                draws(flight, [(i, DrawnTokens(at, ids, logs, held, top)) for (i, at, ids, logs), top in parts])
 
         def finish(future: Future[Any]) -> None:
             if self._flights.pop(flight, None) is not None:
@@ -215,7 +217,8 @@ def _completion(output: Output) -> Completion:
         raise EngineError(f"the engine ended a request with {output.finish!r}")
     spans = tuple(Span(_version(text), start, end) for text, start, end in output.spans)
     try:
-        return Completion(output.token_ids, output.logprobs, "stop" if output.finish == "stop" else "length", spans)
+        reason = "stop" if output.finish == "stop" else "length"
+        return Completion(output.token_ids, output.logprobs, reason, spans, top=output.top)
     except ValueError as error:
         raise EngineError(f"the engine's answer is not a completion: {error}") from error
 

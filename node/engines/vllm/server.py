@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from codec.errors import UsageError
-from node.engines.server_process import ASK_WITHIN_S, LOOK_EVERY_S, ServerProcess, gpus_of
+from node.engines.device_plan import ANY_DEVICE, DeviceShare
+from node.engines.server_process import ASK_WITHIN_S, LOOK_EVERY_S, ServerProcess
 from node.engines.vllm.causes import cause_of, last_error, quantization_of
 from node.engines.vllm.installed import PLUGIN, Installed
 from node.engines.vllm.speculation import DraftModel
@@ -36,14 +37,14 @@ class ServerOptions:
     """How to start one vLLM.
 
     `port`: of its OpenAI endpoint, on loopback. `ranks`: tensor-parallel ranks. `threads`: of all ranks together, on
-    CPUs. `first_gpu`: index of the first GPU, where engines share a machine. `flags`: more of vLLM's own flags. `env`:
-    more of its environment. `draft_tokens`: that a draft model proposes at a time.
+    CPUs. `devices`: its GPUs, or its cores where engines share them. `flags`: more of vLLM's own flags. `env`: more of
+    its environment. `draft_tokens`: that a draft model proposes at a time.
     """
 
     port: int
     ranks: int = 1
     threads: int | None = None
-    first_gpu: int | None = None
+    devices: DeviceShare = ANY_DEVICE
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     draft_tokens: int = 3
@@ -74,7 +75,7 @@ class Server(ServerProcess):
             *drafting(draft, options),
             *options.flags,
         ]
-        env = environment(os.environ, options.ranks, where.cpu, options.threads, options.first_gpu)
+        env = environment(os.environ, options.ranks, where.cpu, options.threads, options.devices)
         super().__init__(command, env | dict(options.env), options.port, log)
 
     def cause_of(self, log: str) -> str | None:
@@ -125,26 +126,28 @@ def _config_of(folder: Path) -> dict[str, Any]:
 
 
 def environment(
-    ours: Mapping[str, str], ranks: int, cpu: bool, threads: int | None = None, first_gpu: int | None = None
+    ours: Mapping[str, str], ranks: int, cpu: bool, threads: int | None = None, devices: DeviceShare = ANY_DEVICE
 ) -> dict[str, str]:
     """The environment variables of a vLLM that is to be started: it uses no network, and what the user set stays.
 
     `ours`: this process's environment. `threads`: CPU threads of all ranks together, where several engines share.
+    `devices`: its GPUs; or the cores to which its ranks are bound, where no number of threads was given.
     """
     env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if cpu:
         env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"}  # otherwise the first logprobs compile
         env["VLLM_CPU_INT4_W4A8"] = "0"  # packed int4 codes compute with bf16 activations, as the trainer does
-        cores = sorted(os.sched_getaffinity(0))
+        cores = list(devices.cores) or sorted(os.sched_getaffinity(0))
         if threads is not None:  # several engines share the cores, so none may bind its threads to one
             ours = {**ours, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(max(1, threads // ranks))}
-        elif ranks > 1:
+        elif ranks > 1 or devices.cores:
             env["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(
-                ",".join(map(str, cores[rank * len(cores) // ranks : (rank + 1) * len(cores) // ranks])) or "0"
+                ",".join(map(str, cores[rank * len(cores) // ranks : (rank + 1) * len(cores) // ranks]))
+                or str(cores[0])
                 for rank in range(ranks)
             )
-    elif first_gpu is not None:
-        ours = {**ours, "CUDA_VISIBLE_DEVICES": gpus_of(ours, first_gpu, ranks)}
+    elif devices.gpus:
+        ours = {**ours, "CUDA_VISIBLE_DEVICES": ",".join(devices.gpus)}
     return env | {name: value for name, value in ours.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn, get_args
 
 from codec.errors import SwarmError, UsageError
+from node.engines.device_plan import share_of
 from node.engines.messages import FromNode
 from node.engines.vllm.engine import VllmEngine
 from node.engines.vllm.installed import installed
@@ -39,7 +40,7 @@ def _launcher(given: argparse.Namespace) -> Launcher:
         port=given.port,
         ranks=given.tp,
         threads=given.threads,
-        first_gpu=given.first_gpu,
+        devices=share_of(given.gpus, given.cores),
         flags=tuple(given.more),
         draft_tokens=given.draft_tokens,
     )
@@ -54,7 +55,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--url", help="URL of a vLLM that runs already")
     parser.add_argument("--port", type=int, default=8000, help="port of vLLM's OpenAI endpoint, on loopback")
     parser.add_argument("--tp", type=int, default=1, help="number of tensor-parallel ranks")
-    parser.add_argument("--first-gpu", type=int, help="index of this engine's first GPU, where several engines share")
+    parser.add_argument("--gpus", default="", help="names of this engine's GPUs, as CUDA_VISIBLE_DEVICES has them")
+    parser.add_argument("--cores", default="", help="numbers of this engine's cores, where several engines share")
     parser.add_argument("--threads", type=int, help="CPU threads of all ranks together")
     parser.add_argument("--draft-tokens", type=int, default=3, help="tokens that a draft model proposes at a time")
     parser.add_argument(

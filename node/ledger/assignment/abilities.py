@@ -11,6 +11,7 @@ from node.engines.base import ADAPTERS, EXACT_SEED, SamplingParams, needs
 from node.ledger.messages import Abilities
 from node.ledger.rules import Ledger
 from node.ledger.session import WorkSession
+from node.ledger.trust.reward_functions import PREFIX
 
 __all__ = ["EngineAbilities"]
 
@@ -49,7 +50,9 @@ class EngineAbilities:
         found = self._ledger.nodes.get(node)
         if found is None:
             return False
-        found.abilities, found.kind = frozenset(said.names), said.kind
+        # Which digest counts for a reward's bare name is decided here (`node.ledger.trust.reward_functions`).
+        names = (name for name in said.names if not name.startswith(PREFIX) or "@" in name)
+        found.abilities, found.kind = frozenset(names), said.kind
         self._need_adapters(node)
         self._signal()
         return True
@@ -125,6 +128,9 @@ class EngineAbilities:
         wanted = needs(sampling)
         if not wanted or self.able(wanted, sampling.extra.adapter):
             return ()
+        reward = sampling.extra.reward
+        if reward is not None and self.able(wanted - {reward.ability}, sampling.extra.adapter):
+            return (reward.ability,)
         if EXACT_SEED in wanted and self.able(wanted - {EXACT_SEED}):
             return ("exact",)
         return sampling.extra.asked or ("options",)

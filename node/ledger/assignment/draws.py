@@ -1,10 +1,10 @@
 """Which draws a lease asks for: portable ones by default, so that every sample can be drawn again. Pure.
 
-Where a group's sampling has no options (but an adapter, and routes), is not greedy, and its node is able to draw and
-judge portably, the lease asks for portable draws in the group's place. Sampling with other options is leased as it is,
-so a trainer that wants the engine's own draws gives options without `portable`, or starts the seed without them
-(`Settings.portable_draws`). So are whole groups: their bits must not depend on the node. Nodes that are not able get
-the messages of older releases, byte for byte.
+Where a group's sampling has no options (but an adapter, routes, likeliest tokens and a reward), is not greedy, and its
+node is able to draw and judge portably, the lease asks for portable draws in the group's place. Sampling with other
+options is leased as it is, so a trainer that wants the engine's own draws gives options without `portable`, or starts
+the seed without them (`Settings.portable_draws`). So are whole groups: their bits must not depend on the node. Nodes
+that are not able get the messages of older releases, byte for byte.
 """
 
 from typing import Final
@@ -16,7 +16,7 @@ from node.ledger.messages import Rollout, work_hash
 from node.ledger.settings import Settings
 from node.ledger.state import Group, LiveLease, Node
 
-__all__ = ["drawn_with", "in_its_place", "is_portable", "sampling_of", "samplings_of", "unrouted"]
+__all__ = ["as_judged", "drawn_with", "in_its_place", "is_portable", "sampling_of", "samplings_of"]
 
 ABLE: Final = frozenset({OPTIONS, PORTABLE_DRAWS, JUDGES})
 
@@ -29,8 +29,10 @@ def is_portable(group: Group, node: Node, settings: Settings) -> bool:
 
 def _may_be(group: Group) -> bool:
     extra = group.sampling.extra
-    plain = extra == SamplingOptions(adapter=extra.adapter, routes=extra.routes)
-    unset = group.sampling.options is msgspec.UNSET or bool(extra.adapter) or extra.routes
+    told = SamplingOptions(
+        adapter=extra.adapter, routes=extra.routes, top_logprobs=extra.top_logprobs, reward=extra.reward
+    )
+    plain, unset = extra == told, group.sampling.options is msgspec.UNSET or told != SamplingOptions()
     return plain and unset and group.sampling.temperature > 0.0 and not group.whole
 
 
@@ -40,14 +42,18 @@ def sampling_of(group: Group, portable: bool) -> SamplingParams:
 
 
 def in_its_place(sampling: SamplingParams) -> SamplingParams:
-    """The sampling with portable draws that a lease may ask for in the place of `sampling`, which has no options but an
-    adapter and routes."""
+    """The sampling with portable draws that a lease may ask for in the place of `sampling`, which has no options but
+    those that change no token and an adapter."""
     return sampling.with_options(portable=True)
 
 
-def unrouted(sampling: SamplingParams) -> SamplingParams:
-    """`sampling` without routes, which change no token: how tokens are judged, also by nodes that know no routes."""
-    return sampling.with_options(routes=False) if sampling.extra.routes else sampling
+def as_judged(sampling: SamplingParams) -> SamplingParams:
+    """`sampling` without what changes no token: how tokens are judged, also by nodes of releases that know neither
+    routes nor likeliest tokens nor rewards."""
+    extra = sampling.extra
+    if not extra.routes and not extra.top_logprobs and extra.reward is None:
+        return sampling
+    return sampling.with_options(routes=False, top_logprobs=0, reward=None)
 
 
 def samplings_of(group: Group, lease: LiveLease) -> tuple[SamplingParams, ...]:

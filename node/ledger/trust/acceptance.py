@@ -10,6 +10,7 @@ from blake3 import blake3
 
 from codec.routes import RouteShape
 from node.engines.base import MIN_LOGPROB, SamplingParams, Version
+from node.engines.top_logprobs import is_top
 from node.ledger.assignment.draws import drawn_with, samplings_of
 from node.ledger.assignment.leases import LeaseTable, remember
 from node.ledger.messages import Reason, Rollout, VersionSpan
@@ -17,6 +18,7 @@ from node.ledger.part_history import PartHistory
 from node.ledger.routes import has_routes_as_asked
 from node.ledger.settings import Settings
 from node.ledger.state import AcceptedRollout, Group, Head, LiveLease
+from node.ledger.trust.rewards import has_reward_as_asked
 
 __all__ = ["Acceptance", "fingerprint", "judge", "too_fast"]
 
@@ -94,7 +96,9 @@ class Acceptance:
         """None when `rollout` may count for its sample; otherwise why not. `shape`: of the model's routes."""
         if reason := judge(rollout, group, head, roots, samplings_of(group, lease), self._parts):
             return reason
-        if not has_routes_as_asked(rollout, group, shape):
+        if not (has_routes_as_asked(rollout, group, shape) and has_reward_as_asked(rollout, group)):
+            return Reason.MALFORMED
+        if not is_top(rollout.top, rollout.length, group.sampling.extra.top_logprobs):
             return Reason.MALFORMED
         if too_fast(rollout, now - lease.granted, self._settings):
             return Reason.TOO_FAST

@@ -15,6 +15,7 @@ from node.ledger.transitions import Transitions
 from node.ledger.trust.checks import Checks, OpenCheck
 from node.ledger.trust.judgements import OpenJudgement
 from node.ledger.trust.reputation import Penalty
+from node.ledger.trust.rewards import RewardChecks
 from node.ledger.trust.verifier import Liar, Verifier
 
 __all__ = ["Quarantine"]
@@ -27,6 +28,7 @@ class Quarantine:
     def __init__(self, transitions: Transitions, members: Set[bytes], secret: bytes) -> None:
         self.verifier = Verifier(transitions, members, secret)
         self.checks = Checks(transitions.settings, transitions.parts)
+        self.rewards = RewardChecks(transitions, members, self._blame_reward, secret)
         self._settings = transitions.settings
         self._transitions = transitions
         self._members = members
@@ -36,16 +38,17 @@ class Quarantine:
         for check in self.checks.expire(now):
             self._transitions.node(check.author).reputation.disputed += 1
         self._convict_all(self.verifier.tick(now), now)
+        self.rewards.tick(now)
         for node in self._transitions.nodes.values():
             penalty = node.reputation.penalty
             if penalty is not None and penalty.until is not None and penalty.until <= now:
                 self.release(node.key, "its time is over")
 
     def next_deadline(self) -> float | None:
-        """When the next quarantine ends."""
+        """When the next quarantine ends, or checks of rewards are to be looked at."""
         penalties = (node.reputation.penalty for node in self._transitions.nodes.values())
-        ends = (penalty.until for penalty in penalties if penalty is not None)
-        return min((until for until in ends if until is not None), default=None)
+        ends = [penalty.until for penalty in penalties if penalty is not None]
+        return min((until for until in (*ends, self.rewards.next_deadline()) if until is not None), default=None)
 
     # ------------------------------------------------------------ counting
 
@@ -75,6 +78,10 @@ class Quarantine:
             node.gone_since = node.liveness.heard
         self._quarantine_if(node, node.reputation.note_lease(lapsed, self._settings), now)
 
+    def _blame_reward(self, node: bytes, now: float) -> None:
+        """Other nodes computed another reward than `node`, and agree."""
+        self.note(node, Reason.WRONG_REWARD, now)
+
     def _quarantine_if(self, node: Node, why: str | None, now: float) -> None:
         if why is not None and node.reputation.penalty is None:
             self.quarantine(node.key, why, node.reputation.term_s(self._settings), now)
@@ -82,9 +89,12 @@ class Quarantine:
     # ------------------------------------------------------------ checking
 
     def pick(
-        self, node: bytes, group: Group, sampling: SamplingParams, rollout: Rollout, sealed: bytes, now: float
+        self, lease: LiveLease, group: Group, sampling: SamplingParams, rollout: Rollout, sealed: bytes, now: float
     ) -> None:
-        """Draw whether an accepted `rollout` of `node`, leased with `sampling` and signed as `sealed`, is checked."""
+        """Draw whether an accepted `rollout`, leased with `sampling` and signed as `sealed`, is checked. Its reward
+        always is."""
+        node = lease.node
+        self.rewards.begin(group, rollout.sample, now, lease.reward)
         judged = self.verifier.pick(node, group, sampling, rollout, sealed, now)
         if not judged and self.verifier.draws(sealed) and self._is_scored(node, sampling):
             self.checks.begin(node, group.id, group.prompt, sampling, rollout, now)
@@ -176,7 +186,13 @@ class Quarantine:
         """`node` is gone or in quarantine: others are asked in its place."""
         self.checks.refuse(node)
         self.verifier.judgements.refuse(node)
+        self.rewards.lose(node)
+        self.nodes_changed()
+
+    def nodes_changed(self) -> None:
+        """A node came, left, was quarantined or released, or said what it can do."""
         self.verifier.nodes_changed()
+        self.rewards.nodes_changed()
 
     def release(self, node: bytes, why: str) -> bool:
         """`node` may work again. False: it was not in quarantine."""
@@ -186,7 +202,7 @@ class Quarantine:
         found.reputation.penalty = None
         found.reputation.clear()
         self.verifier.clear(node)
-        self.verifier.nodes_changed()
+        self.nodes_changed()
         self._transitions.facts.append(Released(node, why))
         return True
 

@@ -53,6 +53,11 @@ class Reputation:
         """Count a verdict. Returns why the node should be in quarantine, or None."""
         self.judged.append(outcome)
         _trim(self.judged, settings)
+        wrong = self.judged.count(Reason.WRONG_REWARD)
+        if wrong >= settings.wrong_rewards:
+            return (
+                f"{wrong} of the rewards in its last {len(self.judged)} results are not those that other nodes compute"
+            )
         bad = [reason for reason in self.judged if reason is not None and reason in BLAMED]
         if len(bad) >= max(settings.bad_least, settings.bad_share * len(self.judged)):
             worst = max(sorted(set(bad)), key=bad.count)

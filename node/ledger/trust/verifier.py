@@ -416,7 +416,7 @@ _named = lru_cache(4096)(ArithmeticClass.named)
 
 def drawn_by(sampling: SamplingParams) -> bytes:
     """What decides the distribution of a sample's tokens, apart from seeds and lengths."""
-    options = msgspec.structs.replace(sampling.extra, stop_texts=(), special=False, seeded=False, exact=False)
+    options = msgspec.structs.replace(sampling.drawing.extra, stop_texts=(), special=False, seeded=False, exact=False)
     return blake3(
         msgspec.msgpack.encode((sampling.temperature, sampling.top_p, msgspec.structs.replace(options, min_tokens=0)))
     ).digest(8)

@@ -9,6 +9,7 @@ from rich.text import Text
 from node.monitor.top.style import bar, count, fit, named, printable, share, size, slot_style, sparkline, time, version
 from node.settings.events import say
 from node.status.schema import (
+    EngineStatus,
     MemberStatus,
     NodeStatus,
     OwnStatus,
@@ -280,6 +281,14 @@ def _member(node: MemberStatus, status: SeedStatus) -> list[Text]:
     ]
 
 
+def _engine_line(engine: EngineStatus) -> str:
+    """One of several engines: what it does, where, and how often it was started again."""
+    does = f"version {version(engine.version)}, {engine.sequences} sequences" if engine.version else ""
+    on = f"on {printable(','.join(engine.devices))}" if engine.devices else ""
+    restarts = f"{engine.restarts} restarts" if engine.restarts else ""
+    return ", ".join(filter(None, (printable(engine.state), does, on, restarts, printable(engine.why))))
+
+
 def own(status: NodeStatus | RelayStatus, width: int) -> list[Text]:
     """A node or relay as it sees itself."""
     node = status.nodes[0] if status.nodes else OwnStatus()
@@ -295,6 +304,8 @@ def own(status: NodeStatus | RelayStatus, width: int) -> list[Text]:
         facts.append(("memory", f"{size(node.memory.used_bytes)} used, {size(node.memory.needs_bytes)} needed at most"))
     if not isinstance(node.engine, UnsetType):
         facts.append(("engine", "not ready" if node.engine is None else f"version {version(node.engine)}"))
+    if not isinstance(node.engines, UnsetType) and len(node.engines) > 1:
+        facts += [(f"engine {number}", _engine_line(engine)) for number, engine in enumerate(node.engines, 1)]
     if not isinstance(node.work, UnsetType):
         done = node.work
         samples = f"{count(done.accepted)} accepted, {count(sum(done.refused.values()))} refused"

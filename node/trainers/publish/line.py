@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Literal
 
+from codec.bits import Bits
 from codec.errors import SwarmError
 from codec.parts import draft_blocks
 from node.trainers.attach import Attachment
@@ -66,9 +67,7 @@ class PublishLine:
         self._encoder = Encoder(copies, ownership, rank_info.rank, threads, self.layout)
         self._sender = VersionSender(attachment, self._ranks, self._watch, self._encoder, self._claim, prepare)
         self._draft_blocks = draft_blocks(self.layout)
-        self._copier = Copier(
-            self.layout, copies, ownership, rank_info.rank, lambda name: self._sender.link.replica.bits(name)
-        )
+        self._copier = Copier(self.layout, copies, ownership, rank_info.rank, self.bits)
         if not in_place:
             self._copier.touch_pages()
         self._number = 0
@@ -89,6 +88,10 @@ class PublishLine:
     def head(self) -> tuple[int, int]:
         """(epoch, version) that was sealed last, as far as this process knows."""
         return self._sender.link.epoch, self._sender.link.version
+
+    def bits(self, name: str) -> Bits:
+        """The bits that the seed's replica has of a tensor. Raises `KeyError`."""
+        return self._sender.link.replica.bits(name)
 
     def unsealed(self) -> list[Publication]:
         """The publications on their way, oldest first."""

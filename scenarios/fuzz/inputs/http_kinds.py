@@ -31,6 +31,9 @@ _SAMPLES: Final[dict[str, Any]] = {
     "routed_experts_prompt_start": 0,
     "min_version": [0, 0],
     "exact_version": [0, 1],
+    "echo": False,
+    "response_format": {"type": "text"},
+    "structured_outputs": None,
 }
 """Values of parameters whose example in `PARAMETERS` does not fit together with the other examples."""
 
@@ -125,7 +128,8 @@ def _post(path: str, body: bytes) -> bytes:
 
 
 def body_kinds() -> list[Kind]:
-    """Return a kind for each body of the gateway, and one more for fields that no engine here supports."""
+    """Return a kind for each body of the gateway, one more for fields that no engine here supports, and one with a
+    structure, which excludes other fields."""
     found: list[Kind] = []
     for cls, (path, sample) in BODIES.items():
         found.append(_body_kind(f"POST {path}", cls, path, sample))
@@ -133,6 +137,7 @@ def body_kinds() -> list[Kind]:
         more = _body_kind(f"POST {path}, more", cls, path, _with_more(sample))
         fields = tuple(field for field in more.fields if field.name not in known)
         found.append(Kind(more.name, fields, more.make, more.enclose, more.encode))
+        found.append(_body_kind(f"POST {path}, structure", cls, path, _with_structure(sample)))
     return found
 
 
@@ -142,6 +147,18 @@ def _with_more(sample: Any) -> Any:
         if name in found:
             found[name] = value
     return found
+
+
+def _with_structure(sample: Any) -> Any:
+    """The text of each answer is one of two, and the answer begins with the prompt."""
+    found = _copied(sample)
+    if "sampling_params" in found:
+        return found | {"sampling_params": _with_structure(found["sampling_params"])}
+    own = {"structured_outputs": {"choice": ["a", "b"]}, "echo": True}
+    alone = {"min_tokens": 0, "allowed_token_ids": None, "bad_words": None}
+    if "messages" not in found:
+        alone["logprobs"] = None
+    return found | {name: value for name, value in (own | alone).items() if name in found}
 
 
 def _body_kind(name: str, cls: type, path: str, sample: Any) -> Kind:

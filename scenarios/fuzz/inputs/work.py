@@ -6,7 +6,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from codec.sign import Key
-from node.engines.base import SamplingOptions, SamplingParams
+from node.engines.base import RewardAsked, SamplingOptions, SamplingParams
 from node.ledger import messages as work
 from node.ledger.messages import Commits, Reason, Rollout, VersionSpan, WorkMessage
 from node.ledger.packing import pack_floats, pack_tokens
@@ -26,7 +26,8 @@ SHAPED: Final = SamplingParams(
     options=SamplingOptions(
         min_tokens=1, top_k=5, min_p=0.1, presence_penalty=0.5, frequency_penalty=0.5, repetition_penalty=1.5,
         logit_bias=((3, 1.0),), allowed=(2, 8, 9), banned=((8, 8),), stop_texts=("x",), special=True, seeded=True,
-        exact=True, portable=True, adapter="a", routes=True,
+        exact=True, portable=True, adapter="a", routes=True, top_logprobs=2, structure='{"regex":"a"}',
+        reward=RewardAsked("exact_match", b'{"answer":"1"}'),
     ),
 )  # fmt: skip
 """Sampling with every option set, so that each has a place in the sample."""
@@ -38,7 +39,8 @@ _ROOT: Final = root_of(0, 3)
 def sample_rollout() -> Rollout:
     """Return a rollout without a real lease."""
     tokens, logprobs = pack_tokens((8, 9, 2)), pack_floats((-0.5,) * 3)
-    return Rollout(1, 1, 0, bytes(32), tokens, logprobs, "stop", (VersionSpan(0, 3, _ROOT, 3),))
+    claim = work.RewardClaim(0.5, "")
+    return Rollout(1, 1, 0, bytes(32), tokens, logprobs, "stop", (VersionSpan(0, 3, _ROOT, 3),), b"", b"", claim)
 
 
 SAMPLES: Final[dict[type, WorkMessage]] = {
@@ -49,7 +51,7 @@ SAMPLES: Final[dict[type, WorkMessage]] = {
     work.SignedRollout: work.SignedRollout(bytes(200)),
     work.RolloutPart: work.RolloutPart(1, 0, 1, 2, bytes(3)),
     work.Follow: work.Follow((1,)),
-    work.Drawn: work.Drawn((DrawnPart(1, 1, 0, 0, _PROMPT, pack_floats((-0.5,) * 3), 0, 3),)),
+    work.Drawn: work.Drawn((DrawnPart(1, 1, 0, 0, _PROMPT, pack_floats((-0.5,) * 3), 0, 3, b"\0" * 8),)),
     work.Verdict: work.Verdict(1, 0, Reason.MALFORMED),
     work.GiveBack: work.GiveBack((1,)),
     work.Withdraw: work.Withdraw((1,)),
@@ -61,6 +63,8 @@ SAMPLES: Final[dict[type, WorkMessage]] = {
     work.JudgeAnswer: work.JudgeAnswer(
         1, 0, 3, pack_floats((-0.5,) * 3), pack_floats((-0.4,) * 3), pack_floats((0.0,) * 3)
     ),
+    work.AskReward: work.AskReward(1, RewardAsked("exact_match", b'{"answer":"1"}'), _PROMPT, _PROMPT),
+    work.RewardAnswer: work.RewardAnswer(1, 0.5, False),
     work.AskAbilities: work.AskAbilities(),
     work.Abilities: work.Abilities(("options",), "transformers"),
     work.AskAdapters: work.AskAdapters(),

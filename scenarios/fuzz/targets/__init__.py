@@ -13,6 +13,7 @@ TARGETS: Final = {
     "peer": ("peer", "PeerTarget"),
     "ledger": ("ledger", "LedgerTarget"),
     "gateway": ("gateway", "GatewayTarget"),
+    "front": ("front", "FrontTarget"),
     "transport": ("transport", "TransportTarget"),
     "bulk": ("bulk", "BulkTarget"),
     "trainer": ("trainer", "TrainerTarget"),

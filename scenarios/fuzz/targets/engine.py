@@ -45,11 +45,11 @@ class _World(World):
         if cls.__name__ == "Completions":
             completion = {
                 "token_ids": [5], "logprobs": [-0.5], "finish_reason": "stop",
-                "spans": [{"version": [0, 3], "start": 0, "end": 1}], "routes": b"", "prompt_routes": b"",
+                "spans": [{"version": [0, 3], "start": 0, "end": 1}], "routes": b"", "prompt_routes": b"", "top": b"",
             }  # fmt: skip
             return value | {"number": 2, "completions": [completion]}
         if cls.__name__ == "Drawn":
-            drawn = {"start": 0, "token_ids": [5], "logprobs": [-0.5], "version": [0, 3]}
+            drawn = {"start": 0, "token_ids": [5], "logprobs": [-0.5], "version": [0, 3], "top": b""}
             return value | {"number": 2, "rows": [[0, drawn]]}
         return value | {"number": _REQUEST_NUMBERS[cls.__name__]} if "number" in value else value
 
@@ -157,4 +157,4 @@ def _sample(name: str) -> dict[str, Any]:
 def _completion() -> dict[str, Any]:
     spans = [{"version": [0, 3], "start": 0, "end": 1}]
     completion = {"token_ids": [5], "logprobs": [-0.5], "finish_reason": "stop", "spans": spans}
-    return completion | {"routes": b"", "prompt_routes": b""}
+    return completion | {"routes": b"", "prompt_routes": b"", "top": b""}

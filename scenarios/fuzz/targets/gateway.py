@@ -10,11 +10,14 @@ import time
 from types import SimpleNamespace
 from typing import Any, ClassVar, Final
 
+import numpy as np
 import trio
 import trio.testing
 
 import node.gateway.app as app_module
 from node.engines.base import DrawnTokens
+from node.engines.top_logprobs import pack_top
+from node.gateway.admission import Admission
 from node.gateway.app import App
 from node.gateway.clients import Clients
 from node.gateway.followed_sample import FollowedSample
@@ -28,7 +31,7 @@ from scenarios.fuzz.inputs.fields import Kind
 from scenarios.fuzz.inputs.http_kinds import BODIES, KEY, body_kinds, head_kind
 from scenarios.fuzz.target import FOREVER, Broken, Target, World
 
-__all__ = ["GatewayTarget"]
+__all__ = ["GatewayTarget", "GatewayWorld", "Patient"]
 
 _LETTERS: Final = "abcdefghijklmnopqrstuvwxyz :\n"
 _TEMPLATE: Final = (
@@ -60,7 +63,10 @@ class _Requests:
 
     most = 1024
 
-    def check(self, samples: int) -> None:
+    def check(self, samples: int, *, again: bool = False) -> None:
+        return
+
+    async def wait_for_nodes(self) -> None:
         return
 
     async def check_abilities(self, sampling: Any) -> None:
@@ -76,23 +82,40 @@ class _Requests:
         return ()
 
     async def ask_followed(
-        self, prompt: tuple[int, ...], sample: FollowedSample, affinity: bytes = b"", wanted: Any = None
+        self,
+        prompt: tuple[int, ...],
+        sample: FollowedSample,
+        affinity: bytes = b"",
+        wanted: Any = None,
+        *,
+        again: bool = False,
     ) -> None:
         _, sampling = sample.begin_group(lambda: None)
         group = await self.ask(prompt, 1, sampling)
-        sample.hear(0, 1, DrawnTokens(0, (1,), (-0.5,), (0, 1)))
+        top = group.done[0].rollout.top
+        sample.hear(0, 1, DrawnTokens(0, (1,), (-0.5,), (0, 1), top[: len(top) // 3]))
         sample.finish(group.done[0].rollout, bytes(32))
 
     async def ask(
-        self, prompt: tuple[int, ...], n: int, sampling: Any, affinity: bytes = b"", wanted: Any = None
+        self,
+        prompt: tuple[int, ...],
+        n: int,
+        sampling: Any,
+        affinity: bytes = b"",
+        wanted: Any = None,
+        *,
+        again: bool = False,
     ) -> Group:
         packed = pack_tokens(prompt)
         check_offer(packed, n, sampling)
         group = Group(os.urandom(16), "s", 0, packed, n, sampling)
         tokens = pack_tokens((1, 2, len(_LETTERS)))
         spans = (VersionSpan(0, 1, bytes(32), 3),)
+        likeliest = np.ones((3, sampling.extra.top_logprobs))
+        top = pack_top(likeliest.astype(np.uint32), -likeliest)
         for sample in range(n):
-            rollout = Rollout(1, 1, sample, bytes(32), tokens, pack_floats((-0.5,) * 3), "stop", spans)
+            logprobs = pack_floats((-0.5,) * 3)
+            rollout = Rollout(1, 1, sample, bytes(32), tokens, logprobs, "stop", spans, top=top)
             group.done[sample] = AcceptedRollout(bytes(32), 1, 1, (0, 1), rollout, b"")
         return group
 
@@ -119,7 +142,7 @@ class _Script:
         return
 
 
-class _Patient(_Script):
+class Patient(_Script):
     """A connection that waits for an answer before it hangs up."""
 
     async def receive_some(self, most: int | None = None) -> bytes:
@@ -128,7 +151,9 @@ class _Patient(_Script):
         return await super().receive_some(most)
 
 
-class _World(World):
+class GatewayWorld(World):
+    """Connections to a gateway, each with an `App` of its own."""
+
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._text = Text(_files())
@@ -151,9 +176,13 @@ class _World(World):
 
     def give(self, kind: Kind, data: bytes) -> str:
         patient = self._rng.randrange(4) > 0
-        stream = (_Patient if patient else _Script)(data, self._rng.choice((1, 1, 2, 7)))
+        stream = (Patient if patient else _Script)(data, self._rng.choice((1, 1, 2, 7)))
         clock = trio.testing.MockClock(autojump_threshold=0)
         trio.run(self._converse, stream, clock=clock)
+        return self.outcome(stream, data)
+
+    def outcome(self, stream: _Script, data: bytes) -> str:
+        """What was answered to `data`, in a few words. Raises `Broken`."""
         answer = bytes(stream.said)
         if len(answer) > _MAX_ANSWER:
             raise Broken(f"an answer of {len(answer)} bytes")
@@ -162,9 +191,13 @@ class _World(World):
             raise Broken(f"the gateway answered 500 to {data[:300]!r}")
         return f"{status or 'hung up'} {answer.partition(b'message')[2][:60]!r}"
 
+    def app(self, admission: Admission) -> App:
+        """A gateway whose swarm answers at once."""
+        return App("policy", self._text, _Requests(), lambda: (0, 1), admission=admission)  # type: ignore[arg-type]
+
     async def _converse(self, stream: Any) -> None:
-        app = App("policy", self._text, _Requests(), lambda: (0, 1), clients=Clients(None, KEY))  # type: ignore[arg-type]
-        await HttpServer(app, HttpLimits(), app.check).serve_connection(stream)
+        admission = Admission(Clients(None, KEY))
+        await HttpServer(self.app(admission), HttpLimits(), admission.check).serve_connection(stream)
 
     def close(self) -> None:
         app_module.trio = self._own
@@ -181,7 +214,7 @@ class GatewayTarget(Target):
         self.kinds = [*body_kinds(), head_kind()]
 
     def world(self, rng: random.Random) -> World:
-        return _World(rng)
+        return GatewayWorld(rng)
 
     def types(self) -> dict[str, Any]:
         return {f"POST {path}": cls for cls, (path, _) in BODIES.items()}

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 from msgspec.structs import replace
 
 from codec.sign import Key
-from node.engines.base import ABILITIES
+from node.engines.base import ABILITIES, RewardAsked
 from node.ledger import messages as work
 from node.ledger.binding import Binding
 from node.ledger.book import Book
@@ -33,8 +33,10 @@ __all__ = ["LedgerTarget"]
 HONEST: Final = 4
 HOSTILE: Final = 3
 """Half of those that check an honest node."""
-CAN: Final = (*sorted(ABILITIES), "class:engine/1/cpu/float32/eager/tp1")
-"""All engines are of one class and replay."""
+CAN: Final = (*sorted(ABILITIES), "class:engine/1/cpu/float32/eager/tp1", "reward:r@0123456789abcdef")
+"""All engines are of one class and replay, and all nodes have one reward."""
+REWARD: Final = 0.5
+"""Of every sample, as honest nodes compute it."""
 STEP_S: Final = 0.02
 WRITE_EVERY: Final = 8
 """Cases between two turns of the writing task, which handles all messages received meanwhile."""
@@ -53,6 +55,7 @@ async def _unsent(peer: bytes, body: bytes) -> None:
 class _World(World):
     def __init__(self, rng: random.Random) -> None:
         self.now, self.cases, self.version, self.groups_done, self.adapted_done = 100.0, 0, 3, 0, 0
+        self.rewarded_done = 0
         self.rng = random.Random(rng.random())
         self.book = Book(Path(":memory:"))
         ledger = self.book.restore(Settings(), Head(0, 0, root_of(0, 0)), self.now, rng.randbytes(32))
@@ -70,6 +73,7 @@ class _World(World):
         self.serials = 0
         self.session = self.service.open("s", Binding(4, SAMPLING))
         self.adapted = SAMPLING.with_options(adapter="a")
+        self.rewarded = SAMPLING.with_options(reward=RewardAsked("r", b'{"answer":"1"}'))
         self.offered = 0
         for node in names:
             self.service.member_up(node)
@@ -93,7 +97,7 @@ class _World(World):
             self._take(self.session.groups.popleft())
         while self.offered < self.session.allowed:
             self.offered += 1
-            sampling = self.adapted if self.offered % 3 == 0 else None
+            sampling = {0: self.adapted, 1: self.rewarded}.get(self.offered % 3)
             prompt = pack_tokens((5, 6, self.offered))
             service.offer(self.session, self.offered.to_bytes(16, "little"), prompt, sampling=sampling)
         for group in list(self.session.impossible):
@@ -102,6 +106,7 @@ class _World(World):
     def _take(self, group: Any) -> None:
         self.groups_done += 1
         self.adapted_done += bool(group.adapter)
+        self.rewarded_done += group.sampling.extra.reward is not None
         for sample, done in group.done.items():
             node, lease = self.given.get(done.lease, (b"", None))
             if lease is None or node != done.node or sample not in lease.samples:
@@ -122,6 +127,8 @@ class _World(World):
                 previous = scores if message.previous else b""
                 answer = work.JudgeAnswer(message.check, message.epoch, message.version, scores, previous, margins)
                 self.service.hear(node, work.encode(answer))
+            case work.AskReward() if node in self.honest:
+                self.service.hear(node, work.encode(work.RewardAnswer(message.check, REWARD)))
             case work.Verdict(refused=refused) if node in self.honest and refused not in _NO_SHAME:
                 raise Broken(f"the rollout of an honest node was refused: {refused}")
             case work.Unfit(reason=reason) if node in self.honest and reason is not Reason.TOO_OLD:
@@ -138,7 +145,9 @@ class _World(World):
         tokens = pack_tokens((self.rng.getrandbits(20) + 3, self.rng.getrandbits(20) + 3, 2))
         digest = work.work_hash(lease.group, sample, lease.prompt, lease.sampling)
         span = VersionSpan(0, self.version, root_of(0, self.version), 3)
-        return Rollout(lease.lease, lease.token, sample, digest, tokens, pack_floats((-0.5,) * 3), "stop", (span,))
+        claim = None if lease.sampling.extra.reward is None else work.RewardClaim(REWARD)
+        logprobs = pack_floats((-0.5,) * 3)
+        return Rollout(lease.lease, lease.token, sample, digest, tokens, logprobs, "stop", (span,), b"", b"", claim)
 
     def _work(self) -> None:
         """Let honest nodes generate the samples that were leased to them."""
@@ -200,6 +209,8 @@ class _World(World):
             case work.JudgeAnswer():
                 check = next(iter(self.ledger.quarantine.verifier.judgements.open), 1)
                 return replace(sample, check=check, version=self.version)
+            case work.RewardAnswer():
+                return replace(sample, check=next(iter(self.ledger.quarantine.rewards.open), 1), value=REWARD)
             case work.SignedRollout():
                 return work.SignedRollout(work.seal_rollout(self.me, self.signed()[1]))
         return sample
@@ -227,6 +238,8 @@ class _World(World):
             raise Broken("no group was ever done")
         if self.cases > 2000 and self.adapted_done == 0:
             raise Broken("no group of the adapter was ever done")
+        if self.cases > 2000 and self.rewarded_done == 0:
+            raise Broken("no group with a reward was ever done")
         if self.cases > 2000 and not self.ledger.quarantine.verifier.counts:
             raise Broken("no sample was ever replayed")
         for group in self.ledger.groups.values():

@@ -60,7 +60,9 @@ def _loaded() -> tuple[Any, Any]:
         "vllm.lora": _stub("vllm.lora"),
         "vllm.lora.request": _stub("vllm.lora.request", LoRARequest=_Any),
         "vllm.platforms": _stub("vllm.platforms", current_platform=_Platform),
-        "vllm.sampling_params": _stub("vllm.sampling_params", RequestOutputKind=_Any, SamplingParams=_Any),
+        "vllm.sampling_params": _stub(
+            "vllm.sampling_params", RequestOutputKind=_Any, SamplingParams=_Any, StructuredOutputsParams=_Any
+        ),
         "swarm_vllm.scores": _stub(
             "swarm_vllm.scores",
             scoring=lambda message, **more: message,
@@ -69,6 +71,7 @@ def _loaded() -> tuple[Any, Any]:
         ),
         "swarm_vllm.draws": _stub("swarm_vllm.draws", NOISE="swarm_noise"),
         "swarm_vllm.replays": _stub("swarm_vllm.replays", REPLAY="swarm_replay", margin_of=lambda rank: 0.0),
+        "swarm_vllm.structured": _stub("swarm_vllm.structured", BEGUN="swarm_begun"),
         "swarm_vllm.rewind": _stub("swarm_vllm.rewind", LABEL="-1", PREVIOUS="swarm_previous"),
     }
     before = {name: sys.modules.get(name) for name in stubs}

@@ -98,6 +98,11 @@ class ModelledEngine:
             self._since = trio.current_time()
         await trio.lowlevel.checkpoint()
 
+    wait_up = wait_ready
+
+    def lacks(self, version: Version) -> bool:
+        return self.version < version
+
     def length(self, prompt: Prompt, sampling: SamplingParams) -> int:
         """Return the number of tokens of this prompt's completion, the same on every node."""
         wanted = self.mean * (1 + self.spread * random.Random(prompt.stream).uniform(-1, 1))

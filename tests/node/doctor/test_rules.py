@@ -29,7 +29,7 @@ HEALTHY = Facts(
         unix_time=NOW, shared_memory_bytes=8 * GB,
         gpu=GpuFacts(
             device_files=True, torch="2.9.0", torch_cuda="12.8", usable=True, names=("NVIDIA H100",),
-            memory_bytes=(80 * GB,),
+            memory_bytes=(80 * GB,), indices=("0",),
         ),
     ),
     ticket=TicketFacts(swarm="12D3KooWabcdefgh", addrs=("/ip4/8.8.8.8/tcp/4001",), expires=NOW + 86_400, nodes=10),
@@ -71,6 +71,12 @@ def test_an_engine_whose_memory_is_the_replica_is_reckoned_without_a_copy() -> N
 
 NO_TORCH = {"missing_modules": ("torch", "transformers"), "torch_advice": "make install EXTRAS=torch"}
 OLD_VLLM = VllmFacts(python="/v/bin/python", vllm="0.31.9", plugin="0.1.0")
+TWO_GPUS = {
+    "gpu": GpuFacts(
+        device_files=True, usable=True, names=("NVIDIA H100",) * 2, memory_bytes=(80 * GB,) * 2, indices=("0", "1")
+    )
+}  # fmt: skip
+NO_CUDA = GpuFacts(device_files=True, error="no CUDA")
 FAULTS = [
     ("ticket", {"ticket_error": "This ticket was damaged in copying."}, "stops", "damaged"),
     ("ticket", {"refused": "The ticket is full."}, "stops", "full"),
@@ -99,6 +105,10 @@ FAULTS = [
     ("limits", {"process_limit": 50}, "stops", "ulimit -u"),
     ("container", {"pids_limit": 64}, "stops", "pids.max"),
     ("container", {"cpus": 0.5}, "costs", "0.5 of 16 cores"),
+    ("engines", {"engine": "vllm", "vllm": OLD_VLLM, "engines": 2}, "stops", "--engines 2: this machine has 1 GPU"),
+    ("engines", {"engine": "vllm", "vllm": OLD_VLLM, "model_bytes": 400 * GB}, "stops", "The model has 400.0 GB"),
+    ("engines", {"engine": "vllm", "vllm": OLD_VLLM, "tp": 1, "engines": 1, **TWO_GPUS}, "costs", "idle: 1"),
+    ("GPU", {"engine": "vllm", "vllm": OLD_VLLM, "gpu": NO_CUDA}, "costs", "does not see it: no CUDA"),
     ("container", {"engine": "vllm", "tp": 2, "shared_memory_bytes": 64 << 20}, "stops", "/dev/shm has"),
     ("GPU", {"gpu": GpuFacts()}, "costs", "shows no GPU"),
     ("GPU", {"gpu": GpuFacts(), "device": "cuda:1"}, "stops", "shows no GPU"),
@@ -204,3 +214,16 @@ def test_json_has_every_check_and_the_outcome() -> None:
     assert report["useful"] is True
     assert [entry["check"] for entry in report["checks"]] == list(RULES)
     assert set(report["checks"][0]) == {"check", "verdict", "found", "costs", "mend"}
+
+
+def test_the_plan_of_the_engines_is_shown() -> None:
+    servers = {"engine": "vllm", "vllm": OLD_VLLM}
+    two = line("engines", **servers, **TWO_GPUS)
+    assert (two.verdict, two.found) == ("ok", "2 engines on 1 GPU each (0 | 1)")
+    large = line("engines", **servers, **TWO_GPUS, model_bytes=100 * GB)
+    assert large.found == "1 engine on 2 GPUs (0,1)"
+    unknown = line("engines", **servers, **TWO_GPUS, visit=None)
+    assert "without the model's size" in unknown.found
+    assert line("engines", engine="none").verdict == "skipped"
+    assert line("engines", engine="vllm").found == "servers that you run (--engine-url)"
+    assert line("engines", engines=2, device="cpu").found == "2 engines on the CPU"

@@ -17,7 +17,16 @@ from codec import Replica, write_patch
 from codec.adapter import AdapterConfig, AdapterModule, AdapterSlots
 from codec.errors import PeerError
 from node.engines.adapters import GivenAdapter
-from node.engines.base import ABILITIES, STREAMS, Completion, DrawnTokens, EngineError, Prompt, SamplingParams
+from node.engines.base import (
+    ABILITIES,
+    STREAMS,
+    TOP_LOGPROBS,
+    Completion,
+    DrawnTokens,
+    EngineError,
+    Prompt,
+    SamplingParams,
+)
 from node.engines.generation import (
     BackgroundGeneration,
     BatchGeneration,
@@ -115,6 +124,8 @@ class EngineContract:
     def test_tokens_are_told_as_they_are_drawn(self, subject: Subject):
         """What is told of a completion is its beginning, each token once. An engine without the ability tells none."""
         engine, sampling = subject.engine, SamplingParams(max_tokens=24, seed=3)
+        if TOP_LOGPROBS in engine.abilities:
+            sampling = sampling.with_options(top_logprobs=3)
         told, completions = _generate_told(engine, sampling)
         if STREAMS not in engine.abilities:
             assert not any(told)
@@ -126,6 +137,7 @@ class EngineContract:
             logprobs = [logprob for piece in pieces for logprob in piece.logprobs]
             assert tuple(tokens) == completion.token_ids[: len(tokens)]
             assert tuple(logprobs) == completion.logprobs[: len(logprobs)]
+            assert b"".join(piece.top for piece in pieces) == completion.top[: len(completion.top) // 24 * len(tokens)]
             assert {piece.version for piece in pieces} == {completion.spans[0].version}
 
     def test_a_reload_takes_every_bit_and_proves_it(self, subject: Subject) -> None:

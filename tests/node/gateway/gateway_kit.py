@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from codec.sign import Key
-from node.engines.base import ABILITIES, JUDGES, Completion, DrawnTokens, Span
+from node.engines.base import ABILITIES, JUDGES, STRUCTURES, TOP_LOGPROBS, Completion, DrawnTokens, Span
 from node.engines.host import Commitment, EngineFailed
 from node.engines.texts import StopText
 from node.gateway import Gateway
@@ -58,7 +58,7 @@ class EchoEngine:
         self.seconds = seconds
         self.version, self.root = (0, 0), ROOT
         self.ready, self.preemptible, self.continuous_batching, self.scores = True, True, False, False
-        self.abilities, self.kind = ABILITIES - {JUDGES}, "echo"
+        self.abilities, self.kind = ABILITIES - {JUDGES, STRUCTURES, TOP_LOGPROBS}, "echo"
         self.adapters: dict[str, tuple[int, int]] = {}
         self.drawn: list[tuple[int, ...]] = []
         self.tokens = 0
@@ -66,6 +66,11 @@ class EchoEngine:
 
     async def wait_ready(self) -> None:
         await trio.lowlevel.checkpoint()
+
+    wait_up = wait_ready
+
+    def lacks(self, version: tuple[int, int]) -> bool:
+        return self.version < version
 
     async def generate(self, prompts, sampling, counts=None, adapter="", draws=None):
         if any(token > UNKNOWN for prompt in prompts for token in prompt.token_ids):
@@ -104,6 +109,9 @@ class EchoEngine:
 class SpellingEngine(EchoEngine):
     """Continues the alphabet after the last letter of the prompt, a letter every `seconds`, and tells each one."""
 
+    logprob = -0.25
+    """Of each letter. Two equal samples of many tokens that were not certain count as copies."""
+
     def __init__(self, seconds: float = 0.01) -> None:
         super().__init__(seconds)
         self.continuous_batching = True
@@ -126,7 +134,7 @@ class SpellingEngine(EchoEngine):
             if stop.add(ids[-1]) or ids[-1] in sampling.stop_tokens:
                 reason = "stop"
             elif draws is not None and len(ids) < sampling.max_tokens:
-                draws(0, DrawnTokens(len(ids) - 1, (ids[-1],), (-0.25,), self.version))
+                draws(0, DrawnTokens(len(ids) - 1, (ids[-1],), (self.logprob,), self.version))
                 self.told += 1
         return [self.completion(ids, reason)], self.seconds * len(ids)
 
@@ -135,7 +143,7 @@ class SpellingEngine(EchoEngine):
 
     def completion(self, ids, reason):
         self.drawn_versions.append(self.version)
-        return Completion(tuple(ids), (-0.25,) * len(ids), reason, (Span(self.version, 0, len(ids)),))
+        return Completion(tuple(ids), (self.logprob,) * len(ids), reason, (Span(self.version, 0, len(ids)),))
 
 
 class Swarm:

@@ -24,11 +24,14 @@ KEY = "sesame"
 
 
 class Watch:
-    """Records the peak memory of a process while the block runs."""
+    """Records the peak memory of the seed and the gateway together while the block runs."""
 
-    def __init__(self, pid: int) -> None:
-        self.before = self.peak = ProcessUsage(pid).rss_bytes
-        self._pid, self._over = pid, threading.Event()
+    def __init__(self, *pids: int) -> None:
+        self._pids, self._over = pids, threading.Event()
+        self.before = self.peak = self.now()
+
+    def now(self) -> int:
+        return sum(ProcessUsage(pid).rss_bytes for pid in self._pids)
 
     def __enter__(self) -> "Watch":
         self._thread = threading.Thread(target=self._look)
@@ -37,7 +40,7 @@ class Watch:
 
     def _look(self) -> None:
         while not self._over.wait(0.02):
-            self.peak = max(self.peak, ProcessUsage(self._pid).rss_bytes)
+            self.peak = max(self.peak, self.now())
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
@@ -88,19 +91,20 @@ def test_a_gateway_uses_little_memory_and_frees_it(tmp_path: Path):
         home = {"SWARM_HOME": str(swarm.home("seed"))}
         swarm.start("gateway", "gateway", "--at", "127.0.0.1:0", "--api-key", KEY, "--json", **home)
         swarm.until_logged("gateway", '"url"')
+        pids = seed.pid, swarm.running["gateway"].pid
         port = int(json.loads((swarm.folder / "gateway.log").read_text())["url"].split(":")[2].removesuffix("/v1"))
         body = b" " * BODY
 
-        with Watch(seed.pid) as stranger:
+        with Watch(*pids) as stranger:
             answers = at_once(CLIENTS, lambda i: ask(port, "wrong", body))
         print(f"without the key: {answers}, {stranger.before >> 20} MiB before, {stranger.peak >> 20} at most")
         assert set(answers) <= {"401", "closed"}
         assert stranger.peak - stranger.before < ALLOWED // 4
 
-        with Watch(seed.pid) as client:
+        with Watch(*pids) as client:
             answers = at_once(CLIENTS, lambda i: ask(port, KEY, body))
         time.sleep(1.0)
-        after = ProcessUsage(seed.pid).rss_bytes
+        after = client.now()
         print(f"with it: {answers}, {client.before >> 20} MiB before, {client.peak >> 20} at most, {after >> 20} after")
         assert set(answers) <= {"503", "429", "closed"}, "there are no nodes"
         assert answers["503"] > 0

@@ -168,7 +168,7 @@ async def test_stops_and_lengths(tmp_path: Path):
         ({"prompt": "abc", "presence_penalty": 3.0}, "presence_penalty: -2 to 2"),
         ({"prompt": "abc", "logprobs": 5}, "logprobs"),
         ({"prompt": "abc", "extra_body": {"top_k": -20}}, "top_k: 0"),
-        ({"prompt": "abc", "echo": True}, "echo"),
+        ({"prompt": "abc", "echo": True, "logprobs": 0}, "echo"),
         ({"prompt": [1, "a"]}, "not both"),
         ({"prompt": [1, -1]}, "token ids are whole numbers"),
         ({"prompt": [99]}, "token id outside"),

@@ -159,3 +159,66 @@ def test_streams_in_flight_are_continued_when_a_node_is_killed(tmp_path: Path):
         work = swarm.state("seed")["work"]
         assert (work["groups_open"], work["groups_ready"], work["samples_leased"]) == (0, 0, 0)
         assert not sum(count for node in work["nodes"].values() for count in node["refused"].values())
+
+
+def test_requests_in_flight_survive_a_restart_of_the_seed(tmp_path: Path):
+    """The seed and a node are killed while answers are drawn: each request is answered once, with the model's tokens,
+    and what the streams had got is neither repeated nor contradicted."""
+    requests, names = 32, ("one", "two")
+    base = base_folder(tmp_path / "base")
+    wanted = expected(base, requests)
+    with swarm_in(tmp_path / "swarm") as swarm:
+        swarm.seed(base)
+        ticket = swarm.ticket("--nodes", str(len(names)))
+        for name in names:
+            swarm.start(name, "join", ticket, "--model", str(base), "--threads", "1", *LOOPBACK)
+        home = {"SWARM_HOME": str(swarm.home("seed"))}
+        swarm.start("gateway", "gateway", "--at", "127.0.0.1:0", "--json", **home)
+        swarm.until(
+            "seed",
+            lambda state: sum(node["capacity"] > 0 for node in state["work"]["nodes"].values()) == len(names),
+            within_s=READY_S,
+        )
+        url = json.loads((swarm.folder / "gateway.log").read_text())["url"]
+
+        async def ask_all() -> tuple[dict[int, list[int]], int]:
+            """The tokens of each answer, and of all streams when the seed was killed."""
+            answers: dict[int, list[int]] = {}
+            heard, cut = 0, 0
+
+            def kill() -> None:
+                swarm.signal("seed", signal.SIGKILL)
+                swarm.signal("two", signal.SIGKILL)
+                swarm.seed(base)
+
+            async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=180.0) as client:
+
+                async def ask(i: int) -> None:
+                    nonlocal heard, cut
+                    body = {"model": "policy", "prompt": prompt(i), "max_tokens": 32, "temperature": 0.0}
+                    more = {"ignore_eos": True}
+                    if i % 2:
+                        answer = await client.completions.create(**body, extra_body=more)
+                        tokens = answer.choices[0].model_extra["token_ids"]
+                    else:
+                        tokens, text = [], ""
+                        async for part in await client.completions.create(**body, stream=True, extra_body=more):
+                            tokens += part.choices[0].model_extra["token_ids"]
+                            text, heard = text + part.choices[0].text, heard + 1
+                            if heard >= requests and not cut:  # many streams have begun
+                                cut = sum(map(len, answers.values())) + heard
+                                await asyncio.to_thread(kill)
+                        assert text == "".join(LETTERS[token] for token in tokens if token < len(LETTERS))
+                    assert i not in answers
+                    answers[i] = tokens
+
+                await asyncio.gather(*(ask(i) for i in range(requests)))
+            return answers, cut
+
+        answers, cut = asyncio.run(ask_all())
+        assert 0 < cut < 32 * requests, "the seed was killed in the middle"
+        assert {i: tuple(tokens) for i, tokens in answers.items()} == wanted
+        swarm.until_logged("gateway", "is served again")
+        work = swarm.state("seed")["work"]
+        assert (work["groups_open"], work["groups_ready"], work["samples_leased"]) == (0, 0, 0)
+        assert swarm.signal("gateway", signal.SIGINT) == 130

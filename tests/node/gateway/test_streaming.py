@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 from gateway_kit import END, LETTERS, ROOT, SpellingEngine, base_files, gateway, until, with_client
 
 from codec.sign import Key
 from node.engines.base import ABILITIES, STREAMS, DrawnTokens, SamplingParams
+from node.engines.top_logprobs import pack_top
 from node.gateway.followed_sample import FollowedSample, can_follow, rest_of
 from node.gateway.text import Text
 from node.ledger.messages import Rollout, VersionSpan
@@ -74,9 +76,15 @@ async def test_chat_and_several_samples_stream_side_by_side(tmp_path: Path):
             stream = await client.chat.completions.create(
                 model="policy", messages=messages, stream=True, max_tokens=5, logprobs=True
             )
-            return several, [part async for part in stream]
+            more = await client.chat.completions.create(
+                model="policy", messages=messages, stream=True, max_tokens=5, n=3
+            )
+            return several, [part async for part in stream], [part async for part in more]
 
-        several, chat = await with_client(url, use)
+        several, chat, more = await with_client(url, use)
+        begins = [(part.choices[0].index, part.choices[0].delta.role) for part in more]
+        assert begins[:3] == [(0, "assistant"), (1, "assistant"), (2, "assistant")], "the client's helper needs this"
+        assert {role for _, role in begins[3:]} == {None}
         texts = dict.fromkeys(range(4), "")
         for part in several:
             for choice in part.choices:
@@ -207,13 +215,20 @@ def sample_of(sampling: SamplingParams, **options: Any) -> tuple[FollowedSample,
     return sample, lost
 
 
-def drawn(start: int, tokens: list[int], version: int = 0) -> DrawnTokens:
-    return DrawnTokens(start, tuple(tokens), (-0.5,) * len(tokens), (0, version))
+def likeliest(tokens: list[int], count: int) -> bytes:
+    """`Completion.top`: the tokens themselves, and those after them."""
+    ids = np.array([[token + k for k in range(count)] for token in tokens])
+    return pack_top(ids, np.full(ids.shape, -0.5)) if count else b""
 
 
-def rollout(tokens: list[int], reason: Any = "length", version: int = 0) -> Rollout:
+def drawn(start: int, tokens: list[int], version: int = 0, top: int = 0) -> DrawnTokens:
+    return DrawnTokens(start, tuple(tokens), (-0.5,) * len(tokens), (0, version), likeliest(tokens, top))
+
+
+def rollout(tokens: list[int], reason: Any = "length", version: int = 0, top: int = 0) -> Rollout:
     span = VersionSpan(0, version, ROOT, len(tokens))
-    return Rollout(1, 1, 0, bytes(32), pack_tokens(tokens), pack_floats((-0.5,) * len(tokens)), reason, (span,))
+    packed = pack_tokens(tokens), pack_floats((-0.5,) * len(tokens))
+    return Rollout(1, 1, 0, bytes(32), *packed, reason, (span,), top=likeliest(tokens, top))
 
 
 PLAIN = SamplingParams(8, stop_tokens=(END,))
@@ -253,6 +268,25 @@ def test_a_lost_sample_is_continued_by_the_next_group(again: str):
     assert sample.finish(rollout([3, 4, 5, 6, 7, 8], version=4), b"n")
     assert sample.tokens.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
     assert sample.versions == [((0, 3), 2), ((0, 4), 8)]
+
+
+def test_likeliest_tokens_stay_with_their_tokens():
+    """In the part of the first group, in that of the next one, and after a stop text cut the last tokens off."""
+    text = Text(base_files())
+    sampling = PLAIN.with_options(stop_texts=("fg",), top_logprobs=2)
+    sample = FollowedSample(sampling, lambda: text.stop_text(letters("a"), ("fg",), special=False, least=0))
+    sample.begin_group(lambda: None)
+    sample.hear(0, 1, drawn(0, letters("bcd"), top=2))
+    assert sample.since(1).top == likeliest(letters("cd"), 2)
+    sample.lapse(0)
+    sample.begin_group(lambda: None)
+    sample.hear(0, 2, drawn(0, letters("e"), top=2))
+    assert sample.finish(rollout(letters("efghi"), top=2), b"n")
+    assert sample.since(0).tokens == letters("bcdefg")
+    assert sample.since(0).top == likeliest(letters("bcdefg"), 2)
+    restored = FollowedSample(sampling)
+    whole = sample.since(0)
+    assert restored.restore(whole.tokens, whole.logprobs, whole.top, whole.versions, whole.ending) == whole
 
 
 def test_nothing_is_lost_with_a_lease_that_told_nothing():
@@ -311,6 +345,7 @@ def test_a_stop_text_over_the_border_of_two_groups_is_found():
 def test_what_can_be_followed():
     seeded = PLAIN.with_options(seeded=True)
     assert can_follow(PLAIN, 4, 10)
+    assert can_follow(PLAIN.with_options(top_logprobs=3), 4, 10)
     assert can_follow(seeded, 1, 10)
     assert not can_follow(seeded, 2, 10)
     assert not can_follow(PLAIN.with_options(routes=True), 1, 10)

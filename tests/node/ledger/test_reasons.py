@@ -4,12 +4,27 @@ a case here fails."""
 from collections.abc import Callable
 
 import pytest
-from ledger_kit import ALICE, BOB, PROMPT, ask, check_places, draw, group_id, head, ledger_at, root, sealed, submit
+from ledger_kit import (
+    ALICE,
+    BOB,
+    CAROL,
+    PROMPT,
+    SAMPLING,
+    ask,
+    check_places,
+    draw,
+    group_id,
+    head,
+    ledger_at,
+    root,
+    sealed,
+    submit,
+)  # fmt: skip
 from msgspec.structs import replace
 
-from node.engines.base import SamplingParams
+from node.engines.base import OPTIONS, RewardAsked, SamplingParams
 from node.ledger.facts import Requeued
-from node.ledger.messages import Reason, SignedRollout, VersionSpan, encode, work_hash
+from node.ledger.messages import Reason, RewardAnswer, RewardClaim, SignedRollout, VersionSpan, encode, work_hash
 from node.ledger.rules import Ledger
 from node.ledger.service import LedgerService
 
@@ -106,6 +121,31 @@ def convicted():
     return ledger, Reason(whys.pop())
 
 
+def rewarded(*others: float) -> Case:
+    """A sample whose author and `others` compute different rewards."""
+
+    def case():
+        ledger = ledger_at(groups=0)
+        for node in (ALICE, BOB, CAROL)[: 1 + len(others)]:
+            ledger.nodes[node].abilities = frozenset({OPTIONS, "reward:r@" + "1" * 16})
+        ledger.quarantine.nodes_changed()
+        ledger.tick(0.0)
+        sampling = SAMPLING.with_options(reward=RewardAsked("r"))
+        ledger.offer(group_id(0), "s", PROMPT, 1, sampling)
+        (lease,) = ledger.request_work(ALICE, ask(1), 0.0)
+        work = work_hash(lease.group, 0, PROMPT, sampling)
+        assert submit(ledger, lease, draw(lease, 0, work=work, reward=RewardClaim(0.5)), 1.0) is None
+        ledger.take_facts()
+        for value in others:
+            ((node, check),) = ledger.quarantine.rewards.due(2.0)
+            ledger.quarantine.rewards.answer(node, RewardAnswer(check.id, value), 2.0)
+        assert ledger.quarantine.rewards.due(2.0) == []
+        (fact,) = ledger.take_facts()
+        return ledger, Reason(fact.why)
+
+    return case
+
+
 def impossible():
     ledger, lease = leased()
     ledger.refuse_work(ALICE, lease.id, lease.token, 1.0)
@@ -137,6 +177,8 @@ CASES: dict[Reason, Case] = {
     Reason.TOO_FAST: too_fast,
     Reason.QUARANTINED: ended(lambda ledger, lease: ledger.quarantine.quarantine(ALICE, "for a test", 600.0, 1.0)),
     Reason.LIED: convicted,
+    Reason.WRONG_REWARD: rewarded(1.0, 1.0),
+    Reason.DISPUTED: rewarded(1.0),
     Reason.NO_WORK: lambda: (ledger := ledger_at(groups=0), ledger.request_work(ALICE, ask(4), 0.0)),
     Reason.LATE: late,
 }

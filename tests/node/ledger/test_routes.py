@@ -14,8 +14,9 @@ from ledger_kit import ALICE, BOB, PROMPT, SAMPLING, ask, draw, group_id, ledger
 from codec.errors import PeerError
 from codec.routes import RouteShape, encode_routes
 from codec.sign import SIGNATURE_BYTES
-from node.engines.base import ABILITIES, OPTIONS, ROUTES, SamplingOptions, needs
-from node.ledger.assignment.draws import in_its_place, unrouted
+from node.engines.base import ABILITIES, OPTIONS, ROUTES, TOP_LOGPROBS, SamplingOptions, needs
+from node.engines.top_logprobs import pack_top
+from node.ledger.assignment.draws import as_judged, in_its_place
 from node.ledger.messages import (
     MAX_BODY_BYTES,
     MAX_PARTS,
@@ -138,9 +139,9 @@ def test_routes_leave_it_to_the_ledger_how_tokens_are_drawn() -> None:
 
 
 def test_tokens_are_judged_without_routes() -> None:
-    assert unrouted(ROUTED) == SAMPLING
-    assert unrouted(in_its_place(ROUTED)).extra == SamplingOptions(portable=True)
-    assert unrouted(SAMPLING) is SAMPLING
+    assert as_judged(ROUTED) == SAMPLING
+    assert as_judged(in_its_place(ROUTED)).extra == SamplingOptions(portable=True)
+    assert as_judged(SAMPLING) is SAMPLING
 
 
 def test_a_rollout_without_routes_has_the_bytes_of_older_releases() -> None:
@@ -271,3 +272,37 @@ def test_a_config_that_names_no_experts_is_a_dense_models(config: bytes) -> None
 
     layout = Layout((TensorSpec("a.gate.weight", "BF16", (4, 2)),))
     assert route_shape_of({"config.json": config}, layout) is None
+
+
+# ---------------------------------------------------------------- likeliest tokens
+
+TOPPED = msgspec.structs.replace(SAMPLING, options=SamplingOptions(top_logprobs=2))
+TOP = pack_top(np.array([[1, 2]] * 3), np.array([[-0.25, -1.0]] * 3))
+
+
+@pytest.mark.parametrize(("top", "reason"), [(TOP, None), (b"", Reason.MALFORMED), (TOP[:-8], Reason.MALFORMED)])
+def test_likeliest_tokens_come_as_asked(top: bytes, reason: Reason | None) -> None:
+    ledger = ledger_at(groups=0, portable_draws=False)
+    ledger.offer(group_id(0), "s", PROMPT, 1, TOPPED)
+    ledger.nodes[ALICE].abilities = frozenset({OPTIONS})
+    assert ledger.request_work(ALICE, ask(4), 0.0) is Reason.NO_WORK
+    ledger.nodes[ALICE].abilities = frozenset({OPTIONS, TOP_LOGPROBS})
+    (lease,) = ledger.request_work(ALICE, ask(4), 0.0)  # type: ignore[misc]
+    rollout = draw(lease, 0, work=work_hash(lease.group, 0, PROMPT, TOPPED), top=top)
+    assert rollout.length == 3
+    assert submit(ledger, lease, rollout, 1.0) is reason
+
+
+def test_likeliest_tokens_that_nobody_asked_for_are_refused() -> None:
+    ledger, lease = routed_ledger()
+    assert submit(ledger, lease, drawn(lease, 0, top=TOP), 1.0) is Reason.MALFORMED
+
+
+def test_a_rollout_has_the_bytes_of_older_releases_unless_it_has_more() -> None:
+    _, lease = routed_ledger()
+    plain, routed = draw(lease, 0), drawn(lease, 0)
+    topped = msgspec.structs.replace(plain, top=TOP)
+    bodies = [sealed(lease, one)[SIGNATURE_BYTES:] for one in (plain, routed, topped)]
+    fields = [len(msgspec.msgpack.decode(body)) for body in bodies]
+    assert fields == [fields[0], fields[0] + 2, fields[0] + 3]
+    assert as_judged(TOPPED) == SAMPLING

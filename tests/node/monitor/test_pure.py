@@ -14,6 +14,7 @@ from node.monitor.metrics import exposition
 from node.monitor.observations import Histogram, Observations
 from node.status.schema import (
     EngineCommit,
+    EngineStatus,
     LedgerStatus,
     MemberStatus,
     NodeStatus,
@@ -32,7 +33,9 @@ WORKER = WorkerStatus(accepted=5, refused={"version too old": 2}, seconds=TimeSp
 NODE = NodeStatus(
     head=(0, 5),
     nodes=[OwnStatus(slot=3, standing="fresh", held=(0, 4), engine=(0, 4), tokens_s=7.5, engine_restarts=1,
-                     engine_reloads=0, commits=[EngineCommit(version=(0, 4), pause_ms=30)], work=WORKER)],
+                     engine_reloads=0, commits=[EngineCommit(version=(0, 4), pause_ms=30)], work=WORKER, asleep=False,
+                     engines=[EngineStatus(state="ready", version=(0, 4), sequences=6, devices=["0", "1"]),
+                              EngineStatus(state="given up", restarts=3, why="No kernel.")])],
 )  # fmt: skip
 EVERY_KIND = [
     made_up_status(40, 700.0),
@@ -85,6 +88,11 @@ def test_metrics_of_a_node():
     assert (found["swarm_engine_pause_seconds_count"], found["swarm_engine_pause_seconds_sum"]) == (1, 0.03)
     assert found["swarm_samples_total{outcome=refused}{reason=version too old}"] == 2
     assert found["swarm_time_seconds_total{doing=generate}"] == 9
+    assert found["swarm_each_engine_ready{engine=1}"] == 1
+    assert found["swarm_each_engine_ready{engine=2}"] == 0
+    assert found["swarm_each_engine_sequences{engine=1}"] == 6
+    assert found["swarm_each_engine_restarts_total{engine=2}"] == 3
+    assert found["swarm_engines_asleep"] == 0
 
 
 def test_no_metric_has_a_label_for_each_member():
@@ -158,6 +166,16 @@ def member(**fields: object) -> SeedStatus:
         (member(), None, None),
         (NodeStatus(message="No seed."), "No seed.", ""),
         (NodeStatus(nodes=[OwnStatus(slot=1, standing="fresh", live_proven=False)]), "does not hold", "Restart"),
+        (
+            NodeStatus(nodes=[OwnStatus(slot=1, standing="fresh", held=(0, 1), engine=None, asleep=True)]),
+            "The engines are asleep",
+            "swarm-node wake",
+        ),
+        (
+            NodeStatus(nodes=[OwnStatus(standing="fresh", engines=[EngineStatus(), EngineStatus(why="No kernel.")])]),
+            "Engine 2 was given up: No kernel.",
+            "Mend that",
+        ),
     ],
 )
 def test_what_is_wrong(status: Status, what: str | None, todo: str | None):

@@ -9,7 +9,8 @@ import pytest
 
 from codec.adapter import AdapterSlots
 from codec.errors import UsageError
-from node.engines.base import ADAPTERS, ROUTES, EngineError, Prompt, SamplingOptions, SamplingParams
+from node.engines.base import ADAPTERS, ROUTES, TOP_LOGPROBS, EngineError, Prompt, SamplingOptions, SamplingParams
+from node.engines.top_logprobs import is_top, read_top
 from scenarios.engines.adapter_models import make_adapter
 
 pytestmark = pytest.mark.vllm
@@ -89,7 +90,7 @@ def test_no_token_is_drawn_after_a_stop_text(one, other):
 
     letters = SamplingOptions(allowed=tuple(range(36, 62)))
     plain, _ = draw(one, letters, temperature=2.0, seed=1)
-    text = Continuation(Tokenizer.from_file(str(other._texts)), PROMPT)
+    text = Continuation(Tokenizer.from_file(str(other._texts.path)), PROMPT)
     parts = [text.add(token) for token in plain.token_ids]
     stop = "".join(parts[6:9])
     wanted = next(i for i in range(1, TOKENS) if stop in "".join(parts[:i]))
@@ -110,7 +111,7 @@ def parts_of(engine: Any, tokens: tuple[int, ...]) -> list[str]:
 
     from node.engines.texts import Continuation
 
-    text = Continuation(Tokenizer.from_file(str(engine._texts)), PROMPT)
+    text = Continuation(Tokenizer.from_file(str(engine._texts.path)), PROMPT)
     return [text.add(token) for token in tokens]
 
 
@@ -133,3 +134,19 @@ def test_an_adapter_without_room_is_refused_with_the_flag(one):
     made = make_adapter(base, AdapterSlots.reserve(base, 1, 4), "a", targets=("q_proj",), rank=4)
     with made.given(0, (0, 9)) as given, pytest.raises(UsageError, match="--enable-lora"):
         one.engine.stage_adapter(given)
+
+
+@pytest.mark.parametrize("options", [SamplingOptions(top_logprobs=5), SamplingOptions(top_logprobs=20, top_k=3)])
+def test_the_likeliest_tokens_are_those_of_the_sampled_distribution(one, other, options: SamplingOptions):
+    assert TOP_LOGPROBS in one.engine.abilities
+    completion, sampling = draw(one, options, temperature=0.8, seed=3)
+    assert is_top(completion.top, len(completion.token_ids), options.top_logprobs)
+    for i, row in enumerate(read_top(completion.top, options.top_logprobs)):
+        assert len(row) == (options.top_k or options.top_logprobs)
+        token, logprob = row[-1]
+        before = (*completion.token_ids[:i], token)
+        assert abs(one.score(PROMPT, before, sampling)[-1] - logprob) <= WITHIN
+        assert abs(other.score(PROMPT, before, sampling)[-1] - logprob) <= WITHIN / 0.8
+        if options.top_k:
+            assert completion.token_ids[i] in dict(row)
+    assert draw(one, SamplingOptions(top_k=3), seed=3)[0].top == b""

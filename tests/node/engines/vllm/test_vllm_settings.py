@@ -13,7 +13,9 @@ from codec import Layout
 from codec.errors import UsageError
 from codec.layout import FileSpec
 from node.engines.base import JUDGES, PORTABLE_DRAWS
+from node.engines.device_plan import Gpu, Machine, plan_devices, share_of
 from node.engines.server_specs import specs_of
+from node.engines.sglang.server import environment as sglang_environment
 from node.engines.vllm.causes import cause_of, last_error, quantization_of
 from node.engines.vllm.compatibility import check_files
 from node.engines.vllm.flights import _completion, _seed, _version
@@ -29,14 +31,30 @@ def test_engines_share_the_gpus_and_have_ports_of_their_own(tmp_path: Path):
     config = JoinConfig(
         home=tmp_path, engine="vllm", engines=3, tp=2, engine_port=9000, vllm_arg=("--max-model-len=64",)
     )
-    specs = specs_of(config)
+    machine = Machine(tuple(Gpu(name, 1 << 40) for name in ("4", "5", "6", "7", "GPU-0", "GPU-1")), ())
+    specs = specs_of(config, plan_devices(machine, None, config.engines, config.tp))
     assert [spec.url for spec in specs] == [f"http://127.0.0.1:{port}" for port in (9000, 9001, 9002)]
     assert len({spec.socket for spec in specs}) == 3
     for i, spec in enumerate(specs):
         assert spec.command[-2:] == ("--", "--max-model-len=64")
-        assert spec.command[spec.command.index("--first-gpu") + 1] == str(2 * i)
-    env = environment({"CUDA_VISIBLE_DEVICES": "4,5,6,7,0,1"}, 2, False, None, 2)
-    assert env["CUDA_VISIBLE_DEVICES"] == "6,7"
+        assert spec.command[spec.command.index("--gpus") + 1] == ("4,5", "6,7", "GPU-0,GPU-1")[i]
+    env = environment({"CUDA_VISIBLE_DEVICES": "4,5,6,7,GPU-0,GPU-1"}, 2, False, None, share_of("GPU-0,GPU-1", ""))
+    assert env["CUDA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
+
+
+def test_engines_on_cpus_are_bound_to_cores_of_their_own(tmp_path: Path):
+    config = JoinConfig(home=tmp_path, engine="vllm", engines=2, tp=2)
+    specs = specs_of(config, plan_devices(Machine((), tuple(range(8))), None, 2, 2))
+    assert [spec.command[spec.command.index("--cores") + 1] for spec in specs] == ["0,1,2,3", "4,5,6,7"]
+    ours = {"PATH": "/bin"}
+    assert environment(ours, 2, True, None, share_of("", "4,5,6,7"))["VLLM_CPU_OMP_THREADS_BIND"] == "4,5|6,7"
+    assert environment(ours, 1, True, None, share_of("", "4,5"))["VLLM_CPU_OMP_THREADS_BIND"] == "4,5"
+    assert environment(ours, 2, True, None, share_of("", "5"))["VLLM_CPU_OMP_THREADS_BIND"] == "5|5"
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in environment(ours, 1, True)
+    assert environment(ours, 1, True, 3, share_of("", "4"))["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert sglang_environment(ours, 2, True, None, share_of("", "4,5,6,7"))["OMP_NUM_THREADS"] == "2"
+    gpus = share_of("GPU-0,3", "")
+    assert sglang_environment(ours, 2, False, None, gpus)["CUDA_VISIBLE_DEVICES"] == "GPU-0,3"
 
 
 def test_an_url_selects_the_vllm_engine(tmp_path: Path):
@@ -50,7 +68,11 @@ def test_an_url_selects_the_vllm_engine(tmp_path: Path):
     [
         ({"tp": 2}, "only with --engine vllm"),
         ({"engine": "none", "engine_url": ("http://x",)}, "leave out --engine"),
-        ({"engine": "vllm", "engines": 0}, "1 to 64"),
+        ({"engine": "vllm", "engines": 65}, "1 to 64"),
+        ({"engine": "vllm", "tp": -1}, "1 to 64"),
+        ({"engine": "none", "engines": 2}, "there is no engine"),
+        ({"engine": "transformers", "engines": 2, "device": "cuda:1"}, "cuda:1 is one GPU"),
+        ({"engine_url": ("http://x",), "tp": 2}, "leave out .*--tp"),
         ({"engine": "vllm", "engine_port": 70000}, "--engine-port"),
     ],
 )

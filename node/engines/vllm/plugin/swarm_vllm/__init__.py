@@ -41,6 +41,7 @@ Modules:
 - `serving`: The thread of a worker process that answers its driver
 - `shared`: Shared memory that the driver passes on
 - `sources`: Where weights are loaded from
+- `structured`: Texts of a structure that begin in the prompt
 - `switching`: The engine core's side of adapters
 - `trace`: Finds the boxes of a checkpoint tensor
 - `undo`: The bits that the last commit replaced on a rank
@@ -70,7 +71,7 @@ def register() -> None:
         from .cpu import keep_weights_in_place
 
         keep_weights_in_place()
-    from . import core, draws, replays, rewind, routes, scores, switching
+    from . import core, draws, replays, rewind, routes, scores, structured, switching
     from . import loader as loader  # registers a load format
 
     core.install()
@@ -80,4 +81,5 @@ def register() -> None:
     if current_platform.is_cpu():
         routes.install()
     scores.install()
+    structured.install()
     switching.install()

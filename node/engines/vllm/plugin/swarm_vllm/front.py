@@ -52,7 +52,7 @@ from .messages import (
     Scored,
     Told,
 )
-from .requests import MIN_LOGPROB, adapting, drawing
+from .requests import MIN_LOGPROB, adapting, drawing, likeliest
 from .routed import split
 
 __all__ = ["SwarmFront"]
@@ -300,22 +300,25 @@ class SwarmFront:
         sampling = drawing(message, i)
         ids: list[int] = []
         logprobs: list[float] = []
+        top, most = bytearray(), 0 if message.options is None else message.options.top_logprobs
         delta = None
         prompt, asked = {"prompt_token_ids": list(message.prompts[i])}, adapting(message.adapter)
         async for output in client.generate(prompt, sampling, self._name(), lora_request=asked):
             delta = output.outputs[0]
             ids += delta.token_ids
+            tops = b"".join(likeliest(by_token, most) for by_token in delta.logprobs or ()) if most else b""
             for by_token, token in zip(delta.logprobs or (), delta.token_ids, strict=True):
                 logprobs.append(min(0.0, max(MIN_LOGPROB, by_token[token].logprob)))
+            top += tops
             begin, counts[i] = counts[i], len(ids)
             if told is not None and delta.token_ids and delta.finish_reason is None:
                 drawn = (i, begin, tuple(ids[begin:]), tuple(logprobs[begin:]))
-                told.send(Told(message.number, tuple(counts), (drawn,)))
+                told.send(Told(message.number, tuple(counts), (drawn,), (tops,) if most else ()))
         assert delta is not None
         routed = getattr(delta, "routed_experts", None) if message.routes else None
         routes = (b"", 0, 0) if routed is None else split(routed)
         spans = spans_of(delta.weight_versions, message.adapter)
-        return Output(tuple(ids), tuple(logprobs), delta.finish_reason or "abort", spans, *routes)
+        return Output(tuple(ids), tuple(logprobs), delta.finish_reason or "abort", spans, *routes, bytes(top))
 
 
 def _facts(config: Any, state: Any, learned: dict[str, str] | None) -> Front:
@@ -331,7 +334,7 @@ def _facts(config: Any, state: Any, learned: dict[str, str] | None) -> Front:
         options=True, judges=not drafts, portable=not drafts, replays=not drafts and current_platform.is_cpu(),
         vocabulary=model.get_vocab_size(), longest=model.max_model_len,
         adapters=0 if config.lora_config is None else config.lora_config.max_loras - 2, experts=_experts(config),
-        tells=True,
+        tells=True, tops=True, structures=not model.skip_tokenizer_init,
     )  # fmt: skip
 
 

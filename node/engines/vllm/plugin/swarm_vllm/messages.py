@@ -201,6 +201,11 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True):
     banned: tuple[tuple[int, ...], ...] = ()
     stop_texts: tuple[str, ...] = ()
     special: bool = False
+    top_logprobs: int = 0
+    """Not 0 only for a front whose `Front.tops` is true."""
+    structure: str = ""
+    """JSON of the fields of vLLM's `StructuredOutputsParams`, and `begun`: so many tokens at the end of the prompt are
+    the beginning of the text. Not empty only for a front whose `Front.structures` is true."""
 
 
 class Generate(msgspec.Struct, frozen=True, tag="generate"):
@@ -294,7 +299,8 @@ class Front(msgspec.Struct, frozen=True, tag="front"):
     `Judge`. `portable`: it can draw portably. `replays`: it knows `Judge.replay`.
     `vocabulary`: the number of token ids. `longest`: tokens that a sequence may have, prompt included. `adapters`: how
     many it can serve at a time; 0: none, or it is older. `experts`: of each layer, if it can tell routes; otherwise 0.
-    `tells`: it knows `Generate.streamed`.
+    `tells`: it knows `Generate.streamed`. `tops`: it knows `Options.top_logprobs`. `structures`: it knows
+    `Options.structure`.
     """
 
     pid: int
@@ -312,6 +318,8 @@ class Front(msgspec.Struct, frozen=True, tag="front"):
     adapters: int = 0
     experts: int = 0
     tells: bool = False
+    tops: bool = False
+    structures: bool = False
 
 
 class Rank(msgspec.Struct, frozen=True, tag="rank"):
@@ -385,7 +393,8 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
 
     Of a request by an adapter, each version is `BASE/ADAPTER`: those of the base and of the adapter. `routes`: ids of
     experts, a byte each or two, of every position from the one asked for up to the last token but one, in `layers`
-    layers, `chosen` each; empty if they were not asked for, or are not known.
+    layers, `chosen` each; empty if they were not asked for, or are not known. `top`: of each token, `top_logprobs`
+    pairs of u32 and f32, little-endian: the likeliest tokens and their log-probabilities.
     """
 
     token_ids: tuple[int, ...]
@@ -395,15 +404,18 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     routes: bytes = b""
     layers: int = 0
     chosen: int = 0
+    top: bytes = b""
 
 
 class Told(msgspec.Struct, frozen=True, tag="told"):
     """The number of tokens that each prompt of a running `Generate` has so far. `drawn`: what a streamed one
-    drew since the last `Told`: (index of the prompt, number of the first token, tokens, log-probabilities)."""
+    drew since the last `Told`: (index of the prompt, number of the first token, tokens, log-probabilities). `tops`: the
+    `Output.top` of each of these; empty if they were not asked for."""
 
     number: int
     counts: tuple[int, ...]
     drawn: tuple[tuple[int, int, tuple[int, ...], tuple[float, ...]], ...] = ()
+    tops: tuple[bytes, ...] = ()
 
 
 class Generated(msgspec.Struct, frozen=True, tag="generated"):

@@ -3,21 +3,25 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 # vLLM is installed in another environment.
 
+import json
+import struct
 from typing import Any
 
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from .draws import NOISE
 from .messages import Generate, Judge, Options
 from .replays import REPLAY
 from .routed import ROUTES
+from .structured import BEGUN
 
-__all__ = ["MIN_LOGPROB", "adapting", "drawing", "replaying"]
+__all__ = ["MIN_LOGPROB", "adapting", "drawing", "likeliest", "replaying"]
 
 MIN_LOGPROB = -1e4
 """As in `node.engines.base`."""
+_PAIR = struct.Struct("<If")
 
 
 def adapting(adapter: int) -> LoRARequest | None:
@@ -36,6 +40,9 @@ def drawing(message: Generate, i: int) -> SamplingParams:
     first = message.routes[i] if message.routes else None
     if first is not None:
         more[ROUTES] = first
+    structure = json.loads(options.structure) if options.structure else {}
+    if begun := structure.pop("begun", 0):
+        more[BEGUN] = begun
     return _sampling(
         message,
         options,
@@ -48,6 +55,7 @@ def drawing(message: Generate, i: int) -> SamplingParams:
         detokenize=bool(options.stop_texts),
         stop=list(options.stop_texts),
         skip_special_tokens=not options.special,
+        structured_outputs=StructuredOutputsParams(**structure) if structure else None,
     )
 
 
@@ -65,12 +73,20 @@ def replaying(message: Judge) -> SamplingParams:
     return sampling
 
 
+def likeliest(by_token: Any, count: int) -> bytes:
+    """The `count` likeliest tokens of one draw, as `Output.top` has them. `by_token`: vLLM's `Logprob` by token id: of
+    the likeliest and of the one that was drawn."""
+    ranked = sorted((-value.logprob, token) for token, value in by_token.items())[:count]
+    pairs = [(token, min(0.0, max(MIN_LOGPROB, -negative))) for negative, token in ranked]
+    return b"".join(_PAIR.pack(*pair) for pair in pairs + [(0, MIN_LOGPROB)] * (count - len(pairs)))
+
+
 def _sampling(message: Generate | Judge, options: Options, **more: Any) -> SamplingParams:
     sampling = SamplingParams(
         temperature=message.temperature,
         top_p=message.top_p,
         ignore_eos=True,
-        logprobs=0,
+        logprobs=options.top_logprobs if isinstance(message, Generate) else 0,
         output_kind=RequestOutputKind.DELTA,
         min_tokens=options.min_tokens,
         top_k=options.top_k,

@@ -29,6 +29,6 @@ def follow_sinks(model: torch.nn.Module) -> None:
 def _follow(attention: Any, module: torch.nn.Module) -> None:
     """Make `attention.sinks` the values that the module's parameter has at that moment, in float32."""
     kind = type(attention)
-    now = property(lambda self: module._parameters["sinks"].data.float(), lambda self, value: None)
+    now = property(lambda self: module.get_parameter("sinks").data.float(), lambda self, value: None)
     vars(attention).pop("sinks", None)
     attention.__class__ = type(kind.__name__, (kind,), {"sinks": now})

@@ -1,0 +1,36 @@
+"""TRL's GRPOTrainer, unchanged, really trains on a swarm of processes, and loses no sample when a node is killed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from published_kit import check_lossless, drawing, train
+
+STEPS, BATCH = 3, 32
+NODES = ("lost", "stays")
+
+
+def run(tmp_path: Path, *adapter: str, seed: tuple[str, ...] = ()) -> dict[str, Any]:
+    with drawing(tmp_path, seed=seed, names=NODES) as (swarm, base, _):
+        where = swarm.home("seed"), base, STEPS, tmp_path / "out"
+        report = train(swarm, "trl_grpo_run.py", *where, swarm.pid("lost"), swarm.home("stays"), *adapter)
+        assert swarm.running["lost"].poll() is not None, "the node was not killed"
+    assert report["steps"] == STEPS
+    check_lossless(report, STEPS, BATCH)
+    assert [row["version"] for row in report["versions"]] == list(range(2, STEPS + 2)), "the first has the base's bits"
+    return report
+
+
+@pytest.mark.slow
+def test_grpo_trainer_trains_on_the_swarm(tmp_path: Path) -> None:
+    report = run(tmp_path)
+    roots = [row["want"] for row in report["versions"]]
+    assert [row["root"] for row in report["versions"]] == roots, "the weights are not the trainer's, rounded"
+    assert len(set(roots)) == STEPS
+
+
+@pytest.mark.long
+def test_grpo_trainer_trains_an_adapter_on_the_swarm(tmp_path: Path) -> None:
+    report = run(tmp_path, "math", seed=("--adapters", "2", "--adapter-rank", "8"))
+    assert [row["own"] for row in report["versions"]] == list(range(2, STEPS + 2))
+    assert all(row["changed"] > 100 for row in report["versions"]), "more than the version's number"
