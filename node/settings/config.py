@@ -19,6 +19,7 @@ from node.settings.client_keys import KEYS_FILE
 from node.settings.council import check_council
 from node.settings.engine_choice import check_engine
 from node.settings.memory_plan import ReplicaPlace
+from node.settings.rates import check_mbit
 from node.settings.rewards import check_rewards
 from node.settings.shares import check_parts, check_share
 
@@ -48,8 +49,6 @@ SEED_PORT: Final = 4001
 """libp2p's usual port."""
 DEFAULT_MBIT: Final = 100.0
 """Assumed for a link of unknown rate, in Mbit/s. Too low, the link idles; too high, this node's children are late."""
-MAX_MBIT: Final = 1e7
-"""10 Tbit/s: more than any machine's link."""
 MAX_ADDRESSES: Final = 4
 """As many as a ticket has room for. A machine has one or two that others can dial."""
 MAX_NODES_EVER: Final = 10_000
@@ -69,11 +68,6 @@ def default_home() -> Path:
 
 def _host_name() -> str:
     return socket.gethostname()[:64]
-
-
-def _check_mbit(flag: str, value: float) -> None:
-    if not 0 <= value <= MAX_MBIT:
-        raise UsageError(f"{flag}: in Mbit/s, 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +120,8 @@ class PeerConfig:
             raise UsageError("--announce: give the port that other machines dial, not 0")
         if len(self.name) > 64 or len(self.region) > 64:
             raise UsageError("--name, --region: at most 64 characters")
-        _check_mbit("--up-mbit", self.planned_up_mbit)
-        _check_mbit("--down-mbit", self.planned_down_mbit)
+        check_mbit("--up-mbit", self.planned_up_mbit)
+        check_mbit("--down-mbit", self.planned_down_mbit)
         if self.metrics:
             host_and_port(self.metrics)
         if self.log_file is not None:
