@@ -4,7 +4,7 @@ from typing import Final
 
 from codec.errors import UsageError
 
-__all__ = ["check_mbit"]
+__all__ = ["MAX_MBIT", "check_mbit"]
 
 MAX_MBIT: Final = 1e7
 """10 Tbit/s: more than any machine's link."""
