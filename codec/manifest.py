@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 from blake3 import blake3
 
 from codec.errors import PeerError
-from codec.sign import SIGNATURE_BYTES, Key, open_sealed
+from codec.sign import PUBLIC_KEY_BYTES, SIGNATURE_BYTES, Key, open_sealed
 from codec.varint import Reader, Writer
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["MAX_MANIFEST_BYTES", "Manifest", "open_manifest", "state_root"]
+__all__ = ["MAX_MANIFEST_BYTES", "Manifest", "claimed_swarm", "open_manifest", "state_root"]
 
 _ROOT_DOMAIN: Final = b"swarm-node root 1\0"
 _DOMAIN: Final = b"swarm-node manifest 1"
@@ -69,6 +69,14 @@ class Manifest:
         body = bytes(out.data)
         assert _read(body) == self, "a field is out of bounds"
         return key.seal(_DOMAIN, body)
+
+
+def claimed_swarm(sealed: bytes) -> bytes:
+    """The public key that a sealed manifest names, not verified. Raises `PeerError` when it is too short for one."""
+    key = sealed[SIGNATURE_BYTES + len(_MAGIC) :][:PUBLIC_KEY_BYTES]
+    if len(key) != PUBLIC_KEY_BYTES:
+        raise PeerError(f"manifest: {len(sealed)} bytes")
+    return key
 
 
 def open_manifest(sealed: bytes, authority: bytes) -> Manifest:

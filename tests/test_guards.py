@@ -38,7 +38,9 @@ OWN_FILES = {
         "node/trainers/slime.py",
         "node/trainers/slime_engine.py",
         "node/coordinator/handover.py",
+        "node/coordinator/leading.py",
         "node/coordinator/rotation.py",
+        "node/council/journal.py",
     ),
 }
 """They decode data of this machine's disk, its user or a child process."""

@@ -12,12 +12,14 @@ Modules:
 - `config`: Commands about settings
 - `doctor`: The command doctor
 - `hidden`: Keeps secrets out of the list of processes
+- `kept`: keep, kept
 - `lifetime`: How long a command lives
 - `member`: Commands on a rollout machine
 - `removal`: Commands that remove members
 - `replay`: The command replay
 - `report`: What every command shares: its place in the help, its examples, its JSON
 - `sleep`: The commands sleep and wake
+- `standby`: standby, takeover, council-id, rescue
 - `watch`: Commands that show something
 - `weights`: Commands on checkpoints, without a swarm
 - `work`: Commands about work

@@ -20,7 +20,21 @@ from typing import TYPE_CHECKING, Final
 from cyclopts import App, CycloptsError, Parameter
 
 from codec.errors import SwarmError, UsageError
-from node.cli import authority, completion, config, doctor, member, removal, replay, sleep, watch, weights, work
+from node.cli import (
+    authority,
+    completion,
+    config,
+    doctor,
+    kept,
+    member,
+    removal,
+    replay,
+    sleep,
+    standby,
+    watch,
+    weights,
+    work,
+)
 from node.cli.hidden import hide
 from node.cli.report import SEE
 from node.settings.config import KEPT
@@ -83,7 +97,9 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 cannot reach. --debug shows tracebacks.
     suppress_keyboard_interrupt=False,
     error_formatter=lambda error: f"swarm-node: {error}",
 )
-for commands in (weights, authority, removal, work, replay, member, sleep, doctor, watch, config, completion):
+for commands in (
+    *(weights, authority, removal, work, replay, standby, kept, member, sleep, doctor, watch, config, completion),
+):
     commands.register(app)
 for flag in ("--help", "--version"):
     app[flag].group = SEE

@@ -7,7 +7,7 @@ from cyclopts import App
 
 from codec.errors import UsageError
 from node.cli.report import TRY, AsJson, offer, print_json
-from node.settings.config import MAX_MBIT
+from node.settings.rates import MAX_MBIT
 
 if TYPE_CHECKING:
     from node.tools.distribution import EgressPrices

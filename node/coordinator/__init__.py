@@ -12,6 +12,7 @@ Modules:
 - `file_publisher`: Publishes checkpoint folders and raw files in the seed's own process
 - `handover`: The last run of a swarm whose key was replaced
 - `home_layout`: The layout of a seed's home, with the parts of its first start
+- `leading`: A seed in a council: it serves while its machine leads
 - `offline`: Removes members and revokes tickets while the seed does not run
 - `publisher`: From block deltas to a sealed version
 - `rank_group`: The ranks of one trainer, which publish a version together

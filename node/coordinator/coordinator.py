@@ -33,19 +33,22 @@ from node.coordinator.draft import DraftHeld, open_draft
 from node.coordinator.format_parts import CLASSES, FormatParts
 from node.coordinator.handover import Handover, hand_over
 from node.coordinator.home_layout import format_bytes, layout_of
+from node.coordinator.leading import run_in_council
 from node.coordinator.recovery import CHECKPOINTS_KEPT, open_newest_version
 from node.coordinator.seed_log import SeedLog, next_command
 from node.coordinator.seed_status import seed_status
 from node.coordinator.track import SentBytes, Track
 from node.coordinator.trainer_server import TrainerServer
 from node.coordinator.version_changes import VersionChanges
+from node.council.journal import Journal
+from node.council.leading import add_pending_seal
 from node.host import kernels
 from node.host.announce import announced, reached_at
 from node.host.audit import audit, close
 from node.host.child import child_environment, python_module
 from node.host.endpoint import Endpoint, NetworkOptions, open_store
 from node.host.raw import write_raw_base
-from node.ledger.book import Book
+from node.ledger.book import LEDGER, Book
 from node.ledger.routes import route_shape_of
 from node.ledger.service import LedgerService
 from node.ledger.settings import Settings
@@ -161,16 +164,24 @@ async def _run_with_key(config: SeedConfig, key: Key, task_status: trio.TaskStat
             raise UsageError("This key was replaced (swarm-node rotate-key): start the seed with the new one.")
         model = Model(store, base=base, refer=not config.copy_base)
         layout = await in_thread(layout_of, config, store, checkpoint, key, draft)
-        head = await in_thread(open_newest_version, store, model, checkpoint, layout, key, draft)
-        del checkpoint, draft  # its files are mapped, and the pages that were read count as this process's memory
-        boot = next_boot(int(store.records.get("boot") or 0), time.time())
-        store.records.put([("boot", str(boot).encode())])
-        book = Book(config.home / "ledger.sqlite")
-        try:
-            await Coordinator(config, key, store, model, head, boot, book).run(task_status)
-        finally:
-            book.close()
-            await close(model)
+        with contextlib.closing(Book(config.home / LEDGER)) as book:
+            if config.council:
+                await in_thread(add_pending_seal, store, Journal(config.home, book).records(), key.public)
+            head = await in_thread(open_newest_version, store, model, checkpoint, layout, key, draft)
+            del checkpoint, draft  # its files are mapped, and the pages that were read count as this process's memory
+
+            async def serve(boot: int) -> None:
+                await Coordinator(config, key, store, model, head, boot, book).run(task_status)
+
+            try:
+                if config.council:
+                    await run_in_council(config, key.public, store, book, serve)
+                else:
+                    boot = next_boot(int(store.records.get("boot") or 0), time.time())
+                    store.records.put([("boot", str(boot).encode())])
+                    await serve(boot)
+            finally:
+                await close(model)
 
 
 async def _report_damage(blocks: int) -> None:

@@ -13,5 +13,6 @@ Modules:
 - `kernels`: Compiles the coder's kernels once on a machine, when a process starts
 - `last_line`: The last line of a process's log, for the error that says why the process ended
 - `raw`: Carries any file through a swarm of its own
+- `rescue`: A checkpoint folder out of a member's home
 - `stamp`: The files of a folder as they are
 """

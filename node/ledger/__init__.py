@@ -26,6 +26,7 @@ Modules:
 - `session`: What a trainer or the gateway has with the ledger while it waits for request groups
 - `settings`: The numbers that the ledger runs by, each with its reason
 - `state`: The records that the ledger keeps: heads, request groups, work leases, accepted rollouts, nodes
+- `statements`: The statements that make the ledger's facts durable
 - `terms`: What a session asks of its request groups beyond their samples
 - `token_messages`: The messages by which a node tells tokens as they are drawn
 - `transitions`: The changes of a sample's state, each noted as a fact

@@ -24,9 +24,8 @@ import math
 import secrets
 import sqlite3
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,52 +35,24 @@ from codec.errors import UsageError
 from codec.sign import SIGNATURE_BYTES
 from node.engines.base import SamplingParams
 from node.ledger.binding import KEPT, Binding
-from node.ledger.facts import (
-    Accepted,
-    AdaptersHeld,
-    Advanced,
-    Bound,
-    Cut,
-    Discarded,
-    Dropped,
-    EvidenceHeld,
-    Fact,
-    Leased,
-    NumberFound,
-    NumbersDropped,
-    Offered,
-    Quarantined,
-    Released,
-    Requeued,
-    SampleCounted,
-    Taken,
-)
+from node.ledger.facts import Fact
 from node.ledger.messages import Rollout
-from node.ledger.part_history import KEPT as KEEP_VERSIONS
 from node.ledger.part_history import Record
 from node.ledger.rules import Ledger
 from node.ledger.settings import Settings
 from node.ledger.state import AcceptedRollout, Group, Head, LiveLease
-from node.ledger.terms import PLAIN, Terms
+from node.ledger.statements import KEEP_NUMBERS, PRUNE, Statement, pack, parts, statements_of, write_fact
+from node.ledger.terms import Terms
 from node.ledger.trust.verifier import Verifier
 from node.verification.record import NodeRecord
 from swarm.store.private import make_private
 
-__all__ = ["Book"]
+__all__ = ["LEDGER", "Book"]
 
+LEDGER: Final = "ledger.sqlite"
+"""The book's name in the seed's home."""
 FORMAT: Final = 4
 """`pragma user_version` of the file."""
-KEEP_TAKEN: Final = 20_000
-"""Groups kept after the trainer took them: as a record, and to be handed over again if it dies before it uses them."""
-KEEP_NUMBERS: Final = 200_000
-"""Numbers of checks kept: two thousand for each pair of checker and context (`node.verification.nulls`)."""
-KEEP_COUNTS: Final = 65_536
-"""Counts of mismatches kept, one for each node and class: those that began last."""
-KEEP_RECORDS: Final = 16_384
-"""Nodes whose evidence is kept, the ones checked last: as many as a swarm has slots."""
-KEEP_HEADS: Final = 64
-"""Seals kept, and those after the oldest version that is recorded: a lag is a few versions of one part."""
-
 _TABLES: Final = """
 create table if not exists numbers (name text primary key, value integer not null) without rowid;
 create table if not exists heads (epoch integer, version integer, root blob not null, primary key (epoch, version))
@@ -125,10 +96,6 @@ as it was or changed adapters (`node.ledger.part_history`); without adapters it 
 samples that were dropped. A release that does not know a table leaves it alone, so new tables
 need no new format: versions that such a release sealed count as changes of the base."""
 
-_COUNT: Final = """
-insert into check_counts values (?, ?, ?, 1)
-    on conflict do update set mismatches = mismatches + excluded.mismatches, numbers = numbers + 1
-"""
 _LATER: Final = {
     1: """
 alter table groups add column max_lag integer not null default 1;
@@ -148,6 +115,8 @@ class Book:
 
     def __init__(self, path: Path) -> None:
         """Open or create `path`. Raises `UsageError` when it is damaged, of a later format, or not writable."""
+        self.log: Callable[[Sequence[Statement]], None] | None = None
+        """Makes statements durable here and elsewhere before it returns (`node.council`); None: only here."""
         self._path = path
         self._lock = threading.Lock()
         try:
@@ -171,18 +140,53 @@ class Book:
         """Close the database. Safe to call twice."""
         self._db.close()
 
+    def copy_to(self, path: Path) -> None:
+        """Write the whole book, as it is at one moment, to a new file."""
+        copy = sqlite3.connect(path, isolation_level=None)
+        try:
+            with self._lock:
+                self._db.backup(copy)
+            copy.execute("pragma journal_mode = delete")
+        finally:
+            copy.close()
+
+    def replace_by(self, path: Path) -> None:
+        """Replace the contents by those of the book in `path`, all or none, durable on return. Raises `UsageError`."""
+        try:
+            other = sqlite3.connect(path, isolation_level=None)
+            try:
+                with self._lock:
+                    other.backup(self._db)
+                    self._db.execute("pragma journal_mode = wal")
+                    self._db.execute("pragma wal_checkpoint(truncate)")
+            finally:
+                other.close()
+        except sqlite3.Error as error:
+            raise UsageError(
+                f"Cannot replace the ledger {self._path}: {error}. Free some space, and start again."
+            ) from error
+
     def write(self, facts: Iterable[Fact]) -> None:
-        """Make `facts` durable, all or none. Raises `UsageError` when the disk is full or gone."""
-        with self._transaction():
+        """Make `facts` durable, all or none. Raises `UsageError` when the disk is full or gone.
+
+        With a `log` it makes them durable, in parts of some facts each if they are very large.
+        """
+        if self.log is not None:
+            for part in parts(map(statements_of, facts)):
+                self.log(part)
+            return
+        with self.transaction() as db:
             for fact in facts:
-                self._write_fact(fact)
+                write_fact(db, fact)
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """The database, for `with`: what is done there is durable when the block ends, or not done at all. Raises
+        `UsageError` when the disk is full or gone."""
         with self._lock:
             try:
                 self._db.execute("begin immediate")
-                yield
+                yield self._db
                 self._db.execute("commit")
             except BaseException as error:
                 with contextlib.suppress(sqlite3.Error):
@@ -193,95 +197,10 @@ class Book:
                     ) from error
                 raise
 
-    def _write_fact(self, fact: Fact) -> None:
-        run = self._db.execute
-        match fact:
-            case Bound(session, binding):
-                fields = (session, binding.n, _pack(binding.sampling), binding.max_lag, binding.whole)
-                columns = "session, n, sampling, max_lag, whole, prompts, count"
-                values = (*fields, binding.prompts, binding.prompt_count)
-                run(f"insert or replace into bindings ({columns}) values (?, ?, ?, ?, ?, ?, ?)", values)
-            case Offered(group):
-                fields = (group.id, group.session, group.order, group.prompt, group.n, _pack(group.sampling))
-                columns = "id, session, ord, prompt, n, sampling, max_lag, affinity, whole"
-                values = (*fields, group.max_lag, group.affinity, group.whole)
-                run(f"insert into groups ({columns}) values (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
-                if group.terms != PLAIN:
-                    run(
-                        "insert into terms values (?, ?, ?)", (group.id, msgspec.msgpack.encode(group.terms), _pack(()))
-                    )
-            case Cut(group, dropped):
-                run("delete from slots where grp = ?", (group,))
-                run("update terms set dropped = ? where grp = ?", (_pack(dropped), group))
-            case Leased(lease):
-                self._write_lease(lease)
-            case Requeued(lease, group, samples, why):
-                for sample in samples:
-                    run("delete from slots where grp = ? and sample = ? and lease = ?", (group, sample, lease))
-                fields = (lease, group, _pack(samples), why)
-                run("insert into requeues (lease, grp, samples, why) values (?, ?, ?, ?)", fields)
-            case Accepted(group, sample, done):
-                run("delete from slots where grp = ? and sample = ?", (group, sample))
-                fields = (group, sample, done.lease, done.token, done.node, done.sealed)
-                run("insert into rollouts values (?, ?, ?, ?, ?, ?)", fields)
-                if done.own:
-                    run("insert or replace into own_versions values (?, ?, ?)", (group, sample, _pack(done.own)))
-            case Discarded(group, sample, why):
-                run("delete from rollouts where grp = ? and sample = ?", (group, sample))
-                run("delete from own_versions where grp = ? and sample = ?", (group, sample))
-                fields = (group, _pack((sample,)), why)
-                run("insert into requeues (grp, samples, why) values (?, ?, ?)", fields)
-            case Taken(group):
-                run("update groups set taken = 1 where id = ?", (group,))
-            case Dropped(group):
-                for table in ("slots", "rollouts", "own_versions", "terms"):
-                    run(f"delete from {table} where grp = ?", (group,))
-                run("delete from groups where id = ?", (group,))
-            case Advanced(head, record, quiet):
-                run("insert or replace into heads values (?, ?, ?)", head[:3])
-                if record is not None:
-                    fields = (*record.version, record.base, msgspec.msgpack.encode(record.adapters))
-                    run("insert or replace into part_changes values (?, ?, ?, ?)", fields)
-                if quiet is not None:
-                    run("insert or replace into numbers values ('quiet', ?)", (quiet,))
-            case AdaptersHeld(adapters):
-                run("delete from adapters")
-                for name, own in adapters.items():
-                    run("insert into adapters values (?, ?)", (name, own))
-            case Quarantined(node, why, seconds, times):
-                self._write_reputation(node, "quarantined", why, seconds, times)
-            case Released(node, why):
-                self._write_reputation(node, "released", why, None, None)
-            case NumberFound():
-                run("insert into check_numbers (context, checker, node, value) values (?, ?, ?, ?)", fact)
-            case SampleCounted():
-                run(_COUNT, fact)
-            case NumbersDropped(None):
-                run("delete from check_numbers")
-                run("delete from check_counts")
-            case NumbersDropped(node):
-                run("delete from check_numbers where node = ? or checker = ?", (node, node))
-                run("delete from check_counts where node = ?", (node,))
-            case EvidenceHeld(node, record):
-                run("insert or replace into evidence values (?, ?)", (node, record))
-
-    def _write_reputation(self, node: bytes, what: str, why: str, seconds: float | None, times: int | None) -> None:
-        fields = (node, int(time.time()), what, why, seconds, times)
-        self._db.execute("insert into conduct (node, at, what, why, seconds, times) values (?, ?, ?, ?, ?, ?)", fields)
-
-    def _write_lease(self, lease: LiveLease) -> None:
-        epoch, version = lease.minimum
-        samples = _pack(lease.samples)
-        fields = (lease.id, lease.token, lease.node, lease.group, samples, lease.duration_s, epoch, version)
-        self._db.execute("insert into leases values (?, ?, ?, ?, ?, ?, ?, ?)", fields)
-        slots = [(lease.group, sample, lease.id) for sample in lease.samples]
-        self._db.executemany("insert into slots values (?, ?, ?)", slots)
-        self._db.execute("insert or replace into numbers values ('next_id', ?)", (lease.id + 1,))
-
     def restore(self, settings: Settings, head: Head, now: float, secret: bytes | None = None) -> Ledger:
         """The ledger as its last facts left it. `head` is the swarm's, which may be newer than the book's. `secret`
         draws the checks; None: the one that the book keeps, made at the first start."""
-        ledger = Ledger(settings, head, secret or self._secret())
+        ledger = Ledger(settings, head, secret or self.secret())
         heads = self._db.execute("select epoch, version, root from heads").fetchall()
         known = {(epoch, version): root for epoch, version, root in heads if (epoch, version) <= head.name}
         ledger.roots = OrderedDict(sorted((known | ledger.roots).items()))
@@ -316,7 +235,8 @@ class Book:
         found = self._db.execute("select value from numbers where name = 'quiet'").fetchone()
         ledger.parts.restore(head.name, records, adapters, found[0] if found else 0)
 
-    def _secret(self) -> bytes:
+    def secret(self) -> bytes:
+        """The secret that draws the checks, made at the first call."""
         self._db.execute("insert or ignore into secrets values ('checks', ?)", (secrets.token_bytes(32),))
         return self._db.execute("select value from secrets where name = 'checks'").fetchone()[0]
 
@@ -361,43 +281,23 @@ class Book:
         have it."""
         if not self.was_taken(group):
             return None
-        with self._transaction():
+        with self.transaction():
             self._db.execute("update groups set taken = 0 where id = ?", (group,))
             return self._group(group)
 
     def prune(self) -> None:
         """Delete the oldest of the groups that were taken, and everything that only they needed."""
-        run = self._db.execute
-        with self._transaction():
-            old = "select id from groups where taken = 1 order by ord desc limit -1 offset ?"
-            for (group,) in run(old, (KEEP_TAKEN,)).fetchall():
-                run("delete from rollouts where grp = ?", (group,))
-                run("delete from own_versions where grp = ?", (group,))
-                run("delete from terms where grp = ?", (group,))
-                run("delete from groups where id = ?", (group,))
-            run("delete from bindings where id not in (select id from bindings order by id desc limit ?)", (KEPT,))
-            run("delete from leases where grp not in (select id from groups)")
-            run("delete from requeues where grp not in (select id from groups)")
-            last = "select rowid from evidence order by rowid desc limit 1 offset ?"
-            run(f"delete from evidence where rowid <= ({last})", (KEEP_RECORDS,))
-            last = "select rowid from check_counts order by rowid desc limit 1 offset ?"
-            run(f"delete from check_counts where rowid <= ({last})", (KEEP_COUNTS,))
-            last = "select id from check_numbers order by id desc limit 1 offset ?"
-            run(f"delete from check_numbers where id <= ({last})", (KEEP_NUMBERS,))
-            newest = "select epoch, version from {} order by epoch desc, version desc limit ?"
-            old = f"delete from part_changes where (epoch, version) not in ({newest.format('part_changes')})"
-            run(old, (2 * KEEP_VERSIONS,))
-            first = run("select epoch, version from part_changes where base = 0 order by epoch, version").fetchone()
-            run(
-                f"delete from heads where (epoch, version) not in ({newest.format('heads')})"
-                " and (epoch, version) < (?, ?)",
-                (KEEP_HEADS, *(first or (1 << 32, 0))),
-            )
+        if self.log is not None:
+            self.log(PRUNE)
+            return
+        with self.transaction() as db:
+            for statement in PRUNE:
+                db.execute(*statement)
 
     def discarded(self, group: bytes, sample: int) -> int:
         """How often an accepted rollout of this sample was discarded."""
         query = "select count(*) from requeues where grp = ? and samples = ? and lease is null"
-        return self._db.execute(query, (group, _pack((sample,)))).fetchone()[0]
+        return self._db.execute(query, (group, pack((sample,)))).fetchone()[0]
 
     def counts(self) -> dict[str, int]:
         """Rows by table."""
@@ -451,7 +351,3 @@ def _owns(packed: bytes) -> dict[str, int]:
 
 def _sampling(packed: bytes) -> SamplingParams:
     return msgspec.msgpack.decode(packed, type=SamplingParams)
-
-
-def _pack(value: SamplingParams | tuple[int, ...]) -> bytes:
-    return msgspec.msgpack.encode(value)

@@ -30,6 +30,7 @@ Modules:
 - `scorer`: Scores other nodes' samples on this node's engine
 - `signing`: Signs finished samples, each with its reward if one was asked for
 - `slot_bits`: Copies of adapter slots, for the engines
+- `standby`: A member that follows a council's log, and becomes the seed when it leads
 - `time_accounting`: How a node's time divides
 - `worker`: The rollout worker
 """

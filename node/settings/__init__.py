@@ -8,6 +8,7 @@ Modules:
 - `addresses`: Addresses and durations as people write them
 - `config`: The settings of every command, as frozen values
 - `contact`: Where the seed of a SWARM_HOME can be reached
+- `council`: The machines of a council, as the operator lists them
 - `definitions`: Every setting of every command as data
 - `engine_choice`: Checks of the settings of a node about its engines
 - `event_log`: Events of modules that also run where nobody has set up the log
@@ -22,8 +23,10 @@ Modules:
 - `logs`: Logging: lines, levels and rate limits
 - `memory`: What memory this machine has left, and how malloc gives it back
 - `memory_plan`: How much memory of the machine each process needs, and where a node's replica is kept
+- `rates`: Rates of links, as people write them
 - `rewards`: Checks of the settings of a node about its rewards
 - `sources`: Where a flag's value comes from when it is not on the command line
+- `standby_config`: The settings of a standby
 - `ticket`: Tickets: everything that a machine needs to join, in one string
 - `toml_file`: swarm.toml: where it is looked for, and on which line a mistake stands
 - `units`: Numbers as people read them

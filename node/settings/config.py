@@ -16,8 +16,10 @@ from codec.formats.share import FormatShare, Share
 from codec.shards import Shard
 from node.settings.addresses import address, duration_s, host_and_port, is_loopback, relay_address
 from node.settings.client_keys import KEYS_FILE
+from node.settings.council import check_council
 from node.settings.engine_choice import check_engine
 from node.settings.memory_plan import ReplicaPlace
+from node.settings.rates import check_mbit
 from node.settings.rewards import check_rewards
 from node.settings.shares import check_parts, check_share
 
@@ -47,8 +49,6 @@ SEED_PORT: Final = 4001
 """libp2p's usual port."""
 DEFAULT_MBIT: Final = 100.0
 """Assumed for a link of unknown rate, in Mbit/s. Too low, the link idles; too high, this node's children are late."""
-MAX_MBIT: Final = 1e7
-"""10 Tbit/s: more than any machine's link."""
 MAX_ADDRESSES: Final = 4
 """As many as a ticket has room for. A machine has one or two that others can dial."""
 MAX_NODES_EVER: Final = 10_000
@@ -68,11 +68,6 @@ def default_home() -> Path:
 
 def _host_name() -> str:
     return socket.gethostname()[:64]
-
-
-def _check_mbit(flag: str, value: float) -> None:
-    if not 0 <= value <= MAX_MBIT:
-        raise UsageError(f"{flag}: in Mbit/s, 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +120,8 @@ class PeerConfig:
             raise UsageError("--announce: give the port that other machines dial, not 0")
         if len(self.name) > 64 or len(self.region) > 64:
             raise UsageError("--name, --region: at most 64 characters")
-        _check_mbit("--up-mbit", self.planned_up_mbit)
-        _check_mbit("--down-mbit", self.planned_down_mbit)
+        check_mbit("--up-mbit", self.planned_up_mbit)
+        check_mbit("--down-mbit", self.planned_down_mbit)
         if self.metrics:
             host_and_port(self.metrics)
         if self.log_file is not None:
@@ -201,6 +196,9 @@ class SeedConfig(PeerConfig):
     draft: Path | None = None
     """Checkpoint folder of a draft model, chosen at the first start: a small model of the base's vocabulary, or a head
     (EAGLE, MTP), by which vLLM proposes tokens that the base then accepts or draws anew."""
+    council: tuple[str, ...] = ()
+    """A machine that may lead the swarm, as ID@HOST:PORT (swarm-node council-id prints the ID); repeat for all three,
+    this one among them. The others run swarm-node standby, and one of them takes over when this one fails."""
 
     def __post_init__(self) -> None:
         PeerConfig.__post_init__(self)  # super() cannot find a slotted dataclass
@@ -222,6 +220,8 @@ class SeedConfig(PeerConfig):
             raise UsageError("--node-cores: 1 to 1024")
         object.__setattr__(self, "format", tuple(self.format))
         check_parts(self)
+        object.__setattr__(self, "council", tuple(self.council))
+        check_council(self)
         if "/" in self.watch_marker or len(self.watch_marker) > 255:
             raise UsageError("--watch-marker: the name of a file, without a folder")
         duration_s(self.watch_quiet)

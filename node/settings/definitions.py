@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from node.settings.config import DemoConfig, GatewayConfig, InviteConfig, JoinConfig, RelayConfig, SeedConfig
+from node.settings.standby_config import StandbyConfig
 
 __all__ = [
     "CONFIGURABLE",
@@ -29,6 +30,7 @@ CONFIGURABLE: Final = {
     "seed": SeedConfig,
     "join": JoinConfig,
     "relay": RelayConfig,
+    "standby": StandbyConfig,
     "invite": InviteConfig,
     "gateway": GatewayConfig,
     "demo": DemoConfig,

@@ -85,6 +85,19 @@ EVENTS: Final[Mapping[str, Event]] = {
         "{left} members have left for the new swarm; {lost} were not reached.",
         "give the members that were not reached a new ticket",
     ),
+    "waits_for_council": Event(
+        "This seed leads once a majority of the council is up.",
+        "start a standby: `swarm-node invite`, then `swarm-node standby TICKET` on another machine of the council",
+    ),
+    "leads": Event("This machine leads the swarm (term {term}).", "start the trainer here if it was lost"),
+    "leads_no_more": Event(
+        "This machine leads the swarm no more: {why}.", "look whether the council's machines reach one another"
+    ),
+    "stands_by": Event("This machine stands by; the machine {leader} leads."),
+    "snapshot_came": Event("The state of the swarm has come from the leader, {bytes:size}."),
+    "waits_for_standby": Event(
+        "Version {version} is sealed once a standby holds it.", "look whether a standby runs, and at its downlink"
+    ),
     "watch_ended": Event(
         "The process that watches the folder ended with code {code}; it is started again in {again_s:time}.",
         "look at the lines above it; a checkpoint that is truncated while it is read does this",

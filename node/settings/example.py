@@ -33,6 +33,7 @@ _EXAMPLES: Final[dict[str, Any]] = {
     "api_key": "a long random text",
     "api_key_file": "/run/secrets/gateway",
     "base": "/models/Qwen3-8B",
+    "council": ["12D3KooWAsp8tDfrn8wj2h6Y71vxzffdf42zFkXSEE7bGCtccRFT@10.0.0.1:4100"],
     "down_mbit": 500,
     "draft": "/models/Qwen3-0.6B",
     "egress_copies": 1.1,

@@ -21,7 +21,7 @@ _PREFIX: Final = "SWARM_"
 _EVERYWHERE: Final = "home"
 """The one key that commands without settings take from elsewhere."""
 _TICKET: Final = "ticket"
-_WITH_TICKET: Final = frozenset({"join", "relay", "doctor"})
+_WITH_TICKET: Final = frozenset({"join", "relay", "standby", "doctor"})
 """Commands whose argument TICKET may come from SWARM_TICKET. In others an argument of that name says what to revoke."""
 _HIDDEN: Final = "(hidden)"
 

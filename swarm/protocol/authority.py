@@ -10,7 +10,8 @@ pieces to the root children  transfer.exchange
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from codec import open_manifest
@@ -146,6 +147,8 @@ class Authority:
         self.admission.restore(saved.grants, saved.tickets, saved.bars, now)
         self._alone_since: float | None = now if self._enrolled else None
         """Local time of our start, until a member of an earlier boot comes back; None: one has, or there is none."""
+        self._began, self._earlier = time(now), set(self._enrolled)
+        """Our start, and the members of earlier boots that have not renewed their leases since."""
         self.assigner = ChunkAssigner(state.exchange, state.chunks, self.replanner.is_root_child)
         self.superseded = False
         """A later boot of our own key is running: this one ignores all further events."""
@@ -381,14 +384,29 @@ class Authority:
             self.admission.welcome_all(now)
 
     def _look_for_members(self, now: float) -> None:
-        """Dial a few members if none has come back since our start: we may listen at another address than before."""
+        """Dial a few members if none has come back since our start: we may listen at another address than before.
+        Later, dial those of earlier boots whose leases are not fresh: nobody may have told them of it."""
         state = self.state
         if self._alone_since is None or any(session.ready for session in state.sessions):
             self._alone_since = None
+            due = list(islice(self._unheard(now), MEMBERS_DIALED)) if self._earlier else []
         elif now - self._alone_since > 3 * state.tuning.heartbeat_s:
-            known = [(peer, each.dialed) for peer, each in sorted(self._enrolled.items()) if each.dialed]
-            for peer, addrs in known[:MEMBERS_DIALED]:
-                state.sessions.reach(peer, addrs, now)
+            due = sorted(peer for peer, each in self._enrolled.items() if each.dialed)[:MEMBERS_DIALED]
+        else:
+            due = []
+        for peer in due:
+            state.sessions.reach(peer, self._enrolled[peer].dialed, now)
+
+    def _unheard(self, now: float) -> Iterator[bytes]:
+        """Members of earlier boots that can be dialed and have let their leases become soft since our start."""
+        for peer in sorted(self._earlier):
+            slot, enrolment = self.book.slot_of.get(peer), self._enrolled.get(peer)
+            if slot is None or enrolment is None or self.book.leases[slot].renewed > self._began:
+                self._earlier.discard(peer)
+            elif (
+                enrolment.dialed and self.state.sessions.get(peer) is None and self.standing(slot, now) is Standing.SOFT
+            ):
+                yield peer
 
     # ------------------------------------------------------------ versions
 

@@ -6,7 +6,7 @@ its records survive a power failure. The seal of an (epoch, version) is never re
 
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +63,9 @@ class Records:
 
     def __init__(self, path: Path, disk: Disk) -> None:
         """Raises `UsageError` if the file is not such a database, is of a later format, or cannot be written."""
+        self.log: Callable[[Sequence[tuple[str, bytes]], Sequence[str]], None] | None = None
+        """Makes a change (records, names to drop) durable elsewhere before it is written here, or raises; None: nowhere
+        else. A seal goes there as the record `seal`."""
         self._path = path
         self._disk = disk
         self._lock = threading.Lock()
@@ -116,9 +119,12 @@ class Records:
 
         A later record of the same name wins.
         """
+        records, drop = list(records), list(drop)
+        if self.log is not None:
+            self.log(records, drop)
         with self._writing() as db:
             db.executemany("delete from records where name = ?", [(name,) for name in drop])
-            db.executemany("insert or replace into records values (?, ?)", list(records))
+            db.executemany("insert or replace into records values (?, ?)", records)
 
     def get(self, name: str) -> bytes | None:
         with self._lock:
@@ -135,6 +141,8 @@ class Records:
 
     def add_seal(self, seal: Seal) -> None:
         """Write a seal, durable on return. Raises `TwoSeals` if the version is sealed with another root."""
+        if self.log is not None and self.seal(seal.id) is None:
+            self.log([("seal", seal.manifest)], ())
         with self._writing() as db:
             row = db.execute(
                 "select root, manifest from seals where epoch = ? and version = ?", tuple(seal.id)

@@ -16,7 +16,7 @@ from codec.manifest import open_manifest
 from codec.routes import RouteShape, decode_routes, encode_routes, read_header
 from node.ledger import messages as work
 from node.ledger.packing import unpack_floats, unpack_tokens
-from scenarios.fuzz.inputs import messages
+from scenarios.fuzz.inputs import council, messages
 from scenarios.fuzz.inputs.binary import fields_of_values, write
 from scenarios.fuzz.inputs.fields import Kind
 from scenarios.fuzz.inputs.messages import document_kinds, message_kinds
@@ -202,6 +202,8 @@ class _World(World, Scene):
                 assert int(ids.max()) < _SHAPE.experts
             elif kind.name == "adapter":
                 _look_at_adapter(data)
+            elif kind.name.startswith("Council/"):
+                council.open_council(kind.name, data)
             elif kind.name.startswith("Work/"):
                 message = work.decode(data)
                 if isinstance(message, work.SignedRollout):
@@ -237,7 +239,9 @@ class Decoders(Target):
     """The target of this module."""
 
     name: ClassVar[str] = "decoders"
-    about: ClassVar[str] = "every message, document, header, layout, work body and adapter's configuration"
+    about: ClassVar[str] = (
+        "every message, document, header, layout, work body, adapter's configuration, and a council's messages"
+    )
     episode: ClassVar[int] = FOREVER
 
     def __init__(self) -> None:
@@ -245,6 +249,7 @@ class Decoders(Target):
             *message_kinds(),
             *document_kinds(),
             *work_kinds(),
+            *council.council_kinds(),
             head_kind(),
             header_kind(),
             layout_kind(),
@@ -261,6 +266,7 @@ class Decoders(Target):
 
         found: dict[str, Any] = {cls.__name__: cls for cls in messages.MESSAGES}
         found |= {f"Work/{cls.__name__}": cls for cls in work_messages()}
+        found |= {f"Council/{cls.__name__}": cls for cls in (*council.MESSAGES, council.Change)}
         carriers = {"Report": "Reports", "Grant": "Hello", "Heartbeat": "HeartbeatNews", "Capability": "Join"}
         found |= {f"{carriers[cls.__name__]}/{cls.__name__}": cls for cls in documents._DOMAINS}
         found |= {"RosterStep/Change": roster.Change, "RosterNews/Roster": roster.Roster, "Work/Rollout": work.Rollout}

@@ -315,7 +315,9 @@ class Membership:
         """Whether there is a session with `peer`; dial it if it is our turn to dial."""
         state = self._state
         if peer == state.swarm:
-            return state.sessions.reach(peer, roster.authority or self._authority, now)
+            # The ticket may name further machines, of which one has become the authority since that roster.
+            addrs = tuple(dict.fromkeys((*roster.authority, *self._authority)))
+            return state.sessions.reach(peer, addrs, now)
         member, me = roster.member_of(peer), roster.member_of(state.key.public)
         if member is None or me is None:
             return state.sessions.get(peer) is not None

@@ -303,3 +303,19 @@ def test_an_authority_that_restarts_elsewhere_dials_its_members_when_none_comes(
     assert only(again.apply(Timer("tick"), late + 0.5), Dial) == []
     say(again, peer, HeartbeatNews(heartbeat(1, boot=3)), late + 0.6)
     assert again.superseded
+
+
+def test_an_authority_that_restarts_elsewhere_dials_members_that_nobody_tells() -> None:
+    disk: dict[str, bytes] = {}
+    core = an_authority()
+    for slot in range(3):
+        records(join(core, slot, 1.0 + slot), disk)
+    again = an_authority(boot=2, grants=[r for name, r in disk.items() if r and name.startswith("grant/")], now=100.0)
+    first, second, third = (again.book.leases[slot].grant.peer for slot in range(3))
+    again.apply(PeerUp(first, True, "/ip4/9.9.9.9/tcp/1"), 100.1)
+    say(again, first, Hello(again.book.leases[0].sealed, 0, 0, 0, 0), 100.1)
+    assert only(again.apply(Timer("tick"), 100.0 + TUNING.soft_ttl_s - 0.1), Dial) == []
+    dialed = only(again.apply(Timer("tick"), 100.0 + TUNING.soft_ttl_s + 0.1), Dial)
+    assert {dial.peer for dial in dialed} == {second, third}
+    assert {dial.addrs for dial in dialed} == {("/sim/me",)}
+    assert only(again.apply(Timer("tick"), 100.0 + TUNING.hard_ttl_s + 0.1), Dial) == []
