@@ -57,6 +57,7 @@ class Forwarding:
         self._noted.resize(0)
         if self._link is not None:
             self._link.forget(self._number)
+        self._link = self._found = None
 
     async def answer(self) -> Response:
         """The head of the answer; its parts are then sent by the response's body. Raises `SeedLost`."""
