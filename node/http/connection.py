@@ -107,6 +107,8 @@ class HttpConnection:
         answer: Response | None = None
 
         async def watch_client(scope: trio.CancelScope) -> None:
+            if self._h11.trailing_data[0]:
+                return  # it has sent further requests already: reading on at each would hold ever more of them
             data = await self._receive_or_nothing()
             if not data:
                 scope.cancel()
