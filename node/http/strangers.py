@@ -23,7 +23,7 @@ MOST_OF_ONE: Final = 128
 """Strangers of one address. An honest client is a stranger for one round trip, so this many may connect in each."""
 YOUNG_S: Final = 5.0
 """A stranger younger than this is not closed for another of its own address, so that a burst from one proxy waits."""
-WAITING: Final = 512
+WAITING: Final = 1024
 """New connections that may wait for a place; further ones are closed."""
 RATE: Final = Bucket(64.0, 1024.0)
 """Connections of one address, per second and at once, that send no valid head. One that does is not counted, so this
