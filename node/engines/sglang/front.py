@@ -55,6 +55,8 @@ CALL_WITHIN_S: Final = 1500.0
 ANSWER_WITHIN_S: Final = 30.0
 """For a rank's answer, once SGLang says that its loader returned."""
 WAKE_S: Final = 3600.0
+MOST_REQUESTS: Final = 256
+"""Generated at a time: each has a thread of this process, and a connection."""
 SMALL_FILE_BYTES: Final = 64 << 20
 WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".gguf")
 
@@ -284,7 +286,12 @@ def _facts(info: dict[str, Any]) -> Front:
     folder = Path(str(info.get("model_path", "")))
     small = [path for path in folder.iterdir() if _is_small(path)] if folder.is_dir() else []
     files = {path.name: blake3(path.read_bytes()).digest() for path in small}
-    return Front(os.getpid(), str(info.get("version", "")), int(info.get("tp_size", 1)), files, _refusal(info), None)
+    states = info.get("internal_states") or [{}]
+    sequences = min(int(states[0].get("effective_max_running_requests_per_dp") or 0), MOST_REQUESTS)
+    return Front(
+        os.getpid(), str(info.get("version", "")), int(info.get("tp_size", 1)), files, _refusal(info), None,
+        sequences=sequences, tokens=int(info.get("max_total_num_tokens") or 0),
+    )  # fmt: skip
 
 
 def _is_small(path: Path) -> bool:
