@@ -300,8 +300,8 @@ class Front(msgspec.Struct, frozen=True, tag="front"):
     `vocabulary`: the number of token ids. `longest`: tokens that a sequence may have, prompt included. `adapters`: how
     many it can serve at a time; 0: none, or it is older. `experts`: of each layer, if it can tell routes; otherwise 0.
     `tells`: it knows `Generate.streamed`. `tops`: it knows `Options.top_logprobs`. `structures`: it knows
-    `Options.structure`. `sequences`: that it continues side by side. `tokens`: of all of them together, for which it has
-    keys and values; 0: it does not say.
+    `Options.structure`. `sequences`: that it continues side by side. `tokens`: of all of them together, for which it
+    has room; 0: it does not say.
     """
 
     pid: int
