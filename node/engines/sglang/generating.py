@@ -1,6 +1,7 @@
 """One flight of completions, and one scoring, asked of SGLang in the form of its `/generate` route."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from node.engines.base import MIN_LOGPROB, EngineError
@@ -8,27 +9,63 @@ from node.engines.sglang.http import Api
 from node.engines.sglang.plugin.swarm_sglang.rids import OURS, scoring
 from node.engines.vllm.plugin.swarm_vllm.messages import Generate, Output, Score, Scored
 
-__all__ = ["generate", "score"]
+__all__ = ["Drawn", "generate", "score"]
 
 TOKEN_WITHIN_S: Final = 600.0
 """For the next tokens of a flight: requests may wait for others, or for a pause to end."""
 REPORT_EVERY: Final = 16
-"""Tokens of a request between two reports. SGLang repeats everything drawn so far in each."""
+"""Tokens of a request between two lines, unless its tokens are told as they are drawn."""
 _SEEDS: Final = (1 << 63) - 1
 
 
-def generate(
-    api: Api, message: Generate, stopped: Callable[[], bool], on_counts: Callable[[list[int]], None]
-) -> tuple[Output, ...]:
-    """The completions of a flight, in order. `stopped`: nobody waits for them any more; asked at each report.
+@dataclass(slots=True)
+class Drawn:
+    """What SGLang has told of one completion. `finish`: empty until it is over."""
 
-    `on_counts`: called with the tokens of each prompt so far. Raises `EngineError`.
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    spans: tuple[tuple[str, int, int], ...] = ()
+    finish: str = ""
+
+    def add(self, line: dict[str, Any], *, whole: bool) -> None:
+        """Take in a line of the stream. `whole`: it repeats what the lines before it had."""
+        meta = line["meta_info"]
+        ids = [int(token) for token in line["output_ids"]]
+        logprobs = [min(0.0, max(MIN_LOGPROB, float(entry[0]))) for entry in meta["output_token_logprobs"]]
+        if len(ids) != len(logprobs):
+            raise ValueError(f"{len(logprobs)} log-probabilities of {len(ids)} tokens")
+        if whole:
+            self.ids.clear()
+            self.logprobs.clear()
+        self.ids += ids
+        self.logprobs += logprobs
+        self.spans = tuple((str(one["version"]), int(one["start"]), int(one["end"])) for one in meta["weight_versions"])
+        self.finish = "" if meta["finish_reason"] is None else meta["finish_reason"]["type"]
+
+    def output(self) -> Output:
+        """Raises `EngineError` for a completion that is not over."""
+        if not self.finish:
+            raise EngineError("SGLang's answer is not a completion: it is not over")
+        finish = self.finish if self.finish in ("stop", "length") else "abort"
+        return Output(tuple(self.ids), tuple(self.logprobs), finish, self.spans)
+
+
+def generate(
+    api: Api,
+    message: Generate,
+    stopped: Callable[[], bool],
+    on_line: Callable[[int, int, Sequence[Drawn]], None],
+    *,
+    whole: bool,
+) -> tuple[Output, ...]:
+    """The completions of a flight, in order. `stopped`: nobody waits for them any more; asked at each line.
+
+    `on_line(i, begin, drawn)`: called with the index of a prompt, the number of its tokens before this line, and what
+    all prompts have so far. `whole`: each line of this SGLang repeats the lines before it. Raises `EngineError`.
     """
-    many = len(message.prompts)
-    last: list[dict[str, Any]] = [{} for _ in range(many)]
-    counts = [0] * many
+    drawn = [Drawn() for _ in message.prompts]
     body = {
-        "rid": [f"{OURS}{message.number}-{i}" for i in range(many)],
+        "rid": [f"{OURS}{message.number}-{i}" for i in range(len(drawn))],
         "input_ids": [list(prompt) for prompt in message.prompts],
         "sampling_params": [_drawing(message, seed) for seed in message.seeds],
         "return_logprob": True,
@@ -38,17 +75,17 @@ def generate(
     lines = api.stream("/generate", body, TOKEN_WITHIN_S)
     try:
         for line in lines:
-            i = _index(line, many)
-            last[i] = line
-            counts[i] = len(line["output_ids"])
-            on_counts(counts)
+            i = _index(line, len(drawn))
+            begin = len(drawn[i].ids)
+            drawn[i].add(line, whole=whole)
+            on_line(i, begin, drawn)
             if stopped():
                 raise EngineError("it was cancelled")
-    except (KeyError, TypeError) as error:
-        raise EngineError(f"SGLang's answer is not a completion: it lacks {error}") from error
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise EngineError(f"SGLang's answer is not a completion: {type(error).__name__} {error}") from error
     finally:
         lines.close()  # type: ignore[attr-defined] - a generator; closing it ends SGLang's requests
-    return tuple(_output(line) for line in last)
+    return tuple(one.output() for one in drawn)
 
 
 def _index(line: Any, many: int) -> int:
@@ -68,21 +105,8 @@ def _drawing(message: Generate, seed: int) -> dict[str, Any]:
         "top_p": message.top_p,
         "sampling_seed": seed & _SEEDS,
         "stop_token_ids": list(message.stop_tokens),
-        "stream_interval": REPORT_EVERY,
+        "stream_interval": 1 if message.streamed else REPORT_EVERY,
     }
-
-
-def _output(line: dict[str, Any]) -> Output:
-    """Raises `EngineError` for an answer that is not a whole completion."""
-    try:
-        meta = line["meta_info"]
-        ids = tuple(int(token) for token in line["output_ids"])
-        logprobs = tuple(min(0.0, max(MIN_LOGPROB, float(entry[0]))) for entry in meta["output_token_logprobs"])
-        finish = meta["finish_reason"]["type"]
-        spans = tuple((str(span["version"]), int(span["start"]), int(span["end"])) for span in meta["weight_versions"])
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise EngineError(f"SGLang's answer is not a completion: {type(error).__name__} {error}") from error
-    return Output(ids, logprobs, finish if finish in ("stop", "length") else "abort", spans)
 
 
 def score(api: Api, message: Score) -> Scored:

@@ -217,6 +217,59 @@ def test_completions_come_back_with_the_versions_of_their_tokens(sglang: Sglang,
     assert body["sampling_params"][0]["stop_token_ids"] == [2]
 
 
+def test_tokens_are_told_as_they_are_drawn(sglang: Sglang, tmp_path: Path):
+    sglang.info |= {"incremental_streaming_output": True}
+    sglang.lines = [
+        line(0, [9], None, [("0.1", 0, 1)]),
+        line(1, [8], None, [("0.1", 0, 1)]),
+        line(0, [7, 6], None, [("0.1", 0, 3)]),
+        line(1, [2], "stop", [("0.1", 0, 2)]),
+        line(0, [5], "length", [("0.1", 0, 3), ("0.2", 3, 4)]),
+    ]
+    listener = Listener(tmp_path / "s", lambda why: None, "SGLang")
+    speak_for(Api(sglang.url), listener.path, fill=True)
+    front, told = listener.next(WITHIN_S), []
+    asked = front.ask(lambda n: msgspec.structs.replace(generating(n), streamed=True), on_progress=told.append)
+    done = asked.result(WITHIN_S)
+    listener.close()
+    assert isinstance(front.hello, Front)
+    assert front.hello.tells
+    assert [output.token_ids for output in done.outputs] == [(9, 7, 6, 5), (8, 2)]
+    assert done.outputs[0].spans == (("0.1", 0, 3), ("0.2", 3, 4))
+    assert [(one.counts, one.drawn) for one in told] == [
+        ((1, 0), ((0, 0, (9,), (-0.5,)),)),
+        ((1, 1), ((1, 0, (8,), (-0.5,)),)),
+        ((3, 1), ((0, 1, (7, 6), (-0.5, -0.5)),)),
+    ], "the last tokens come with the completions"
+    assert sglang.asked[0][1]["sampling_params"][0]["stream_interval"] == 1
+
+
+def test_an_sglang_that_repeats_itself_tells_no_tokens(sglang: Sglang, front: PluginLink):
+    sglang.lines = [line(i, [9, 8][:n], "length" if n == 2 else None, [("0.1", 0, n)]) for n in (1, 2) for i in (0, 1)]
+    assert [one.token_ids for one in front.get(generating, Generated, WITHIN_S).outputs] == [(9, 8)] * 2
+    assert isinstance(front.hello, Front)
+    assert not front.hello.tells
+    assert sglang.asked[0][1]["sampling_params"][0]["stream_interval"] > 1
+
+
+@pytest.mark.parametrize(
+    ("states", "room"),
+    [
+        ([{"effective_max_running_requests_per_dp": 48}], (48, 9000)),
+        ([{"effective_max_running_requests_per_dp": 4096}], (256, 9000)),
+        ([], (0, 9000)),
+    ],
+)
+def test_it_says_how_much_it_runs_at_a_time(sglang: Sglang, tmp_path: Path, states: list[Any], room: tuple[int, int]):
+    sglang.info |= {"internal_states": states, "max_total_num_tokens": 9000}
+    listener = Listener(tmp_path / "s", lambda why: None)
+    speak_for(Api(sglang.url), listener.path, fill=False)
+    hello = listener.next(WITHIN_S).hello
+    listener.close()
+    assert isinstance(hello, Front)
+    assert (hello.sequences, hello.tokens) == room
+
+
 @pytest.mark.parametrize(
     ("lines", "why"),
     [

@@ -12,6 +12,7 @@ from codec.errors import UsageError
 from node.engines.base import ADAPTERS, ROUTES, TOP_LOGPROBS, EngineError, Prompt, SamplingOptions, SamplingParams
 from node.engines.top_logprobs import is_top, read_top
 from scenarios.engines.adapter_models import make_adapter
+from scenarios.engines.engine_bench import SMALL
 
 pytestmark = pytest.mark.vllm
 
@@ -69,6 +70,12 @@ def test_scores_equal_the_reported_log_probabilities(one, other, name: str, how:
     assert largest_difference(completion.logprobs, other.score(PROMPT, completion.token_ids, sampling)) <= WITHIN / min(
         1, how["temperature"] or 1
     )
+
+
+def test_it_says_how_much_it_runs_at_a_time(one):
+    room = one.engine.room
+    assert room.sequences == int(SMALL[SMALL.index("--max-num-seqs") + 1])
+    assert room.tokens > 512, "room for more than one sequence of the greatest length"
 
 
 def test_every_token_is_allowed_by_the_options(one):
