@@ -46,6 +46,7 @@ Modules:
 - `trace`: Finds the boxes of a checkpoint tensor
 - `undo`: The bits that the last commit replaced on a rank
 - `unwrapped`: The model as its loader knows it
+- `waiting`: How the processes of a vLLM on a CPU wait for one another
 - `weights`: A rank's live weights
 - `rewind`: The engine core's side of scores under the version before
 """

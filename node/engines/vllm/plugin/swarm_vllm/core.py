@@ -19,6 +19,7 @@ from vllm.v1.request import Request, RequestStatus
 from . import adapters, replays, routes
 from .rank import check_on, commit_on, load_on
 from .routed import first_of
+from .waiting import sleep_between_reads
 
 __all__ = ["add_request", "finish_batches", "install", "salt_waiting", "stop", "together"]
 
@@ -143,6 +144,7 @@ def _check(core: Any, names: list) -> Any:
 
 
 def _open(core: Any, version: str) -> None:
+    sleep_between_reads()
     core.scheduler.reset_prefix_cache(reset_running_requests=True)
     _set_version(core, version)
     core.resume_scheduler()

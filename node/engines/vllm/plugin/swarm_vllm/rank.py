@@ -36,6 +36,7 @@ from .sinks import follow_sinks
 from .sources import FolderSource, OtherSource, ReplicaSource, Source
 from .undo import NotUndone
 from .unwrapped import reloading, unwrapped
+from .waiting import sleep_between_reads
 from .weights import LiveWeights, NotStaged
 
 __all__ = [
@@ -82,6 +83,7 @@ class SwarmEngine(WeightTransferEngine[SwarmInit, SwarmUpdate]):
     def init_transfer_engine(self, init_info: SwarmInit) -> None:
         """Connect to the driver, get the layout and the replica from it, and map every tensor."""
         self.shutdown()
+        sleep_between_reads()
         parallel = self.parallel_config
         channel = connect(init_info.socket, FromDriver)
         channel.send(Rank(os.getpid(), int(parallel.rank), int(parallel.world_size), *self._rounding()))
