@@ -10,10 +10,16 @@ STEPS, BATCH = 3, 32
 NODES = ("lost", "stays")
 
 
-def run(tmp_path: Path, *adapter: str, seed: tuple[str, ...] = ()) -> dict[str, Any]:
+def run(
+    tmp_path: Path,
+    *adapter: str,
+    seed: tuple[str, ...] = (),
+    script: str = "trl_grpo_run.py",
+    name: str = "trainers",
+) -> dict[str, Any]:
     with drawing(tmp_path, seed=seed, names=NODES) as (swarm, base, _):
         where = swarm.home("seed"), base, STEPS, tmp_path / "out"
-        report = train(swarm, "trl_grpo_run.py", *where, swarm.pid("lost"), swarm.home("stays"), *adapter)
+        report = train(swarm, script, *where, swarm.pid("lost"), swarm.home("stays"), *adapter, name=name)
         assert swarm.running["lost"].poll() is not None, "the node was not killed"
     assert report["steps"] == STEPS
     check_lossless(report, STEPS, BATCH)
@@ -21,12 +27,15 @@ def run(tmp_path: Path, *adapter: str, seed: tuple[str, ...] = ()) -> dict[str, 
     return report
 
 
-@pytest.mark.slow
-def test_grpo_trainer_trains_on_the_swarm(tmp_path: Path) -> None:
-    report = run(tmp_path)
+def check_roots(report: dict[str, Any]) -> None:
     roots = [row["want"] for row in report["versions"]]
     assert [row["root"] for row in report["versions"]] == roots, "the weights are not the trainer's, rounded"
     assert len(set(roots)) == STEPS
+
+
+@pytest.mark.slow
+def test_grpo_trainer_trains_on_the_swarm(tmp_path: Path) -> None:
+    check_roots(run(tmp_path))
 
 
 @pytest.mark.long
@@ -34,3 +43,8 @@ def test_grpo_trainer_trains_an_adapter_on_the_swarm(tmp_path: Path) -> None:
     report = run(tmp_path, "math", seed=("--adapters", "2", "--adapter-rank", "8"))
     assert [row["own"] for row in report["versions"]] == list(range(2, STEPS + 2))
     assert all(row["changed"] > 100 for row in report["versions"]), "more than the version's number"
+
+
+@pytest.mark.long
+def test_unsloths_grpo_trainer_trains_on_the_swarm(tmp_path: Path) -> None:
+    check_roots(run(tmp_path, script="unsloth_run.py", name="unsloth"))
