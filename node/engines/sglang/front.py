@@ -24,6 +24,7 @@ from node.engines.base import EngineError
 from node.engines.sglang.generating import Drawn, generate, score
 from node.engines.sglang.http import Api
 from node.engines.sglang.plugin.swarm_sglang.calls import LOADER, MOST_BYTES, Answer, Call, as_tensors
+from node.engines.texts import TokenizerFile
 from node.engines.vllm.plugin.swarm_vllm.messages import (
     Changed,
     Close,
@@ -133,6 +134,7 @@ class _Speaker:
         self._version = ""
         self._tells = bool(info.get("incremental_streaming_output"))
         """Each line of a stream has the tokens since the line before; otherwise it has all of them."""
+        self._tokenizer = TokenizerFile(Path(str(info.get("model_path", ""))) / "tokenizer.json")
         self._channel: Channel = connect(driver, FromDriver)
         self._channel.send(_facts(info))
 
@@ -207,7 +209,12 @@ class _Speaker:
         self._running.add(message.flight)
         try:
             return generate(
-                self._api, message, lambda: message.flight in self._forgotten, on_line, whole=not self._tells
+                self._api,
+                message,
+                lambda: message.flight in self._forgotten,
+                on_line,
+                self._tokenizer,
+                whole=not self._tells,
             )
         finally:
             self._running.discard(message.flight)
@@ -298,7 +305,7 @@ def _facts(info: dict[str, Any]) -> Front:
     sequences = min(int(states[0].get("effective_max_running_requests_per_dp") or 0), MOST_REQUESTS)
     return Front(
         os.getpid(), str(info.get("version", "")), int(info.get("tp_size", 1)), files, _refusal(info), None,
-        tells=bool(info.get("incremental_streaming_output")), sequences=sequences,
+        options=True, tells=bool(info.get("incremental_streaming_output")), sequences=sequences,
         tokens=int(info.get("max_total_num_tokens") or 0),
     )  # fmt: skip
 

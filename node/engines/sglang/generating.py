@@ -4,9 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
 from node.engines.base import MIN_LOGPROB, EngineError
 from node.engines.sglang.http import Api
-from node.engines.sglang.plugin.swarm_sglang.rids import OURS, scoring
+from node.engines.sglang.plugin.swarm_sglang.rids import OPTIONS, OURS, scoring
+from node.engines.texts import StopText, TokenizerFile
 from node.engines.vllm.plugin.swarm_vllm.messages import Generate, Output, Score, Scored
 
 __all__ = ["Drawn", "generate", "score"]
@@ -14,7 +17,7 @@ __all__ = ["Drawn", "generate", "score"]
 TOKEN_WITHIN_S: Final = 600.0
 """For the next tokens of a flight: requests may wait for others, or for a pause to end."""
 REPORT_EVERY: Final = 16
-"""Tokens of a request between two lines, unless its tokens are told as they are drawn."""
+"""Tokens of a request between two lines, unless each is told as it is drawn, or may complete a stop text."""
 _SEEDS: Final = (1 << 63) - 1
 
 
@@ -22,6 +25,8 @@ _SEEDS: Final = (1 << 63) - 1
 class Drawn:
     """What SGLang has told of one completion. `finish`: empty until it is over."""
 
+    stop: StopText | None = None
+    """Looks for stop texts; None: there are none."""
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     spans: tuple[tuple[str, int, int], ...] = ()
@@ -34,13 +39,22 @@ class Drawn:
         logprobs = [min(0.0, max(MIN_LOGPROB, float(entry[0]))) for entry in meta["output_token_logprobs"]]
         if len(ids) != len(logprobs):
             raise ValueError(f"{len(logprobs)} log-probabilities of {len(ids)} tokens")
-        if whole:
-            self.ids.clear()
-            self.logprobs.clear()
-        self.ids += ids
-        self.logprobs += logprobs
+        begin = len(self.ids)
+        self.ids += ids[begin:] if whole else ids
+        self.logprobs += logprobs[begin:] if whole else logprobs
         self.spans = tuple((str(one["version"]), int(one["start"]), int(one["end"])) for one in meta["weight_versions"])
         self.finish = "" if meta["finish_reason"] is None else meta["finish_reason"]["type"]
+        if self.stop is not None:
+            for i in range(begin, len(self.ids)):
+                if self.stop.add(self.ids[i]):
+                    self._end_after(i + 1)
+                    return
+
+    def _end_after(self, count: int) -> None:
+        """A stop text is complete with this many tokens. SGLang may have drawn more."""
+        del self.ids[count:], self.logprobs[count:]
+        self.spans = tuple((name, start, min(end, count)) for name, start, end in self.spans if start < count)
+        self.finish = "stop"
 
     def output(self) -> Output:
         """Raises `EngineError` for a completion that is not over."""
@@ -55,6 +69,7 @@ def generate(
     message: Generate,
     stopped: Callable[[], bool],
     on_line: Callable[[int, int, Sequence[Drawn]], None],
+    tokenizer: TokenizerFile,
     *,
     whole: bool,
 ) -> tuple[Output, ...]:
@@ -63,7 +78,7 @@ def generate(
     `on_line(i, begin, drawn)`: called with the index of a prompt, the number of its tokens before this line, and what
     all prompts have so far. `whole`: each line of this SGLang repeats the lines before it. Raises `EngineError`.
     """
-    drawn = [Drawn() for _ in message.prompts]
+    drawn = [Drawn(_stop_text(message, prompt, tokenizer)) for prompt in message.prompts]
     body = {
         "rid": [f"{OURS}{message.number}-{i}" for i in range(len(drawn))],
         "input_ids": [list(prompt) for prompt in message.prompts],
@@ -77,10 +92,13 @@ def generate(
         for line in lines:
             i = _index(line, len(drawn))
             begin = len(drawn[i].ids)
-            drawn[i].add(line, whole=whole)
-            on_line(i, begin, drawn)
+            if not drawn[i].finish:
+                drawn[i].add(line, whole=whole)
+                on_line(i, begin, drawn)
             if stopped():
                 raise EngineError("it was cancelled")
+            if all(one.finish for one in drawn):
+                break  # SGLang may be drawing beyond a stop text
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise EngineError(f"SGLang's answer is not a completion: {type(error).__name__} {error}") from error
     finally:
@@ -98,14 +116,26 @@ def _index(line: Any, many: int) -> int:
     return i
 
 
+def _stop_text(message: Generate, prompt: Sequence[int], tokenizer: TokenizerFile) -> StopText | None:
+    options = message.options
+    if options is None or not options.stop_texts:
+        return None
+    if (read := tokenizer.read()) is None:
+        raise EngineError("this checkpoint has no tokenizer.json, so no stop text can be found")
+    return StopText(read, prompt, options.stop_texts, special=options.special, least=options.min_tokens)
+
+
 def _drawing(message: Generate, seed: int) -> dict[str, Any]:
-    return {
+    options = message.options
+    one_by_one = message.streamed or (options is not None and bool(options.stop_texts))
+    more = {} if options is None else {"custom_params": {OPTIONS: msgspec.json.encode(options).decode()}}
+    return more | {
         "max_new_tokens": message.max_tokens,
         "temperature": message.temperature,
         "top_p": message.top_p,
         "sampling_seed": seed & _SEEDS,
         "stop_token_ids": list(message.stop_tokens),
-        "stream_interval": 1 if message.streamed else REPORT_EVERY,
+        "stream_interval": 1 if one_by_one else REPORT_EVERY,
     }
 
 

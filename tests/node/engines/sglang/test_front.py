@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tokenizers import Tokenizer, decoders, models
 
 from codec.errors import UsageError
 from node.engines.base import EngineError
@@ -28,6 +29,7 @@ from node.engines.vllm.plugin.swarm_vllm.messages import (
     Generated,
     Judge,
     Open,
+    Options,
     Score,
     Scored,
 )  # fmt: skip
@@ -250,6 +252,41 @@ def test_an_sglang_that_repeats_itself_tells_no_tokens(sglang: Sglang, front: Pl
     assert isinstance(front.hello, Front)
     assert not front.hello.tells
     assert sglang.asked[0][1]["sampling_params"][0]["stream_interval"] > 1
+
+
+def test_options_travel_with_each_request_and_a_stop_text_ends_it(sglang: Sglang, tmp_path: Path):
+    tokenizer = Tokenizer(models.WordLevel({letter: i for i, letter in enumerate("abcdefghij")}, unk_token="a"))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    sglang.info |= {"incremental_streaming_output": True, "model_path": str(tmp_path)}
+    sglang.lines = [
+        line(0, [9, 3], None, [("0.1", 0, 2)]),
+        line(1, [8], None, [("0.1", 0, 1)]),
+        line(0, [4, 5, 6], None, [("0.1", 0, 4), ("0.2", 4, 5)]),
+        line(0, [7], None, [("0.1", 0, 4), ("0.2", 4, 6)]),
+        line(1, [3, 4], "length", [("0.1", 0, 3)]),
+    ]
+    listener = Listener(tmp_path / "s", lambda why: None, "SGLang")
+    speak_for(Api(sglang.url), listener.path, fill=True)
+    front = listener.next(WITHIN_S)
+    options = Options(stop_texts=("ef",), min_tokens=2, top_k=3)
+    done = front.get(lambda n: msgspec.structs.replace(generating(n), options=options), Generated, WITHIN_S)
+    listener.close()
+    assert [output.token_ids for output in done.outputs] == [(9, 3, 4, 5), (8, 3, 4)]
+    assert [output.finish for output in done.outputs] == ["stop", "length"]
+    assert done.outputs[0].spans == (("0.1", 0, 4),)
+    asked = sglang.asked[0][1]["sampling_params"][1]
+    assert json.loads(asked["custom_params"]["swarm"]) == {"stop_texts": ["ef"], "min_tokens": 2, "top_k": 3}
+    assert asked["stream_interval"] == 1
+    assert "top_k" not in asked
+
+
+def test_stop_texts_need_the_checkpoints_tokenizer(sglang: Sglang, front: PluginLink):
+    with pytest.raises(PluginFailed, match=r"no tokenizer\.json"):
+        front.get(
+            lambda n: msgspec.structs.replace(generating(n), options=Options(stop_texts=("a",))), Generated, WITHIN_S
+        )
+    assert not sglang.asked
 
 
 @pytest.mark.parametrize(
