@@ -199,7 +199,7 @@ class _Speaker:
         def on_line(i: int, begin: int, drawn: Sequence[Drawn]) -> None:
             nonlocal told
             one, rows = drawn[i], ()
-            if message.streamed and len(one.ids) > begin and not one.finish:
+            if message.streamed and len(one.ids) > begin and not (one.finish or one.stopped):
                 rows = ((i, begin, tuple(one.ids[begin:]), tuple(one.logprobs[begin:])),)
             if rows or time.monotonic() - told > REPORT_EVERY_S:
                 told = time.monotonic()

@@ -16,6 +16,7 @@ __all__ = ["Drawn", "generate", "score"]
 
 TOKEN_WITHIN_S: Final = 600.0
 """For the next tokens of a flight: requests may wait for others, or for a pause to end."""
+ASK_WITHIN_S: Final = 60.0
 REPORT_EVERY: Final = 16
 """Tokens of a request between two lines, unless each is told as it is drawn, or may complete a stop text."""
 _SEEDS: Final = (1 << 63) - 1
@@ -23,7 +24,7 @@ _SEEDS: Final = (1 << 63) - 1
 
 @dataclass(slots=True)
 class Drawn:
-    """What SGLang has told of one completion. `finish`: empty until it is over."""
+    """What SGLang has told of one completion. `finish`: empty until its last line, which has the `spans`."""
 
     stop: StopText | None = None
     """Looks for stop texts; None: there are none."""
@@ -31,37 +32,38 @@ class Drawn:
     logprobs: list[float] = field(default_factory=list)
     spans: tuple[tuple[str, int, int], ...] = ()
     finish: str = ""
+    stopped: bool = False
+    """A stop text is complete with the last of `ids`; tokens that SGLang draws after it do not count."""
 
     def add(self, line: dict[str, Any], *, whole: bool) -> None:
         """Take in a line of the stream. `whole`: it repeats what the lines before it had."""
         meta = line["meta_info"]
+        if meta["finish_reason"] is not None:
+            told = meta["weight_versions"]
+            self.spans = tuple((str(one["version"]), int(one["start"]), int(one["end"])) for one in told)
+            self.finish = meta["finish_reason"]["type"]
+        if self.stopped:
+            return
         ids = [int(token) for token in line["output_ids"]]
         logprobs = [min(0.0, max(MIN_LOGPROB, float(entry[0]))) for entry in meta["output_token_logprobs"]]
         if len(ids) != len(logprobs):
             raise ValueError(f"{len(logprobs)} log-probabilities of {len(ids)} tokens")
-        begin = len(self.ids)
-        self.ids += ids[begin:] if whole else ids
-        self.logprobs += logprobs[begin:] if whole else logprobs
-        self.spans = tuple((str(one["version"]), int(one["start"]), int(one["end"])) for one in meta["weight_versions"])
-        self.finish = "" if meta["finish_reason"] is None else meta["finish_reason"]["type"]
-        if self.stop is not None:
-            for i in range(begin, len(self.ids)):
-                if self.stop.add(self.ids[i]):
-                    self._end_after(i + 1)
-                    return
-
-    def _end_after(self, count: int) -> None:
-        """A stop text is complete with this many tokens. SGLang may have drawn more."""
-        del self.ids[count:], self.logprobs[count:]
-        self.spans = tuple((name, start, min(end, count)) for name, start, end in self.spans if start < count)
-        self.finish = "stop"
+        begin = len(self.ids) if whole else 0
+        for token, logprob in zip(ids[begin:], logprobs[begin:], strict=True):
+            self.ids.append(token)
+            self.logprobs.append(logprob)
+            if self.stop is not None and self.stop.add(token):
+                self.stopped = True
+                return
 
     def output(self) -> Output:
         """Raises `EngineError` for a completion that is not over."""
         if not self.finish:
             raise EngineError("SGLang's answer is not a completion: it is not over")
+        count = len(self.ids)
+        spans = tuple((name, start, min(end, count)) for name, start, end in self.spans if start < count)
         finish = self.finish if self.finish in ("stop", "length") else "abort"
-        return Output(tuple(self.ids), tuple(self.logprobs), finish, self.spans)
+        return Output(tuple(self.ids), tuple(self.logprobs), "stop" if self.stopped else finish, spans)
 
 
 def generate(
@@ -79,8 +81,8 @@ def generate(
     all prompts have so far. `whole`: each line of this SGLang repeats the lines before it. Raises `EngineError`.
     """
     drawn = [Drawn(_stop_text(message, prompt, tokenizer)) for prompt in message.prompts]
-    body = {
-        "rid": [f"{OURS}{message.number}-{i}" for i in range(len(drawn))],
+    body: dict[str, Any] = {  # SGLang aborts by the beginning of an id, so each ends with a point
+        "rid": [f"{OURS}{message.number}-{i}." for i in range(len(drawn))],
         "input_ids": [list(prompt) for prompt in message.prompts],
         "sampling_params": [_drawing(message, seed) for seed in message.seeds],
         "return_logprob": True,
@@ -91,14 +93,14 @@ def generate(
     try:
         for line in lines:
             i = _index(line, len(drawn))
-            begin = len(drawn[i].ids)
-            if not drawn[i].finish:
-                drawn[i].add(line, whole=whole)
-                on_line(i, begin, drawn)
+            one, begin = drawn[i], len(drawn[i].ids)
+            was_stopped = one.stopped
+            one.add(line, whole=whole)
+            on_line(i, begin, drawn)
+            if one.stopped and not was_stopped and not one.finish:
+                api.post("/abort_request", {"rid": body["rid"][i]}, ASK_WITHIN_S)  # its last line follows
             if stopped():
                 raise EngineError("it was cancelled")
-            if all(one.finish for one in drawn):
-                break  # SGLang may be drawing beyond a stop text
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise EngineError(f"SGLang's answer is not a completion: {type(error).__name__} {error}") from error
     finally:

@@ -263,8 +263,9 @@ def test_options_travel_with_each_request_and_a_stop_text_ends_it(sglang: Sglang
         line(0, [9, 3], None, [("0.1", 0, 2)]),
         line(1, [8], None, [("0.1", 0, 1)]),
         line(0, [4, 5, 6], None, [("0.1", 0, 4), ("0.2", 4, 5)]),
-        line(0, [7], None, [("0.1", 0, 4), ("0.2", 4, 6)]),
+        line(0, [7], None, []),
         line(1, [3, 4], "length", [("0.1", 0, 3)]),
+        line(0, [7], "abort", [("0.1", 0, 3), ("0.2", 3, 7)]),
     ]
     listener = Listener(tmp_path / "s", lambda why: None, "SGLang")
     speak_for(Api(sglang.url), listener.path, fill=True)
@@ -274,7 +275,9 @@ def test_options_travel_with_each_request_and_a_stop_text_ends_it(sglang: Sglang
     listener.close()
     assert [output.token_ids for output in done.outputs] == [(9, 3, 4, 5), (8, 3, 4)]
     assert [output.finish for output in done.outputs] == ["stop", "length"]
-    assert done.outputs[0].spans == (("0.1", 0, 4),)
+    assert done.outputs[0].spans == (("0.1", 0, 3), ("0.2", 3, 4))
+    assert sglang.asked[1] == ("/abort_request", {"rid": sglang.asked[0][1]["rid"][0]})
+    assert len(sglang.asked) == 2
     asked = sglang.asked[0][1]["sampling_params"][1]
     assert json.loads(asked["custom_params"]["swarm"]) == {"stop_texts": ["ef"], "min_tokens": 2, "top_k": 3}
     assert asked["stream_interval"] == 1
