@@ -3,10 +3,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := codec swarm node scenarios
 WORKERS ?= 2
-# The heavy marks, WORKERS at a time, but for those that run alone: what judges time or memory, and inference servers,
-# whose processes wait for each other by spinning and take ten times as long beside others.
+# The heavy marks, WORKERS at a time. Tests of one file share their inference servers, so one worker has all of them.
+# What judges time or memory runs alone.
 HEAVY := (slow or adversary or foreign or conformance) and not (alone or vllm or sglang or long or gpu)
-ALONE := (alone or vllm or sglang) and not (long or gpu)
+SERVERS := (vllm or sglang) and not (alone or long or gpu)
+ALONE := alone and not (long or gpu)
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
 FUZZ_SECONDS ?= 600
@@ -37,6 +38,7 @@ test: install ## the everyday tests, at most five minutes: WORKERS=2 at a time
 
 test-heavy: install ## the heavy marks, in short form; one that skips has failed
 	$(BIN)/pytest -m '$(HEAVY)' --no-skips -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
+	$(BIN)/pytest -m '$(SERVERS)' --no-skips -n $(WORKERS) --dist loadfile $(PYTEST_FLAGS)
 	$(BIN)/pytest -m '$(ALONE)' --no-skips $(PYTEST_FLAGS)
 
 test-long: install ## those for which CI has no time

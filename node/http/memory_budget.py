@@ -6,7 +6,7 @@ from typing import Final
 
 import trio
 
-__all__ = ["BudgetFull", "MemoryBudget", "MemoryShare"]
+__all__ = ["MOST_BYTES", "BudgetFull", "MemoryBudget", "MemoryShare"]
 
 MOST_BYTES: Final = 64 << 20
 """Eight of the largest bodies, or thousands of usual ones."""

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from node.http.memory_budget import MemoryBudget
+from node.http.memory_budget import MOST_BYTES, MemoryBudget
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -35,12 +35,14 @@ RETRY: Final = (("Retry-After", "1"),)
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """What one client may cost."""
+    """What one client, and all clients together, may cost."""
 
     head_bytes: int = 16 << 10
     """Request line and headers."""
     body_bytes: int = 8 << 20
     """More than a prompt of the largest number of tokens takes as JSON numbers."""
+    bodies_bytes: int = MOST_BYTES
+    """Of the bodies of all clients that are held at a time; at least `body_bytes`."""
     connections: int = 2048
     """Connections of clients that are no strangers. The next ones get 429 and are closed."""
     idle_s: float = 75.0
@@ -91,12 +93,16 @@ class Request:
         """Called before a part of the answer is sent, with what another process needs to go on after that part."""
         self.before: Sequence[bytes] | None = None
         """The notes of what the client has, from a process that ended while it answered; None: none did."""
+        self.on_release: Callable[[], None] = lambda: None
+        """Called when the body is released, once."""
 
     def release_body(self) -> None:
         """The body is not needed any more. Safe to call twice."""
         self.body = b""
         self._bodies.give_back(self._length)
         self._length = 0
+        on_release, self.on_release = self.on_release, lambda: None
+        on_release()
 
 
 Send = Callable[[bytes], Awaitable[None]]

@@ -73,7 +73,7 @@ class HttpServer:
         self._limits = limits
         self._check = check
         self._strangers = Strangers()
-        self._bodies = MemoryBudget(max(limits.body_bytes, MemoryBudget().most))
+        self._bodies = MemoryBudget(max(limits.body_bytes, limits.bodies_bytes))
         self._known = 0
         """Connections of clients that are no strangers."""
 

@@ -116,7 +116,7 @@ class HeldGateway:
     async def _run(self) -> None:
         from node.gateway.admission import Admission
         from node.gateway.clients import Clients
-        from node.gateway.front.front import Front
+        from node.gateway.front.front import BODIES_BYTES, Front
         from node.http.messages import HttpLimits
         from node.http.server import serve
         from swarm.transport.connection.ports import descriptors
@@ -129,7 +129,7 @@ class HeldGateway:
                 self._running = trio.lowlevel.current_trio_token(), scope
             front, asked = Front(), self._request
             admission = Admission(Clients(self._home / KEYS_FILE, asked.api_key))
-            limits = HttpLimits(connections=2 * asked.in_flight)
+            limits = HttpLimits(connections=2 * asked.in_flight, bodies_bytes=BODIES_BYTES)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._follow_seeds, front)
                 await serve(front, asked.host, asked.port, limits, admission.check, listening=self._listeners)

@@ -66,7 +66,8 @@ def test_a_healthy_machine_is_all_ok_and_leaves_no_trace(swarm: Swarm, ticket: s
     lines, ended = doctor(swarm, "healthy", ticket, *PLAIN)
     assert ended.code == 0
     assert {name: line["found"] for name, line in lines.items() if line["verdict"] != "ok"} == {
-        "GPU": "not needed: --engine none"
+        "GPU": "not needed: --engine none",
+        "engines": "not needed: --engine none",
     }
     assert "Mbit/s" in lines["rate from the seed"]["found"]
     assert "Mbit/s" in lines["neighbour"]["found"]

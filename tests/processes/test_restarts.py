@@ -61,6 +61,7 @@ def restarted(swarm: Swarm, base: Path, *urls: str) -> None:
     """Kill the seed, check that clients get 503 with Retry-After, restart it, and check that they are served."""
     swarm.signal("seed", signal.SIGKILL)
     for url in urls:
+        until_status(url, 503)  # this request may have been with the seed as it ended
         headers, body = until_status(url, 503)
         assert headers["Retry-After"] == "2"
         assert "seed of this swarm is away" in json.loads(body)["error"]["message"]

@@ -6,7 +6,7 @@ from typing import Final
 import trio
 
 from codec.errors import PeerError
-from node.gateway.front.messages import WINDOW_BYTES, Answer, Ask, Delivered, End, Over, Part, ToFront
+from node.gateway.front.messages import WINDOW_BYTES, Answer, Ask, Delivered, End, Over, Part, Taken, ToFront
 from node.gateway.front.outbox import Outbox
 from node.http.memory_budget import BudgetFull, MemoryBudget
 from node.http.messages import RETRY, Check, CutShort, Handler, Request, RequestHead, Response, Streaming, failure
@@ -139,6 +139,7 @@ class Backend:
             return
         request = Request(head, asked.body, self._bodies)
         request.note, request.before = answering.note, asked.before
+        request.on_release = lambda: self._outbox.post(Taken(asked.id))
         try:
             response = await self._handler(request)
             request.release_body()

@@ -160,6 +160,12 @@ class Forwarding:
                 if not self._keep:
                     raise SeedLost("The seed ended while it answered this. Ask again.") from None
 
+    def _taken(self) -> None:
+        """The body has left the seed's memory."""
+        if not self._keep:
+            self._body = b""
+            self._request.release_body()
+
     async def _ask(self) -> None:
         """Send the request to the present seed, or to the next one. Raises `SeedLost`."""
         try:
@@ -172,12 +178,10 @@ class Forwarding:
         self._number, self._found = link.ask(
             lambda number: Ask(
                 number, request.method, request.path, request.query, dict(request.headers), self._body, before
-            )
+            ),
+            self._taken,
         )
         self._link, self._unconfirmed, self._asked = link, 0, True
-        if not self._keep:
-            self._body = b""
-            request.release_body()
 
 
 def _event(body: bytes) -> bytes:

@@ -14,15 +14,17 @@ from node.http.memory_budget import MemoryBudget
 from node.http.messages import Request, Response, failure
 from swarm.guard import Source, guarded
 
-__all__ = ["Front"]
+__all__ = ["BODIES_BYTES", "Front"]
 
 AWAY_S: Final = 120.0
 """A request that was asked waits this long for a seed that comes back: a start that reads a large replica takes tens of
 seconds."""
 WITHIN_S: Final = 1800.0
 """For an answer with all its seeds. Each seed gives up after 600 s."""
-KEPT_BYTES: Final = 48 << 20
-"""Memory of the bodies that are kept, of the 64 MiB for all bodies: so there is always room for one that is read."""
+BODIES_BYTES: Final = 32 << 20
+"""Memory of all bodies. The seed has each of them once more while it reads it."""
+KEPT_BYTES: Final = 24 << 20
+"""Of the bodies that are kept, so that there is always room for one that is read."""
 NOTES_BYTES: Final = 64 << 20
 """Memory of the notes of streams, about 100 bytes a token."""
 RETRY_AFTER_S: Final = 2

@@ -1,7 +1,7 @@
 """What a front and a seed tell each other about requests, over a socket pair; see `node.ipc.framing`.
 
-    Ask ---> Answer with a body                         or, for an answer in parts:
-    Ask ---> Answer, Part, Part, ..., End
+    Ask ---> Taken, Answer with a body                  or, for an answer in parts:
+    Ask ---> Taken, Answer, Part, Part, ..., End
     Delivered ---> (the client has read parts: the seed may send more)
     Over ---> (the client has the answer, or is gone)
 
@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-__all__ = ["WINDOW_BYTES", "Answer", "Ask", "Delivered", "End", "Over", "Part", "ToFront", "ToSeed"]
+__all__ = ["WINDOW_BYTES", "Answer", "Ask", "Delivered", "End", "Over", "Part", "Taken", "ToFront", "ToSeed"]
 
 WINDOW_BYTES: Final = 64 << 10
 """A seed sends no further part of an answer while the front has this much of it that the client has not read."""
@@ -45,6 +45,12 @@ class Delivered(msgspec.Struct, frozen=True, tag="delivered"):
 
 class Over(msgspec.Struct, frozen=True, tag="over"):
     """Nothing more of the answer is needed."""
+
+    id: int
+
+
+class Taken(msgspec.Struct, frozen=True, tag="taken"):
+    """The body of the request has left the seed's memory."""
 
     id: int
 
@@ -84,4 +90,4 @@ class ToSeed(msgspec.Struct, frozen=True, tag="to_seed"):
 class ToFront(msgspec.Struct, frozen=True, tag="to_front"):
     """A frame to the front."""
 
-    messages: list[Answer | Part | End]
+    messages: list[Taken | Answer | Part | End]

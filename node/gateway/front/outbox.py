@@ -16,7 +16,8 @@ FRAME_BYTES: Final = 1 << 20
 
 
 class Outbox:
-    """Messages to one end. What waits here is bounded by those who post: by windows, and by the budget of bodies."""
+    """Messages to one end. What waits here is bounded by those who post: by windows, and by the budget of bodies, which
+    counts a body until the other end has read it, or it is withdrawn."""
 
     def __init__(self, pack: Callable[[list[Any]], msgspec.Struct]) -> None:
         """`pack(messages)`: the frame with these messages."""
@@ -29,6 +30,14 @@ class Outbox:
         self._waiting.append((message, size))
         self._posted.set()
 
+    def withdraw(self, message: msgspec.Struct) -> bool:
+        """Do not send this message (the same object). False: it was sent, or is being sent."""
+        for at, (waiting, _) in enumerate(self._waiting):
+            if waiting is message:
+                del self._waiting[at]
+                return True
+        return False
+
     async def run(self, channel: AsyncChannel) -> None:
         """Send until cancelled. Raises `ChannelClosed`."""
         while True:
@@ -40,4 +49,5 @@ class Outbox:
                 size += more
             if not self._waiting:
                 self._posted = trio.Event()
-            await channel.send(self._pack(batch))
+            if batch:
+                await channel.send(self._pack(batch))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import trio
 
 from codec.errors import PeerError
-from node.gateway.front.messages import Answer, Ask, Delivered, End, Over, Part, ToFront, ToSeed
+from node.gateway.front.messages import Answer, Ask, Delivered, End, Over, Part, Taken, ToFront, ToSeed
 from node.gateway.front.outbox import Outbox
 from node.ipc.async_channel import AsyncChannel
 from node.ipc.channel import ChannelClosed, close_fds
@@ -24,6 +24,8 @@ class SeedLink:
         self._channel = AsyncChannel.adopt(sock, ToFront)
         self._outbox = Outbox(ToSeed)
         self._answers: dict[int, trio.MemorySendChannel[Answer | Part | End]] = {}
+        self._untaken: dict[int, tuple[Ask, Callable[[], None]]] = {}
+        """The requests whose bodies wait to be sent or are in the seed's memory, and whom to tell when they are not."""
         self._last = 0
 
     async def run(self) -> None:
@@ -38,6 +40,7 @@ class SeedLink:
             for answer in self._answers.values():
                 answer.close()
             self._answers.clear()
+            self._untaken.clear()
 
     async def _send(self) -> None:
         with contextlib.suppress(ChannelClosed):  # whoever receives sees it, too
@@ -51,16 +54,21 @@ class SeedLink:
                 return
             close_fds(fds)
             for message in frame.messages:
-                if (answer := self._answers.get(message.id)) is not None:
+                if (untaken := self._untaken.pop(message.id, None)) is not None:
+                    untaken[1]()
+                if not isinstance(message, Taken) and (answer := self._answers.get(message.id)) is not None:
                     answer.send_nowait(message)
 
-    def ask(self, request: Callable[[int], Ask]) -> tuple[int, "trio.MemoryReceiveChannel[Answer | Part | End]"]:
+    def ask(
+        self, request: Callable[[int], Ask], taken: Callable[[], None]
+    ) -> tuple[int, "trio.MemoryReceiveChannel[Answer | Part | End]"]:
         """Send `request(number)`. Returns the number, and what comes back for it until the seed ends; windows bound
-        how much that is."""
+        how much that is. `taken` is called when the body has left the seed's memory."""
         self._last += 1
         answer, found = trio.open_memory_channel[Answer | Part | End](math.inf)
         self._answers[self._last] = answer
         asked = request(self._last)
+        self._untaken[self._last] = asked, taken
         self._outbox.post(asked, len(asked.body) + sum(map(len, asked.before or ())))
         return self._last, found
 
@@ -70,6 +78,9 @@ class SeedLink:
 
     def forget(self, number: int) -> None:
         """Nothing more of this answer is needed. Safe to call twice."""
-        if (answer := self._answers.pop(number, None)) is not None:
-            answer.close()
+        if (answer := self._answers.pop(number, None)) is None:
+            return
+        answer.close()
+        untaken = self._untaken.pop(number, None)
+        if untaken is None or not self._outbox.withdraw(untaken[0]):
             self._outbox.post(Over(number))

@@ -17,7 +17,7 @@ from node.gateway.admission import Admission
 from node.gateway.clients import Clients
 from node.gateway.front.backend import Backend
 from node.gateway.front.front import Front
-from node.gateway.front.messages import Answer, Ask, Delivered, End, Over, Part, ToFront, ToSeed
+from node.gateway.front.messages import Answer, Ask, Delivered, End, Over, Part, Taken, ToFront, ToSeed
 from node.gateway.progress import Began, Ended, Sent, note_of
 from node.http import HttpLimits, HttpServer
 from node.ipc.channel import ChannelClosed
@@ -40,6 +40,7 @@ _SENT: Final = Sent(0, b"\1\0\0\0", b"\0\0\0\xbf", b"", [((0, 1), 1)])
 _ASK: Final = Ask(1, "POST", "/v1/completions", "", _HEADERS, _BODY, [note_of([_BEGAN]), note_of([_SENT])])
 _TO_SEED: Final = {Ask: _ASK, Delivered: Delivered(1, 3), Over: Over(1)}
 _TO_FRONT: Final = {
+    Taken: Taken(1),
     Answer: Answer(1, 200, "text/event-stream; charset=utf-8", [("Cache-Control", "no-store")], b"{}"),
     Part: Part(1, b"data: {}\n\n", note_of([_SENT])),
     End: End(1, True),

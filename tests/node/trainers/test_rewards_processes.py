@@ -95,7 +95,6 @@ def test_a_node_that_lies_about_rewards_is_found_and_its_samples_are_replaced(tm
             assert "are not those that other nodes compute" in why["liar"]
             rewards = processes.state("seed")["work"]["rewards"]
             assert list(rewards["functions"]["letters"].values()) == [2], "the one in quarantine does not count"
-            assert rewards["wrong"] >= 3
             assert rewards["checked"] > 0
             own = processes.state("one")["nodes"][0]["work"]
             assert own["rewards"] > 0
