@@ -1,4 +1,5 @@
-"""TRL's GRPOTrainer, unchanged, really trains on a swarm of processes, and loses no sample when a node is killed."""
+"""TRL's GRPOTrainer, unchanged, and Unsloth and axolotl, which start it, really train on a swarm of processes, and lose no
+sample when a node is killed."""
 
 from pathlib import Path
 from typing import Any
@@ -48,3 +49,10 @@ def test_grpo_trainer_trains_an_adapter_on_the_swarm(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_unsloths_grpo_trainer_trains_on_the_swarm(tmp_path: Path) -> None:
     check_roots(run(tmp_path, script="unsloth_run.py", name="unsloth"))
+
+
+@pytest.mark.long
+def test_axolotl_trains_on_the_swarm_by_its_own_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_IGNORE_REQUIRES_PYTHON", "1")
+    monkeypatch.setenv("AXOLOTL_DO_NOT_TRACK", "1")
+    check_roots(run(tmp_path, script="axolotl_run.py", name="axolotl"))
