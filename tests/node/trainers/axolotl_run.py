@@ -26,7 +26,8 @@ def configuration(base: str, steps: int, out: Path) -> dict[str, Any]:
         "max_steps": steps, "micro_batch_size": 32, "gradient_accumulation_steps": 1, "learning_rate": 1e-4,
         "optimizer": "adamw_torch", "sequence_len": 64, "bf16": False, "fp16": False, "tf32": False,
         "warmup_steps": 0, "skip_prepare_dataset": True, "val_set_size": 0.0, "logging_steps": 1, "seed": 0,
-        "save_strategy": "no", "use_tensorboard": False, "dataset_prepared_path": str(out / "prepared"), "gradient_checkpointing": False,
+        "save_strategy": "no", "use_tensorboard": False,
+        "dataset_prepared_path": str(out / "prepared"), "gradient_checkpointing": False,
     }  # fmt: skip
 
 

@@ -34,6 +34,8 @@ class Publishing(BasePlugin):
 
 def as_prompts(cfg: Any, *_: Any, **__: Any) -> tuple[Callable[..., dict[str, Any]], dict[str, Any]]:
     """The transformation of a row of the data set."""
-    return lambda row, tokenizer=None: {"prompt": [{"role": "user", "content": row["text"]}]}, {
-        "remove_columns": ["text"]
-    }
+
+    def of_row(row: dict[str, str], tokenizer: Any = None) -> dict[str, Any]:
+        return {"prompt": [{"role": "user", "content": row["text"]}]}
+
+    return of_row, {"remove_columns": ["text"]}
