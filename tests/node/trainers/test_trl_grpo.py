@@ -1,5 +1,5 @@
-"""TRL's GRPOTrainer, and Unsloth and axolotl, which start it, all unchanged, really train on a swarm of processes, and lose
-no sample when a node is killed."""
+"""TRL's GRPOTrainer, and Unsloth and axolotl, which start it, all unchanged, really train on a swarm of processes, and
+lose no sample when a node is killed."""
 
 from pathlib import Path
 from typing import Any
