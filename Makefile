@@ -3,8 +3,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := codec swarm node scenarios
 WORKERS ?= 2
-# The heavy marks, WORKERS at a time. Tests of one file share their inference servers, so one worker has all of them.
-# What judges time or memory runs alone.
+# The heavy marks. Tests of one file share their inference servers, so one worker has all of them. What judges time or
+# memory runs alone.
+HEAVY_WORKERS ?= 3
 HEAVY := (slow or adversary or foreign or conformance) and not (alone or vllm or sglang or long or gpu)
 SERVERS := (vllm or sglang) and not (alone or long or gpu)
 ALONE := alone and not (long or gpu)
@@ -37,7 +38,7 @@ test: install ## the everyday tests, at most five minutes: WORKERS=2 at a time
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
 
 test-heavy: install ## the heavy marks, in short form; one that skips has failed
-	$(BIN)/pytest -m '$(HEAVY)' --no-skips -n $(WORKERS) --dist worksteal $(PYTEST_FLAGS)
+	$(BIN)/pytest -m '$(HEAVY)' --no-skips -n $(HEAVY_WORKERS) --dist worksteal $(PYTEST_FLAGS)
 	$(BIN)/pytest -m '$(SERVERS)' --no-skips -n $(WORKERS) --dist loadfile $(PYTEST_FLAGS)
 	$(BIN)/pytest -m '$(ALONE)' --no-skips $(PYTEST_FLAGS)
 

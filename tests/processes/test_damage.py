@@ -175,6 +175,7 @@ def test_damage_after_a_clean_end_is_found(swarm: Swarm) -> None:
     assert swarm.state("seed")["root"] == root_of(STEPS[2])
 
 
+@pytest.mark.long
 def test_a_base_folder_that_changes_is_copied_in_time_or_asked_for(tmp_path: Path) -> None:
     base, kept = checkpoint(tmp_path / "base", FIRST), checkpoint(tmp_path / "kept", FIRST)
     other, words = checkpoint(tmp_path / "other", STEPS[5]), ("--listen", "127.0.0.1:0")

@@ -98,6 +98,7 @@ def test_the_lines_of_the_page_work(tmp_path: Path) -> None:
             terminal.__exit__(None, None, None)
 
 
+@pytest.mark.long
 def test_the_script_that_plays_two_machines_works(tmp_path: Path) -> None:
     made = [sys.executable, "-m", "node.cli", "demo", "--keep", str(tmp_path / "talk"), "--only-files"]
     subprocess.run(made, check=True, capture_output=True)

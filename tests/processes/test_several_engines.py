@@ -166,6 +166,7 @@ def test_engines_sleep_while_a_trainer_needs_their_memory(swarm: Swarm, folders:
             trainer.sleep(swarm.home("seed"))
 
 
+@pytest.mark.long
 def test_a_node_that_sleeps_ends_and_starts_awake(swarm: Swarm, folders: list[Path]) -> None:
     assert swarm.json("node", "sleep")["finished"] is True
     assert swarm.signal("node", signal.SIGTERM) == 143

@@ -117,6 +117,7 @@ def test_versions_go_on_after_the_seed_and_its_disk_are_lost(tmp_path: Path) -> 
         swarm.until(leader, holds(root_of(fourth)))
 
 
+@pytest.mark.long
 def test_a_seed_that_comes_back_stands_by(tmp_path: Path) -> None:
     second = step(FIRST, 1)
     with swarm_in(tmp_path / "swarm", patience_s=STARTED_WITHIN_S) as swarm:

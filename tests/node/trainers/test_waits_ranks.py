@@ -22,6 +22,7 @@ def test_publishing_on_rank_0_only_names_the_others(tmp_path: Path):
     assert "not published step 1 (version 2) within 2 s of this rank. Every rank must publish" in failed
 
 
+@pytest.mark.long
 def test_publishing_without_rank_0_names_it(tmp_path: Path):
     with running(tmp_path, FakeSeed(base())):
         all_errors = run_ranks(2, "waits_ranks:only_one_publishes", str(tmp_path), 1)[1]
@@ -29,6 +30,7 @@ def test_publishing_without_rank_0_names_it(tmp_path: Path):
     assert all_errors == [f"SwarmTimeout: {text}"] * 3
 
 
+@pytest.mark.long
 def test_attaching_on_rank_0_only_names_the_others(tmp_path: Path):
     with running(tmp_path, FakeSeed(base())):
         error = run_ranks(3, "waits_ranks:only_one_attaches", str(tmp_path))[0]
