@@ -31,6 +31,8 @@ Modules:
 - `messages`: The messages between a node and its engine's process
 - `process`: The engine's process, started and killed by the node
 - `replay`: Draws a sample again, token by token
+- `replica_ref`: A node's replica as its engine host is told of it
+- `room`: How much an inference server computes at a time, as it says itself
 - `rows`: The texts of a batch's rows, read by the model a token at a time
 - `sampling`: Drawing tokens from logits
 - `server_process`: The process of an inference server that an engine's driver starts

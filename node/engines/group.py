@@ -21,6 +21,7 @@ from node.engines.base import BASE_VERSION, REPLAYS, Completion, Prompt, Samplin
 from node.engines.host import Commitment, Counts, EngineFailed, EngineHost, EngineLost
 from node.engines.judgement import Claim, Judgement
 from node.engines.link import Draws
+from node.engines.room import Room, together
 from node.settings.event_log import EventLog
 from node.verification.classes import PREFIX, in_format
 
@@ -128,6 +129,10 @@ class EngineGroup:
     @property
     def continuous_batching(self) -> bool:
         return all(host.continuous_batching for host in self.hosts)
+
+    @property
+    def room(self) -> Room:
+        return together([host.room for host in self.hosts])
 
     @property
     def scores(self) -> bool:

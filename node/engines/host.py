@@ -8,14 +8,12 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 import trio
 
-from codec import Layout
-from codec.adapter import AdapterConfig, AdapterSlots
+from codec.adapter import AdapterConfig
 from codec.errors import PeerError, UsageError
 from node.engines.answer_checks import wrong_completions, wrong_judgement
 from node.engines.base import BASE_VERSION, Completion, Prompt, SamplingParams, Version
@@ -43,6 +41,8 @@ from node.engines.messages import (
     Stage,
 )
 from node.engines.process import EngineProcess, EngineSpec, worker_command
+from node.engines.replica_ref import ReplicaRef
+from node.engines.room import NO_ROOM_TOLD, Room
 from node.ipc.async_channel import AsyncChannel, serve_socket
 from node.ipc.channel import ChannelClosed, close_fds
 from node.settings.event_log import EventLog
@@ -56,7 +56,6 @@ __all__ = [
     "EngineHost",
     "EngineLost",
     "EngineSpec",
-    "ReplicaRef",
     "worker_command",
 ]
 
@@ -72,25 +71,6 @@ RELOADS: Final = 5
 """How often a reload is tried while the replica moves on."""
 
 _log = EventLog(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaRef:
-    """The node's replica, from which an engine is filled. `fd` stays the replica's; `folder` has config and tokenizer.
-    `layout`: of the base, as `version` and `root` are. `window_fd`: memory into which the engine's blocks will be
-    read back (`node.engines.window`); None: they will not. `slots`: the swarm's room for adapters. `draft`: the folder
-    of the draft model's small files, if the engine is to load it; it is in the layout then.
-
-    The replica may move on at any time. The bits that are read then do not match `root`, and the reload finds out."""
-
-    layout: Layout
-    fd: int
-    folder: Path
-    version: Version
-    root: bytes
-    window_fd: int | None = None
-    slots: AdapterSlots | None = None
-    draft: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +116,8 @@ class EngineHost:
         self._link: EngineLink | None = None
         self._facts = Ready(0)
         """What the last engine that connected can do."""
+        self.room: Room = NO_ROOM_TOLD
+        """How much the engine generates at a time, as it said when it was filled."""
         self._ready = trio.Event()
         self._reloading = trio.Lock()
         self._held: deque[Version] = deque(maxlen=VERSIONS)
@@ -297,6 +279,7 @@ class EngineHost:
     def _mark_ready(self, ref: ReplicaRef, proof: Proof) -> None:
         if proof.abilities is not None:
             self._facts = msgspec.structs.replace(self._facts, abilities=proof.abilities)
+        self.room = proof.room
         self._become(ref.version, ref.root)
         self._process.mark_served()
         self._ready.set()

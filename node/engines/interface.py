@@ -33,6 +33,7 @@ from codec.adapter import AdapterSlots
 from node.engines.adapters import GivenAdapter
 from node.engines.base import BASE_VERSION, Completion, DrawnTokens, EngineError, Prompt, SamplingParams, Version
 from node.engines.judgement import Claim, Judgement
+from node.engines.room import NO_ROOM_TOLD, Room
 
 __all__ = [
     "BackgroundEngine",
@@ -132,6 +133,10 @@ class Engine(ABC):
 
     An engine gets no work that needs an ability which it does not name. What is measured is known once the engine holds
     a model: the node asks before the first attachment, and after every attachment and reload."""
+
+    room: Room = NO_ROOM_TOLD
+    """How much it generates at a time; known once it holds a model. A node gives no more to an engine that says nothing
+    than to any other."""
 
     kind: str = ""
     """Engines of one kind draw the same tokens for the same seed, as far as their machines compute alike."""

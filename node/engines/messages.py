@@ -32,6 +32,7 @@ import msgspec
 from codec.adapter import CONFIG_BYTES, MAX_RANK, MAX_SLOTS, AdapterSlots
 from node.engines.base import Completion, DrawnTokens, Prompt, SamplingParams
 from node.engines.judgement import Claim, Judgement
+from node.engines.room import NO_ROOM_TOLD, Room
 
 __all__ = [
     "MAX_BLOCKS",
@@ -276,12 +277,13 @@ class Proof(msgspec.Struct, frozen=True, tag="proof"):
     """The root of the live parameters, read back out of the engine.
 
     `abilities`: what the engine can do with the model that it holds, some of which is measured on this machine. Answers
-    to `Attach` and `Reload` have them.
+    to `Attach` and `Reload` have them, and `room`.
     """
 
     number: Number
     root: Root
     abilities: Abilities | None = None
+    room: Room = NO_ROOM_TOLD
 
 
 class AdapterProof(msgspec.Struct, frozen=True, tag="adapter_proof"):

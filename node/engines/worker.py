@@ -182,7 +182,7 @@ class Worker:
         return self._proof(message.number, held)
 
     def _proof(self, number: int, root: bytes) -> Proof:
-        return Proof(number, root, self._abilities())
+        return Proof(number, root, self._abilities(), self._engine.room)
 
     def _abilities(self) -> tuple[str, ...]:
         return tuple(sorted(self._engine.abilities))

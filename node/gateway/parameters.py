@@ -217,7 +217,7 @@ _PROMPT: Final = (
         "messages",
         list[dict[str, Any]],
         (H,),
-        "Rendered by the base checkpoint's chat template. Parts other than text: 400.",
+        "Rendered by the base checkpoint's chat template. Parts other than text, such as [images](#images): 400.",
     ),
     _done(
         "add_special_tokens",

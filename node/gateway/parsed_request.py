@@ -28,6 +28,7 @@ from node.gateway.structure_fields import Asked, asked_structure, forced_calls
 from node.gateway.text import BadText, Text
 from node.gateway.tool_calls import ToolSyntax, plain_arguments
 from node.gateway.wanted_version import WantedVersion
+from node.ledger.message_content import NotText, with_plain_content
 from node.ledger.messages import MAX_TOKENS
 from node.ledger.model_limits import ModelLimits
 from node.ledger.packing import pack_tokens
@@ -148,7 +149,7 @@ def parse_chat(body: Any, text: Text, session: str = "", *, exact: bool = True) 
     with _about("messages"):
         if not 1 <= len(body.messages) <= MAX_MESSAGES:
             raise BadRequest(f"messages: 1 to {MAX_MESSAGES}.")
-        messages = [plain_arguments(m) | {"content": _flat(m.get("content"))} for m in body.messages]
+        messages = with_plain_content([plain_arguments(message) for message in body.messages])
     open_ended = bool(body.continue_final_message)
     variables = _variables(body, text)
     with _about("messages"):
@@ -189,6 +190,8 @@ def _about(param: str) -> Iterator[None]:
     """Names this field in the errors of the block that name none."""
     try:
         yield
+    except NotText as error:
+        raise BadRequest(str(error), error.where) from error
     except BadText as error:
         raise BadRequest(str(error), param) from error
     except BadRequest as error:
@@ -441,14 +444,3 @@ def _tokens(part: int | str | list[int], text: Text, special: bool) -> tuple[int
     if isinstance(part, int):
         raise BadRequest("prompt: token ids, or a list of texts and lists of token ids, but not both.")
     return tuple(part)
-
-
-def _flat(content: Any) -> Any:
-    """Joins content in parts, all of which must be text, into the one text that chat templates expect."""
-    if not isinstance(content, list):
-        return content
-    texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
-    parts = [text for text in texts if isinstance(text, str)]
-    if len(parts) != len(content):
-        raise BadText("messages: only text can be read.")
-    return "".join(parts)

@@ -10,6 +10,7 @@ from node.gateway.parameters import BadRequest
 from node.gateway.text import BadText, Text
 from node.gateway.tool_calls import plain_arguments
 from node.ledger.fields import MAX_TOKENS
+from node.ledger.message_content import NotText, with_plain_content
 
 __all__ = ["TOKENIZING"]
 
@@ -50,7 +51,10 @@ def _to_tokens(data: bytes | bytearray, text: Text) -> dict[str, Any]:
         if body.continue_final_message and body.add_generation_prompt:
             why = "set add_generation_prompt to false to continue the last message."
             raise BadRequest(f"continue_final_message: {why}", "continue_final_message")
-        messages = [plain_arguments(message) for message in body.messages]
+        try:
+            messages = with_plain_content([plain_arguments(message) for message in body.messages])
+        except NotText as error:
+            raise BadRequest(str(error), error.where) from error
         more = {"add_generation_prompt": body.add_generation_prompt}
         rendered = text.render(messages, body.tools, open_ended=body.continue_final_message, **more)
         tokens = text.encode(rendered, special=bool(special))

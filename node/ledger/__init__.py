@@ -11,6 +11,7 @@ Modules:
 - `book`: The ledger's SQLite file, with one transaction for each list of facts
 - `bundle`: A sample in one file, which a third person can check without the swarm
 - `facts`: The facts that the ledger must make durable before anybody is told of them
+- `message_content`: The content of a conversation's messages, which is text
 - `messages`: The messages between a node and the ledger, and their encoding
 - `model_limits`: The limits of a model by its config.json: how many tokens it reads, and which
 - `node_messages`: The conversation of the ledger with its nodes: reads what they send, and queues what they are told

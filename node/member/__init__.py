@@ -5,6 +5,7 @@ engine; `engine_updater` stages and commits each version.
 
 Modules:
 
+- `batch`: How many sequences a node has its engine generate at once, and how many it holds
 - `changed_parts`: What a version changes of the base, and which other parts
 - `draft`: The swarm's draft model at one node
 - `engine_client`: What the rollout worker uses of an engine

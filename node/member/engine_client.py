@@ -8,6 +8,7 @@ from node.engines.base import Completion, Prompt, SamplingParams, Version
 from node.engines.host import Commitment, Counts
 from node.engines.judgement import Claim, Judgement
 from node.engines.link import Draws
+from node.engines.room import Room
 
 __all__ = ["EngineClient"]
 
@@ -26,6 +27,9 @@ class EngineClient(Protocol):
 
     @property
     def continuous_batching(self) -> bool: ...
+
+    @property
+    def room(self) -> Room: ...
 
     @property
     def scores(self) -> bool: ...

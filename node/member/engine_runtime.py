@@ -23,7 +23,8 @@ from codec.sign import Key
 from node.engines.device_plan import DevicePlan
 from node.engines.devices import machine_of, needs_of_layout, needs_the_model, plan_of
 from node.engines.group import EngineGroup, GroupedEngine
-from node.engines.host import EngineDeadlines, EngineHost, EngineLost, EngineSpec, ReplicaRef, worker_command
+from node.engines.host import EngineDeadlines, EngineHost, EngineLost, EngineSpec, worker_command
+from node.engines.replica_ref import ReplicaRef
 from node.engines.server_specs import ServerSpec, specs_of
 from node.host.last_line import last_line
 from node.member.changed_parts import ChangedParts
@@ -167,7 +168,7 @@ class EngineRuntime:
             self._note_restored()
         engines = await self._planned()
         self.host.use(engines)
-        self.worker.engines = len(engines)
+        self.worker.batch.engines = len(engines)
         self._draft.urls = self.urls
         async with trio.open_nursery() as nursery:
             await nursery.start(self._rewards.run)

@@ -42,6 +42,7 @@ from node.ledger.messages import (
     encode,
 )
 from node.ledger.part_history import WHOLE, Change
+from node.member.batch import Batch
 from node.member.engine_client import EngineClient
 from node.member.engine_facts import EngineFacts
 from node.member.engine_updater import AdapterUpdate, EngineUpdater
@@ -106,10 +107,7 @@ class NodeWorker:
             engine, self._held, clock,
             idle=self._until_idle, coming=self._coming, paused=self._paused, changed=self._changed,
         )  # fmt: skip
-        self.engines = 1
-        """Engines that share the work: a batch is of each of them."""
-        self._largest = 1
-        """The most samples that a lease had so far."""
+        self.batch = Batch(engine, pace)
         self._finishing = False
         """No more work is asked for."""
         self._resting = False
@@ -228,7 +226,7 @@ class NodeWorker:
         match message:
             case WorkLease():
                 self._inventory.take(message, self._clock())
-                self._largest = max(self._largest, len(message.samples))
+                self.batch.note_lease(len(message.samples))
                 self._behind = False
             case Verdict(lease, sample, refused):
                 if (held := self._inventory.settle(lease, sample)) is not None:
@@ -296,7 +294,7 @@ class NodeWorker:
 
     async def _generate_for_ever(self, nursery: trio.Nursery) -> None:
         await self._engine.wait_ready()
-        await self._rate.test_self(self.engines)
+        await self._rate.test_self(self.batch.engines)
         self._wake()
         while True:
             if not self._engine.ready:
@@ -365,23 +363,13 @@ class NodeWorker:
         self._drop(held.id)
         await self._send(encode(Cannot(held.id, held.message.token, why[:512])))
 
-    @property
-    def _batch(self) -> int:
-        """Sequences to generate at once."""
-        return self._pace.batch * self.engines
-
-    @property
-    def _capacity(self) -> int:
-        """Sequences that may be here at a time."""
-        return min(self._pace.capacity * self.engines, MAX_CAPACITY)
-
     def _next_jobs(self) -> list[Job]:
         """The samples to begin now."""
         if self._held.behind or ((self._updater.taking or self._flights) and not self._engine.preemptible):
             return []
         for lease in self._inventory.expired(self._clock()):
             self._drop(lease)
-        return self._inventory.begin(self._held.version, self._batch - self._rows)
+        return self._inventory.begin(self._held.version, self.batch.generated - self._rows)
 
     async def _generate(self, flight: Flight) -> None:
         jobs = together(flight.jobs)
@@ -397,6 +385,8 @@ class NodeWorker:
         completions, _ = await self._engine.generate(prompts, sampling, count, flight.adapter, **more)
         count(tuple(len(completion.token_ids) for completion in completions))
         self._rate.measure()
+        for prompt, completion in zip(prompts, completions, strict=True):
+            self.batch.note_finished(len(prompt.token_ids) + len(completion.token_ids))
         signed = [self._held.spans(completion.spans, flight.version) for completion in completions]
         for (held, sample), completion, spans in zip(jobs, completions, signed, strict=True):
             if spans is None:
@@ -462,7 +452,8 @@ class NodeWorker:
         if not self._engine.ready or not self._rate.tested:
             self._asked_at = now
             return
-        capacity = max(0, self._most - self._inventory.waiting - self._rows)
+        most = 0 if self._finishing or self._resting else self.batch.held
+        capacity = max(0, most - self._inventory.waiting - self._rows)
         asking = (capacity, self._held.version, self._held.root)
         if now < self._asked_at + self._pace.ask_every_s and not self._is_news(asking):
             return
@@ -479,16 +470,7 @@ class NodeWorker:
         samples that end one by one would otherwise cause a request each."""
         if self._asked is None or asking[1:] != self._asked[1:] or not self._inventory.waiting:
             return asking != self._asked
-        return abs(asking[0] - self._asked[0]) >= max(1, self._batch // FEW)
-
-    @property
-    def _most(self) -> int:
-        """Sequences to hold. With continuous batching, where places become free one by one, one group in reserve is
-        enough: a sample that waits here may be begun at an older version than the ledger would choose."""
-        if self._finishing or self._resting:
-            return 0
-        most, batch = self._capacity, self._batch
-        return min(most, batch + max(batch // 4, self._largest)) if self._engine.continuous_batching else most
+        return abs(asking[0] - self._asked[0]) >= max(1, self.batch.generated // FEW)
 
     def _timesheet(self) -> Timesheet:
         s = self.time_accounting.seconds

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from codec.errors import UsageError
 from node.engines.base import MAX_TOKEN, RewardAsked, SamplingParams
+from node.ledger.message_content import NotText, with_plain_content
 from node.ledger.messages import MAX_CAPACITY, MAX_TOKENS
 
 __all__ = ["BadPrompt", "Prompt", "PromptSpec", "Tokens", "asked_reward", "check_prompts", "own_terms"]
@@ -130,7 +131,11 @@ class Tokens:
                 f"{self.base} has no chat template, so chat messages cannot be rendered: give text or token ids."
             )
         try:
-            text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+            messages = with_plain_content(messages)
+        except NotText as error:
+            raise BadPrompt(str(error)) from error
+        try:
+            text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         except Exception as error:  # a template is a program that comes with a model, and may raise anything
             raise BadPrompt(f"The chat template refuses these messages: {error}") from error
         return tokenizer(text, add_special_tokens=False)["input_ids"]

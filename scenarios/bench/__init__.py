@@ -21,6 +21,7 @@ Modules:
 - `restart`: Measures how long a node takes to start from a model on its disk
 - `routes`: Measures the bytes a token of routes of experts, and the speed of their coder
 - `sessions`: Measures how much of a session's text its next turn finds in a node's prefix cache
+- `real_sessions`: The same at real vLLMs, by their own counters
 - `sparsity`: Measures the share of weights that a step changes, and compares it with a model
 - `streams`: Measures how long a token takes from the engine to a client of a stream
 - `transport`: Measures the CPU time and throughput of the transport

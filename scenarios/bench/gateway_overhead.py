@@ -8,6 +8,7 @@ also take cores from the engine, which a GPU would not notice. The target is 95 
 """
 
 import json
+import re
 import statistics
 import tempfile
 import time
@@ -16,14 +17,13 @@ from typing import Any, Final
 
 import trio
 
+from scenarios.engines.vllm_swarm import MODEL, ask, served
 from scenarios.harness.command import json_parser, run_as_program
-from scenarios.harness.processes import free_port
-from scenarios.harness.swarm import LOOPBACK, swarm_in
 
 __all__ = ["main", "measure"]
 
-READY_WITHIN_S: Final = 600.0
 ROUND_WITHIN_S: Final = 900.0
+USAGE: Final = re.compile(rb'"completion_tokens": ?([0-9]+)')
 REACH: Final = 0.95
 """The target for the share."""
 
@@ -33,57 +33,36 @@ def measure(
 ) -> dict[str, list[float]]:
     """Tokens per second of each round: of `engine` and of `gateway`."""
     from scenarios.engines.engine_models import make_qwen3
-    from scenarios.engines.vllm_environment import vllm_python
 
     base = make_qwen3(folder / "base", hidden=hidden, layers=layers, wide=3 * hidden)
-    port = free_port()
-    with swarm_in(folder / "swarm") as swarm:
-        swarm.seed(base)
-        ticket = swarm.ticket("--nodes", "1")
-        more = (f"--max-num-seqs={in_flight}", "--max-model-len=1024")
-        swarm.start(
-            "box", "join", ticket, "--model", str(base), *LOOPBACK, "--engine", "vllm",
-            "--vllm-python", str(vllm_python()), "--engine-port", str(port),
-            *(f"--vllm-arg={flag}" for flag in more),
-        )  # fmt: skip
-        swarm.start("gateway", "gateway", "--at", "127.0.0.1:0", "--json", SWARM_HOME=str(swarm.home("seed")))
-        swarm.until(
-            "seed",
-            lambda state: any(node["capacity"] > 0 for node in state["work"]["nodes"].values()),
-            within_s=READY_WITHIN_S,
-        )
-        gateway = int(json.loads(swarm.log("gateway"))["url"].split(":")[2].removesuffix("/v1"))
-        ends = {"engine": (port, str(base)), "gateway": (gateway, "policy")}
-        found: dict[str, list[float]] = {name: [] for name in ends}
+    flags = (f"--max-num-seqs={in_flight}", "--max-model-len=1024")
+    with served(folder / "swarm", base, 1, flags) as found:
+        ends = {"engine": found.engines[0], "gateway": found.gateway}
+        rates: dict[str, list[float]] = {name: [] for name in ends}
         for number in range(rounds + 1):
-            for name, (at, model) in ends.items():
-                rate = trio.run(_round, at, model, in_flight, tokens, number)
-                if number:  # the first round warms both up
-                    found[name].append(rate)
-        return found
+            for name, port in ends.items():
+                rate = trio.run(_round, port, in_flight, tokens, number)
+                if number:  # the first round warms both up, and tells the node how long sequences are
+                    rates[name].append(rate)
+        return rates
 
 
-async def _round(port: int, model: str, in_flight: int, tokens: int, number: int) -> float:
+async def _round(port: int, in_flight: int, tokens: int, number: int) -> float:
     """Tokens per second of `in_flight` streams that begin together."""
     began = time.monotonic()
     with trio.fail_after(ROUND_WITHIN_S):
         async with trio.open_nursery() as nursery:
             for i in range(in_flight):
-                nursery.start_soon(_stream, port, model, [3 + (7 * i + number) % 200] * 16, tokens)
+                nursery.start_soon(_stream, port, [3 + (7 * i + number) % 200] * 16, tokens)
     return in_flight * tokens / (time.monotonic() - began)
 
 
-async def _stream(port: int, model: str, prompt: list[int], tokens: int) -> None:
-    body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 1.0}
-    data = json.dumps(body | {"stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
-    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
-        await stream.send_all(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
-        answer = b""
-        async for part in stream:
-            answer += part
-    usage = answer.rpartition(b'"completion_tokens":')[2]
-    count = int(usage.partition(b",")[0].strip() or b"0")
+async def _stream(port: int, prompt: list[int], tokens: int) -> None:
+    body: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "temperature": 1.0}
+    more = {"stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}
+    answer = await ask(port, "POST", "/v1/completions", body | more)
+    counts = USAGE.findall(answer)
+    count = int(counts[-1]) if counts else 0
     if count != tokens or b"[DONE]" not in answer:
         raise ValueError(f"a stream has {count} tokens of {tokens}: {answer[-300:]!r}")
 

@@ -2,6 +2,7 @@
 
     python -m scenarios.bench.sessions                      # three loads, under a minute
     python -m scenarios.bench.sessions --load 0.9 --json
+    python -m scenarios.bench.sessions --real --nodes 2     # real vLLMs, by their own counters: some minutes
 
 Each session is a conversation of several turns with a tool between them: a turn's prompt is all the text so far and
 some new tokens, and turns of one session have one affinity, as the gateway gives them one for `X-Session-Id`. The
@@ -9,15 +10,17 @@ ledger and each node's worker are the product's, under a virtual clock. Modelled
 cache as vLLM has one: whole blocks of 16 tokens, the least recently used ones dropped.
 
 `reuse`: tokens of prompts that the node had in its cache, as a share of those that one engine alone finds: the same
-sessions at one node with the places and the cache of all together.
+sessions at one node with the places and the cache of all together. `real_sessions` measures it at real vLLMs.
 """
 
 import argparse
 import json
 import random
+import tempfile
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import trio
@@ -28,6 +31,7 @@ from node.ledger.binding import Binding
 from node.ledger.packing import pack_tokens, unpack_tokens
 from node.ledger.settings import Settings
 from node.ledger.state import Group
+from scenarios.bench.real_sessions import Talk, measure_real
 from scenarios.rl.ledger_sim import Kind, LedgerSim, Member, virtually
 from scenarios.sim.virtual.engine import STOP
 
@@ -201,8 +205,12 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments.add_argument("--nodes", type=int, default=4)
     arguments.add_argument("--sessions", type=int, default=256)
     arguments.add_argument("--turns", type=int, default=5)
+    arguments.add_argument("--real", action="store_true", help="real vLLMs behind a gateway, by their own counters")
     arguments.add_argument("--json", action="store_true")
     options = arguments.parse_args(words)
+    if options.real:
+        _measure_real(Talk(turns=options.turns), options.nodes, as_json=options.json)
+        return
     found: list[dict[str, Any]] = []
     for share in options.load:
         load = Load(share, nodes=options.nodes, sessions=options.sessions, turns=options.turns)
@@ -214,6 +222,16 @@ def main(words: Sequence[str] | None = None) -> None:
     for row in found:
         shares = f"{row['share']:4.1f}  {row['reuse']:6.1%}  {row['hits']:10.1%}"
         print(f"{shares}  {row['turn_s']:7.2f}  {row['alone_s']:8.2f}")
+
+
+def _measure_real(talk: Talk, nodes: int, *, as_json: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure_real(Path(folder), talk, nodes)
+    if as_json:
+        print(json.dumps(asdict(found) | {"share": found.share}))
+        return
+    print(f"one engine alone found {found.alone:.0f} of {found.repeated} repeated tokens")
+    print(f"{nodes} nodes behind the gateway found {found.gateway:.0f}: {found.share:.1%} of that")
 
 
 if __name__ == "__main__":

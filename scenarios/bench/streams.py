@@ -21,6 +21,7 @@ import trio
 from codec.sign import Key
 from node.engines.base import ABILITIES, JUDGES, Completion, DrawnTokens, Prompt, SamplingParams, Span, Version
 from node.engines.host import Commitment
+from node.engines.room import NO_ROOM_TOLD
 from node.gateway import Gateway
 from node.gateway.front.front import Front
 from node.gateway.front.messages import ToSeed
@@ -52,6 +53,7 @@ class SteadyEngine:
         self.ready = self.preemptible = self.continuous_batching = True
         self.scores = False
         self.abilities, self.kind = ABILITIES - {JUDGES}, "steady"
+        self.room = NO_ROOM_TOLD
         self.adapters: dict[str, Version] = {}
         self.drawn_at: dict[tuple[int, int], float] = {}
         """By the first token of the prompt and the number of the token: `time.perf_counter`."""

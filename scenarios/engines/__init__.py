@@ -16,4 +16,5 @@ Modules:
 - `sglang_environment`: Creates a separate environment with SGLang's released wheel for CPUs
 - `updates`: Measures updates of a running vLLM, and checks that its weights are exact afterwards
 - `vllm_environment`: Creates a separate environment with a vLLM for CPUs
+- `vllm_swarm`: A swarm whose nodes run a vLLM each, behind its gateway
 """

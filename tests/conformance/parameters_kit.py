@@ -16,6 +16,7 @@ from codec.routes import RouteShape
 from node.engines.base import Prompt, SamplingParams
 from node.engines.host import Commitment, EngineFailed
 from node.engines.judgement import Claim, Judgement
+from node.engines.room import NO_ROOM_TOLD
 from node.engines.transformers import TransformersEngine
 from node.gateway.parameters import ENDPOINTS
 
@@ -137,6 +138,7 @@ class LocalEngine:
         self.engine = engine
         self.version, self.root = (0, 0), ROOT
         self.ready, self.preemptible, self.continuous_batching, self.scores = True, True, False, True
+        self.room = NO_ROOM_TOLD
         self.abilities, self.kind = engine.abilities, engine.kind
         self.adapters: dict[str, tuple[int, int]] = {}
         self.drawn = 0

@@ -9,7 +9,8 @@ import trio
 from seed_kit import random_replica
 
 from codec import Chunk, ChunkKey, Key, Replica, StagedChunk, open_header, seal_chunk, write_patch
-from node.engines.host import EngineDeadlines, EngineHost, EngineSpec, ReplicaRef, worker_command
+from node.engines.host import EngineDeadlines, EngineHost, EngineSpec, worker_command
+from node.engines.replica_ref import ReplicaRef
 
 
 class NodeReplica:

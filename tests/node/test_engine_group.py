@@ -13,6 +13,7 @@ from codec.errors import UsageError
 from node.engines.base import JUDGES, REPLAYS, Prompt, SamplingParams
 from node.engines.group import LATE_S, EngineGroup, GroupedEngine
 from node.engines.host import Commitment, EngineFailed, EngineHost, EngineLost
+from node.engines.room import NO_ROOM_TOLD
 
 SAMPLING = SamplingParams(max_tokens=4)
 
@@ -24,6 +25,7 @@ class Fake:
         self.name, self.commit_s = name, commit_s
         self.version, self.root = (0, version), bytes([version]) * 32
         self.preemptible, self.continuous_batching, self.scores = True, False, False
+        self.room = NO_ROOM_TOLD
         self.restarts = self.reloads = 0
         self.up = trio.Event()
         self.up.set()

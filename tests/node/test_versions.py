@@ -11,6 +11,7 @@ from work_kit import SAMPLING, TOKENS, Swarm, collect, gid, head, root
 
 from node.engines.base import Completion, SamplingParams, Span
 from node.engines.host import Commitment
+from node.engines.room import NO_ROOM_TOLD
 from node.ledger.binding import Binding
 from node.ledger.messages import Reason, Renew, Timesheet, decode
 from node.ledger.packing import pack_tokens
@@ -24,6 +25,7 @@ class ContinuingEngine:
         self.step_s = step_s
         self.version, self.root = (0, 0), root(0)
         self.ready, self.preemptible, self.continuous_batching, self.scores = True, True, False, True
+        self.room = NO_ROOM_TOLD
         self.abilities, self.kind = frozenset[str](), "timed"
         self.adapters: dict[str, tuple[int, int]] = {}
         self.running = 0

@@ -11,6 +11,7 @@ import trio
 from codec.sign import Key
 from node.engines.base import Completion, SamplingParams, Span
 from node.engines.host import Commitment, EngineFailed, EngineLost
+from node.engines.room import NO_ROOM_TOLD
 from node.ledger.book import Book
 from node.ledger.packing import pack_tokens
 from node.ledger.service import LedgerService
@@ -53,6 +54,7 @@ class TimedEngine:
         self.stage_s = 0.5
         self.preemptible, self.continuous_batching, self.scores = False, False, True
         self.abilities, self.kind = frozenset[str](), "timed"
+        self.room = NO_ROOM_TOLD
         self.adapters: dict[str, tuple[int, int]] = {}
         self.scored = lambda token_ids: (-1.0,) * len(token_ids)
 

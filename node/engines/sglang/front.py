@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -21,9 +21,10 @@ from blake3 import blake3
 
 from codec.errors import PeerError, UsageError
 from node.engines.base import EngineError
-from node.engines.sglang.generating import generate, score
+from node.engines.sglang.generating import Drawn, generate, score
 from node.engines.sglang.http import Api
 from node.engines.sglang.plugin.swarm_sglang.calls import LOADER, MOST_BYTES, Answer, Call, as_tensors
+from node.engines.texts import TokenizerFile
 from node.engines.vllm.plugin.swarm_vllm.messages import (
     Changed,
     Close,
@@ -55,6 +56,10 @@ CALL_WITHIN_S: Final = 1500.0
 ANSWER_WITHIN_S: Final = 30.0
 """For a rank's answer, once SGLang says that its loader returned."""
 WAKE_S: Final = 3600.0
+REPORT_EVERY_S: Final = 0.5
+"""Between two counts of a flight whose tokens are not told."""
+MOST_REQUESTS: Final = 256
+"""Generated at a time: each has a thread of this process, and a connection."""
 SMALL_FILE_BYTES: Final = 64 << 20
 WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".gguf")
 
@@ -127,7 +132,9 @@ class _Speaker:
         self._forgotten: set[int] = set()
         self._running: set[int] = set()
         self._version = ""
-        self._paused = False
+        self._tells = bool(info.get("incremental_streaming_output"))
+        """Each line of a stream has the tokens since the line before; otherwise it has all of them."""
+        self._tokenizer = TokenizerFile(Path(str(info.get("model_path", ""))) / "tokenizer.json")
         self._channel: Channel = connect(driver, FromDriver)
         self._channel.send(_facts(info))
 
@@ -189,16 +196,26 @@ class _Speaker:
     def _generate(self, message: Generate) -> tuple[Any, ...]:
         told = time.monotonic()
 
-        def on_counts(counts: list[int]) -> None:
+        def on_line(i: int, begin: int, drawn: Sequence[Drawn]) -> None:
             nonlocal told
-            if time.monotonic() - told > 0.5:
+            one, rows = drawn[i], ()
+            if message.streamed and len(one.ids) > begin and not (one.finish or one.stopped):
+                rows = ((i, begin, tuple(one.ids[begin:]), tuple(one.logprobs[begin:])),)
+            if rows or time.monotonic() - told > REPORT_EVERY_S:
                 told = time.monotonic()
                 with contextlib.suppress(ChannelClosed, ChannelTimeout):
-                    self._channel.send(Told(message.number, tuple(counts)))
+                    self._channel.send(Told(message.number, tuple(len(each.ids) for each in drawn), rows))
 
         self._running.add(message.flight)
         try:
-            return generate(self._api, message, lambda: message.flight in self._forgotten, on_counts)
+            return generate(
+                self._api,
+                message,
+                lambda: message.flight in self._forgotten,
+                on_line,
+                self._tokenizer,
+                whole=not self._tells,
+            )
         finally:
             self._running.discard(message.flight)
             self._forgotten.discard(message.flight)
@@ -284,7 +301,13 @@ def _facts(info: dict[str, Any]) -> Front:
     folder = Path(str(info.get("model_path", "")))
     small = [path for path in folder.iterdir() if _is_small(path)] if folder.is_dir() else []
     files = {path.name: blake3(path.read_bytes()).digest() for path in small}
-    return Front(os.getpid(), str(info.get("version", "")), int(info.get("tp_size", 1)), files, _refusal(info), None)
+    states = info.get("internal_states") or [{}]
+    sequences = min(int(states[0].get("effective_max_running_requests_per_dp") or 0), MOST_REQUESTS)
+    return Front(
+        os.getpid(), str(info.get("version", "")), int(info.get("tp_size", 1)), files, _refusal(info), None,
+        options=True, tells=bool(info.get("incremental_streaming_output")), sequences=sequences,
+        tokens=int(info.get("max_total_num_tokens") or 0),
+    )  # fmt: skip
 
 
 def _is_small(path: Path) -> bool:

@@ -1,9 +1,11 @@
 """Where a driver's SGLang comes from: started by the driver, or already running at a URL (see `vllm.launch`)."""
 
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
 from codec.errors import UsageError
+from node.engines.base import OPTIONS
 from node.engines.sglang.front import speak_for
 from node.engines.sglang.http import Api
 from node.engines.sglang.installed import Installed
@@ -27,7 +29,8 @@ class StartedSglang:
 
     @property
     def abilities(self) -> frozenset[str]:
-        return frozenset()
+        reads_texts = importlib.util.find_spec("tokenizers") is not None  # the driver finds stop texts
+        return frozenset({OPTIONS} if self.where.options and reads_texts else ())
 
     @property
     def kind(self) -> str:

@@ -51,7 +51,7 @@ def flags(folder: Path, port: int, ranks: int, cpu: bool) -> list[str]:
     """SGLang's flags for an engine that takes its weights from a replica."""
     out = ["--model-path", str(folder), "--served-model-name", SERVED_NAME, "--host", "127.0.0.1", "--port", str(port)]
     out += ["--load-format", "dummy", "--custom-weight-loader", LOADER]
-    out += ["--disable-overlap-schedule", "--skip-server-warmup", "--sleep-on-idle"]
+    out += ["--disable-overlap-schedule", "--skip-server-warmup", "--sleep-on-idle", "--incremental-streaming-output"]
     out += ["--tp-size", str(ranks)] if ranks > 1 else []
     if cpu:
         out += ["--device", "cpu", "--attention-backend", "torch_native", "--max-total-tokens", str(CPU_TOKENS)]

@@ -12,9 +12,10 @@ from codec import Layout
 from codec.layout import BLOCK_ELEMENTS
 from node.engines.base import EngineError, Version
 from node.engines.interface import SharedReplica
+from node.engines.room import NO_ROOM_TOLD, Room
 from node.engines.vllm.compatibility import tensors_of
 from node.engines.vllm.links import PluginLink
-from node.engines.vllm.plugin.swarm_vllm.messages import Did, Model
+from node.engines.vllm.plugin.swarm_vllm.messages import Did, Front, Model
 
 __all__ = ["FILL_WITHIN_S", "MAP_WITHIN_S", "Attached", "Staged", "give_weights"]
 
@@ -43,6 +44,12 @@ class Attached:
     @property
     def layout(self) -> Layout:
         return self.shared.layout
+
+    @property
+    def room(self) -> Room:
+        """How much it generates at a time; nothing is known of one whose plugin is older."""
+        hello = self.front.hello
+        return Room(hello.sequences, hello.tokens) if isinstance(hello, Front) else NO_ROOM_TOLD
 
     def unreadable(self, loaded: Mapping[str, str], program: str) -> str:
         """Why the weights cannot be read back; empty: they can. `loaded`: why tensors cannot be written in place, by

@@ -44,6 +44,7 @@ from node.engines.interface import (
     WeightPatch,
 )  # fmt: skip
 from node.engines.judgement import Claim, Judgement
+from node.engines.room import NO_ROOM_TOLD, Room
 from node.engines.vllm.adapters import VllmAdapters, adapter_flags, version_name
 from node.engines.vllm.attached import FILL_WITHIN_S, MAP_WITHIN_S, Attached, Staged, give_weights
 from node.engines.vllm.classes import Classes
@@ -128,6 +129,11 @@ class VllmEngine(BackgroundEngine):
         """See `Engine`. With a draft model vLLM draws by random numbers of its own, and not by all options."""
         drafts = self._attachment is not None and self._attachment.shared.draft is not None
         return (frozenset() if drafts else self._can) | (self._measured or frozenset())
+
+    @property
+    def room(self) -> Room:  # type: ignore[override]
+        """See `Engine`."""
+        return NO_ROOM_TOLD if self._attachment is None else self._attachment.room
 
     @property
     def classes(self) -> Classes:

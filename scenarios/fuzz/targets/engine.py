@@ -15,9 +15,10 @@ import trio.testing
 from codec.adapter import AdapterConfig, AdapterModule
 from codec.errors import PeerError, SwarmError
 from node.engines.base import Prompt
-from node.engines.host import EngineHost, EngineSpec, ReplicaRef
+from node.engines.host import EngineHost, EngineSpec
 from node.engines.judgement import Claim
 from node.engines.messages import FromEngine
+from node.engines.replica_ref import ReplicaRef
 from node.ipc.channel import ChannelClosed
 from node.ledger.packing import pack_floats, pack_tokens
 from scenarios.fuzz.inputs.fields import Kind

@@ -15,6 +15,7 @@ import trio
 from node.engines.base import BASE_VERSION, Completion, Prompt, SamplingParams, Span, Version
 from node.engines.host import Commitment, Counts, EngineFailed
 from node.engines.judgement import Claim, Judgement
+from node.engines.room import NO_ROOM_TOLD, Room
 
 __all__ = ["ModelledEngine", "empty_patch"]
 
@@ -44,6 +45,7 @@ class ModelledEngine:
     version: Version = BASE_VERSION
     preemptible: bool = True
     continuous_batching: bool = True
+    room: Room = NO_ROOM_TOLD
     scores: bool = False
     abilities: frozenset[str] = frozenset()
     adapters: dict[str, Version] = field(default_factory=dict)

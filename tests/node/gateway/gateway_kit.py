@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from codec.sign import Key
 from node.engines.base import ABILITIES, JUDGES, STRUCTURES, TOP_LOGPROBS, Completion, DrawnTokens, Span
 from node.engines.host import Commitment, EngineFailed
+from node.engines.room import NO_ROOM_TOLD
 from node.engines.texts import StopText
 from node.gateway import Gateway
 from node.ledger.book import Book
@@ -58,6 +59,7 @@ class EchoEngine:
         self.seconds = seconds
         self.version, self.root = (0, 0), ROOT
         self.ready, self.preemptible, self.continuous_batching, self.scores = True, True, False, False
+        self.room = NO_ROOM_TOLD
         self.abilities, self.kind = ABILITIES - {JUDGES, STRUCTURES, TOP_LOGPROBS}, "echo"
         self.adapters: dict[str, tuple[int, int]] = {}
         self.drawn: list[tuple[int, ...]] = []

@@ -209,8 +209,12 @@ async def test_other_errors_have_their_codes(tmp_path: Path):
             with pytest.raises(BadRequestError, match="no tools"):
                 await client.chat.completions.create(model="policy", messages=[{"role": "tool", "content": "x"}])
             image = {"type": "image_url", "image_url": {"url": "x"}}
-            with pytest.raises(BadRequestError, match="only text"):
-                await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": [image]}])
+            said = {"type": "text", "text": "What is this?"}
+            with pytest.raises(BadRequestError, match="'image_url': nodes generate from token ids alone") as caught:
+                await client.chat.completions.create(
+                    model="policy", messages=[{"role": "user", "content": [said, image]}]
+                )
+            assert caught.value.param == "messages[0].content[1]"
 
         await with_client(url, use_with_nodes, api_key="sesame")
 

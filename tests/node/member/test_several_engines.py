@@ -75,7 +75,7 @@ async def start(swarm: Swarm, *hosts: TimedHost, batch: int = 4) -> EngineGroup:
     group = EngineGroup(cast(list[EngineHost], list(hosts)))
     await swarm.nursery.start(group.run)
     await swarm.add_node(1, rate=0.0, engine=group, capacity=2 * batch, batch=batch)
-    swarm.worker(1).engines = len(hosts)
+    swarm.worker(1).batch.engines = len(hosts)
     return group
 
 

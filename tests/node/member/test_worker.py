@@ -11,6 +11,7 @@ from work_kit import SAMPLING, TOKENS, Swarm, TimedEngine, collect, gid, head, r
 
 from codec.sign import Key
 from node.engines.base import Completion, Prompt, Span
+from node.engines.room import Room
 from node.ledger.binding import Binding
 from node.ledger.messages import Reason, SignedRollout, WorkRequest, decode, encode, open_rollout
 
@@ -117,6 +118,18 @@ async def test_with_continuous_batching_no_row_waits_for_the_longest_sequence(sw
         )
         asked = [decode(body) for _, body in swarm.wire.bodies[before:]]
         assert sum(isinstance(message, WorkRequest) for message in asked) < 0.85 * 160, "fewer requests than samples"
+
+
+async def test_a_server_that_runs_more_sequences_gets_them(swarm, autojump_clock):
+    service = await swarm.start_service()
+    engine = ContinuousEngine()
+    engine.room = Room(sequences=64, tokens=64_000)
+    await swarm.add_node(1, 0.0, capacity=32, batch=16, engine=engine)
+    session = service.open("s", Binding(4, SAMPLING))
+    assert_whole(await collect(service, session, 10), 4)
+    assert engine.most <= 64
+    assert_whole(await collect(service, session, 60, first=100), 4)
+    assert engine.most == 64
 
 
 async def test_a_single_request_goes_to_the_fastest_waiting_node(swarm, autojump_clock):

@@ -47,6 +47,16 @@ def test_text_and_chat_messages_become_the_same_tokens_as_at_the_gateway(base: P
     assert tokens.of(messages) == text.encode(rendered, special=False)
 
 
+def test_content_in_parts_is_one_text_and_images_are_one_bad_prompt(base: Path):
+    parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
+    assert Tokens(base).of([{"role": "user", "content": parts}]) == ids("user:hi;assistant:")
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    with pytest.raises(
+        BadPrompt, match=r"messages\[1\].content\[0\] is 'image_url': nodes generate from token ids alone"
+    ):
+        Tokens(base).of([{"role": "system", "content": "x"}, {"role": "user", "content": [image]}])
+
+
 def test_messages_that_the_template_refuses_are_one_bad_prompt(base: Path):
     with pytest.raises(BadPrompt, match="chat template refuses these messages: no tools"):
         Tokens(base).of([{"role": "tool", "content": "x"}])

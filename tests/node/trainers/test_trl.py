@@ -9,10 +9,12 @@ from node.status.query import ask
 
 pytestmark = pytest.mark.slow
 STEPS = 3
+GATEWAY = ("--model-name", "{base}", "--inexact-seeds")
+"""TRL calls the model by its folder. It sends a seed with each request, which vLLM and SGLang cannot repeat exactly."""
 
 
 def test_trl_trains_on_the_swarm(tmp_path: Path) -> None:
-    with drawing(tmp_path, "--model-name", "{base}") as (swarm, base, url):  # TRL's name for the model
+    with drawing(tmp_path, *GATEWAY) as (swarm, base, url):
         report = train(swarm, "trl_run.py", swarm.home("seed"), base, url, STEPS, tmp_path / "out")
         assert report["steps"] == STEPS
         # one at the start of training, which changes nothing, and one per step
@@ -27,7 +29,7 @@ def test_trl_trains_on_the_swarm(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_trl_trains_an_adapter_on_the_swarm(tmp_path: Path) -> None:
     room = ("--adapters", "2", "--adapter-rank", "8")
-    with drawing(tmp_path, "--model-name", "{base}", seed=room) as (swarm, base, url):
+    with drawing(tmp_path, *GATEWAY, seed=room) as (swarm, base, url):
         before = swarm.seed_status().parts
         report = train(swarm, "trl_run.py", swarm.home("seed"), base, url, STEPS, tmp_path / "out", "math")
         assert report["steps"] == STEPS

@@ -6,6 +6,7 @@ With ADAPTER it trains a LoRA adapter, which is published under this name. JSON 
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,25 +39,27 @@ class Comparing(TrainerCallback):
         self.rows.append(row | {"root": root, "live": live})
 
 
-def main() -> None:
+def train(load: Callable[[str], tuple[Any, Any]] = lambda base: (base, AutoTokenizer.from_pretrained(base))) -> None:
+    """Train, and print the report. `load(base)`: the trainer's model, and the tokenizer."""
     home, base, steps, out, lost, stays, *more = sys.argv[1:]
     adapter = more[0] if more else None
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(base)
+    model, tokenizer = load(base)
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     prompts = [[{"role": "user", "content": p}] for p in ("dbca=", "acbd=", "bdac=", "cadb=")] * 16
+    named = isinstance(model, str)
     arguments = GRPOConfig(
         output_dir=out, max_steps=int(steps), num_generations=4, max_completion_length=8, temperature=1.0, beta=0.0,
         per_device_train_batch_size=32, gradient_accumulation_steps=1, learning_rate=1e-4, report_to=[], use_cpu=True,
-        bf16=False, logging_steps=1, save_strategy="no", model_init_kwargs={"dtype": "float32"},
+        bf16=False, logging_steps=1, save_strategy="no", model_init_kwargs={"dtype": "float32"} if named else None,
     )  # fmt: skip
     with Swarm.attach(home=home, start=False, max_lag=0) as swarm:
         rollouts = SwarmRollouts(swarm, adapter=adapter)
         swarm.rollouts = killing = Killing(swarm, int(lost))
         comparing = Comparing(rollouts, Path(base), Path(out), Path(stays))
         trainer = GRPOTrainer(
-            model=base,
+            model=model,
             reward_funcs=reward_sorted,
             args=arguments,
             train_dataset=Dataset.from_dict({"prompt": prompts}),
@@ -71,4 +74,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    train()

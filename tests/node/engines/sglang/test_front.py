@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tokenizers import Tokenizer, decoders, models
 
 from codec.errors import UsageError
 from node.engines.base import EngineError
@@ -28,6 +29,7 @@ from node.engines.vllm.plugin.swarm_vllm.messages import (
     Generated,
     Judge,
     Open,
+    Options,
     Score,
     Scored,
 )  # fmt: skip
@@ -215,6 +217,97 @@ def test_completions_come_back_with_the_versions_of_their_tokens(sglang: Sglang,
     ((_, body),) = sglang.asked
     assert body["sampling_params"][1]["sampling_seed"] == 4
     assert body["sampling_params"][0]["stop_token_ids"] == [2]
+
+
+def test_tokens_are_told_as_they_are_drawn(sglang: Sglang, tmp_path: Path):
+    sglang.info |= {"incremental_streaming_output": True}
+    sglang.lines = [
+        line(0, [9], None, [("0.1", 0, 1)]),
+        line(1, [8], None, [("0.1", 0, 1)]),
+        line(0, [7, 6], None, [("0.1", 0, 3)]),
+        line(1, [2], "stop", [("0.1", 0, 2)]),
+        line(0, [5], "length", [("0.1", 0, 3), ("0.2", 3, 4)]),
+    ]
+    listener = Listener(tmp_path / "s", lambda why: None, "SGLang")
+    speak_for(Api(sglang.url), listener.path, fill=True)
+    front, told = listener.next(WITHIN_S), []
+    asked = front.ask(lambda n: msgspec.structs.replace(generating(n), streamed=True), on_progress=told.append)
+    done = asked.result(WITHIN_S)
+    listener.close()
+    assert isinstance(front.hello, Front)
+    assert front.hello.tells
+    assert [output.token_ids for output in done.outputs] == [(9, 7, 6, 5), (8, 2)]
+    assert done.outputs[0].spans == (("0.1", 0, 3), ("0.2", 3, 4))
+    assert [(one.counts, one.drawn) for one in told] == [
+        ((1, 0), ((0, 0, (9,), (-0.5,)),)),
+        ((1, 1), ((1, 0, (8,), (-0.5,)),)),
+        ((3, 1), ((0, 1, (7, 6), (-0.5, -0.5)),)),
+    ], "the last tokens come with the completions"
+    assert sglang.asked[0][1]["sampling_params"][0]["stream_interval"] == 1
+
+
+def test_an_sglang_that_repeats_itself_tells_no_tokens(sglang: Sglang, front: PluginLink):
+    sglang.lines = [line(i, [9, 8][:n], "length" if n == 2 else None, [("0.1", 0, n)]) for n in (1, 2) for i in (0, 1)]
+    assert [one.token_ids for one in front.get(generating, Generated, WITHIN_S).outputs] == [(9, 8)] * 2
+    assert isinstance(front.hello, Front)
+    assert not front.hello.tells
+    assert sglang.asked[0][1]["sampling_params"][0]["stream_interval"] > 1
+
+
+def test_options_travel_with_each_request_and_a_stop_text_ends_it(sglang: Sglang, tmp_path: Path):
+    tokenizer = Tokenizer(models.WordLevel({letter: i for i, letter in enumerate("abcdefghij")}, unk_token="a"))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    sglang.info |= {"incremental_streaming_output": True, "model_path": str(tmp_path)}
+    sglang.lines = [
+        line(0, [9, 3], None, [("0.1", 0, 2)]),
+        line(1, [8], None, [("0.1", 0, 1)]),
+        line(0, [4, 5, 6], None, [("0.1", 0, 4), ("0.2", 4, 5)]),
+        line(0, [7], None, []),
+        line(1, [3, 4], "length", [("0.1", 0, 3)]),
+        line(0, [7], "abort", [("0.1", 0, 3), ("0.2", 3, 7)]),
+    ]
+    listener = Listener(tmp_path / "s", lambda why: None, "SGLang")
+    speak_for(Api(sglang.url), listener.path, fill=True)
+    front = listener.next(WITHIN_S)
+    options = Options(stop_texts=("ef",), min_tokens=2, top_k=3)
+    done = front.get(lambda n: msgspec.structs.replace(generating(n), options=options), Generated, WITHIN_S)
+    listener.close()
+    assert [output.token_ids for output in done.outputs] == [(9, 3, 4, 5), (8, 3, 4)]
+    assert [output.finish for output in done.outputs] == ["stop", "length"]
+    assert done.outputs[0].spans == (("0.1", 0, 3), ("0.2", 3, 4))
+    assert sglang.asked[1] == ("/abort_request", {"rid": sglang.asked[0][1]["rid"][0]})
+    assert len(sglang.asked) == 2
+    asked = sglang.asked[0][1]["sampling_params"][1]
+    assert json.loads(asked["custom_params"]["swarm"]) == {"stop_texts": ["ef"], "min_tokens": 2, "top_k": 3}
+    assert asked["stream_interval"] == 1
+    assert "top_k" not in asked
+
+
+def test_stop_texts_need_the_checkpoints_tokenizer(sglang: Sglang, front: PluginLink):
+    with pytest.raises(PluginFailed, match=r"no tokenizer\.json"):
+        front.get(
+            lambda n: msgspec.structs.replace(generating(n), options=Options(stop_texts=("a",))), Generated, WITHIN_S
+        )
+    assert not sglang.asked
+
+
+@pytest.mark.parametrize(
+    ("states", "room"),
+    [
+        ([{"effective_max_running_requests_per_dp": 48}], (48, 9000)),
+        ([{"effective_max_running_requests_per_dp": 4096}], (256, 9000)),
+        ([], (0, 9000)),
+    ],
+)
+def test_it_says_how_much_it_runs_at_a_time(sglang: Sglang, tmp_path: Path, states: list[Any], room: tuple[int, int]):
+    sglang.info |= {"internal_states": states, "max_total_num_tokens": 9000}
+    listener = Listener(tmp_path / "s", lambda why: None)
+    speak_for(Api(sglang.url), listener.path, fill=False)
+    hello = listener.next(WITHIN_S).hello
+    listener.close()
+    assert isinstance(hello, Front)
+    assert (hello.sequences, hello.tokens) == room
 
 
 @pytest.mark.parametrize(

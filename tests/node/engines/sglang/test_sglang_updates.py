@@ -3,9 +3,11 @@
 import http.client
 import json
 import math
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 from engine_contract import EngineContract, Subject
 
 from codec import write_checkpoint
-from node.engines.base import EngineError, Prompt, SamplingParams
+from node.engines.base import STREAMS, DrawnTokens, EngineError, Prompt, SamplingParams
 from node.engines.interface import Engine, WeightPatch
 from node.engines.sglang.engine import SglangEngine
 from node.engines.vllm.links import Listener
@@ -96,6 +98,31 @@ def test_the_same_seed_draws_the_same_tokens_in_any_batch(one):
     beside = one.generate([Prompt(PROMPT, i) for i in range(5)], sampling)
     assert beside[3].token_ids[:4] == alone.token_ids[:4]  # rounding may differ between batches of different sizes
     assert len({completion.token_ids for completion in beside}) == 5
+
+
+def test_it_tells_tokens_as_they_are_drawn_and_how_much_it_runs_at_a_time(one):
+    told: list[tuple[int, DrawnTokens]] = []
+    ended = threading.Event()
+    found: list[Any] = []
+    sampling = SamplingParams(max_tokens=40, seed=3)
+
+    def done(_: int, outcome: Any) -> None:
+        found.append(outcome)
+        ended.set()
+
+    assert STREAMS in one.engine.abilities
+    one.engine.begin(
+        10**6, [Prompt(PROMPT, 0), Prompt(PROMPT, 1)], sampling, done, "", lambda _, rows: told.extend(rows)
+    )
+    assert ended.wait(WITHIN_S)
+    for i, completion in enumerate(found[0]):
+        mine = [tokens for index, tokens in told if index == i]
+        begun = [token for tokens in mine for token in tokens.token_ids]
+        assert len(begun) > 30, "the last ones come with the completion"
+        assert tuple(begun) == completion.token_ids[: len(begun)]
+        assert max(len(tokens.token_ids) for tokens in mine) < 20
+    room = one.engine.room
+    assert (room.sequences, room.tokens > 2048) == (8, True)
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 1.0), (1.3, 0.8), (0.0, 1.0)])

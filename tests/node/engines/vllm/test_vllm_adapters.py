@@ -22,8 +22,9 @@ from codec import Checkpoint, Layout, Replica
 from codec.adapter import AdapterModule, AdapterSlots
 from codec.errors import UsageError
 from node.engines.base import ADAPTERS, Completion, EngineError, Prompt, SamplingOptions, SamplingParams
-from node.engines.host import EngineHost, ReplicaRef
+from node.engines.host import EngineHost
 from node.engines.judgement import Claim
+from node.engines.replica_ref import ReplicaRef
 from node.engines.server_specs import specs_of
 from node.engines.vllm.adapters import adapter_flags
 from node.settings.config import JoinConfig

@@ -11,7 +11,8 @@ import trio
 from codec import Checkpoint, Replica, write_patch
 from node.engines.base import Prompt, SamplingParams
 from node.engines.group import EngineGroup
-from node.engines.host import EngineFailed, EngineHost, EngineLost, ReplicaRef
+from node.engines.host import EngineFailed, EngineHost, EngineLost
+from node.engines.replica_ref import ReplicaRef
 from node.engines.server_specs import specs_of
 from node.settings.config import JoinConfig
 from scenarios.engines.engine_bench import SMALL

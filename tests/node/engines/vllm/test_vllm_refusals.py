@@ -14,8 +14,9 @@ import trio
 from codec import Checkpoint, Replica, write_checkpoint, write_patch
 from codec.errors import UsageError
 from node.engines.base import EngineError, Prompt, SamplingParams
-from node.engines.host import EngineHost, ReplicaRef
+from node.engines.host import EngineHost
 from node.engines.interface import WeightPatch
+from node.engines.replica_ref import ReplicaRef
 from node.engines.server_specs import specs_of
 from node.engines.vllm.installed import installed
 from node.engines.vllm.server import environment

@@ -5,6 +5,7 @@ Modules:
 - `calls`: What the driver asks of the ranks between two steps
 - `cuts`: Which tokens top-k, top-p and min-p leave
 - `drawing`: Whether and by which seeds the swarm's sampler draws
+- `options`: What the options of the driver's requests do to logits
 - `rank`: A scheduler process's side
 - `requests`: Ends and prefixes of requests
 - `rids`: The ids of the driver's requests
@@ -25,8 +26,9 @@ def register() -> None:
 
     A hook is SGLang's own way for a plugin to be called (`HookRegistry`).
     """
-    from . import drawing, requests, scores
+    from . import drawing, options, requests, scores
 
     drawing.hook()
+    options.hook()
     requests.hook()
     scores.hook()

@@ -1,9 +1,12 @@
-"""The ids of the driver's requests, by which the plugin knows them. Both ends import it; it needs nothing."""
+"""The ids of the driver's requests, by which the plugin knows them, and the name of their options. Both ends import it;
+it needs nothing."""
 
-__all__ = ["OURS", "scoring", "widest"]
+__all__ = ["OPTIONS", "OURS", "scoring", "widest"]
 
 OURS = "swarm-"
 """Ids of requests of the driver's that draw begin with it."""
+OPTIONS = "swarm"
+"""In SGLang's `custom_params`: the options of a request, as JSON of `swarm_vllm.messages.Options`."""
 _SCORES = "swarm-score:"
 
 

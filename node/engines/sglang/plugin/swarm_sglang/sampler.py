@@ -16,6 +16,7 @@ from sglang.srt.layers.sampler import Sampler
 from swarm_vllm.noise import draw, places
 
 from .cuts import cut
+from .options import reshape_rows
 
 __all__ = ["SwarmSampler"]
 
@@ -46,6 +47,11 @@ class SwarmSampler(Sampler):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self.output_logprob_processor.drawn = None
         return super().forward(*args, **kwargs)
+
+    def _preprocess_logits(self, logits: torch.Tensor, sampling_info: Any) -> torch.Tensor:
+        logits = super()._preprocess_logits(logits, sampling_info)
+        reshape_rows(logits, sampling_info.temperatures)
+        return logits
 
     def _sample_from_probs(
         self, probs: torch.Tensor, sampling_info: Any, positions: torch.Tensor, simple_sampling_case: bool

@@ -335,6 +335,7 @@ def _facts(config: Any, state: Any, learned: dict[str, str] | None) -> Front:
         vocabulary=model.get_vocab_size(), longest=model.max_model_len,
         adapters=0 if config.lora_config is None else config.lora_config.max_loras - 2, experts=_experts(config),
         tells=True, tops=True, structures=not model.skip_tokenizer_init,
+        sequences=config.scheduler_config.max_num_seqs, tokens=config.cache_config.kv_cache_size_tokens or 0,
     )  # fmt: skip
 
 

@@ -300,7 +300,8 @@ class Front(msgspec.Struct, frozen=True, tag="front"):
     `vocabulary`: the number of token ids. `longest`: tokens that a sequence may have, prompt included. `adapters`: how
     many it can serve at a time; 0: none, or it is older. `experts`: of each layer, if it can tell routes; otherwise 0.
     `tells`: it knows `Generate.streamed`. `tops`: it knows `Options.top_logprobs`. `structures`: it knows
-    `Options.structure`.
+    `Options.structure`. `sequences`: that it continues side by side. `tokens`: of all of them together, for which it
+    has room; 0: it does not say.
     """
 
     pid: int
@@ -320,6 +321,8 @@ class Front(msgspec.Struct, frozen=True, tag="front"):
     tells: bool = False
     tops: bool = False
     structures: bool = False
+    sequences: int = 0
+    tokens: int = 0
 
 
 class Rank(msgspec.Struct, frozen=True, tag="rank"):
