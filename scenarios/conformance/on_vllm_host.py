@@ -26,6 +26,8 @@ from typing import Any
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 KV_CACHE_BYTES = 64 << 20
+OF_STEPS = ("kv_cache", "topk_ids")
+"""Names of tensors that each step writes before it reads them: caches, and the experts that a router chose."""
 FLAGS: dict[str, Any] = {
     "skip_tokenizer_init": True, "enforce_eager": True, "max_model_len": 64, "max_num_seqs": 4,
     "kv_cache_memory_bytes": KV_CACHE_BYTES, "logprobs_mode": "processed_logprobs",
@@ -50,7 +52,7 @@ def _model(llm: Any) -> Any:
 
 def _digests(llm: Any) -> dict[str, str]:
     """Return a digest of every tensor that the model computes with, by its path: those of its modules, and those that
-    the helper objects of modules keep, such as an attention's. Key-value caches are left out."""
+    the helper objects of modules keep, such as an attention's. What steps write (`OF_STEPS`) is left out."""
     found: dict[str, str] = {}
     for prefix, module in _model(llm).named_modules():
         found |= _held({**vars(module), **module._parameters, **module._buffers}, prefix, 2)
@@ -63,7 +65,7 @@ def _held(owned: dict[str, Any], path: str, deep: int) -> dict[str, str]:
 
     found: dict[str, str] = {}
     for name, value in owned.items():
-        if name.startswith("kv_cache"):
+        if name.startswith(OF_STEPS):
             continue
         if isinstance(value, torch.Tensor):
             if value.numel() and value.device.type != "meta":
